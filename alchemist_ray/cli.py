@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
+import signal
 import subprocess
 import sys
 
@@ -50,13 +53,31 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] not in COMMANDS:
         return _usage(argv)
     module = COMMANDS[argv[0]][0]
-    if module == "ali":  # in a process of its own: alchemist_ray must not import ali (needs MPI)
-        return subprocess.call([sys.executable, "-m", "ali", *argv])
     try:
-        return int(importlib.import_module(module).main(argv))
+        if module == "ali":  # a process of its own: alchemist_ray must not import ali (needs MPI)
+            return subprocess.call([sys.executable, "-m", "ali", *argv])
+        code = int(importlib.import_module(module).main(argv))
+        sys.stdout.flush()
     except AlchemistError as error:
         sys.stderr.write(f"alchemist: {type(error).__name__}: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        if not _output_is_unread():
+            raise
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _output_is_unread() -> bool:
+    """Whether stdout's reader has gone (``alchemist logs NAME | head``); then it is given up."""
+    poller = select.poll()
+    poller.register(sys.stdout, 0)  # asks for errors only
+    if not poller.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+    return True
 
 
 def _usage(argv: list[str]) -> int:

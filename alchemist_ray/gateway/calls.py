@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections import deque
+from concurrent.futures import Future
 from typing import Any
 
 from alchemist_ray.gang.connection import GangConnection
@@ -25,17 +27,36 @@ class CallFuture(Future[Any]):
 
 
 class GatewayCalls:
-    """The calls of one connection that run in the background."""
+    """The calls of one connection that run in the background.
+
+    Python waits at its end for the threads of a `ThreadPoolExecutor`, and so for the calls.
+    """
 
     def __init__(self, connection: GangConnection) -> None:
         self._connection = connection
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="alchemist-calls")
+        self._lock = threading.Lock()  # guards what follows
+        self._waiting: deque[tuple[CallFuture, Body]] = deque()
+        self._threads = 0
 
     def call(self, body: Body) -> CallFuture:
         """Start a routine call."""
         future = CallFuture()
-        self._pool.submit(self._run, future, body)
+        with self._lock:
+            self._waiting.append((future, body))
+            more = self._threads < THREADS
+            self._threads += more
+        if more:
+            threading.Thread(target=self._serve, name="alchemist-calls", daemon=True).start()
         return future
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                future, body = self._waiting.popleft()
+            self._run(future, body)
 
     def _run(self, future: CallFuture, body: Body) -> None:
         if not future.set_running_or_notify_cancel():

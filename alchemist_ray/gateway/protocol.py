@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ WINDOW = 4  # chunks that are sent before the first is acknowledged
 MAX_STREAMS = 4  # data connections of one transfer
 PART_NBYTES = 4 << 20  # 4 MiB of a file in one frame
 MAP_LIMIT = 16 << 20  # 16 MiB: largest map that a gateway accepts from a client
+FINGERPRINT = re.compile(r"([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}")
 SCOPES = ("call", "run_code", "files", "admin")
 
 
@@ -79,10 +81,13 @@ def _checked(options: Mapping[str, str], host: str, text: str) -> dict[str, Any]
                 found["tls"] = value == "on"
             case "streams", ("1" | "2" | "3" | "4"):
                 found["streams"] = int(value)
-            case "fingerprint", _:
+            case "fingerprint", _ if FINGERPRINT.fullmatch(value):
                 found["fingerprint"] = value.lower().replace(":", "")
-            case "cafile", _:
+            case "cafile", _ if value:
                 found["cafile"] = value
+            case (("fingerprint" | "cafile"), _):  # e.g. of a variable that is not set
+                wanted = "a file" if key == "cafile" else "64 hexadecimal digits"
+                raise SessionError(f"{text!r}: {key} must be {wanted}; got {value!r}")
             case _:
                 raise SessionError(
                     f"{text!r}: unknown option {key}={value}; options are tls=on|off, streams=1 to "

@@ -232,15 +232,16 @@ def _welcome_timeout_s(fields: Body) -> float:
 def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[socket.socket, bytes]:
     """A connected socket, and the digest of the certificate at its other end."""
     host = address.host
+    context = _context(address) if address.tls else None
     try:
         raw = socket.create_connection((host, address.port), timeout=CONNECT_TIMEOUT_S)
     except TimeoutError as error:  # another attempt would take as long
         raise OSError(f"no answer in {CONNECT_TIMEOUT_S:g} s") from error
     try:
         sockets.tune(raw, keepalive)
-        if not address.tls:
+        if context is None:
             return raw, b""
-        sock = TlsSocket(raw, _context(address), server_hostname=host)
+        sock = TlsSocket(raw, context, server_hostname=host)
         raw = sock
         sock.do_handshake()
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # nothing listens behind a port that does
@@ -272,7 +273,11 @@ def _context(address: GatewayAddress) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if address.cafile:
-        context.load_verify_locations(address.cafile)
+        try:
+            context.load_verify_locations(address.cafile)
+        except OSError as error:
+            words = f"cafile={address.cafile} of {address} has no usable certificates: {error}"
+            raise Failure("AuthError", words) from None
     else:  # the proof of the token covers the certificate: see `credentials`
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -62,6 +62,17 @@ class JobCluster:
     container: list[str]
     settings: dict[str, str]
 
+    def keeper_runs_here(self) -> bool:
+        """Return whether the keeper runs on this node: its number may be another process's now."""
+        if self.keeper_host != os.uname().nodename:
+            return False
+        process = Path(f"/proc/{self.keeper_pid}")
+        try:
+            words = (process / "cmdline").read_bytes()
+            return process.stat().st_uid == os.geteuid() and b"alchemist" in words
+        except OSError:
+            return False
+
 
 class JobFolder:
     """A job's folder. `make` creates it with mode 700."""
@@ -128,7 +139,7 @@ class JobFolder:
         found = self.cluster()
         if found is None:
             return None
-        if found.keeper_host == os.uname().nodename and Path(f"/proc/{found.keeper_pid}").exists():
+        if found.keeper_runs_here():
             return found
         host, _, port = found.address.rpartition(":")
         try:

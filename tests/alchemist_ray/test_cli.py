@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,12 @@ def test_an_error_of_the_tree_is_a_line_and_a_one(cluster: str) -> None:
     lines = [line for line in done.stderr.splitlines() if line.startswith("alchemist: ")]
     assert [line.partition(" workers")[0] for line in lines] == ["alchemist: ResourceError: 1000"]
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as out:
+        words = [sys.executable, "-m", "alchemist_ray.cli", "slurm", "sites"]
+        done = subprocess.run(words, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -40,6 +41,17 @@ class Allocation:
     @property
     def cpus(self) -> int:
         return sum(node.cpus for node in self.nodes)
+
+
+def is_same_node(name: str, other: str) -> bool:
+    """Return whether two names mean the same node: they may differ in the domain."""
+    return name.partition(".")[0] == other.partition(".")[0]
+
+
+def is_this_node(name: str) -> bool:
+    """Return whether a name in the job's list of nodes means the node of this process."""
+    slurm = os.environ.get("SLURMD_NODENAME")
+    return name == slurm or is_same_node(name, os.uname().nodename)
 
 
 def current(env: Mapping[str, str]) -> Allocation:

@@ -232,11 +232,10 @@ def _fresh(name: str) -> Path:
 
 def _start_s() -> float:
     """Return the default time limit for Ray's start. Raises `JobError`."""
-    told = os.environ.get(START_VARIABLE) or START_S
     try:
-        return float(told)
-    except ValueError:
-        raise JobError(f"{START_VARIABLE}={told!r}: it must be a number of seconds") from None
+        return positive(os.environ.get(START_VARIABLE) or str(START_S))
+    except argparse.ArgumentTypeError as error:
+        raise JobError(f"{START_VARIABLE}, in seconds: it {error}") from None
 
 
 def _folder() -> JobFolder:
@@ -346,11 +345,14 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
         keeper = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-    while (address := folder.cluster()) is None:
-        if keeper.poll() is not None:
-            said = log.read_text(errors="replace").strip() if log.exists() else ""
-            raise JobError(f"Ray did not start:\n{said}")
-        time.sleep(POLL_INTERVAL_S)
+    try:
+        while (address := folder.cluster()) is None:
+            if keeper.poll() is not None:
+                raise JobError(f"Ray did not start:\n{log.read_text(errors='replace').strip()}")
+            time.sleep(POLL_INTERVAL_S)
+    except KeyboardInterrupt:  # the keeper is in a session of its own
+        keeper.terminate()
+        raise
     host, _, port = address.address.rpartition(":")
     settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in _to_join(folder, address).items())
     print(
@@ -368,8 +370,7 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
 
 def _to_join(folder: JobFolder, address: JobCluster) -> dict[str, str]:
     told = folder.environment(address, {})
-    del told[FOLDER_VARIABLE]
-    return told
+    return {name: value for name, value in told.items() if name != FOLDER_VARIABLE}
 
 
 def _stop(options: argparse.Namespace) -> int:
@@ -384,11 +385,10 @@ def _stop(options: argparse.Namespace) -> int:
             f"the keeper of this Ray runs on {address.keeper_host}: stop it there, or end its step "
             f"alchemist-ray (`squeue --steps` shows its number, scancel ends it)"
         )
-    try:
-        os.kill(address.keeper_pid, 15)
-    except ProcessLookupError:
+    if not address.keeper_runs_here():
         folder.clear()
         return 0
+    os.kill(address.keeper_pid, 15)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while folder.cluster() is not None:
         if time.monotonic() > deadline:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from alchemist_ray.deploy.slurm import ports, shared_nodes
-from alchemist_ray.deploy.slurm.allocation import Allocation, Node
+from alchemist_ray.deploy.slurm.allocation import Allocation, Node, is_this_node
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.deploy.slurm.supervisors import Supervisors
 from alchemist_ray.errors import JobError
@@ -105,8 +105,7 @@ class RayInJob:
         self._await(lambda: len(self._hello) == len(nodes), self._missing)
         self.warnings += shared_nodes.check(self._allocation, self._hello, self._site.nodes.shared)
         first = self._block()
-        here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        head = next((node for node in nodes if node.name == here), nodes[0])
+        head = next((node for node in nodes if is_this_node(node.name)), nodes[0])
         address = f"{self._hello[head.name]['ip']}:{first}"
         self._order_start(head, first, address, head=True)
         self._await(lambda: head.name in self._up, lambda: f"Ray's head on {head.name}")
@@ -213,6 +212,8 @@ class RayInJob:
                 raise JobError(
                     f"Ray did not start on {name}: exit code {body['code']}\n{body['said']}"
                 )
+            case "unknown":  # it was started by the job's step
+                raise JobError(f"a supervisor was started on another node: {body['why']}")
             case "lost":
                 raise JobError(f"{self._output()}\nnode {name} was lost while Ray was starting")
         return True

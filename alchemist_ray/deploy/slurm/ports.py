@@ -32,8 +32,8 @@ def block(job: str, attempt: int = 0) -> int:
 
     Jobs whose numbers differ by less than `BLOCKS` - `TRIES` never share a block.
     """
-    digits = re.search(r"\d+", job)
-    number = int(digits[0]) if digits else sum(job.encode())
+    digits = re.findall(r"\d+", job.partition(".")[0])  # PBS: 123.server, 123[4].server
+    number = sum(map(int, digits)) if digits else sum(job.encode())
     return FIRST + (number + attempt) % BLOCKS * BLOCK
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from alchemist_ray.deploy.slurm.allocation import is_this_node
 from alchemist_ray.deploy.slurm.keeper import RayInJob
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
 from alchemist_ray.deploy.slurm.supervisors import step_base
@@ -22,8 +23,7 @@ LEAST_GRACE_S = 5
 
 def command_on_head(command: Sequence[str], address: JobCluster) -> list[str]:
     """Return the command, as a step on the head's node if this is another node."""
-    here = (os.environ.get("SLURMD_NODENAME"), os.uname().nodename)
-    if address.head in here:
+    if is_this_node(address.head):
         return list(command)
     return [
         "srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={address.head}", "--mpi=none",

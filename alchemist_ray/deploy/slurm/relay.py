@@ -28,7 +28,7 @@ END_TIMEOUT_S = 4.0  # for a step to end after SIGTERM
 POLL_INTERVAL_S = 0.1
 OUTSIDE = ("PATH", "HOME", "USER")  # the caller's values are the image's
 LIMIT_NBYTES = 16 << 20  # of command and environment
-NO_PROGRAM = 127
+NO_PROGRAM, NOT_STARTED = 127, 126
 
 
 class Relay:
@@ -75,10 +75,14 @@ def _run(caller: socket.socket) -> int:
         if shutil.which(asked["argv"][0]) is None:
             os.write(err, f"no program {asked['argv'][0]} on {os.uname().nodename}\n".encode())
             return NO_PROGRAM
-        step = subprocess.Popen(
-            asked["argv"], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-            start_new_session=True,
-        )  # fmt: skip
+        try:
+            step = subprocess.Popen(
+                asked["argv"], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            os.write(err, f"{asked['argv'][0]} on {os.uname().nodename}: {error}\n".encode())
+            return NOT_STARTED
     finally:
         for fd in fds:
             os.close(fd)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -207,6 +209,23 @@ def parse(told: Mapping[str, Any], where: str, name: str) -> Site:
             )
     if not 0 < site.nodes.object_store < 1:
         raise SiteError(f"{where}: nodes.object_store must be between 0 and 1")
+    if site.job.spare_s < 0:
+        raise SiteError(f"{where}: job.spare_s must not be negative; got {site.job.spare_s}")
+    if wrong := [name for name in site.environment if not re.fullmatch(r"[A-Za-z_]\w*", name)]:
+        raise SiteError(f"{where}: environment: {wrong[0]!r} is not the name of a variable")
+    try:
+        site.job.nodes.format(nodes=1, cpus=1)
+    except (LookupError, ValueError, AttributeError):
+        raise SiteError(
+            f"{where}: job.nodes = {site.job.nodes!r}: only {{nodes}} and {{cpus}} are replaced"
+        ) from None
+    for key, command in (("nodes.start", site.nodes.start), ("mpi.command", site.mpi.command)):
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise SiteError(f"{where}: {key} = {command!r}: {error}") from None
+        if not words and key == "nodes.start":
+            raise SiteError(f"{where}: nodes.start must name a command")
     return site
 
 
@@ -234,7 +253,7 @@ def _value(kind: Any, value: Any, where: str, full: str) -> Any:
         return value
     if kind is bool and isinstance(value, bool):
         return value
-    if kind in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
+    if kind in (int, float) and isinstance(value, int | kind) and not isinstance(value, bool):
         return kind(value)
     if kind == tuple[str, ...] and isinstance(value, list) and _all_strings(value):
         return tuple(value)
@@ -243,7 +262,7 @@ def _value(kind: Any, value: Any, where: str, full: str) -> Any:
     wanted = {
         str: "a string",
         bool: "true or false",
-        int: "a number",
+        int: "a whole number",
         float: "a number",
         tuple[str, ...]: "a list of strings",
     }

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from alchemist_ray.deploy.slurm.allocation import Allocation
+from alchemist_ray.deploy.slurm.allocation import Allocation, is_same_node, is_this_node
 from alchemist_ray.deploy.slurm.node import NodeTask
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
@@ -110,11 +110,10 @@ class Supervisors:
 
     def _listen(self) -> str:
         nodes = self._allocation.nodes
-        here = os.uname().nodename
         with contextlib.suppress(JobError):  # a login host may lack the nodes' network
             if self._site.nodes.interface:
                 return self._open(address_of(self._site.nodes.interface, interfaces()))
-        other = next((node.name for node in nodes if node.name != here), nodes[0].name)
+        other = next((node.name for node in nodes if not is_this_node(node.name)), nodes[0].name)
         return self._open(address_towards(other))
 
     def _open(self, ip: str) -> str:
@@ -138,17 +137,19 @@ class Supervisors:
             self._events.put((name, {"op": "hello", **hello}))
             while True:
                 self._events.put((name, connection.recv().body))
-        except WireError:
+        except WireError as error:
             connection.close()
-            if name:
-                self._events.put((name, {"op": "lost"}))
+            self._events.put(
+                (name, {"op": "lost"} if name else {"op": "unknown", "why": str(error)})
+            )
 
     def _name_of(self, hello: Body) -> str:
         names = (str(hello["name"]), str(hello["hostname"]))
         for node in self._allocation.nodes:
-            if node.name in names or node.name.partition(".")[0] == names[1].partition(".")[0]:
+            if node.name in names or is_same_node(node.name, names[1]):
                 return node.name
-        raise WireError(f"{names[0]} is not a node of this job")
+        listed = ", ".join(node.name for node in self._allocation.nodes)
+        raise WireError(f"{' or '.join(dict.fromkeys(names))} is not a node of this job: {listed}")
 
     def tell(self, name: str, op: str, **fields: Any) -> None:
         """Send a command to a node; a lost node ignores it."""

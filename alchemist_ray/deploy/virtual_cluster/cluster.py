@@ -73,6 +73,24 @@ def up(options: Options, connect: str, limit_s: float) -> Path:
             f"there is a cluster {options.name!r} already ({folder}): `alchemist virtual-cluster "
             f"down --name {options.name}` ends it"
         ) from None
+    try:
+        keeper = _start(folder, options, connect, limit_s, names)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise JobError(f"the process that runs the guests cannot start: {error}") from None
+        raise
+    try:
+        _wait_up(folder, options, keeper, limit_s + START_S)
+    except BaseException:
+        down(options.name)
+        raise
+    return folder
+
+
+def _start(
+    folder: Path, options: Options, connect: str, limit_s: float, names: list[str]
+) -> subprocess.Popen[bytes]:
     with open(os.open(folder / host.TOKEN, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
     about = {"options": asdict(options), "connect": connect, "limit_s": limit_s, "hosts": names}
@@ -90,12 +108,7 @@ def up(options: Options, connect: str, limit_s: float) -> Path:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     (folder / KEEPER).write_text(f"{os.uname().nodename} {keeper.pid}\n")
-    try:
-        _wait_up(folder, options, keeper, limit_s + START_S)
-    except BaseException:
-        down(options.name)
-        raise
-    return folder
+    return keeper
 
 
 def _wait_up(

@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 FILE = "~/.config/alchemist/gateway/audit.log"
+MOST = 1000  # characters of a fact: clients choose some of them, in messages of up to 16 MiB
+
+
+def bounded(fact: Any) -> Any:
+    """A fact as it is, or the beginning of its text if that is long."""
+    text = fact if isinstance(fact, str) else repr(fact)
+    return fact if len(text) <= MOST else text[:MOST]
 
 
 class Audit:
@@ -33,8 +40,9 @@ class Audit:
     def write(self, event: str, **facts: Any) -> None:
         """One line: the time (UTC), the event, and its facts that are not None."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        given = {key: value for key, value in facts.items() if value is not None}
-        line = json.dumps({"time": now, "event": event, **given}, default=str)
+        given = {key: bounded(value) for key, value in facts.items() if value is not None}
+        entry = {"time": now, "event": bounded(event), **given}
+        line = json.dumps(entry, default=str, skipkeys=True)
         try:
             with self._lock:
                 self._file.write(line + "\n")

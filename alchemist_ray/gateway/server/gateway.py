@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,9 +40,11 @@ from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 MAX_LINKS = 4096  # authenticated connections
 MAX_LINKS_OF_USER = 1024
 MAX_DATA_LINKS = 256  # a thread and 4 MiB each
+MAX_ASKED = 100  # commands of a session's connection without an answer
 THREADS = 64  # for calls that wait for Ray
 WAIT_TIMEOUT_S = 10.0  # for a client's connection to its gang, and for the end of the gateway
 REFUSALS = ("AuthError", "ResourceError")  # of commands, for the metrics
+LOGGED_REFUSALS, LOGGED_S = 300, 60.0  # of strangers, in the audit log; in this time
 ACCEPT_PAUSE_S = 0.05  # when there are no file descriptors left
 
 T = TypeVar("T")
@@ -103,6 +106,8 @@ class Gateway:
         self._links: dict[Link, str] = {}  # user
         self._users: set[str] = set()  # with an attached client, when last measured
         self._data_links = 0
+        self._asked: Counter[Link] = Counter()
+        self._refusals, self._refusals_until = 0, 0.0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="alchemist-gateway")
         self._sessions = SessionCommands(self.in_thread)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,6 +141,7 @@ class Gateway:
         self._thread.join(WAIT_TIMEOUT_S)
         self._loop.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._tell_omitted()
         self.audit.close()
 
     async def _close(self) -> None:
@@ -167,7 +173,17 @@ class Gateway:
 
     def refused(self, link: Link, failure: Failure) -> None:
         metrics.count("alchemist_gateway_refusals_total", ("connection", failure.kind))
-        self.audit.write("refused", source=link.source, why=failure.message)
+        now = time.monotonic()
+        if now > self._refusals_until:
+            self._tell_omitted()
+            self._refusals, self._refusals_until = 0, now + LOGGED_S
+        self._refusals += 1
+        if self._refusals <= LOGGED_REFUSALS:  # else strangers could fill the disk
+            self.audit.write("refused", source=link.source, why=failure.message)
+
+    def _tell_omitted(self) -> None:
+        if self._refusals > LOGGED_REFUSALS:
+            self.audit.write("refused", omitted=self._refusals - LOGGED_REFUSALS)
 
     def admitted(self, link: Link, fields: Body) -> None:
         token = link.token
@@ -299,6 +315,10 @@ class Gateway:
         assert token is not None
         if frame.kind != Kind.COMMAND or type(body.get("id")) is not int:
             raise WireError("a session must send commands only, each with a number")
+        if self._asked[link] >= MAX_ASKED:
+            words = f"{MAX_ASKED} commands wait for an answer: send fewer"
+            raise Failure("ResourceError", words)
+        self._asked[link] += 1
 
         async def answer() -> None:
             result: Body
@@ -312,6 +332,8 @@ class Gateway:
             except (KeyError, TypeError, ValueError) as error:
                 words = f"{type(error).__name__}: {error}"
                 result = {"error": Failure("BadArgumentError", words).to_map()}
+            finally:
+                self._asked -= Counter([link])
             kind = result.get("error", {}).get("kind")
             if kind in REFUSALS:
                 metrics.count("alchemist_gateway_refusals_total", ("command", kind))

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from alchemist_ray.errors import AlchemistError, to_failure
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import rights
-from alchemist_ray.gateway.server.audit import Audit
+from alchemist_ray.gateway.server.audit import Audit, bounded
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.link import Link
 from alchemist_ray.gateway.server.tokens import Token
@@ -129,7 +129,7 @@ class Client:
             self._service.check_token(self.token)
             own = self.gang.user == self.token.user
             rights.check(self.token, body, own=own)
-            if len(self._calls) >= PENDING:
+            if len(self._calls) + len(self._tasks) >= PENDING:
                 raise Failure("GroupError", f"{PENDING} commands wait for an answer: send fewer")
         except Failure as failure:
             self._refused(body, failure)
@@ -157,7 +157,7 @@ class Client:
         except AlchemistError as error:
             result = to_failure(error)
         except (KeyError, TypeError, ValueError) as error:
-            result = Failure("GroupError", f"malformed command {body.get('op')!r}: {error!r}")
+            result = _malformed(body, error)
         if link is self._link:
             self._reply(ident, result)
 
@@ -165,8 +165,14 @@ class Client:
         link = self._link
         try:
             await self._service.check_quota(self.token, body)
-        except (Failure, AlchemistError) as error:
-            failure = error if isinstance(error, Failure) else to_failure(error)
+        except (Failure, AlchemistError, KeyError, TypeError, ValueError) as error:
+            match error:
+                case Failure():
+                    failure = error
+                case AlchemistError():
+                    failure = to_failure(error)
+                case _:
+                    failure = _malformed(body, error)
             self._refused(body, failure)
             if link is self._link:
                 self._reply(ident, failure)
@@ -301,12 +307,16 @@ class Client:
             )  # fmt: skip
 
 
+def _malformed(body: Body, error: Exception) -> Failure:
+    return Failure("GroupError", f"malformed command {body.get('op')!r}: {error!r}")
+
+
 def _facts(body: Body) -> Body:
     """The entry of a command in the audit log, without values."""
     logged = ("op", "library", "routine", "path", "shape", "name")
-    kept: Body = {key: body[key] for key in logged if key in body}
+    kept: Body = {key: bounded(body[key]) for key in logged if key in body}
     if isinstance(body.get("task"), dict):
-        kept["name"] = body["task"].get("name")
+        kept["name"] = bounded(body["task"].get("name"))
     return kept
 
 

@@ -110,7 +110,9 @@ class SessionCommands:
 
     async def _attached(self, token: Token, name: str, timeout_s: float) -> HostedGang:
         if name in self.gangs:
-            return self.gang_of(token, name)
+            known = self.gang_of(token, name)
+            if known.clients or not await self._in_thread(self._forget_if_ended, known):
+                return known
         gangs, connection = await self._in_thread(
             lambda: ray_gangs.attach(
                 name, min(timeout_s, 600.0), address=None, token=None,
@@ -133,13 +135,20 @@ class SessionCommands:
 
     def _forget_ended(self) -> None:
         """Detached gangs count for their user's quotas until they have ended. Blocks."""
-        for name, gang in list(self.gangs.items()):
+        for gang in list(self.gangs.values()):
             if not gang.clients:
-                try:
-                    gang.connection.ping()
-                except AlchemistError:
-                    self.gangs.pop(name, None)
-                    gang.close(end=False)
+                self._forget_if_ended(gang)
+
+    def _forget_if_ended(self, gang: HostedGang) -> bool:
+        """Whether a gang has ended: then another one may have its name. Blocks."""
+        try:
+            gang.connection.ping()
+        except AlchemistError:
+            if self.gangs.get(gang.name) is gang:
+                del self.gangs[gang.name]
+            gang.close(end=False)
+            return True
+        return False
 
     def _unused(self, gang: HostedGang) -> None:
         """A client that has asked for a gang did not attach to it."""

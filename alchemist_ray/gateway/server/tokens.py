@@ -7,11 +7,12 @@ created or revoked counts at once.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,25 +108,26 @@ class TokenFile:
         token = Token(ident, user, tuple(scopes), expires, ranks, gangs, nbytes)
         facts = {key: value for key, value in asdict(token).items() if key != "id"}
         keys = {key: value.hex() for key, value in asdict(verifier).items()}
-        self._write({**self._read(), ident: {**facts, **keys}})
+        with self._changing() as entries:
+            entries[ident] = {**facts, **keys}
         return text
 
     def revoke(self, ident: str) -> Token:
         """Remove a token. Raises `AuthError` if no token has this id."""
-        entries = dict(self._read())
-        if ident not in entries:
-            own = [key for key, facts in entries.items() if facts["user"] == ident]
-            hint = f"; those of user {ident} are {', '.join(own)}" if own else ""
-            raise AuthError(f"there is no token {ident!r} in {self.path}{hint}")
-        token = _token(ident, entries.pop(ident))
-        self._write(entries)
-        return token
+        with self._changing() as entries:
+            if ident not in entries:
+                own = [key for key, facts in entries.items() if facts["user"] == ident]
+                hint = f"; those of user {ident} are {', '.join(own)}" if own else ""
+                raise AuthError(f"there is no token {ident!r} in {self.path}{hint}")
+            return _token(ident, entries.pop(ident))
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
             found = self.path.stat()
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise AuthError(f"{self.path} cannot be read: {error}") from None
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         if stamp != self._stamp:
             # A Secret of Kubernetes belongs to root, and is readable by the group of the pod.
@@ -142,13 +144,31 @@ class TokenFile:
                 self._entries = content["tokens"]
             except (ValueError, KeyError, TypeError) as error:
                 raise AuthError(f"{self.path} is not a file of tokens: {error}") from None
+            except OSError as error:
+                raise AuthError(f"{self.path} cannot be read: {error}") from None
             self._stamp = stamp
         return self._entries
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[dict[str, dict[str, Any]]]:
+        """The entries, written when the caller has changed them; one process at a time.
+
+        Otherwise a token that is being created could bring back one that is revoked meanwhile.
+        """
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            entries = dict(self._read())
+            yield entries
+            self._write(entries)
+        finally:
+            os.close(lock)
 
     def _write(self, entries: dict[str, dict[str, Any]]) -> None:
         """Replace the file in one step."""
         folder = self.path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd, name = tempfile.mkstemp(dir=folder, prefix=".tokens-")  # mode 600
         try:
             with open(fd, "w") as file:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from alchemist_ray.gateway import protocol
 from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server.actor import GatewayInfo
+from tests.alchemist_ray.gateway.conftest import Client
 from tests.support.long import scaled
 from tests.support.traces import wait_until
 
@@ -182,3 +184,22 @@ def test_a_call_that_ran_at_the_cut_says_so_and_can_be_repeated(
         with pytest.raises(TransferError, match="repeat it"):
             running.result(40)
     assert als.run(lambda comm: comm.size) == 2
+
+
+def test_a_program_ends_while_its_call_is_under_way(client: Client, tmp_path: Path) -> None:
+    library = tmp_path / "slow.py"
+    library.write_text(
+        "import time\nfrom ali import Context, routine\n\n\n"
+        '@routine("wait")\ndef wait(ctx: Context) -> float:\n    """Waits."""\n'
+        "    time.sleep(60.0)\n    return 0.0\n"
+    )
+    begin = time.monotonic()
+    done = client(f"""
+        import time
+        from alchemist_ray import AlchemistSession
+        als = AlchemistSession(1)
+        waits = als.load_library("slow", {str(library)!r}).wait.remote()
+        time.sleep(1)
+    """)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begin < 50

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.cli import main
-from alchemist_ray.errors import AuthError, GroupFailedError, ResourceError, SessionError
+from alchemist_ray.errors import (
+    AlchemistError,
+    AuthError,
+    GroupFailedError,
+    ResourceError,
+    SessionError,
+)
 from alchemist_ray.gateway.server import rights
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.tokens import Token, TokenFile
@@ -193,3 +201,23 @@ def test_the_command_line_creates_lists_and_revokes_tokens(
     assert main(["token", *file, "revoke", ident]) == 1
     assert "there is no token" in capsys.readouterr().err
     assert main(["token", *file, "create", "a b"]) == 1
+
+
+def test_a_malformed_command_is_answered_also_where_bytes_are_counted(
+    gateway: GatewayInfo, tokens: TokenFile
+) -> None:
+    token = tokens.create("gina", ("call",), nbytes=1_000_000)
+    answers: SimpleQueue[BaseException | None] = SimpleQueue()
+    with AlchemistSession(1, address=gateway.address, token=token) as als:
+        body = {"op": "create", "shape": [2, 2], "dtype": "no dtype", "layout": "VC_STAR"}
+
+        def create() -> None:
+            try:
+                als.connection.request(body)
+                answers.put(None)
+            except AlchemistError as error:
+                answers.put(error)
+
+        Thread(target=create, daemon=True).start()
+        assert "malformed command 'create'" in str(answers.get(timeout=20))
+        assert als.send_matrix(np.eye(3)).fetch().sum() == 3

@@ -388,3 +388,19 @@ def test_sessions_inside_and_through_a_gateway_share_a_gang_in_one_process(
         assert np.array_equal(inside.matrix("A").fetch(), np.eye(3))
         assert float(inside.load_library("linalg").norm(A)) == pytest.approx(np.sqrt(3))
     AlchemistSession.stop_gang("thin-both")
+
+
+def test_the_name_of_a_gang_that_has_ended_can_be_used_again(
+    gateway: GatewayInfo, token: str
+) -> None:
+    there: dict[str, Any] = {"address": gateway.address, "token": token}
+    with AlchemistSession(1, **there, name="again", lifetime="detached"):
+        pass
+    AlchemistSession.stop_gang("again")  # in the cluster: the gateway is not told
+    with AlchemistSession(1, name="again", lifetime="detached") as inside:
+        try:
+            inside.send_matrix(np.ones((3, 3)), name="A")
+            with AlchemistSession.attach("again", **there) as als:
+                assert als.matrix("A").fetch().sum() == 9
+        finally:
+            AlchemistSession.stop_gang("again")

@@ -31,7 +31,7 @@ from alchemist_ray.deploy.virtual_cluster.options import (
     split_memory,
 )
 from alchemist_ray.deploy.virtual_cluster.settings import settings
-from alchemist_ray.errors import JobError
+from alchemist_ray.errors import JobError, LaunchError
 
 GOLDEN = Path(__file__).with_name("golden")
 # As on the report's machine: two processors; InfiniBand below the bridge.
@@ -365,6 +365,12 @@ def test_a_cluster_that_fails_leaves_nothing(
         cluster.up(options, "test:///default", limit_s=20.0)
     assert list(tmp_path.glob("state/*")) == []
     assert list(tmp_path.glob("alchemist-vc-*")) == []
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "2"}
+    for name, value in {**job, "PATH": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match="srun"):
+        cluster.up(options, "test:///default", limit_s=20.0)
+    assert list(tmp_path.glob("state/*")) == []
 
 
 if __name__ == "__main__":

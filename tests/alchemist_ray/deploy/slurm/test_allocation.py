@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alchemist_ray.deploy.slurm import allocation, ports
+from alchemist_ray.deploy.slurm import allocation, ports, program
 from alchemist_ray.deploy.slurm.allocation import MEBI, Node
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.hostlist import expand
 from alchemist_ray.runtime import network
+from alchemist_ray.runtime.batch_job import JobCluster
 from mpi_workers.wire.interfaces import interfaces
 
 JOB = {
@@ -113,3 +115,18 @@ def test_the_interface_by_name_or_by_the_way() -> None:
     assert network.local_address([], "tcp:127.0.0.1:1") == "127.0.0.1"
     with pytest.raises(JobError, match="has no route to"):
         network.address_towards("no.such.host.invalid")
+
+
+def test_a_list_of_nodes_may_name_the_domain() -> None:
+    """PBS lists nodes as its server knows them: the program needs no srun to run on this one."""
+    for name in (os.uname().nodename, f"{os.uname().nodename}.cluster.example.org"):
+        head = JobCluster("10.0.0.1:1", "7", name, [name], 1, "", 0, [], {})
+        assert program.command_on_head(["app"], head) == ["app"]
+    other = JobCluster("10.0.0.1:1", "7", "another.example.org", [], 1, "", 0, [], {})
+    assert program.command_on_head(["app"], other)[0] == "srun"
+
+
+def test_jobs_of_an_array_have_ports_of_their_own() -> None:
+    blocks = [ports.block(f"123[{index}].server") for index in range(ports.BLOCKS - ports.TRIES)]
+    assert len(set(blocks)) == len(blocks)
+    assert ports.block("123.server77") == ports.block("123")

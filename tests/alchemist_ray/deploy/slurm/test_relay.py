@@ -78,3 +78,13 @@ def test_what_is_not_there_is_said(ask: Any) -> None:
         _, err = process.communicate(timeout=30)
         assert process.returncode == 127
         assert said in err
+
+
+def test_a_command_that_cannot_start_says_why(ask: Any, tmp_path: Path) -> None:
+    program = tmp_path / "srun"
+    program.write_bytes(b"\0not a program")
+    program.chmod(0o755)
+    process = ask(str(program))
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 126
+    assert "Exec format error" in err

@@ -165,6 +165,15 @@ def test_a_node_that_does_not_start_is_named_in_the_last_line(job: Any, tmp_path
     assert said.splitlines()[-1] == wanted
 
 
+def test_a_list_of_nodes_with_other_names_is_said(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("localhost\n")
+    process = job(0)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    host = os.uname().nodename
+    assert said.splitlines()[-1].endswith(f"{host} is not a node of this job: localhost")
+
+
 @pytest.mark.skipif(not LONG, reason="31 s of waiting: make test-long")
 @pytest.mark.timeout(240)
 def test_a_node_that_starts_slowly_is_waited_for_and_named(job: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,14 @@ def test_a_crays_ranks_are_started_by_its_srun() -> None:
             "nodes.interface = 'hsn0': it must be a list of strings",
         ),
         ({"nodes": {"object_store": 3}}, "between 0 and 1"),
-        ({"job": {"spare_s": True}}, "must be a number"),
+        ({"job": {"spare_s": True}}, "must be a whole number"),
+        ({"job": {"spare_s": math.nan}}, "must be a whole number"),
+        ({"job": {"spare_s": -1}}, "must not be negative"),
+        ({"job": {"nodes": "select={nodes}:mem={mem}"}}, "only {nodes} and {cpus} are replaced"),
+        ({"nodes": {"start": "pbsdsh 'u"}}, "nodes.start = .*No closing quotation"),
+        ({"nodes": {"start": " "}}, "nodes.start must name a command"),
+        ({"mpi": {"command": 'srun "'}}, "mpi.command = .*No closing quotation"),
+        ({"environment": {"MY-VAR": "1"}}, "'MY-VAR' is not the name of a variable"),
         ({"mpi": "srun"}, "must be a table"),
         ({"environment": {"X": 1}}, "must be a table of strings"),
         ({"software": {"modules": ["a", 1]}}, "must be a list of strings"),

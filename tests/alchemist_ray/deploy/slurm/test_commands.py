@@ -1,0 +1,74 @@
+"""`alchemist slurm start` and `stop` when something is odd: numbers, processes, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alchemist_ray.cli import main
+from alchemist_ray.deploy.slurm import cli
+from alchemist_ray.errors import JobError
+from alchemist_ray.runtime import batch_job
+from alchemist_ray.runtime.batch_job import JobCluster, JobFolder
+from tests.support import traces
+
+WAIT_S = 30.0
+
+
+@pytest.mark.parametrize("told", ["nan", "inf", "-5", "0", "soon"])
+def test_a_time_limit_that_is_none(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cli.START_VARIABLE, told)
+    with pytest.raises(JobError, match=f"{cli.START_VARIABLE}.*must be a number .* got {told}"):
+        cli._start_s()
+    monkeypatch.setenv(cli.START_VARIABLE, "2.5")
+    assert cli._start_s() == 2.5
+
+
+def test_a_process_with_the_number_of_a_keeper_that_has_ended_is_let_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = JobFolder(tmp_path / "7")
+    folder.make()
+    monkeypatch.setenv(batch_job.FOLDER_VARIABLE, str(folder.path))
+    with subprocess.Popen(["sleep", "60"], cwd="/") as other:
+        try:
+            host = os.uname().nodename
+            found = JobCluster("127.0.0.1:1", "7", host, [host], 1, host, other.pid, [], {})
+            folder.write_cluster(found)
+            assert folder.live_cluster() is None
+            assert main(["slurm", "stop"]) == 0
+            assert folder.cluster() is None
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+def test_ctrl_c_during_start_ends_the_keeper(tmp_path: Path) -> None:
+    hangs = tmp_path / "hangs"
+    pid = tmp_path / "pid"
+    hangs.write_text(f"#!/bin/sh\necho $$ > {pid}.new\nmv {pid}.new {pid}\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    site = tmp_path / "here.toml"
+    site.write_text(f'[nodes]\nstart = "{hangs}"\n')
+    (tmp_path / "nodes").write_text(f"{os.uname().nodename}\n")
+    dropped = ("RAY_", "SLURM_")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)} | {
+        "PBS_JOBID": f"{os.getpid()}.here",
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        batch_job.FOLDER_VARIABLE: str(tmp_path / "folder"),
+    }
+    words = [sys.executable, "-m", "alchemist_ray.cli", "pbs", "start", "--site", str(site)]
+    with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) as starting:
+        assert traces.wait_until(pid.exists, WAIT_S, 0.05) is not None
+        step = Path("/proc") / pid.read_text().strip()
+        starting.send_signal(signal.SIGINT)
+        _, said = starting.communicate(timeout=WAIT_S)
+    assert starting.returncode == 130
+    assert "Traceback" not in said
+    assert traces.wait_until(lambda: not step.exists(), WAIT_S, 0.05) is not None
+    assert not (tmp_path / "folder" / "token").exists()
