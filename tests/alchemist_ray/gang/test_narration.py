@@ -31,7 +31,7 @@ def test_a_verbose_session_prints_its_steps(
         r"Send of A as MC_MR: done in ",
         r"Task linalg\.truncated_svd\(A \(100 x 100, float64, MC_MR, 80\.0 kB\), rank=3\) \.\.\.",
         r"rank=3\): done in \d+\.\d{3} s",
-        r"Task linalg\.cholesky\(.*\): RoutineError after ",
+        r"Task linalg\.cholesky\(.*\): LinAlgError after ",
         r"Function .*<lambda>: done in ",
         r"Fetch of A \(100 x 100, float64, MC_MR, 80\.0 kB\): done in ",
     )
