@@ -39,7 +39,7 @@ CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
 
 
 def ranks() -> set[int]:
-    """Processes of gangs that run here."""
+    """Processes of gangs that run here; what earlier tests have kept warm may end at any time."""
     return {pid for pid, line in traces.processes().items() if "mpi_workers" in line}
 
 
@@ -133,7 +133,7 @@ def test_a_simulation_that_raises_loses_its_episode_and_not_its_gang(make: Make)
         env.step([0.0])
     env.reset(seed=1)
     assert env.step([0.0])[4]["ranks"] == 2
-    assert ranks() == before
+    assert ranks() <= before
 
 
 def test_a_picture(make: Make) -> None:
@@ -169,14 +169,14 @@ def test_spaces_are_known_without_a_gang_the_second_time(make: Make) -> None:
     before = ranks()
     env = make({"size": 2}, num_workers=2)
     assert env.observation_space.shape == (2,)
-    assert ranks() == before
+    assert ranks() <= before
     assert "no episode" in repr(env)
     env.reset()
-    assert ranks() > before
+    assert ranks() - before
     assert "running" in repr(env)
     env.close()
     assert "closed" in repr(env)
-    assert traces.wait_until(lambda: ranks() == before, 10) is not None
+    assert traces.wait_until(lambda: ranks() <= before, 10) is not None
     with pytest.raises(EnvError, match="closed"):
         env.reset()
 
@@ -186,10 +186,10 @@ def test_a_dropped_environment_leaves_no_gang(cluster: str) -> None:
     before = ranks()
     env = HPCSimulatorEnv(CONFIG)
     env.reset()
-    assert ranks() > before
+    assert ranks() - before
     del env
     gc.collect()
-    assert traces.wait_until(lambda: ranks() == before, 15) is not None
+    assert traces.wait_until(lambda: ranks() <= before, 15) is not None
 
 
 def test_copies_of_it_are_new_ones(make: Make) -> None:
@@ -244,7 +244,7 @@ def test_what_is_no_simulator_is_told_so_and_leaves_nothing(cluster: str, tmp_pa
     ):
         with pytest.raises(error, match=words):
             HPCSimulatorEnv(config)
-    assert traces.wait_until(lambda: ranks() == before, 10) is not None
+    assert traces.wait_until(lambda: ranks() <= before, 10) is not None
 
 
 @pytest.mark.parametrize(
