@@ -41,7 +41,7 @@ def search(
 
     Notes
     -----
-    224 episodes: 2 minutes on the default cell, 6 minutes at Ra 3.2e5.
+    224 episodes: some minutes for a Rayleigh number.
     """
     from envs import HPCSimulatorEnv  # noqa: PLC0415 - policies need no gymnasium
 

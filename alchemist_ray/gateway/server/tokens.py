@@ -24,6 +24,7 @@ from alchemist_ray.gateway.protocol import SCOPES
 FILE_VARIABLE = "ALCHEMIST_TOKENS"
 FILE = "~/.config/alchemist/tokens.json"
 FORMAT = 1
+LOCK_TIMEOUT_S, LOCK_INTERVAL_S = 10.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +159,30 @@ class TokenFile:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            self._wait_for(lock)
             entries = dict(self._read())
             yield entries
             self._write(entries)
         finally:
             os.close(lock)
+
+    def _wait_for(self, lock: int) -> None:
+        """Lock it. Raises `AuthError` if another process does not unlock it in time."""
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise AuthError(
+                        f"{self.path}.lock has been held by another process for "
+                        f"{LOCK_TIMEOUT_S:g} s: end the command that changes tokens, and try again"
+                    ) from None
+                time.sleep(LOCK_INTERVAL_S)
+                continue
+            except OSError:  # a file system without locks
+                pass
+            return
 
     def _write(self, entries: dict[str, dict[str, Any]]) -> None:
         """Replace the file in one step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from alchemist_ray.errors import AuthError
 from alchemist_ray.gateway.credentials import parts_of
+from alchemist_ray.gateway.server import tokens
 from alchemist_ray.gateway.server.audit import MOST, Audit
 from alchemist_ray.gateway.server.tokens import TokenFile
 
@@ -25,6 +27,18 @@ def test_tokens_that_are_created_and_revoked_at_the_same_time(tmp_path: Path) ->
     new = {parts_of(one.result())[0] for one in created}
     assert all(one.result().user == "anna" for one in revoked)
     assert {token.id for token in TokenFile(path).list()} == new
+
+
+def test_a_lock_that_another_process_holds_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "LOCK_TIMEOUT_S", 0.2)
+    path = tmp_path / "tokens.json"
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(AuthError, match=r"tokens\.json\.lock has been held by another process"):
+            TokenFile(path).create("anna")
+    assert TokenFile(path).create("anna")
 
 
 def test_a_file_that_cannot_be_read_is_an_error_of_tokens(tmp_path: Path) -> None:
