@@ -68,6 +68,7 @@ class Driver:
         self._for_one_gang = for_one_gang
         self._lifetime = lifetime
         self._agents: dict[str, ActorHandle] = {}
+        self._started: set[str] = set()  # nodes whose agent has answered
         self._reservations: dict[str, PlacementGroup] = {}
         self._limits = ClusterLimits()
         self._watches: set[asyncio.Task[None]] = set()
@@ -180,12 +181,15 @@ class Driver:
                 self._retirement.asked_for(node_id)
                 facts = await asyncio.wait_for(result_of(ready.remote()), AGENT_TIMEOUT_S)
                 self._retirement.asked_for(node_id)
+                self._started.add(node_id)
                 return agent, facts
             except RayTaskError:
                 raise  # the agent runs and reports what is wrong on its node
             except (RayError, TimeoutError) as error:
                 self._agents.pop(node_id, None)
                 if attempt == 2:
+                    if node_id not in self._started:  # its process hangs: Ray starts another one
+                        ray.kill(agent, no_restart=False)
                     raise LaunchError(
                         f"the agent of node {node_id[:12]} did not start within "
                         f"{AGENT_TIMEOUT_S:.0f} s: {type(error).__name__}. Is the node alive, and "

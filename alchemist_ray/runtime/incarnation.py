@@ -26,6 +26,7 @@ from mpi_workers.node.cleanup import PrivateFolder
 END_TIMEOUT_S = 5.0
 LOST_NODE_TIMEOUT_S = 1.0  # the same for a node that was lost
 POLL_INTERVAL_S = 1.0  # between checks of proxies that have not connected yet
+LATE_S = 2.0  # for a step of a start that has its own limit to say what it waits for
 KEEP_SHARE = 4  # a quarter of a node's free memory may be kept warm, for some seconds
 
 
@@ -96,7 +97,8 @@ class Incarnation:
         request = self.request
         deadline = time.monotonic() + request.start_timeout_s
         try:
-            return await self._start(cpus, first_epoch, token, deadline)
+            async with asyncio.timeout(request.start_timeout_s + LATE_S):
+                return await self._start(cpus, first_epoch, token, deadline)
         except (AlchemistError, asyncio.CancelledError):
             await self.release()
             raise

@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray.runtime.driver import start_actor
 from alchemist_ray.runtime.gang_handle import GangHandle
+from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.group_manager import GroupManager
 from alchemist_ray.runtime.names import NAMESPACE, group_name
 from alchemist_ray.runtime.ray_connection import connection_id, while_connected
@@ -62,18 +63,27 @@ class Manager:
         """For calls of the gang's methods."""
         return GangHandle(self.actor, self.gang)
 
+    def launch(self, request: GangRequest) -> Any:
+        """Ask for the gang; an ObjectRef of its address."""
+        self.launched = True
+        return self.handle.launch.remote(request)
+
     def alive(self) -> bool:
         """Whether it can start a gang."""
-        return not self.ended and self.connection == connection_id() and _answers(self.actor)
+        return not self.ended and self.connection == connection_id() and self.answers()
+
+    def answers(self, limit_s: float = READY_TIMEOUT_S) -> bool:
+        """Whether its process answers within `limit_s` seconds."""
+        return _answers(self.actor, limit_s)
 
     def kill(self) -> None:
         """End the gang at once, and the GroupManager if it has no other gang."""
         _managers.end(self, reusable=False)
 
 
-def _answers(actor: ActorHandle) -> bool:
+def _answers(actor: ActorHandle, limit_s: float = READY_TIMEOUT_S) -> bool:
     try:
-        ray.get(actor.__ray_ready__.remote(), timeout=READY_TIMEOUT_S)
+        ray.get(actor.__ray_ready__.remote(), timeout=limit_s)
     except (ray.exceptions.RayError, TimeoutError, ValueError):
         return False
     return True

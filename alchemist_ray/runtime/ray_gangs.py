@@ -26,6 +26,7 @@ from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_handle import GangHandle
 from alchemist_ray.runtime.gang_lifetime import GangLifetime
 from alchemist_ray.runtime.gang_options import GangOptions, least_of
+from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_cluster import check, join_named, join_ray
@@ -34,6 +35,7 @@ __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs
 
 END_TIMEOUT_S = 15.0
 KILL_TIMEOUT_S = 8.0  # nodes may take 5 of them to clean up
+HANGS_S = 15.0  # a GroupManager starts in 1 s, in a few on a loaded machine
 
 log = logging.getLogger(__name__)
 
@@ -96,20 +98,17 @@ class RayGangs:
 
     def start(self, num_workers: Workers) -> GangConnection:
         self._options.check_capacity(least_of(num_workers))
-        manager = self._live_manager()
-        manager.launched = True
         after = 0 if self._last is None else self._last.address.epoch
         request = self._options.request(num_workers, self._session, after)
         limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S
         try:
-            address: GangAddress = ask_manager(manager.handle.launch.remote(request), limit_s)
+            manager, address = self._launched(request, limit_s)
         except AlchemistError:
             if self.detached:
                 self._manager = None  # it ends itself
             raise
         except BaseException as error:  # no answer, Ctrl-C, or another signal's handler raised
-            self._manager = None
-            manager.kill()
+            self._kill_manager()
             if not isinstance(error, GetTimeoutError):
                 raise
             raise LaunchError(
@@ -119,10 +118,32 @@ class RayGangs:
         try:
             self._last = self.connect(address, manager.handle, owner=not self.detached)
         except BaseException:  # the session would neither have the gang nor be able to start one
-            self._manager = None
-            manager.kill()
+            self._kill_manager()
             raise
         return self._last
+
+    def _launched(self, request: GangRequest, limit_s: float) -> tuple[Manager, GangAddress]:
+        """A new gang and its GroupManager. Raises `GetTimeoutError`.
+
+        A process that Ray starts may hang before its first call (once, in the project's CI): a
+        GroupManager that answers nothing at all is replaced, once.
+        """
+        manager = self._live_manager()
+        asked = manager.launch(request)
+        try:
+            return manager, ask_manager(asked, min(HANGS_S, limit_s))
+        except GetTimeoutError:
+            if manager.answers(HANGS_S):
+                return manager, ask_manager(asked, limit_s)
+        log.warning("the gang's GroupManager does not answer: another one is started")
+        self._kill_manager()
+        manager = self._live_manager()
+        return manager, ask_manager(manager.launch(request), limit_s)
+
+    def _kill_manager(self) -> None:
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.kill()
 
     def connect(self, address: GangAddress, manager: GangHandle, *, owner: bool) -> GangConnection:
         """This process's connection to a gang, for one more session."""
