@@ -85,10 +85,12 @@ def stored_shape(shape: Sequence[int]) -> Shape:
     Raises
     ------
     ValueError
-        If there are more than two dimensions, or one is negative.
+        If there are more than two dimensions, or one is negative or has no 64-bit index.
     """
-    if len(shape) > 2 or any(length < 0 for length in shape):
-        raise ValueError(f"shape {tuple(shape)}: it must be (), (m,) or (m, n), not negative")
+    if len(shape) > 2 or not all(0 <= length < 1 << 63 for length in shape):
+        raise ValueError(
+            f"shape {tuple(shape)}: it must be (), (m,) or (m, n), not negative, below 2**63"
+        )
     m, n = (*map(int, shape), 1, 1)[:2]
     return m, n
 

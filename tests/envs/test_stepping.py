@@ -19,7 +19,6 @@ from envs import EnvError, GangLostError
 from tests.envs.test_faults import pids
 
 ACTION = np.array([0.25])
-SLEEP_S = 0.2
 
 Make = Callable[..., Any]
 
@@ -82,14 +81,14 @@ def test_a_simulator_without_states_says_so(make_vector: Make, cluster: str) -> 
 
 
 def test_environments_step_at_the_same_time(make: Make) -> None:
-    envs = [make({"sleep_s": SLEEP_S}) for _ in range(4)]
+    envs = [make({"sleep_s": 1.0}) for _ in range(4)]
     for env in envs:
         env.reset(seed=5)
     start = time.monotonic()
     for env in envs:
         env.step_async(ACTION)
     results = [env.step_wait() for env in envs]
-    assert time.monotonic() - start < 3 * SLEEP_S  # one after another: 4
+    assert time.monotonic() - start < 3.5  # one after another: 4
     for result in results[1:]:
         np.testing.assert_array_equal(result[0], results[0][0])
     alone = make()

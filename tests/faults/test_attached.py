@@ -189,6 +189,7 @@ def test_a_process_keeps_nothing_of_gangs_that_have_ended(als: AlchemistSession)
     [
         {"op": "create", "shape": [3, 3], "dtype": "float64", "layout": "NONE"},
         {"op": "create", "shape": [-3, 3], "dtype": "float64", "layout": "VC_STAR"},
+        {"op": "create", "shape": [1 << 63, 0], "dtype": "float64", "layout": "VC_STAR"},
         {"op": "create", "shape": [math.inf], "dtype": "float64", "layout": "VC_STAR"},
         {"op": "redistribute", "source": 0, "layout": "NONE"},
         {"op": "redistribute", "source": 0, "layout": None},

@@ -346,7 +346,7 @@ def test_two_thousand_idle_connections_keep_nobody_out(
         assert wait_until(lambda: len(gateway.strangers) <= MAX_STRANGERS, WAIT_S) is not None
         begun = time.monotonic()
         check_served(address, token)
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 5
         # Both ends of a connection are in this process.
         most = fds + len(crowd) + MAX_STRANGERS + 16
         assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= most, WAIT_S) is not None

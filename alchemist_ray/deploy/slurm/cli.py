@@ -16,7 +16,7 @@ from pathlib import Path
 
 from alchemist_ray.deploy.slurm import allocation, container, gateway, program, script, sites
 from alchemist_ray.deploy.slurm.keeper import RayInJob, RayOptions
-from alchemist_ray.deploy.slurm.signals import Signals, Terminated
+from alchemist_ray.deploy.slurm.signals import Signals, Terminated, interrupt_on_termination
 from alchemist_ray.errors import JobError
 from alchemist_ray.gateway.protocol import PORT
 from alchemist_ray.launchers.choice import SETTINGS
@@ -341,6 +341,7 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
     for name in ("site", "cpus_per_node", "container", "container_runtime"):
         if value := getattr(options, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
+    interrupt_on_termination()
     with open(log, "wb") as out:
         keeper = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -369,8 +370,7 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
 
 
 def _to_join(folder: JobFolder, address: JobCluster) -> dict[str, str]:
-    told = folder.environment(address, {})
-    return {name: value for name, value in told.items() if name != FOLDER_VARIABLE}
+    return {k: v for k, v in folder.environment(address, {}).items() if k != FOLDER_VARIABLE}
 
 
 def _stop(options: argparse.Namespace) -> int:

@@ -14,6 +14,12 @@ class Terminated(BaseException):
         self.number = number
 
 
+def interrupt_on_termination() -> None:
+    """Have SIGTERM and SIGHUP raise `KeyboardInterrupt`, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+
+
 class Signals:
     """Records SIGTERM and SIGHUP, and Ctrl-C unless a program has the terminal."""
 

@@ -15,6 +15,7 @@ from alchemist_ray.gang.owner import checked_workers
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import own_commands
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
+from alchemist_ray.gateway.server.long_waits import LongWaits
 from alchemist_ray.gateway.server.quotas import Quotas
 from alchemist_ray.gateway.server.tokens import Token
 from alchemist_ray.runtime import ray_gangs
@@ -34,11 +35,12 @@ class SessionCommands:
     Parameters
     ----------
     in_thread : callable(action, *args)
-        Runs an action that blocks.
+        Runs an action that blocks, for seconds at most; see `LongWaits` for others.
     """
 
     def __init__(self, in_thread: Callable[..., Awaitable[Any]]) -> None:
         self._in_thread = in_thread
+        self._long_waits = LongWaits()
         self.gangs: dict[str, HostedGang] = {}
         self.quotas = Quotas(self.gangs)
 
@@ -46,6 +48,7 @@ class SessionCommands:
         """Leave all gangs; those of clients end."""
         for gang in list(self.gangs.values()):
             gang.close(end=bool(gang.owner))
+        self._long_waits.close()
 
     async def carry_out(self, token: Token, body: Body) -> Body:
         match body.get("op"):
@@ -66,7 +69,7 @@ class SessionCommands:
                 gang, workers = self._resizable(token, body["gang"]), body["workers"]
                 positive_int("num_workers", workers)
                 with self.quotas.starting(token, workers, gang):
-                    await self._in_thread(gang.resize, workers)
+                    await self._long_waits.run(token.user, gang.resize, workers)
                 return {}
             case "stop_resize":
                 self._resizable(token, body["gang"]).stop_resize()
@@ -90,14 +93,15 @@ class SessionCommands:
         ident = f"{token.user}:{str(body['process'])[:64]}"
         await self._in_thread(self._forget_ended)
         with self.quotas.starting(token, most_of(workers)):
-            gangs = await self._in_thread(
+            gangs = await self._long_waits.run(
+                token.user,
                 lambda: ray_gangs.open_gangs(
                     str(body["session"])[:32], workers, address=None, token=None,
                     shown=QUIET, placement="own", owner=f"{token.user}@{GATEWAY}", **options,
-                )
+                ),
             )  # fmt: skip
             try:
-                connection = await self._in_thread(gangs.start, workers)
+                connection = await self._long_waits.run(token.user, gangs.start, workers)
             except BaseException:
                 _in_background(lambda: gangs.close(reusable=False))
                 raise
@@ -113,11 +117,11 @@ class SessionCommands:
             known = self.gang_of(token, name)
             if known.clients or not await self._in_thread(self._forget_if_ended, known):
                 return known
-        gangs, connection = await self._in_thread(
+        gangs, connection = await self._long_waits.run(
+            token.user,
             lambda: ray_gangs.attach(
-                name, min(timeout_s, 600.0), address=None, token=None,
-                shown=QUIET,
-            )
+                name, min(timeout_s, 600.0), address=None, token=None, shown=QUIET
+            ),
         )  # fmt: skip
         found = self.gangs.get(name)
         if found is not None:  # another client was faster

@@ -219,7 +219,7 @@ def test_strangers_that_send_nothing_or_too_slowly_are_refused_in_time(
         with pytest.raises(frames.ConnectionLost):
             connection.recv(WAIT_S)
         connection.close()
-    assert time.monotonic() - start < 2.5
+    assert time.monotonic() - start < 6
 
 
 # --- resources ---

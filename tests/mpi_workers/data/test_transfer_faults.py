@@ -66,12 +66,12 @@ def test_an_unknown_matrix_is_named(gangs: dict[str, NodeConnections], route: st
 def test_a_refused_stream_stops_with_the_reason(
     gangs: dict[str, NodeConnections],
 ) -> None:
-    much = np.broadcast_to(np.float64(1), (1 << 20, 1 << 10))  # 8 GiB that take no memory
+    much = np.broadcast_to(np.float64(1), (1 << 23, 1 << 10))  # 64 GiB that take no memory
     target = TransferTarget(1 << 40, distribution_of("VC_STAR", much.shape, 2), much.dtype)
     start = time.monotonic()
     with pytest.raises(Failure, match="holds no matrix"):
         send(gangs["far"], target, (much, (0, 0)))
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
 
 
 @routes
@@ -137,7 +137,7 @@ def test_a_dead_gang_is_a_transfer_error_that_names_the_node(route: str) -> None
         with pytest.raises(Failure, match=r"cannot connect to the node of ranks 0 to 1") as caught:
             send(ranks, target, (half, (0, 0)))
         assert caught.value.kind == "TransferError"
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 5
         ranks.close()
 
 
@@ -182,7 +182,7 @@ def test_close_ends_a_transfer_that_hangs(what: str, size: int) -> None:
         with pytest.raises(Failure, match=r"the transfer with|were closed") as caught:
             send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
         assert caught.value.kind == "TransferError"
-        assert 0.2 < time.monotonic() - start < 2
+        assert 0.2 < time.monotonic() - start < 5
         timer.join()
 
 
@@ -205,7 +205,7 @@ def test_a_transfer_that_hangs_ends_when_the_gang_fails(what: str) -> None:
         array = np.zeros((4000, 1000))
         with pytest.raises(GangFailedError):
             send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 10
         ranks.close()
 
 
@@ -225,7 +225,7 @@ def test_a_refusal_of_one_node_ends_the_wait_for_the_others(host: support.Host, 
         start = time.monotonic()
         with pytest.raises(Failure, match=r"rank [345] holds no matrix"):
             send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
         ranks.close()
 
 
@@ -262,7 +262,7 @@ def test_a_transfer_that_cannot_connect_ends_with_the_gang(lost_node: str, reaso
     start = time.monotonic()
     with pytest.raises((GangFailedError, Failure), match=r"^$|were closed"):
         send(ranks, target, (np.zeros((40, 10)), (0, 0)))
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 8
     timer.cancel()
     ranks.close()
 

@@ -48,7 +48,8 @@ def test_a_process_with_the_number_of_a_keeper_that_has_ended_is_let_alone(
             other.kill()
 
 
-def test_ctrl_c_during_start_ends_the_keeper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_start_ends_the_keeper(tmp_path: Path, number: signal.Signals) -> None:
     hangs = tmp_path / "hangs"
     pid = tmp_path / "pid"
     hangs.write_text(f"#!/bin/sh\necho $$ > {pid}.new\nmv {pid}.new {pid}\nexec sleep 60\n")
@@ -66,7 +67,7 @@ def test_ctrl_c_during_start_ends_the_keeper(tmp_path: Path) -> None:
     with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) as starting:
         assert traces.wait_until(pid.exists, WAIT_S, 0.05) is not None
         step = Path("/proc") / pid.read_text().strip()
-        starting.send_signal(signal.SIGINT)
+        starting.send_signal(number)
         _, said = starting.communicate(timeout=WAIT_S)
     assert starting.returncode == 130
     assert "Traceback" not in said

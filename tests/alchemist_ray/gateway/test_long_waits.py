@@ -1,0 +1,76 @@
+"""Calls that wait for a gang hold up no other call of a gateway, and one user's are limited."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.gateway import secure_socket
+from alchemist_ray.gateway.protocol import GatewayAddress
+from alchemist_ray.gateway.server import long_waits
+from alchemist_ray.gateway.server.actor import GatewayInfo
+from alchemist_ray.gateway.server.gateway import THREADS
+from alchemist_ray.gateway.server.long_waits import LongWaits
+from mpi_workers.failures import Failure
+from mpi_workers.wire.frames import Kind, encode
+from tests.security.test_gateway import SESSION
+from tests.support import traces
+
+WAITS = THREADS + 10
+ANSWER_S = 10.0
+START_S = 60.0
+
+
+def names() -> list[str]:
+    return [gang.name for gang in AlchemistSession.list()]
+
+
+def test_clients_that_wait_for_a_gang_hold_up_no_other(gateway: GatewayInfo, token: str) -> None:
+    address = GatewayAddress.parse(gateway.address)
+    with ThreadPoolExecutor(1) as pool:
+        with AlchemistSession(1):  # until it ends, there are not 8 CPUs
+            late = pool.submit(AlchemistSession, 8, name="late", start_timeout_s=START_S)
+            assert traces.wait_until(lambda: "late" in names(), START_S, 0.05) is not None
+            waiting, _ = secure_socket.connect(address, token, SESSION)
+            attach = {"op": "attach_gang", "name": "late", "timeout_s": START_S}
+            for number in range(WAITS):
+                waiting.write(encode(Kind.COMMAND, {"id": number, **attach}))
+            time.sleep(0.5)
+            start = time.monotonic()
+            listed = AlchemistSession.list(address=gateway.address, token=token)
+            assert time.monotonic() - start < ANSWER_S
+            assert "starting" in [gang.state for gang in listed if gang.name == "late"]
+        with late.result(START_S), waiting:
+            answers = [waiting.expect(Kind.REPLY, START_S).body for _ in range(WAITS)]
+            assert sorted(answer["id"] for answer in answers) == list(range(WAITS))
+            assert {answer["result"]["gang"] for answer in answers} == {"late"}
+
+
+def test_the_waiting_calls_of_one_user_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_waits, "MAX_WAITS_OF_USER", 2)
+    monkeypatch.setattr(long_waits, "MAX_WAITS", 3)
+    go_on = threading.Event()
+
+    async def waits() -> list[object]:
+        waiting = LongWaits()
+        users = ("anna", "anna", "anna", "bert", "carl")
+        calls = [asyncio.create_task(waiting.run(user, go_on.wait, 20.0)) for user in users]
+        await asyncio.sleep(0.2)
+        go_on.set()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert await waiting.run("anna", lambda: "again") == "again"
+        waiting.close()
+        return list(ended)
+
+    first, second, third, other, last = asyncio.run(waits())
+    assert first is second is other is True
+    assert isinstance(third, Failure)
+    assert third.kind == "ResourceError"
+    assert "2 by anna (limit 2), 2 by all users" in third.message
+    assert isinstance(last, Failure)
+    assert "0 by carl (limit 2), 3 by all users (limit 3)" in last.message
