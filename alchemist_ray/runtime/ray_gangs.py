@@ -125,8 +125,8 @@ class RayGangs:
     def _launched(self, request: GangRequest, limit_s: float) -> tuple[Manager, GangAddress]:
         """A new gang and its GroupManager. Raises `GetTimeoutError`.
 
-        A process that Ray starts may hang before its first call (once, in the project's CI): a
-        GroupManager that answers nothing at all is replaced, once.
+        A GroupManager that answers nothing at all is replaced, once: a process that Ray starts
+        may hang before its first call, for example in an import from a file system that hangs.
         """
         manager = self._live_manager()
         asked = manager.launch(request)

@@ -1,4 +1,4 @@
-"""Programs that leave Ray, and join the same cluster again."""
+"""Programs that leave Ray and join the same cluster again, and programs that fork."""
 
 from __future__ import annotations
 
@@ -36,6 +36,43 @@ assert old.run(lambda comm: comm.size) == 1
 old.close()
 print("done")
 """
+# A forked child collects garbage of its parent, and drops references that its parent holds.
+FORK = """
+import gc, multiprocessing, os, sys, threading
+import alchemist_ray.runtime.ray_connection
+import ray
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def pid(self):
+        return os.getpid()
+
+gc.disable()
+garbage = [Actor.remote() for _ in range(3)]
+ray.get([actor.pid.remote() for actor in garbage])
+garbage += [ray.put(1), garbage]
+last, held = Actor.remote(), ray.put(2)
+ray.get(last.pid.remote())
+del garbage
+
+def child():
+    global last, held
+    del last, held
+    gc.collect()
+
+started = multiprocessing.get_context("fork").Process(target=child)
+started.start()
+started.join(20)
+assert started.exitcode == 0, started.exitcode
+threading.Timer(20, os._exit, [1]).start()  # calls of Ray may wait without end
+assert ray.nodes()
+assert ray.get([last.pid.remote(), held])[1] == 2
+assert ray.get(Actor.remote().pid.remote())
+print("done", flush=True)
+os._exit(0)
+"""
 
 # The thread that looks after the calls finds Ray in the middle of its end.
 SHUTDOWN = """
@@ -72,3 +109,9 @@ def test_a_program_joins_a_cluster_again(cluster: str) -> None:
 
 def test_a_program_leaves_ray_during_a_call(cluster: str) -> None:
     runs(SHUTDOWN, cluster)
+
+
+def test_a_forked_child_that_collects_garbage_leaves_its_parents_connection_alone(
+    cluster: str,
+) -> None:
+    runs(FORK, cluster)
