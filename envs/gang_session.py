@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import queue
 import threading
 import warnings
@@ -19,7 +18,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, AuthError, ResourceError, SessionError
 from alchemist_ray.runtime.placement import Reservation, inherited, not_free, reserved, within
 from alchemist_ray.runtime.ray_cluster import check, join_ray
-from alchemist_ray.runtime.ray_connection import while_connected
+from alchemist_ray.runtime.ray_connection import forked, while_connected
 from envs.config import EnvConfig
 from envs.errors import EnvError
 
@@ -28,20 +27,10 @@ RELEASE_S = 5.0  # for collected sessions to close
 # Bundles on chosen nodes, which their session does not return.
 _chosen: weakref.WeakKeyDictionary[AlchemistSession, PlacementGroup] = weakref.WeakKeyDictionary()
 
-_forked_from_ray = False
-
-
-def _after_fork() -> None:
-    global _forked_from_ray
-    _forked_from_ray = _forked_from_ray or ray.is_initialized()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
 
 def check_process() -> None:
     """Raise `EnvError` in a forked child of a process that uses Ray: Ray's threads are not here."""
-    if _forked_from_ray:
+    if forked():
         raise EnvError(
             "this process was forked from one that uses Ray, and Ray does not work after a fork. "
             "Start it with context='spawn', for example "

@@ -36,11 +36,14 @@ assert old.run(lambda comm: comm.size) == 1
 old.close()
 print("done")
 """
-# A forked child collects garbage of its parent, and drops references that its parent holds.
+# A forked child collects garbage of its parent, drops references that its parent holds, and calls
+# Ray, which cannot answer there.
 FORK = """
 import gc, multiprocessing, os, sys, threading
-import alchemist_ray.runtime.ray_connection
+import numpy as np
 import ray
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import SessionError
 
 ray.init(address=sys.argv[1], log_to_driver=False)
 
@@ -49,6 +52,8 @@ class Actor:
     def pid(self):
         return os.getpid()
 
+als, idle = AlchemistSession(1), AlchemistSession()
+handle = als.send_matrix(np.eye(3))
 gc.disable()
 garbage = [Actor.remote() for _ in range(3)]
 ray.get([actor.pid.remote() for actor in garbage])
@@ -61,6 +66,15 @@ def child():
     global last, held
     del last, held
     gc.collect()
+    assert handle.fetch().sum() == 3
+    for call in (AlchemistSession, AlchemistSession.list, Actor.remote, ray.nodes,
+                 lambda: als.run(lambda comm: 1), lambda: idle.request_workers(1)):
+        try:
+            call()
+        except SessionError as error:
+            assert "forked" in str(error), error
+        else:
+            raise AssertionError(call)
 
 started = multiprocessing.get_context("fork").Process(target=child)
 started.start()
@@ -70,6 +84,8 @@ threading.Timer(20, os._exit, [1]).start()  # calls of Ray may wait without end
 assert ray.nodes()
 assert ray.get([last.pid.remote(), held])[1] == 2
 assert ray.get(Actor.remote().pid.remote())
+assert als.run(lambda comm: comm.size) == 1
+als.close(), idle.close()
 print("done", flush=True)
 os._exit(0)
 """
