@@ -7,6 +7,7 @@ The variable `RUN` in the environment marks all processes of a run, and its file
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import tempfile
 import time
@@ -104,10 +105,14 @@ def everything() -> dict[str, str]:
 
 
 def wait_until(settled: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> float | None:
-    """Wait for a condition; returns the seconds until it was true, None after the limit."""
+    """Wait for a condition; returns the seconds until it was true, None after the limit.
+
+    Then the stacks of all threads are in the captured output of the test, if it fails.
+    """
     start = time.monotonic()
     while not settled():
         if time.monotonic() - start > limit_s:
+            faulthandler.dump_traceback(file=2, all_threads=True)
             return None
         time.sleep(every_s)
     return time.monotonic() - start
