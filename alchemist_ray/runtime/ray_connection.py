@@ -1,4 +1,4 @@
-"""This process's connection to Ray, which a program may end and begin again."""
+"""This process's connection to Ray: a program may end it and begin again, or fork."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs
 
 END_TIMEOUT_S = 15.0
 KILL_TIMEOUT_S = 8.0  # nodes may take 5 of them to clean up
-HANGS_S = 15.0  # a GroupManager starts in 1 s, in a few on a loaded machine
+HANGS_S = 15.0  # less than MANAGER_TIMEOUT_S; a GroupManager starts in a few seconds
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +131,10 @@ class RayGangs:
         manager = self._live_manager()
         asked = manager.launch(request)
         try:
-            return manager, ask_manager(asked, min(HANGS_S, limit_s))
+            return manager, ask_manager(asked, HANGS_S)
         except GetTimeoutError:
             if manager.answers(HANGS_S):
-                return manager, ask_manager(asked, limit_s)
+                return manager, ask_manager(asked, limit_s - HANGS_S)
         log.warning("the gang's GroupManager does not answer: another one is started")
         self._kill_manager()
         manager = self._live_manager()

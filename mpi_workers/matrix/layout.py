@@ -85,7 +85,7 @@ def stored_shape(shape: Sequence[int]) -> Shape:
     Raises
     ------
     ValueError
-        If there are more than two dimensions, or one is negative or has no 64-bit index.
+        If there are more than two dimensions, or one is negative, or 2**63 or more.
     """
     if len(shape) > 2 or not all(0 <= length < 1 << 63 for length in shape):
         raise ValueError(

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(100, func_only=True)
 
 FROZEN = """
-    import logging, os, signal, ray
+    import os, signal, ray
     ray.init(address={address!r}, log_to_driver=False)
     from alchemist_ray import AlchemistSession
     from alchemist_ray.runtime import ray_gangs
