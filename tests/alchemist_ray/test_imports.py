@@ -45,7 +45,6 @@ ALI_MAY_ALSO_USE = {
 }
 # What an attached process needs of a gang works where Ray is not installed.
 WITHOUT_RAY = ("alchemist_ray.gang", "alchemist_ray.arrays")
-LINES = 400
 
 
 def files(package: str) -> Iterator[Path]:
@@ -146,14 +145,6 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 def test_no_files_import_each_other_in_a_cycle() -> None:
     assert cycles(graph()) == []
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_files_are_short(package: str) -> None:
-    long = {
-        where(path): n for path in files(package) if (n := len(path.open().readlines())) > LINES
-    }
-    assert not long
 
 
 @pytest.mark.parametrize("module", WITHOUT_RAY)
