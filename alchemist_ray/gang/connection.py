@@ -5,13 +5,12 @@ Commands go through the control channel, data through connections to the nodes. 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from alchemist_ray.errors import (
@@ -42,7 +41,17 @@ R = TypeVar("R", bound=MatrixRef)
 POLL_INTERVAL_S = 0.05
 NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
 TOUCHES = 10  # signs of life within the idle timeout of a gang
-REPEATABLE = frozenset({"ping", "list_matrices", "list_libraries", "sources", "status"})
+REPEATABLE = frozenset(
+    {
+        "ping",
+        "list_matrices",
+        "list_libraries",
+        "sources",
+        "status",
+        "begin_read",
+        "end_read",
+    }
+)
 
 
 class GangConnection:
@@ -64,8 +73,6 @@ class GangConnection:
         Makes the object that brings files of user functions to the ranks (`functions.uploads`).
     result_type : callable(GangConnection), optional
         Makes the object that starts calls which are not waited for (`runtime.remote_results`).
-    fallback : callable(process) -> ControlChannel, optional
-        Opens a channel where no socket of the dispatcher can be reached.
     current : callable() -> GangAddress, optional
         Asks where the gang is now.
     keeper : callable(epoch, matrix, data), optional
@@ -91,7 +98,6 @@ class GangConnection:
         manager: Any = None,
         upload_type: Callable[[GangConnection], Any] | None = None,
         result_type: Callable[[GangConnection], Any] | None = None,
-        fallback: Callable[[str], ControlChannel] | None = None,
         current: Callable[[], GangAddress] | None = None,
         keeper: Callable[[int, int, Any], None] | None = None,
         owner: bool = False,
@@ -109,7 +115,6 @@ class GangConnection:
         self._transport = transport or DirectTransport(address)
         self._upload_type = upload_type
         self._result_type = result_type
-        self._fallback = fallback
         self._touched = time.monotonic()
         self._sessions = 0
         self._closed = False
@@ -143,7 +148,6 @@ class GangConnection:
         """
         self.owner = False
         self._forked = True
-        self._fallback = None
         self.leases.abandon()
         self._begin()
 
@@ -151,8 +155,6 @@ class GangConnection:
         with self._lock:
             if self._channel is None:
                 self._channel = self._transport.open_channel(self._hello(), self.on_renewal)
-                if self._channel is None and self._fallback is not None:
-                    self._channel = self._fallback(self._process_id)
                 if self._channel is None:
                     raise GroupFailedError(
                         f"no address of gang {self.address.gang} can be reached from process "
@@ -182,6 +184,11 @@ class GangConnection:
             "process": self._process_id,
             "where": this_process(),
         }
+
+    @property
+    def process(self) -> str:
+        """The id under which this process holds its leases."""
+        return self._process_id
 
     @property
     def closed(self) -> bool:
@@ -351,17 +358,23 @@ class GangConnection:
         self._touch()
         return ref
 
-    @contextlib.contextmanager
-    def reading(self, ref: MatrixRef) -> Iterator[None]:
-        """A transfer from the ranks: on a shared gang, not while a call changes the matrix."""
+    def read(self, ref: MatrixRef, transfer: Callable[[], T]) -> T:
+        """Run a transfer from the ranks: on a shared gang, not while a call changes the matrix.
+
+        The dispatcher frees the lock when the control connection breaks, while the data
+        connections go on. A call may have changed the matrix since: the transfer is repeated.
+        """
         if not self.address.shared:
-            yield
-            return
-        self.request({"op": "begin_read", "matrix": ref.id})
-        try:
-            yield
-        finally:
-            self.tell({"op": "end_read", "matrix": ref.id})
+            return transfer()
+        while True:
+            number = self.request({"op": "begin_read", "matrix": ref.id})["read"]
+            try:
+                result = transfer()
+            except BaseException:
+                self.tell({"op": "end_read", "read": number})
+                raise
+            if self.request({"op": "end_read", "read": number})["whole"]:
+                return result
 
     def _touch(self) -> None:
         """Tell a gang with a time limit that it is used: data goes directly to its ranks."""

@@ -1,8 +1,4 @@
-"""The control channel: commands from an attached process to the gang's dispatcher.
-
-`SocketChannel` is the usual one. Where no socket of the dispatcher can be reached, the caller
-gives another `ControlChannel` (`runtime.ray_channel`, calls of the GroupManager actor).
-"""
+"""The control channel: commands from an attached process to the gang's dispatcher."""
 
 from __future__ import annotations
 
@@ -158,7 +154,10 @@ class SocketChannel:
                 self._calls[call.ident] = call
         try:
             with self._sending, DeferredInterrupt():
-                self._connection.send(Kind.COMMAND, {**body, "id": call.ident})
+                # A command without a number gets no answer: nobody would read it.
+                self._connection.send(
+                    Kind.COMMAND, {**body, "id": call.ident} if answered else body
+                )
         except BaseException as error:
             with self._changed:
                 self._calls.pop(call.ident, None)

@@ -14,7 +14,6 @@ from alchemist_ray.gang.control_channel import MANAGER_GONE
 from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.gang_handle import GangHandle, find_gang
 from alchemist_ray.runtime.ray_calls import ask_manager
-from alchemist_ray.runtime.ray_channel import RayChannel
 from alchemist_ray.runtime.ray_uploads import RayUploads
 from alchemist_ray.runtime.remote_results import RemoteResults
 
@@ -30,7 +29,6 @@ def connect(address: GangAddress, manager: GangHandle, **options: Any) -> GangCo
         manager=manager,
         upload_type=RayUploads,
         result_type=RemoteResults,
-        fallback=lambda process: RayChannel(manager, address.epoch, process),
         current=lambda: ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S),
         keeper=lambda *about: ask_manager(manager.keep_source.remote(*about)),
         **options,

@@ -39,7 +39,6 @@ COMMANDS: dict[str, Command] = {
     "resize": Command(("matrices",), Commands.run_own),
     "discard": Command(("names",), Commands.discard),
     "release": Command(("matrices",), immediate=Commands.release),
-    "end_lease": Command(("holder",), immediate=Commands.end_lease),
     "hold": Command(("matrices",), immediate=Commands.hold),
     "pin": Command(("matrices",), immediate=Commands.pin),
     "list_matrices": Command((), immediate=Commands.list_matrices),

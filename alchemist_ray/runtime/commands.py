@@ -294,8 +294,12 @@ class Commands:
         return [self.matrices.pop(about["matrix"]) for about in made]
 
     def lost(self, holder: str) -> None:
-        """A process is gone, and its leases with it."""
+        """A process is gone, and its leases with it, also those of its `.remote` results."""
         self._release(self.matrices.values(), holder)
+        prefix = f"{holder}/"
+        held = set[str]().union(*(record.holders for record in self.matrices.values()))
+        for token in [other for other in held if other.startswith(prefix)]:
+            self._release(self.matrices.values(), token)
         self.libraries.lost(holder)
 
     def _release(self, records: Iterable[Record], holder: str) -> None:
@@ -322,11 +326,6 @@ class Commands:
         """A process no longer refers to matrices; those that no process refers to are freed."""
         known = (self.matrices.get(ident) for ident in body["matrices"])
         self._release((record for record in known if record is not None), holder)
-        return {}
-
-    def end_lease(self, body: Body, holder: str) -> Body:
-        """The result of a `.remote` call is no longer referred to."""
-        self.lost(str(body["holder"]))
         return {}
 
     def hold(self, body: Body, holder: str) -> Body:

@@ -115,6 +115,7 @@ class Dispatcher:
             protocol.peer = NodePeer(nodes, body["node"])
         else:
             protocol.peer = self._processes.joined(body)
+            protocol.paced = True
             self._connections.add(protocol)
             self._used = time.monotonic()
         return {"version": frames.VERSION}
@@ -124,7 +125,7 @@ class Dispatcher:
         if isinstance(peer, AttachedProcess):
             self._connections.discard(protocol)
             self._forget(protocol)
-            self._locks.lost(peer.ident)
+            self._locks.lost(protocol)
             self._processes.left(peer)
             if peer.owner and not self.nodes.closed:
                 self._on_orphaned()
@@ -176,9 +177,14 @@ class Dispatcher:
                 peer.session = True
             case "begin_read":
                 job = Job(body, connection=protocol, ident=ident)
-                self._locks.begin_read(peer.ident, body["matrix"], lambda: job.answer({}))
+                self._locks.begin_read(
+                    protocol, body["matrix"], lambda read: job.answer({"read": read})
+                )
             case "end_read":
-                self._locks.end_read(peer.ident, body["matrix"])
+                whole = self._locks.end_read(body["read"])
+                Job(body, connection=protocol, ident=ident).answer({"whole": whole})
+            case "end_reads":  # of a gateway: its client's connection is lost, not this one
+                self._locks.lost(protocol)
             case "cancel_calls":
                 count = self.cancel_calls(None if body.get("all") else peer.ident)
                 Job(body, connection=protocol, ident=ident).answer({"cancelled": count})

@@ -26,6 +26,7 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 class Job:
     """A command and who waits for its answer: a connection, a future of the actor, or neither.
 
+    A process that does not wait for an answer sends its command without a number (`ident`).
     `first_round` is the number of the first round that can belong to it, `cancelled` why it
     is no longer wanted, `losses` how often ranks were lost while it ran.
     """
@@ -62,6 +63,8 @@ class Job:
                 self.future.set_result(result)
 
     def _reply(self, connection: FrameProtocol, result: Body | Failure) -> None:
+        if self.ident is None:
+            return  # the process does not wait for an answer, and would not read it
         key, value = "result", result
         if isinstance(result, Failure):
             key, value = "error", result.to_map()

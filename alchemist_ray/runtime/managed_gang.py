@@ -73,6 +73,8 @@ class ManagedGang:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._created = time.time()
         self._resizes = 0  # that a process waits for
+        self._calls: set[str] = set()  # tokens of `.remote` calls under way
+        self._unwanted: set[str] = set()  # those whose ObjectRef is gone
         self._dropped = False
 
     # --- start ---
@@ -245,9 +247,23 @@ class ManagedGang:
 
     async def call(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Any:
         """A routine call whose results are what the user gets: values and handles."""
-        address = await self.gang_address()
-        reply = await self.command(epoch, body, holder)
+        self._calls.add(holder)
+        try:
+            address = await self.gang_address()
+            reply = await self.command(epoch, body, holder)
+        finally:
+            self._calls.discard(holder)
+            if holder in self._unwanted:
+                self._unwanted.discard(holder)
+                await self.end_results([holder])
         return results_of(reply, lambda record: Handle.from_record(record, address, ResultLease()))
+
+    async def end_results(self, tokens: list[str]) -> None:
+        """The ObjectRefs of calls are gone: their results are freed, or will be after the call."""
+        self._unwanted.update(self._calls.intersection(tokens))
+        for token in tokens:
+            if token not in self._calls and self._gang is not None:
+                self._gang.dispatcher.commands.lost(token)
 
     async def function(self, request: GangRequest, work: Work, *values: Any) -> Any:
         """Run a function on a gang of its own, which is started if it is not there.

@@ -1,45 +1,45 @@
 """Locks of matrices: no process fetches one that a call is changing in place.
 
 Commands of a gang run one at a time; fetches go directly to the ranks beside them. On a gang that
-several programs use, a fetch asks for a read lock first.
+several programs use, a fetch asks for a read lock first. When it ends it asks whether the lock
+was held all the time: a lock ends with its control connection, not with the data connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class MatrixLocks:
-    """Readers by process, and the matrices that the running command changes."""
+    """Reads that are under way, and the matrices that the running command changes."""
 
     def __init__(self) -> None:
-        self._readers: dict[str, Counter[int]] = {}
+        self._reads: dict[int, tuple[Any, int]] = {}  # by number: connection, matrix
+        self._last = 0
         self._written: frozenset[int] = frozenset()
-        self._waiting: list[tuple[str, int, Callable[[], None]]] = []
+        self._waiting: list[tuple[Any, int, Callable[[int], None]]] = []
         self._changed = asyncio.Event()
 
-    def begin_read(self, process: str, matrix: int, granted: Callable[[], None]) -> None:
-        """Call `granted` when the matrix can be read: at once, or after the running command."""
+    def begin_read(self, connection: Any, matrix: int, granted: Callable[[int], None]) -> None:
+        """Call `granted` with the read's number: at once, or after the running command."""
         if matrix in self._written:
-            self._waiting.append((process, matrix, granted))
-        else:
-            self._readers.setdefault(process, Counter())[matrix] += 1
-            granted()
+            self._waiting.append((connection, matrix, granted))
+            return
+        self._last += 1
+        self._reads[self._last] = connection, matrix
+        granted(self._last)
 
-    def end_read(self, process: str, matrix: int) -> None:
-        """A process has read the matrix."""
-        if process in self._readers:
-            self._readers[process] -= Counter([matrix])
-            if not self._readers[process]:
-                del self._readers[process]
+    def end_read(self, number: int) -> bool:
+        """A read has ended; whether its lock was held until now."""
         self._changed.set()
+        return self._reads.pop(number, None) is not None
 
-    def lost(self, process: str) -> None:
-        """A connection of a process is gone, and its transfers with it."""
-        self._readers.pop(process, None)
-        self._waiting = [entry for entry in self._waiting if entry[0] != process]
+    def lost(self, connection: Any) -> None:
+        """A connection is gone: its locks end. Its transfers may go on, see `end_read`."""
+        self._reads = {n: read for n, read in self._reads.items() if read[0] is not connection}
+        self._waiting = [entry for entry in self._waiting if entry[0] is not connection]
         self._changed.set()
 
     async def begin_write(self, matrices: Iterable[int], wanted: Callable[[], bool]) -> None:
@@ -48,9 +48,7 @@ class MatrixLocks:
         Returns early when the command is no longer `wanted`; see `interrupt`.
         """
         self._written = frozenset(matrices)
-        while wanted() and any(
-            not self._written.isdisjoint(read) for read in self._readers.values()
-        ):
+        while wanted() and any(matrix in self._written for _, matrix in self._reads.values()):
             self._changed.clear()
             await self._changed.wait()
 

@@ -19,10 +19,11 @@ POLL_INTERVAL_S = 1.0
 class RemoteResults:
     """The calls of this process that returned an ObjectRef. Thread-safe.
 
-    The dispatcher leases the results of such a call to a token. Ray has no callback for the end
-    of an ObjectRef and its objects take no weak references, so a thread compares the tokens with
-    Ray's table of references, while there are any. This process owns the objects: the table has
-    them as long as any process of the cluster refers to them.
+    The dispatcher leases the results of such a call to a token, which begins with the id of this
+    process: the lease ends with the ObjectRef, or with the process. Ray has no callback for the
+    end of an ObjectRef and its objects take no weak references, so a thread compares the tokens
+    with Ray's table of references, while there are any. This process owns the objects: the table
+    has them as long as any process of the cluster refers to them.
     """
 
     def __init__(self, connection: GangConnection) -> None:
@@ -33,8 +34,8 @@ class RemoteResults:
 
     def call(self, body: Body) -> Any:
         """Start a routine call; the ObjectRef of its results."""
-        token = f"result-{uuid.uuid4().hex}"
         connection = self._connection
+        token = f"{connection.process}/{uuid.uuid4().hex}"
         ref: Any = connection.manager.call.remote(connection.address.epoch, body, token)
         with self._lock:
             self._tokens[ref.hex().encode()] = token
@@ -59,7 +60,7 @@ class RemoteResults:
                 if not self._tokens:
                     self._watched = False
                 done = not self._watched
-            for token in tokens:
-                self._connection.tell({"op": "end_lease", "holder": token})
+            if tokens:  # in the same order as the calls, which may still wait for their turn
+                self._connection.manager.end_results.remote(tokens)
             if done:
                 return

@@ -63,9 +63,8 @@ def _fetched(
                 reader.read_block(out, (row0, col0))
         return reader.times
 
-    with connection.reading(ref):
-        begun = timeline.now()
-        times = watched(connection, read)
+    begun = timeline.now()
+    times = connection.read(ref, lambda: watched(connection, read))
     counted("fetch", times, begun)
     if print_times:
         print(times_table(times, sending=False))

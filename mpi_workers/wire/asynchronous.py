@@ -40,7 +40,11 @@ class FrameProtocol(asyncio.Protocol):
     ----------
     peer : object
         For the owner: its record of the other end.
+    paced : bool
+        Whether frames of a peer wait while it does not read those that were sent to it.
     """
+
+    paced = False
 
     def __init__(
         self,
@@ -117,6 +121,14 @@ class FrameProtocol(asyncio.Protocol):
             self._refuse_as(failure)
         except (KeyError, TypeError, ValueError) as error:  # fields missing or of a wrong type
             self._refuse(f"malformed frame: {error!r}")
+
+    def pause_writing(self) -> None:
+        if self.paced and self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.paced and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _refuse(self, why: str) -> None:
         kind = "TransferError" if self._authenticated else "AuthError"

@@ -26,7 +26,6 @@ from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 
-UNANSWERED = frozenset({"session", "goodbye", "cancel", "end_read"})
 LOGGED = frozenset({"call", "run", "load", "create", "free", "cancel_calls"})
 OWN = frozenset({"stage", "collect", "read_part"})  # the gateway answers them itself
 QUEUED_NBYTES = 4 << 20  # 4 MiB for a client that reads slowly: then the dispatcher waits
@@ -123,8 +122,8 @@ class Client:
             raise WireError(f"a gateway does not accept {frame.kind.name} here")
         body = frame.body
         ident, op = body.get("id"), body.get("op")
-        if type(ident) is not int:
-            raise WireError("a command must have a number")
+        if ident is not None and type(ident) is not int:
+            raise WireError("the number of a command must be an integer")
         try:
             self._service.check_token(self.token)
             own = self.gang.user == self.token.user
@@ -147,7 +146,7 @@ class Client:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _own(self, ident: int, body: Body) -> None:
+    async def _own(self, ident: int | None, body: Body) -> None:
         result: Body | Failure
         link = self._link
         try:
@@ -161,7 +160,7 @@ class Client:
         if link is self._link:
             self._reply(ident, result)
 
-    async def _within_quota(self, ident: int, body: Body) -> None:
+    async def _within_quota(self, ident: int | None, body: Body) -> None:
         link = self._link
         try:
             await self._service.check_quota(self.token, body)
@@ -180,7 +179,7 @@ class Client:
         if link is self._link:
             self._forward(ident, body)
 
-    def _forward(self, ident: int, body: Body) -> None:
+    def _forward(self, ident: int | None, body: Body) -> None:
         op = body["op"]
         if self._upstream is None:
             return
@@ -192,16 +191,15 @@ class Client:
             if not found:
                 return
             body["call"] = found[0]
-        number = next(self._ids)
-        if op not in UNANSWERED:
+        if ident is not None:
+            body["id"] = number = next(self._ids)
             self._calls[number] = (ident, _facts(body), time.monotonic())
-        body["id"] = number
         self._upstream.send(Kind.COMMAND, body)
         if op == "goodbye":
             self.end()
 
-    def _reply(self, ident: int, result: Body | Failure) -> None:
-        if self._link is None:
+    def _reply(self, ident: int | None, result: Body | Failure) -> None:
+        if self._link is None or ident is None:
             return
         answer: Body = {"id": ident, "result": result}
         if isinstance(result, Failure):
@@ -277,10 +275,12 @@ class Client:
             self._timer = loop.call_later(GRACE_S, self.end)
 
     def _forget_calls(self) -> None:
-        """Cancel what the client waited for."""
+        """Cancel what the client waited for, and end the locks of its fetches."""
         calls, self._calls = self._calls, {}
-        if calls and self._upstream is not None:
-            self._upstream.send(Kind.COMMAND, {"op": "cancel_calls", "id": 0})
+        if self._upstream is not None:
+            self._upstream.send(Kind.COMMAND, {"op": "end_reads"})
+            if calls:
+                self._upstream.send(Kind.COMMAND, {"op": "cancel_calls"})
         self.staged.clear()
 
     def end(self) -> None:
@@ -291,7 +291,7 @@ class Client:
         if self._timer is not None:
             self._timer.cancel()
         if self._upstream is not None:
-            self._upstream.send(Kind.COMMAND, {"op": "goodbye", "id": 0})
+            self._upstream.send(Kind.COMMAND, {"op": "goodbye"})
             self._upstream.close()
         self._service.client_gone(self)
 

@@ -9,7 +9,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.library_names import ARRAYS, ENTRY_POINTS, SHIPPED
 
-# Commands of `runtime.commands` and of the dispatcher. `discard` and `end_lease` are internal.
+# Commands of `runtime.commands` and of the dispatcher. `discard` is internal.
 OPEN = frozenset(
     {"session", "goodbye", "begin_read", "end_read", "status", "cancel", "create", "seal",
      "redistribute", "release", "hold", "pin", "list_matrices", "describe", "touch", "resume",

@@ -66,7 +66,7 @@ def test_shipped_libraries_need_the_same_scope_to_be_loaded_and_called(library: 
 
 def test_every_command_of_a_gang_is_decided() -> None:
     """A new command is refused through gateways until it is in one of these sets."""
-    internal = {"discard", "end_lease", "resize", "keep_copies", "checkpointed", "file_stamp"}
+    internal = {"discard", "resize", "keep_copies", "checkpointed", "file_stamp"}
     assert set(COMMANDS) - rights.OPEN - rights.CODE <= {*internal, "load", "call", "free"}
     for op in internal:
         with pytest.raises(Failure, match="does not pass on"):

@@ -27,6 +27,7 @@ from alchemist_ray.runtime.attach import connect
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_handle import find_gang
 from alchemist_ray.runtime.names import NAMESPACE, group_name
+from mpi_workers.data.transfers import MatrixReader
 from tests.faults.named.named_gangs import (
     Program,
     actors,
@@ -388,13 +389,38 @@ def test_a_matrix_is_not_fetched_while_a_call_changes_it(
     assert waits[0] < 0.5 < waits[1], waits
 
 
+def test_a_fetch_whose_control_connection_breaks_is_whole(
+    climate: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock ends with the control connection, while the data connections go on."""
+    A = climate.send_matrix(np.zeros((4000, 3)), name="whole")
+    whole = MatrixReader.read_block
+    broken: list[float] = []
+
+    def in_halves(self: MatrixReader, out: Any, origin: tuple[int, int]) -> None:
+        whole(self, out[:2000], origin)
+        if not broken:
+            broken.append(out[:2000].max())
+            climate.connection._channel._connection.hang_up()
+            climate.run(lambda comm, A: A.local.fill(7), A)
+        whole(self, out[2000:], (2000, 0))
+
+    monkeypatch.setattr(MatrixReader, "read_block", in_halves)
+    found = A.fetch()
+    assert broken == [0.0]
+    assert found.min() == found.max() == 7
+
+
 def test_a_reader_that_dies_does_not_hold_up_calls(cluster: str, climate: AlchemistSession) -> None:
     text = """
         als = AlchemistSession.attach("climate")
         A = als.matrix("A")
-        with als.connection.reading(A):
+
+        def read():
             print("reading", flush=True)
             time.sleep(60)
+
+        als.connection.read(A, read)
     """
     A = climate.matrix("A")
     with Program(cluster, text) as program:
