@@ -53,7 +53,7 @@ class AlchemistMagics(Magics):
         words = shlex.split(line)
         if len(words) not in (1, 2):
             raise UsageError("%mpi_attach NAME [VARIABLE]; %mpi_status lists the gangs")
-        session = AlchemistSession.attach(words[0])
+        session: AlchemistSession = AlchemistSession.attach(words[0])
         self.shell.user_ns[words[1] if len(words) == 2 else SESSION] = session
         return session
 

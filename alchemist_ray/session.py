@@ -21,6 +21,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo, gang_html
 from alchemist_ray.gang.libraries import Library, named
 from alchemist_ray.gang.narration import matrix_text, narrated
+from alchemist_ray.gang.options import ConnectionOptions, GangOptions, documented
 from alchemist_ray.gang.shared_gangs import SharedGangs
 from alchemist_ray.io.checkpoints import SessionCheckpoints
 from alchemist_ray.io.session_files import SessionFiles
@@ -30,6 +31,7 @@ from alchemist_ray.transfer import fetching, sending
 __all__ = ["AlchemistSession", "CallInfo", "GangInfo", "WorkerInfo"]
 
 
+@documented(GangOptions, ConnectionOptions)
 @named_after
 class AlchemistSession(
     SharedGangs, SessionFiles, SessionCheckpoints, SessionPrograms, SessionTraces
@@ -38,56 +40,7 @@ class AlchemistSession(
 
     Parameters
     ----------
-    num_workers : int or (int, int), optional
-        MPI ranks to start at once; see `request_workers`. Default: none, until then.
-    address : str, optional
-        ``"alchemist://host:port"`` of a gateway (``docs/gateway.md``), which this process reaches
-        without Ray or MPI; or ``"host:port"`` of a Ray cluster. Default: that of the environment
-        variable ``ALCHEMIST_ADDRESS``, else the Ray cluster of this process or machine.
-    token : str, optional
-        For a gateway. Default: the environment variable ``ALCHEMIST_TOKEN``.
-    name : str, optional
-        Name of the gang, unique in the Ray cluster: other processes `attach` by it.
-    lifetime : {"process", "detached"}
-        ``"process"``: the gang ends with the session, or with this process. ``"detached"``: it
-        stays, with its matrices and libraries, until `stop_gang`; it needs a name.
-    idle_timeout_s : float, optional
-        End the gang after this many seconds without a command of any process.
-    max_failures : int
-        How often the gang is started again after the loss of a rank or a node, with its libraries
-        and the matrices that can be rebuilt (``docs/recovery.md``). Default: never.
-    checkpoint_folder : path_like, optional
-        A folder that all nodes see. `checkpoint` writes the gang's matrices there; with
-        `max_failures` the gang also does it itself, when repeating its commands would cost more.
-    placement : {"own", "inherit"} or Reservation
-        ``"own"`` reserves CPUs in the cluster for the ranks. ``"inherit"`` runs them on the CPUs
-        of the Ray task or actor that creates the session. A `Reservation` uses bundles of an
-        existing placement group (`alchemist_ray.runtime.placement.within`).
-    strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
-        Ray's placement strategy for the ranks: few nodes, many nodes, one node, one node per
-        rank. The strict ones are satisfied or refused. Only with ``placement="own"``.
-    threads_per_worker : int
-        BLAS threads of each rank.
-    cpus_per_worker : float, optional
-        CPUs reserved for each rank. Default: `threads_per_worker`.
-    launcher : {"auto", "pmi", "mpiexec", "srun", "pals", "aprun", "hydra"}
-        How ranks are started: forked on each node (pmi), by mpiexec on one machine, or on many
-        nodes by a site's launcher (`alchemist_ray.launchers`). ``"auto"`` takes the value of
-        the environment variable ``ALCHEMIST_LAUNCHER``, which a site file may set, else pmi.
-    start_timeout_s : float
-        Time limit for the start of a gang, in seconds.
-    progress : bool, optional
-        Show progress bars for transfers of more than a second. Default: on a terminal.
-    output : bool
-        Show lines that ranks print during a call, with their rank, on this process's stdout
-        and stderr.
-    verbose : bool
-        Print the workers, the libraries that are loaded, the matrices that move, and each call
-        with its arguments and its time.
-    buffer_bytes : int, optional
-        At most this many bytes of an array of this process are sent or fetched in one step.
-        Smaller steps mean more messages. Default: 64 MiB, or a whole array up to 512 MiB.
-
+    {options}
     Raises
     ------
     ValueError

@@ -16,7 +16,7 @@ from alchemist_ray.arguments import (
     checked_seconds,
     near,
 )
-from alchemist_ray.gang.owner import START_TIMEOUT_S
+from alchemist_ray.gang.options import START_TIMEOUT_S
 from alchemist_ray.runtime.placement import Reservation
 from envs.errors import EnvConfigError
 

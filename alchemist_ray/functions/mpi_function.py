@@ -20,12 +20,12 @@ from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.packing import Work, pack
 from alchemist_ray.gang.libraries import checked_timeout
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.owner import START_TIMEOUT_S
-from alchemist_ray.launchers import AUTO
+from alchemist_ray.gang.options import START_TIMEOUT_S, GangOptions
+from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_options import GangOptions
+from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_cluster import join_ray
 from alchemist_ray.runtime.ray_connection import connection_id, while_connected
@@ -63,8 +63,9 @@ class FunctionOptions:
         number = isinstance(idle_s, Real) and not isinstance(idle_s, bool)
         if not number or not idle_s >= 0:
             raise ValueError(f"idle_s={idle_s!r}: it must be a number of seconds, at least 0")
-        options = GangOptions.checked("own", **gang)
-        return cls(num_workers, options, checked_timeout(timeout_s), idle_s)
+        return cls(
+            num_workers, GangOptions(num_workers, **gang), checked_timeout(timeout_s), idle_s
+        )
 
 
 class MpiFunction:
@@ -152,7 +153,7 @@ def mpi_function(
     num_workers: int,
     threads_per_worker: int = 1,
     cpus_per_worker: float | None = None,
-    launcher: str = AUTO,
+    launcher: str = "auto",
     start_timeout_s: float = START_TIMEOUT_S,
     timeout_s: float | None = None,
     idle_s: float = IDLE_S,
@@ -244,7 +245,7 @@ class _Pool:
         with self._lock:
             self._forget_lost()
             host = self._host(key, options)
-            request = key.gang.request(key.num_workers, f"f{uuid.uuid4().hex[:10]}")
+            request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
             host.manager.launched = True
             ref: Any = host.manager.handle.function.remote(request, work, *refs)
             host.calls.append(ref)
@@ -264,7 +265,7 @@ class _Pool:
             free = min(hosts, key=lambda host: len(host.calls), default=None)
         if free is None or (free.calls and self._room() >= options.num_workers * options.gang.cpus):
             find_driver().prewarm.remote()
-            free = _Host(manager_pool.take(options.gang.owner), options.idle_s)
+            free = _Host(manager_pool.take(this_process()), options.idle_s)
             hosts.append(free)
         free.idle_s = options.idle_s
         return free

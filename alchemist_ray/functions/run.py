@@ -109,7 +109,7 @@ def run_task(
     if timeout_s is not None:
         body["timeout_s"] = timeout_s
     once: list[str] = []
-    bar = RoutineBar(task["name"], connection.progress)
+    bar = RoutineBar(task["name"], connection.options.progress)
     with contextlib.ExitStack() as during:
         during.enter_context(narrated(connection, f"{task['kind'].capitalize()} {task['name']}"))
         if code is not None:

@@ -29,6 +29,7 @@ from alchemist_ray.gang.control_channel import (
 )
 from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.options import ConnectionOptions
 from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.transport import DirectTransport, Transport
 from mpi_workers.data.description import DataEndpoints
@@ -79,8 +80,8 @@ class GangConnection:
         Has the GroupManager keep data that it can send again after a failure.
     owner : bool
         Whether the gang ends when this process is gone.
-    progress, output : bool
-        Show progress bars (None: on a terminal), and what ranks print.
+    options : ConnectionOptions, optional
+        What this process shows, and in which steps it moves data.
 
     Raises
     ------
@@ -101,13 +102,11 @@ class GangConnection:
         current: Callable[[], GangAddress] | None = None,
         keeper: Callable[[int, int, Any], None] | None = None,
         owner: bool = False,
-        progress: bool | None = None,
-        output: bool = True,
+        options: ConnectionOptions | None = None,
     ) -> None:
         self._at(address)
         self.manager = manager
-        self.progress = progress
-        self.output = output
+        self.options = options or ConnectionOptions()
         self.owner = owner
         self._current = current
         self._keeper = keeper
@@ -133,8 +132,6 @@ class GangConnection:
             self._open_channel()
 
     _forked = False
-    verbose = False  # print what happens (`gang.narration`)
-    buffer_bytes: int | None = None  # of an array, moved in one step
 
     def _at(self, address: GangAddress) -> None:
         self.address = address
@@ -258,7 +255,7 @@ class GangConnection:
                 f"gang {self.address.incarnation} has ended, with its libraries and matrices: "
                 "load_library(...) again in the session's new gang"
             )
-        body = body if self.output else {**body, "output": False}
+        body = body if self.options.output else {**body, "output": False}
         try:
             self.leases.sweep()
             return self._exchange(body, on_progress)

@@ -138,8 +138,8 @@ class Routine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         body = self._bound(args, kwargs)
-        bar = RoutineBar(self.__qualname__, self._connection.progress)
-        verbose = self._connection.verbose  # else no argument is made a string
+        bar = RoutineBar(self.__qualname__, self._connection.options.progress)
+        verbose = self._connection.options.verbose  # else no argument is made a string
         text = call_text(self.__qualname__, args, kwargs) if verbose else ""
         with narrated(self._connection, text):
             try:

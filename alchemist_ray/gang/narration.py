@@ -22,7 +22,7 @@ VALUE_LENGTH = 40
 @contextmanager
 def narrated(connection: GangConnection, what: str) -> Iterator[None]:
     """Print that something begins, and that it has ended and how long it took."""
-    if not connection.verbose:
+    if not connection.options.verbose:
         yield
         return
     say(f"{what} ...")

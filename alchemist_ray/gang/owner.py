@@ -15,24 +15,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol, Self
 
-from alchemist_ray.arguments import (
-    MAX_SECONDS,
-    checked_address,
-    checked_flag,
-    checked_seconds,
-    known_options,
-    positive_int,
-)
-from alchemist_ray.errors import AlchemistError, GroupError, ResourceError, SessionError
+from alchemist_ray.arguments import checked_address
+from alchemist_ray.errors import AlchemistError, GroupError, SessionError
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import WorkerInfo, workers_of
 from alchemist_ray.gang.narration import say, workers_table
+from alchemist_ray.gang.options import (
+    ConnectionOptions,
+    GangOptions,
+    Workers,
+    checked_workers,
+    with_options,
+)
 from alchemist_ray.plural import counted
 
-Workers = int | tuple[int, int]  # ranks, or the fewest and the most
-
-START_TIMEOUT_S = 60.0  # of a gang, unless the user sets start_timeout_s
 END_TIMEOUT_S = 15.0
 MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
 
@@ -82,65 +79,22 @@ class GangOwner:
     _gangs: SessionGangs
     _connection: GangConnection | None
 
-    @known_options("AlchemistSession")
-    def __init__(
-        self,
-        num_workers: Workers | None = None,
-        *,
-        address: str | None = None,
-        token: str | None = None,
-        name: str | None = None,
-        lifetime: str = "process",
-        idle_timeout_s: float | None = None,
-        max_failures: int = 0,
-        checkpoint_folder: str | os.PathLike[str] | None = None,
-        placement: Any = "own",
-        strategy: str = "PACK",
-        threads_per_worker: int = 1,
-        cpus_per_worker: float | None = None,
-        launcher: str = "auto",
-        start_timeout_s: float = START_TIMEOUT_S,
-        progress: bool | None = None,
-        output: bool = True,
-        verbose: bool = False,
-        buffer_bytes: int | None = None,
-    ) -> None:
-        self._begin(verbose=verbose, buffer_bytes=buffer_bytes)
-        checked_flag("progress", progress, optional=True)
-        checked_flag("output", output)
-        self._gangs = registry.access(address, token).open_gangs(
-            self.id,
-            None if num_workers is None else checked_workers(num_workers),
-            address=address,
-            token=token,
-            shown={"progress": progress, "output": output},
-            name=name,
-            lifetime=lifetime,
-            idle_timeout_s=idle_timeout_s,
-            max_failures=max_failures,
-            checkpoint_folder=checkpoint_folder,
-            placement=placement,
-            strategy=strategy,
-            threads_per_worker=threads_per_worker,
-            cpus_per_worker=cpus_per_worker,
-            launcher=launcher,
-            start_timeout_s=checked_seconds("start_timeout_s", start_timeout_s, most=MAX_SECONDS),
-        )
+    @with_options(GangOptions, "AlchemistSession")
+    def __init__(self, options: GangOptions) -> None:
+        self._begin(options)
+        gangs = registry.access(options.address, options.token)
+        self._gangs = gangs.open_gangs(self.id, options)
         _sessions.add(self)
-        if num_workers is not None:
+        if options.num_workers is not None:
             try:
-                self.request_workers(num_workers)
+                self.request_workers(options.num_workers)
             except BaseException:
                 self.close()
                 raise
 
-    def _begin(self, *, verbose: bool, buffer_bytes: int | None) -> None:
-        checked_flag("verbose", verbose)
-        if buffer_bytes is not None:
-            positive_int("buffer_bytes", buffer_bytes)
-        self._buffer_bytes = buffer_bytes
+    def _begin(self, options: ConnectionOptions) -> None:
+        self._options = options
         self.id = f"s{uuid.uuid4().hex[:10]}"
-        self._verbose = verbose
         self._connection = None
         self._closed = False
         self._attached = False  # to a gang that another session has started
@@ -152,12 +106,9 @@ class GangOwner:
         self.id = connection.address.session
         self._gangs = gangs
         self._attached = True
-        self._use(connection)
-        _sessions.add(self)
-
-    def _use(self, connection: GangConnection) -> None:
         self._connection = connection
-        connection.verbose, connection.buffer_bytes = self._verbose, self._buffer_bytes
+        connection.options = self._options
+        _sessions.add(self)
 
     def connect_to_alchemist(self, address: str, port: int) -> None:
         """Join the Ray cluster whose head listens at ``address:port`` (its GCS port).
@@ -220,7 +171,7 @@ class GangOwner:
                     "start a gang with AlchemistSession(num_workers, ...)"
                 )
             self._drop_client()
-            self._use(self._gangs.start(num_workers))
+            self._connection = self._gangs.start(num_workers)
             try:
                 self._check_started()
             except BaseException:
@@ -230,7 +181,7 @@ class GangOwner:
                 self._drop_client()
                 self._gangs.close(reusable=False)
             workers = self.list_workers()
-            if self._verbose:
+            if self._options.verbose:
                 say(workers_table(workers))
             return workers
 
@@ -370,20 +321,6 @@ class GangOwner:
             return self._gangs.end(running=self._connection is not None)
         finally:
             self._drop_client()
-
-
-def checked_workers(value: Any) -> Workers:
-    """A number of workers, or the fewest and the most. Raises `ResourceError`."""
-    if not isinstance(value, tuple | list):
-        positive_int("num_workers", value)
-        return int(value)
-    for number in value:
-        positive_int("num_workers", number)
-    if len(value) != 2 or value[0] > value[1]:
-        raise ResourceError(
-            f"num_workers={value!r}: give a number, or (fewest, most), for example (2, 8)"
-        )
-    return int(value[0]), int(value[1])
 
 
 _sessions: weakref.WeakSet[GangOwner] = weakref.WeakSet()

@@ -5,17 +5,12 @@ from __future__ import annotations
 import builtins
 from typing import Any, Self
 
-from alchemist_ray.arguments import (
-    MAX_SECONDS,
-    checked_flag,
-    checked_seconds,
-    known_options,
-    positive_int,
-)
+from alchemist_ray.arguments import positive_int
 from alchemist_ray.errors import SessionError
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo, calls_of
 from alchemist_ray.gang.narration import narrated
+from alchemist_ray.gang.options import AttachOptions, with_options
 from alchemist_ray.gang.owner import GangOwner
 from alchemist_ray.plural import counted
 
@@ -64,19 +59,8 @@ class SharedGangs(GangOwner):
         return self.list_workers()
 
     @classmethod
-    @known_options("AlchemistSession.attach")
-    def attach(
-        cls,
-        name: str,
-        *,
-        timeout_s: float = 60.0,
-        address: str | None = None,
-        token: str | None = None,
-        progress: bool | None = None,
-        output: bool = True,
-        verbose: bool = False,
-        buffer_bytes: int | None = None,
-    ) -> Self:
+    @with_options(AttachOptions, "AlchemistSession.attach")
+    def attach(cls, options: AttachOptions) -> Self:
         """A session on a gang that another process has started, at the same time as others.
 
         Parameters
@@ -109,17 +93,9 @@ class SharedGangs(GangOwner):
         a handle of it. A process that loses its connection to a detached gang keeps its matrices
         for 60 s, and resumes the connection with its next command.
         """
-        checked_flag("progress", progress, optional=True)
-        checked_flag("output", output)
-        gangs, connection = registry.access(address, token).attach(
-            _checked_name(name),
-            checked_seconds("timeout_s", timeout_s, most=MAX_SECONDS),
-            address=address,
-            token=token,
-            shown={"progress": progress, "output": output},
-        )
+        gangs, connection = registry.access(options.address, options.token).attach(options)
         session = cls.__new__(cls)
-        session._begin(verbose=verbose, buffer_bytes=buffer_bytes)
+        session._begin(options)
         session._attach_to(gangs, connection)
         return session
 
@@ -150,7 +126,8 @@ class SharedGangs(GangOwner):
         Returns when its processes have ended and its CPUs are free. Processes that wait for a
         call on it get a `SessionError`.
         """
-        registry.access(address, token).stop_gang(_checked_name(name), address=address, token=token)
+        wanted = AttachOptions(name, address=address, token=token).name
+        registry.access(address, token).stop_gang(wanted, address=address, token=token)
 
     def serve(self, **options: Any) -> Any:
         """Start a gateway for clients without Ray in this session's cluster, or find it.
@@ -209,11 +186,3 @@ class SharedGangs(GangOwner):
     def list_calls(self) -> builtins.list[CallInfo]:
         """The call that the gang runs, and those that wait, of all attached processes."""
         return builtins.list(calls_of(self.connection.request({"op": "status"})))
-
-
-def _checked_name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise SessionError(
-            f"name={name!r}: the name of a gang is a string; AlchemistSession.list() has the names"
-        )
-    return name

@@ -14,7 +14,12 @@ from alchemist_ray.gang.address import OnGang
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import SocketChannel
 from alchemist_ray.gang.info import GangInfo
-from alchemist_ray.gang.owner import Workers
+from alchemist_ray.gang.options import (
+    AttachOptions,
+    ConnectionOptions,
+    GangOptions,
+    Workers,
+)
 from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.calls import GatewayCalls
@@ -36,30 +41,23 @@ class GatewayGangs:
     ----------
     address : GatewayAddress or None
         None: `move` gives it.
-    token : str or None
-        Default: that of ``ALCHEMIST_TOKEN``.
     session : str
         Id of the session.
-    shown, options : dict
-        Options of `GangConnection` for progress and output; of the gang.
+    options : GangOptions or AttachOptions
     """
 
     def __init__(
-        self,
-        address: GatewayAddress | None,
-        token: str | None,
-        session: str,
-        shown: dict[str, Any],
-        options: dict[str, Any],
+        self, address: GatewayAddress | None, session: str, options: GangOptions | AttachOptions
     ) -> None:
         self._address = address
-        self._token = token
+        self._token = options.token
         self._session = session
-        self._shown = shown
-        self._options = options
+        self._shown = options
+        # A session that is attached starts no gang.
+        self._options = options if isinstance(options, GangOptions) else GangOptions()
         self._gang = ""  # that this session has started
-        self.detached = options.get("lifetime") == "detached"
-        self.start_timeout_s = float(options.get("start_timeout_s", 60.0))
+        self.detached = self._options.detached
+        self.start_timeout_s = self._options.start_timeout_s
 
     def move(self, address: str, port: int, *, in_use: bool) -> None:
         if in_use:
@@ -80,7 +78,7 @@ class GatewayGangs:
                 "workers": num_workers if isinstance(num_workers, int) else list(num_workers),
                 "session": self._session,
                 "process": process,
-                "options": self._options,
+                "options": self._options.for_gateway(),
             },
         )
         self._gang = described["gang"]
@@ -177,7 +175,7 @@ def connection_to(
     token: str | None,
     described: Body,
     process: str | None = None,
-    shown: dict[str, Any] | None = None,
+    options: ConnectionOptions | None = None,
 ) -> GangConnection:
     """A connection of this process to a gang that the gateway has described."""
     return GangConnection(
@@ -187,7 +185,7 @@ def connection_to(
         upload_type=GatewayUploads,
         result_type=GatewayCalls,
         process=process,
-        **(shown or {}),
+        options=options,
     )
 
 
@@ -209,44 +207,23 @@ def _known(address: str | None) -> GatewayAddress:
 # --- what `gang.registry.access` promises ---
 
 
-def open_gangs(
-    session: str,
-    num_workers: Workers | None,
-    *,
-    address: str | None,
-    token: str | None,
-    shown: dict[str, Any],
-    placement: Any,
-    max_failures: int,
-    checkpoint_folder: Any,
-    **options: Any,
-) -> GatewayGangs:
-    """The gangs of a session; see `AlchemistSession` for the options."""
-    if placement != "own":
-        raise ValueError(
-            f"placement={placement!r} is not possible through a gateway: use placement='own'"
-        )
-    if max_failures or checkpoint_folder is not None:
-        raise ValueError(
-            "max_failures and checkpoint_folder are for sessions in the gang's Ray cluster: start "
-            "a detached gang there, and attach to it through the gateway"
-        )
-    gateway = _gateway(address)
+def open_gangs(session: str, options: GangOptions) -> GatewayGangs:
+    """The gangs of a session. Raises `ValueError` for options that a gateway does not take."""
+    options.for_gateway()
+    gateway = _gateway(options.address)
     if gateway is not None:
-        _checked(token)
-        if address is not None and num_workers is None:  # else the start of the gang tells
-            ask(gateway, token, {"op": "list_gangs"})
-    return GatewayGangs(gateway, token, session, shown, options)
+        _checked(options.token)
+        if options.address is not None and options.num_workers is None:
+            ask(gateway, options.token, {"op": "list_gangs"})  # else the start of the gang tells
+    return GatewayGangs(gateway, session, options)
 
 
-def attach(
-    name: str, timeout_s: float, *, address: str | None, token: str | None, shown: dict[str, Any]
-) -> tuple[GatewayGangs, GangConnection]:
+def attach(options: AttachOptions) -> tuple[GatewayGangs, GangConnection]:
     """A gang of another session, and a connection to it; see `AlchemistSession.attach`."""
-    gateway = _known(address)
-    body = {"op": "attach_gang", "name": name, "timeout_s": float(timeout_s)}
-    described = ask(gateway, token, body)
-    gangs = GatewayGangs(gateway, token, described["session"], shown, {})
+    gateway = _known(options.address)
+    body = {"op": "attach_gang", "name": options.name, "timeout_s": float(options.timeout_s)}
+    described = ask(gateway, options.token, body)
+    gangs = GatewayGangs(gateway, described["session"], options)
     return gangs, gangs.connect(described)
 
 

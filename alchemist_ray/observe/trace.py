@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,11 +35,12 @@ class RankHistory:
 
 def histories(connection: GangConnection, since: float) -> list[RankHistory]:
     """The commands of every rank since a time (seconds since the epoch)."""
-    verbose, connection.verbose = connection.verbose, False  # not a call of the user's
+    options = connection.options
+    connection.options = replace(options, verbose=False)  # not a call of the user's
     try:
         found = user_code.run(connection, collected, (since,), {}, None, pure=True)
     finally:
-        connection.verbose = verbose
+        connection.options = options
     return [
         RankHistory(rank, host, [e for e in map(Entry._make, entries) if e.name != OWN])
         for rank, host, entries in found

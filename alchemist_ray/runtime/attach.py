@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ray
 
 from alchemist_ray.arrays.handle import Handle
@@ -11,6 +9,7 @@ from alchemist_ray.errors import GroupFailedError, SessionError, StaleHandleErro
 from alchemist_ray.gang.address import GangAddress, OnGang
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import MANAGER_GONE
+from alchemist_ray.gang.options import ConnectionOptions
 from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.gang_handle import GangHandle, find_gang
 from alchemist_ray.runtime.ray_calls import ask_manager
@@ -20,8 +19,14 @@ from alchemist_ray.runtime.remote_results import RemoteResults
 ATTACH_TIMEOUT_S = 30.0
 
 
-def connect(address: GangAddress, manager: GangHandle, **options: Any) -> GangConnection:
-    """A connection to a gang of this Ray cluster; `options` as for `GangConnection`."""
+def connect(
+    address: GangAddress,
+    manager: GangHandle,
+    options: ConnectionOptions | None = None,
+    *,
+    owner: bool = False,
+) -> GangConnection:
+    """A connection to a gang of this Ray cluster. `owner`: the gang ends with this process."""
     exporter.start()
     return GangConnection(
         address,
@@ -31,7 +36,8 @@ def connect(address: GangAddress, manager: GangHandle, **options: Any) -> GangCo
         result_type=RemoteResults,
         current=lambda: ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S),
         keeper=lambda *about: ask_manager(manager.keep_source.remote(*about)),
-        **options,
+        options=options,
+        owner=owner,
     )
 
 

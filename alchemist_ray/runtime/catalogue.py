@@ -15,9 +15,9 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from alchemist_ray.errors import AlchemistError, GroupError, SessionError
 from alchemist_ray.gang.info import NOT_ANSWERING, GangInfo
+from alchemist_ray.gang.options import GangOptions
 from alchemist_ray.runtime import manager_pool
 from alchemist_ray.runtime.gang_handle import GangHandle, find_gang
-from alchemist_ray.runtime.gang_lifetime import GangLifetime
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.names import GROUP_PREFIX, NAMESPACE
 from alchemist_ray.runtime.ray_calls import ask
@@ -138,7 +138,7 @@ def cancel(name: str) -> int:
         raise _unknown(name) from None
 
 
-def start_named(lifetime: GangLifetime) -> Manager:
+def start_named(options: GangOptions) -> Manager:
     """A GroupManager for a gang with a name; that of a failed gang is replaced.
 
     Raises
@@ -146,12 +146,12 @@ def start_named(lifetime: GangLifetime) -> Manager:
     GroupError
         If the name is in use.
     """
-    name = lifetime.name
+    name = options.name
     assert name is not None
     deadline = time.monotonic() + GONE_TIMEOUT_S
     while True:
         try:
-            return manager_pool.take_named(name, detached=lifetime.detached)
+            return manager_pool.take_named(name, detached=options.detached)
         except ValueError:
             state = _state(name)
         if state == "failed":

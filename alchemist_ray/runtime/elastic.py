@@ -55,7 +55,7 @@ class Elastic:
         if request.bounds is None:
             return request
         least, most = request.bounds
-        free = await in_thread(room, request.cpus)
+        free = await in_thread(room, request.options.cpus)
         if (workers := min(most, free)) > least:
             try:
                 await self._cpus.reserve(workers, FREE_LIMIT_S)
@@ -71,7 +71,7 @@ class Elastic:
         least, most = request.bounds
         nodes.leave = lambda error: self._leave(nodes, error, least)
         if self._growing is None:
-            self._growing = _task(self._grow(request.cpus, most))
+            self._growing = _task(self._grow(request.options.cpus, most))
 
     def stop_growing(self) -> None:
         """The user has resized the gang."""

@@ -114,12 +114,14 @@ class GangCpus:
                 )
             self._held.append(_Held("", request.inherited))
             return
-        await in_thread(check_capacity, workers, request.cpus, request.strategy)
-        avoided = {*self._avoided, *(there if request.strategy == "STRICT_SPREAD" else ())}
+        await in_thread(check_capacity, workers, request.options.cpus, request.options.strategy)
+        avoided = {*self._avoided, *(there if request.options.strategy == "STRICT_SPREAD" else ())}
         where = f"!in({','.join(sorted(avoided))})" if avoided else ""
-        if there and request.strategy == "STRICT_PACK":
+        if there and request.options.strategy == "STRICT_PACK":
             where = there[0]
-        divided = await in_thread(divisions, more, request.cpus, request.strategy, avoided)
+        divided = await in_thread(
+            divisions, more, request.options.cpus, request.options.strategy, avoided
+        )
         deadline = time.monotonic() + limit_s
         asked_again = time.monotonic() + min(ASKED_AGAIN_S, limit_s / 2)
         instead = False
@@ -134,7 +136,7 @@ class GangCpus:
             most_s = limit_s if ranks is divided[-1] else FIRST_LIMIT_S
             if await self._reserved(ranks, where, deadline, most_s, instead=True):
                 return
-        raise await in_thread(not_free, more, request.cpus, limit_s)
+        raise await in_thread(not_free, more, request.options.cpus, limit_s)
 
     async def _reserved(
         self,
@@ -154,7 +156,9 @@ class GangCpus:
         self._held.append(held)  # before the Driver asks for it
         nodes = [where] * len(ranks) if where else []
         try:
-            asking = self._asked(held.name, ranks, self._request.strategy, nodes, instead=instead)
+            asking = self._asked(
+                held.name, ranks, self._request.options.strategy, nodes, instead=instead
+            )
             group = await asyncio.wait_for(asking, deadline - time.monotonic())
             left = max(0.0, deadline - time.monotonic())
             limit = min(left, most_s)
@@ -182,7 +186,15 @@ class GangCpus:
     ) -> Any:
         request, here = self._request, ray.get_runtime_context().get_node_id()
         asking = self._driver.reserve.remote(
-            self._gang, name, ranks, request.cpus, here, strategy, nodes, request.user, instead
+            self._gang,
+            name,
+            ranks,
+            request.options.cpus,
+            here,
+            strategy,
+            nodes,
+            request.user,
+            instead,
         )
         try:
             return await result_of(asking)

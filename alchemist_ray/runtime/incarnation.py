@@ -95,9 +95,9 @@ class Incarnation:
             In time; no process of the incarnation is left then.
         """
         request = self.request
-        deadline = time.monotonic() + request.start_timeout_s
+        deadline = time.monotonic() + request.options.start_timeout_s
         try:
-            async with asyncio.timeout(request.start_timeout_s + LATE_S):
+            async with asyncio.timeout(request.options.start_timeout_s + LATE_S):
                 return await self._start(cpus, first_epoch, token, deadline)
         except (AlchemistError, asyncio.CancelledError):
             await self.release()
@@ -107,8 +107,8 @@ class Incarnation:
             await self.release()
             raise LaunchError(
                 f"the gang of {counted(request.workers, 'worker')} did not start within "
-                f"{request.start_timeout_s:.0f} s. Last stage: {stage}. All its processes were "
-                "ended. If the nodes are slow, increase start_timeout_s"
+                f"{request.options.start_timeout_s:.0f} s. Last stage: {stage}. All its processes "
+                "were ended. If the nodes are slow, increase start_timeout_s"
             ) from None
         except (RayError, OSError) as error:
             await self.release()
@@ -128,7 +128,7 @@ class Incarnation:
         found = await asyncio.wait_for(
             result_of(self._driver.agents.remote([node for node, _ in nodes])), left()
         )
-        launcher = LAUNCHERS[request.launcher](os.environ | request.settings)
+        launcher = LAUNCHERS[request.options.launcher](os.environ | request.settings)
         order = launcher.order([about["name"] for _, about in found])
         nodes, found = tuple(nodes[i] for i in order), [found[i] for i in order]
         self.agents = [agent for agent, _ in found]
@@ -144,11 +144,11 @@ class Incarnation:
                 NodePlan(node, about["ip"], ranks, about["name"])
                 for (node, ranks), about in zip(nodes, facts, strict=True)
             ),
-            threads=request.threads,
+            threads=request.options.threads_per_worker,
             token=token,
             manager=tuple(self._listeners.addresses),
             keep_bytes=min(about["memory"] for about in facts) // KEEP_SHARE,
-            start_timeout_s=request.start_timeout_s,
+            start_timeout_s=request.options.start_timeout_s,
             log_folder=folder_name(self._gang, self.run.rpartition(".")[0]),
         )
         self.stage = "starting processes"
@@ -169,11 +169,11 @@ class Incarnation:
             incarnation=self.run,
             hosts=tuple(map(self.nodes.host, range(len(nodes)))),
             node_ids=self.nodes.node_ids,
-            shared=request.lifetime.name is not None,
-            lease_grace_s=request.lifetime.lease_grace_s,
-            idle_timeout_s=request.lifetime.idle_timeout_s,
+            shared=request.options.name is not None,
+            lease_grace_s=request.options.lease_grace_s,
+            idle_timeout_s=request.options.idle_timeout_s,
             first_epoch=first_epoch,
-            recovers=request.max_failures > 0,
+            recovers=request.options.max_failures > 0,
             checkpoint_folder=request.checkpoint_folder,
         )
         return self.address

@@ -107,11 +107,11 @@ class ManagedGang:
             address = await gang.start()
         except BaseException:
             self._epoch, self._gang = gang.epoch, None
-            if request.lifetime.detached:
+            if request.options.detached:
                 self._in_background(self._leave(LEAVE_S, None))
             raise
-        if request.lifetime.idle_timeout_s is not None:
-            self._in_background(self._end_when_idle(gang, request.lifetime.idle_timeout_s))
+        if request.options.idle_timeout_s is not None:
+            self._in_background(self._end_when_idle(gang, request.options.idle_timeout_s))
         return address
 
     def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -160,8 +160,8 @@ class ManagedGang:
             entry |= {
                 "owner": request.owner,
                 "workers": request.workers,
-                "detached": request.lifetime.detached,
-                "idle_timeout_s": request.lifetime.idle_timeout_s,
+                "detached": request.options.detached,
+                "idle_timeout_s": request.options.idle_timeout_s,
                 **({"state": "resizing"} if gang.resizing.moving else {}),
                 "nodes": gang.nodes,
                 "failures": gang.failures,
@@ -369,12 +369,12 @@ class ManagedGang:
         finally:
             self._gang = None
             self._epoch = self._epoch if gang is None else gang.epoch
-        if gang is not None and gang.request.lifetime.detached:
+        if gang is not None and gang.request.options.detached:
             self._in_background(self._leave(LEAVE_S, None))
 
     def _on_lost(self) -> None:
         """The gang has failed for good."""
-        if self._gang is not None and self._gang.request.lifetime.detached:
+        if self._gang is not None and self._gang.request.options.detached:
             self._in_background(self._leave(FAILED_KEPT_S, self._gang))
 
     async def _leave(self, after_s: float, last: RunningGang | None) -> None:

@@ -15,13 +15,11 @@ import sys
 
 import ray
 
-from alchemist_ray.errors import SessionError
 from alchemist_ray.version import __version__
 
 NAMESPACE = "alchemist"
 AGENT_PREFIX = "alchemist-agent-"
 GROUP_PREFIX = "alchemist-group-"
-GANG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 PRIVATE_GANG = re.compile("(g[0-9a-f]{8})[0-9a-f]{4,8}")  # an id, which begins with its manager's
 
 
@@ -73,13 +71,3 @@ def gang_and_run(reservation: str) -> tuple[str, str] | None:
         return None
     gang, _, run = reservation.removeprefix(GROUP_PREFIX).partition(":")
     return gang, run
-
-
-def checked_gang_name(name: object) -> str:
-    """A name that a user gives to a gang. Raises `SessionError`."""
-    if not isinstance(name, str) or GANG_NAME.fullmatch(name) is None:
-        raise SessionError(
-            "the name of a gang must have 1 to 64 letters, digits, '_', '-' and '.', and begin "
-            f"with a letter or digit; got {name!r}"
-        )
-    return name

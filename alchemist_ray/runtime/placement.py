@@ -16,8 +16,6 @@ from alchemist_ray.plural import counted
 from alchemist_ray.runtime.autoscaling import Growth
 from alchemist_ray.runtime.bundles import room
 
-PLACEMENTS = ("own", "inherit")
-STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")  # Ray's, over ranks
 NODE_LABEL = "ray.io/node-id"  # every node has it
 POLL_INTERVAL_S = 0.005  # 5 ms
 NOT_FREE = ("NO_RESOURCES", "INFEASIBLE")  # Ray has tried to place the group

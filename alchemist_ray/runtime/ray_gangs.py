@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import ray
@@ -15,18 +14,17 @@ from alchemist_ray.gang import registry
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import GangInfo
-from alchemist_ray.gang.owner import MANAGER_TIMEOUT_S, Workers
+from alchemist_ray.gang.options import AttachOptions, GangOptions, Workers, least_of
+from alchemist_ray.gang.owner import MANAGER_TIMEOUT_S
+from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.rank_channel import RankChannel, Serve
 from alchemist_ray.gang.rank_channel import open_rank_channel as open_channel
-from alchemist_ray.launchers import AUTO
 from alchemist_ray.runtime import catalogue, manager_pool
 from alchemist_ray.runtime.attach import connect, connect_to_gang_of
 from alchemist_ray.runtime.catalogue import start_named
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.gang_handle import GangHandle
-from alchemist_ray.runtime.gang_lifetime import GangLifetime
-from alchemist_ray.runtime.gang_options import GangOptions, least_of
-from alchemist_ray.runtime.gang_request import GangRequest
+from alchemist_ray.runtime.gang_request import GangRequest, check_in_cluster
 from alchemist_ray.runtime.manager_pool import Manager
 from alchemist_ray.runtime.ray_calls import ask_manager
 from alchemist_ray.runtime.ray_cluster import check, join_named, join_ray
@@ -47,21 +45,23 @@ class RayGangs:
     ----------
     session : str
         Id of the session.
-    options : GangOptions
-    shown : dict
-        Options of `GangConnection` for progress and output.
+    options : GangOptions or AttachOptions
+    owner : str
+        Who asks for gangs, if not this process.
     """
 
-    def __init__(self, session: str, options: GangOptions, shown: dict[str, Any]) -> None:
+    def __init__(self, session: str, options: GangOptions | AttachOptions, owner: str = "") -> None:
         self._session = session
-        self._options = options
-        self._shown = shown
+        self._shown = options
+        # A session that is attached starts no gang.
+        self._options = options if isinstance(options, GangOptions) else GangOptions()
+        self._owner = owner or this_process()
         self._manager: Manager | None = None
         self._last: GangConnection | None = None
         self._started_ray = False
         self._driver: ActorHandle | None = None
-        self.detached = options.lifetime.detached
-        self.start_timeout_s = options.start_timeout_s
+        self.detached = self._options.detached
+        self.start_timeout_s = self._options.start_timeout_s
 
     def join(self, num_workers: int | None) -> None:
         """Join Ray, or start it; have the actors ready that a gang needs."""
@@ -73,8 +73,8 @@ class RayGangs:
             )
         self._driver = find_driver()  # without a reference, one that is not detached ends
         self._driver.prewarm.remote()
-        if self._options.lifetime.name is None:
-            self._manager = manager_pool.take(self._options.owner)
+        if self._options.name is None:
+            self._manager = manager_pool.take(self._owner)
 
     def move(self, address: str, port: int, *, in_use: bool) -> None:
         wanted = f"{address}:{port}"
@@ -93,13 +93,12 @@ class RayGangs:
         ray.init(address=wanted, log_to_driver=True)
         self._started_ray = False
         self._driver = find_driver()
-        if self._options.lifetime.name is None:
-            self._manager = manager_pool.take(self._options.owner)
+        if self._options.name is None:
+            self._manager = manager_pool.take(self._owner)
 
     def start(self, num_workers: Workers) -> GangConnection:
-        self._options.check_capacity(least_of(num_workers))
         after = 0 if self._last is None else self._last.address.epoch
-        request = self._options.request(num_workers, self._session, after)
+        request = GangRequest.of(self._options, num_workers, self._session, self._owner, after)
         limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S
         try:
             manager, address = self._launched(request, limit_s)
@@ -147,7 +146,7 @@ class RayGangs:
 
     def connect(self, address: GangAddress, manager: GangHandle, *, owner: bool) -> GangConnection:
         """This process's connection to a gang, for one more session."""
-        return registry.join(address, lambda: connect(address, manager, owner=owner, **self._shown))
+        return registry.join(address, lambda: connect(address, manager, self._shown, owner=owner))
 
     def resize(self, connection: GangConnection, num_workers: int) -> None:
         manager = connection.manager
@@ -169,10 +168,10 @@ class RayGangs:
         if manager is None or (manager.launched and not manager.alive()):
             if manager is not None and not self.detached:
                 manager.kill()
-            if options.lifetime.name is None:
-                manager = manager_pool.take(options.owner)
+            if options.name is None:
+                manager = manager_pool.take(self._owner)
             else:
-                manager = start_named(options.lifetime)
+                manager = start_named(options)
             self._manager = manager
         return manager
 
@@ -212,60 +211,28 @@ class RayGangs:
         return open_channel(serve, connection.cancel, connection.address, timeout_s)
 
 
-def open_gangs(
-    session: str,
-    num_workers: Workers | None,
-    *,
-    address: str | None,
-    token: str | None,
-    shown: dict[str, Any],
-    name: str | None,
-    lifetime: str,
-    idle_timeout_s: float | None,
-    max_failures: int = 0,
-    checkpoint_folder: str | os.PathLike[str] | None = None,
-    placement: Any,
-    strategy: str,
-    threads_per_worker: int,
-    cpus_per_worker: float | None,
-    launcher: str,
-    start_timeout_s: float,
-    owner: str = "",
-) -> RayGangs:
-    """The gangs of a session; see `AlchemistSession` for the options. `owner`: not this process."""
-    options = GangOptions.checked(
-        placement,
-        threads_per_worker,
-        cpus_per_worker,
-        launcher,
-        start_timeout_s,
-        strategy,
-        GangLifetime.checked(name, lifetime, idle_timeout_s),
-        max_failures=max_failures,
-        checkpoint_folder=checkpoint_folder,
-        owner=owner,
-    )
-    join_named(address)
-    opened = RayGangs(session, options, shown)
-    opened.join(None if num_workers is None else least_of(num_workers))
+def open_gangs(session: str, options: GangOptions, owner: str = "") -> RayGangs:
+    """The gangs of a session. `owner`: who asks, if not this process."""
+    check_in_cluster(options)
+    join_named(options.address)
+    opened = RayGangs(session, options, owner)
+    opened.join(None if options.num_workers is None else least_of(options.num_workers))
     return opened
 
 
-def attach(
-    name: str, timeout_s: float, *, address: str | None, token: str | None, shown: dict[str, Any]
-) -> tuple[RayGangs, GangConnection]:
+def attach(options: AttachOptions) -> tuple[RayGangs, GangConnection]:
     """A gang of another session, and a connection to it; see `AlchemistSession.attach`."""
-    join_named(address)
+    join_named(options.address)
     join_ray(None, start=False)
-    manager = catalogue.find_manager(name)
+    manager = catalogue.find_manager(options.name)
     try:
-        found: GangAddress = ask_manager(manager.attach.remote(), timeout_s)
+        found: GangAddress = ask_manager(manager.attach.remote(), options.timeout_s)
     except GetTimeoutError:
         raise SessionError(
-            f"gang {name} was not ready in {timeout_s:g} s: see AlchemistSession.list()"
+            f"gang {options.name} was not ready in {options.timeout_s:g} s: see "
+            "AlchemistSession.list()"
         ) from None
-    options = GangOptions.checked("own", 1, None, AUTO, timeout_s)
-    own = RayGangs(found.session, options, shown)
+    own = RayGangs(found.session, options)
     return own, own.connect(found, manager, owner=False)
 
 

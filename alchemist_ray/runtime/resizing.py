@@ -108,7 +108,7 @@ class Resizing:
         request = new.request
         try:
             # Not in `start`: if there are too few, none is started.
-            await self._cpus.reserve(request.workers, request.start_timeout_s)
+            await self._cpus.reserve(request.workers, request.options.start_timeout_s)
             target = await new.start(self._cpus, address.first_epoch, next_token(address.token))
             copy = IncarnationCopy(self._dispatcher.commands, old, new, address, target)
             await copy.prepare()

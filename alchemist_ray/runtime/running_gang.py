@@ -94,11 +94,11 @@ class RunningGang:
         self.dispatcher = Dispatcher(
             self._on_failure,
             self._on_orphaned,
-            lease_grace_s=request.lifetime.lease_grace_s,
-            recovers=request.max_failures > 0,
+            lease_grace_s=request.options.lease_grace_s,
+            recovers=request.options.max_failures > 0,
             measures=self._measures,
         )
-        self._driver = find_driver(gang if request.lifetime.detached else "")
+        self._driver = find_driver(gang if request.options.detached else "")
         self.cpus = GangCpus(gang, f"{ident}.{epoch}", request, self._driver)
         self._token = secrets.token_hex(32)
         self._now = self._incarnation(request)
@@ -139,7 +139,7 @@ class RunningGang:
         self.dispatcher.use(self._now.nodes)
         self._elastic.watch(self.request, self._now.nodes)
         self._tasks.append(asyncio.get_running_loop().create_task(self._keep_quota()))
-        if self.request.max_failures:
+        if self.request.options.max_failures:
             self._shorten_log()
         return self.address
 
@@ -219,7 +219,11 @@ class RunningGang:
         self.resizing.stop(error)
         if self._recovery is not None and not self._recovery.done():
             return True  # it notices
-        if self._final or self.state != "ready" or self.failures >= self.request.max_failures:
+        if (
+            self._final
+            or self.state != "ready"
+            or self.failures >= self.request.options.max_failures
+        ):
             self._fail()
             return False
         self.failures += 1
@@ -251,7 +255,7 @@ class RunningGang:
                 error = again
             except (RayError, OSError) as again:
                 error = GroupFailedError(str(again))
-            if self.failures >= self.request.max_failures:
+            if self.failures >= self.request.options.max_failures:
                 break
             self.failures += 1
         self._measures.recovered(there=False)

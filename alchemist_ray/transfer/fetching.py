@@ -53,11 +53,12 @@ def _fetched(
     out = result_array((m, n), ref.dtype)
     distribution = Distribution(ref.layout, ref.stored_shape, connection.grid)
     target = TransferTarget(ref.id, distribution, ref.dtype)
+    shown = connection.options
 
     def read() -> dict[int, NodeTimes]:
         with (
-            transfer_bar("fetch", out.nbytes, connection.progress) as progress,
-            MatrixReader(connection.nodes, target, progress, connection.buffer_bytes) as reader,
+            transfer_bar("fetch", out.nbytes, shown.progress) as progress,
+            MatrixReader(connection.nodes, target, progress, shown.buffer_bytes) as reader,
         ):
             if out.size:
                 reader.read_block(out, (row0, col0))

@@ -112,7 +112,7 @@ class IteratorSource:
         times: dict[int, NodeTimes] = {}
         for block, place in self._placed():
             with MatrixWriter(
-                connection.nodes, target, progress, connection.buffer_bytes
+                connection.nodes, target, progress, connection.options.buffer_bytes
             ) as writer:
                 writer.write_block(block, place)
             for rank, part in writer.times.items():

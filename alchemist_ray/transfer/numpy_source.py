@@ -68,7 +68,9 @@ class NumPySource:
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
     ) -> dict[int, NodeTimes]:
         """Write the whole array into the ranks' memory."""
-        with MatrixWriter(connection.nodes, target, progress, connection.buffer_bytes) as writer:
+        with MatrixWriter(
+            connection.nodes, target, progress, connection.options.buffer_bytes
+        ) as writer:
             if self.array.size:
                 writer.write_block(self.array, (0, 0))
         return writer.times

@@ -86,7 +86,7 @@ def _send(
     nbytes = source.shape[0] * source.shape[1] * source.dtype.itemsize
     try:
         keep_source(connection, target.matrix, source, durable=durable)
-        with transfer_bar("send", nbytes, connection.progress) as progress:
+        with transfer_bar("send", nbytes, connection.options.progress) as progress:
             begun = timeline.now()
             times = watched(connection, lambda: source.send(connection, target, progress))
         counted("send", times, begun)

@@ -94,7 +94,7 @@ def _sends(
     for turn in range(sends + 1):
         for layout in LAYOUTS:
             for name, nbytes in BUFFERS.items():
-                als.connection.buffer_bytes = nbytes
+                als.connection.options = replace(als.connection.options, buffer_bytes=nbytes)
                 took = timed(partial(_send, als, A, layout))
                 if turn:  # the first one maps memory and opens streams
                     times.setdefault((route, shape, layout, name), []).append(took)

@@ -260,7 +260,7 @@ def test_buffer_bytes_bounds_the_steps_of_transfers(cluster: str) -> None:
             AlchemistSession(buffer_bytes=wrong)
     A = np.random.default_rng(0).random((40, 30))
     with AlchemistSession(2, name="buffered", buffer_bytes=1000) as als:
-        assert als.connection.buffer_bytes == 1000
+        assert als.connection.options.buffer_bytes == 1000
         handle = als.send_matrix(A, name="A", layout="MC_MR")
         np.testing.assert_array_equal(handle.fetch(), A)
         with AlchemistSession.attach("buffered", buffer_bytes=200) as other:

@@ -6,43 +6,30 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from alchemist_ray.functions.uploads import Uploads
+from alchemist_ray.gang.options import GangOptions, Workers, through_gateway
 from alchemist_ray.gateway.protocol import PART_NBYTES
 from alchemist_ray.gateway.server.relay import Client
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
-# Of `AlchemistSession`, with the types that a client may send.
-OPTIONS: dict[str, tuple[type, ...]] = {
-    "name": (str, type(None)),
-    "lifetime": (str,),
-    "idle_timeout_s": (int, float, type(None)),
-    "strategy": (str,),
-    "threads_per_worker": (int,),
-    "cpus_per_worker": (int, float, type(None)),
-    "launcher": (str,),
-    "start_timeout_s": (int, float),
-}
 MAX_STAGED_NBYTES = 256 << 20  # 256 MiB of a client's files that are under way
 MAX_RESULTS = 16  # of functions, that a client has not read to the end
 
 InThread = Callable[..., Awaitable[Any]]
 
 
-def gang_options(given: object) -> dict[str, Any]:
-    """The options of a gang as a client sent them. Raises `Failure`."""
-    if not isinstance(given, dict) or given.keys() != OPTIONS.keys():
-        different = sorted(OPTIONS.keys() ^ given.keys()) if isinstance(given, dict) else ["all"]
+def gang_options(given: object, workers: Workers) -> GangOptions:
+    """The options of a gang as a client sent them. Raises `Failure`, `ValueError`."""
+    known = set(through_gateway())
+    if not isinstance(given, dict) or given.keys() != known:
+        different = sorted(known ^ given.keys()) if isinstance(given, dict) else ["all"]
         raise Failure(
             "BadArgumentError",
             f"the client and this gateway differ in the options of a gang ({', '.join(different)}):"
             f" install version {__version__} of alchemist-client",
         )
-    for key, value in given.items():
-        if not isinstance(value, OPTIONS[key]):
-            kinds = " or ".join(kind.__name__.replace("NoneType", "None") for kind in OPTIONS[key])
-            raise Failure("BadArgumentError", f"{key}={value!r}: it must be {kinds}")
-    return dict(given)
+    return GangOptions(workers, progress=False, output=False, **given)
 
 
 async def answer(client: Client, body: Body, in_thread: InThread) -> Body:

@@ -11,7 +11,7 @@ from typing import Any
 
 from alchemist_ray.arguments import positive_int
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.gang.owner import checked_workers
+from alchemist_ray.gang.options import AttachOptions, checked_workers, most_of
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import own_commands
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
@@ -19,13 +19,11 @@ from alchemist_ray.gateway.server.long_waits import LongWaits
 from alchemist_ray.gateway.server.quotas import Quotas
 from alchemist_ray.gateway.server.tokens import Token
 from alchemist_ray.runtime import ray_gangs
-from alchemist_ray.runtime.gang_options import most_of
 from alchemist_ray.runtime.names import PRIVATE_GANG
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
 ATTACH_TIMEOUT_S = 10.0
-QUIET = {"progress": False, "output": False}
 GATEWAY = f"{platform.node()} (gateway)"  # where the gangs of its clients come from
 
 
@@ -89,17 +87,16 @@ class SessionCommands:
 
     async def _start_gang(self, token: Token, body: Body) -> Body:
         workers = checked_workers(body["workers"])
-        options = own_commands.gang_options(body["options"])
+        options = own_commands.gang_options(body["options"], workers)
         ident = f"{token.user}:{str(body['process'])[:64]}"
         await self._in_thread(self._forget_ended)
         with self.quotas.starting(token, most_of(workers)):
             gangs = await self._long_waits.run(
                 token.user,
                 lambda: ray_gangs.open_gangs(
-                    str(body["session"])[:32], workers, address=None, token=None,
-                    shown=QUIET, placement="own", owner=f"{token.user}@{GATEWAY}", **options,
+                    str(body["session"])[:32], options, f"{token.user}@{GATEWAY}"
                 ),
-            )  # fmt: skip
+            )
             try:
                 connection = await self._long_waits.run(token.user, gangs.start, workers)
             except BaseException:
@@ -119,10 +116,9 @@ class SessionCommands:
                 return known
         gangs, connection = await self._long_waits.run(
             token.user,
-            lambda: ray_gangs.attach(
-                name, min(timeout_s, 600.0), address=None, token=None, shown=QUIET
-            ),
-        )  # fmt: skip
+            ray_gangs.attach,
+            AttachOptions(name, timeout_s=min(timeout_s, 600.0), progress=False, output=False),
+        )
         found = self.gangs.get(name)
         if found is not None:  # another client was faster
             _in_background(lambda: HostedGang(gangs, connection, "", "").close(end=False))

@@ -14,7 +14,7 @@ import ray
 
 from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.errors import AlchemistError, JobError
-from alchemist_ray.gang.owner import START_TIMEOUT_S
+from alchemist_ray.gang.options import START_TIMEOUT_S
 from alchemist_ray.observe.doctor import (
     cluster_join,
     compare,

@@ -17,10 +17,11 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError
+from alchemist_ray.gang.options import GangOptions
 from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.runtime import attach, catalogue, manager_pool
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_options import GangOptions
+from alchemist_ray.runtime.gang_request import GangRequest
 from alchemist_ray.runtime.names import GROUP_PREFIX, NAMESPACE, group_name, reservation_name
 from tests.support import traces
 
@@ -145,10 +146,10 @@ def test_a_start_that_is_given_up_leaves_the_other_gangs(
 ) -> None:
     cpus = int(ray.cluster_resources()["CPU"])
     with AlchemistSession(1) as als:
-        options = GangOptions.checked("own", 1, None, "auto", CPUS_WAIT_S)
-        manager = manager_pool.take(options.owner)
+        options = GangOptions(start_timeout_s=CPUS_WAIT_S)
+        manager = manager_pool.take(this_process())
         assert manager.actor == als.connection.manager.actor
-        launch = manager.handle.launch.remote(options.request(cpus, "s0"))
+        launch = manager.handle.launch.remote(GangRequest.of(options, cpus, "s0"))
 
         def reserved() -> bool:
             table: dict[str, Any] = ray.util.placement_group_table()
