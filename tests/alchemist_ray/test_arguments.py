@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from alchemist_ray.errors import (
     SessionError,
     ShapeError,
 )
+from alchemist_ray.gang.options import AttachOptions, GangOptions
 from alchemist_ray.io.saving import as_path
 from alchemist_ray.runtime.placement import within
 
@@ -61,6 +64,15 @@ def test_options_of_a_session(
     with pytest.raises(kind, match=said):
         AlchemistSession(**{"num_workers": 1, **options})
     assert {gang.name for gang in AlchemistSession.list()} == before
+
+
+def test_every_option_is_documented_and_in_the_signature() -> None:
+    names = {option.name for option in fields(GangOptions)}
+    assert set(inspect.signature(AlchemistSession).parameters) == names
+    assert next(iter(inspect.signature(AlchemistSession).parameters)) == "num_workers"
+    assert not [name for name in names if f"\n    {name} : " not in str(AlchemistSession.__doc__)]
+    attached = set(inspect.signature(AlchemistSession.attach).parameters)
+    assert attached == {option.name for option in fields(AttachOptions)}
 
 
 def f(comm: Any) -> int:

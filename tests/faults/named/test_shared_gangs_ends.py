@@ -40,7 +40,7 @@ from tests.support import traces
         ({"lifetime": "forever"}, ValueError, "'detached'"),
         ({"name": "a/b"}, SessionError, "letters"),
         ({"name": ""}, SessionError, "letters"),
-        ({"name": "x", "idle_timeout_s": 0}, ValueError, "idle_timeout_s .*got 0"),
+        ({"name": "x", "idle_timeout_s": 0}, ValueError, "idle_timeout_s=0: it must be a number"),
         ({"name": "x", "lifetime": "detached", "placement": "inherit"}, ValueError, "placement"),
     ],
 )
