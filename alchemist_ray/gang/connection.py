@@ -34,6 +34,7 @@ from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.transport import DirectTransport, Transport
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.matrix.layout import Grid, default_grid
+from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
 
 T = TypeVar("T")
@@ -42,17 +43,6 @@ R = TypeVar("R", bound=MatrixRef)
 POLL_INTERVAL_S = 0.05
 NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
 TOUCHES = 10  # signs of life within the idle timeout of a gang
-REPEATABLE = frozenset(
-    {
-        "ping",
-        "list_matrices",
-        "list_libraries",
-        "sources",
-        "status",
-        "begin_read",
-        "end_read",
-    }
-)
 
 
 class GangConnection:
@@ -277,7 +267,7 @@ class GangConnection:
             if error.facts.get("cause") != MANAGER_GONE or not self.address.lease_grace_s:
                 raise
             self._resume(channel, error)
-        if body["op"] in REPEATABLE:
+        if COMMANDS[body["op"]].repeatable:
             return self._open_channel().request(body, on_progress)
         raise TransferError(
             f"the connection to gang {self.address.gang} was lost during {body['op']!r} and is "

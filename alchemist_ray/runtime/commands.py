@@ -1,7 +1,6 @@
 """The commands of a gang: what an attached process can ask for, and what the gang holds.
 
-`command_table` lists every operation with its fields. The dispatcher runs those that are not
-immediate one at a time.
+`mpi_workers.wire.commands` declares each command; its handler here has the same name.
 """
 
 from __future__ import annotations
@@ -145,8 +144,14 @@ class Commands:
         self.log.add(again, [source], [record], seconds=time.monotonic() - begin)
         return record.described()
 
-    async def run_own(self, body: Body, holder: str) -> Body:
-        """Run an operation of `own`; no command runs meanwhile."""
+    def handler(self, op: str) -> Callable[[Body, str], Awaitable[Body]]:
+        """What carries out a queued command; no other one runs meanwhile."""
+        if op in self.own:
+            return self._run_own
+        found: Callable[[Body, str], Awaitable[Body]] = getattr(self, op)
+        return found
+
+    async def _run_own(self, body: Body, holder: str) -> Body:
         await self.own[body["op"]]()
         return {}
 

@@ -18,7 +18,6 @@ from alchemist_ray.errors import AlchemistError, to_failure
 from alchemist_ray.runtime import effects, output_relay
 from alchemist_ray.runtime.attached_processes import AttachedProcess, AttachedProcesses
 from alchemist_ray.runtime.command_log import CommandLog
-from alchemist_ray.runtime.command_table import checked
 from alchemist_ray.runtime.commands import NO_HOLDER, Commands
 from alchemist_ray.runtime.gang_measures import GangMeasures
 from alchemist_ray.runtime.job_queue import JobQueue
@@ -31,6 +30,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.node.output_lines import STDERR
 from mpi_workers.wire import frames
 from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire.commands import Turn, checked
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 QUEUE_LIMIT = 100_000
@@ -136,7 +136,7 @@ class Dispatcher:
         """Drop the commands of a process that is gone; the one that runs is cancelled."""
         self._queue.drop(sender)
         if self._active is not None and self._active.connection is sender:
-            self._cancel(self._active, Failure("CancelledError", "the caller has disconnected"))
+            self._end_early(self._active, Failure("CancelledError", "the caller has disconnected"))
 
     def _on_frame(self, protocol: FrameProtocol, frame: Frame) -> None:
         peer = protocol.peer
@@ -167,60 +167,67 @@ class Dispatcher:
 
     def _from_process(self, protocol: FrameProtocol, peer: AttachedProcess, body: Body) -> None:
         ident = body.pop("id", None)
+        relay = output_relay.Relay(protocol, ident)
         self._used = time.monotonic()
-        match body.get("op"):
-            case "goodbye":
-                peer.owner = False
-                self._processes.ended(peer)
-                protocol.close()
-            case "session":
-                peer.session = True
-            case "begin_read":
-                job = Job(body, connection=protocol, ident=ident)
-                self._locks.begin_read(
-                    protocol, body["matrix"], lambda read: job.answer({"read": read})
-                )
-            case "end_read":
-                whole = self._locks.end_read(body["read"])
-                Job(body, connection=protocol, ident=ident).answer({"whole": whole})
-            case "end_reads":  # of a gateway: its client's connection is lost, not this one
-                self._locks.lost(protocol)
-            case "cancel_calls":
-                count = self.cancel_calls(None if body.get("all") else peer.ident)
-                Job(body, connection=protocol, ident=ident).answer({"cancelled": count})
-            case "status":
-                Job(body, connection=protocol, ident=ident).answer(self.status())
-            case "cancel":
-                for call in (self._active, *self._queue.of(protocol)):
-                    if call and call.connection is protocol and call.ident == body.get("call"):
-                        self._cancel(call, Failure("CancelledError", "the call was cancelled"))
-                        break
-            case _:
-                relay = output_relay.Relay(protocol, ident)
-                self._accept(Job(body, peer.ident, protocol, ident, relay=relay), protocol)
+        self._accept(Job(body, peer.ident, protocol, ident, relay=relay), protocol)
 
-    async def submit(self, body: Body, holder: str = NO_HOLDER) -> Body:
-        """Run a command that came through Ray. Raises `Failure`."""
+    def _goodbye(self, job: Job, connection: FrameProtocol) -> None:
+        connection.peer.owner = False
+        self._processes.ended(connection.peer)
+        connection.close()
+
+    def _session(self, job: Job, connection: FrameProtocol) -> None:
+        connection.peer.session = True
+
+    def _begin_read(self, job: Job, connection: FrameProtocol) -> None:
+        matrix = job.body["matrix"]
+        self._locks.begin_read(connection, matrix, lambda read: job.answer({"read": read}))
+
+    def _end_read(self, job: Job, connection: FrameProtocol) -> None:
+        job.answer({"whole": self._locks.end_read(job.body["read"])})
+
+    def _end_reads(self, job: Job, connection: FrameProtocol) -> None:
+        self._locks.lost(connection)
+
+    def _cancel_calls(self, job: Job, connection: FrameProtocol) -> None:
+        everyone = job.body.get("all")
+        job.answer({"cancelled": self.cancel_calls(None if everyone else job.holder)})
+
+    def _status(self, job: Job, connection: FrameProtocol) -> None:
+        job.answer(self.status())
+
+    def _cancel(self, job: Job, connection: FrameProtocol) -> None:
+        for call in (self._active, *self._queue.of(connection)):
+            if call and call.connection is connection and call.ident == job.body["call"]:
+                self._end_early(call, Failure("CancelledError", "the call was cancelled"))
+                return
+
+    async def submit(self, body: Body, holder: str = NO_HOLDER, *, internal: bool = False) -> Body:
+        """Run a command that came through Ray, or of the GroupManager. Raises `Failure`."""
         self._used = time.monotonic()
         future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        job = Job(body, holder, future=future)
+        job = Job(body, holder, future=future, internal=internal)
         self._accept(job, None)
         try:
             return await future
         except asyncio.CancelledError:
-            self._cancel(job, Failure("CancelledError", "the call was cancelled"))
+            self._end_early(job, Failure("CancelledError", "the call was cancelled"))
             raise
 
     def _accept(self, job: Job, sender: Any) -> None:
-        if self.failure is not None:
-            job.answer(to_failure(self.failure))
-            return
-        if self._outage.hold(job):
-            return
         try:
-            command = checked(job.body)
-            if command.immediate is not None:
-                job.answer(command.immediate(self.commands, job.body, job.holder))
+            command = checked(job.body, internal=job.internal)
+            if command.turn is Turn.CONNECTION:
+                getattr(self, f"_{job.body['op']}")(job, job.connection)
+                return
+            if self.failure is not None:
+                job.answer(to_failure(self.failure))
+                return
+            if self._outage.hold(job):
+                return
+            if command.turn is Turn.AT_ONCE:
+                handler = getattr(self.commands, job.body["op"])
+                job.answer(handler(job.body, job.holder))
                 return
         except Failure as failure:
             job.answer(failure)
@@ -233,13 +240,13 @@ class Dispatcher:
             return
         if (limit_s := job.body.get("timeout_s")) is not None:
             loop = asyncio.get_running_loop()
-            job.timer = loop.call_later(limit_s, self._cancel, job, late(limit_s))
+            job.timer = loop.call_later(limit_s, self._end_early, job, late(limit_s))
         self._queue.add(job, sender)
         self._next()
 
     def _soon(self, body: Body) -> None:
         """Run a command of our own before all that wait."""
-        self._queue.add_urgent(Job(body))
+        self._queue.add_urgent(Job(body, internal=True))
         if self.failure is None and not self.nodes.closed:
             self._next()
 
@@ -279,9 +286,8 @@ class Dispatcher:
                 await self._locks.begin_write(written, lambda: job.cancelled is None)
             if job.cancelled is not None:
                 return job.cancelled
-            handler = checked(job.body).queued
-            assert handler is not None
-            return await handler(self.commands, job.body, job.holder)
+            result: Body = await self.commands.handler(job.body["op"])(job.body, job.holder)
+            return result
         except Failure as failure:
             return failure
         except AlchemistError as error:
@@ -312,7 +318,7 @@ class Dispatcher:
         finally:
             notice.cancel()
 
-    def _cancel(self, job: Job, why: Failure) -> None:
+    def _end_early(self, job: Job, why: Failure) -> None:
         """End a command early: it is dropped, or the ranks leave it and the gang continues."""
         if job.answered:
             return
@@ -333,7 +339,7 @@ class Dispatcher:
             if job is not None and not job.own and holder in (None, job.holder)
         ]
         for job in chosen:
-            self._cancel(job, Failure("CancelledError", "the call was cancelled"))
+            self._end_early(job, Failure("CancelledError", "the call was cancelled"))
         return len(chosen)
 
     # --- about the gang ---

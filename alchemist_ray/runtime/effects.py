@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from alchemist_ray.runtime.loaded_libraries import LoadedLibraries
 from alchemist_ray.runtime.logged_command import matrices_of
 from alchemist_ray.runtime.matrix_records import Record
+from mpi_workers.wire.commands import COMMANDS, Rerun
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.library_names import SAVE_STATE
 
@@ -50,9 +51,10 @@ def affected(
 
 def repeatable(libraries: LoadedLibraries, body: Body) -> bool:
     """Whether a command that was lost with a rank can be run again: it has no other effects."""
-    match body:
-        case {"op": "call", "library": library, "routine": routine}:
+    match COMMANDS[body["op"]].rerun, body:
+        case Rerun.IF_PURE, {"library": library, "routine": routine}:
             return libraries.pure(library, routine)
-        case {"op": "run"}:
+        case Rerun.IF_PURE, _:
             return bool(body.get("pure"))
-    return bool(body["op"] != "seal")  # what was sent is lost
+        case rerun, _:
+            return rerun is Rerun.ALWAYS

@@ -28,7 +28,8 @@ class Job:
 
     A process that does not wait for an answer sends its command without a number (`ident`).
     `first_round` is the number of the first round that can belong to it, `cancelled` why it
-    is no longer wanted, `losses` how often ranks were lost while it ran.
+    is no longer wanted, `losses` how often ranks were lost while it ran, `internal` whether the
+    GroupManager sends it.
     """
 
     body: Body
@@ -42,6 +43,7 @@ class Job:
     cancelled: Failure | None = None
     answered: bool = False
     losses: int = 0
+    internal: bool = False
     since: float = field(default_factory=time.monotonic)
 
     def answer(self, result: Body | Failure) -> None:

@@ -62,7 +62,7 @@ class KeptCopies:
             seen = log.count
             if self._due() or self._due_states():
                 with contextlib.suppress(Failure):
-                    await self._dispatcher.submit({"op": "keep_copies"})
+                    await self._dispatcher.submit({"op": "keep_copies"}, internal=True)
 
     def _due(self) -> list[Record]:
         due, nbytes = [], 0

@@ -138,7 +138,8 @@ class Resizing:
         commands, self._moving = self._dispatcher.commands, None
         commands.own["resize"] = in_turn
         try:
-            await self._dispatcher.submit({"op": "resize", "matrices": commands.matrices})
+            body = {"op": "resize", "matrices": commands.matrices}
+            await self._dispatcher.submit(body, internal=True)
         finally:
             del commands.own["resize"]
             if self._moving is not None:

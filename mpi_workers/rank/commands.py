@@ -1,4 +1,4 @@
-"""The commands that a rank executes: `OPERATIONS` lists each with its handler and its fields.
+"""The commands that a rank executes; `mpi_workers.wire.commands` declares them.
 
 The GroupManager sends them through the node's proxy; fields of a reply are those that a handler
 returns. `exit` is handled by the loop.
@@ -7,7 +7,6 @@ returns. `exit` is handled by the loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from mpi_workers.rank import waits
 from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.libraries import Libraries, Loader
+from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
 
 
@@ -46,13 +46,13 @@ class RankCommands:
 
     Attributes
     ----------
-    call : int
-        Number of the collective command under way, or of the last one.
+    number : int
+        Of the collective command under way, or of the last one.
     """
 
     def __init__(self, gang: Gang, storage: Storage, loader: Loader, runner: Runner) -> None:
         self.gang = gang
-        self.call = 0
+        self.number = 0
         self._storage = storage
         self._runner = runner
         self._libraries = Libraries(loader)
@@ -60,12 +60,14 @@ class RankCommands:
 
     def execute(self, body: Body) -> Body:
         """Execute one command; the fields of its reply."""
-        operation = OPERATIONS.get(body["op"])
-        if operation is None or not operation.fields <= body.keys():
+        command = COMMANDS.get(body["op"])
+        fields = None if command is None else command.ranks
+        if fields is None or not set(fields.split()) <= body.keys():
             raise Failure("AlchemistError", f"rank {self.gang.rank} got a bad command: {body!r}")
         for matrix_id in body.get("unreferenced", ()):
             self._storage.free(matrix_id)
-        return operation.handler(self, body) or {}
+        handler: Callable[[Body], Body | None] = getattr(self, body["op"])
+        return handler(body) or {}
 
     def close(self) -> None:
         """Close all libraries; their errors are ignored."""
@@ -111,7 +113,7 @@ class RankCommands:
         library = self._libraries.load(self.gang, body["library"], body.get("path"))
         return {"value": library.describe()} if self.gang.rank == 0 else {}
 
-    def call_routine(self, body: Body) -> Body:
+    def call(self, body: Body) -> Body:
         self._enter(body)
         library = self._libraries[body["library"]]
         arguments = {
@@ -168,9 +170,9 @@ class RankCommands:
 
     def _enter(self, body: Body) -> None:
         """Begin a collective command: waits belong to it, on a communicator without messages."""
-        self.call = body["seq"]
+        self.number = body["seq"]
         self._made = []
-        waits.begin(self.call)
+        waits.begin(self.number)
         failed = bool(body.get("renew"))
         self._libraries.settle(failed=failed)
         if failed:
@@ -187,35 +189,7 @@ def _elements(matrix: DistMatrix) -> Body:
     return {"elements": matrix.local.astype(kind, copy=False).tobytes()}
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A command: its handler, the fields that it must have, and whether its code may print."""
-
-    handler: Callable[[RankCommands, Body], Body | None]
-    fields: frozenset[str]
-    prints: bool = False
-
-
-def _operation(
-    handler: Callable[[RankCommands, Body], Body | None], fields: str, *, prints: bool = False
-) -> Operation:
-    return Operation(handler, frozenset(fields.split()), prints)
-
-
-# Each body also has `op` and `seq`, and may have `unreferenced`: ids of matrices to free first. A
-# collective command has `renew` if the one before it failed.
-OPERATIONS: dict[str, Operation] = {
-    "reserve": _operation(RankCommands.reserve, "layout shape dtype"),
-    "create": _operation(RankCommands.create, "matrix layout shape dtype"),
-    "seal": _operation(RankCommands.seal, "matrix"),
-    "free": _operation(RankCommands.free, "matrices"),
-    "redistribute": _operation(RankCommands.redistribute, "source matrix layout"),
-    "discard": _operation(RankCommands.discard, ""),
-    "load": _operation(RankCommands.load, "library", prints=True),  # and `path`
-    "call": _operation(RankCommands.call_routine, "library routine arguments first", prints=True),
-    "run": _operation(RankCommands.run, "name first", prints=True),  # and the runner's fields
-}
 # Only code below these handlers may be interrupted by a signal.
 INTERRUPTIBLE = frozenset(
-    {RankCommands.call_routine.__code__, RankCommands.run.__code__, run_cell.__code__}
+    {RankCommands.call.__code__, RankCommands.run.__code__, run_cell.__code__}
 )

@@ -26,11 +26,12 @@ from mpi_workers.node.cleanup import segments_of
 from mpi_workers.node.process_control import let_trace
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.rank import history, output, waits
-from mpi_workers.rank.commands import INTERRUPTIBLE, OPERATIONS, RankCommands, Runner
+from mpi_workers.rank.commands import INTERRUPTIBLE, RankCommands, Runner
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.rank.libraries import Loader
 from mpi_workers.wire.blocking import Connection, connect
+from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.sockets import peer
 
@@ -124,8 +125,8 @@ class RankLoop:
             ).to_map()
         except BaseException as error:  # a routine may call sys.exit: the gang continues
             reply["error"] = self._routine_failure(error, body).to_map()
-        operation = OPERATIONS.get(body["op"])
-        if operation is not None and operation.prints:
+        command = COMMANDS.get(body["op"])
+        if command is not None and command.prints:
             output.flush()
         return reply
 
@@ -147,7 +148,7 @@ class RankLoop:
 
     def _report(self, fraction: float, text: str) -> None:
         self._control.send(
-            Kind.EVENT, {"seq": self._commands.call, "fraction": float(fraction), "text": text}
+            Kind.EVENT, {"seq": self._commands.number, "fraction": float(fraction), "text": text}
         )
 
 

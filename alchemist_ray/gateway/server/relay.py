@@ -24,10 +24,9 @@ from alchemist_ray.observe import metrics
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol
+from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 
-LOGGED = frozenset({"call", "run", "load", "create", "free", "cancel_calls"})
-OWN = frozenset({"stage", "collect", "read_part"})  # the gateway answers them itself
 QUEUED_NBYTES = 4 << 20  # 4 MiB for a client that reads slowly: then the dispatcher waits
 CONNECT_TIMEOUT_S = 10.0
 PENDING = 10_000  # commands of a client without an answer
@@ -42,7 +41,7 @@ class Service(Protocol):
         """Raise `Failure` if it is no longer valid."""
 
     async def answer(self, client: Client, body: Body) -> Body:
-        """Carry out one of the `OWN` commands. Raises `Failure` or `AlchemistError`."""
+        """Carry out one of `rights.UPLOADS`. Raises `Failure` or `AlchemistError`."""
 
     async def check_quota(self, token: Token, body: Body) -> None:
         """Raise `Failure` if a command would exceed the user's quota of bytes."""
@@ -134,7 +133,7 @@ class Client:
             self._refused(body, failure)
             self._reply(ident, failure)
             return
-        if op in OWN:
+        if op in rights.UPLOADS:
             self._start(self._own(ident, body))
         elif self.token.nbytes is not None and op in ("create", "call", "run", "redistribute"):
             self._start(self._within_quota(ident, body))
@@ -300,7 +299,8 @@ class Client:
         self._log(body, 0.0, failure.kind)
 
     def _log(self, facts: Body, seconds: float, outcome: str | None) -> None:
-        if facts.get("op") in LOGGED:
+        command = COMMANDS.get(facts.get("op", ""))
+        if command is not None and command.audited:
             self._service.audit.write(
                 "call", user=self.token.user, token=self.token.id, gang=self.gang.name,
                 seconds=round(seconds, 6), error=outcome, **_facts(facts),

@@ -6,16 +6,11 @@ from importlib.metadata import entry_points
 
 from alchemist_ray.gateway.server.tokens import Token
 from mpi_workers.failures import Failure
+from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.library_names import ARRAYS, ENTRY_POINTS, SHIPPED
 
-# Commands of `runtime.commands` and of the dispatcher. `discard` is internal.
-OPEN = frozenset(
-    {"session", "goodbye", "begin_read", "end_read", "status", "cancel", "create", "seal",
-     "redistribute", "release", "hold", "pin", "list_matrices", "describe", "touch", "resume",
-     "sources", "list_libraries", "ping"}
-)  # fmt: skip
-CODE = frozenset({"run", "remove_files", "stage", "collect", "read_part"})
+UPLOADS = frozenset({"stage", "collect", "read_part"})  # the gateway answers them itself
 # Scopes that shipped libraries need besides `call`, and the reason.
 NEEDED = {
     "files": ("files", "load_matrix, save and checkpoints use the server's files"),
@@ -36,22 +31,21 @@ def check(token: Token, body: Body, *, own: bool) -> None:
         Whether the token's user has started the gang.
     """
     op = body.get("op")
-    if op in OPEN:
-        return
-    if op in CODE:
-        _require(token, "run_code", f"{op!r} runs your own code on the ranks")
-    elif op == "load":
-        _check_load(token, body.get("library"), body.get("path"))
-    elif op == "call":
-        _check_shipped(token, body.get("library"))
-    elif op == "free":
-        if body.get("forced"):
-            raise Failure("AuthError", "a client of a gateway cannot free a matrix that others use")
-    elif op == "cancel_calls":
-        if body.get("all") and not own:
-            _require(token, "admin", "cancelling the calls of everyone on another user's gang")
-    else:
+    command = COMMANDS.get(op) if isinstance(op, str) else None
+    scope = "run_code" if op in UPLOADS else None if command is None else command.scope
+    if scope is None:
         raise Failure("AuthError", f"a gateway does not pass on the command {op!r}")
+    if scope:
+        _require(token, scope, f"{op!r} runs your own code on the ranks")
+    match op:
+        case "load":
+            _check_load(token, body.get("library"), body.get("path"))
+        case "call":
+            _check_shipped(token, body.get("library"))
+        case "free" if body.get("forced"):
+            raise Failure("AuthError", "a client of a gateway cannot free a matrix that others use")
+        case "cancel_calls" if body.get("all") and not own:
+            _require(token, "admin", "cancelling the calls of everyone on another user's gang")
 
 
 def _check_load(token: Token, name: object, path: object) -> None:

@@ -1,4 +1,4 @@
-"""The dispatcher: a command that fails does not hold up the next one."""
+"""The dispatcher: its table of commands; a command that fails does not hold up the next one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import asyncio
 
 import pytest
 
+from alchemist_ray.runtime.commands import Commands
 from alchemist_ray.runtime.dispatcher import Dispatcher
 from mpi_workers.failures import Failure
+from mpi_workers.rank.commands import RankCommands
+from mpi_workers.wire.commands import COMMANDS, Turn
 
 
 def test_a_command_that_meets_a_system_error_fails_alone() -> None:
@@ -21,8 +24,29 @@ def test_a_command_that_meets_a_system_error_fails_alone() -> None:
         dispatcher = Dispatcher(lambda _: False, lambda: None)
         dispatcher.commands.own |= {"keep_copies": full, "resize": well}
         with pytest.raises(Failure, match="No space left"):
-            await asyncio.wait_for(dispatcher.submit({"op": "keep_copies"}), 1)
+            await asyncio.wait_for(dispatcher.submit({"op": "keep_copies"}, internal=True), 1)
         body = {"op": "resize", "matrices": {}}
-        assert await asyncio.wait_for(dispatcher.submit(body), 1) == {}
+        assert await asyncio.wait_for(dispatcher.submit(body, internal=True), 1) == {}
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize("op", COMMANDS)
+def test_every_command_has_its_handlers(op: str) -> None:
+    command = COMMANDS[op]
+    if command.turn is Turn.CONNECTION:
+        assert callable(getattr(Dispatcher, f"_{op}"))
+    elif not command.internal:
+        assert callable(getattr(Commands, op))
+    if command.ranks is not None:
+        assert callable(getattr(RankCommands, op))
+
+
+@pytest.mark.parametrize("op", [op for op, command in COMMANDS.items() if command.internal])
+def test_operations_of_the_manager_are_refused_from_others(op: str) -> None:
+    async def ask() -> None:
+        dispatcher = Dispatcher(lambda _: False, lambda: None)
+        await asyncio.wait_for(dispatcher.submit({"op": op, "matrices": [], "names": []}), 1)
+
+    with pytest.raises(Failure, match=f"unknown command '{op}'"):
+        asyncio.run(ask())

@@ -1,0 +1,159 @@
+"""The commands of a gang. Each is declared here, and nowhere else.
+
+A process sends a command to the gang's dispatcher, which carries it out itself or sends it on to
+the ranks. From `COMMANDS` follow what the dispatcher accepts and when it runs it, what a gateway
+passes on, what a connection sends again after it was lost, what is run again after the loss of
+ranks, and what ranks accept. The handlers are the methods of the same name: of `Dispatcher` and
+`Commands` in `alchemist_ray.runtime`, of `RankCommands` in `mpi_workers.rank.commands`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mpi_workers.failures import Failure
+from mpi_workers.wire.frames import Body
+
+
+class Turn(Enum):
+    """When the dispatcher carries out a command."""
+
+    QUEUED = "one at a time, in turn with those of other processes"
+    AT_ONCE = "when it arrives, also while another command runs"
+    CONNECTION = "when it arrives; it is about the connection that sends it"
+
+
+class Rerun(Enum):
+    """Whether a command that was lost with ranks is run again on the next ones."""
+
+    ALWAYS = "it has no other effect than its results"
+    IF_PURE = "if it is declared pure"
+    NEVER = "what it needs is lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a gang.
+
+    Attributes
+    ----------
+    fields : str
+        What its sender gives; ``?``: optional. Each command may also have ``id`` (the sender waits
+        for an answer), ``timeout_s`` (seconds, with the time in the queue) and ``output`` (whether
+        the sender shows what ranks print).
+    turn : Turn
+    scope : str or None
+        The scope of a token with which a gateway passes it on, empty: any token. None: a gateway
+        does not pass it on. More is decided by `gateway.server.rights`.
+    internal : bool
+        Only the GroupManager itself may queue it.
+    repeatable : bool
+        It changes nothing: a process sends it again when its connection was lost meanwhile.
+    audited : bool
+        A gateway writes it to its log.
+    rerun : Rerun
+    ranks : str or None
+        What the ranks get. Each such command also has ``op`` and ``seq``, and may have
+        ``unreferenced``: ids of matrices to free first. None: ranks take no part.
+    prints : bool
+        Its code on the ranks may print.
+    """
+
+    fields: str = ""
+    turn: Turn = Turn.QUEUED
+    scope: str | None = None
+    internal: bool = False
+    repeatable: bool = False
+    audited: bool = False
+    rerun: Rerun = Rerun.ALWAYS
+    ranks: str | None = None
+    prints: bool = False
+
+    @property
+    def required(self) -> list[str]:
+        """The fields that a sender must give."""
+        return [name for name in self.fields.split() if not name.endswith("?")]
+
+
+def _queued(fields: str, ranks: str, scope: str | None = "", **more: object) -> Command:
+    return Command(fields, scope=scope, ranks=ranks, **more)  # type: ignore[arg-type]
+
+
+def _at_once(fields: str, scope: str | None = "", *, repeatable: bool = False) -> Command:
+    return Command(fields, Turn.AT_ONCE, scope, repeatable=repeatable)
+
+
+def _connection(fields: str, scope: str | None = "", **more: object) -> Command:
+    return Command(fields, Turn.CONNECTION, scope, **more)  # type: ignore[arg-type]
+
+
+_CODE = "run_code"
+
+COMMANDS: dict[str, Command] = {
+    # Matrices.
+    "create": _queued(
+        "shape dtype layout name? source? columns?", "matrix layout shape dtype", audited=True
+    ),
+    "seal": _queued("matrix", "matrix", rerun=Rerun.NEVER),
+    "free": _queued("matrices forced?", "matrices", audited=True),
+    "redistribute": _queued("source layout name?", "source matrix layout"),
+    "reserve": _queued("", "layout shape dtype", None, internal=True),
+    # Code.
+    "load": _queued("library path?", "library", audited=True, prints=True),
+    "call": _queued(
+        "library routine arguments columns?", "library routine arguments first",
+        audited=True, prints=True, rerun=Rerun.IF_PURE,
+    ),
+    "run": _queued(
+        "task uses pure?", "name first", _CODE, audited=True, prints=True, rerun=Rerun.IF_PURE
+    ),
+    "discard": _queued("names", "", None, internal=True),
+    "remove_files": _at_once("names", _CODE),
+    # Operations of the GroupManager.
+    "keep_copies": Command(internal=True),
+    "resize": Command("matrices", internal=True),
+    # Leases, and what the gang holds.
+    "release": _at_once("matrices"),
+    "hold": _at_once("matrices"),
+    "pin": _at_once("matrices"),
+    "resume": _at_once("matrices"),
+    "touch": _at_once(""),
+    "describe": _at_once("matrix name? pin? source? columns?"),
+    "list_matrices": _at_once("", repeatable=True),
+    "list_libraries": _at_once("", repeatable=True),
+    "sources": _at_once("matrices", repeatable=True),
+    "ping": _at_once("wait? workers?", repeatable=True),
+    "checkpointed": _at_once("matrices states?", None),
+    "file_stamp": _at_once("matrix stamp", None),
+    # The connection and the calls of its process.
+    "session": _connection(""),
+    "goodbye": _connection(""),
+    "cancel": _connection("call"),
+    "cancel_calls": _connection("all?", audited=True),
+    "status": _connection("", repeatable=True),
+    "begin_read": _connection("matrix", repeatable=True),
+    "end_read": _connection("read", repeatable=True),
+    "end_reads": _connection("", None),  # a gateway's client has lost its connection
+}  # fmt: skip
+
+
+def checked(body: Body, *, internal: bool = False) -> Command:
+    """The command that a body asks for.
+
+    Raises
+    ------
+    Failure
+        If it is unknown or lacks fields, or only the GroupManager may send it and that is not
+        its sender (`internal`).
+    """
+    op = body.get("op")
+    command = COMMANDS.get(op) if isinstance(op, str) else None
+    if command is None or (command.internal and not internal):
+        raise Failure("GroupError", f"unknown command {op!r}")
+    if missing := [name for name in command.required if name not in body]:
+        raise Failure("GroupError", f"malformed command {op!r}: it needs {', '.join(missing)}")
+    limit_s = body.get("timeout_s")
+    if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s > 0):
+        raise Failure("BadArgumentError", f"timeout_s={limit_s!r}: it must be greater than 0")
+    return command
