@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from alchemist_ray.functions.node_files import Data
 from alchemist_ray.runtime import effects
 from alchemist_ray.runtime.command_log import NOT_KEPT, CommandLog, sent
 from alchemist_ray.runtime.loaded_libraries import LoadedLibraries, stamp_of
@@ -71,6 +72,7 @@ class Commands:
         self.matrices: dict[int, Record] = {}
         self.libraries = LoadedLibraries(users)
         self.quota = ByteQuota()
+        self._files: dict[str, set[str]] = {}  # of users' functions, by the process that sent them
 
     # --- matrices ---
 
@@ -213,11 +215,12 @@ class Commands:
         changed: list[Record] = []
         if self.log.enabled:
             used, changed = effects.affected(self.libraries, self.matrices, again, used)
-        begin = time.monotonic()
+        begin, first = time.monotonic(), self.next_id
         try:
-            done = await self.nodes.round(collective=True, first=self.next_id, **again)
+            done = await self.nodes.round(collective=True, first=first, **again)
         except Failure:
-            self._soon({"op": "discard", "names": files})
+            here = {"incarnation": self.nodes.number, "first": first}
+            self._soon({"op": "discard", "names": files, **here})
             words = "a call that failed may have changed it in place"
             self.log.add(again, changed=changed, reason=words)
             raise
@@ -229,10 +232,13 @@ class Commands:
         return done, described
 
     async def discard(self, body: Body, holder: str) -> Body:
-        """Free the results of the last call on ranks where it succeeded: it failed on others."""
-        await self.nodes.round("discard")
-        self.nodes.unstage(body["names"])
-        self.log.removed(body["names"])
+        """Free the results of a call on ranks where it succeeded: it failed on others.
+
+        Ranks that were started since have none of them.
+        """
+        if body["incarnation"] == self.nodes.number:
+            await self.nodes.round("discard", first=body["first"])
+        self._remove_files(body["names"])
         return {}
 
     # --- what is held ---
@@ -306,6 +312,7 @@ class Commands:
         for token in [other for other in held if other.startswith(prefix)]:
             self._release(self.matrices.values(), token)
         self.libraries.lost(holder)
+        self._remove_files(self._files.pop(holder, ()))
 
     def _release(self, records: Iterable[Record], holder: str) -> None:
         unheld = []
@@ -399,6 +406,19 @@ class Commands:
 
     def remove_files(self, body: Body, holder: str) -> Body:
         """Remove files that were uploaded for runs, or that runs left for their caller."""
-        self.nodes.unstage(body["names"])
-        self.log.removed(body["names"])
+        self._remove_files([str(name) for name in body["names"]])
         return {}
+
+    def staged(self, name: str, data: Data, holder: str) -> None:
+        """A file of a user's function is being uploaded; it goes with the process `holder`."""
+        self.log.staged(name, data)
+        if holder != NO_HOLDER:
+            self._files.setdefault(holder, set()).add(name)
+
+    def _remove_files(self, names: Iterable[str]) -> None:
+        names = list(names)
+        for files in self._files.values():
+            files.difference_update(names)
+        if names:
+            self.nodes.unstage(names)
+            self.log.removed(names)

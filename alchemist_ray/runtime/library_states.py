@@ -39,7 +39,7 @@ async def save_state(commands: Commands, library: str) -> SavedState:
     try:
         done = await _call(nodes, library, SAVE_STATE, {}, commands.next_id)
     except Failure:
-        await nodes.round("discard")
+        await nodes.round("discard", first=commands.next_id)
         raise
     records = commands.unlisted(done.matrices)
     left = iter(records)

@@ -222,11 +222,18 @@ class ManagedGang:
         except Failure as failure:
             raise from_failure(failure) from None
 
-    async def stage(self, epoch: int, name: str, data: Data) -> None:
-        """Put a file of a user's function into the gang's folder on every node."""
+    async def stage(self, epoch: int, name: str, data: Data, holder: str = NO_HOLDER) -> None:
+        """Put a file of a user's function into the gang's folder on every node.
+
+        It goes with the process that has sent it (`holder`). A gang that recovers keeps a copy of
+        its own: commands that used the file may have to be repeated when that process has ended.
+        """
         gang = await self._of_epoch(epoch)
         gang.dispatcher.used()
-        gang.dispatcher.commands.log.staged(name, data)
+        commands = gang.dispatcher.commands
+        if commands.log.enabled and not isinstance(data, bytes):
+            data = [await in_thread(ray.put, await result_of(data[0]))]
+        commands.staged(name, data, holder)
         run = ""
         while run != (now := (await self.gang_address()).incarnation):
             run = now

@@ -7,6 +7,7 @@ lost nodes. The work per message grows with the nodes, not with the ranks.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ BLAME_S = 0.2
 REPORT_S = 1.0  # time for proxies to report the ranks that did not return, and their stacks
 
 T = TypeVar("T")
+_numbers = itertools.count(1)
 
 
 class Nodes:
@@ -53,6 +55,8 @@ class Nodes:
 
     Attributes
     ----------
+    number : int
+        Of this incarnation among those of this process.
     count : int
     ranks : dict of int to map
         Facts that each rank reported when it checked in.
@@ -76,6 +80,7 @@ class Nodes:
         on_progress: Callable[[Body], None],
         on_output: Callable[[Body], None],
     ) -> None:
+        self.number = next(_numbers)
         self.count = count
         self._size = size
         self._on_lost = on_lost

@@ -20,8 +20,8 @@ class RayUploads(Uploads):
     """This process's files on a gang of its Ray cluster."""
 
     def put(self, name: str, content: bytes) -> None:
-        epoch = self.connection.address.epoch
-        ask_manager(self.connection.manager.stage.remote(epoch, name, carried(content)))
+        epoch, process = self.connection.address.epoch, self.connection.process
+        ask_manager(self.connection.manager.stage.remote(epoch, name, carried(content), process))
 
     def collect(self, name: str) -> list[NDArray[np.uint8]]:
         incarnation = ""

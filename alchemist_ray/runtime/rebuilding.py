@@ -72,7 +72,10 @@ class Rebuilding:
             del matrices[record.id]  # its sender sends it again
         try:
             for name, data in list(self._commands.log.files.items()):
-                await self._stage(name, data)
+                try:
+                    await self._stage(name, data)
+                except Failure:  # commands that need it are told when they are repeated
+                    self._commands.log.removed([name])
             commands = self._possible()
             await self._load_libraries(commands)
             unused = self._unused_after(commands)
@@ -272,7 +275,10 @@ class Rebuilding:
         source.send(connection, TransferTarget(ident, distribution, source.dtype), None)
 
     async def _stage(self, name: str, data: Any) -> None:
+        """Raises `Failure` if the file is lost, `GroupFailedError` if ranks are."""
         try:
             await stage(self._nodes, self._agents, self._address.incarnation, name, data)
-        except RayError as error:
+        except GroupFailedError:
+            raise
+        except (AlchemistError, RayError) as error:
             raise Failure("TransferError", f"its code is no longer available: {error}") from None

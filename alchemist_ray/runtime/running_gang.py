@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from alchemist_ray.errors import AlchemistError, GroupFailedError, SessionError
+from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError, SessionError
 from alchemist_ray.gang.address import GangAddress, next_token
 from alchemist_ray.observe import logs
 from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
@@ -36,6 +37,8 @@ from alchemist_ray.runtime.rebuilding import Rebuilding
 from alchemist_ray.runtime.resizing import Resizing
 
 QUOTA_INTERVAL_S = 1.0
+
+log = logging.getLogger(__name__)
 
 STATES = {
     "starting": "is being started",
@@ -127,9 +130,12 @@ class RunningGang:
             self.request = await self._elastic.started(self.request)
             self._now.request = self.request
             self.address = await self._now.start(self.cpus, self._first_epoch, self._token)
+            if self._now.failure is not None:  # since the last rank was ready
+                raise LaunchError(str(self._now.failure), **self._now.failure.facts)
         except BaseException as error:
             self._measures.not_started(error)
             logs.close(self._log)
+            await self._now.release()
             await self.cpus.release()
             raise
         self.state = "ready"
@@ -253,8 +259,9 @@ class RunningGang:
                 return
             except AlchemistError as again:
                 error = again
-            except (RayError, OSError) as again:
-                error = GroupFailedError(str(again))
+            except Exception as again:  # whatever it is, callers wait for the gang
+                log.exception("an attempt to start gang %s again failed", self._gang)
+                error = GroupFailedError(f"{type(again).__name__}: {again}")
             if self.failures >= self.request.options.max_failures:
                 break
             self.failures += 1

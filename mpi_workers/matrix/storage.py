@@ -139,6 +139,12 @@ class Storage:
                 )
             entry.sealed = True
 
+    def free_from(self, first: int) -> None:
+        """Forget the matrices with this id and later ones."""
+        with self._lock:
+            for matrix_id in [ident for ident in self._entries if ident >= first]:
+                del self._entries[matrix_id]
+
     def free(self, matrix_id: int) -> None:
         """Forget a matrix; its memory is recycled when no reader uses it any more."""
         with self._lock:

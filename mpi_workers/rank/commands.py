@@ -56,7 +56,6 @@ class RankCommands:
         self._storage = storage
         self._runner = runner
         self._libraries = Libraries(loader)
-        self._made: list[int] = []  # ids of matrices that the last call has made
 
     def execute(self, body: Body) -> Body:
         """Execute one command; the fields of its reply."""
@@ -102,9 +101,8 @@ class RankCommands:
         self._storage.put(body["matrix"], result, sealed=True)
 
     def discard(self, body: Body) -> None:
-        """Free the matrices that the last call has made: it failed on other ranks."""
-        for matrix_id in self._made:
-            self._storage.free(matrix_id)
+        """Free what a call has made under ids from `first`: it failed on other ranks."""
+        self._storage.free_from(body["first"])
 
     # --- code ---
 
@@ -160,7 +158,6 @@ class RankCommands:
         """
         described = []
         for matrix_id, result in enumerate(results, first):
-            self._made.append(matrix_id)
             self._storage.put(matrix_id, result, sealed=True)
             aliases = [ident for ident, its in used.items() if its.block is result.block]
             described.append(
@@ -171,7 +168,6 @@ class RankCommands:
     def _enter(self, body: Body) -> None:
         """Begin a collective command: waits belong to it, on a communicator without messages."""
         self.number = body["seq"]
-        self._made = []
         waits.begin(self.number)
         failed = bool(body.get("renew"))
         self._libraries.settle(failed=failed)

@@ -108,7 +108,7 @@ COMMANDS: dict[str, Command] = {
     "run": _queued(
         "task uses pure?", "name first", _CODE, audited=True, prints=True, rerun=Rerun.IF_PURE
     ),
-    "discard": _queued("names", "", None, internal=True),
+    "discard": _queued("names incarnation first", "first", None, internal=True),
     "remove_files": _at_once("names", _CODE),
     # Operations of the GroupManager.
     "keep_copies": Command(internal=True),

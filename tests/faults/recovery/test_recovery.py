@@ -28,6 +28,7 @@ from alchemist_ray.observe import logs
 from alchemist_ray.runtime.logged_command import LoggedCommand
 from mpi_workers.matrix.storage import Storage
 from tests.faults.conftest import inject_and_retry, inject_during, record
+from tests.faults.named.named_gangs import Program
 from tests.faults.recovery.conftest import Recovering
 
 pytestmark = pytest.mark.timeout(90, func_only=True)
@@ -107,6 +108,46 @@ def test_a_gang_without_max_failures_ends(clean: None) -> None:
     with pytest.raises(GroupFailedError):
         A.fetch()
     gang.als.close()
+
+
+def test_a_gang_comes_back_after_a_program_that_ran_a_function_has_ended(
+    cluster: str, clean: None
+) -> None:
+    """Its function is an object of that program's: it went with it, and the gang hung."""
+    program = """
+        als = AlchemistSession.attach("outlives")
+        large = bytes(200_000)
+        als.matrix("A").fetch()
+        print(als.run(lambda comm, A: A.local.fill(len(large)), als.matrix("A")), flush=True)
+    """
+    with AlchemistSession(2, name="outlives", max_failures=3) as als:
+        A = als.send_matrix(X, name="A", durable=True)
+        B = als.send_matrix(X)
+        with Program(cluster, program) as other:
+            assert other.said == "None"
+            other.process.wait(30)
+        os.kill(als.list_workers()[1].pid, signal.SIGKILL)
+        np.testing.assert_array_equal(A.fetch(), np.full(X.shape, 200_000.0))  # it was repeated
+        np.testing.assert_array_equal(B.fetch(), X)
+        assert als.run(lambda comm: comm.size) == 2
+
+
+def test_what_a_failed_call_left_is_not_freed_on_the_next_ranks(gang: Recovering) -> None:
+    """There the last call is another one, and its results were lost without a word."""
+    A = gang.als.send_matrix(X)
+    B = A + 1.0
+    stopped = gang.ranks[0]
+
+    def half(comm: Any, A: Any) -> Any:
+        if comm.rank:
+            raise ValueError("this rank only")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    with pytest.raises(RoutineError, match="this rank only"):
+        gang.als.run(half, A, pure=True)
+    gang.kill(stopped)
+    np.testing.assert_array_equal(B.fetch(), X + 1)
+    np.testing.assert_array_equal((A + B).fetch(), X + (X + 1))
 
 
 # --- calls and transfers under way ---
