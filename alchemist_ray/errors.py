@@ -227,3 +227,16 @@ def from_failure(failure: Failure) -> AlchemistError:
 def to_failure(error: AlchemistError) -> Failure:
     """The failure that carries an error over a socket."""
     return Failure(type(error).__name__, str(error.args[0]), **error.facts)
+
+
+def failure_of(error: BaseException, doing: str) -> Failure:
+    """The failure that tells whoever waits of any exception; `doing` names what has failed."""
+    match error:
+        case Failure():
+            return error
+        case AlchemistError():
+            return to_failure(error)
+        case ArithmeticError() | AttributeError() | LookupError() | TypeError() | ValueError():
+            return Failure("GroupError", f"malformed {doing}: {error!r}")
+        case _:
+            return Failure("GroupError", f"{doing} failed: {error!r}")

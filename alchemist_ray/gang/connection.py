@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from alchemist_ray.errors import (
+    AlchemistError,
     GroupFailedError,
     MatrixNotFoundError,
     SessionError,
@@ -185,10 +186,14 @@ class GangConnection:
     @property
     def over(self) -> bool:
         """Whether the gang is known to have ended, and no session uses the connection."""
-        channel = self._channel
-        lost = channel.known_loss() if isinstance(channel, SocketChannel) else None
+        lost = self.known_loss()
         resumable = lost and lost.facts.get("cause") == MANAGER_GONE and self.address.lease_grace_s
         return self._sessions <= 0 and lost is not None and not resumable
+
+    def known_loss(self) -> AlchemistError | None:
+        """Why the gang cannot be reached, if that is known without asking it."""
+        channel = self._channel
+        return channel.known_loss() if isinstance(channel, SocketChannel) else None
 
     def begin_session(self) -> None:
         """One more session of this process uses the connection."""
@@ -288,8 +293,9 @@ class GangConnection:
                 now = self.address if self._current is None else self._current()
                 if now.epoch > self.address.epoch:
                     self.renew(now)  # it has been started again
+            # First of all: then no other thread's new matrix is missing among those that stay.
+            channel.tell({"op": "resume", "matrices": self.leases.live()})
             self._channel = channel
-        channel.tell({"op": "resume", "matrices": self.leases.live()})
 
     def ping(self, *, wait: bool = False) -> None:
         """Raise what ended the gang, if it has ended.

@@ -97,7 +97,7 @@ class SocketChannel:
                 return self._lost
             self._reading = True
         try:
-            if self._connection.readable(0.0):
+            while self._lost is None and self._connection.readable(0.0):
                 self._read()
         finally:
             with self._changed:

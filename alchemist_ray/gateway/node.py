@@ -26,6 +26,7 @@ from mpi_workers.wire.frames import Body, Kind
 
 STALL_TIMEOUT_S = 150.0  # for the gateway's next byte
 RETRY_S = 0.2
+MAX_BREAKS = 50  # of a connection, one after the other, without a chunk that arrives
 BUSY_TIMEOUT_S, BUSY_RETRY_S = 120.0, 1.0  # a gateway that serves as many transfers as it can
 
 
@@ -36,6 +37,7 @@ class _Stream:
         self.connection: Connection | None = None
         self.sent: deque[tuple[TransferTarget, Region, Array]] = deque()
         self.times = NodeTimes(0, "gateway")
+        self.arrived = 0  # chunks
 
 
 class GatewayNode(NodeConnection):
@@ -134,13 +136,22 @@ class GatewayNode(NodeConnection):
             lane.connection = None
 
     def _persist(self, stream: int, action: Callable[[Connection], None]) -> None:
-        """Run an action; after a lost connection, open another one, and begin it again."""
+        """Run an action; after a lost connection, open another one, and begin it again.
+
+        Gives up when the gateway cannot be reached for `GRACE_S`: however often a connection
+        breaks, each time it is there again, the time begins again.
+        """
         lane = self._lanes[stream]
-        deadline: float | None = None
+        there, breaks, arrived = time.monotonic(), 0, lane.arrived
         while True:
             try:
-                action(self.open(stream))
-                return
+                connection = self.open(stream)
+                breaks += 1  # unless the action ends
+                try:
+                    action(connection)
+                    return
+                finally:
+                    there = time.monotonic()
             except TimeoutError:
                 if lane.connection is not None:
                     raise  # the gateway is there, and sends nothing
@@ -153,9 +164,9 @@ class GatewayNode(NodeConnection):
                 self._raise_refusal(lane)
                 lost = error
             self._drop(lane)
-            now = time.monotonic()
-            deadline = deadline or now + GRACE_S
-            if now > deadline:
+            if lane.arrived > arrived:
+                breaks, arrived = 0, lane.arrived
+            if time.monotonic() > there + GRACE_S or breaks > MAX_BREAKS:
                 raise Failure("TransferError", f"{self.name} cannot be reached again: {lost}")
             time.sleep(RETRY_S)
 
@@ -222,6 +233,7 @@ class GatewayNode(NodeConnection):
             while len(lane.sent) > left:
                 body = connection.expect(Kind.SYNC, STALL_TIMEOUT_S).body
                 lane.sent.popleft()
+                lane.arrived += 1
                 lane.times.receive_s += float(body["receive_s"])
                 lane.times.deserialize_s += float(body["place_s"])
 
@@ -245,6 +257,7 @@ class GatewayNode(NodeConnection):
         order = _order(array)
         wanted = deque(chunks(region, target.dtype.itemsize, order))
         asked: deque[Region] = deque()
+        lane = self._lanes[stream]
         times = NodeTimes(0, self.route, array.size * target.dtype.itemsize)
 
         def receive(connection: Connection) -> None:
@@ -269,6 +282,7 @@ class GatewayNode(NodeConnection):
                 if not whole:
                     out[...] = packed
                 asked.popleft()
+                lane.arrived += 1
                 times.receive_s += arrived - clock
                 times.deserialize_s += time.perf_counter() - arrived
 

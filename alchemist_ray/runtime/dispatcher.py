@@ -362,7 +362,7 @@ class Dispatcher:
             "processes": [process.where for process in self._processes.connected()],
             "calls": calls_of(self._active, self._queue, self.nodes.left_early()),
             "matrices": len(records),
-            "nbytes": sum(record.nbytes for record in records),
+            "nbytes": sum(record.nbytes for record in self.commands.matrices.values()),
             "libraries": list(self.commands.libraries),
         }
 

@@ -13,6 +13,7 @@ from alchemist_ray.gateway import secure_socket
 from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server import gateway as served
+from alchemist_ray.gateway.server import session_commands
 from alchemist_ray.gateway.server.gateway import MAX_ASKED, Gateway
 from alchemist_ray.gateway.server.tokens import TokenFile
 from mpi_workers.failures import Failure
@@ -60,6 +61,20 @@ def test_a_session_that_does_not_wait_for_answers_is_refused(
         with pytest.raises(Failure, match=f"{MAX_ASKED} commands wait for an answer"):
             receive()
     check_served(address, token)
+
+
+def test_a_command_that_fails_in_any_way_is_answered(
+    address: GatewayAddress, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(session_commands, "_listed", fail)
+    connection, _ = secure_socket.connect(address, token, SESSION)
+    with connection:
+        connection.send(Kind.COMMAND, {"id": 1, "op": "list_gangs"})
+        error = connection.expect(Kind.REPLY, WAIT_S).body["error"]
+    assert "Too many open files" in error["message"]
 
 
 def test_strangers_cannot_fill_the_audit_log(

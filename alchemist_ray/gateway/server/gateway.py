@@ -14,19 +14,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import uvloop
 
-from alchemist_ray.errors import AlchemistError, SessionError, to_failure
+from alchemist_ray.errors import SessionError, failure_of
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.protocol import is_loopback
 from alchemist_ray.gateway.server import own_commands
 from alchemist_ray.gateway.server.audit import Audit
 from alchemist_ray.gateway.server.certificates import certificate, server_context
 from alchemist_ray.gateway.server.link import Link
+from alchemist_ray.gateway.server.long_waits import LongWaits
 from alchemist_ray.gateway.server.relay import Client
 from alchemist_ray.gateway.server.session_commands import SessionCommands
 from alchemist_ray.gateway.server.tokens import Token, TokenFile
@@ -39,15 +39,12 @@ from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 
 MAX_LINKS = 4096  # authenticated connections
 MAX_LINKS_OF_USER = 1024
-MAX_DATA_LINKS = 256  # a thread and 4 MiB each
+MAX_DATA_LINKS, MAX_DATA_LINKS_OF_USER = 256, 64  # a thread and 4 MiB each
 MAX_ASKED = 100  # commands of a session's connection without an answer
-THREADS = 64  # for calls that wait for Ray, for seconds at most
 WAIT_TIMEOUT_S = 10.0  # for a client's connection to its gang, and for the end of the gateway
 REFUSALS = ("AuthError", "ResourceError")  # of commands, for the metrics
 LOGGED_REFUSALS, LOGGED_S = 300, 60.0  # of strangers, in the audit log; in this time
 ACCEPT_PAUSE_S = 0.05  # when there are no file descriptors left
-
-T = TypeVar("T")
 
 
 class Gateway:
@@ -105,11 +102,11 @@ class Gateway:
         self._clients: dict[str, Client] = {}
         self._links: dict[Link, str] = {}  # user
         self._users: set[str] = set()  # with an attached client, when last measured
-        self._data_links = 0
+        self._data_links: Counter[str] = Counter()  # by user
         self._asked: Counter[Link] = Counter()
         self._refusals, self._refusals_until = 0, 0.0
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="alchemist-gateway")
-        self._sessions = SessionCommands(self.in_thread)
+        self._waits = LongWaits()
+        self._sessions = SessionCommands(self._waits)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = uvloop.new_event_loop()
         self._loop.call_soon(self._loop.add_reader, self._listener.fileno(), self._accept)
@@ -140,7 +137,7 @@ class Gateway:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(WAIT_TIMEOUT_S)
         self._loop.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._waits.close()
         self._tell_omitted()
         self.audit.close()
 
@@ -224,22 +221,14 @@ class Gateway:
         async def guarded() -> None:
             try:
                 await work
-            except Failure as failure:
-                link.refuse(failure)
-            except AlchemistError as error:
-                link.refuse(to_failure(error))
             except (OSError, WireError) as error:
                 link.refuse(Failure("GroupFailedError", f"the gang cannot be reached: {error}"))
-            except (KeyError, TypeError, ValueError) as error:
-                link.refuse(Failure("TransferError", f"malformed fields: {error!r}"))
+            except Exception as error:
+                link.refuse(failure_of(error, "request of a connection"))
 
         task = self._loop.create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def in_thread(self, action: Callable[..., T], *args: Any) -> T:
-        """Run what blocks."""
-        return await self._loop.run_in_executor(self._pool, action, *args)
 
     # --- attached clients ---
 
@@ -288,11 +277,15 @@ class Gateway:
                 "AuthError",
                 f"this process is not attached to gang {gang.name}: call AlchemistSession.attach",
             )
-        if self._data_links >= MAX_DATA_LINKS:
+        of_user, of_all = self._data_links[token.user], self._data_links.total()
+        if of_user >= MAX_DATA_LINKS_OF_USER or of_all >= MAX_DATA_LINKS:
             raise Failure(
-                "ResourceError", f"{MAX_DATA_LINKS} connections transfer data: try again later"
+                "ResourceError",
+                f"too many connections transfer data: {of_user} of {token.user} (limit "
+                f"{MAX_DATA_LINKS_OF_USER}), {of_all} of all users (limit {MAX_DATA_LINKS}). Try "
+                "again later",
             )
-        self._data_links += 1
+        self._data_links[token.user] += 1
         link.send(Kind.WELCOME, {"version": __version__})
         sock, received = link.give_away()
 
@@ -300,12 +293,12 @@ class Gateway:
             try:
                 gang.transfers.serve(sock, received, partial(self.check_token, token))
             finally:
-                self._loop.call_soon_threadsafe(self._data_gone, link)
+                self._loop.call_soon_threadsafe(self._data_gone, link, token.user)
 
         threading.Thread(target=serve, name="alchemist-gateway-data", daemon=True).start()
 
-    def _data_gone(self, link: Link) -> None:
-        self._data_links -= 1
+    def _data_gone(self, link: Link, user: str) -> None:
+        self._data_links -= Counter([user])
         self._links.pop(link, None)
 
     # --- what sessions ask for ---
@@ -325,13 +318,11 @@ class Gateway:
             try:
                 self.check_token(token)
                 result = {"result": await self._sessions.carry_out(token, body)}
-            except AlchemistError as error:
-                result = {"error": to_failure(error).to_map()}
-            except Failure as failure:
-                result = {"error": failure.to_map()}
             except (KeyError, TypeError, ValueError) as error:
                 words = f"{type(error).__name__}: {error}"
                 result = {"error": Failure("BadArgumentError", words).to_map()}
+            except Exception as error:
+                result = {"error": failure_of(error, f"command {body.get('op')!r}").to_map()}
             finally:
                 self._asked -= Counter([link])
             kind = result.get("error", {}).get("kind")
@@ -355,10 +346,10 @@ class Gateway:
             raise Failure("AuthError", words)
 
     async def answer(self, client: Client, body: Body) -> Body:
-        return await own_commands.answer(client, body, self.in_thread)
+        return await own_commands.answer(client, body, partial(self._waits.run, client.token.user))
 
-    async def check_quota(self, token: Token, body: Body) -> None:
-        await self.in_thread(self._sessions.quotas.check_nbytes, token, body)
+    async def within_quota(self, token: Token, body: Body) -> Callable[[], None]:
+        return await self._sessions.quotas.reserve(token, body)
 
 
 def _early(frame: Frame) -> None:

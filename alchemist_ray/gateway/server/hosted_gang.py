@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gateway.protocol import GRACE_S
@@ -55,6 +56,14 @@ class HostedGang:
     def ranks(self) -> int:
         """Ranks that count for its user's quota: those that it has, or to which it may grow."""
         return max(self._most, self.connection.address.size)
+
+    def has_ended(self) -> bool:
+        """Whether the gang cannot be reached any more. Blocks."""
+        try:
+            self.connection.ping()
+        except AlchemistError:
+            return True
+        return False
 
     def nbytes(self) -> int:
         """Bytes of its matrices. Blocks."""

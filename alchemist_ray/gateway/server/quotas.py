@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
+from alchemist_ray.gateway.server.long_waits import LongWaits
 from alchemist_ray.gateway.server.tokens import Token
 from alchemist_ray.runtime.user_limits import check_limits
 from mpi_workers.failures import Failure
@@ -25,10 +28,14 @@ class Quotas:
     ----------
     gangs : mapping of str to HostedGang
         Those that are used now.
+    waits : LongWaits
+        Asks gangs.
     """
 
-    def __init__(self, gangs: Mapping[str, HostedGang]) -> None:
+    def __init__(self, gangs: Mapping[str, HostedGang], waits: LongWaits) -> None:
         self._gangs = gangs
+        self._waits = waits
+        self._creating: dict[str, _Creating] = {}
         self._ranks: Counter[str] = Counter()  # of gangs that are being started, by user
         self._starting: Counter[str] = Counter()
 
@@ -52,20 +59,61 @@ class Quotas:
             self._starting[token.user] -= 1
             self._ranks[token.user] -= workers
 
-    def check_nbytes(self, token: Token, body: Body) -> None:
-        """Raise `Failure` if a command would exceed the quota of bytes. Blocks."""
+    async def reserve(self, token: Token, body: Body) -> Callable[[], None]:
+        """Reserve the bytes of a command's new matrix, until the returned function is called.
+
+        Call it when the gang has answered: then the gang counts them. Waits for other new
+        matrices of the user if it depends on them whether this one fits. Raises `Failure` if it
+        exceeds the quota.
+        """
         if token.nbytes is None:
-            return
+            return _nothing
         new = 0
         if body.get("op") == "create":
             new = math.prod(body["shape"]) * np.dtype(body["dtype"]).itemsize
-        held = 0
-        for gang in self._of(token):
-            with contextlib.suppress(AlchemistError):  # it has ended
-                held += gang.nbytes()
-        if held + new > token.nbytes or (not new and held >= token.nbytes):
-            raise Failure(
-                "ResourceError",
-                f"the matrices of {token.user} have {readable(held)}, and {readable(new)} more "
-                f"would exceed the quota of this token, {readable(token.nbytes)}: free some",
+        creating = self._creating.setdefault(token.user, _Creating())
+        while True:
+            answered = creating.answered
+            held = sum(
+                await asyncio.gather(
+                    *(self._waits.run(token.user, _nbytes, gang) for gang in self._of(token))
+                )
             )
+            if held + new > token.nbytes or (not new and held >= token.nbytes):
+                raise Failure(
+                    "ResourceError",
+                    f"the matrices of {token.user} have {readable(held)}, and {readable(new)} more "
+                    f"would exceed the quota of this token, {readable(token.nbytes)}: free some",
+                )
+            if not new:
+                return _nothing
+            if answered.is_set():
+                continue  # a gang was perhaps asked before it had the matrix
+            if held + creating.nbytes + new <= token.nbytes:
+                break
+            await answered.wait()
+        creating.nbytes += new
+        return partial(creating.end, new)
+
+
+class _Creating:
+    """Matrices of a user that are being created: a gang may count them, or not yet."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.answered = asyncio.Event()
+
+    def end(self, nbytes: int) -> None:
+        self.nbytes -= nbytes
+        self.answered.set()
+        self.answered = asyncio.Event()
+
+
+def _nothing() -> None:
+    """Nothing was reserved."""
+
+
+def _nbytes(gang: HostedGang) -> int:
+    with contextlib.suppress(AlchemistError):  # it has ended
+        return gang.nbytes()
+    return 0

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from alchemist_ray.errors import AlchemistError, to_failure
+from alchemist_ray.errors import failure_of
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import rights
 from alchemist_ray.gateway.server.audit import Audit, bounded
@@ -43,11 +45,24 @@ class Service(Protocol):
     async def answer(self, client: Client, body: Body) -> Body:
         """Carry out one of `rights.UPLOADS`. Raises `Failure` or `AlchemistError`."""
 
-    async def check_quota(self, token: Token, body: Body) -> None:
-        """Raise `Failure` if a command would exceed the user's quota of bytes."""
+    async def within_quota(self, token: Token, body: Body) -> Callable[[], None]:
+        """Reserve a command's bytes; call the result when it is answered. See `Quotas.reserve`."""
 
     def client_gone(self, client: Client) -> None:
         """The grace of a client is over, or it has said goodbye."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A command that the gang has not answered.
+
+    `ident` is the client's number of it, `answered` is called when it is over.
+    """
+
+    ident: int
+    facts: Body
+    answered: Callable[[], None]
+    begun: float = field(default_factory=time.monotonic)
 
 
 class Client:
@@ -68,7 +83,7 @@ class Client:
         self._upstream: _Upstream | None = None
         self.ready = asyncio.Event()
         self._ids = itertools.count(1)
-        self._calls: dict[int, tuple[int, Body, float]] = {}  # by our id: the client's, ...
+        self._calls: dict[int, _Call] = {}  # by our id
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone = False
@@ -136,6 +151,8 @@ class Client:
         if op in rights.UPLOADS:
             self._start(self._own(ident, body))
         elif self.token.nbytes is not None and op in ("create", "call", "run", "redistribute"):
+            if ident is None:
+                raise WireError(f"{op!r} must have a number")
             self._start(self._within_quota(ident, body))
         else:
             self._forward(ident, body)
@@ -150,49 +167,44 @@ class Client:
         link = self._link
         try:
             result = await self._service.answer(self, body)
-        except Failure as failure:
-            result = failure
-        except AlchemistError as error:
-            result = to_failure(error)
-        except (KeyError, TypeError, ValueError) as error:
-            result = _malformed(body, error)
+        except Exception as error:
+            result = failure_of(error, f"command {body['op']!r}")
         if link is self._link:
             self._reply(ident, result)
 
-    async def _within_quota(self, ident: int | None, body: Body) -> None:
+    async def _within_quota(self, ident: int, body: Body) -> None:
         link = self._link
         try:
-            await self._service.check_quota(self.token, body)
-        except (Failure, AlchemistError, KeyError, TypeError, ValueError) as error:
-            match error:
-                case Failure():
-                    failure = error
-                case AlchemistError():
-                    failure = to_failure(error)
-                case _:
-                    failure = _malformed(body, error)
+            answered = await self._service.within_quota(self.token, body)
+        except Exception as error:
+            failure = failure_of(error, f"command {body['op']!r}")
             self._refused(body, failure)
             if link is self._link:
                 self._reply(ident, failure)
             return
         if link is self._link:
-            self._forward(ident, body)
+            self._forward(ident, body, answered)
+        else:
+            answered()
 
-    def _forward(self, ident: int | None, body: Body) -> None:
+    def _forward(
+        self, ident: int | None, body: Body, answered: Callable[[], None] = lambda: None
+    ) -> None:
         op = body["op"]
         if self._upstream is None:
+            answered()
             return
         if op in ("seal", "free"):
             self.gang.transfers.forget([body.get("matrix"), *body.get("matrices", ())])
         if op == "cancel":
             theirs = body.get("call")
-            found = [ours for ours, (one, _, _) in self._calls.items() if one == theirs]
+            found = [ours for ours, call in self._calls.items() if call.ident == theirs]
             if not found:
                 return
             body["call"] = found[0]
         if ident is not None:
             body["id"] = number = next(self._ids)
-            self._calls[number] = (ident, _facts(body), time.monotonic())
+            self._calls[number] = _Call(ident, _facts(body), answered)
         self._upstream.send(Kind.COMMAND, body)
         if op == "goodbye":
             self.end()
@@ -229,9 +241,10 @@ class Client:
         if frame.kind == Kind.REPLY:
             del self._calls[body["id"]]
             outcome = body["error"]["kind"] if "error" in body else None
-            self._log(call[1], time.monotonic() - call[2], outcome)
+            call.answered()
+            self._log(call.facts, time.monotonic() - call.begun, outcome)
         if self._link is not None:
-            body["id"] = call[0]
+            body["id"] = call.ident
             self._link.send(frame.kind, body)
             if self._link is not None and self._link.backlog_nbytes > QUEUED_NBYTES:
                 self._read_upstream(False)
@@ -276,6 +289,8 @@ class Client:
     def _forget_calls(self) -> None:
         """Cancel what the client waited for, and end the locks of its fetches."""
         calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.answered()
         if self._upstream is not None:
             self._upstream.send(Kind.COMMAND, {"op": "end_reads"})
             if calls:
@@ -287,6 +302,7 @@ class Client:
         if self._gone:
             return
         self._gone = True
+        self._forget_calls()
         if self._timer is not None:
             self._timer.cancel()
         if self._upstream is not None:
@@ -305,10 +321,6 @@ class Client:
                 "call", user=self.token.user, token=self.token.id, gang=self.gang.name,
                 seconds=round(seconds, 6), error=outcome, **_facts(facts),
             )  # fmt: skip
-
-
-def _malformed(body: Body, error: Exception) -> Failure:
-    return Failure("GroupError", f"malformed command {body.get('op')!r}: {error!r}")
 
 
 def _facts(body: Body) -> Body:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import platform
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from alchemist_ray.arguments import positive_int
-from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang.options import AttachOptions, checked_workers, most_of
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import own_commands
@@ -32,21 +30,19 @@ class SessionCommands:
 
     Parameters
     ----------
-    in_thread : callable(action, *args)
-        Runs an action that blocks, for seconds at most; see `LongWaits` for others.
+    waits : LongWaits
+        Runs what blocks.
     """
 
-    def __init__(self, in_thread: Callable[..., Awaitable[Any]]) -> None:
-        self._in_thread = in_thread
-        self._long_waits = LongWaits()
+    def __init__(self, waits: LongWaits) -> None:
+        self._waits = waits
         self.gangs: dict[str, HostedGang] = {}
-        self.quotas = Quotas(self.gangs)
+        self.quotas = Quotas(self.gangs, waits)
 
     def close(self) -> None:
         """Leave all gangs; those of clients end."""
         for gang in list(self.gangs.values()):
             gang.close(end=bool(gang.owner))
-        self._long_waits.close()
 
     async def carry_out(self, token: Token, body: Body) -> Body:
         match body.get("op"):
@@ -58,7 +54,7 @@ class SessionCommands:
             case "find_gang":
                 return (await self.find(token, str(body["gang"]))).described()
             case "list_gangs":
-                found = await self._in_thread(_listed)
+                found = await self._waits.run(token.user, _listed)
                 mine = {name for name, gang in self.gangs.items() if gang.user == token.user}
                 shown = [g for g in found
                          if g["named"] or g["name"] in mine or token.allows("admin")]  # fmt: skip
@@ -67,7 +63,7 @@ class SessionCommands:
                 gang, workers = self._resizable(token, body["gang"]), body["workers"]
                 positive_int("num_workers", workers)
                 with self.quotas.starting(token, workers, gang):
-                    await self._long_waits.run(token.user, gang.resize, workers)
+                    await self._waits.run(token.user, gang.resize, workers)
                 return {}
             case "stop_resize":
                 self._resizable(token, body["gang"]).stop_resize()
@@ -78,9 +74,9 @@ class SessionCommands:
                 gang = self._own_gang(token, body["gang"])
                 self.gangs.pop(gang.name, None)
                 if body.get("at_once"):
-                    await self._in_thread(gang.kill, str(body.get("why", ""))[:200])
+                    await self._waits.run(token.user, gang.kill, str(body.get("why", ""))[:200])
                 else:
-                    await self._in_thread(lambda: gang.close(end=True))
+                    await self._waits.run(token.user, lambda: gang.close(end=True))
                 return {}
             case op:
                 raise Failure("GroupError", f"a gateway does not know the command {op!r}")
@@ -89,16 +85,16 @@ class SessionCommands:
         workers = checked_workers(body["workers"])
         options = own_commands.gang_options(body["options"], workers)
         ident = f"{token.user}:{str(body['process'])[:64]}"
-        await self._in_thread(self._forget_ended)
+        await self._forget_ended(token.user)
         with self.quotas.starting(token, most_of(workers)):
-            gangs = await self._long_waits.run(
+            gangs = await self._waits.run(
                 token.user,
                 lambda: ray_gangs.open_gangs(
                     str(body["session"])[:32], options, f"{token.user}@{GATEWAY}"
                 ),
             )
             try:
-                connection = await self._long_waits.run(token.user, gangs.start, workers)
+                connection = await self._waits.run(token.user, gangs.start, workers)
             except BaseException:
                 _in_background(lambda: gangs.close(reusable=False))
                 raise
@@ -112,9 +108,9 @@ class SessionCommands:
     async def _attached(self, token: Token, name: str, timeout_s: float) -> HostedGang:
         if name in self.gangs:
             known = self.gang_of(token, name)
-            if known.clients or not await self._in_thread(self._forget_if_ended, known):
+            if known.clients or not await self._forget_if_ended(token.user, known):
                 return known
-        gangs, connection = await self._long_waits.run(
+        gangs, connection = await self._waits.run(
             token.user,
             ray_gangs.attach,
             AttachOptions(name, timeout_s=min(timeout_s, 600.0), progress=False, output=False),
@@ -133,22 +129,23 @@ class SessionCommands:
             return await self._attached(token, name, ATTACH_TIMEOUT_S)
         return self.gang_of(token, name)
 
-    def _forget_ended(self) -> None:
-        """Detached gangs count for their user's quotas until they have ended. Blocks."""
+    async def _forget_ended(self, user: str) -> None:
+        """Detached gangs count for their user's quotas until they have ended."""
         for gang in list(self.gangs.values()):
-            if not gang.clients:
-                self._forget_if_ended(gang)
+            if gang.user == user and not gang.clients:
+                await self._forget_if_ended(user, gang)
 
-    def _forget_if_ended(self, gang: HostedGang) -> bool:
-        """Whether a gang has ended: then another one may have its name. Blocks."""
-        try:
-            gang.connection.ping()
-        except AlchemistError:
-            if self.gangs.get(gang.name) is gang:
-                del self.gangs[gang.name]
-            gang.close(end=False)
-            return True
-        return False
+    async def _forget_if_ended(self, user: str, gang: HostedGang) -> bool:
+        """Whether a gang has ended: then another one may have its name.
+
+        A gang whose connection is there is not asked: one that hangs would hold up its users.
+        """
+        if gang.connection.known_loss() is None or not await self._waits.run(user, gang.has_ended):
+            return False
+        if self.gangs.get(gang.name) is gang:
+            del self.gangs[gang.name]
+        await self._waits.run(user, lambda: gang.close(end=False))
+        return True
 
     def _unused(self, gang: HostedGang) -> None:
         """A client that has asked for a gang did not attach to it."""
@@ -163,7 +160,9 @@ class SessionCommands:
                 f"gang {name} was not started by {token.user} through this gateway: stopping it "
                 "needs a token with the scope 'admin'",
             )
-        await self._in_thread(lambda: ray_gangs.stop_gang(name, address=None, token=None))
+        await self._waits.run(
+            token.user, lambda: ray_gangs.stop_gang(name, address=None, token=None)
+        )
         self.gangs.pop(name, None)
         return {}
 

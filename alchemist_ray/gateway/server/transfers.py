@@ -38,6 +38,7 @@ LIMIT_NBYTES = CHUNK_NBYTES + 16 * MIN_LINES  # of a chunk: a line more than fit
 PIECE_NBYTES = 4 << 20  # 4 MiB of a chunk: the memory of a data connection; smaller copies are slow
 MATRICES = 256  # of which the gateway remembers layout and finished chunks
 STALL_TIMEOUT_S = 120.0  # for the next bytes of a chunk
+IDLE_TIMEOUT_S = 60.0  # for the next chunk: then a client has to connect again
 # Threads that encrypt and decrypt at a time, for all gangs: more would share the interpreter's lock
 # with the event loop, and no handshake would be in time.
 TURNS = threading.Semaphore(4)
@@ -109,7 +110,10 @@ class GangTransfers:
         client = _DataClient(connection, sock, self._connection)
         try:
             while not closed:
-                frame = connection.recv()
+                try:
+                    frame = connection.recv(IDLE_TIMEOUT_S)
+                except TimeoutError:
+                    return  # it has left, or keeps the connection from others
                 connection.sock.settimeout(STALL_TIMEOUT_S)
                 try:
                     check_token()

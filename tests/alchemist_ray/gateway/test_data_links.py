@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,8 +19,11 @@ from alchemist_ray.errors import MatrixError
 from alchemist_ray.gateway import client
 from alchemist_ray.gateway.protocol import CHUNK_NBYTES, GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect
+from alchemist_ray.gateway.server import transfers
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from alchemist_ray.gateway.server.gateway import MAX_DATA_LINKS
+from alchemist_ray.gateway.server.gateway import MAX_DATA_LINKS_OF_USER
+from alchemist_ray.gateway.server.tokens import TokenFile
+from alchemist_ray.gateway.server.transfers import GangTransfers
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
@@ -186,22 +190,40 @@ def test_a_fetch_of_a_matrix_that_is_freed_meanwhile_ends_with_the_reason(
 
 
 def test_a_transfer_waits_while_the_gateway_serves_as_many_as_it_can(
-    als: AlchemistSession, gateway: GatewayInfo, token: str, opened: Open
+    als: AlchemistSession,
+    gateway: GatewayInfo,
+    token: str,
+    tokens: TokenFile,
+    opened: Open,
 ) -> None:
     others = []
-    with pytest.raises(Failure, match="connections transfer data"):  # noqa: PT012
-        for _ in range(MAX_DATA_LINKS + 1):
+    with pytest.raises(Failure, match="connections transfer data: 64 of anna"):  # noqa: PT012
+        for _ in range(MAX_DATA_LINKS_OF_USER + 1):
             others.append(opened())
     with (
         AlchemistSession(1, address=gateway.address, token=token) as session,
+        AlchemistSession(1, address=gateway.address, token=tokens.create("bea")) as of_another,
         ThreadPoolExecutor(1) as pool,
     ):
+        assert np.array_equal(of_another.send_matrix(X).fetch(), X)
         fetched = pool.submit(lambda: session.send_matrix(X).fetch())
         time.sleep(1.5)
         assert not fetched.done()
         for connection in others:
             connection.close()
         assert np.array_equal(fetched.result(WAIT_S), X)
+
+
+def test_a_connection_that_transfers_nothing_is_closed(
+    als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "IDLE_TIMEOUT_S", 0.3)
+    near, far = socket.socketpair()
+    with near, far, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(GangTransfers(als.connection).serve, far, b"", lambda: None)
+        near.settimeout(WAIT_S)
+        assert near.recv(1) == b""
+        served.result(WAIT_S)
 
 
 @pytest.mark.parametrize("streams", [1, 4])

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import ResourceError
 from alchemist_ray.gateway import secure_socket
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server import long_waits
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from alchemist_ray.gateway.server.gateway import THREADS
 from alchemist_ray.gateway.server.long_waits import LongWaits
+from alchemist_ray.gateway.server.tokens import TokenFile
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Kind, encode
 from tests.security.test_gateway import SESSION
 from tests.support import traces
 
-WAITS = THREADS + 10
+WAITS = 74
 ANSWER_S = 10.0
 START_S = 60.0
 
@@ -49,6 +54,32 @@ def test_clients_that_wait_for_a_gang_hold_up_no_other(gateway: GatewayInfo, tok
             answers = [waiting.expect(Kind.REPLY, START_S).body for _ in range(WAITS)]
             assert sorted(answer["id"] for answer in answers) == list(range(WAITS))
             assert {answer["result"]["gang"] for answer in answers} == {"late"}
+
+
+def test_a_gang_that_hangs_holds_up_no_start_of_another(
+    gateway: GatewayInfo, tokens: TokenFile
+) -> None:
+    there = {"address": gateway.address, "token": tokens.create("hanna", gangs=3)}
+    with (
+        AlchemistSession(1, **there, name="hangs", lifetime="detached"),
+        AlchemistSession.attach("hangs") as inside,
+    ):
+        actor: Any = inside.connection.manager.actor
+        pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+    time.sleep(0.5)  # the gateway notes that no client uses it
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            started = pool.submit(AlchemistSession, 1, **there)
+            with (
+                started.result(ANSWER_S),
+                AlchemistSession(1, **there),
+                pytest.raises(ResourceError, match="4 gangs"),
+            ):
+                AlchemistSession(1, **there)  # it counts: it has not ended
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    AlchemistSession.stop_gang("hangs")
 
 
 def test_the_waiting_calls_of_one_user_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import SessionError, TransferError
-from alchemist_ray.gateway import protocol
+from alchemist_ray.gateway import node, protocol
 from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server.actor import GatewayInfo
@@ -36,6 +36,7 @@ class BreakableLink:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.passed = 0
+        self.pause_s = 0.0  # after each 256 KiB
         self.plugged = True
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._lock = threading.Lock()
@@ -75,6 +76,7 @@ class BreakableLink:
             data = sock.recv(1 << 18)
             other.sendall(data)
             self.passed += len(data)
+            time.sleep(self.pause_s * len(data) / (1 << 18))
         except OSError:
             data = b""
         if not data:
@@ -141,6 +143,53 @@ def test_matrices_arrive_whole_over_a_link_that_breaks(
         assert again.result(60) == 3
     assert np.array_equal(fetched, A)
     assert np.array_equal(als.send_matrix(np.asfortranarray(A[:500])).fetch(), A[:500])
+
+
+def test_a_transfer_goes_on_however_long_a_breaking_link_makes_it_take(
+    als: AlchemistSession, link: BreakableLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to come back begins again with each break: not all breaks have it together."""
+    monkeypatch.setattr(protocol, "CHUNK_NBYTES", 1 << 20)
+    monkeypatch.setattr(node, "GRACE_S", 1.0)
+    A = np.random.default_rng(9).random((ROWS // 2, 1000))
+    handle = als.send_matrix(A)
+    with ThreadPoolExecutor(1) as pool:
+        link.pause_s = 0.03  # 24 MB take some 3 s
+        try:
+            cuts = pool.submit(cut_at, link, 4 << 20, 4)
+            assert np.array_equal(handle.fetch(), A)
+            assert cuts.result(60) == 4
+        finally:
+            link.pause_s = 0.0
+
+
+def test_a_fetch_over_a_link_that_breaks_is_repeated_and_keeps_no_writer_waiting(
+    link: BreakableLink, token: str
+) -> None:
+    there = {"address": f"alchemist://127.0.0.1:{link.port}", "token": token}
+    A = np.ones((20, 20))
+    with (
+        AlchemistSession(1, name="read", lifetime="detached") as writer,
+        AlchemistSession.attach("read", **there) as reader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        changed = writer.send_matrix(A, name="A")
+        seen = reader.matrix("A")
+
+        reads: list[int] = []
+
+        def transfer() -> int:
+            reads.append(len(reads))
+            if len(reads) == 1:
+                link.cut()
+                reader.list_matrices()  # it is connected again
+                write = pool.submit(writer.run, lambda comm, A: A.local.fill(2.0), changed)
+                write.result(20)
+            return len(reads)
+
+        assert reader.connection.read(seen, transfer) == 2
+        assert np.array_equal(seen.fetch(), 2 * A)
+        AlchemistSession.stop_gang("read")
 
 
 def test_a_session_survives_an_outage_with_its_matrices(

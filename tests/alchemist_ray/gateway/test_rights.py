@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -203,21 +204,38 @@ def test_the_command_line_creates_lists_and_revokes_tokens(
     assert main(["token", *file, "create", "a b"]) == 1
 
 
+def test_matrices_that_are_created_at_the_same_time_count_together(
+    gateway: GatewayInfo, tokens: TokenFile
+) -> None:
+    token = tokens.create("hugo", ("call",), nbytes=1_000_000)
+    body = {"op": "create", "shape": [300, 300], "dtype": "float64", "layout": "MC_MR"}
+    with AlchemistSession(1, address=gateway.address, token=token) as als:
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(als.connection.request, body) for _ in range(8)]
+        errors = [call.exception() for call in asked]
+        assert errors.count(None) == 1, errors
+        assert all("quota" in str(error) for error in errors if error is not None)
+        made = next(call.result()["matrix"] for call in asked if call.exception() is None)
+        als.connection.request({"op": "free", "matrices": [made]})
+        als.connection.request(body)
+
+
 def test_a_malformed_command_is_answered_also_where_bytes_are_counted(
     gateway: GatewayInfo, tokens: TokenFile
 ) -> None:
     token = tokens.create("gina", ("call",), nbytes=1_000_000)
     answers: SimpleQueue[BaseException | None] = SimpleQueue()
     with AlchemistSession(1, address=gateway.address, token=token) as als:
-        body = {"op": "create", "shape": [2, 2], "dtype": "no dtype", "layout": "VC_STAR"}
+        body = {"op": "create", "shape": [2, 2], "dtype": "float64", "layout": "VC_STAR"}
 
-        def create() -> None:
+        def create(body: dict[str, object]) -> None:
             try:
                 als.connection.request(body)
                 answers.put(None)
             except AlchemistError as error:
                 answers.put(error)
 
-        Thread(target=create, daemon=True).start()
-        assert "malformed command 'create'" in str(answers.get(timeout=20))
+        for wrong in ({"dtype": "no dtype"}, {"shape": [10**18] * 20}):
+            Thread(target=create, args=(body | wrong,), daemon=True).start()
+            assert "malformed command 'create'" in str(answers.get(timeout=20))
         assert als.send_matrix(np.eye(3)).fetch().sum() == 3
