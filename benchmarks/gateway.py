@@ -25,7 +25,7 @@ from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.certificates import certificate
 from alchemist_ray.gateway.server.tokens import TokenFile
 from benchmarks.harness import Report, in_turns, timed
-from tests.support import crowd
+from tests.support import thin_clients
 
 NBYTES = 1 << 30
 PIECE = 4 << 20  # 4 MiB, as in the gateway
@@ -140,7 +140,7 @@ def _clients(report: Report, there: dict[str, str]) -> None:
 
 
 def _crowd(report: Report, there: dict[str, str]) -> None:
-    program = f"from tests.support.crowd import main; main('bench-crowd', {CLIENTS})"
+    program = f"from tests.support.thin_clients import main; main('bench-crowd', {CLIENTS})"
     with AlchemistSession(2, name="bench-crowd", lifetime="detached", **there):
         done = subprocess.run(
             [sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True,
@@ -151,7 +151,7 @@ def _crowd(report: Report, there: dict[str, str]) -> None:
     found = json.loads(done.stdout)
     assert not found["failed"]
     spent = sorted(found["spent"])
-    rate = CLIENTS * crowd.NBYTES / spent[-1] / 1e9
+    rate = CLIENTS * thin_clients.NBYTES / spent[-1] / 1e9
     report.add(
         f"{CLIENTS} clients send and fetch twice 10 MB at once: slowest to median",
         spent[-1] / spent[CLIENTS // 2], 2.0, "x", at_most=True,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import mpi4py
 import pytest
 
-from tests.support import parallel, report, traces
+from tests.support import suite, traces
 
 if TYPE_CHECKING:
     from alchemist_ray import AlchemistSession
@@ -45,15 +45,15 @@ os.environ.update(
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> parallel.UnitScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> suite.UnitScheduling:
     """Distribute the tests by unit, whatever ``--dist`` says."""
-    return parallel.UnitScheduling(config, log)
+    return suite.UnitScheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest units first where several workers share the tests."""
     if _common_folder:
-        items.sort(key=lambda item: parallel.position(item.nodeid))
+        items.sort(key=lambda item: suite.position(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -61,7 +61,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Wait, outside the test's time limit, for a test that needs the machine for itself."""
     if _common_folder is None:
         return (yield)
-    with parallel.Turns(_common_folder).turn(alone=item.get_closest_marker("alone") is not None):
+    with suite.Turns(_common_folder).turn(alone=item.get_closest_marker("alone") is not None):
         return (yield)
 
 
@@ -75,8 +75,8 @@ def pytest_runtest_setup() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the times of the fault tests and the reasons for skipped tests."""
-    report.faults(terminalreporter)
-    report.skipped(terminalreporter)
+    suite.faults(terminalreporter)
+    suite.skipped(terminalreporter)
 
 
 def pytest_unconfigure() -> None:

@@ -27,7 +27,7 @@ from tests.support.build import (
     under_address_sanitizer,
 )
 from tests.support.layouts import SOME_LAYOUTS
-from tests.support.long import scaled
+from tests.support.suite import scaled
 
 SOURCES = Path(__file__).parent / "native"
 A = np.arange(30.0).reshape(10, 3)

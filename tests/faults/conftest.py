@@ -26,7 +26,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
 from mpi_workers.node.process_control import descendants
-from tests.support import report, traces
+from tests.support import suite, traces
 
 ERROR_LIMIT_S = 3.0  # from a fault to the error that the caller gets
 CLEANUP_LIMIT_S = 3.0  # from there until nothing of the gang is left
@@ -41,7 +41,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Iterator[None]:
     """Attach the test's measurements to its report: the table is printed by another process."""
     made = yield
     if call.when == "call":
-        made.user_properties.extend((report.FAULT, row) for row in _measured)
+        made.user_properties.extend((suite.FAULT, row) for row in _measured)
         _measured.clear()
     return made
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.faults.hosts import Host, Hosts, why_not
-from tests.support.long import scaled
+from tests.support.suite import scaled
 from tests.support.thin_clients import NOT_ON_CLIENTS
 
 REASON = why_not()

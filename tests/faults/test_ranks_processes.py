@@ -21,7 +21,7 @@ from tests.faults.conftest import (
     record,
 )
 from tests.support import traces
-from tests.support.sockets import listening_ports
+from tests.support.traces import listening_ports
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mpi_workers.data.node_connections import NodeConnections
+from tests.mpi_workers.transfers import RANKS
 from tests.support import ranks as support
-from tests.support.transfers import RANKS
 
 
 @pytest.fixture(scope="module")

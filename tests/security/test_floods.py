@@ -15,7 +15,7 @@ from mpi_workers.wire import sockets
 from mpi_workers.wire.acceptor import MAX_STRANGERS, Strangers
 from mpi_workers.wire.blocking import connect
 from tests.support import ranks
-from tests.support.malformed import LISTENERS
+from tests.support.frames import LISTENERS
 from tests.support.traces import wait_until
 
 CROWD = 400  # silent connections

@@ -25,8 +25,7 @@ from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Kind
 from mpi_workers.wire.handshake import ConnectingSide
 from tests.support import ranks
-from tests.support.long import scaled
-from tests.support.malformed import (
+from tests.support.frames import (
     ALL,
     HELLO,
     INVALID,
@@ -40,6 +39,7 @@ from tests.support.malformed import (
     framed,
     fuzzed,
 )
+from tests.support.suite import scaled
 
 FRAMES = scaled(5_000, 1_000_000)
 SEED = int(os.environ.get("ALCHEMIST_FUZZ_SEED", random.randrange(1 << 32)))

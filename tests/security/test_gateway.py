@@ -30,8 +30,8 @@ from mpi_workers.wire.acceptor import MAX_STRANGERS
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Kind
 from tests.security.test_fuzzed_listeners import Fuzzer
-from tests.support.long import scaled
-from tests.support.malformed import MALFORMED, UNAUTHENTICATED, UNPROVED, framed
+from tests.support.frames import MALFORMED, UNAUTHENTICATED, UNPROVED, framed
+from tests.support.suite import scaled
 from tests.support.traces import wait_until
 
 CROWD = 2000  # idle connections

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.soak import actions, measure
-from tests.support.long import scaled
+from tests.support.suite import scaled
 
 SECONDS = scaled(30, 1200)
 

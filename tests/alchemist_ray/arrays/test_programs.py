@@ -22,7 +22,7 @@ from alchemist_ray.errors import AlchemistError
 from mpi_workers.matrix.dist_matrix import DTYPES
 from tests.alchemist_ray.arrays.checks import WIDER, values
 from tests.support.layouts import SOME_LAYOUTS
-from tests.support.long import scaled
+from tests.support.suite import scaled
 
 ROWS = [0, 1, 2, 3, 7, 7, 7, 50, 1000, 200_000]
 COLS = [0, 1, 2, 3, 3]

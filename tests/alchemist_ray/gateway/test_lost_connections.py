@@ -21,7 +21,7 @@ from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from tests.alchemist_ray.gateway.conftest import Client
-from tests.support.long import scaled
+from tests.support.suite import scaled
 from tests.support.traces import wait_until
 
 OUTAGE_S = float(scaled(3, 60))

@@ -27,7 +27,7 @@ GROWTH_NBYTES = CLIENTS * STREAMS * (PIECE_NBYTES + (1 << 20)) + (64 << 20)
 ANSWER_LIMIT_S = 30.0  # of a command of another client meanwhile, on a loaded machine
 UNFAIR = 3.0  # times the median: the time of the slowest client
 
-PROGRAM = f"from tests.support.crowd import main; main('thin-crowd', {CLIENTS})"
+PROGRAM = f"from tests.support.thin_clients import main; main('thin-crowd', {CLIENTS})"
 
 
 class Usage:

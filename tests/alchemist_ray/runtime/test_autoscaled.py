@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.alchemist_ray.runtime.autoscaled import AutoscaledCluster
 from tests.alchemist_ray.runtime.test_elastic import BEGIN, ran
-from tests.support.autoscaled import AutoscaledCluster
 
 # No CPUs are free for more ranks until a node comes. An idle node is taken away again.
 PROGRAM = (

@@ -36,7 +36,7 @@ from alchemist_ray.runtime.names import NAMESPACE, group_name
 from tests.faults.conftest import agent_pids, assert_clean, left, pid_of, record
 from tests.faults.named.named_gangs import END_LIMIT_S, ROOT, managers
 from tests.support import traces
-from tests.support.long import scaled
+from tests.support.suite import scaled
 
 SECONDS = scaled(30, 600)
 BACK_LIMIT_S = 60.0  # from a loss until the gang answers, on a loaded machine

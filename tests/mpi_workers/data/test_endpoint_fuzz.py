@@ -18,7 +18,7 @@ from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import LINGER_S, Connection, connect
 from mpi_workers.wire.frames import Frame, Kind
 from tests.support import ranks
-from tests.support.malformed import (
+from tests.support.frames import (
     ALL,
     HELLO,
     INVALID,

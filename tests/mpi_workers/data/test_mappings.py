@@ -13,8 +13,7 @@ import pytest
 from mpi_workers.data import node_connection, node_connections
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixWriter
-from tests.support import ranks as support
-from tests.support.transfers import (
+from tests.mpi_workers.transfers import (
     RANKS,
     SINGLE,
     WAIT_S,
@@ -25,6 +24,7 @@ from tests.support.transfers import (
     routes,
     send,
 )
+from tests.support import ranks as support
 
 
 def mappings() -> int:

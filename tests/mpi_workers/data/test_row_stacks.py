@@ -14,8 +14,8 @@ from mpi_workers.data.steps import Step
 from mpi_workers.matrix.regions import Region
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Kind
+from tests.mpi_workers.transfers import SINGLE, Array, distribution_of, fetch, new, numbers, send
 from tests.support import ranks as support
-from tests.support.transfers import SINGLE, Array, distribution_of, fetch, new, numbers, send
 
 Block = tuple[Array, tuple[int, int]]
 

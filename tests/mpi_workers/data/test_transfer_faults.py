@@ -21,8 +21,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
 from mpi_workers.wire.acceptor import Acceptor
 from mpi_workers.wire.blocking import Connection
-from tests.support import ranks as support
-from tests.support.transfers import (
+from tests.mpi_workers.transfers import (
     WAIT_S,
     distribution_of,
     fetch,
@@ -31,6 +30,7 @@ from tests.support.transfers import (
     routes,
     send,
 )
+from tests.support import ranks as support
 
 
 @routes

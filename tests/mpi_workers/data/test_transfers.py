@@ -21,9 +21,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix import native_copy
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.dist_matrix import DTYPES
-from tests.support import ranks as support
-from tests.support.owned_indices import owned_indices
-from tests.support.transfers import (
+from tests.mpi_workers.transfers import (
     COPIED,
     RANKS,
     SINGLE,
@@ -35,6 +33,8 @@ from tests.support.transfers import (
     routes,
     send,
 )
+from tests.support import ranks as support
+from tests.support.layouts import owned_indices
 
 # --- sent and fetched ---
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpi_workers.matrix.available_memory import MemoryCgroup, available_bytes
-from tests.support.cgroups import limited_memory
+from tests.mpi_workers.cgroups import limited_memory
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -26,8 +26,7 @@ from mpi_workers.matrix.layout import (
     sibling,
 )
 from mpi_workers.matrix.runs import Runs, as_array, selector
-from tests.support.layouts import every_layout
-from tests.support.owned_indices import owned_indices
+from tests.support.layouts import every_layout, owned_indices
 
 ELEMENTAL = json.loads((Path(__file__).parents[2] / "data" / "elemental_layouts.json").read_text())
 

@@ -13,8 +13,7 @@ from mpi_workers.matrix.layout import Distribution, default_grid
 from mpi_workers.matrix.node_shares import boxes, elements_of, exchange, products
 from mpi_workers.matrix.regions import Region
 from mpi_workers.matrix.row_shares import place, row_groups, taken
-from tests.support.layouts import every_layout
-from tests.support.owned_indices import owned_indices
+from tests.support.layouts import every_layout, owned_indices
 
 
 @st.composite

@@ -13,7 +13,7 @@ import pytest
 from mpi_workers.matrix.available_memory import V1 as V1_NAMES
 from mpi_workers.matrix.available_memory import MemoryCgroup
 from mpi_workers.node.oom_watch import OomWatch
-from tests.support.cgroups import limited_memory
+from tests.mpi_workers.cgroups import limited_memory
 
 KILLED = 9  # as waitpid says it
 WORDS = "was killed by signal 9 (SIGKILL)"
@@ -111,7 +111,7 @@ import os, sys
 with open(sys.argv[1], "w") as procs:
     procs.write(str(os.getpid()))
 from mpi_workers.node.oom_watch import OomWatch
-from tests.support.cgroups import limited_memory
+from tests.mpi_workers.cgroups import limited_memory
 watch = OomWatch()
 for greed in (0, 1 << 30):
     pid = os.fork()

@@ -63,7 +63,7 @@ def test_descendants_are_found_by_their_parents() -> None:
 LISTENER = """
 import socket, sys
 from mpi_workers.node.process_control import close_listeners
-from tests.support.sockets import listening_ports
+from tests.support.traces import listening_ports
 import os
 listener = socket.create_server(("127.0.0.1", 0))
 near, far = socket.socketpair()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpi_workers.rank.gang import Gang
-from tests.support.sockets import listening_ports
+from tests.support.traces import listening_ports
 
 
 def listeners(gang: Gang) -> dict[str, Any]:

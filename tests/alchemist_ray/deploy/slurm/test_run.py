@@ -22,7 +22,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from tests.support import traces
-from tests.support.long import LONG
+from tests.support.suite import LONG
 
 PROGRAM = """\
 import json, os, socket, sys, time
