@@ -251,8 +251,8 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
         raw.close()
         raise Failure(
             "AuthError",
-            f"the TLS handshake with {address} failed: {error.reason or error}. Is a gateway at "
-            "this address, and is its certificate valid?",
+            f"the TLS handshake with {address} failed: {_reason(error)}. Is a gateway at this "
+            "address, and is its certificate valid?",
         ) from None
     except BaseException:
         raw.close()
@@ -267,6 +267,13 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
             "ask the operator for the present one; another process may pose as the gateway",
         )
     return sock, seen.digest()
+
+
+def _reason(error: ssl.SSLError) -> str:
+    reason = str(error.reason or error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason += f", {error.verify_message}"
+    return reason
 
 
 def _context(address: GatewayAddress) -> ssl.SSLContext:

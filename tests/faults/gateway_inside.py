@@ -16,5 +16,6 @@ def serve(nodes: int) -> dict[str, str]:
     assert join(nodes) == nodes
     folder = os.environ["HOME"] = tempfile.mkdtemp()  # for the certificate, too
     tokens = TokenFile(Path(folder, "tokens.json"))
+    token = tokens.create("anna", ("call", "run_code"))
     info = actor.serve("0.0.0.0", 0, tokens=str(tokens.path), audit=str(Path(folder, "audit.log")))
-    return {"address": info.address, "token": tokens.create("anna", ("call", "run_code"))}
+    return {"address": info.address, "token": token}

@@ -32,8 +32,9 @@ def there(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     tokens = TokenFile(folder / "tokens.json")
+    token = tokens.create("anna", ("call", "run_code"))
     info = actor.serve("127.0.0.1", port, tokens=str(tokens.path), audit=str(folder / "audit.log"))
-    yield {"address": info.address, "token": tokens.create("anna", ("call", "run_code"))}
+    yield {"address": info.address, "token": token}
     info.stop()
 
 

@@ -20,7 +20,7 @@ from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import PROTOCOL, GatewayAddress
 from alchemist_ray.gateway.server import gateway as served
 from alchemist_ray.gateway.server import link
-from alchemist_ray.gateway.server.certificates import server_context
+from alchemist_ray.gateway.server.certificates import Identity, certificate
 from alchemist_ray.gateway.server.gateway import Gateway
 from alchemist_ray.gateway.server.tokens import TokenFile
 from alchemist_ray.version import __version__
@@ -227,9 +227,7 @@ def test_a_process_in_between_with_another_certificate_is_noticed(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / ".config/alchemist/gateway"
-    from alchemist_ray.gateway.server.certificates import certificate  # noqa: PLC0415
-
-    context, _ = server_context(*certificate(None, None))
+    context = Identity(*certificate(None, None), print).context
     assert folder.is_dir()
     listener = socket.create_server(("127.0.0.1", 0))
 

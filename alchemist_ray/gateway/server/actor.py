@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -12,7 +13,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from alchemist_ray.arguments import checked_address, checked_flag, checked_path
-from alchemist_ray.errors import SessionError
+from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT, GatewayAddress, is_loopback
 from alchemist_ray.gateway.server.gateway import Gateway
 from alchemist_ray.observe import exporter
@@ -39,6 +40,8 @@ class GatewayInfo:
         SHA-256 of its certificate, in hexadecimal.
     tokens, audit : str
         Paths of the file of tokens and of the audit log, on the head.
+    expires : str
+        When its certificate expires.
     """
 
     host: str
@@ -47,6 +50,7 @@ class GatewayInfo:
     fingerprint: str
     tokens: str
     audit: str
+    expires: str = ""
 
     @property
     def address(self) -> str:
@@ -62,6 +66,11 @@ class GatewayActor:
     """Actor: a `Gateway` in a process of its own. Ray starts it again if it dies."""
 
     def __init__(self, options: dict[str, Any]) -> None:
+        if (given := options["tokens"]) is not None and not Path(given).is_file():
+            raise AuthError(
+                f"there is no file of tokens {given} on the head: `alchemist token --tokens "
+                f"{given} create USER` makes one"
+            )
         self._gateway = Gateway(**options)
         self._options = options
         exporter.start(self._gateway.measure)
@@ -79,6 +88,7 @@ class GatewayActor:
             "fingerprint": gateway.fingerprint,
             "tokens": str(gateway.tokens.path),
             "audit": str(gateway.audit.path),
+            "expires": gateway.expires,
         }
 
     def close(self) -> None:
@@ -105,9 +115,10 @@ def serve(
     tls : bool
         Off only with ``host="127.0.0.1"``.
     certfile, keyfile : str, optional
-        Files on the head. Default: a self-signed certificate, generated once.
+        Files on the head, relative to the folder of this process. Default: a self-signed
+        certificate, generated once.
     tokens, audit : str, optional
-        Files on the head. Default: ``~/.config/alchemist/tokens.json`` and
+        Likewise; `tokens` must exist. Default: ``~/.config/alchemist/tokens.json`` and
         ``~/.config/alchemist/gateway/audit.log``.
 
     Returns
@@ -121,16 +132,15 @@ def serve(
     AuthError
         If the certificate cannot be used.
     """
-    options = {
+    options: dict[str, Any] = {
         "host": host, "port": port, "tls": tls, "certfile": certfile, "keyfile": keyfile,
         "tokens": tokens, "audit": audit,
     }  # fmt: skip
     checked_address(host, port, least=0)
     checked_flag("tls", tls)
-    files = {"certfile": certfile, "keyfile": keyfile, "tokens": tokens, "audit": audit}
-    for name, file in files.items():
-        if file is not None:
-            checked_path(name, file)
+    for name in ("certfile", "keyfile", "tokens", "audit"):
+        if options[name] is not None:  # its process has another working directory
+            options[name] = str(checked_path(name, options[name]))
     if not tls and not is_loopback(host):
         raise SessionError(f"without TLS a gateway listens on loopback only, not on {host}")
     found = _find()

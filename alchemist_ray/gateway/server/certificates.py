@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import hashlib
 import os
 import socket
 import ssl
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography import x509
@@ -15,9 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from alchemist_ray.errors import AuthError
+from alchemist_ray.gateway.server.tokens import check_private
 
 FOLDER = "~/.config/alchemist/gateway"
 YEARS = 10
+LOOK_S = 1.0  # between two looks at the files
 
 
 def certificate(certfile: str | None, keyfile: str | None) -> tuple[Path, Path]:
@@ -69,18 +73,62 @@ def _generate(cert: Path, key: Path) -> None:
         new.rename(path)
 
 
-def server_context(cert: Path, key: Path) -> tuple[ssl.SSLContext, bytes]:
-    """The context for accepted connections, and the SHA-256 of the certificate.
+class Identity:
+    """The certificate of a gateway, read again when its file has changed.
 
-    Raises `AuthError` if the files are not a valid certificate and key.
+    Parameters
+    ----------
+    cert, key : Path
+    failed : callable(str)
+        Called when a changed file cannot be used: then the one before stays.
+
+    Attributes
+    ----------
+    context : SSLContext
+        For accepted connections.
+    digest : bytes
+        SHA-256 of the certificate.
+    expires : datetime
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # nothing but answers makes a client's socket readable
-    try:
-        context.load_cert_chain(cert, key)
-        first = cert.read_text().partition("-----END CERTIFICATE-----")
-        der = ssl.PEM_cert_to_DER_cert(first[0][first[0].index("-----BEGIN") :] + first[1] + "\n")
-    except (OSError, ValueError) as error:
-        raise AuthError(f"{cert} and {key} are not a valid certificate and key: {error}") from None
-    return context, hashlib.sha256(der).digest()
+
+    def __init__(self, cert: Path, key: Path, failed: Callable[[str], None]) -> None:
+        self._files = cert, key
+        self._failed = failed
+        self._stamp = self._stamped()
+        self._looked = time.monotonic()
+        self._read()
+
+    def look(self) -> Identity:
+        """Read the files again if they have changed; itself."""
+        if time.monotonic() > self._looked + LOOK_S:
+            self._looked = time.monotonic()
+            if (stamp := self._stamped()) != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._read()
+                except AuthError as error:
+                    self._failed(str(error))
+        return self
+
+    def _stamped(self) -> object:
+        with contextlib.suppress(OSError):
+            return [(found.st_mtime_ns, found.st_ino) for found in map(os.stat, self._files)]
+        return None
+
+    def _read(self) -> None:
+        """Raises `AuthError` if the files are not a certificate that is valid now, and its key."""
+        cert, key = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0  # nothing but answers makes a client's socket readable
+        try:
+            check_private(key, key.stat())
+            context.load_cert_chain(cert, key)
+            first = x509.load_pem_x509_certificate(cert.read_bytes())
+        except (OSError, ValueError) as error:
+            words = f"{cert} and {key} are not a valid certificate and key: {error}"
+            raise AuthError(words) from None
+        if datetime.datetime.now(datetime.UTC) >= first.not_valid_after_utc:
+            raise AuthError(f"{cert} expired on {first.not_valid_after_utc:%Y-%m-%d}: renew it")
+        self.context, self.digest = context, first.fingerprint(hashes.SHA256())
+        self.expires = first.not_valid_after_utc

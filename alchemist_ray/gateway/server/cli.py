@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from alchemist_ray.gateway.protocol import PORT, SCOPES
 from alchemist_ray.gateway.server import actor
-from alchemist_ray.gateway.server.tokens import Token, TokenFile
+from alchemist_ray.gateway.server.rights import CLUSTER
+from alchemist_ray.gateway.server.tokens import DAYS, Token, TokenFile
 from alchemist_ray.runtime.ray_cluster import join_ray
 from alchemist_ray.subcommands import add_subcommand, positive
 from mpi_workers.matrix.sizes import parse_nbytes
@@ -82,8 +83,18 @@ def _token_parser() -> argparse.ArgumentParser:
     create.add_argument(
         "--scopes", default="call", help=f"comma-separated, of {', '.join(SCOPES)} (default: call)"
     )
-    create.add_argument("--days", type=positive, help="days until it expires (default: never)")
-    create.add_argument("--ranks", type=int, help="ranks of all gangs of the user at a time")
+    create.add_argument(
+        "--groups", default="", help="comma-separated: members change each other's named gangs; "
+        f"{CLUSTER!r}: also those that were started inside the cluster"
+    )  # fmt: skip
+    create.add_argument(
+        "--days", type=_days, default=DAYS, help=f"days until it expires, or never ({DAYS:g})"
+    )
+    create.add_argument(
+        "--ranks", type=int,
+        help="ranks of all gangs of the user at a time; of several tokens of a user the smallest "
+        "number counts, as for --gangs and --bytes"
+    )  # fmt: skip
     create.add_argument("--gangs", type=int, help="gangs of the user at a time")
     create.add_argument(
         "--bytes",
@@ -94,6 +105,14 @@ def _token_parser() -> argparse.ArgumentParser:
     revoke = add_subcommand(commands, "revoke", "make a token invalid at once")
     revoke.add_argument("id", help="id of the token, as in `alchemist token list`")
     return parser
+
+
+def _days(text: str) -> float | None:
+    return None if text == "never" else positive(text)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _nbytes(text: str) -> int:
@@ -109,7 +128,8 @@ def _token(asked: argparse.Namespace) -> None:
         print(
             file.create(
                 asked.user,
-                [scope.strip() for scope in asked.scopes.split(",")],
+                _names(asked.scopes),
+                groups=_names(asked.groups),
                 days=asked.days,
                 ranks=asked.ranks,
                 gangs=asked.gangs,
@@ -128,7 +148,8 @@ def _line(token: Token) -> str:
     expires = "never"
     if token.expires is not None:
         expires = time.strftime("%Y-%m-%d", time.gmtime(token.expires))
-    quotas = {"ranks": token.ranks, "gangs": token.gangs, "bytes": token.nbytes}
+    groups = ",".join(token.groups) or None
+    quotas = {"groups": groups, "ranks": token.ranks, "gangs": token.gangs, "bytes": token.nbytes}
     limits = " ".join(f"{key}={value}" for key, value in quotas.items() if value is not None)
     state = "expired" if token.expired else "expires"
     return f"{token.id}  {token.user:<16} {','.join(token.scopes):<28} {state} {expires}  {limits}"

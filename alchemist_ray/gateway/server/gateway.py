@@ -7,9 +7,10 @@ gang runs in threads. A thread also serves each connection for data.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 import socket
-import ssl
+import sys
 import threading
 import time
 from collections import Counter
@@ -22,9 +23,10 @@ import uvloop
 from alchemist_ray.errors import SessionError, failure_of
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.protocol import is_loopback
-from alchemist_ray.gateway.server import own_commands
+from alchemist_ray.gateway.server import own_commands, rights
 from alchemist_ray.gateway.server.audit import Audit
-from alchemist_ray.gateway.server.certificates import certificate, server_context
+from alchemist_ray.gateway.server.certificates import Identity, certificate
+from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.link import Link
 from alchemist_ray.gateway.server.long_waits import LongWaits
 from alchemist_ray.gateway.server.relay import Client
@@ -85,10 +87,9 @@ class Gateway:
         os.environ.pop(ADDRESS_VARIABLE, None)  # the gangs of a gateway are in its Ray cluster
         self.tokens = TokenFile(tokens)
         self.audit = Audit(audit)
-        self._context: ssl.SSLContext | None = None
-        self.binding = b""
+        self._identity: Identity | None = None
         if tls:
-            self._context, self.binding = server_context(*certificate(certfile, keyfile))
+            self._identity = Identity(*certificate(certfile, keyfile), self._not_renewed)
         self.strangers: Strangers[Link] = Strangers()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -106,7 +107,7 @@ class Gateway:
         self._asked: Counter[Link] = Counter()
         self._refusals, self._refusals_until = 0, 0.0
         self._waits = LongWaits()
-        self._sessions = SessionCommands(self._waits)
+        self._sessions = SessionCommands(self._waits, self.tokens)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = uvloop.new_event_loop()
         self._loop.call_soon(self._loop.add_reader, self._listener.fileno(), self._accept)
@@ -119,7 +120,19 @@ class Gateway:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the certificate, in hexadecimal; empty without TLS."""
-        return self.binding.hex()
+        return "" if self._identity is None else self._identity.look().digest.hex()
+
+    @property
+    def expires(self) -> str:
+        """When the certificate expires; empty without TLS."""
+        if self._identity is None:
+            return ""
+        end = self._identity.look().expires
+        return f"{end:%Y-%m-%d}" + " (expired)" * (end < datetime.datetime.now(datetime.UTC))
+
+    def _not_renewed(self, why: str) -> None:
+        self.audit.write("certificate", why=why)
+        sys.stderr.write(f"alchemist gateway: the certificate is not read again: {why}\n")
 
     def measure(self) -> None:
         """Note what metrics show of now. Ray forgets a gauge that is not set again."""
@@ -164,7 +177,7 @@ class Gateway:
                 return
             try:
                 sockets.tune(sock)
-                self.strangers.add(Link(self._loop, sock, self._context, self))
+                self.strangers.add(Link(self._loop, sock, self._identity, self))
             except OSError:
                 sock.close()
 
@@ -291,7 +304,7 @@ class Gateway:
 
         def serve() -> None:
             try:
-                gang.transfers.serve(sock, received, partial(self.check_token, token))
+                gang.transfers.serve(sock, received, partial(self._check_transfer, token, gang))
             finally:
                 self._loop.call_soon_threadsafe(self._data_gone, link, token.user)
 
@@ -344,6 +357,17 @@ class Gateway:
         if found is None or found[0].expired:
             words = f"token {token.id} has expired or was revoked: ask for another one"
             raise Failure("AuthError", words)
+
+    def counts_bytes(self, token: Token) -> bool:
+        return self.tokens.quotas(token.user).nbytes is not None
+
+    def may_change(self, client: Client) -> bool:
+        return rights.may_change(client.token, client.gang.user, self.tokens)
+
+    def _check_transfer(self, token: Token, gang: HostedGang, kind: Kind) -> None:
+        self.check_token(token)
+        if kind != Kind.GET and not rights.may_change(token, gang.user, self.tokens):
+            raise Failure("AuthError", rights.READ_ONLY)
 
     async def answer(self, client: Client, body: Body) -> Body:
         return await own_commands.answer(client, body, partial(self._waits.run, client.token.user))

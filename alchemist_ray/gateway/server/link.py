@@ -19,6 +19,7 @@ from alchemist_ray.gateway import credentials
 from alchemist_ray.gateway.credentials import NONCE_BYTES, Verifier, field_of
 from alchemist_ray.gateway.protocol import MAP_LIMIT, OLDEST_PROTOCOL, PROTOCOL
 from alchemist_ray.gateway.secure_socket import WAITS
+from alchemist_ray.gateway.server.certificates import Identity
 from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from alchemist_ray.gateway.tls_socket import LARGE_STEP_NBYTES, TlsSocket
 from alchemist_ray.version import __version__
@@ -47,7 +48,6 @@ class Owner(Protocol):
     """The gateway as a link uses it."""
 
     tokens: TokenFile
-    binding: bytes
     strangers: Strangers[Link]
 
     def admitted(self, link: Link, fields: Body) -> None:
@@ -78,7 +78,7 @@ class Link:
         self,
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
-        context: ssl.SSLContext | None,
+        identity: Identity | None,
         owner: Owner,
     ) -> None:
         self._loop = loop
@@ -86,10 +86,12 @@ class Link:
         self.source = source_of(sock.getpeername())
         sock.setblocking(False)
         self._sock: socket.socket = sock
-        if context is not None:
-            self._sock = TlsSocket(sock, context)
+        self._binding = b""
+        if identity is not None:
+            self._sock = TlsSocket(sock, identity.look().context)
+            self._binding = identity.digest
         self._fd = self._sock.fileno()
-        self._secured = context is None
+        self._secured = identity is None
         self._buffer = FrameBuffer(UNAUTHENTICATED_MAP_LIMIT)
         self._out = bytearray()
         self._closed = self._closing = self._paused = self._writing = False
@@ -132,7 +134,10 @@ class Link:
             self._watch_writable()
         except WAITS:
             pass
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if not self._secured and isinstance(error, ssl.SSLError):  # the client's reason, too
+                words = f"the TLS handshake failed: {error.reason or error}"
+                self._owner.refused(self, Failure("AuthError", words))
             self._lost()
 
     def _again(self) -> None:
@@ -176,8 +181,7 @@ class Link:
         if frame.kind != Kind.PROOF or self._verifier is None:
             raise WireError("the answer to a CHALLENGE must be a PROOF")
         proof, fields = field_of(frame.body, "proof"), field_of(frame.body, "fields")
-        binding = self._owner.binding
-        if not credentials.is_proved(self._verifier, self._nonces, binding, proof, fields):
+        if not credentials.is_proved(self._verifier, self._nonces, self._binding, proof, fields):
             raise WireError(
                 "the token is wrong, or another process is between the client and this gateway"
             )
@@ -211,7 +215,7 @@ class Link:
         self._verifier = found[1]
         mine = secrets.token_bytes(NONCE_BYTES)
         self._nonces = nonce + mine
-        proof = credentials.gateway_proof(self._verifier, self._nonces, self._owner.binding)
+        proof = credentials.gateway_proof(self._verifier, self._nonces, self._binding)
         self.send(
             Kind.CHALLENGE,
             {

@@ -14,11 +14,13 @@ import numpy as np
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.long_waits import LongWaits
-from alchemist_ray.gateway.server.tokens import Token
+from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from alchemist_ray.runtime.user_limits import check_limits
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
+
+WHOSE = "this user's tokens"
 
 
 class Quotas:
@@ -30,9 +32,13 @@ class Quotas:
         Those that are used now.
     waits : LongWaits
         Asks gangs.
+    tokens : TokenFile
     """
 
-    def __init__(self, gangs: Mapping[str, HostedGang], waits: LongWaits) -> None:
+    def __init__(
+        self, gangs: Mapping[str, HostedGang], waits: LongWaits, tokens: TokenFile
+    ) -> None:
+        self._tokens = tokens
         self._gangs = gangs
         self._waits = waits
         self._creating: dict[str, _Creating] = {}
@@ -50,7 +56,8 @@ class Quotas:
         mine = [gang for gang in self._of(token) if gang is not resized]
         gangs = len(mine) + self._starting[token.user] + 1
         ranks = sum(gang.ranks for gang in mine) + self._ranks[token.user] + workers
-        check_limits(token.user, gangs, ranks, token.gangs, token.ranks, "this token")
+        quota = self._tokens.quotas(token.user)
+        check_limits(token.user, gangs, ranks, quota.gangs, quota.ranks, WHOSE)
         self._starting[token.user] += 1
         self._ranks[token.user] += workers
         try:
@@ -66,7 +73,8 @@ class Quotas:
         matrices of the user if it depends on them whether this one fits. Raises `Failure` if it
         exceeds the quota.
         """
-        if token.nbytes is None:
+        limit = self._tokens.quotas(token.user).nbytes
+        if limit is None:
             return _nothing
         new = 0
         if body.get("op") == "create":
@@ -79,17 +87,17 @@ class Quotas:
                     *(self._waits.run(token.user, _nbytes, gang) for gang in self._of(token))
                 )
             )
-            if held + new > token.nbytes or (not new and held >= token.nbytes):
+            if held + new > limit or (not new and held >= limit):
                 raise Failure(
                     "ResourceError",
                     f"the matrices of {token.user} have {readable(held)}, and {readable(new)} more "
-                    f"would exceed the quota of this token, {readable(token.nbytes)}: free some",
+                    f"would exceed the quota of {WHOSE}, {readable(limit)}: free some",
                 )
             if not new:
                 return _nothing
             if answered.is_set():
                 continue  # a gang was perhaps asked before it had the matrix
-            if held + creating.nbytes + new <= token.nbytes:
+            if held + creating.nbytes + new <= limit:
                 break
             await answered.wait()
         creating.nbytes += new

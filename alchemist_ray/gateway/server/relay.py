@@ -48,6 +48,12 @@ class Service(Protocol):
     async def within_quota(self, token: Token, body: Body) -> Callable[[], None]:
         """Reserve a command's bytes; call the result when it is answered. See `Quotas.reserve`."""
 
+    def counts_bytes(self, token: Token) -> bool:
+        """Whether a user's matrices have a limit of bytes."""
+
+    def may_change(self, client: Client) -> bool:
+        """Whether a client may change its gang, or only read it."""
+
     def client_gone(self, client: Client) -> None:
         """The grace of a client is over, or it has said goodbye."""
 
@@ -141,7 +147,7 @@ class Client:
         try:
             self._service.check_token(self.token)
             own = self.gang.user == self.token.user
-            rights.check(self.token, body, own=own)
+            rights.check(self.token, body, own=own, changes=self._service.may_change(self))
             if len(self._calls) + len(self._tasks) >= PENDING:
                 raise Failure("GroupError", f"{PENDING} commands wait for an answer: send fewer")
         except Failure as failure:
@@ -150,7 +156,9 @@ class Client:
             return
         if op in rights.UPLOADS:
             self._start(self._own(ident, body))
-        elif self.token.nbytes is not None and op in ("create", "call", "run", "redistribute"):
+        elif self._service.counts_bytes(self.token) and op in (
+            "create", "call", "run", "redistribute"
+        ):  # fmt: skip
             if ident is None:
                 raise WireError(f"{op!r} must have a number")
             self._start(self._within_quota(ident, body))

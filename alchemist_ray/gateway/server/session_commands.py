@@ -15,14 +15,15 @@ from alchemist_ray.gateway.server import own_commands
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.long_waits import LongWaits
 from alchemist_ray.gateway.server.quotas import Quotas
-from alchemist_ray.gateway.server.tokens import Token
+from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from alchemist_ray.runtime import ray_gangs
 from alchemist_ray.runtime.names import PRIVATE_GANG
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
 ATTACH_TIMEOUT_S = 10.0
-GATEWAY = f"{platform.node()} (gateway)"  # where the gangs of its clients come from
+SUFFIX = " (gateway)"
+GATEWAY = f"{platform.node()}{SUFFIX}"  # where the gangs of its clients come from
 
 
 class SessionCommands:
@@ -32,12 +33,13 @@ class SessionCommands:
     ----------
     waits : LongWaits
         Runs what blocks.
+    tokens : TokenFile
     """
 
-    def __init__(self, waits: LongWaits) -> None:
+    def __init__(self, waits: LongWaits, tokens: TokenFile) -> None:
         self._waits = waits
         self.gangs: dict[str, HostedGang] = {}
-        self.quotas = Quotas(self.gangs, waits)
+        self.quotas = Quotas(self.gangs, waits, tokens)
 
     def close(self) -> None:
         """Leave all gangs; those of clients end."""
@@ -119,7 +121,8 @@ class SessionCommands:
         if found is not None:  # another client was faster
             _in_background(lambda: HostedGang(gangs, connection, "", "").close(end=False))
             return found
-        gang = self.gangs[name] = HostedGang(gangs, connection, "", "")
+        user = await self._waits.run(token.user, _starter_of, name)
+        gang = self.gangs.setdefault(name, HostedGang(gangs, connection, user, ""))
         asyncio.get_running_loop().call_later(GRACE_S, self._unused, gang)
         return gang
 
@@ -210,6 +213,14 @@ class SessionCommands:
 
 def _in_background(action: Callable[[], object]) -> None:
     threading.Thread(target=action, name="alchemist-gateway-end", daemon=True).start()
+
+
+def _starter_of(name: str) -> str:
+    """Who has started a named gang through a gateway, perhaps another one; else empty."""
+    for found in ray_gangs.list_gangs(address=None, token=None):
+        if found.name == name and found.owner.endswith(SUFFIX):
+            return found.owner.rpartition("@")[0]
+    return ""
 
 
 def _listed() -> list[Body]:

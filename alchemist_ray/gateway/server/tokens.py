@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from alchemist_ray.errors import AuthError, BadArgumentError
 from alchemist_ray.gateway.credentials import Verifier, new_token
@@ -24,6 +24,7 @@ from alchemist_ray.gateway.protocol import SCOPES
 FILE_VARIABLE = "ALCHEMIST_TOKENS"
 FILE = "~/.config/alchemist/tokens.json"
 FORMAT = 1
+DAYS = 90.0  # until a token expires, unless something else is said
 LOCK_TIMEOUT_S, LOCK_INTERVAL_S = 10.0, 0.02
 
 
@@ -39,7 +40,10 @@ class Token:
     expires : float or None
         Unix time.
     ranks, gangs, nbytes : int or None
-        Quotas of the user: ranks and gangs at a time, bytes of all matrices. None: no limit.
+        Quotas of the user: ranks and gangs at a time, bytes of all matrices. None: no limit. Of
+        several tokens of a user the smallest quota counts, see `TokenFile.quotas`.
+    groups : tuple of str
+        Their members may change each other's named gangs.
     """
 
     id: str
@@ -49,6 +53,7 @@ class Token:
     ranks: int | None = None
     gangs: int | None = None
     nbytes: int | None = None
+    groups: tuple[str, ...] = ()
 
     @property
     def expired(self) -> bool:
@@ -57,6 +62,14 @@ class Token:
     def allows(self, scope: str) -> bool:
         """Whether the token has a scope; ``admin`` includes all."""
         return scope in self.scopes or "admin" in self.scopes
+
+
+class Quota(NamedTuple):
+    """What a user may have at a time. None: no limit."""
+
+    ranks: int | None = None
+    gangs: int | None = None
+    nbytes: int | None = None
 
 
 class TokenFile:
@@ -85,28 +98,44 @@ class TokenFile:
         """All tokens, expired ones as well."""
         return [_token(ident, entry) for ident, entry in self._read().items()]
 
+    def of_user(self, user: str) -> Sequence[Token]:
+        """A user's tokens that are valid."""
+        return [token for token in self.list() if token.user == user and not token.expired]
+
+    def quotas(self, user: str) -> Quota:
+        """A user's quotas: of each kind the smallest one of his tokens."""
+        given = [(token.ranks, token.gangs, token.nbytes) for token in self.of_user(user)]
+        return Quota(
+            *(min(filter(_is_number, kind), default=None) for kind in zip(*given, strict=True))
+        )
+
     def create(
         self,
         user: str,
         scopes: Sequence[str] = ("call",),
         *,
-        days: float | None = None,
+        groups: Sequence[str] = (),
+        days: float | None = DAYS,
         ranks: int | None = None,
         gangs: int | None = None,
         nbytes: int | None = None,
     ) -> str:
-        """A new token; its text is stored nowhere. Raises `BadArgumentError`."""
-        if not user or len(user) > 64 or not all(c.isalnum() or c in "._-@" for c in user):
-            raise BadArgumentError(
-                f"user {user!r}: 1 to 64 letters, digits, '.', '_', '-' and '@' are allowed"
-            )
+        """A new token; its text is stored nowhere. `days` None: it does not expire.
+
+        Raises `BadArgumentError`.
+        """
+        for what, name in (("user", user), *(("group", group) for group in groups)):
+            if not name or len(name) > 64 or not all(c.isalnum() or c in "._-@" for c in name):
+                raise BadArgumentError(
+                    f"{what} {name!r}: 1 to 64 letters, digits, '.', '_', '-' and '@' are allowed"
+                )
         if unknown := [scope for scope in scopes if scope not in SCOPES]:
             raise BadArgumentError(f"unknown scope {unknown[0]!r}; scopes: {', '.join(SCOPES)}")
         if days is not None and days <= 0:
             raise BadArgumentError(f"days must be greater than 0; got {days:g}")
         text, ident, verifier = new_token()
         expires = None if days is None else time.time() + 86400 * days
-        token = Token(ident, user, tuple(scopes), expires, ranks, gangs, nbytes)
+        token = Token(ident, user, tuple(scopes), expires, ranks, gangs, nbytes, tuple(groups))
         facts = {key: value for key, value in asdict(token).items() if key != "id"}
         keys = {key: value.hex() for key, value in asdict(verifier).items()}
         with self._changing() as entries:
@@ -131,13 +160,7 @@ class TokenFile:
             raise AuthError(f"{self.path} cannot be read: {error}") from None
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         if stamp != self._stamp:
-            # A Secret of Kubernetes belongs to root, and is readable by the group of the pod.
-            others = 0o007 if found.st_uid == 0 != os.geteuid() else 0o077
-            if found.st_mode & others or found.st_uid not in (0, os.geteuid()):
-                raise AuthError(
-                    f"{self.path} must belong to this user and be readable by nobody else: "
-                    f"chmod 600 {self.path}"
-                )
+            check_private(self.path, found)
             try:
                 content = json.loads(self.path.read_text())
                 if content["format"] != FORMAT:
@@ -202,4 +225,20 @@ class TokenFile:
 
 def _token(ident: str, entry: dict[str, Any]) -> Token:
     facts = {name: entry.get(name) for name in ("expires", "ranks", "gangs", "nbytes")}
-    return Token(ident, entry["user"], tuple(entry["scopes"]), **facts)
+    return Token(
+        ident, entry["user"], tuple(entry["scopes"]), **facts, groups=tuple(entry.get("groups", ()))
+    )
+
+
+def _is_number(quota: int | None) -> bool:
+    return quota is not None
+
+
+def check_private(path: Path, found: os.stat_result) -> None:
+    """Raise `AuthError` if others can read a file with secrets."""
+    # A Secret of Kubernetes belongs to root, and is readable by the group of the pod.
+    others = 0o007 if found.st_uid == 0 != os.geteuid() else 0o077
+    if found.st_mode & others or found.st_uid not in (0, os.geteuid()):
+        raise AuthError(
+            f"{path} must belong to this user and be readable by nobody else: chmod 600 {path}"
+        )

@@ -97,10 +97,10 @@ class GangTransfers:
         self._sockets: set[socket.socket] = set()
         self._closed = False
 
-    def serve(self, sock: socket.socket, received: bytes, check_token: Callable[[], None]) -> None:
+    def serve(self, sock: socket.socket, received: bytes, check: Callable[[Kind], None]) -> None:
         """Serve a client until it leaves, in the calling thread.
 
-        `check_token` is called for each chunk and raises if the client's token is no longer valid.
+        `check` is called for each chunk and raises if the client may not send or fetch it.
         """
         with self._lock:
             self._sockets.add(sock)
@@ -116,7 +116,7 @@ class GangTransfers:
                     return  # it has left, or keeps the connection from others
                 connection.sock.settimeout(STALL_TIMEOUT_S)
                 try:
-                    check_token()
+                    check(frame.kind)
                     client.answer(frame, self._arrivals(frame.body.get("matrix")))
                 except (AlchemistError, Failure) as error:
                     failure = to_failure(error) if isinstance(error, AlchemistError) else error

@@ -29,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def tokens(folder: Path) -> TokenFile:
-    return TokenFile(folder / "tokens.json")
+    made = TokenFile(folder / "tokens.json")
+    made.create("nobody")
+    return made
 
 
 @pytest.fixture(scope="package")

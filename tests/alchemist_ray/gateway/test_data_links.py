@@ -220,7 +220,7 @@ def test_a_connection_that_transfers_nothing_is_closed(
     monkeypatch.setattr(transfers, "IDLE_TIMEOUT_S", 0.3)
     near, far = socket.socketpair()
     with near, far, ThreadPoolExecutor(1) as pool:
-        served = pool.submit(GangTransfers(als.connection).serve, far, b"", lambda: None)
+        served = pool.submit(GangTransfers(als.connection).serve, far, b"", lambda kind: None)
         near.settimeout(WAIT_S)
         assert near.recv(1) == b""
         served.result(WAIT_S)

@@ -41,8 +41,9 @@ def has(count):
 folder = os.environ["HOME"] = sys.argv[1]
 ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
 tokens = TokenFile(f"{folder}/tokens.json")
+token = tokens.create("anna", ("call",), ranks=4)
 info = actor.serve("127.0.0.1", 0, tokens=str(tokens.path), audit=f"{folder}/audit.log")
-there = {"address": info.address, "token": tokens.create("anna", ("call",), ranks=4)}
+there = {"address": info.address, "token": token}
 X = np.random.default_rng(0).random((4001, 301))
 with AlchemistSession(2):  # other work in the cluster
     refused((1, 5), "5 ranks")

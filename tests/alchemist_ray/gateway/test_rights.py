@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from alchemist_ray.gateway.server import rights
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from mpi_workers.data.description import TransferTarget
-from mpi_workers.data.transfers import MatrixReader
+from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.wire import library_names
@@ -128,6 +130,82 @@ def test_another_user_cannot_resize_a_gang(
         AlchemistSession.stop_gang("anna-resizes", **there, token=token)
 
 
+def test_others_may_only_read_a_named_gang_and_its_group_may_change_it(
+    gateway: GatewayInfo, tokens: TokenFile
+) -> None:
+    there = {"address": gateway.address}
+    owner = {**there, "token": tokens.create("ida", groups=["lab"])}
+    member = {**there, "token": tokens.create("jon", groups=["lab", "other"])}
+    reader = {**there, "token": tokens.create("kim", ("call", "run_code"), groups=["other"])}
+    # One after the other: sessions of a process share their connection to a gang.
+    with AlchemistSession(1, **owner, name="ida-s", lifetime="detached") as als:
+        als.send_matrix(np.ones((30, 30)), name="A")
+    with AlchemistSession.attach("ida-s", **reader) as attached:
+        seen = attached.matrix("A")
+        assert seen.fetch().sum() == 900
+        assert [one.name for one in attached.list_matrices()] == ["A"]
+        for refused in (
+            lambda: attached.send_matrix(np.ones(3)),
+            lambda: seen.free(),
+            lambda: attached.connection.request({"op": "pin", "matrices": [seen.id]}),
+            lambda: (seen + 1).fetch(),
+            lambda: attached.load_library("linalg"),
+            lambda: attached.run(lambda comm: 1),
+            lambda: put(attached, seen),
+        ):
+            with pytest.raises((AuthError, Failure), match="you may read its matrices"):
+                refused()
+    with AlchemistSession.attach("ida-s", **member) as attached:
+        assert float((attached.matrix("A") + 1).sum()) == 1800
+        attached.matrix("A").free()
+    with AlchemistSession.attach("ida-s", **reader) as attached:
+        assert not attached.list_matrices()
+    AlchemistSession.stop_gang("ida-s", **owner)
+
+
+def put(als: AlchemistSession, handle: Any) -> None:
+    """Write into a matrix over a data connection."""
+    distribution = Distribution(handle.layout, handle.stored_shape, als.connection.grid)
+    target = TransferTarget(handle.id, distribution, handle.dtype)
+    with MatrixWriter(als.connection.nodes, target) as writer:
+        writer.write_block(np.zeros(handle.shape), (0, 0))
+
+
+def test_gangs_of_the_cluster_are_changed_by_those_who_may_run_code_and_its_group() -> None:
+    nobody = TokenFile("/nowhere/tokens.json")
+    for scopes, groups, allowed in (
+        (("call",), (), False),
+        (("call",), ("lab",), False),
+        (("call",), ("cluster",), True),
+        (("call", "run_code"), (), True),
+        (("admin",), (), True),
+    ):
+        token = Token("0", "ben", scopes, groups=groups)
+        assert rights.may_change(token, "", nobody) is allowed
+        assert rights.may_change(token, "anna", nobody) is ("admin" in scopes)
+        assert rights.may_change(token, "ben", nobody)
+
+
+def test_of_two_tokens_of_a_user_the_smaller_quota_counts(
+    gateway: GatewayInfo, tokens: TokenFile
+) -> None:
+    large = tokens.create("lea", ranks=4, nbytes=10_000_000)
+    small = tokens.create("lea", ranks=2, gangs=5)
+    there = {"address": gateway.address}
+    with AlchemistSession(1, **there, token=large) as als:
+        for token in (large, small):
+            with pytest.raises(ResourceError, match=r"3 ranks, more than .* tokens, 2"):
+                AlchemistSession(2, **there, token=token)
+        with (
+            AlchemistSession(1, **there, token=small) as other,
+            pytest.raises(ResourceError, match="quota"),
+        ):
+            other.send_matrix(np.zeros((1200, 1200)))
+        tokens.revoke(small.split("_")[1])
+        with AlchemistSession(3, **there, token=large):
+            assert als.send_matrix(np.eye(3)).fetch().sum() == 3
+
+
 def test_private_gangs_of_others_cannot_be_used(
     gateway: GatewayInfo, tokens: TokenFile, token: str
 ) -> None:
@@ -186,7 +264,7 @@ def test_the_command_line_creates_lists_and_revokes_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = ["--tokens", str(tmp_path / "tokens.json")]
-    create = ["create", "anna", "--scopes", "call,files", "--days", "30", "--bytes", "2G"]
+    create = ["create", "anna", "--scopes", "call,files", "--groups", "lab", "--bytes", "2G"]
     assert main(["token", *file, *create]) == 0
     text = capsys.readouterr().out.strip()
     assert text.startswith("alch_")
@@ -194,7 +272,12 @@ def test_the_command_line_creates_lists_and_revokes_tokens(
     listed = capsys.readouterr().out
     assert "anna" in listed
     assert "call,files" in listed
-    assert "bytes=2000000000" in listed
+    assert "groups=lab bytes=2000000000" in listed
+    assert time.strftime("expires %Y-%m-%d", time.gmtime(time.time() + 90 * 86400)) in listed
+    assert main(["token", *file, "create", "ben", "--days", "never"]) == 0
+    capsys.readouterr()
+    assert main(["token", *file, "list"]) == 0
+    assert "expires never" in capsys.readouterr().out
     ident = text.split("_")[1]
     assert main(["token", *file, "revoke", "anna"]) == 1
     assert f"those of user anna are {ident}" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from alchemist_ray import AlchemistSession
@@ -9,6 +11,23 @@ from alchemist_ray.cli import main
 from alchemist_ray.errors import SessionError
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.actor import GatewayInfo
+
+
+@pytest.mark.usefixtures("cluster")
+def test_files_are_found_from_the_folder_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(actor, "NAME", "another-gateway")  # other tests use the usual one
+    assert main(["gateway", "--port", "0", "--tokens", "mine.json"]) == 1
+    assert f"no file of tokens {tmp_path}/mine.json" in capsys.readouterr().err
+    assert main(["token", "--tokens", "mine.json", "create", "anna"]) == 0
+    assert main(["gateway", "--port", "0", "--tokens", "mine.json", "--audit", "log/a"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{tmp_path}/mine.json" in shown
+    assert "expires" in shown
+    assert (tmp_path / "log/a").exists()
+    assert actor.stop()
 
 
 def test_a_cluster_has_one_gateway_which_is_found(

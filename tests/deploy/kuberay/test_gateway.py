@@ -62,11 +62,14 @@ def test_the_heads_command_starts_ray_and_a_gateway(
         )
     try:
         address = f"alchemist://127.0.0.1:{port}"
+        waits = wait_until(lambda: "no file of tokens" in log.read_text(), UP_S)
+        assert waits is not None, log.read_text()
+        secret.mkdir(exist_ok=True)
+        token = TokenFile(secret / "tokens.json").create("anna")  # the Secret may come later
         up = wait_until(lambda: "fingerprint" in log.read_text(), UP_S)
         assert up is not None, log.read_text()
         with pytest.raises((AuthError, SessionError), match="unknown token"):
             AlchemistSession(1, address=address, token="alch_" + "0" * 12 + "_" + "0" * 64)
-        token = TokenFile(secret / "tokens.json").create("anna")  # the Secret may come later
         found = re.findall("^fingerprint +([0-9a-f]{64})$", log.read_text(), re.M)
         with AlchemistSession(2, address=f"{address}?fingerprint={found[0]}", token=token) as als:
             assert float(als.send_matrix(np.eye(4)).sum()) == 4
