@@ -154,11 +154,13 @@ def test_a_time_limit_interrupts_all_ranks_at_once(gang: Gang) -> None:
     assert gang.works()
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_a_rank_killed_in_a_function_ends_the_gang(gang: Gang) -> None:
     outcome = inject_during(lambda: kill(gang.ranks[2]), lambda: gang.session.run(hang))
     gang.lost("kill -9 of a rank in als.run", outcome, "rank 2", "SIGKILL")
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_an_exit_in_a_function_ends_the_gang_and_shows_its_last_words(gang: Gang) -> None:
     def leave(comm: Any) -> None:
         if comm.rank == 1:

@@ -54,6 +54,7 @@ def persisted() -> Any:
     return x
 
 
+@pytest.mark.cell("client", "sending", "private", "TransferError")
 def test_a_task_that_is_killed_at_every_retry(gang: Gang) -> None:
     known = len(gang.session.list_matrices())
     x = chunked(1).map_blocks(suicide, meta=META)
@@ -65,6 +66,7 @@ def test_a_task_that_is_killed_at_every_retry(gang: Gang) -> None:
     assert gang.works()
 
 
+@pytest.mark.cell("rank", "sending", "private", "lost")
 def test_a_rank_killed_while_chunks_are_computed_and_sent(gang: Gang) -> None:
     x = chunked().map_blocks(slow, meta=META)
     outcome = inject_during(
@@ -123,6 +125,7 @@ def test_an_agent_killed_while_it_sends_chunks(
     B.free()
 
 
+@pytest.mark.cell("rank", "fetching", "private", "lost")
 def test_a_rank_killed_while_tasks_fetch(gang: Gang) -> None:
     H = gang.session.send_matrix(np.ones((120_000, 20)))
     x = H.to_dask((10_000, -1)).map_blocks(slow, meta=META)

@@ -43,6 +43,7 @@ def gateway_pid() -> int:
     return found
 
 
+@pytest.mark.cell("gateway", "idle", "gateway", "goes on if named")
 def test_a_killed_gateway_starts_again_and_named_gangs_go_on(there: dict[str, str]) -> None:
     with (
         AlchemistSession(2, name="gateway-stays", lifetime="detached", **there) as named,
@@ -66,6 +67,7 @@ def test_a_killed_gateway_starts_again_and_named_gangs_go_on(there: dict[str, st
     AlchemistSession.stop_gang("gateway-stays")
 
 
+@pytest.mark.cell("rank", "idle", "gateway", "goes on")
 def test_clients_see_that_a_gang_was_started_again(there: dict[str, str]) -> None:
     with AlchemistSession(2, name="gateway-recovers", max_failures=3) as owner:
         owner.send_matrix(MATRIX, name="A").keep()

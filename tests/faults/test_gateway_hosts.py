@@ -103,6 +103,7 @@ def test_matrices_reach_a_gang_on_two_hosts_in_every_layout(
     assert run_client(hosts[2], access, EVERY_LAYOUT).endswith("equal\n")
 
 
+@pytest.mark.cell("network", "sending", "gateway", "goes on")
 def test_an_outage_of_the_clients_network_during_a_transfer_is_survived(
     hosts: Hosts, access: dict[str, str]
 ) -> None:

@@ -79,6 +79,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
             redis.wait()
 
 
+@pytest.mark.cell("host", "idle", "private", "goes on (head)")
 def test_a_gang_outlives_the_head(hosts: Hosts) -> None:
     head, worker = hosts[0], hosts[1]
 

@@ -145,6 +145,7 @@ def test_a_library_that_one_host_does_not_have_is_reported(pair: Pair) -> None:
     assert pair.call("total", "gang") == 6
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 @pytest.mark.parametrize("meanwhile", STATES)
 def test_a_rank_killed_on_the_far_host_ends_the_gang_on_both(pair: Pair, meanwhile: str) -> None:
     rank = pair.on(pair.far)[-1]
@@ -185,6 +186,7 @@ def test_a_rank_killed_on_the_near_host_ends_the_gang_on_both(pair: Pair) -> Non
     pair.start()
 
 
+@pytest.mark.cell("network", "in a call", "private", "goes on")
 def test_a_gang_survives_a_short_break_of_the_link(pair: Pair) -> None:
     pair.near.begin(f"{INSIDE}:churn", "gang", 3.0)
     time.sleep(0.5)
@@ -195,6 +197,7 @@ def test_a_gang_survives_a_short_break_of_the_link(pair: Pair) -> None:
     assert pair.call("total", "gang") == 6
 
 
+@pytest.mark.cell("network", "in a call", "private", "lost")
 @pytest.mark.parametrize("meanwhile", CUT_STATES)
 def test_a_cut_link_ends_the_gang_on_both_sides(pair: Pair, meanwhile: str) -> None:
     start = time.monotonic()
@@ -231,6 +234,7 @@ def test_a_gang_outlives_the_far_raylet(pair: Pair) -> None:
     assert pair.unharmed()
 
 
+@pytest.mark.cell("host", "in a call", "private", "lost")
 def test_a_host_that_is_lost_ends_the_gang(pair: Pair) -> None:
     outcome, seconds = inject_during(pair, "compute_until_lost", pair.far.kill, LINK_S)
     assert outcome["kind"] == "GroupFailedError"

@@ -43,6 +43,7 @@ def gone(pid: int) -> bool:
     return traces.wait_until(lambda: pid not in traces.processes(), 10.0, 0.05) is not None
 
 
+@pytest.mark.cell("GroupManager", "starting", "private", "goes on")
 def test_a_private_gang_gets_another_manager(cluster: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FROZEN.format(address=cluster))],
@@ -54,6 +55,7 @@ def test_a_private_gang_gets_another_manager(cluster: str) -> None:
     assert gone(int(pid))
 
 
+@pytest.mark.cell("GroupManager", "starting", "named", "goes on")
 def test_a_named_gang_gets_another_manager(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[int] = []
 
@@ -73,6 +75,7 @@ def test_a_named_gang_gets_another_manager(cluster: str, monkeypatch: pytest.Mon
     assert traces.wait_until(lambda: left() <= before, 10.0, 0.05) is not None
 
 
+@pytest.mark.cell("agent", "starting", "private", "goes on")
 def test_an_agent_that_has_never_answered_is_replaced(cluster: str) -> None:
     with AlchemistSession(1):
         agent = agent_pids()["agent"]

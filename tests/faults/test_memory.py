@@ -56,6 +56,7 @@ def limited(cluster: str) -> Iterator[int]:
     folder.rmdir()
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_an_oom_kill_is_named_and_the_other_gang_unharmed(limited: int) -> None:
     with AlchemistSession(1) as neighbour, AlchemistSession(2) as als:
         x = neighbour.send_matrix(np.arange(12.0).reshape(4, 3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -59,28 +58,7 @@ AlchemistSession(6)
 # --- the manager ---
 
 
-def test_a_manager_killed_while_idle_ends_the_gang(gang: Gang) -> None:
-    pid = pid_of(gang.manager)
-    outcome = inject_and_retry(lambda: kill(pid), gang.session.list_workers)
-    gang.lost("kill -9 of an idle gang's GroupManager", outcome, "GroupManager")
-
-
-def test_the_next_gang_of_a_name_does_not_take_handles_of_the_last_one(bystander: Gang) -> None:
-    gang = Gang(1, name="again")
-    try:
-        pid = pid_of(gang.manager)
-        outcome = inject_and_retry(lambda: kill(pid), gang.session.list_workers)
-        gang.lost("kill -9 of a named gang's GroupManager", outcome, "GroupManager")
-    finally:
-        gang.session.close()
-
-
-def test_a_manager_killed_while_ranks_compute_ends_the_gang(gang: Gang) -> None:
-    pid = pid_of(gang.manager)
-    outcome = inject_during(lambda: kill(pid), lambda: gang.lib.churn(30.0))
-    gang.lost("kill -9 of the GroupManager, ranks in MPI", outcome, "GroupManager")
-
-
+@pytest.mark.cell("GroupManager", "in a call", "private", "lost")
 def test_a_call_through_ray_fails_with_a_killed_manager(gang: Gang) -> None:
     pid = pid_of(gang.manager)
     outcome = inject_during(
@@ -98,13 +76,7 @@ def test_a_call_through_ray_fails_with_a_killed_manager(gang: Gang) -> None:
 # --- proxy, fork server, agent, Driver ---
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_proxy_ends_the_gang(gang: Gang, number: signal.Signals) -> None:
-    outcome = inject_during(lambda: kill(gang.proxy, number), lambda: gang.lib.churn(30.0))
-    what = "was lost" if number == signal.SIGKILL else "is being taken away (SIGTERM)"
-    gang.lost(f"{number.name} to a proxy", outcome, f"node {os.uname().nodename} {what}")
-
-
+@pytest.mark.cell("fork server", "in a call", "private", "goes on")
 def test_a_gang_outlives_its_fork_server(gang: Gang) -> None:
     fork_server = agent_pids()["fork-server"]
     outcome = inject_during(lambda: kill(fork_server), lambda: gang.lib.churn(0.6))
@@ -120,6 +92,7 @@ def test_a_gang_outlives_its_fork_server(gang: Gang) -> None:
     assert agent_pids()["fork-server"] != fork_server
 
 
+@pytest.mark.cell("fork server", "idle", "private", "lost with its proxy")
 def test_nothing_is_left_when_fork_server_and_proxy_are_killed(gang: Gang) -> None:
     def cause() -> None:
         kill(agent_pids()["fork-server"])
@@ -129,6 +102,7 @@ def test_nothing_is_left_when_fork_server_and_proxy_are_killed(gang: Gang) -> No
     gang.lost("kill -9 of the fork server and a proxy", outcome, "was lost")
 
 
+@pytest.mark.cell("agent", "in a call", "private", "goes on")
 def test_a_gang_outlives_its_agent(gang: Gang) -> None:
     old = agent_pids()
     outcome = inject_during(gang.kill_agent, lambda: gang.lib.churn(0.6))
@@ -146,12 +120,14 @@ def test_a_gang_outlives_its_agent(gang: Gang) -> None:
     gang.start()
 
 
+@pytest.mark.cell("agent", "idle", "private", "goes on")
 def test_a_gang_started_by_a_lost_agent_leaves_nothing(gang: Gang) -> None:
     gang.kill_agent()
     outcome = inject_and_retry(lambda: kill(gang.ranks[0]), gang.session.list_workers)
     gang.lost("kill -9 of the agent, then of a rank", outcome, "rank 0", "SIGKILL")
 
 
+@pytest.mark.cell("Driver", "idle", "private", "goes on")
 def test_a_gang_outlives_the_driver_actor(gang: Gang) -> None:
     reserved = {what for what in left() if what.startswith("placement group")}
     kill(pid_of(find_driver()))
@@ -226,6 +202,7 @@ def run_and_end(address: str, before: set[str], then: str, cause: Any) -> tuple[
         program.end()
 
 
+@pytest.mark.cell("program", "in a call", "private", "ends")
 @pytest.mark.parametrize(
     ("state", "then"),
     [("idle", "time.sleep(60)"), ("computing", "lib.churn(60.0)")],
@@ -245,6 +222,7 @@ def test_a_program_that_exits_without_closing_leaves_nothing(
     record("sys.exit without closing the session", error_s, gone_s, "(ranks and CPUs gone)")
 
 
+@pytest.mark.cell("program", "idle", "private", "ends")
 def test_a_terminated_program_leaves_nothing(cluster: str, gang: Gang, before: set[str]) -> None:
     error_s, gone_s = run_and_end(
         cluster, before, "time.sleep(60)", lambda program: program.process.terminate()
@@ -252,6 +230,7 @@ def test_a_terminated_program_leaves_nothing(cluster: str, gang: Gang, before: s
     record("SIGTERM to the user's program", error_s, gone_s, "(ranks and CPUs gone)")
 
 
+@pytest.mark.cell("program", "starting", "private", "ends")
 def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(
     cluster: str, before: set[str]
 ) -> None:
@@ -266,6 +245,7 @@ def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(
     record("kill -9 of a program that waits for CPUs", gone_s, gone_s, "(reservation gone)")
 
 
+@pytest.mark.cell("program", "idle", "private", "ends")
 def test_a_killed_actor_ends_its_gang(cluster: str, gang: Gang) -> None:
     """A session inside a Ray actor, as in RLlib's env runners."""
     before = left()

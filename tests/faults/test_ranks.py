@@ -24,28 +24,7 @@ from tests.faults.conftest import (
 pytestmark = pytest.mark.timeout(40, func_only=True)
 
 
-def test_a_rank_killed_while_idle_ends_the_gang(gang: Gang) -> None:
-    outcome = inject_and_retry(lambda: kill(gang.ranks[1]), gang.session.list_workers)
-    gang.lost("kill -9 of an idle rank", outcome, "rank 1", "SIGKILL", str(gang.ranks[1]))
-
-
-def test_a_rank_killed_while_others_wait_for_it_ends_the_gang(gang: Gang) -> None:
-    outcome = inject_during(
-        lambda: kill(gang.ranks[2]), lambda: gang.lib.collective(missing=2, native=True)
-    )
-    gang.lost("kill -9 of a rank, others wait for it in MPI", outcome, "rank 2", "SIGKILL")
-
-
-def test_a_rank_killed_while_all_compute_ends_the_gang(gang: Gang) -> None:
-    outcome = inject_during(lambda: kill(gang.ranks[0]), lambda: gang.lib.churn(30.0))
-    gang.lost("kill -9 of a rank in a collective", outcome, "rank 0", "SIGKILL")
-
-
-def test_all_ranks_killed_at_once_end_the_gang(gang: Gang) -> None:
-    outcome = inject_during(lambda: list(map(kill, gang.ranks)), lambda: gang.lib.churn(30.0))
-    gang.lost("kill -9 of all ranks at once", outcome, "SIGKILL")
-
-
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_a_call_through_ray_fails_with_a_killed_rank(gang: Gang) -> None:
     outcome = inject_during(
         lambda: kill(gang.ranks[1]), lambda: ray.get(gang.lib.collective.remote(missing=1))
@@ -56,6 +35,7 @@ def test_a_call_through_ray_fails_with_a_killed_rank(gang: Gang) -> None:
     gang.lost("kill -9 of a rank, called with .remote()", outcome, "rank 1", "SIGKILL")
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_a_segfault_ends_the_gang_and_shows_where(gang: Gang) -> None:
     start = time.monotonic()
     outcome = inject_and_retry(lambda: None, lambda: gang.lib.segfault(1))
@@ -64,16 +44,19 @@ def test_a_segfault_ends_the_gang_and_shows_where(gang: Gang) -> None:
     gang.lost("segfault in a rank", outcome, *words)
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_mpi_abort_ends_the_gang(gang: Gang) -> None:
     outcome = inject_and_retry(lambda: None, lambda: gang.lib.abort(2, 7))
     gang.lost("MPI_Abort", outcome, "rank 2", "MPI_Abort(7)")
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_an_exit_of_one_rank_ends_the_gang_and_shows_its_last_words(gang: Gang) -> None:
     outcome = inject_and_retry(lambda: None, lambda: gang.lib.leave(1, 3))
     gang.lost("os._exit in a rank", outcome, "rank 1", "code 3", "I cannot go on")
 
 
+@pytest.mark.cell("rank", "in a call", "private", "call fails")
 def test_an_exception_on_one_rank_fails_the_call_alone(gang: Gang) -> None:
     echo = gang.session.load_library("echo")
     start = time.monotonic()
@@ -128,6 +111,7 @@ def test_ranks_that_return_late_from_a_failed_call_keep_their_gang(gang: Gang) -
     assert time.monotonic() - start > 1.4
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_ranks_stuck_in_native_mpi_after_a_failure_are_ended(gang: Gang) -> None:
     with variables(gang.manager, nodes, DRAIN_S=1.0):
         start = time.monotonic()
@@ -144,18 +128,12 @@ def test_ranks_stuck_in_native_mpi_after_a_failure_are_ended(gang: Gang) -> None
     )
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_a_stopped_rank_delays_its_own_gang_only(gang: Gang, bystander: Gang) -> None:
     kill(gang.ranks[1], signal.SIGSTOP)
     assert bystander.works()
     outcome = inject_during(lambda: kill(gang.ranks[1]), gang.lib.total)
     gang.lost("kill -9 of a stopped rank", outcome, "rank 1", "SIGKILL")
-
-
-def test_a_rank_that_mpiexec_started_ends_the_gang_when_it_is_killed(bystander: Gang) -> None:
-    gang = Gang(2, launcher="mpiexec")
-    outcome = inject_during(lambda: kill(gang.ranks[1]), lambda: gang.lib.churn(30.0))
-    gang.lost("kill -9 of a rank that mpiexec started", outcome, "rank 1")
-    gang.close()
 
 
 def test_a_closed_session_leaves_nothing(cluster: str, bystander: Gang) -> None:

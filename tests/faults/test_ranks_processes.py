@@ -52,6 +52,7 @@ def start_orphan(comm: Any, rank: int) -> int:
     return found
 
 
+@pytest.mark.cell("rank", "in a call", "private", "lost")
 def test_a_killed_rank_is_noticed_though_its_child_holds_its_sockets(gang: Gang) -> None:
     child = gang.session.run(start_child, 1)
     assert traces.alive(child)
@@ -60,6 +61,7 @@ def test_a_killed_rank_is_noticed_though_its_child_holds_its_sockets(gang: Gang)
     assert not traces.alive(child)
 
 
+@pytest.mark.cell("rank", "idle", "private", "lost")
 def test_an_idle_rank_killed_while_its_child_lives_is_noticed(gang: Gang) -> None:
     child = gang.session.run(start_child, 2)
     outcome = inject_and_retry(lambda: kill(gang.ranks[2]), gang.session.list_workers)
@@ -67,6 +69,7 @@ def test_an_idle_rank_killed_while_its_child_lives_is_noticed(gang: Gang) -> Non
     assert not traces.alive(child)
 
 
+@pytest.mark.cell("rank", "in a call", "mpiexec", "lost")
 def test_a_rank_of_mpiexec_whose_child_holds_its_sockets_is_noticed(bystander: Gang) -> None:
     gang = Gang(2, launcher="mpiexec")
     child = gang.session.run(start_child, 1)
@@ -93,6 +96,7 @@ def test_descendants_of_ranks_end_when_their_proxy_is_killed(gang: Gang) -> None
     )
 
 
+@pytest.mark.cell("rank", "in a call", "mpiexec", "lost")
 def test_mpi_abort_in_a_gang_of_mpiexec_names_its_rank(bystander: Gang) -> None:
     gang = Gang(3, launcher="mpiexec")
     outcome = inject_and_retry(lambda: None, lambda: gang.lib.abort(1, 7))
@@ -113,6 +117,7 @@ def test_a_gang_on_one_node_opens_no_port_of_mpi(bystander: Gang, launcher: str)
     gang.close()
 
 
+@pytest.mark.cell("proxy", "in a call", "private", "lost")
 def test_a_gang_whose_ranks_and_proxy_are_killed_leaves_no_shared_memory(gang: Gang) -> None:
     def segments() -> set[str]:
         lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]

@@ -136,6 +136,7 @@ def test_ranks_that_hang_when_they_start_are_ended(gang: Gang, hanging_ranks: No
         record("ranks hang in MPI_Init (start_timeout_s=3)", seconds, gone_s, caught.value)
 
 
+@pytest.mark.cell("rank", "starting", "private", "LaunchError")
 def test_a_hanging_rank_killed_while_the_gang_starts_ends_the_launch(
     gang: Gang, hanging_ranks: None
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_hanging_rank_killed_while_the_gang_starts_ends_the_launch(
         record("kill -9 of a rank while the gang starts", outcome.seconds, gone_s, outcome.error)
 
 
+@pytest.mark.cell("fork server", "starting", "private", "LaunchError")
 def test_a_fork_server_that_hangs_is_given_up(gang: Gang) -> None:
     before = left()
     fork_server = agent_pids()["fork-server"]
@@ -178,6 +180,7 @@ def test_a_fork_server_that_hangs_is_given_up(gang: Gang) -> None:
     assert gang.works()
 
 
+@pytest.mark.cell("fork server", "starting", "private", "LaunchError")
 def test_a_fork_server_killed_before_it_forks_ends_the_launch(gang: Gang) -> None:
     before = left()
     fork_server = agent_pids()["fork-server"]

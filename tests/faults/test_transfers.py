@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -26,7 +25,6 @@ from tests.faults.conftest import (
     Gang,
     Outcome,
     agent_pids,
-    inject_and_retry,
     inject_during,
     kill,
     pid_of,
@@ -79,44 +77,14 @@ def held_by(pid: int) -> int:
     return total
 
 
-def test_a_rank_killed_halfway_through_a_send(
-    gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    when = halfway(monkeypatch, lambda: kill(gang.ranks[1]))
-    outcome = outcome_of(lambda: gang.session.send_matrix(tall), when)
-    monkeypatch.undo()
-    gang.lost("kill -9 of a rank halfway through a send", outcome, "rank 1", "SIGKILL")
-    assert held_by(os.getpid()) < 1 << 20
-
-
-def test_a_rank_killed_halfway_through_a_fetch(
-    gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    T = gang.session.send_matrix(tall)
-    when = halfway(monkeypatch, lambda: kill(gang.ranks[2]))
-    outcome = outcome_of(T.fetch, when)
-    monkeypatch.undo()
-    gang.lost("kill -9 of a rank halfway through a fetch", outcome, "rank 2", "SIGKILL")
-
-
-def test_a_manager_killed_halfway_through_a_send(
-    gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pid = pid_of(gang.manager)
-    when = halfway(monkeypatch, lambda: kill(pid))
-    outcome = outcome_of(lambda: gang.session.send_matrix(tall), when)
-    monkeypatch.undo()
-    gang.lost(
-        "kill -9 of the GroupManager halfway through a send", outcome, "GroupManager", "was lost"
-    )
-
-
+@pytest.mark.cell("rank", "fetching", "private", "lost")
 def test_a_stopped_rank_killed_while_a_fetch_waits_for_it(gang: Gang) -> None:
     kill(gang.ranks[0], signal.SIGSTOP)
     outcome = inject_during(lambda: kill(gang.ranks[0]), gang.A.fetch)
     gang.lost("kill -9 of a stopped rank that a fetch waits for", outcome, "rank 0", "SIGKILL")
 
 
+@pytest.mark.cell("rank", "sending", "private", "lost")
 def test_a_stopped_rank_killed_while_a_send_waits_for_it(
     gang: Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,27 +103,11 @@ def test_a_stopped_rank_killed_while_a_send_waits_for_it(
     gang.lost("kill -9 of a stopped rank that a send waits for", outcome, "rank 1", "SIGKILL")
 
 
-def test_a_data_endpoint_killed_while_the_gang_is_idle(gang: Gang) -> None:
-    outcome = inject_and_retry(lambda: kill(gang.endpoint), gang.session.list_workers)
-    gang.lost("kill -9 of a data endpoint", outcome, "data endpoint", "SIGKILL")
-
-
-def test_a_data_endpoint_killed_halfway_through_a_send(
-    gang: Gang, tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    when = halfway(monkeypatch, lambda: kill(gang.endpoint))
-    outcome = outcome_of(lambda: gang.session.send_matrix(tall), when)
-    monkeypatch.undo()
-    gang.lost(
-        "kill -9 of a data endpoint halfway through a send", outcome, "data endpoint", "SIGKILL"
-    )
-    assert held_by(os.getpid()) < 1 << 20
-
-
 def blocks(n: int, rows: int = 20_000) -> list[Any]:
     return [(ray.put(np.full((rows, 20), float(i))), i * rows, 0) for i in range(n)]
 
 
+@pytest.mark.cell("rank", "sending", "private", "lost")
 @pytest.mark.parametrize("sender", ["this process", "the agent"])
 def test_a_rank_killed_while_it_is_sent_blocks(
     gang: Gang, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, sender: str
@@ -175,6 +127,7 @@ def test_a_rank_killed_while_it_is_sent_blocks(
     gang.lost(f"kill -9 of a rank while {sender} sends it blocks", outcome, "rank 1", "SIGKILL")
 
 
+@pytest.mark.cell("agent", "sending", "private", "TransferError")
 def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
     gang: Gang, monkeypatch: pytest.MonkeyPatch, by_agents: None
 ) -> None:
@@ -225,6 +178,7 @@ def test_an_agent_releases_a_gang_that_has_ended(gang: Gang, by_agents: None) ->
     gang.again()
 
 
+@pytest.mark.cell("rank", "fetching", "private", "lost")
 def test_transfers_in_two_threads_both_fail_with_a_killed_rank(gang: Gang) -> None:
     kill(gang.ranks[1], signal.SIGSTOP)
     fetches = [Call(gang.A.fetch), Call(gang.A.fetch)]

@@ -90,6 +90,7 @@ def test_it_outlives_the_session_and_the_program_that_started_it(
     assert gangs()["made"] == "ready"
 
 
+@pytest.mark.cell("program", "idle", "named", "goes on")
 @pytest.mark.alone
 def test_a_killed_kernel_has_its_handles_back(cluster: str, nothing_of_it_left: None) -> None:
     text = """
@@ -177,6 +178,7 @@ def test_the_environment_of_a_job_stays_with_its_gang(
 # --- the catalogue ---
 
 
+@pytest.mark.cell("Driver", "idle", "named", "goes on")
 def test_the_catalogue_survives_the_driver(climate: AlchemistSession) -> None:
     ray.kill(find_driver())
     (about,) = [gang for gang in AlchemistSession.list() if gang.name == "climate"]
@@ -389,6 +391,7 @@ def test_a_matrix_is_not_fetched_while_a_call_changes_it(
     assert waits[0] < 0.5 < waits[1], waits
 
 
+@pytest.mark.cell("network", "fetching", "named", "goes on")
 def test_a_fetch_whose_control_connection_breaks_is_whole(
     climate: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +414,7 @@ def test_a_fetch_whose_control_connection_breaks_is_whole(
     assert found.min() == found.max() == 7
 
 
+@pytest.mark.cell("client", "fetching", "named", "goes on")
 def test_a_reader_that_dies_does_not_hold_up_calls(cluster: str, climate: AlchemistSession) -> None:
     text = """
         als = AlchemistSession.attach("climate")

@@ -253,6 +253,7 @@ def test_a_resize_that_waits_is_no_idleness(nothing_of_it_left: None) -> None:
 # --- faults ---
 
 
+@pytest.mark.cell("network", "idle", "named", "goes on")
 def test_a_lost_connection_is_resumed_with_its_matrices(climate: AlchemistSession) -> None:
     B = climate.matrix("A") + 1
     ident = B.id
@@ -275,6 +276,7 @@ def test_a_lost_connection_is_resumed_with_its_matrices(climate: AlchemistSessio
     assert ident not in {handle.id for handle in climate.list_matrices()}
 
 
+@pytest.mark.cell("rank", "idle", "named", "lost")
 def test_a_lost_rank_is_told_to_all_and_the_name_can_be_used_again(
     climate: AlchemistSession,
 ) -> None:
@@ -288,6 +290,7 @@ def test_a_lost_rank_is_told_to_all_and_the_name_can_be_used_again(
         assert again.run(lambda comm: comm.size) == 1
 
 
+@pytest.mark.cell("GroupManager", "stopping", "named", "lost")
 def test_owner_and_manager_die_at_once(cluster: str, nothing_of_it_left: None) -> None:
     text = """
         als = AlchemistSession(2, name="both", lifetime="detached")

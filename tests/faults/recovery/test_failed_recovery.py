@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(90, func_only=True)
 
 
+@pytest.mark.cell("rank", "recovering", "max_failures", "lost")
 def test_starts_that_fail_are_losses_until_none_is_left(clean: None, tmp_path: Path) -> None:
     gang = Recovering(max_failures=3)
     A = gang.als.send_matrix(np.ones((20, 20)))

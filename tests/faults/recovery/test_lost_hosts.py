@@ -43,6 +43,7 @@ def test_a_checkpoint_folder_of_one_host_is_refused(three: Hosts) -> None:
     assert "does not see it" in said
 
 
+@pytest.mark.cell("host", "in a call", "max_failures", "goes on")
 def test_a_gang_goes_on_when_hosts_are_lost(three: Hosts) -> None:
     near = three[0]
     found = near.call(f"{ON_HOST}:start", 4, 6, limit_s=60)

@@ -27,7 +27,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.observe import logs
 from alchemist_ray.runtime.logged_command import LoggedCommand
 from mpi_workers.matrix.storage import Storage
-from tests.faults.conftest import inject_and_retry, inject_during, record
+from tests.faults.conftest import inject_and_retry, inject_during
 from tests.faults.named.named_gangs import Program
 from tests.faults.recovery.conftest import Recovering
 
@@ -51,29 +51,6 @@ def test_a_rank_that_was_killed_is_named_whatever_is_sent_meanwhile(clean: None)
     causes = [line.split("ranks lost: ")[1] for line in log if "ranks lost: " in line]
     assert len(causes) == kills
     assert [cause for cause in causes if not cause.startswith("rank 0 (pid ")] == []
-
-
-@pytest.mark.parametrize("part", ["rank", "all ranks", "proxy", "data endpoint", "node leaving"])
-def test_a_gang_comes_back(gang: Recovering, part: str) -> None:
-    A = gang.als.send_matrix(X, name="A")
-    B = gang.als.load_library("linalg").matmul(A, A.T)
-    number = signal.SIGTERM if part == "node leaving" else signal.SIGKILL
-    pids = {
-        "rank": gang.ranks[1:],
-        "all ranks": gang.ranks,
-        "data endpoint": [gang.endpoint],
-    }.get(part, [gang.proxy])
-    before = gang.ranks
-    seconds = gang.back_s(lambda: gang.kill(*pids, number=number))
-    assert gang.losses == 1
-    assert not set(gang.ranks) & set(before)
-    np.testing.assert_array_equal(A.fetch(), X)
-    np.testing.assert_allclose(B.fetch(), X @ X.T)
-    np.testing.assert_allclose(gang.als.matrix("A").fetch(), X)
-    C = gang.als.send_matrix(X)
-    assert C.id > B.id
-    np.testing.assert_allclose((C + A).fetch(), 2 * X)
-    record(f"max_failures: {part} killed", seconds, None, "-")
 
 
 def test_losses_are_counted(gang: Recovering) -> None:
@@ -110,6 +87,7 @@ def test_a_gang_without_max_failures_ends(clean: None) -> None:
     gang.als.close()
 
 
+@pytest.mark.cell("program", "idle", "max_failures", "goes on")
 def test_a_gang_comes_back_after_a_program_that_ran_a_function_has_ended(
     cluster: str, clean: None
 ) -> None:
@@ -198,6 +176,8 @@ def test_waiting_calls_of_all_processes_go_on(gang: Recovering) -> None:
     np.testing.assert_allclose(ray.get(later).fetch(), X + 1)
 
 
+@pytest.mark.cell("rank", "sending", "max_failures", "goes on")
+@pytest.mark.cell("rank", "fetching", "max_failures", "goes on")
 @pytest.mark.parametrize("how", ["send", "fetch"])
 def test_a_transfer_under_way_is_repeated(gang: Recovering, how: str) -> None:
     large = np.arange(16e6).reshape(4000, 4000)
@@ -339,6 +319,7 @@ def test_files_are_written_once(gang: Recovering, tmp_path: Path) -> None:
     assert not (tmp_path / "A.npy").exists()
 
 
+@pytest.mark.cell("rank", "recovering", "max_failures", "goes on")
 def test_a_command_that_loses_its_rank_twice_is_not_repeated(
     gang: Recovering, tmp_path: Path
 ) -> None:

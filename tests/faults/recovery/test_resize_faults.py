@@ -56,6 +56,7 @@ def goes_on(gang: Recovering, A: Handle, ranks: list[int], before: set[str]) -> 
     same_numbers({"A": A})
 
 
+@pytest.mark.cell("rank", "resizing", "private", "goes on (new rank)")
 @pytest.mark.parametrize(
     ("order", "error", "words"),
     [
@@ -124,6 +125,7 @@ def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) ->
     return resizing.outcome(start)
 
 
+@pytest.mark.cell("rank", "resizing", "private", "lost")
 def test_old_ranks_that_are_lost_end_the_gang(plain: Recovering, tmp_path: Path) -> None:
     A, pid = plain.als.send_matrix(X), plain.ranks[0]
     outcome = during_the_move(plain, tmp_path, lambda: plain.kill(pid))
@@ -134,6 +136,7 @@ def test_old_ranks_that_are_lost_end_the_gang(plain: Recovering, tmp_path: Path)
     plain.als.request_workers(1)
 
 
+@pytest.mark.cell("rank", "resizing", "max_failures", "goes on")
 def test_old_ranks_that_are_lost_are_started_again(gang: Recovering, tmp_path: Path) -> None:
     A, pid = gang.als.send_matrix(X), gang.ranks[0]
     outcome = during_the_move(gang, tmp_path, lambda: gang.kill(pid))
@@ -144,6 +147,7 @@ def test_old_ranks_that_are_lost_are_started_again(gang: Recovering, tmp_path: P
     same_numbers({"A": A})
 
 
+@pytest.mark.cell("program", "resizing", "private", "ends")
 @pytest.mark.parametrize("how", ["close", "kill"])
 def test_a_gang_that_is_ended_meanwhile(plain: Recovering, tmp_path: Path, how: str) -> None:
     end = plain.als.close if how == "close" else plain.als.kill_workers
@@ -151,6 +155,7 @@ def test_a_gang_that_is_ended_meanwhile(plain: Recovering, tmp_path: Path, how: 
     assert isinstance(outcome.error, AlchemistError)
 
 
+@pytest.mark.cell("GroupManager", "resizing", "private", "lost")
 def test_a_manager_that_dies_leaves_nothing(plain: Recovering, tmp_path: Path) -> None:
     manager = plain.als.connection.manager
     outcome = during_the_move(plain, tmp_path, lambda: ray.kill(manager.actor))

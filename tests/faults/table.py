@@ -1,0 +1,125 @@
+"""The table of faults: victim x moment x kind of gang, with the outcome of each cell.
+
+`CELLS` are faults of one step; ``test_table.py`` runs them. A fault that needs more steps has a
+test of its own, with a mark: ``@pytest.mark.cell(victim, moment, kind, outcome)``. Several kinds
+are separated by commas. ``python -m tests.faults.table`` prints both, and the cells without a test.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+VICTIMS = (
+    "rank", "all ranks", "data endpoint", "proxy", "mpiexec", "fork server", "agent",
+    "GroupManager", "Driver", "program", "client", "gateway", "host", "network",
+)  # fmt: skip
+MOMENTS = (
+    "starting", "idle", "in a call", "sending", "fetching", "resizing", "recovering", "stopping",
+)  # fmt: skip
+KINDS = ("private", "mpiexec", "named", "max_failures", "gateway", "elastic")
+
+
+class Cell(NamedTuple):
+    """A fault of one step. `outcome`: the gang is lost, or goes on with all its matrices."""
+
+    victim: str
+    moment: str
+    kind: str
+    outcome: str = "lost"
+    how: str = "SIGKILL"  # or SIGTERM; in a call also: "others wait" for the rank in native MPI
+
+    def __str__(self) -> str:
+        more = "" if self.how == "SIGKILL" else f" ({self.how})"
+        return f"{self.victim}, {self.moment}, {self.kind}{more}"
+
+
+CELLS = (
+    Cell("rank", "idle", "private"),
+    Cell("rank", "in a call", "private"),
+    Cell("rank", "in a call", "private", how="others wait"),
+    Cell("rank", "sending", "private"),
+    Cell("rank", "fetching", "private"),
+    Cell("all ranks", "idle", "private"),
+    Cell("all ranks", "in a call", "private"),
+    Cell("data endpoint", "idle", "private"),
+    Cell("data endpoint", "in a call", "private"),
+    Cell("data endpoint", "sending", "private"),
+    Cell("data endpoint", "fetching", "private"),
+    Cell("proxy", "idle", "private"),
+    Cell("proxy", "in a call", "private"),
+    Cell("proxy", "in a call", "private", how="SIGTERM"),
+    Cell("proxy", "sending", "private"),
+    Cell("proxy", "fetching", "private"),
+    Cell("GroupManager", "idle", "private"),
+    Cell("GroupManager", "in a call", "private"),
+    Cell("GroupManager", "sending", "private"),
+    Cell("GroupManager", "fetching", "private"),
+    Cell("rank", "in a call", "mpiexec"),
+    Cell("mpiexec", "in a call", "mpiexec"),
+    Cell("rank", "in a call", "named"),
+    Cell("proxy", "idle", "named"),
+    Cell("GroupManager", "idle", "named"),
+    Cell("GroupManager", "in a call", "named"),
+    Cell("rank", "idle", "max_failures", "goes on"),
+    Cell("rank", "in a call", "max_failures", "goes on"),
+    Cell("all ranks", "idle", "max_failures", "goes on"),
+    Cell("all ranks", "in a call", "max_failures", "goes on"),
+    Cell("data endpoint", "idle", "max_failures", "goes on"),
+    Cell("data endpoint", "in a call", "max_failures", "goes on"),
+    Cell("proxy", "idle", "max_failures", "goes on"),
+    Cell("proxy", "idle", "max_failures", "goes on", "SIGTERM"),
+    Cell("proxy", "in a call", "max_failures", "goes on"),
+    Cell("GroupManager", "idle", "max_failures"),
+)
+
+
+def marked() -> Iterator[Cell]:
+    """The cells of tests with a mark, in all folders of tests; without importing them."""
+    for path in sorted(Path(__file__).parents[1].rglob("test_*.py")):
+        text = path.read_text()
+        if "mark.cell(" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.cell":
+                victim, moment, kinds, outcome = (ast.literal_eval(each) for each in node.args)
+                yield from (Cell(victim, moment, kind, outcome) for kind in kinds.split(", "))
+
+
+def unknown(cells: list[Cell]) -> list[Cell]:
+    """Cells outside the table: a mark is misspelt."""
+    return [
+        each for each in cells
+        if each.victim not in VICTIMS or each.moment not in MOMENTS or each.kind not in KINDS
+    ]  # fmt: skip
+
+
+def lines(cells: list[Cell]) -> Iterator[str]:
+    """The table as Markdown; a cell without a test has a dash."""
+    yield "| victim, moment | " + " | ".join(KINDS) + " |"
+    yield "|---|" + "---|" * len(KINDS)
+    empty = 0
+    for victim in VICTIMS:
+        for moment in MOMENTS:
+            row = []
+            for kind in KINDS:
+                here = [each.outcome for each in cells if each[:3] == (victim, moment, kind)]
+                row.append("; ".join(dict.fromkeys(here)) or "-")
+                empty += not here
+            yield f"| {victim}, {moment} | " + " | ".join(row) + " |"
+    yield f"\n{len(cells)} tests; {empty} cells without one"
+
+
+def main() -> int:
+    cells = [*CELLS, *marked()]
+    print("\n".join(lines(cells)))
+    wrong = unknown(cells)
+    print("".join(f"not in the table: {each}\n" for each in wrong), end="")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
