@@ -22,11 +22,14 @@ from alchemist_ray.gang.options import (
 )
 from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
-from alchemist_ray.gateway.calls import GatewayCalls
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect
-from alchemist_ray.gateway.transport import GatewayTransport, address_of
-from alchemist_ray.gateway.uploads import GatewayUploads
+from alchemist_ray.gateway.transport import (
+    GatewayCalls,
+    GatewayTransport,
+    GatewayUploads,
+    address_of,
+)
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
 from mpi_workers.wire.frames import Body

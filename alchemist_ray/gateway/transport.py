@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from alchemist_ray.errors import SessionError, from_failure
+from alchemist_ray.functions.uploads import Uploads
 from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import ControlChannel, OnRenewal, SocketChannel
+from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.gateway.node import GatewayNode
-from alchemist_ray.gateway.protocol import GRACE_S, GatewayAddress
+from alchemist_ray.gateway.protocol import GRACE_S, PART_NBYTES, GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect
 from mpi_workers.data.description import DataEndpoints, NodeAddress
 from mpi_workers.data.node_connections import NodeConnections
@@ -86,3 +96,84 @@ def address_of(gateway: GatewayAddress, described: Body) -> GangAddress:
         raise SessionError(
             f"{gateway} sent a gang description that this version cannot read: {error}"
         ) from None
+
+
+THREADS = 32  # calls that wait at the same time; the gang runs one after the other anyway
+
+
+class CallFuture(Future[Any]):
+    """The result of a routine call that was not waited for: `result(timeout)` returns it.
+
+    It is used like the futures of `concurrent.futures`, and can be awaited with
+    `asyncio.wrap_future`.
+    """
+
+    def future(self) -> CallFuture:
+        """This object: what the same method of a Ray ObjectRef returns."""
+        return self
+
+
+class GatewayCalls:
+    """The calls of one connection that run in the background.
+
+    Python waits at its end for the threads of a `ThreadPoolExecutor`, and so for the calls.
+    """
+
+    def __init__(self, connection: GangConnection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()  # guards what follows
+        self._waiting: deque[tuple[CallFuture, Body]] = deque()
+        self._threads = 0
+
+    def call(self, body: Body) -> CallFuture:
+        """Start a routine call."""
+        future = CallFuture()
+        with self._lock:
+            self._waiting.append((future, body))
+            more = self._threads < THREADS
+            self._threads += more
+        if more:
+            threading.Thread(target=self._serve, name="alchemist-calls", daemon=True).start()
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                future, body = self._waiting.popleft()
+            self._run(future, body)
+
+    def _run(self, future: CallFuture, body: Body) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            reply = self._connection.request(body)
+            future.set_result(results_of(reply, self._connection.handle))
+        except BaseException as error:
+            future.set_exception(error)
+
+
+class GatewayUploads(Uploads):
+    """This process's files on a gang behind a gateway."""
+
+    def put(self, name: str, content: bytes) -> None:
+        for offset in range(0, max(1, len(content)), PART_NBYTES):
+            part = content[offset : offset + PART_NBYTES]
+            last = offset + PART_NBYTES >= len(content)
+            self.connection.request(
+                {"op": "stage", "name": name, "offset": offset, "content": part, "last": last}
+            )
+
+    def collect(self, name: str) -> list[NDArray[np.uint8]]:
+        sizes = self.connection.request({"op": "collect", "name": name})["sizes"]
+        return [self._part(name, number, nbytes) for number, nbytes in enumerate(sizes)]
+
+    def _part(self, name: str, number: int, nbytes: int) -> NDArray[np.uint8]:
+        part = np.empty(nbytes, np.uint8)
+        for offset in range(0, nbytes, PART_NBYTES):
+            body = {"op": "read_part", "name": name, "part": number, "offset": offset}
+            content = self.connection.request(body)["content"]
+            part[offset : offset + len(content)] = np.frombuffer(content, np.uint8)
+        return part
