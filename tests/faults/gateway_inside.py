@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from alchemist_ray.gateway.server import actor
-from alchemist_ray.gateway.server.tokens import TokenFile
+from alchemist_ray.gateway.server.access import TokenFile
 from tests.faults.inside import join
 
 

@@ -15,7 +15,7 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, GroupRecoveredError
 from alchemist_ray.gateway.server import actor
-from alchemist_ray.gateway.server.tokens import TokenFile
+from alchemist_ray.gateway.server.access import TokenFile
 from tests.faults.conftest import MATRIX, record
 from tests.support import traces
 

@@ -20,9 +20,9 @@ from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import PROTOCOL, GatewayAddress
 from alchemist_ray.gateway.server import gateway as served
 from alchemist_ray.gateway.server import link
+from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.certificates import Identity, certificate
 from alchemist_ray.gateway.server.gateway import Gateway
-from alchemist_ray.gateway.server.tokens import TokenFile
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames

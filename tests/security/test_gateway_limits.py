@@ -19,8 +19,8 @@ from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server import certificates, session_commands
 from alchemist_ray.gateway.server import gateway as served
+from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.gateway import MAX_ASKED, Gateway
-from alchemist_ray.gateway.server.tokens import TokenFile
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Kind, encode
 from tests.security.test_gateway import SESSION, WAIT_S, check_served, refusal, tls

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from alchemist_ray.errors import AuthError
-from alchemist_ray.gateway.server.tokens import check_private
+from alchemist_ray.gateway.server.access import check_private
 
 FOLDER = "~/.config/alchemist/gateway"
 YEARS = 10

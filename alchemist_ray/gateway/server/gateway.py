@@ -23,7 +23,8 @@ import uvloop
 from alchemist_ray.errors import SessionError, failure_of
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.protocol import is_loopback
-from alchemist_ray.gateway.server import own_commands, rights
+from alchemist_ray.gateway.server import access, own_commands
+from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.audit import Audit
 from alchemist_ray.gateway.server.certificates import Identity, certificate
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
@@ -31,7 +32,6 @@ from alchemist_ray.gateway.server.link import Link
 from alchemist_ray.gateway.server.long_waits import LongWaits
 from alchemist_ray.gateway.server.relay import Client
 from alchemist_ray.gateway.server.session_commands import SessionCommands
-from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from alchemist_ray.observe import metrics
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
@@ -362,12 +362,12 @@ class Gateway:
         return self.tokens.quotas(token.user).nbytes is not None
 
     def may_change(self, client: Client) -> bool:
-        return rights.may_change(client.token, client.gang.user, self.tokens)
+        return access.may_change(client.token, client.gang.user, self.tokens)
 
     def _check_transfer(self, token: Token, gang: HostedGang, kind: Kind) -> None:
         self.check_token(token)
-        if kind != Kind.GET and not rights.may_change(token, gang.user, self.tokens):
-            raise Failure("AuthError", rights.READ_ONLY)
+        if kind != Kind.GET and not access.may_change(token, gang.user, self.tokens):
+            raise Failure("AuthError", access.READ_ONLY)
 
     async def answer(self, client: Client, body: Body) -> Body:
         return await own_commands.answer(client, body, partial(self._waits.run, client.token.user))

@@ -19,8 +19,8 @@ from alchemist_ray.gateway import credentials
 from alchemist_ray.gateway.credentials import NONCE_BYTES, Verifier, field_of
 from alchemist_ray.gateway.protocol import MAP_LIMIT, OLDEST_PROTOCOL, PROTOCOL
 from alchemist_ray.gateway.secure_socket import LARGE_STEP_NBYTES, WAITS, TlsSocket
+from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.certificates import Identity
-from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire import handshake

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from alchemist_ray.errors import AlchemistError
+from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.long_waits import LongWaits
-from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from alchemist_ray.runtime.user_limits import check_limits
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.sizes import readable

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from alchemist_ray.errors import failure_of
 from alchemist_ray.gateway.protocol import GRACE_S
-from alchemist_ray.gateway.server import rights
+from alchemist_ray.gateway.server import access
+from alchemist_ray.gateway.server.access import Token
 from alchemist_ray.gateway.server.audit import Audit, bounded
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.link import Link
-from alchemist_ray.gateway.server.tokens import Token
 from alchemist_ray.observe import metrics
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
@@ -43,7 +43,7 @@ class Service(Protocol):
         """Raise `Failure` if it is no longer valid."""
 
     async def answer(self, client: Client, body: Body) -> Body:
-        """Carry out one of `rights.UPLOADS`. Raises `Failure` or `AlchemistError`."""
+        """Carry out one of `access.UPLOADS`. Raises `Failure` or `AlchemistError`."""
 
     async def within_quota(self, token: Token, body: Body) -> Callable[[], None]:
         """Reserve a command's bytes; call the result when it is answered. See `Quotas.reserve`."""
@@ -147,14 +147,14 @@ class Client:
         try:
             self._service.check_token(self.token)
             own = self.gang.user == self.token.user
-            rights.check(self.token, body, own=own, changes=self._service.may_change(self))
+            access.check(self.token, body, own=own, changes=self._service.may_change(self))
             if len(self._calls) + len(self._tasks) >= PENDING:
                 raise Failure("GroupError", f"{PENDING} commands wait for an answer: send fewer")
         except Failure as failure:
             self._refused(body, failure)
             self._reply(ident, failure)
             return
-        if op in rights.UPLOADS:
+        if op in access.UPLOADS:
             self._start(self._own(ident, body))
         elif self._service.counts_bytes(self.token) and op in (
             "create", "call", "run", "redistribute"

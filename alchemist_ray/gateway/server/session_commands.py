@@ -12,10 +12,10 @@ from alchemist_ray.arguments import positive_int
 from alchemist_ray.gang.options import AttachOptions, checked_workers, most_of
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import own_commands
+from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.hosted_gang import HostedGang
 from alchemist_ray.gateway.server.long_waits import LongWaits
 from alchemist_ray.gateway.server.quotas import Quotas
-from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from alchemist_ray.runtime import ray_gangs
 from alchemist_ray.runtime.names import PRIVATE_GANG
 from mpi_workers.failures import Failure

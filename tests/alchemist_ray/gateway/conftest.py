@@ -14,8 +14,8 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.gateway.server import actor
+from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from alchemist_ray.gateway.server.tokens import TokenFile
 from tests.support.thin_clients import NOT_ON_CLIENTS
 
 ROOT = Path(__file__).parents[3]

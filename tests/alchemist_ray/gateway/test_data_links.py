@@ -20,9 +20,9 @@ from alchemist_ray.gateway import client
 from alchemist_ray.gateway.protocol import CHUNK_NBYTES, GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect
 from alchemist_ray.gateway.server import transfers
+from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.gateway import MAX_DATA_LINKS_OF_USER
-from alchemist_ray.gateway.server.tokens import TokenFile
 from alchemist_ray.gateway.server.transfers import GangTransfers
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames

@@ -18,7 +18,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.gateway.server import actor
-from alchemist_ray.gateway.server.tokens import TokenFile
+from alchemist_ray.gateway.server.access import TokenFile
 from tests.support.traces import wait_until
 
 def refused(workers, words):

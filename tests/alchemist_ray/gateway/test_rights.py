@@ -22,9 +22,9 @@ from alchemist_ray.errors import (
     ResourceError,
     SessionError,
 )
-from alchemist_ray.gateway.server import rights
+from alchemist_ray.gateway.server import access
+from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from alchemist_ray.gateway.server.tokens import Token, TokenFile
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
@@ -61,10 +61,10 @@ def test_shipped_libraries_need_the_same_scope_to_be_loaded_and_called(library: 
         needed = {"files": "files", "simulator": "run_code", "program": "run_code"}.get(
             library, "call"
         )
-        rights.check(Token("0", "ben", ("call", needed), None), body, own=False)
+        access.check(Token("0", "ben", ("call", needed), None), body, own=False)
         if needed != "call":  # another user of a shared gang may have loaded it
             with pytest.raises(Failure, match=f"requires a token with the scope '{needed}'"):
-                rights.check(Token("0", "ben", ("call",), None), body, own=False)
+                access.check(Token("0", "ben", ("call",), None), body, own=False)
 
 
 def test_every_command_of_a_gang_is_decided() -> None:
@@ -73,7 +73,7 @@ def test_every_command_of_a_gang_is_decided() -> None:
     assert {"discard", "resize", "keep_copies", "checkpointed", "file_stamp"} < internal
     for op in internal:
         with pytest.raises(Failure, match="does not pass on"):
-            rights.check(Token("0", "ben", ("admin",), None), {"op": op}, own=True)
+            access.check(Token("0", "ben", ("admin",), None), {"op": op}, own=True)
 
 
 def test_quotas_of_ranks_gangs_and_bytes(gateway: GatewayInfo, tokens: TokenFile) -> None:
@@ -181,9 +181,9 @@ def test_gangs_of_the_cluster_are_changed_by_those_who_may_run_code_and_its_grou
         (("admin",), (), True),
     ):
         token = Token("0", "ben", scopes, groups=groups)
-        assert rights.may_change(token, "", nobody) is allowed
-        assert rights.may_change(token, "anna", nobody) is ("admin" in scopes)
-        assert rights.may_change(token, "ben", nobody)
+        assert access.may_change(token, "", nobody) is allowed
+        assert access.may_change(token, "anna", nobody) is ("admin" in scopes)
+        assert access.may_change(token, "ben", nobody)
 
 
 def test_of_two_tokens_of_a_user_the_smaller_quota_counts(

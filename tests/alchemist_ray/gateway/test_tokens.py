@@ -11,9 +11,8 @@ import pytest
 
 from alchemist_ray.errors import AuthError
 from alchemist_ray.gateway.credentials import parts_of
-from alchemist_ray.gateway.server import tokens
+from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.audit import MOST, Audit
-from alchemist_ray.gateway.server.tokens import TokenFile
 
 TOGETHER = 12
 

@@ -19,8 +19,8 @@ from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests
 from alchemist_ray.deploy.kubernetes.pods import GATEWAY_FOLDER
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT
+from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.certificates import certificate
-from alchemist_ray.gateway.server.tokens import TokenFile
 from tests.support.traces import wait_until
 
 UP_S = 90.0
