@@ -17,7 +17,7 @@ from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway import secure_socket
 from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
-from alchemist_ray.gateway.server import certificates, session_commands
+from alchemist_ray.gateway.server import certificates
 from alchemist_ray.gateway.server import gateway as served
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.gateway import MAX_ASKED, Gateway

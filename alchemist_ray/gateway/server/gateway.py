@@ -27,11 +27,9 @@ from alchemist_ray.gateway.server import access, own_commands
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.audit import Audit
 from alchemist_ray.gateway.server.certificates import Identity, certificate
-from alchemist_ray.gateway.server.hosted_gang import HostedGang
+from alchemist_ray.gateway.server.gangs import HostedGang, LongWaits, SessionCommands
 from alchemist_ray.gateway.server.link import Link
-from alchemist_ray.gateway.server.long_waits import LongWaits
 from alchemist_ray.gateway.server.relay import Client
-from alchemist_ray.gateway.server.session_commands import SessionCommands
 from alchemist_ray.observe import metrics
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure

@@ -20,7 +20,7 @@ from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import Token
 from alchemist_ray.gateway.server.audit import Audit, bounded
-from alchemist_ray.gateway.server.hosted_gang import HostedGang
+from alchemist_ray.gateway.server.gangs import HostedGang
 from alchemist_ray.gateway.server.link import Link
 from alchemist_ray.observe import metrics
 from mpi_workers.failures import Failure

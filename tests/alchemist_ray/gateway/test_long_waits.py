@@ -17,10 +17,9 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.gateway import secure_socket
 from alchemist_ray.gateway.protocol import GatewayAddress
-from alchemist_ray.gateway.server import long_waits
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from alchemist_ray.gateway.server.long_waits import LongWaits
+from alchemist_ray.gateway.server.gangs import LongWaits
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Kind, encode
 from tests.security.test_gateway import SESSION
