@@ -22,7 +22,7 @@ from alchemist_ray.gang import registry
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.options import AttachOptions, checked_workers, most_of
 from alchemist_ray.gateway.protocol import GRACE_S
-from alchemist_ray.gateway.server import own_commands
+from alchemist_ray.gateway.server import relay
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.transfers import GangTransfers
 from alchemist_ray.runtime import ray_gangs
@@ -356,7 +356,7 @@ class SessionCommands:
 
     async def _start_gang(self, token: Token, body: Body) -> Body:
         workers = checked_workers(body["workers"])
-        options = own_commands.gang_options(body["options"], workers)
+        options = relay.gang_options(body["options"], workers)
         ident = f"{token.user}:{str(body['process'])[:64]}"
         await self._forget_ended(token.user)
         with self.quotas.starting(token, most_of(workers)):
