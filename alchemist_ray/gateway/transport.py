@@ -1,4 +1,7 @@
-"""The connections of a thin client to one gang: a `gang.transport.Transport` through a gateway."""
+"""The connections of a thin client to one gang: a `gang.transport.Transport` through a gateway.
+
+Also `.remote` calls as futures, and the files of users' functions, over these connections.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway import secure_socket
 from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
-from alchemist_ray.gateway.server import certificates
+from alchemist_ray.gateway.server import certificates, gangs
 from alchemist_ray.gateway.server import gateway as served
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.gateway import MAX_ASKED, Gateway
@@ -75,7 +75,7 @@ def test_a_command_that_fails_in_any_way_is_answered(
     def fail() -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(session_commands, "_listed", fail)
+    monkeypatch.setattr(gangs, "_listed", fail)
     connection, _ = secure_socket.connect(address, token, SESSION)
     with connection:
         connection.send(Kind.COMMAND, {"id": 1, "op": "list_gangs"})

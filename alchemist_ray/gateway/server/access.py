@@ -1,6 +1,8 @@
-"""The file of tokens: users, scopes, expiry, quotas, and the verifier of each secret.
+"""Tokens, and the commands of a gang that each allows.
 
-The file has mode 600. A gateway reads it again when it has changed, so that a token that is
+The file of tokens has users, groups, scopes, expiry, quotas, and the verifier of each secret.
+
+It has mode 600. A gateway reads it again when it has changed, so that a token that is
 created or revoked counts at once.
 """
 

@@ -1,4 +1,4 @@
-"""A gang that clients use through this gateway."""
+"""Gangs that clients use through this gateway: their start, their end, and the limits of users."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ from alchemist_ray.arguments import positive_int
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.options import AttachOptions, checked_workers, most_of
+from alchemist_ray.gang.options import (
+    AttachOptions,
+    GangOptions,
+    Workers,
+    checked_workers,
+    most_of,
+    through_gateway,
+)
 from alchemist_ray.gateway.protocol import GRACE_S
-from alchemist_ray.gateway.server import relay
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.transfers import GangTransfers
 from alchemist_ray.runtime import ray_gangs
 from alchemist_ray.runtime.names import PRIVATE_GANG
 from alchemist_ray.runtime.ray_gangs import RayGangs
 from alchemist_ray.runtime.user_limits import check_limits
+from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
@@ -356,7 +363,7 @@ class SessionCommands:
 
     async def _start_gang(self, token: Token, body: Body) -> Body:
         workers = checked_workers(body["workers"])
-        options = relay.gang_options(body["options"], workers)
+        options = gang_options(body["options"], workers)
         ident = f"{token.user}:{str(body['process'])[:64]}"
         await self._forget_ended(token.user)
         with self.quotas.starting(token, most_of(workers)):
@@ -480,6 +487,19 @@ class SessionCommands:
                 "started with a name",
             )
         return gang
+
+
+def gang_options(given: object, workers: Workers) -> GangOptions:
+    """The options of a gang as a client sent them. Raises `Failure`, `ValueError`."""
+    known = set(through_gateway())
+    if not isinstance(given, dict) or given.keys() != known:
+        different = sorted(known ^ given.keys()) if isinstance(given, dict) else ["all"]
+        raise Failure(
+            "BadArgumentError",
+            f"the client and this gateway differ in the options of a gang ({', '.join(different)}):"
+            f" install version {__version__} of alchemist-client",
+        )
+    return GangOptions(workers, progress=False, output=False, **given)
 
 
 def _in_background(action: Callable[[], object]) -> None:

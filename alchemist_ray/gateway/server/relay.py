@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 from alchemist_ray.errors import failure_of
 from alchemist_ray.functions.uploads import Uploads
-from alchemist_ray.gang.options import GangOptions, Workers, through_gateway
 from alchemist_ray.gateway.protocol import GRACE_S, PART_NBYTES
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import Token
@@ -25,7 +24,6 @@ from alchemist_ray.gateway.server.audit import Audit, bounded
 from alchemist_ray.gateway.server.gangs import HostedGang
 from alchemist_ray.gateway.server.link import Link
 from alchemist_ray.observe import metrics
-from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol
@@ -367,19 +365,6 @@ MAX_STAGED_NBYTES = 256 << 20  # 256 MiB of a client's files that are under way
 MAX_RESULTS = 16  # of functions, that a client has not read to the end
 
 InThread = Callable[..., Awaitable[Any]]
-
-
-def gang_options(given: object, workers: Workers) -> GangOptions:
-    """The options of a gang as a client sent them. Raises `Failure`, `ValueError`."""
-    known = set(through_gateway())
-    if not isinstance(given, dict) or given.keys() != known:
-        different = sorted(known ^ given.keys()) if isinstance(given, dict) else ["all"]
-        raise Failure(
-            "BadArgumentError",
-            f"the client and this gateway differ in the options of a gang ({', '.join(different)}):"
-            f" install version {__version__} of alchemist-client",
-        )
-    return GangOptions(workers, progress=False, output=False, **given)
 
 
 async def answer(client: Client, body: Body, in_thread: InThread) -> Body:

@@ -17,6 +17,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.gateway import secure_socket
 from alchemist_ray.gateway.protocol import GatewayAddress
+from alchemist_ray.gateway.server import gangs
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.gangs import LongWaits
@@ -82,8 +83,8 @@ def test_a_gang_that_hangs_holds_up_no_start_of_another(
 
 
 def test_the_waiting_calls_of_one_user_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_waits, "MAX_WAITS_OF_USER", 2)
-    monkeypatch.setattr(long_waits, "MAX_WAITS", 3)
+    monkeypatch.setattr(gangs, "MAX_WAITS_OF_USER", 2)
+    monkeypatch.setattr(gangs, "MAX_WAITS", 3)
     go_on = threading.Event()
 
     async def waits() -> list[object]:

@@ -11,6 +11,7 @@ import pytest
 
 from alchemist_ray.errors import AuthError
 from alchemist_ray.gateway.credentials import parts_of
+from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.audit import MOST, Audit
 
@@ -31,7 +32,7 @@ def test_tokens_that_are_created_and_revoked_at_the_same_time(tmp_path: Path) ->
 def test_a_lock_that_another_process_holds_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(access, "LOCK_TIMEOUT_S", 0.2)
     path = tmp_path / "tokens.json"
     with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
