@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from alchemist_ray.runtime.batch_job import adopt
+from alchemist_ray.runtime.cluster.batch_job import adopt
 from alchemist_ray.version import __version__
 
 if "ray" not in sys.modules:  # Ray reads how to authenticate itself when it is imported

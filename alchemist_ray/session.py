@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from alchemist_ray.arguments import checked_path, named_after
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
-from alchemist_ray.arrays.sparse import send_sparse
-from alchemist_ray.arrays.sparse_sources import is_sparse, is_sparse_blocks
+from alchemist_ray.arrays.sparse import is_sparse, is_sparse_blocks, send_sparse
 from alchemist_ray.errors import LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
 from alchemist_ray.functions.programs import SessionPrograms

@@ -26,8 +26,7 @@ import numpy as np
 
 from ali.halo import halo
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Grid
-from mpi_workers.matrix.runs import selector, taken
+from mpi_workers.matrix.layout import Grid, selector, taken
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature
 
 if typing.TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.wire.library_names import LOAD_STATE, SAVE_STATE
+from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
 from mpi_workers.wire.signature import MATRIX, Result, Signature, coerce
 
 if TYPE_CHECKING:

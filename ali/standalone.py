@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from ali import registry
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix, chosen_dtype
-from mpi_workers.matrix.layout import check_layout
-from mpi_workers.matrix.runs import selector, taken
+from mpi_workers.matrix.layout import check_layout, selector, taken
 from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ali.registry import load
 from ali.simulator.instance import Instance
-from ali.simulator.records import Record
+from ali.simulator.spec import Record
 from mpi_workers.rank.gang import Gang
 
 

@@ -25,7 +25,7 @@ from ray.util.dask import ray_dask_get
 from alchemist_ray import AlchemistSession
 from benchmarks.harness import Report, Time, in_turns
 from benchmarks.transfer import NODE, PLAIN
-from mpi_workers.data import node_connection
+from mpi_workers.data import node_connections
 from mpi_workers.data.description import DataEndpoints, NodeAddress, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
@@ -123,7 +123,7 @@ def _measured(node: str, plain: str) -> dict[str, list[float]]:
     distribution = Distribution("VC_STAR", A.shape, (1, 1))
     works: dict[str, Callable[[], object]] = {}
     for streams in STREAMS:
-        node_connection.STREAMS = streams
+        node_connections.STREAMS = streams
         nodes = NodeConnections(endpoints)
         with MatrixReader(nodes, TransferTarget(2, distribution, A.dtype)) as reader:
             reader.read_block(out, (0, 0))  # connects
@@ -178,7 +178,7 @@ def measured_blocks(far: str, plain: str) -> dict[str, Any]:
     inside.join(2)
     out = np.empty(TALL)
     host, _, port = plain.rpartition(":")
-    sockets = [socket.create_connection((host, int(port))) for _ in range(node_connection.STREAMS)]
+    sockets = [socket.create_connection((host, int(port))) for _ in range(node_connections.STREAMS)]
     there = inside.task_on(far)
     A = np.random.default_rng(0).random(TALL)
     with AlchemistSession(2, progress=False) as als:

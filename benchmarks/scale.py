@@ -25,7 +25,7 @@ from typing import Any
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.control_channel import SocketChannel, open_socket_channel
-from alchemist_ray.runtime.bundles import per_node
+from alchemist_ray.runtime.cluster.placement import per_node
 from benchmarks.harness import Report, timed
 from benchmarks.simulated_gang import (
     LIMIT_S,

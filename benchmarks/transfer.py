@@ -14,7 +14,7 @@ import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from benchmarks.harness import Peer, Report, Time, Turns, in_turns, timed
-from mpi_workers.matrix import native_copy
+from mpi_workers.matrix import copy_kernels
 
 N = 4000
 LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC")
@@ -30,7 +30,7 @@ def run() -> Report:
         quarter = N // 4
         blocks = [(ray.put(A[i : i + quarter]), i, 0) for i in range(0, N, quarter)]
         rates: dict[str, dict[str, float]] = {"send": {}, "fetch": {}}
-        target = TILED if native_copy.level() is None else COMPILED
+        target = TILED if copy_kernels.level() is None else COMPILED
         for layout in LAYOUTS:
             times = _turns(als, A, other, blocks, layout)
             copy = times["copy"]
@@ -58,7 +58,7 @@ def run() -> Report:
             )
         _fresh_memory(report, als)
         _few_rows(report, als)
-    report.notes.append(f"Copies between array orders: {native_copy.description()}.")
+    report.notes.append(f"Copies between array orders: {copy_kernels.description()}.")
     for what, ratio, detail in between_nodes():
         name = f"between nodes, {what}, per stream"
         report.add(name, ratio, 0.9, "x plain stream", detail=detail)
@@ -214,7 +214,7 @@ with socket.create_server((sys.argv[2], 0)) as server:
 def between_nodes() -> list[tuple[str, float, str]]:
     """Ratios of our stream to a bare one of the same bytes, in and out."""
 
-    from mpi_workers.data import node_connection
+    from mpi_workers.data import node_connections
     from mpi_workers.data.description import DataEndpoints, NodeAddress, TransferTarget
     from mpi_workers.data.node_connections import NodeConnections
     from mpi_workers.data.transfers import MatrixReader, MatrixWriter
@@ -227,7 +227,7 @@ def between_nodes() -> list[tuple[str, float, str]]:
     with _child(NODE, n) as node, _child(PLAIN, n) as plain:
         address = node.stdout.readline().strip()
         port = int(plain.stdout.readline().rpartition(":")[2])
-        node_connection.STREAMS = 1
+        node_connections.STREAMS = 1
         about = NodeAddress(0, 1, (address,))
         nodes = NodeConnections(DataEndpoints("token", (about,)))
         distribution = Distribution("VC_STAR", (n, n), (1, 1))

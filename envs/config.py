@@ -17,7 +17,7 @@ from alchemist_ray.arguments import (
     near,
 )
 from alchemist_ray.gang.options import START_TIMEOUT_S
-from alchemist_ray.runtime.placement import Reservation
+from alchemist_ray.runtime.cluster.placement import Reservation
 from envs.errors import EnvConfigError
 
 CHOICES = {

@@ -16,9 +16,15 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, AuthError, ResourceError, SessionError
-from alchemist_ray.runtime.placement import Reservation, inherited, not_free, reserved, within
-from alchemist_ray.runtime.ray_cluster import check, join_ray
-from alchemist_ray.runtime.ray_connection import forked, while_connected
+from alchemist_ray.runtime.cluster.placement import (
+    Reservation,
+    inherited,
+    not_free,
+    reserved,
+    within,
+)
+from alchemist_ray.runtime.cluster.ray_cluster import check, join_ray
+from alchemist_ray.runtime.cluster.ray_connection import forked, while_connected
 from envs.config import EnvConfig
 from envs.errors import EnvError
 

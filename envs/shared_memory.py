@@ -9,7 +9,7 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-HEADER = 64  # bytes before the data, as in ali/simulator/shared_records.py
+HEADER = 64  # bytes before the data, as in ali/simulator/spec.py
 MARK = 16  # bytes at its beginning, by which a rank recognises it
 
 

@@ -14,8 +14,7 @@ import sys
 from ali.registry import load
 from ali.run import Programs
 from mpi_workers.node import fork_server, pmi_relay, proxy
-from mpi_workers.node.process_control import close_listeners
-from mpi_workers.node.processes import sign_in
+from mpi_workers.node.processes import close_listeners, sign_in
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.rank import process
 from mpi_workers.testing import local_rank

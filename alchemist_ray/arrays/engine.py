@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
-from alchemist_ray.arrays.plan import OperandPlacement
 from alchemist_ray.errors import ResourceError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library, Routine
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.transfer.sending import send
-from mpi_workers.wire.library_names import ARRAYS
+from mpi_workers.wire.names import ARRAYS
+
+
+@dataclass(frozen=True, slots=True)
+class OperandPlacement:
+    """Where an operation on A and B takes place, as the ranks decide it.
+
+    Attributes
+    ----------
+    op : str
+    layout : str
+        Of the result.
+    operands : (str, str)
+        The layouts in which A and B are taken.
+    moved_nbytes : (int, int)
+        Bytes that the busiest rank receives to have A and B in those layouts.
+    way : str
+        Of a product ``"rows"``, ``"cols"``, ``"inner"`` or ``"grid"``: what stays where it is
+        (ali/linalg/products.py); what moves further, in panels, is not counted here.
+    """
+
+    op: str
+    layout: str
+    operands: tuple[str, str]
+    moved_nbytes: tuple[int, int]
+    way: str
+
 
 LAYOUT = "VC_STAR"  # of arrays that are sent
 COMPARISONS: dict[str, Any] = {

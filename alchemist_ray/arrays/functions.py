@@ -1,4 +1,4 @@
-"""NumPy's functions on handles: ``np.reshape(A, -1)``, ``np.concatenate([A, B])``, ...
+"""NumPy's functions on handles: shapes, repetition, comparisons of whole arrays, complex parts.
 
 Each implementation has the parameters that it supports and no others; `function_dispatch`
 refuses the rest by name. Reductions are in `reductions.py`, those of `numpy.linalg` in `linear.py`.
@@ -6,6 +6,7 @@ refuses the rest by name. Reductions are in `reductions.py`, those of `numpy.lin
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -294,3 +295,235 @@ def _full_like(
 ) -> Any:
     kind = a.dtype if dtype is None else rules.checked_dtype(dtype)
     return creation.filled(engine, a.shape, fill_value, kind, a.layout)
+
+
+@implements(np.isclose)
+def _isclose(
+    engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
+) -> Any:
+    if not isinstance(b, MatrixRef):
+        b = np.asarray(b)
+    if b.dtype.kind in "biu":
+        b = b.astype(np.float64)
+    near = abs(a - b) <= atol + rtol * abs(b)
+    finite = np.isfinite(b)
+    if isinstance(finite, MatrixRef) or not finite.all():
+        near = engine.where(finite, near, engine.binary("equal", a, b))
+    return near | (np.isnan(a) & np.isnan(b)) if equal_nan else near
+
+
+@implements(np.allclose)
+def _allclose(
+    engine: Engine, a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
+) -> bool:
+    return bool(engine.reduce("all", _isclose(engine, a, b, rtol, atol, equal_nan), None))
+
+
+@implements(np.array_equal)
+def _array_equal(engine: Engine, a1: Any, a2: Any, equal_nan: bool = False) -> bool:
+    if np.shape(a1) != np.shape(a2):
+        return False
+    same = engine.binary("equal", a1, a2)
+    if equal_nan:
+        same = same | (np.isnan(a1) & np.isnan(a2))
+    return bool(engine.reduce("all", same, None))
+
+
+@implements(np.array_equiv)
+def _array_equiv(engine: Engine, a1: Any, a2: Any) -> bool:
+    try:
+        np.broadcast_shapes(np.shape(a1), np.shape(a2))
+    except ValueError:
+        return False
+    return bool(engine.reduce("all", engine.binary("equal", a1, a2), None))
+
+
+@implements(np.iscomplexobj)
+def _iscomplexobj(engine: Engine, x: Any) -> bool:
+    return bool(x.dtype.kind == "c")
+
+
+@implements(np.isrealobj)
+def _isrealobj(engine: Engine, x: Any) -> bool:
+    return bool(x.dtype.kind != "c")
+
+
+@implements(np.real)
+def _real(engine: Engine, val: Any) -> Any:
+    return val.real
+
+
+@implements(np.imag)
+def _imag(engine: Engine, val: Any) -> Any:
+    return val.imag
+
+
+@implements(np.angle)
+def _angle(engine: Engine, z: Any, deg: bool = False) -> Any:
+    """One pass for each part, and one for the angle."""
+    whole = engine.astype(z, np.float64) if z.dtype.kind in "bi" else z
+    found = engine.binary("arctan2", engine.unary("imag", whole), whole.real)
+    return found * (180 / math.pi) if deg else found
+
+
+@implements(np.iscomplex)
+def _iscomplex(engine: Engine, x: Any) -> Any:
+    return engine.binary("not_equal", engine.unary("imag", x), 0)
+
+
+@implements(np.isreal)
+def _isreal(engine: Engine, x: Any) -> Any:
+    return engine.binary("equal", engine.unary("imag", x), 0)
+
+
+@implements(np.roll)
+def _roll(engine: Engine, a: Any, shift: Any, axis: Any = None) -> Any:
+    if axis is None:
+        flat = engine.reshape(a, -1)
+        found = engine.call("roll", flat, [int(np.sum(shift))])
+        return found if a.ndim == 1 else engine.reshape(found, a.shape)
+    shifts = [0] * a.ndim
+    for by, along in zip(*map(np.ravel, np.broadcast_arrays(shift, axis)), strict=True):
+        shifts[rules.axis_index(along, a.ndim)] += int(by)
+    return engine.call("roll", a, shifts)
+
+
+@implements(np.repeat)
+def _repeat(engine: Engine, a: Any, repeats: Any, axis: Any = None) -> Any:
+    along = None if axis is None else rules.axis_index(axis, a.ndim)
+    times = engine.matrix(repeats)
+    if times.dtype.kind != "i":
+        raise ShapeError(f"np.repeat: repeats are {times.dtype}, not integers")
+    return engine.call("repeat", engine.matrix(a), times, axis=along)
+
+
+@implements(np.tile)
+def _tile(engine: Engine, A: Any, reps: Any) -> Any:
+    times = [int(k) for k in np.atleast_1d(reps)]
+    ndim = max(A.ndim, len(times))
+    if ndim > 2:
+        raise ShapeError(f"np.tile with reps={reps}: arrays on ranks have up to two dimensions")
+    times = [1] * (ndim - len(times)) + times + [1] * (2 - ndim)
+    return engine.call("tile", A, times, ndim)
+
+
+@implements(np.broadcast_to)
+def _broadcast_to(engine: Engine, array: Any, shape: Any, subok: bool = False) -> Any:
+    return engine.call("broadcast", array, list(rules.shape_of(shape)))
+
+
+@implements(np.broadcast_arrays)
+def _broadcast_arrays(engine: Engine, *args: Any, subok: bool = False) -> tuple[Any, ...]:
+    try:
+        shape = np.broadcast_shapes(*(np.shape(x) for x in args))
+    except ValueError as error:
+        raise ShapeError(f"np.broadcast_arrays: {error}") from None
+    return tuple(_broadcast_to(engine, engine.matrix(x), shape) for x in args)
+
+
+@implements(np.outer, np.linalg.outer)
+def _outer(engine: Engine, a: Any, b: Any, /) -> Any:
+    left = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
+    return engine.call("outer", "multiply", left, engine.matrix(b, left))
+
+
+@implements(np.unstack)
+def _unstack(engine: Engine, x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+    if not x.ndim:
+        raise ShapeError("np.unstack is not defined for an array of shape ()")
+    along = rules.axis_index(axis, x.ndim)
+    return tuple(x[:, i] if along else x[i] for i in range(x.shape[along]))
+
+
+@implements(np.array_split)
+def _array_split(engine: Engine, ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
+    along = rules.axis_index(axis, ary.ndim)
+    length = ary.shape[along]
+    if np.ndim(indices_or_sections) == 0:
+        each, longer = divmod(length, int(indices_or_sections))
+        count = int(indices_or_sections)
+        cuts = [i * each + min(i, longer) for i in range(1, count)]
+    else:
+        cuts = [int(i) for i in indices_or_sections]
+    parts = [slice(a, b) for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
+    return [ary[:, part] if along else ary[part] for part in parts]
+
+
+@implements(np.split)
+def _split(engine: Engine, ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
+    if np.ndim(indices_or_sections) == 0:
+        length = ary.shape[rules.axis_index(axis, ary.ndim)]
+        if length % indices_or_sections:
+            raise ShapeError(
+                f"np.split of {length} into {indices_or_sections} equal parts: use np.array_split"
+            )
+    return _array_split(engine, ary, indices_or_sections, axis)
+
+
+@implements(np.vsplit)
+def _vsplit(engine: Engine, ary: Any, indices_or_sections: Any) -> Any:
+    if ary.ndim < 2:
+        raise ShapeError(f"np.vsplit of an array of shape {ary.shape}: it must have two dimensions")
+    return _split(engine, ary, indices_or_sections, 0)
+
+
+@implements(np.hsplit)
+def _hsplit(engine: Engine, ary: Any, indices_or_sections: Any) -> Any:
+    return _split(engine, ary, indices_or_sections, 1 if ary.ndim > 1 else 0)
+
+
+@implements(np.append)
+def _append(engine: Engine, arr: Any, values: Any, axis: Any = None) -> Any:
+    return engine.concatenate([arr, values], axis)
+
+
+@implements(np.atleast_1d)
+def _atleast_1d(engine: Engine, *arys: Any) -> Any:
+    found = [x if np.ndim(x) else engine.reshape(engine.matrix(x), (1,)) for x in arys]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+@implements(np.atleast_2d)
+def _atleast_2d(engine: Engine, *arys: Any) -> Any:
+    found = [x if np.ndim(x) > 1 else engine.reshape(engine.matrix(x), (1, -1)) for x in arys]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+@implements(np.fliplr)
+def _fliplr(engine: Engine, m: Any) -> Any:
+    return m[:, ::-1]
+
+
+@implements(np.flipud)
+def _flipud(engine: Engine, m: Any) -> Any:
+    return m[::-1]
+
+
+@implements(np.swapaxes)
+def _swapaxes(engine: Engine, a: Any, axis1: int, axis2: int) -> Any:
+    swapped = rules.axis_index(axis1, a.ndim) != rules.axis_index(axis2, a.ndim)
+    return engine.transpose(a) if swapped else a
+
+
+@implements(np.moveaxis)
+def _moveaxis(engine: Engine, a: Any, source: Any, destination: Any) -> Any:
+    order = np.moveaxis(np.empty((2, 3)[: a.ndim]), source, destination).shape
+    return engine.transpose(a) if order == (3, 2) else a
+
+
+@implements(np.meshgrid)
+def _meshgrid(
+    engine: Engine, *xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy"
+) -> tuple[Any, ...]:
+    if len(xi) > 2:
+        raise ShapeError(
+            f"np.meshgrid of {len(xi)} vectors has {len(xi)} dimensions, and arrays on ranks have "
+            "at most two: fetch the vectors"
+        )
+    flat = [engine.reshape(engine.matrix(x), -1) for x in xi]
+    if len(flat) == 1:
+        return (engine.copy(flat[0]),)
+    across = 0 if indexing == "ij" else 1
+    shapes = [(1, -1), (-1, 1)] if across else [(-1, 1), (1, -1)]
+    lines = [engine.reshape(x, shape) for x, shape in zip(flat, shapes, strict=True)]
+    return tuple(lines) if sparse else _broadcast_arrays(engine, *lines)

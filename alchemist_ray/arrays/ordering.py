@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import bin_estimates, rules
+from alchemist_ray.arrays import rules, statistics
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import Implementation, implements
 from alchemist_ray.errors import BadArgumentError, ShapeError
@@ -244,7 +244,7 @@ def _histogram(
     if isinstance(bins, str):
         if weights is not None:
             raise BadArgumentError(f"np.histogram with bins={bins!r} and weights: give a number")
-        bins = bin_estimates.number_of_bins(bins, whole, range)
+        bins = statistics.number_of_bins(bins, whole, range)
     regular = np.ndim(bins) == 0
     if regular and range is None and a.size:
         ends = [whole.min().item(), whole.max().item()]

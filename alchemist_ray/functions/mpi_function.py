@@ -18,17 +18,17 @@ import ray
 from alchemist_ray.arguments import known_options, positive_int
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.packing import Work, pack
+from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.libraries import checked_timeout
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.options import START_TIMEOUT_S, GangOptions
-from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime import manager_pool
+from alchemist_ray.runtime.cluster import manager_pool
+from alchemist_ray.runtime.cluster.manager_pool import Manager
+from alchemist_ray.runtime.cluster.ray_cluster import join_ray
+from alchemist_ray.runtime.cluster.ray_connection import connection_id, while_connected
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_request import GangRequest
-from alchemist_ray.runtime.manager_pool import Manager
-from alchemist_ray.runtime.ray_cluster import join_ray
-from alchemist_ray.runtime.ray_connection import connection_id, while_connected
+from alchemist_ray.runtime.launch.gang_request import GangRequest
 
 IDLE_S = 10.0  # default: an idle gang is kept for the next call
 POLL_INTERVAL_S = 0.2  # between checks for calls that have ended

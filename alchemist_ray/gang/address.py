@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import hmac
+import os
+import platform
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -115,3 +118,12 @@ class GangAddress:
 def next_token(token: str) -> str:
     """The secret of the incarnation after one with this secret; it crosses no wire."""
     return hmac.new(token.encode(), b"next incarnation", hashlib.sha256).hexdigest()
+
+
+def this_process() -> str:
+    """This process as others see it: ``user@host (pid 123)``."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container without a name for this user
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{platform.node()} (pid {os.getpid()})"

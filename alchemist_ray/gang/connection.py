@@ -21,7 +21,7 @@ from alchemist_ray.errors import (
     StaleHandleError,
     TransferError,
 )
-from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.address import GangAddress, this_process
 from alchemist_ray.gang.control_channel import (
     MANAGER_GONE,
     ControlChannel,
@@ -31,7 +31,6 @@ from alchemist_ray.gang.control_channel import (
 from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.options import ConnectionOptions
-from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.transport import DirectTransport, Transport
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.matrix.layout import Grid, default_grid

@@ -1,13 +1,19 @@
-"""The control channel: commands from an attached process to the gang's dispatcher."""
+"""The control channel: commands from an attached process to the gang's dispatcher, over a socket.
+
+Ctrl-C is deferred while a frame is sent or received.
+"""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from signal import SIGINT
+from types import FrameType
+from typing import Any, Protocol, Self
 
 from alchemist_ray.errors import (
     NEXT_GANG,
@@ -16,14 +22,42 @@ from alchemist_ray.errors import (
     SessionError,
     from_failure,
 )
-from alchemist_ray.gang import rank_output
+from alchemist_ray.gang import progress
 from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.gang.interrupts import DeferredInterrupt
 from alchemist_ray.observe import timeline
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Frame, Kind
+
+# The same functions of `signal` make enumerations, which takes ten times as long.
+
+
+class DeferredInterrupt:
+    """A context that defers SIGINT; at its end the previous handler runs.
+
+    A KeyboardInterrupt between two bytes of a frame would leave the stream unreadable. Only the
+    main thread of a process gets signals; in others this does nothing. Cost: two system calls.
+    """
+
+    def __enter__(self) -> Self:
+        self._pending: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._handler = _signal.getsignal(SIGINT)
+            if callable(self._handler):
+                _signal.signal(SIGINT, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._pending = (number, frame)
+
+    def __exit__(self, *_: object) -> None:
+        if callable(self._handler):
+            _signal.signal(SIGINT, self._handler)
+            if self._pending is not None:
+                self._handler(*self._pending)
+
 
 OnProgress = Callable[[float, str], None]
 OnRenewal = Callable[[Body], None]
@@ -114,7 +148,7 @@ class SocketChannel:
                 answer = frame.body
                 if frame.kind == Kind.EVENT:
                     if "output" in answer:
-                        rank_output.show(answer["output"])
+                        progress.show(answer["output"])
                     elif on_progress is not None:
                         on_progress(answer["fraction"], answer["text"])
                 elif "error" in answer:

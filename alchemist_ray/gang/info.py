@@ -1,4 +1,4 @@
-"""Reports of a session: gangs, their ranks and their calls."""
+"""Reports of a session: gangs, their ranks and their calls; the name of this process in them."""
 
 from __future__ import annotations
 

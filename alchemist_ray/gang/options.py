@@ -134,7 +134,7 @@ class GangOptions(ConnectionOptions):
     placement : {"own", "inherit"} or Reservation
         ``"own"`` reserves CPUs in the cluster for the ranks. ``"inherit"`` runs them on the CPUs
         of the Ray task or actor that creates the session. A `Reservation` uses bundles of an
-        existing placement group (`alchemist_ray.runtime.placement.within`).
+        existing placement group (`alchemist_ray.runtime.cluster.placement.within`).
     strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
         Ray's placement strategy for the ranks: few nodes, many nodes, one node, one node per
         rank. The strict ones are satisfied or refused. Only with ``placement="own"``.

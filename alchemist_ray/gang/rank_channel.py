@@ -26,7 +26,7 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.runtime.network import address_towards
+from alchemist_ray.runtime.cluster.network import address_towards
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
 from mpi_workers.node.cleanup import PrivateFolder

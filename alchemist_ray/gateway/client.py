@@ -10,7 +10,7 @@ from typing import Any
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import AlchemistError, AuthError, SessionError, from_failure
 from alchemist_ray.gang import registry
-from alchemist_ray.gang.address import OnGang
+from alchemist_ray.gang.address import OnGang, this_process
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import SocketChannel
 from alchemist_ray.gang.info import GangInfo
@@ -20,7 +20,6 @@ from alchemist_ray.gang.options import (
     GangOptions,
     Workers,
 )
-from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect

@@ -17,9 +17,9 @@ import numpy as np
 from alchemist_ray.gateway.protocol import GRACE_S, WINDOW, GatewayAddress, chunks
 from alchemist_ray.gateway.secure_socket import connect
 from mpi_workers.data.description import DataEndpoints, NodeAddress, NodeTimes, TransferTarget
-from mpi_workers.data.node_connection import Array, NodeConnection, closed
+from mpi_workers.data.node_connections import Array, NodeConnection, closed
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.regions import Region
+from mpi_workers.matrix.node_shares import Region
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from alchemist_ray.errors import SessionError
-from mpi_workers.matrix.regions import Region
+from mpi_workers.matrix.node_shares import Region
 
 PORT = 24960  # the port in the paper's listing
 SCHEME = "alchemist"

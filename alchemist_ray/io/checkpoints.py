@@ -1,30 +1,188 @@
-"""Checkpoints: all matrices of a session in a folder, and a session from such a folder.
+"""Checkpoints: all matrices and states of a session in a folder, and a session from such a folder.
+
+The ranks write the matrices (`ali.files`), this module the manifest.
 
 The ranks write and read the matrices (`ali.files`); this module writes and reads the manifest.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import os
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
 from alchemist_ray.arrays.sparse import find_sparse
 from alchemist_ray.errors import (
+    AlchemistError,
     BadArgumentError,
     FileError,
+    GroupFailedError,
+    GroupRecoveredError,
     MatrixError,
     MatrixNotFoundError,
 )
+from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library
+from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.owner import GangOwner
-from alchemist_ray.io.checkpoint_states import arguments_of, files_of
-from alchemist_ray.io.checkpoint_writing import KEPT, VERSION, write_checkpoint
-from alchemist_ray.io.saving import as_path, files_library, renamed
-from mpi_workers.wire.file_names import CHECKPOINT_FORMAT, MANIFEST
-from mpi_workers.wire.library_names import LOAD_STATE
+from alchemist_ray.io.saving import as_path, files_library, leaving_nothing, renamed
+from mpi_workers.wire.frames import Body
+from mpi_workers.wire.names import CHECKPOINT_FORMAT, LOAD_STATE, MANIFEST, SAVE_STATE
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryState:
+    """The state of a library as it was saved.
+
+    Attributes
+    ----------
+    library, path : str
+        Its name, and its file, if it was loaded from one.
+    version : int
+        Tells whether it has been changed since, as the version of a matrix does.
+    arguments : dict
+        Of `load_state`: values and handles.
+    """
+
+    library: str
+    path: str | None
+    version: int
+    arguments: dict[str, Any]
+
+    def for_gang(self) -> list[Any]:
+        """It as the GroupManager takes it, with the ids of matrices."""
+        arguments = {
+            name: {"matrix": value.id} if isinstance(value, MatrixRef) else value
+            for name, value in self.arguments.items()
+        }
+        return [self.library, self.version, arguments]
+
+    def for_manifest(self) -> Body:
+        """It as JSON, with the files of matrices."""
+        arguments = {name: _to_json(value) for name, value in self.arguments.items()}
+        return {"library": self.library, "path": self.path, "arguments": arguments}
+
+
+def save_states(connection: GangConnection) -> list[LibraryState]:
+    """Save the states of all libraries that can. Raises the errors of their routines."""
+    states = []
+    for described in connection.request({"op": "list_libraries"})["libraries"]:
+        if "version" not in described:
+            continue
+        library = Library(connection, described)
+        saved = library.routine(SAVE_STATE)()
+        save, load = (
+            next(fields for fields in described["routines"] if fields["name"] == name)
+            for name in (SAVE_STATE, LOAD_STATE)
+        )
+        values = saved if len(save["results"]) > 1 else [saved]
+        names = [parameter[0] for parameter in load["parameters"]]
+        arguments = dict(zip(names, values, strict=True))
+        states.append(
+            LibraryState(library.name, described["path"], described["version"], arguments)
+        )
+    return states
+
+
+def arguments_of(entry: Body, matrices: Mapping[str, MatrixRef]) -> dict[str, Any]:
+    """The arguments of `load_state` from a manifest, and its matrices by file."""
+    return {name: _from_json(value, matrices) for name, value in entry["arguments"].items()}
+
+
+def files_of(entries: list[Body]) -> set[str]:
+    """The files of matrices that belong to states."""
+    values = (value for entry in entries for value in entry["arguments"].values())
+    return {value["file"] for value in values if isinstance(value, dict) and "file" in value}
+
+
+def _to_json(value: Any) -> Any:
+    match value:
+        case MatrixRef():
+            return {"file": f"{value.id}.npy"}
+        case bytes():
+            return {"bytes": base64.b64encode(value).decode()}
+        case complex():
+            return {"complex": [value.real, value.imag]}
+        case list():
+            return [_to_json(item) for item in value]
+    return value
+
+
+def _from_json(value: Any, matrices: Mapping[str, MatrixRef]) -> Any:
+    match value:
+        case {"file": file}:
+            return matrices[file]
+        case {"bytes": text}:
+            return base64.b64decode(text)
+        case {"complex": parts}:
+            return complex(*parts)
+        case list():
+            return [_from_json(item, matrices) for item in value]
+    return value
+
+
+VERSION = 1
+KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in the manifest
+
+
+def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = False) -> None:
+    """Write all matrices and states of libraries of a gang; see `AlchemistSession.checkpoint`.
+
+    `cut_log`: from now on the matrices are rebuilt from the checkpoint after a failure.
+    """
+    token = uuid.uuid4().hex[:12]
+    if "://" in where:
+        raise BadArgumentError(f"{where}: a checkpoint is a folder, not a URL")
+    library = files_library(connection)
+    states = save_states(connection)
+    told = connection.request({"op": "list_matrices"})["matrices"]
+    with leaving_nothing(where, token):
+        hidden = library.routine("begin_folder")(where, token)
+        try:
+            entries = []
+            for about in told:
+                file = f"{about['matrix']}.npy"
+                origin = connection.request({"op": "sources", "matrices": [about["matrix"]]})
+                about["source"] = origin["sources"][0]
+                library.routine("save")(connection.handle(about), f"{hidden}/{file}")
+                kept = {key: about[key] for key in KEPT}
+                entries.append({"file": file, **kept, "columns": about.get("columns", [])})
+            manifest = {
+                "format": CHECKPOINT_FORMAT,
+                "version": VERSION,
+                "workers": connection.address.size,
+                "matrices": entries,
+                "states": [state.for_manifest() for state in states],
+            }
+            text = json.dumps(manifest, indent=1, default=repr)
+            library.routine("end_folder")(where, token, text)
+        except BaseException as error:
+            if not isinstance(error, GroupFailedError):
+                with contextlib.suppress(AlchemistError):
+                    library.routine("end_folder")(where, token)
+            raise
+    if cut_log:
+        with contextlib.suppress(GroupRecoveredError):  # the log is as good as before
+            _cut_log(connection, where, told, states)
+
+
+def _cut_log(
+    connection: GangConnection, where: str, told: list[dict[str, Any]], states: list[LibraryState]
+) -> None:
+    """Have matrices and states rebuilt from a checkpoint, if they have not been changed since."""
+    stamp = files_library(connection).routine("stamp")
+    saved = []
+    for about in told:
+        path = f"{where}/{about['matrix']}.npy"
+        saved.append([about["matrix"], about.get("version", 0), path, stamp(path)])
+    kept = [state.for_gang() for state in states]
+    connection.request({"op": "checkpointed", "matrices": saved, "states": kept})
 
 
 class SessionCheckpoints(GangOwner):

@@ -20,7 +20,7 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
-from mpi_workers.wire.file_names import TABLES
+from mpi_workers.wire.names import TABLES
 
 
 def save(

@@ -1,8 +1,4 @@
-"""Log files of gangs, below Ray's session folder on each node: ``logs/alchemist/GANG/``.
-
-``rank3.log`` has the output of rank 3 (`mpi_workers.node.rank_logs`), ``manager.log`` on the
-GroupManager's node what happened to the gang. Folders have mode 700.
-"""
+"""Log files of gangs, below Ray's session folder on each node: ``logs/alchemist/GANG/``."""
 
 from __future__ import annotations
 
@@ -17,9 +13,10 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+import ray
 import ray._private.worker
 
-from mpi_workers.node.rank_logs import FILE_LIMIT, make_folder
+from mpi_workers.node.rank_output import FILE_LIMIT, make_folder
 
 LEVEL = "ALCHEMIST_LOG_LEVEL"  # debug, info, warning, ...; default: info
 FORMAT = "ALCHEMIST_LOG_FORMAT"  # "json": a map in each line

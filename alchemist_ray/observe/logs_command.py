@@ -10,16 +10,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+import ray._private.worker
 from ray.exceptions import RayError
 
 from alchemist_ray.errors import SessionError
 from alchemist_ray.observe.logs import MANAGER, NodeLog
+from alchemist_ray.runtime.cluster.ray_calls import ask
+from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.ray_calls import ask
-from alchemist_ray.runtime.ray_cluster import join_ray
 
 FOLLOW_INTERVAL_S = 1.0
+
+
 ANSWER_S = 30.0
+
+
 LINES = 100
 
 

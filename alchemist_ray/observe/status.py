@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from alchemist_ray.gang.info import GangInfo
-from alchemist_ray.runtime import catalogue
-from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.runtime.cluster import catalogue
+from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.subcommands import positive, sentence
 from mpi_workers.matrix.sizes import readable
 

@@ -1,4 +1,4 @@
-"""SessionTraces: a session's traces and profiles, of its ranks and this process."""
+"""A session's traces and profiles, of its ranks and this process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from alchemist_ray.arguments import checked_path
 from alchemist_ray.functions import run as user_code
+from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.observe import timeline
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.rank.history import Entry, collected

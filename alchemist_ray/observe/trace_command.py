@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.trace import EARLIER_S
-from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.session import AlchemistSession
 from alchemist_ray.subcommands import positive
 

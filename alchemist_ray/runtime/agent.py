@@ -15,7 +15,7 @@ import ray
 
 from alchemist_ray.functions import node_files
 from alchemist_ray.observe import exporter, logs, metrics
-from alchemist_ray.runtime.fork_server import ForkServer
+from alchemist_ray.runtime.launch.fork_server import ForkServer
 from alchemist_ray.transfer import node_jobs
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.node import cleanup

@@ -16,9 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.runtime.agent import Agent
-from alchemist_ray.runtime.autoscaling import Growth, Retirement
-from alchemist_ray.runtime.gang_handle import find_gang
-from alchemist_ray.runtime.names import (
+from alchemist_ray.runtime.cluster.autoscaling import Growth, Retirement
+from alchemist_ray.runtime.cluster.names import (
     NAMESPACE,
     agent_name,
     driver_name,
@@ -27,9 +26,9 @@ from alchemist_ray.runtime.names import (
     job_environment,
     reservation_name,
 )
-from alchemist_ray.runtime.placement import ask_for
-from alchemist_ray.runtime.ray_calls import result_of
-from alchemist_ray.runtime.user_limits import ClusterLimits
+from alchemist_ray.runtime.cluster.placement import ask_for
+from alchemist_ray.runtime.cluster.ray_calls import find_gang, result_of
+from alchemist_ray.runtime.cluster.user_limits import ClusterLimits
 
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 AGENT_TIMEOUT_S = 60.0

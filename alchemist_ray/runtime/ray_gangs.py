@@ -11,23 +11,21 @@ from ray.exceptions import GetTimeoutError
 
 from alchemist_ray.errors import AlchemistError, LaunchError, SessionError
 from alchemist_ray.gang import registry
-from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.address import GangAddress, this_process
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.gang.options import AttachOptions, GangOptions, Workers, least_of
 from alchemist_ray.gang.owner import MANAGER_TIMEOUT_S
-from alchemist_ray.gang.process_name import this_process
 from alchemist_ray.gang.rank_channel import RankChannel, Serve
 from alchemist_ray.gang.rank_channel import open_rank_channel as open_channel
-from alchemist_ray.runtime import catalogue, manager_pool
-from alchemist_ray.runtime.attach import connect, connect_to_gang_of
-from alchemist_ray.runtime.catalogue import start_named
+from alchemist_ray.runtime.cluster import catalogue, manager_pool
+from alchemist_ray.runtime.cluster.attach import connect, connect_to_gang_of
+from alchemist_ray.runtime.cluster.catalogue import start_named
+from alchemist_ray.runtime.cluster.manager_pool import Manager
+from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask_manager
+from alchemist_ray.runtime.cluster.ray_cluster import check, join_named, join_ray
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_handle import GangHandle
-from alchemist_ray.runtime.gang_request import GangRequest, check_in_cluster
-from alchemist_ray.runtime.manager_pool import Manager
-from alchemist_ray.runtime.ray_calls import ask_manager
-from alchemist_ray.runtime.ray_cluster import check, join_named, join_ray
+from alchemist_ray.runtime.launch.gang_request import GangRequest, check_in_cluster
 
 __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs", "stop_gang"]
 

@@ -23,18 +23,18 @@ from alchemist_ray.gang.address import GangAddress, next_token
 from alchemist_ray.observe import logs
 from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.automatic_checkpoints import AutomaticCheckpoints
-from alchemist_ray.runtime.dispatcher import Dispatcher
+from alchemist_ray.runtime.cluster.ray_calls import result_of
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.elastic import Elastic
-from alchemist_ray.runtime.gang_cpus import GangCpus
-from alchemist_ray.runtime.gang_measures import GangMeasures
-from alchemist_ray.runtime.gang_request import GangRequest
-from alchemist_ray.runtime.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
-from alchemist_ray.runtime.kept_copies import KeptCopies
-from alchemist_ray.runtime.ray_calls import result_of
-from alchemist_ray.runtime.rebuilding import Rebuilding
-from alchemist_ray.runtime.resizing import Resizing
+from alchemist_ray.runtime.launch.gang_cpus import GangCpus
+from alchemist_ray.runtime.launch.gang_measures import GangMeasures
+from alchemist_ray.runtime.launch.gang_request import GangRequest
+from alchemist_ray.runtime.launch.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
+from alchemist_ray.runtime.recovery.automatic_checkpoints import AutomaticCheckpoints
+from alchemist_ray.runtime.recovery.elastic import Elastic
+from alchemist_ray.runtime.recovery.kept_copies import KeptCopies
+from alchemist_ray.runtime.recovery.rebuilding import Rebuilding
+from alchemist_ray.runtime.recovery.resizing import Resizing
 
 QUOTA_INTERVAL_S = 1.0
 

@@ -13,9 +13,9 @@ from ray.experimental import get_object_locations
 
 from alchemist_ray.errors import TransferError
 from alchemist_ray.gang.connection import NODE_FAILED
+from alchemist_ray.runtime.cluster.ray_calls import ask
+from alchemist_ray.runtime.cluster.ray_connection import connection_id
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.ray_calls import ask
-from alchemist_ray.runtime.ray_connection import connection_id
 from alchemist_ray.transfer.node_jobs import (
     OPENED,
     BlockDecoder,
@@ -24,10 +24,14 @@ from alchemist_ray.transfer.node_jobs import (
 )
 
 FIND_TIMEOUT_S = 60.0
+
+
 # 256 MiB: this process opens and sends the local blocks of a matrix up to this size. For a larger
 # one it would hold too much of the store and map too much of the ranks' memory (which counts as
 # its own), and calling the agents costs little in comparison.
 OWN_BYTES = 256 << 20
+
+
 QUERY_OBJECTS = 10_000  # objects per query: as many as Ray puts into one message
 
 

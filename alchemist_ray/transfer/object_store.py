@@ -1,8 +1,4 @@
-"""Blocks in the object store, sent from the nodes that hold them, not through this process.
-
-Each node looks at its own blocks (their shapes are not known elsewhere), then cuts and sends
-them: on the gang's nodes straight into the ranks' memory, on others over streams to each node.
-"""
+"""Blocks in the object store, sent from the nodes that hold them, not through this process."""
 
 from __future__ import annotations
 
@@ -16,7 +12,11 @@ import ray
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import IncompleteMatrixError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.transfer.node_jobs import ArrayDecoder, Origin, SourceBlock
+from alchemist_ray.transfer.node_jobs import (
+    ArrayDecoder,
+    Origin,
+    SourceBlock,
+)
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
 from mpi_workers.data.description import NodeTimes, TransferTarget

@@ -1,9 +1,16 @@
-"""Sends a source to a gang: looked at, allocated, moved, sealed. Nothing partial stays behind."""
+"""Sends a source to a gang: looked at, allocated, moved, sealed. Nothing partial stays behind.
+
+The GroupManager keeps them: blocks in the object store as references, which pins the objects, and
+arrays as objects of its own. It sends them again itself, without this process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Any
+
+import numpy as np
 
 from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.errors import (
@@ -11,16 +18,55 @@ from alchemist_ray.errors import (
     GroupFailedError,
     GroupRecoveredError,
     LayoutError,
+    MatrixError,
 )
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.progress import times_table, transfer_bar
 from alchemist_ray.gang.transfer_retries import RECOVERED, counted, repeated, watched
 from alchemist_ray.observe import timeline
 from alchemist_ray.transfer.iterators import IteratorSource
-from alchemist_ray.transfer.keeping import keep_source
-from alchemist_ray.transfer.sources import MatrixSource, source_for
+from alchemist_ray.transfer.sources import KeptSource, MatrixSource, source_for
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution, check_layout, copies
+
+ALWAYS_KEPT = 1 << 20  # 1 MiB: smaller arrays are kept without being asked for
+
+log = logging.getLogger(__name__)
+
+
+def keep_source(
+    connection: GangConnection, matrix: int, source: MatrixSource, *, durable: bool
+) -> None:
+    """Give a gang that recovers the data of a matrix that is sent to it.
+
+    Raises
+    ------
+    MatrixError
+        If `durable` is asked for, and the gang does not recover or the data cannot be kept.
+    """
+    if not connection.address.recovers:
+        if durable:
+            raise MatrixError(
+                "durable=True needs a gang that recovers: AlchemistSession(..., max_failures=3)"
+            )
+        return
+    data = source.kept() if isinstance(source, KeptSource) else None
+    if isinstance(data, np.ndarray) and not durable and data.nbytes > ALWAYS_KEPT:
+        data = None
+    elif data is not None and connection.keep_source(matrix, data):
+        return
+    if durable:
+        raise MatrixError(
+            "durable=True is for arrays of a process in the gang's Ray cluster, and for blocks in "
+            "its object store: save other data to a file that all nodes see and load_matrix it, "
+            "or start the session with checkpoint_folder=... and call als.checkpoint()"
+        )
+    log.warning(
+        "matrix %d of gang %s cannot be rebuilt after a failure, because it is sent from memory of "
+        "this process: send_matrix(..., durable=True) keeps a copy in the object store",
+        matrix, connection.address.gang,
+    )  # fmt: skip
+
 
 BASE_LAYOUT = "VC_STAR"  # a layout with copies is sent as this one, and copied by the ranks
 

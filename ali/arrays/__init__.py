@@ -3,23 +3,30 @@
 A gang loads it as ``ali.arrays``, in addition to any linalg that a user loads.
 """
 
-from ali.arrays.counting import bincount, histogram
-from ali.arrays.lookup import interp, isin, nan_to_num, round, searchsorted, take_along_axis
+from ali.arrays.lookup import (
+    bincount,
+    histogram,
+    interp,
+    isin,
+    nan_to_num,
+    round,
+    searchsorted,
+    take_along_axis,
+)
 from ali.arrays.operands import array, choose, combine, filled, plan, progression, reduce
-from ali.arrays.paired_indices import pick, put_elements
-from ali.arrays.quantiles import quantile
+from ali.arrays.ordering import argsort, cumulative, quantile, sort, unique, unique_all
 from ali.arrays.random_numbers import draw
 from ali.arrays.rearranging import broadcast, outer, repeat, roll, tile
-from ali.arrays.scans import cumulative
 from ali.arrays.selecting import (
     assign,
     assign_elements,
     elements,
     nonzero,
     part,
+    pick,
+    put_elements,
     reshape,
 )
-from ali.arrays.sorting import argsort, sort, unique, unique_all
 from ali.linalg import *  # noqa: F403
 from ali.linalg import PURE as PURE
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from ali.blocks import PANEL, Array, block
 from ali.interface import Context
-from ali.linalg.block_reduction import (
+from ali.linalg.collectives import ranks_sharing, tree_reduce
+from ali.linalg.reductions import (
     SUPPORTED,
     Measure,
     accumulator,
@@ -20,10 +21,8 @@ from ali.linalg.block_reduction import (
     reduce_matrix,
     result_matrix,
 )
-from ali.linalg.collectives import ranks_sharing, tree_reduce
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import distributions, sibling
-from mpi_workers.matrix.runs import as_array
+from mpi_workers.matrix.layout import as_array, distributions, sibling
 
 Reduction = Callable[[Context, DistMatrix, int | None], DistMatrix]
 

@@ -7,6 +7,7 @@ every row, and the reply carries those of a small result. Elements are little-en
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,10 @@ from ali.arrays import extremes
 from ali.blocks import Array, require, require_choice, require_layout
 from ali.interface import Context, routine
 from ali.linalg import arithmetic, creation, products, reductions
-from ali.linalg.broadcasting import as_rows, broadcast_shape, common_layout, part_layout
-from ali.linalg.gemm import plan as product_plan
+from ali.linalg.arithmetic import as_rows, broadcast_shape, common_layout, part_layout
+from ali.linalg.products import plan as product_plan
 from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
-from mpi_workers.matrix.layout import owners, stored_shape
-from mpi_workers.matrix.runs import as_array
+from mpi_workers.matrix.layout import as_array, owners, stored_shape
 
 REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,
@@ -306,7 +306,8 @@ def plan(
     a_words, b_words : int
         Elements of each operand that the busiest rank receives for that.
     way : str
-        Of a product: "rows", "cols", "inner" or "grid" (ali/linalg/gemm.py); else "elementwise".
+        Of a product: "rows", "cols", "inner" or "grid" (`ali.linalg.products`); else
+        "elementwise".
 
     Raises
     ------
@@ -352,3 +353,14 @@ def _decoded(name: str, values: bytes, shape: list[int], dtype: str) -> Array:
         f"{tuple(shape)}",
     )  # fmt: skip
     return np.frombuffer(values, kind.newbyteorder("<")).reshape(shape).astype(kind, copy=False)
+
+
+def with_shape(ctx: Context, A: DistMatrix, shape: Sequence[int]) -> DistMatrix:
+    """A row, column or single element in a shape with other axes of length 1.
+
+    A row that becomes a column is copied locally in the mirrored layout; the rest shares A's
+    memory, so A must not be an argument of the routine.
+    """
+    if A.shape != stored_shape(shape):
+        A = products.transpose(ctx, A)
+    return A.with_ndim(len(shape))

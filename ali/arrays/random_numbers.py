@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ali.arrays.row_blocks import from_contiguous, replied, scratch
+from ali.arrays.ordering import from_contiguous, replied, scratch
 from ali.blocks import Array, require_choice
 from ali.interface import Context, routine
 from ali.linalg.creation import RowStreams

@@ -1,15 +1,15 @@
-"""Elements in another order or repeated: roll, repeat, tile, broadcast; outer products."""
+"""Elements in another order, repeated, or with another number of dimensions; outer products."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ali.arrays.row_blocks import flattened, replied
+from ali.arrays.ordering import flattened, replied
 from ali.blocks import Array, require
 from ali.interface import Context, routine
 from ali.linalg import arithmetic
-from ali.linalg.index_transfer import IndexMap, transfer
-from ali.linalg.views import operand
+from ali.linalg.indexing import IndexMap, transfer
+from ali.linalg.products import operand
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import stored_shape
 

@@ -1,4 +1,4 @@
-"""`A[...]` and `A[...] = B` on the ranks, by NumPy's rules.
+"""`A[...]` and `A[...] = B` on the ranks, by NumPy's rules: slices, masks, lists of indices.
 
 The client reduces every index to one selection for the rows and one for the columns, or to a
 mask of all elements, or to a list of element positions. A selection is one of
@@ -6,21 +6,201 @@ mask of all elements, or to a list of element positions. A selection is one of
 - a progression ``[start, step, count]``,
 - indices in the call, as little-endian int64,
 - a vector on the ranks: of bool, one element for each row (column), or of integers.
+
+All matrices here are in VC_STAR: a rank holds whole rows, every `size`-th.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import Any
 
-from ali.arrays.dimensions import with_shape
-from ali.arrays.element_order import array_of, numbered, positions_of
-from ali.arrays.paired_indices import castable
+import numpy as np
+from mpi4py import MPI
+
+from ali.arrays.operands import with_shape
 from ali.blocks import Array, block, require
 from ali.interface import Context, routine
-from ali.linalg.index_transfer import IndexMap, transfer
-from ali.linalg.views import operand
+from ali.linalg.indexing import IndexMap, transfer
+from ali.linalg.products import operand
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import stored_shape
+
+
+def positions_of(ctx: Context, A: DistMatrix) -> Array:
+    """The positions in C order of this rank's elements, in the shape of its block."""
+    m, n = A.shape
+    return np.arange(ctx.rank, m, ctx.size, dtype=np.int64)[:, None] * n + np.arange(n)
+
+
+def array_of(ctx: Context, values: Array, positions: Array, shape: Sequence[int]) -> DistMatrix:
+    """An array from elements that ranks hold, each with its position. Collective.
+
+    Parameters
+    ----------
+    values, positions : ndarray, shape (k,)
+        Of this rank; over all ranks every position occurs once.
+    shape : sequence of int
+        Of the array.
+
+    Returns
+    -------
+    DistMatrix
+        In VC_STAR.
+
+    Notes
+    -----
+    Each element crosses the network once, with its position. Memory: three copies of this rank's
+    elements and positions.
+    """
+    size, (_, n) = ctx.size, stored_shape(shape)
+    found = ctx.empty(shape, values.dtype)
+    owner = positions // max(1, n) % size
+    order = np.argsort(owner, kind="stable")
+    counts = np.bincount(owner, minlength=size).astype(np.int64)
+    theirs = np.empty(size, np.int64)
+    ctx.comm.Alltoall(counts, theirs)
+    places = _exchanged(ctx, positions[order], counts, theirs)
+    elements = _exchanged(ctx, values[order], counts, theirs)
+    if elements.size:
+        found.local[places // n // size, places % n] = elements
+    return found
+
+
+def _exchanged(ctx: Context, mine: Array, counts: Array, theirs: Array) -> Array:
+    width = mine.dtype.itemsize
+    received = np.empty(int(theirs.sum()), mine.dtype)
+    raw_in, raw_out = (np.ascontiguousarray(x).view(np.uint8) for x in (mine, received))
+    send, receive = counts * width, theirs * width
+    ctx.comm.Alltoallv((raw_in, (send, _starts(send))), (raw_out, (receive, _starts(receive))))
+    return received
+
+
+def _starts(counts: Array) -> Array:
+    return np.cumsum(counts) - counts
+
+
+def numbered(ctx: Context, mask: DistMatrix) -> tuple[Array, int]:
+    """Number the elements where a mask is true, in C order. Collective.
+
+    Returns
+    -------
+    numbers : ndarray of int64, the shape of this rank's block
+        Of true elements; -1 of others.
+    count : int
+        How many there are in all.
+
+    Notes
+    -----
+    Every rank gathers the number of true elements of each row.
+    """
+    local = block(mask) != 0
+    counts = np.zeros(mask.shape[0], np.int64)
+    counts[ctx.rank :: ctx.size] = local.sum(axis=1)
+    total = np.empty_like(counts)
+    ctx.comm.Allreduce(counts, total)
+    before = (np.cumsum(total) - total)[ctx.rank :: ctx.size]
+    numbers = np.cumsum(local, axis=1, dtype=np.int64) - 1 + before[:, None]
+    return np.where(local, numbers, -1), int(total.sum())
+
+
+KEPT_NBYTES = 1 << 20  # 1 MiB: longer results of `pick` are distributed
+
+
+@routine("B")
+def pick(
+    ctx: Context, A: DistMatrix, row_list: bytes, col_list: bytes, shape: list[int]
+) -> DistMatrix:
+    """Single elements: ``A[rows, cols]`` of two lists.
+
+    Parameters
+    ----------
+    A : matrix
+    row_list, col_list : bytes
+        Indices, little-endian int64, 0 to the length - 1.
+    shape : list of int
+        Of the result.
+
+    Returns
+    -------
+    B : array of that shape, dtype of A
+        STAR_STAR up to 1 MiB, else VC_STAR.
+
+    Notes
+    -----
+    Every rank receives all elements of the result.
+    """
+    found = np.zeros(len(row_list) // 8, A.dtype)
+    if any(group[0] == ctx.rank for group in A.distribution.owners()):
+        mine, i, j = _own(A, row_list, col_list)
+        found[mine] = A.local[i, j]
+    every = np.empty_like(found)
+    ctx.comm.Allreduce(found.view(np.uint8), every.view(np.uint8), MPI.BOR)
+    layout = "STAR_STAR" if every.nbytes <= KEPT_NBYTES else "VC_STAR"
+    return ctx.new_replicated(every.reshape(shape), layout)
+
+
+def _own(A: DistMatrix, row_list: bytes, col_list: bytes) -> tuple[Array, Array, Array]:
+    """Which of the listed elements this rank has, and their places in its block."""
+    down, across = (np.frombuffer(x, "<i8").astype(np.int64) for x in (row_list, col_list))
+    both = A.distribution.runs(A.rank)
+    if both is None:
+        return down[:0], down[:0], down[:0]
+    rows, cols = both
+    mine = np.flatnonzero(rows.holds(down) & cols.holds(across))
+    return mine, rows.positions(down[mine]), cols.positions(across[mine])
+
+
+@routine(writes=("A",))
+def put_elements(
+    ctx: Context,
+    A: DistMatrix,
+    row_list: bytes,
+    col_list: bytes,
+    shape: list[int],
+    value: DistMatrix,
+) -> None:
+    """Write to single elements: ``A[rows, cols] = value`` of two lists.
+
+    Parameters
+    ----------
+    A : matrix
+        It is changed.
+    row_list, col_list, shape
+        As in `pick`. Of elements that occur twice, the last one counts.
+    value : array
+        Broadcasts to that shape; it is converted to the dtype of A.
+
+    Raises
+    ------
+    ShapeError
+        If the value does not broadcast.
+
+    Notes
+    -----
+    Every rank receives all of the value.
+    """
+    given = ctx.to_layout(value, "STAR_STAR").local.reshape(value.array_shape)
+    while given.ndim > len(shape) and given.shape[0] == 1:
+        given = given[0]  # as NumPy does for the right-hand side
+    try:
+        every = np.broadcast_to(given, shape).reshape(-1)
+    except ValueError:
+        every = None
+    require(
+        every is not None,
+        "ShapeError",
+        f"a value of shape {value.array_shape} does not broadcast to the selection, {tuple(shape)}",
+    )
+    assert every is not None
+    mine, i, j = _own(A, row_list, col_list)
+    with np.errstate(all="ignore"):
+        A.local[i, j] = castable(every[mine], A.dtype).astype(A.dtype)
+
+
+def castable(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Without imaginary parts if `dtype` has none; as bool an imaginary part counts."""
+    return values if dtype.kind in "bc" else values.real
 
 
 @routine("B")

@@ -22,19 +22,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from ali.elemental.dense import cond, lstsq, matmul, norm, ridge, solve
-from ali.elemental.factor import cholesky, interpolative, lu, qr, qr_pivoted
+from ali.elemental.dense import (
+    cholesky,
+    cond,
+    eigh,
+    interpolative,
+    lstsq,
+    lu,
+    matmul,
+    norm,
+    pinv,
+    polar,
+    qr,
+    qr_pivoted,
+    ridge,
+    singular_values,
+    solve,
+    svd,
+    svdvals,
+)
 from ali.elemental.library import find
-from ali.elemental.models import nmf, rpca
-from ali.elemental.regression import (
+from ali.elemental.models import (
     basis_pursuit,
     elastic_net,
     lasso,
     least_absolute,
+    nmf,
     nnls,
+    rpca,
     svm,
 )
-from ali.elemental.spectral import eigh, pinv, polar, singular_values, svd, svdvals
 from ali.elemental.views import release
 
 PURE = True  # no routine has other effects than its results

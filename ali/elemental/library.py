@@ -1,23 +1,177 @@
-"""libEl: its file, checks that it fits this process, and its C functions.
+"""libEl: its file, checks that it fits this process, functions, control structures and errors.
 
 Elemental is not part of this project: it is found at run time, and an unsuitable libEl is reported
 when the library is loaded, not by the first routine that needs it.
+
+They must not depend on a rank's own elements. Elemental checks nothing: a release build of it
+does not check dimensions.
+
+Elemental writes to C++'s `std::cerr`. Redirecting the process's stderr during a call would also
+hide the output of a crash or of MPI_Abort. Therefore only `std::cerr` gets another buffer during
+a call, through libstdc++'s own functions.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import c_bool, c_double, c_float, c_int, c_longlong, c_void_p
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
-from ali.elemental.controls import control
-from ali.elemental.error_messages import ErrorMessages
+from ali.blocks import require, shape_text
 from ali.loader import known_processor, provide_mpich, symbol_file
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.dist_matrix import DistMatrix
+
+LIMIT = 2000  # characters of Elemental's message that are passed on
+APPEND_OUT = 1 | 16  # libstdc++'s std::ios_base::app | std::ios_base::out
+FILEBUF_BYTES = 1024  # a std::filebuf takes about 240
+
+# libstdc++'s names (its ABI has been frozen since GCC 3.4).
+CERR = "_ZSt4cerr"
+RDBUF = "_ZNSt9basic_iosIcSt11char_traitsIcEE5rdbufEPSt15basic_streambufIcS1_E"
+FILEBUF = "_ZNSt13basic_filebufIcSt11char_traitsIcEEC1Ev"
+OPEN = "_ZNSt13basic_filebufIcSt11char_traitsIcEE4openEPKcSt13_Ios_Openmode"
+
+
+class ErrorMessages:
+    """Captures the output of native code to `std::cerr`, with libstdc++ only.
+
+    Parameters
+    ----------
+    library : ctypes.CDLL
+        A library that is linked to libstdc++. With another C++ runtime `capture` captures
+        nothing, and the messages stay in the rank's stderr.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._file = -1
+        try:
+            cerr = ctypes.addressof(ctypes.c_char.in_dll(library, CERR))
+            construct, opened = getattr(library, FILEBUF), getattr(library, OPEN)
+            self._rdbuf = getattr(library, RDBUF)
+        except (AttributeError, ValueError):
+            return
+        # An ostream inherits its std::ios virtually: the offset stands before the vtable.
+        table = ctypes.c_void_p.from_address(cerr).value
+        if table is None:  # the streams are not initialised
+            return
+        self._ios = cerr + ctypes.c_ssize_t.from_address(table - 24).value
+        construct.argtypes, construct.restype = [ctypes.c_void_p], None
+        opened.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+        opened.restype = ctypes.c_void_p
+        self._rdbuf.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._rdbuf.restype = ctypes.c_void_p
+        self._buffer = ctypes.create_string_buffer(FILEBUF_BYTES)
+        construct(self._buffer)
+        file = os.memfd_create("elemental-errors", os.MFD_CLOEXEC)
+        if opened(self._buffer, f"/proc/self/fd/{file}".encode(), APPEND_OUT):
+            self._file = file
+        else:
+            os.close(file)
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Capture the output inside the block."""
+        if self._file < 0:
+            yield
+            return
+        before = self._rdbuf(self._ios, self._buffer)
+        try:
+            yield
+        finally:
+            self._rdbuf(self._ios, before)
+
+    def take(self) -> str:
+        """The output captured since the last call, on one line."""
+        if self._file < 0:
+            return ""
+        said = os.pread(self._file, os.fstat(self._file).st_size, 0).decode(errors="replace")
+        os.ftruncate(self._file, 0)
+        # "Process 3 caught error message:" stands before every message of Elemental's.
+        lines = [line.strip() for line in said.splitlines() if " caught " not in line]
+        return " ".join(filter(None, lines))[:LIMIT]
+
+
+CType = Any  # a ctypes type
+
+_made: dict[tuple[str, CType, CType], type[ctypes.Structure]] = {}
+
+
+def control(name: str, real: CType, integer: CType) -> type[ctypes.Structure]:
+    """The structure ``El<name>Ctrl_{s,d}``.
+
+    Parameters
+    ----------
+    name : str
+        ``QR``, ``RPCA`` or ``NNLS`` (or one that those contain).
+    real : ctypes type
+        c_float or c_double.
+    integer : ctypes type
+        The type of ElInt in this libEl.
+    """
+    key = (name, real, integer)
+    if key not in _made:
+        fields = {"real": real, "int": integer, "bool": c_bool, "enum": c_int, "rule": c_void_p}
+        layout = []
+        for line in _LAYOUTS[name]:
+            kind, *members = line.split()
+            layout += [(m, fields.get(kind) or control(kind, real, integer)) for m in members]
+        _made[key] = type(f"El{name}Ctrl", (ctypes.Structure,), {"_fields_": layout})
+    return _made[key]
+
+
+_LAYOUTS = {
+    "QR": [
+        "bool colPiv boundRank",
+        "int maxRank",
+        "bool adaptive",
+        "real tol",
+        "bool alwaysRecomputeNorms smallestFirst",
+    ],
+    "RPCA": [
+        "bool useALM usePivQR progress",
+        "int numPivSteps maxIts",
+        "real tau beta rho tol",
+    ],
+    "RegSolve": [
+        "enum alg",
+        "real relTol relTolRefine",
+        "int maxIts maxRefineIts restart",
+        "bool progress time",
+    ],
+    "Mehrotra": [
+        "bool primalInit dualInit",
+        "real minTol targetTol",
+        "int maxIts",
+        "real maxStepRatio",
+        "enum system",
+        "bool mehrotra",
+        "rule centralityRule",
+        "bool standardInitShift",
+        "real balanceTol",
+        "bool forceSameStep",
+        "RegSolve solveCtrl",
+        "bool resolveReg outerEquil",
+        "int basisSize",
+        "bool print time",
+        "real wSafeMaxNorm wMaxLimit ruizEquilTol",
+        "int ruizMaxIter",
+        "real diagEquilTol",
+        "bool checkResiduals",
+        "real reg0Tmp reg1Tmp reg2Tmp reg0Perm reg1Perm reg2Perm",
+    ],
+    "ADMM": ["real rho alpha", "int maxIter", "real absTol relTol", "bool inv print"],
+    "Conic": ["enum approach", "Mehrotra mehrotraCtrl"],
+    "NNLS": ["enum approach", "ADMM admmCtrl", "Conic qpCtrl socpCtrl"],
+}
+
 
 VARIABLE = "ELEMENTAL_LIB"
 NAME = "libEl.so"
@@ -276,3 +430,31 @@ def _check_mpi(library: ctypes.CDLL, name: str) -> None:
             "LibraryLoadError",
             "library 'elemental': this MPI's communicators are not integers as MPICH's are",
         )
+
+
+def column(matrix: DistMatrix, rows: int, name: str, what: str) -> None:
+    """Require a matrix to be one column of this many rows."""
+    require(
+        matrix.shape == (rows, 1),
+        "ShapeError",
+        f"{name}: {what} is {shape_text(matrix)}; it must be {rows} x 1",
+    )
+
+
+def real(name: str, *matrices: DistMatrix) -> None:
+    """Require real matrices."""
+    for matrix in matrices:
+        require(
+            matrix.dtype.kind != "c",
+            "DtypeError",
+            f"{name}: a matrix is {matrix.dtype}; this routine needs a real one",
+        )
+
+
+def positive(name: str, what: str, value: float) -> None:
+    """Require a number > 0 that is finite."""
+    require(
+        0 < value < math.inf,
+        "BadArgumentError",
+        f"{name}: {what}={value}: it must be above 0 and finite",
+    )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ali.blocks import require, shape_text
 from ali.elemental.library import LETTERS, LibEl
 from ali.interface import Context
-from ali.native.ignored_mpi_errors import ignored_errors_raised
+from ali.native.host import ignored_errors_raised
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS

@@ -19,9 +19,15 @@ from ali.mpi_files import MPI_NAME, OPEN_MPI_VERSIONS, mpi_file
 from mpi_workers.failures import Failure
 
 LEAVE_S = 2.0  # from SIGTERM to SIGKILL
+
+
 REAP_S = 10.0  # a process that waits for a dead disk or device cannot be killed
+
+
 # Of a launcher that has started the ranks: the program would take itself for one of them.
 DROPPED = ("PMI_", "PMIX", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIEXEC_", "PALS_")
+
+
 MPIRUN_OPTIONS = ("--oversubscribe", "--bind-to", "none")
 
 

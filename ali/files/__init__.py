@@ -3,7 +3,7 @@
 Implements ``load_matrix``, ``handle.save``, ``checkpoint`` and ``restore`` of a session.
 """
 
-from ali.files import folders, routines, stamps
+from ali.files import folders, paths, routines
 
 # Renamed, because `PythonLibrary` calls a module's function `load` when it loads the library.
 load_routine = routines.load
@@ -11,7 +11,7 @@ save_routine = routines.save
 inspect_routine = routines.inspect
 begin_folder, end_folder = folders.begin_folder, folders.end_folder
 manifest, check_folder = folders.manifest, folders.check_folder
-stamp = stamps.stamp
+stamp = paths.stamp
 
 __all__ = [
     "begin_folder", "check_folder", "end_folder", "inspect_routine", "load_routine", "manifest",

@@ -1,29 +1,184 @@
-"""Exchange between boxes of a file and a matrix in any layout, in rounds, over MPI.
+"""Boxes of a file and the ranks: which rank reads or writes which box, and the exchange over MPI.
+
+Where it is less work, every rank reads its own elements.
 
 In a round every rank has one box. The owners of its elements follow from arithmetic on ranges, as
 in `mpi_workers.matrix.redistribution`, so no index is sent. Each rank reads contiguous parts of the
 file whatever the layout, and needs three boxes of memory besides its part of the matrix: one
 that it reads, one to send, one to receive.
+
+Every rank computes all of it from the matrix's shape and the file's grain, so nothing is sent.
+
+Rounding to fewer digits is allowed. A number that the dtype cannot hold is an error: NumPy's
+casts would wrap integers and turn large floats into infinities.
+
+Ranks on one node share its page cache: bytes that one rank has read from the disk are there for
+all, and a rank that skips the others' rows copies no extra byte. Between nodes, and for elements
+that are scattered one by one, ranks read contiguous boxes and exchange them (`exchange.scatter`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from itertools import pairwise, zip_longest
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.files.boxes import Box, share
-from ali.files.buffers import Buffers
+from ali.files.formats import Box, Grain, Pick, Source
 from ali.files.paths import together
 from ali.interface import Context
+from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import LocalIndices, clip, positions
-from mpi_workers.matrix.runs import Indices, put, selector, taken
+from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.layout import (
+    Indices,
+    LocalIndices,
+    Shape,
+    clip,
+    positions,
+    put,
+    selector,
+    taken,
+)
+
+
+class Buffers:
+    """Memory that is reused: touching fresh memory costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, NDArray[np.uint8]] = {}
+
+    def take(self, what: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A C-ordered array, valid until the same name is taken again."""
+        nbytes = shape[0] * shape[1] * dtype.itemsize
+        held = self._held.get(what)
+        if held is None or held.nbytes < nbytes:
+            held = self._held[what] = np.empty(nbytes, np.uint8)
+        return held[:nbytes].view(dtype).reshape(shape)
+
+
+PIECE = 16 << 20  # 16 MiB: sequential for a disk, small next to a rank's part
+SEVERAL = 4  # least number of boxes per rank: one more or less is a small imbalance
+HULL = 4  # indices in a range of this many times their number are read with the gaps
+
+
+def share(count: int, rank: int, size: int) -> range:
+    """The contiguous part of `count` items that a rank of `size` has."""
+    return range(count * rank // size, count * (rank + 1) // size)
+
+
+def cut(shape: Shape, itemsize: int, size: int, grain: Grain) -> list[Box]:
+    """Boxes of about `PIECE` bytes, in the file's order, that tile a matrix along its grain.
+
+    No chunk lies in two boxes. Each rank has several boxes where the chunks allow.
+    """
+    if grain.by_columns:
+        turned = cut(shape[::-1], itemsize, size, Grain(grain.cols, grain.rows))
+        return [Box(box.cols, box.rows) for box in turned]
+    m, n = shape
+    if not m or not n:
+        return []
+    fair = -(-m // (SEVERAL * size))
+    boxes = []
+    bands = _bands(m, fair, n * itemsize, grain)
+    for start, stop in bands:
+        width = n
+        if grain.columns_apart:
+            width = _width(n, (stop - start) * itemsize, len(bands), size)
+        elif (stop - start) * n * itemsize > 2 * PIECE:
+            width = max(1, PIECE // ((stop - start) * itemsize * grain.cols)) * grain.cols
+        for col in range(0, n, width):
+            boxes.append(Box(range(start, stop), range(col, min(col + width, n))))
+    return boxes
+
+
+def _width(n: int, column_bytes: int, bands: int, size: int) -> int:
+    """Columns of a box of about `PIECE` bytes; ranks have equally many boxes of few bands."""
+    count = -(-n * column_bytes // PIECE)
+    if bands < SEVERAL * size:
+        fair = size // math.gcd(size, bands)
+        count = -(-max(1, count) // fair) * fair
+    return -(-n // min(n, count))
+
+
+def _bands(m: int, fair: int, row_bytes: int, grain: Grain) -> list[tuple[int, int]]:
+    """Half-open bands of rows: whole chunks of about `PIECE` bytes, or of `fair` rows if fewer."""
+    most = max(1, min(fair, PIECE // max(1, row_bytes)))
+    if grain.bands is None:
+        height = max(1, most // grain.rows) * grain.rows
+        return [(a, min(a + height, m)) for a in range(0, m, height)]
+    found = []
+    starts = [*grain.bands, m]
+    first = starts[0]
+    for here, after in pairwise(starts[1:]):
+        if after - first > most:
+            found.append((first, here))
+            first = here
+    found.append((first, m))
+    return [(a, b) for a, b in found if b > a]
+
+
+def chosen(grain: Grain, rows: Pick, cols: Pick, shape: Shape) -> Grain:
+    """The grain of a matrix of some rows and columns of a file."""
+    if len(cols) != shape[1] or not _is_run(cols):
+        grain = grain._replace(cols=1)
+    if _is_run(rows) and len(rows) == shape[0]:
+        return grain
+    if grain.bands is None and grain.rows == 1:
+        return grain
+    index = np.asarray(rows, np.int64)
+    chunk = (
+        index // grain.rows
+        if grain.bands is None
+        else np.searchsorted(np.asarray(grain.bands), index, "right")
+    )
+    starts = [0, *(np.flatnonzero(np.diff(chunk)) + 1).tolist()]
+    return grain._replace(rows=1, bands=starts)
+
+
+def _is_run(pick: Pick) -> TypeGuard[range]:
+    return isinstance(pick, range) and pick.step == 1
+
+
+def runs(pick: Pick) -> list[tuple[slice, range, Any]]:
+    """Contiguous ranges to read for these indices: target, range to read, selection from it.
+
+    Close indices are read together with the gaps between them.
+    """
+    if _is_run(pick):
+        return [(slice(0, len(pick)), pick, slice(None))]
+    index = np.asarray(pick, np.int64)
+    low, high = int(index.min()), int(index.max()) + 1
+    if high - low <= HULL * len(index):
+        return [(slice(0, len(index)), range(low, high), index - low)]
+    breaks = [0, *(np.flatnonzero(np.diff(index) != 1) + 1).tolist(), len(index)]
+    return [
+        (slice(a, b), range(int(index[a]), int(index[b - 1]) + 1), slice(None))
+        for a, b in pairwise(breaks)
+    ]
+
+
+def gathered(read: Callable[[range, range], Array], rows: Pick, cols: Pick) -> Array:
+    """Any rows and columns, through a function that reads contiguous ranges of both."""
+    down, across = runs(rows), runs(cols)
+    if len(down) == len(across) == 1:
+        (_, these_rows, keep_rows), (_, these_cols, keep_cols) = down[0], across[0]
+        found: Array = read(these_rows, these_cols)[keep_rows][:, keep_cols]
+        return found
+    out: Array | None = None
+    for to_rows, these_rows, keep_rows in down:
+        for to_cols, these_cols, keep_cols in across:
+            part = read(these_rows, these_cols)[keep_rows][:, keep_cols]
+            if out is None:
+                out = np.empty((len(rows), len(cols)), part.dtype)
+            out[to_rows, to_cols] = part
+    assert out is not None  # neither is empty
+    return out
+
 
 MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB
 TAG = 11
@@ -276,3 +431,143 @@ def _pass(
         if request is not None and place is not None and buffer is not None:
             request.Wait()
             copy_kernels.copy(place, buffer)
+
+
+def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether some numbers of dtype `have` are out of the range of `want`."""
+    if want.kind == "i":
+        return not np.can_cast(have, want, "safe")
+    if have.kind in "fc":
+        return np.finfo(have).maxexp > np.finfo(want).maxexp
+    return False
+
+
+def converted(values: Array, dtype: np.dtype[Any], path: str) -> Array:
+    """The elements, in `dtype` or in a dtype that converts to it without overflow.
+
+    Raises
+    ------
+    Failure
+        DtypeError, if one is out of range; names it.
+    """
+    if not values.size or not narrows(values.dtype, dtype):
+        return values
+    if dtype.kind == "i":
+        limits = np.iinfo(dtype)
+        low, high = int(values.min()), int(values.max())
+        if low < limits.min or high > limits.max:
+            raise _out_of_range(low if low < limits.min else high, values.dtype, dtype, path)
+        return values
+    with np.errstate(over="ignore"):
+        found = values.astype(dtype)
+    if np.isinf(found).any():
+        overflow = np.isinf(found.real) & ~np.isinf(values.real)
+        overflow |= np.isinf(found.imag) & ~np.isinf(values.imag)
+        if overflow.any():
+            raise _out_of_range(values[overflow].flat[0], values.dtype, dtype, path)
+    return found
+
+
+def _out_of_range(value: Any, have: np.dtype[Any], want: np.dtype[Any], path: str) -> Failure:
+    wider = have.name if have.name in DTYPES else "float64"
+    return Failure(
+        "DtypeError", f"{path}: {value} is out of range of {want}: load it as dtype={wider!r}"
+    )
+
+
+# Work of an element that is read, packed, sent, received and placed, over the work of one that is
+# only read; measured.
+EXCHANGE = 3
+DIRECT_PIECE = 64 << 20  # 64 MiB read straight into the matrix before the call is checked again
+# Rows of a piece are a multiple: the copy kernel writes whole runs, and whole cache lines. With
+# pieces of 16 MiB and any number of rows, a rank needed 1.2 times the CPU time.
+LINES = 512
+
+
+@runtime_checkable
+class Direct(Source, Protocol):
+    """A source that can read scattered elements straight into a matrix."""
+
+    def take(self, rows: range, cols: range, target: Array) -> None:
+        """These elements (ranges of positive step) into an array of any strides and dtype."""
+
+    def toll(self, rows: range, cols: range) -> int:
+        """Bytes of the file that `take` reads for these elements."""
+
+
+def pays(
+    source: Source, matrix: DistMatrix, rows: Pick, cols: Pick, ranks: int
+) -> TypeGuard[Direct]:
+    """Whether each rank of a node should read its own part. The same on all ranks."""
+    if not isinstance(source, Direct):
+        return False
+    if not (isinstance(rows, range) and isinstance(cols, range)) or min(rows.step, cols.step) < 1:
+        return False
+    held = read = 0
+    for rank in range(ranks):
+        local_indices = matrix.distribution.local_indices(rank)
+        if local_indices.size:
+            in_file = _in_file(local_indices, rows, cols)
+            if in_file is None:
+                return False
+            held += local_indices.size
+            read += source.toll(*in_file)
+    return read <= EXCHANGE * held * source.about(None, None).dtype.itemsize
+
+
+def fill(
+    ctx: Context, matrix: DistMatrix, source: Direct, rows: range, cols: range, path: str
+) -> None:
+    """Fill a matrix, each rank its own part. Collective.
+
+    Parameters
+    ----------
+    rows, cols : range
+        The rows and columns of the file that are loaded.
+    path : str
+        For messages.
+
+    Notes
+    -----
+    No messages except at the end; 4 MiB of memory besides the matrix, and a piece of 16 MiB if
+    the dtype becomes narrower.
+    """
+    mine = matrix.distribution.local_indices(ctx.rank)
+    wanted = _in_file(mine, rows, cols) if mine.size else None
+
+    def work() -> None:
+        if wanted is not None:
+            _fill(ctx, matrix, source, wanted, path)
+
+    together(ctx, path, work)
+
+
+def _fill(
+    ctx: Context, matrix: DistMatrix, source: Direct, in_file: tuple[range, range], path: str
+) -> None:
+    about = source.about(None, None)
+    checked = narrows(about.dtype, matrix.dtype)
+    # Along the lines of the file, so that a piece of the work is contiguous in the file.
+    axis = 1 if about.grain.by_columns else 0
+    count = len(in_file[axis])
+    nbytes = matrix.local.size * matrix.dtype.itemsize
+    step = max(1, (PIECE if checked else DIRECT_PIECE) * count // nbytes)
+    step -= step % LINES if step > LINES else 0
+    for start in range(0, count, step):
+        ctx.check()
+        part = slice(start, min(start + step, count))
+        pick = (part, slice(None)) if axis == 0 else (slice(None), part)
+        target = matrix.local[pick]
+        room = np.empty(target.shape, about.dtype.newbyteorder("=")) if checked else target
+        source.take(in_file[0][pick[0]], in_file[1][pick[1]], room)
+        if checked:
+            copy_kernels.copy(target, converted(room, matrix.dtype, path))
+        ctx.progress(part.stop / count, f"{part.stop} of {count} {('rows', 'columns')[axis]}")
+
+
+def _in_file(local_indices: LocalIndices, rows: range, cols: range) -> tuple[range, range] | None:
+    """A rank's rows and columns in the file; None if they are not ranges."""
+    r, c = local_indices.rows, local_indices.cols
+    if not (isinstance(r, range) and isinstance(c, range)):
+        return None
+    return rows[r.start : r.stop : r.step], cols[c.start : c.stop : c.step]

@@ -10,7 +10,7 @@ from pathlib import Path
 from ali.files.paths import Place, agree_on, hidden, remove, replacing, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
-from mpi_workers.wire.file_names import CHECKPOINT_FORMAT, MANIFEST
+from mpi_workers.wire.names import CHECKPOINT_FORMAT, MANIFEST
 
 MATRIX = re.compile(r"\d+\.npy")  # the file of a matrix in a checkpoint
 

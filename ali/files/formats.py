@@ -11,18 +11,61 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.files.boxes import Box, Grain, Pick
 from ali.files.paths import Place
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import chosen_dtype
-from mpi_workers.matrix.layout import ArrayShape, Shape
-from mpi_workers.wire.file_names import SUFFIXES
+from mpi_workers.matrix.layout import (
+    ArrayShape,
+    Shape,
+)
+from mpi_workers.wire.names import SUFFIXES
+
+Pick = range | NDArray[np.int64]  # indices of a file, in the order of the matrix
+
+
+class Box(NamedTuple):
+    """A region of a matrix, as ranges of step 1 of its rows and columns."""
+
+    rows: range
+    cols: range
+
+    @property
+    def shape(self) -> Shape:
+        return len(self.rows), len(self.cols)
+
+
+class Grain(NamedTuple):
+    """The smallest unit that a format reads or writes: its chunks.
+
+    Attributes
+    ----------
+    rows, cols : int
+        Height and width of regular chunks.
+    bands : sequence of int, optional
+        First rows of chunks of unequal heights; instead of `rows`.
+    by_columns : bool
+        Columns are contiguous in the file.
+    columns_apart : bool
+        Some columns of a band can be read alone, for their share of the time.
+    """
+
+    rows: int = 1
+    cols: int = 1
+    bands: Sequence[int] | None = None
+    by_columns: bool = False
+    columns_apart: bool = False
+
+    def elements(self, shape: Shape) -> int:
+        """Elements of the largest chunk of a file of this shape."""
+        heights = [self.rows] if self.bands is None else np.diff([*self.bands, shape[0]])
+        return int(max(heights, default=0)) * self.cols
+
 
 Array = NDArray[Any]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ali.files.boxes import Array, Grain, Pick, gathered
-from ali.files.formats import About, Options, Source, Spec, checked_shape, refuse
+from ali.files.exchange import Array, gathered
+from ali.files.formats import About, Grain, Options, Pick, Source, Spec, checked_shape, refuse
 from ali.files.paths import Place, extra, together
 from ali.files.raw import RawFormat, RawSource
 from ali.interface import Context

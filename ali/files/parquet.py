@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.files.boxes import Array, Box, Grain, Pick
-from ali.files.buffers import Buffers
-from ali.files.formats import About, Options, Source, Spec, refuse
+from ali.files.exchange import Array, Buffers
+from ali.files.formats import About, Box, Grain, Options, Pick, Source, Spec, refuse
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
 from mpi_workers.failures import Failure

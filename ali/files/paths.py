@@ -1,4 +1,4 @@
-"""Paths of files: the same file on all ranks, replaced in one step or not at all.
+"""Paths of files: the same file on all ranks, replaced in one step or not at all; stamps.
 
 A matrix is saved under a hidden name in the same folder, flushed to the disk, and renamed when
 every rank is done. Readers of the old file are not disturbed.
@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import glob
 import importlib
+import mmap
 import os
 import re
 import shutil
@@ -21,9 +22,111 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ali.files.byte_ranges import Bytes
-from ali.interface import Context
+import numpy as np
+from numpy.typing import NDArray
+
+from ali.interface import Context, routine
 from mpi_workers.failures import Failure, Interrupted
+
+
+class Bytes:
+    """A file, or an object behind a URL, open for reading at any offset.
+
+    Parameters
+    ----------
+    path : str
+    remote : (fsspec file system, str), optional
+        The file system of a URL, and the path in it.
+    """
+
+    def __init__(self, path: str, remote: tuple[Any, str] | None) -> None:
+        self.path = path
+        self._fd = -1
+        self._file: Any = None
+        if remote is not None:
+            fs, inside = remote
+            self._file = fs.open(inside, "rb")
+            self.size = int(fs.size(inside))
+        else:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.size = os.fstat(self._fd).st_size
+
+    def fill(self, room: NDArray[Any], offset: int) -> None:
+        """Fill a contiguous array with the bytes from `offset` on.
+
+        Raises
+        ------
+        Failure
+            FileError if the file ends before.
+        """
+        self._fill(room.reshape(-1).view(np.uint8).data, offset)
+
+    def mapped(self, start: int, stop: int) -> NDArray[np.uint8] | None:
+        """The bytes of a half-open range as they are in the page cache; None for a URL.
+
+        Reading them raises SIGBUS if the file is truncated or its disk fails: read them by
+        `copy_kernels.copy_mapped`.
+        """
+        if self._fd < 0:
+            return None
+        before = start % mmap.ALLOCATIONGRANULARITY
+        try:
+            pages = mmap.mmap(
+                self._fd, stop - start + before, prot=mmap.PROT_READ, offset=start - before
+            )
+        except (ValueError, OSError):  # shorter than before, or not on a file system that maps
+            return None
+        return np.frombuffer(pages, np.uint8)[before:]
+
+    def fill_rows(self, rooms: NDArray[np.uint8], offset: int, apart: int) -> None:
+        """Fill each row of a contiguous array: the first from `offset` on, others `apart` bytes on.
+
+        Raises `Failure` as `fill` does.
+        """
+        count, nbytes = rooms.shape
+        flat = rooms.reshape(-1).data
+        for start in range(0, count * nbytes, nbytes):
+            room = flat[start : start + nbytes]
+            # Reading a row may take a microsecond: keep the overhead small.
+            if self._fd < 0 or os.preadv(self._fd, [room], offset) < nbytes:
+                self._fill(room, offset)
+            offset += apart
+
+    def _fill(self, view: memoryview, offset: int) -> None:
+        while view:
+            if self._file is not None:
+                self._file.seek(offset)
+                got = self._file.readinto(view)
+            else:
+                got = os.preadv(self._fd, [view], offset)
+            if not got:
+                raise Failure(
+                    "FileError",
+                    f"{self.path} is truncated: it ends at byte {offset}, but {len(view)} more "
+                    "bytes are needed",
+                )
+            view = view[got:]
+            offset += got
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes of a half-open range."""
+        room = np.empty(stop - start, np.uint8)
+        self.fill(room, start)
+        return room.tobytes()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Bytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 T = TypeVar("T")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -319,3 +422,45 @@ def _swap(one: str, other: str) -> None:
         os.rename(aside, other)
         raise
     os.rename(aside, one)
+
+
+@routine("stamp", pure=True)
+def stamp(ctx: Context, path: str) -> str:
+    """Size and time of modification of a file, or of all files in a folder, as rank 0 sees them.
+
+    Parameters
+    ----------
+    path : str
+        A URL has no stamp.
+
+    Returns
+    -------
+    stamp : str
+        Empty for a URL.
+
+    Raises
+    ------
+    FileError
+        If it cannot be read.
+    """
+    found: list[str] = []
+    together(ctx, path, lambda: found.append(_state(path)) if ctx.rank == 0 else None)
+    told: str = ctx.comm.bcast(found[0] if found else "")
+    return told
+
+
+def _state(path: str) -> str:
+    if "://" in path:
+        return ""
+    nbytes, newest, count = 0, 0, 0
+    for name in _files(path):
+        about = os.stat(name)
+        nbytes, newest, count = nbytes + about.st_size, max(newest, about.st_mtime_ns), count + 1
+    return f"{count} files, {nbytes} bytes, {newest}"
+
+
+def _files(path: str) -> Iterator[str]:
+    if not os.path.isdir(path):
+        yield path
+    for folder, _, names in os.walk(path):
+        yield from (os.path.join(folder, name) for name in names)

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.files.boxes import Box, Grain, Pick, gathered
-from ali.files.byte_ranges import Bytes
-from ali.files.formats import About, Spec
-from ali.files.paths import begin_flush
+from ali.files.exchange import gathered
+from ali.files.formats import About, Box, Grain, Pick, Spec
+from ali.files.paths import Bytes, begin_flush
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels

@@ -1,9 +1,4 @@
-"""An array at a URL, which becomes visible when it is complete.
-
-An object store cannot rename, and replaces one object at a time. A Zarr array is therefore written
-only where nothing exists: the ranks write their chunks, and the metadata, without which no reader
-sees an array, is written last. After a failure the chunks are deleted.
-"""
+"""Arrays at URLs, which become visible when they are complete."""
 
 from __future__ import annotations
 
@@ -12,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from ali.files.boxes import Array, Box
+from ali.files.exchange import Array
+from ali.files.formats import Box
 from ali.files.paths import Place, extra, together
 from ali.interface import Context
 from mpi_workers.failures import Failure

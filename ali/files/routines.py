@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ali.blocks import require_layout
-from ali.files import boxes, exchange, own_elements, remote
-from ali.files.casting import converted
+from ali.files import exchange, remote
+from ali.files.exchange import converted
 from ali.files.formats import (
     About,
+    Box,
     Format,
+    Grain,
     Options,
+    Pick,
     Spec,
     format_of,
     matrix_dtype,
@@ -30,7 +33,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import as_slice
 from mpi_workers.matrix.sizes import readable
 
-Picked = boxes.Pick
+Picked = Pick
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix
 
 
@@ -99,7 +102,7 @@ def load(
     Each rank reads contiguous parts of the file, in boxes of about 16 MiB (or one chunk of the
     file, if that is larger), and the ranks exchange them over MPI. Where elements are stored
     plainly (.npy, contiguous HDF5, uncompressed Zarr), ranks on one node read their own elements
-    if that is less work: see `ali.files.own_elements`.
+    if that is less work: see `ali.files.exchange`.
 
     Error: 0 eps. Peak memory: 1.6 times arguments and results, of .npy, HDF5 and Zarr 1.2 times;
     boxes and chunks are not included.
@@ -132,16 +135,16 @@ def load(
         A = ctx.empty(shape[: there.ndim], kind, layout)
         names = [there.names[j] for j in across] if there.names else []
         one_cache = len(set(nodes)) == 1 and not place.is_url
-        if one_cache and own_elements.pays(source, A, down, across, ctx.size):
-            own_elements.fill(ctx, A, source, down, across, path)  # type: ignore[arg-type]  # ranges
+        if one_cache and exchange.pays(source, A, down, across, ctx.size):
+            exchange.fill(ctx, A, source, down, across, path)  # type: ignore[arg-type]  # ranges
             return A, names
         order = _reading_order(down, there.grain)
         in_order = down if order is None else np.asarray(down)[order]
-        grain = boxes.chosen(there.grain, in_order, across, there.shape)
-        cut = boxes.cut(shape, there.dtype.itemsize, ctx.size, grain)
+        grain = exchange.chosen(there.grain, in_order, across, there.shape)
+        cut = exchange.cut(shape, there.dtype.itemsize, ctx.size, grain)
         together(ctx, path, lambda: _check_memory(path, there, cut, nodes.count(nodes[ctx.rank])))
 
-        def read(box: boxes.Box) -> boxes.Array:
+        def read(box: Box) -> exchange.Array:
             rows, cols = in_order[as_slice(box.rows)], across[as_slice(box.cols)]
             return converted(source.read(rows, cols), kind, path)
 
@@ -154,14 +157,14 @@ def load(
         source.close()
 
 
-def _reading_order(rows: Picked, grain: boxes.Grain) -> NDArray[np.int64] | None:
+def _reading_order(rows: Picked, grain: Grain) -> NDArray[np.int64] | None:
     """The order in which shuffled rows visit each chunk of the file once; None: as they are."""
     if isinstance(rows, range) or (grain.bands is None and grain.rows == 1):
         return None
     return None if (np.diff(rows) >= 0).all() else np.argsort(rows, kind="stable")
 
 
-def _check_memory(path: str, there: About, cut: Sequence[boxes.Box], ranks: int) -> None:
+def _check_memory(path: str, there: About, cut: Sequence[Box], ranks: int) -> None:
     """Refuse chunks that are too large, decompressed, for the `ranks` of this node."""
     ranks = min(ranks, len(cut))  # no more of them read at once
     box = max((len(box.rows) * len(box.cols) for box in cut), default=0)
@@ -278,7 +281,7 @@ def _write(
     together(ctx, path, see)
     sink = together(ctx, path, lambda: kind.sink(temporary, spec, created, ctx.rank))
     try:
-        cut = boxes.cut(A.shape, A.dtype.itemsize, ctx.size, kind.grain(spec))
+        cut = exchange.cut(A.shape, A.dtype.itemsize, ctx.size, kind.grain(spec))
         exchange.gather(ctx, A, cut, sink.write, path)
         together(ctx, path, sink.close)
     except BaseException:

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from ali.files.boxes import Array, Box, Grain, Pick, share
-from ali.files.byte_ranges import Bytes
-from ali.files.formats import About, Options, Source, Spec, refuse
+from ali.files.exchange import Array, share
+from ali.files.formats import About, Box, Grain, Options, Pick, Source, Spec, refuse
 from ali.files.parquet import names_of
-from ali.files.paths import Place, extra, together
+from ali.files.paths import Bytes, Place, extra, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 

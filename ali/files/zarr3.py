@@ -16,8 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from ali.files.boxes import Array, Box, Grain, Pick, gathered
-from ali.files.formats import About, Options, Sink, Source, Spec, checked_shape, refuse
+from ali.files.exchange import Array, gathered
+from ali.files.formats import (
+    About,
+    Box,
+    Grain,
+    Options,
+    Pick,
+    Sink,
+    Source,
+    Spec,
+    checked_shape,
+    refuse,
+)
 from ali.files.paths import Place, begin_flush, extra, flush, together
 from ali.files.raw import Lines, RawSource
 from ali.files.remote import RemoteArray, publish, write_box

@@ -45,10 +45,9 @@ from ali.linalg.kernel_regression import (
 )
 from ali.linalg.native_libraries import close as close
 from ali.linalg.orthogonal import least_squares, lstsq, qr, ridge
-from ali.linalg.polar import polar
 from ali.linalg.products import gram, matmul, transpose
 from ali.linalg.reductions import column_stats, max, mean, min, norm, std, sum, var
-from ali.linalg.singular import matrix_rank, pinv, svd, svdvals, truncated_svd
+from ali.linalg.singular import matrix_rank, pinv, polar, svd, svdvals, truncated_svd
 from ali.linalg.statistics import pca
 from ali.linalg.systems import (
     cholesky,

@@ -1,25 +1,174 @@
-"""Elementwise sums, products, comparisons and functions, with NumPy's broadcasting."""
+"""Elementwise functions with NumPy's broadcasting, and the dtypes of their results."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ali.blocks import CHUNK, Array, panels, require
+from ali.blocks import CHUNK, Array, panels, require, shape_text
 from ali.interface import Context, routine
-from ali.linalg.broadcasting import aligned
 from ali.linalg.collectives import sum_over_ranks
-from ali.linalg.ufuncs import (
-    BINARY,
-    PARTS,
-    UNARY,
-    check_range,
-    function_of,
-    number_of,
-    result_dtype,
-)
+from ali.linalg.products import operand
+from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.layout import (
+    ArrayShape,
+    Grid,
+    Shape,
+    distributions,
+    owners,
+    sibling,
+    stored_shape,
+)
+
+BINARY: dict[str, Any] = {
+    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.true_divide,
+    "floor_divide": np.floor_divide, "remainder": np.remainder, "power": np.power,
+    "minimum": np.minimum, "maximum": np.maximum, "arctan2": np.arctan2, "hypot": np.hypot,
+    "equal": np.equal, "not_equal": np.not_equal, "less": np.less,
+    "less_equal": np.less_equal, "greater": np.greater, "greater_equal": np.greater_equal,
+    "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
+    "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor,
+    "left_shift": np.left_shift, "right_shift": np.right_shift, "logaddexp": np.logaddexp,
+    "copysign": np.copysign, "nextafter": np.nextafter,
+    "fmin": np.fmin, "fmax": np.fmax, "fmod": np.fmod, "float_power": np.float_power,
+}  # fmt: skip
+UNARY: dict[str, Any] = {
+    "negative": np.negative, "abs": np.absolute, "sign": np.sign, "conj": np.conjugate,
+    "square": np.square, "sqrt": np.sqrt, "reciprocal": np.reciprocal, "exp": np.exp,
+    "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "log2": np.log2, "log10": np.log10,
+    "sin": np.sin, "cos": np.cos, "tan": np.tan, "arcsin": np.arcsin, "arccos": np.arccos,
+    "arctan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
+    "arcsinh": np.arcsinh, "arccosh": np.arccosh, "arctanh": np.arctanh,
+    "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "isnan": np.isnan,
+    "isinf": np.isinf, "isfinite": np.isfinite, "logical_not": np.logical_not,
+    "trunc": np.trunc, "signbit": np.signbit, "invert": np.invert, "cbrt": np.cbrt,
+    "exp2": np.exp2, "degrees": np.degrees, "radians": np.radians, "fabs": np.fabs,
+}  # fmt: skip
+PARTS = ("real", "imag")  # not ufuncs in NumPy
+WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.float16): np.dtype(np.float32)}
+
+
+def function_of(name: str, op: str, table: dict[str, Any]) -> Any:
+    known = [*table, *(PARTS if table is UNARY else ())]
+    require(
+        op in table, "BadArgumentError", f"{name}: op must be one of {', '.join(known)}; got {op!r}"
+    )
+    return table[op]
+
+
+def result_dtype(
+    name: str, function: Any, A: DistMatrix, other: Any, op: str = "", reflected: bool = False
+) -> np.dtype[Any]:
+    """The dtype of the result; `other`: a dtype, a Python type, or None."""
+    other = np.dtype(bool) if other is bool else other  # a Python bool is as strong as an array
+    types = (A.dtype, None) if other is None else (A.dtype, other, None)
+    if reflected:
+        types = (other, A.dtype, None)
+    try:
+        found: np.dtype[Any] = function.resolve_dtypes(types)[-1]
+    except TypeError:
+        found = np.dtype(object)
+    what = str(A.dtype) if other is None else f"{A.dtype} and {getattr(other, '__name__', other)}"
+    if found in WIDER:  # of two bool, where NumPy has its smallest types
+        found = WIDER[found]
+    require(found.name in DTYPES, "DtypeError", f"{name}: {op} is not defined for {what}")
+    return found
+
+
+def number_of(name: str, value: complex, dtype: np.dtype[Any], kind: str) -> complex | float | int:
+    """The scalar as a Python number of its kind; see `elementwise_scalar`."""
+    real = value.real
+    if kind == "complex" or (kind == "" and value.imag != 0):
+        return value
+    require(value.imag == 0, "BadArgumentError", f"{name}: {value} is not of kind {kind!r}")
+    if kind == "bool":
+        return bool(real)
+    whole = float(real).is_integer()
+    if kind == "int" or (kind == "" and whole and dtype.kind == "i"):
+        require(whole, "BadArgumentError", f"{name}: {real} is not of kind 'int'")
+        return int(real)
+    return float(real)
+
+
+def check_range(name: str, number: complex | float | int, dtype: np.dtype[Any]) -> None:
+    if dtype.kind != "i" or not isinstance(number, int):
+        return
+    limits = np.iinfo(dtype)
+    require(
+        limits.min <= number <= limits.max,
+        "BadArgumentError",
+        f"{name}: {number} cannot be held in {dtype}",
+    )
+
+
+def broadcast_shape(name: str, operands: Sequence[DistMatrix]) -> ArrayShape:
+    """The shape of the result, or a `Failure` (ShapeError)."""
+    try:
+        return np.broadcast_shapes(*(x.array_shape for x in operands))
+    except ValueError:
+        raise Failure(
+            "ShapeError",
+            f"{name}: shapes {' and '.join(map(shape_text, operands))} do not broadcast; sizes "
+            "must be equal or 1",
+        ) from None
+
+
+def as_rows(operands: Sequence[DistMatrix]) -> tuple[DistMatrix, ...]:
+    """The operands; vectors that meet a matrix as rows (views in the mirrored layout)."""
+    if all(x.ndim < 2 for x in operands):
+        return tuple(operands)
+    return tuple(operand(x, "T") if x.ndim == 1 else x for x in operands)
+
+
+def common_layout(operands: Sequence[DistMatrix], shape: Shape) -> str:
+    """The layout, of those of the full operands, that needs the least communication.
+
+    The cost of a move is the number of bytes that the busiest rank receives; of equals the first
+    operand's layout is chosen.
+    """
+    full = [x for x in operands if x.shape == shape]
+    if not full:  # a row with a column, or numbers
+        return "VC_STAR" if shape[0] >= shape[1] else "STAR_VC"
+
+    def cost(layout: str) -> float:
+        return sum(_received(x, layout, x.grid) for x in full)
+
+    return min(dict.fromkeys(x.layout for x in full), key=cost)
+
+
+def _received(matrix: DistMatrix, layout: str, grid: Grid) -> float:
+    if matrix.layout in (layout, "STAR_STAR"):
+        return 0.0
+    return matrix.nbytes / len(owners(layout, grid))
+
+
+def part_layout(layout: str, shape: Shape, whole: Shape) -> str:
+    """The layout in which a row, column or element broadcasts against a matrix in `layout`."""
+    if layout == "CIRC_CIRC" or shape == whole:
+        return layout
+    rows, cols = (
+        dist if mine == full else "STAR"
+        for dist, mine, full in zip(distributions(layout), shape, whole, strict=True)
+    )
+    return sibling(layout, rows, cols)
+
+
+def aligned(
+    ctx: Context, name: str, *operands: DistMatrix
+) -> tuple[ArrayShape, str, tuple[DistMatrix, ...]]:
+    """Shape and layout of the result, and the operands in matching layouts. Collective.
+
+    On every rank the operands' local blocks broadcast to that of the result.
+    """
+    shape = broadcast_shape(name, operands)
+    whole = stored_shape(shape)
+    placed = as_rows(operands)
+    layout = common_layout(placed, whole)
+    moved = tuple(ctx.to_layout(x, part_layout(layout, x.shape, whole)) for x in placed)
+    return shape, layout, moved
 
 
 @routine("C")

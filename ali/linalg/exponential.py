@@ -9,10 +9,9 @@ import numpy as np
 from ali.blocks import Array, block, float_dtype, require, require_square
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
-from ali.linalg.cyclic_rows import copy_to_rows
-from ali.linalg.elimination import eliminate
-from ali.linalg.gemm import product
-from ali.linalg.triangular import triangular_solve
+from ali.linalg.products import product
+from ali.linalg.systems import eliminate
+from ali.linalg.triangular import copy_to_rows, triangular_solve
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 # By bytes of a real number: the 1-norm up to which the Pade approximant is exact to rounding, and

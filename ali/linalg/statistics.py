@@ -8,8 +8,8 @@ import numpy as np
 
 from ali.blocks import Array, block, float_dtype, require, shape_text
 from ali.interface import Context, routine
-from ali.linalg.block_reduction import join_moments, moment_measure, reduce_matrix
 from ali.linalg.collectives import tree_reduce
+from ali.linalg.reductions import join_moments, moment_measure, reduce_matrix
 from ali.linalg.singular import truncated_svd
 from mpi_workers.matrix.dist_matrix import DistMatrix
 

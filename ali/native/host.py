@@ -1,33 +1,162 @@
-"""The functions that a native library can call during a routine, and its values in C."""
+"""The C ABI of ``include/alchemist.h``: structures, and functions that a native library can call.
+
+Errors of MPI that native code ignores, and a library that ends its process, are named.
+
+The gang is lost then, but code 0 and no word would be all that the user saw of the cause.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
 
 from ali.interface import Context
-from ali.native.abi import (
-    ALLOCATE,
-    CHECK,
-    ENDED,
-    FAIL,
-    HOST,
-    ITEMS,
-    NEW_MATRIX,
-    OK,
-    PROGRESS,
-    REFUSED,
-    SPAN,
-    TO_LAYOUT,
-    CHost,
-    CMatrix,
-    CValue,
-)
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
-from mpi_workers.matrix.layout import layout_of, number_of
-from mpi_workers.matrix.runs import Runs
+from mpi_workers.matrix.layout import Runs, layout_of, number_of
+from mpi_workers.wire.signature import MATRIX
+
+if TYPE_CHECKING:
+    from mpi_workers.rank.gang import Gang
+
+
+ABI = 3
+HOST = 3  # of the functions that libraries may call
+SYMBOL = "alchemist_library_describe"
+OK, FAILED, ENDED = 0, 1, 2
+REFUSED = 1  # the kind of a failure: bad arguments
+TYPES = (
+    MATRIX, "int", "float", "bool", "string", "complex",
+    "list[int]", "list[float]", "list[bool]", "list[string]",
+)  # fmt: skip
+
+CComm: Any = ctypes.c_int if MPI._sizeof(MPI.COMM_NULL) == 4 else ctypes.c_void_p
+
+
+class CMatrix(ctypes.Structure):
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        ("cols", ctypes.c_int64),
+        ("dtype", ctypes.c_int),
+        ("layout", ctypes.c_int),
+        ("grid_height", ctypes.c_int32),
+        ("grid_width", ctypes.c_int32),
+        ("dimensions", ctypes.c_int32),
+        ("local_rows", ctypes.c_int64),
+        ("local_cols", ctypes.c_int64),
+        ("leading_dimension", ctypes.c_int64),
+        ("row_shift", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("col_shift", ctypes.c_int64),
+        ("col_stride", ctypes.c_int64),
+        ("row_block", ctypes.c_int64),
+        ("col_block", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class CUnion(ctypes.Union):
+    _fields_ = (
+        ("matrix", ctypes.c_void_p),
+        ("integer", ctypes.c_int64),
+        ("number", ctypes.c_double),
+        ("complex_number", ctypes.c_double * 2),
+        ("flag", ctypes.c_int32),
+        ("pointer", ctypes.c_void_p),  # of a string, and of every list
+    )
+
+
+class CValue(ctypes.Structure):
+    _anonymous_ = ("of",)
+    _fields_ = (("given", ctypes.c_int32), ("count", ctypes.c_int64), ("of", CUnion))
+
+
+class CCall(ctypes.Structure):
+    _fields_ = (
+        ("host", ctypes.c_void_p),
+        ("comm", CComm),
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("grid_height", ctypes.c_int32),
+        ("grid_width", ctypes.c_int32),
+        ("state", ctypes.c_void_p),
+    )
+
+
+NEW_MATRIX = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int
+)
+TO_LAYOUT = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_double, ctypes.c_char_p)
+FAIL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p)
+SPAN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
+RUN = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(CCall), ctypes.POINTER(CValue), ctypes.POINTER(CValue)
+)
+CLOSE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class CHost(ctypes.Structure):
+    _fields_ = (
+        ("abi", ctypes.c_int32),
+        ("new_matrix", NEW_MATRIX),
+        ("to_layout", TO_LAYOUT),
+        ("allocate", ALLOCATE),
+        ("check", CHECK),
+        ("progress", PROGRESS),
+        ("fail", FAIL),
+        ("span", SPAN),
+    )
+
+
+class CParameter(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("type", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+        ("default_value", ctypes.c_char_p),
+    )
+
+
+class CResult(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("type", ctypes.c_int), ("doc", ctypes.c_char_p))
+
+
+class CRoutine(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("doc", ctypes.c_char_p),
+        ("run", RUN),
+        ("parameters", ctypes.POINTER(CParameter)),
+        ("results", ctypes.POINTER(CResult)),
+    )
+
+
+class CLibrary(ctypes.Structure):
+    _fields_ = (
+        ("abi", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
+        ("doc", ctypes.c_char_p),
+        ("routines", ctypes.POINTER(CRoutine)),
+        ("close", CLOSE),
+    )
+
+
+ITEMS: dict[str, Any] = {
+    "list[int]": ctypes.c_int64,
+    "list[float]": ctypes.c_double,
+    "list[bool]": ctypes.c_int32,
+    "list[string]": ctypes.c_char_p,
+}
 
 
 class Frame:
@@ -260,3 +389,52 @@ def _bytes(text: str) -> bytes:
 def text_of(raw: bytes | None) -> str:
     """A C string as text; NULL is empty."""
     return (raw or b"").decode(errors="replace")
+
+
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)
+
+
+@functools.cache  # keeps the handler alive
+def report_exits() -> Any:
+    """Have this process say that a library has ended it, and end with a code other than 0.
+
+    Ranks end themselves without the handlers of exit(3), so only a library's call runs them.
+    """
+    handler = _HANDLER(_report)
+    on_exit = getattr(ctypes.CDLL(None), "on_exit", None)  # of glibc
+    if on_exit is not None:
+        on_exit(handler, None)
+    return handler
+
+
+def _report(code: int, _argument: int | None) -> None:
+    sys.stderr.write(
+        f"a library has ended this rank's process with code {code}: it called exit(), or STOP in "
+        "Fortran. It must return an error instead (alchemist_fail, alchemist_failed)\n"
+    )
+    sys.stderr.flush()
+    os._exit(code or 1)
+
+
+@contextmanager
+def ignored_errors_raised(gang: Gang, what: str) -> Iterator[None]:
+    """Run native code in the block; `what` names it in messages.
+
+    Communicators that it derives from the gang's report their errors in later blocks too.
+
+    Raises
+    ------
+    Failure
+        RoutineError, if an MPI function has failed on this rank and the code has returned
+        without an error of its own.
+    """
+    gang.enter_native()
+    error = None
+    try:
+        yield
+    finally:
+        error = gang.leave_native()
+    if error is not None:
+        raise Failure(
+            "RoutineError", f"{what} on rank {gang.rank} ignored an error of MPI: {error}"
+        )

@@ -20,12 +20,10 @@ from __future__ import annotations
 from typing import Any
 
 from ali.interface import Context, routine
-from ali.scalapack import find, grid
-from ali.scalapack.condition import condest
+from ali.scalapack import native
 from ali.scalapack.orthogonal import lq, lstsq, qr
-from ali.scalapack.products import matmul, norm
 from ali.scalapack.spectra import eigh, svd, svdvals
-from ali.scalapack.systems import cholesky, lu, solve
+from ali.scalapack.systems import cholesky, condest, lu, matmul, norm, solve
 
 __all__ = [
     "about", "cholesky", "condest", "eigh", "lq", "lstsq", "lu", "matmul", "norm", "qr", "solve",
@@ -34,13 +32,13 @@ __all__ = [
 
 
 def load(state: dict[str, Any], path: str | None) -> None:
-    """Find and load ScaLAPACK on this rank's node; see find.py."""
-    state["native"] = find.load(path)
+    """Find and load ScaLAPACK on this rank's node; see native.py."""
+    state["native"] = native.load(path)
 
 
 def close(state: dict[str, Any]) -> None:
     """Release the BLACS grid. The library stays loaded."""
-    grid.close(state)
+    native.close(state)
 
 
 @routine("library")
@@ -55,4 +53,4 @@ def about(ctx: Context) -> str:
     install libopenblas0-pthread`` the loader uses OpenBLAS instead (``update-alternatives
     --config libblas.so.3-x86_64-linux-gnu`` shows the choice).
     """
-    return find.describe(ctx.state["native"])
+    return native.describe(ctx.state["native"])

@@ -1,4 +1,4 @@
-"""Block-cyclic matrices: BLOCK_CYCLIC and MC_MR without a copy, and copies in larger blocks.
+"""Block-cyclic matrices: BLOCK_CYCLIC and MC_MR without a copy, larger blocks, triangles.
 
 A matrix in BLOCK_CYCLIC is passed to ScaLAPACK as it is, and results have its layout. Elemental's
 MC_MR on a column-major grid is ScaLAPACK's block-cyclic distribution with
@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 from ali.blocks import require
 from ali.interface import Context
-from ali.native.ignored_mpi_errors import ignored_errors_raised
-from ali.scalapack.grid import BlacsGrid, grid_of
-from ali.scalapack.native import INT_MAX, Native, real
+from ali.native.host import ignored_errors_raised
+from ali.scalapack.native import INT_MAX, BlacsGrid, Native, grid_of, real
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import form
+from mpi_workers.matrix.layout import Indices, clip, form
 
 Array = NDArray[Any]
 
@@ -307,3 +306,61 @@ def _fits(ctx: Context, count: int) -> None:
             f"scalapack: rank {ctx.rank} would hold {count} elements, but ScaLAPACK's 32-bit "
             f"integers allow {INT_MAX}: request more workers",
         )
+
+
+def keep_lower(matrix: DistMatrix, *, unit: bool = False) -> None:
+    """Zero the elements above the diagonal; `unit`: set the diagonal to ones."""
+    for j, col in enumerate(matrix.cols):
+        above = _before(matrix.rows, col)
+        matrix.local[:above, j] = 0
+        if unit and col in matrix.rows:
+            matrix.local[above, j] = 1
+
+
+def keep_upper(matrix: DistMatrix) -> None:
+    """Zero the elements below the diagonal."""
+    for j, col in enumerate(matrix.cols):
+        matrix.local[_before(matrix.rows, col + 1) :, j] = 0
+
+
+def _before(owned: Indices, index: int) -> int:
+    """How many of the owned indices are below `index`."""
+    return len(clip(owned, 0, index))
+
+
+def diagonal(ctx: Context, matrix: Cyclic, offset: int = 0) -> NDArray[Any]:
+    """The diagonal `offset` columns above the main one, on every rank. Collective: its length."""
+    at, values = matrix.diagonal(offset)
+    mine = np.zeros(max(0, min(matrix.m, matrix.n - offset)), matrix.data.dtype)
+    mine[at] = values
+    everything = np.empty_like(mine)
+    ctx.comm.Allreduce(mine, everything, MPI.SUM)
+    return everything
+
+
+def phases(values: NDArray[Any]) -> NDArray[Any]:
+    """``v / abs(v)``, and 1 for zero."""
+    length = np.abs(values)
+    found: NDArray[Any] = np.where(length > 0, values, 1) / np.where(length > 0, length, 1)
+    return found.astype(values.dtype)
+
+
+def scale_rows(matrix: DistMatrix, factors: NDArray[Any]) -> None:
+    """Multiply row i by ``factors[i]``."""
+    if matrix.local.size:
+        matrix.local[...] *= factors[np.array(matrix.rows), None]
+
+
+def scale_cols(matrix: DistMatrix, factors: NDArray[Any]) -> None:
+    """Multiply column j by ``factors[j]``."""
+    if matrix.local.size:
+        matrix.local[...] *= factors[np.array(matrix.cols)]
+
+
+def set_real_diagonal(matrix: DistMatrix) -> None:
+    """Take rounding's imaginary parts off a diagonal that is real."""
+    if matrix.dtype.kind == "c":
+        for j, col in enumerate(matrix.cols):
+            if col in matrix.rows:
+                i = matrix.rows.index(col)
+                matrix.local[i, j] = matrix.local[i, j].real

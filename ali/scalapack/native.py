@@ -1,4 +1,6 @@
-"""ScaLAPACK's functions, called with Fortran's conventions.
+"""ScaLAPACK: finds and loads it, its BLACS grid for a gang's communicator, and its functions.
+
+Checks come before a call: ScaLAPACK would print an error, or end the process.
 
 Every argument is passed by reference; the length of a CHARACTER follows hidden after all other
 arguments. Integers have 32 bits (LP64). The interpreter lock is released during a call, which
@@ -9,6 +11,21 @@ grids span MPI_COMM_WORLD in row-major order, but ours must be column-major on a
 changes after a failed call; it has no gelqf and no orglq; it checks with assertions, needs all its
 functions at once, and leaves finding and preloading the library, work space and hidden lengths to
 its caller. Only its table of argument types would remain, and passing by reference needs none.
+
+Candidates are tried in this order; if a file is named (1, 2), no other is tried:
+
+1. the path given to ``load_library("scalapack", path)``,
+2. the environment's ``SCALAPACK_LIB``,
+3. Cray LibSci: ``libsci_*_mpi.so`` below ``CRAY_LIBSCI_PREFIX_DIR``,
+4. the ``mkl`` wheel, or any MKL, in this Python's own ``lib`` folder,
+5. ``libscalapack-mpich.so.*``, then ``libscalapack.so.*``, on ``LD_LIBRARY_PATH``, in this
+   Python's ``lib`` folder and in the system's library folders.
+
+A library that the user has set up thus comes before the system's, and an optimised one next to
+this Python before it too. A path, or ``SCALAPACK_LIB``, may be several files separated by colons:
+the parts of a library, loaded together.
+
+A library that needs another MPI than the ranks' is refused (see `ali.mpi_family`).
 """
 
 from __future__ import annotations
@@ -16,13 +33,26 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ali.loader import symbol_file
+from ali.blocks import CHUNK, require, shape_text
+from ali.interface import Context
+from ali.loader import known_processor, load_together, provide_mpich, symbol_file
+from ali.mpi_family import foreign_mpi, our_mpi, second_mpi
+from ali.mpi_files import mapped_files, mpi_file
+from ali.native.host import ignored_errors_raised
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.dist_matrix import DistMatrix
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 INT_MAX = 2**31 - 1
@@ -146,3 +176,299 @@ def real(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def scalar(value: complex, dtype: np.dtype[Any]) -> NDArray[Any]:
     """A factor such as alpha, as an array to be passed."""
     return np.full(1, value, dtype)
+
+
+VARIABLE = "SCALAPACK_LIB"
+HOW_TO_GET_ONE = (
+    "To install one: `apt-get install libscalapack-mpich2.2` (Debian, Ubuntu), `pip install mkl`, "
+    "`module load cray-libsci` on a Cray, or name a file: "
+    f'load_library("scalapack", "/path/to/lib.so"), or {VARIABLE} in the environment of the '
+    "node's Ray processes. It must be built for MPICH's ABI and 32-bit integers (LP64)"
+)
+SYSTEM_FOLDERS = ("/usr/lib64/mpich/lib", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+MKL_SCALAPACK = "libmkl_scalapack_lp64.so"
+# The sequential one of its threading layers: ranks fill the cores.
+MKL_PARTS = (
+    "libmkl_core.so",
+    "libmkl_sequential.so",
+    "libmkl_intel_lp64.so",
+    "libmkl_blacs_intelmpi_lp64.so",
+)
+
+
+REFERENCE = (
+    "{} is the reference BLAS, which has no tuned kernels: install a better one with `apt-get "
+    "install libopenblas0-pthread` (Debian, Ubuntu) on every node"
+)
+
+
+class _Loaded:
+    """The library of this process: symbols of a second one would mix with the first's."""
+
+    native: Native | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Files that may be ScaLAPACK: the last one is the library, the others are its parts."""
+
+    files: tuple[Path, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.files[-1]
+
+
+def load(path: str | None = None) -> Native:
+    """ScaLAPACK, loaded into this process.
+
+    Raises
+    ------
+    Failure
+        LibraryNotFoundError if none is found, LibraryLoadError if no candidate can be used. Both
+        name the places searched, the loader's message, and how to install one.
+    """
+    named, source = path or os.environ.get(VARIABLE) or None, "given" if path else VARIABLE
+    if _Loaded.native is not None and not named:
+        return _Loaded.native  # the user's choice, for routines of linalg
+    candidates = _named(named, source) if named else list(dict.fromkeys(search()))
+    if not candidates:
+        raise Failure(
+            "LibraryNotFoundError",
+            f"there is no ScaLAPACK on node {os.uname().nodename}. Searched for {_places()}. "
+            + HOW_TO_GET_ONE,
+        )
+    reasons = []
+    for candidate in candidates:
+        try:
+            native = _open(candidate)
+        except OSError as error:
+            reasons.append(f"{candidate.path}: {error}")
+        else:
+            native.passed_over = reasons
+            return native
+    raise Failure(
+        "LibraryLoadError",
+        f"no usable ScaLAPACK on node {os.uname().nodename}. "
+        + "; ".join(reasons)
+        + f". {HOW_TO_GET_ONE}",
+    )
+
+
+def _named(files: str, source: str) -> list[Candidate]:
+    paths = tuple(Path(file) for file in files.split(os.pathsep))
+    for path in paths:
+        if not path.is_file():
+            raise Failure(
+                "LibraryNotFoundError",
+                f"scalapack: there is no file {path} ({source}) on node {os.uname().nodename}. "
+                + HOW_TO_GET_ONE,
+            )
+    if len(paths) == 1 and paths[0].name.startswith(MKL_SCALAPACK):
+        return [_with_parts(paths[0])]
+    return [Candidate(paths)]
+
+
+def search() -> Iterator[Candidate]:
+    """The candidates on this node, best first."""
+    if sci := os.environ.get("CRAY_LIBSCI_PREFIX_DIR"):
+        yield from _single(Path(sci) / "lib", "libsci_*_mpi.so*")
+    for path in _matching(_own_folder(), f"{MKL_SCALAPACK}*"):
+        yield _with_parts(path)
+    for pattern in ("libscalapack-mpich.so*", "libscalapack.so*"):
+        for folder in _folders():
+            yield from _single(folder, pattern)
+
+
+def _own_folder() -> Path:
+    return Path(sys.prefix) / "lib"
+
+
+def _folders() -> list[Path]:
+    given = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    own = [_own_folder(), *([Path("/usr/lib") / multiarch] if multiarch else [])]
+    return [*(Path(folder) for folder in given if folder), *own, *map(Path, SYSTEM_FOLDERS)]
+
+
+def _places() -> str:
+    sci = os.environ.get("CRAY_LIBSCI_PREFIX_DIR", "CRAY_LIBSCI_PREFIX_DIR, which is not set")
+    return (
+        f"{VARIABLE} (not set), Cray LibSci ({sci}), MKL ({_own_folder()}/{MKL_SCALAPACK}*), and "
+        f"libscalapack-mpich.so* or libscalapack.so* in {', '.join(map(str, _folders()))}"
+    )
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """Files that match, the newest version first, without other names of the same file."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.glob(pattern), key=_version, reverse=True):
+        files.setdefault(os.path.realpath(path), path)
+    return list(files.values())
+
+
+def _version(path: Path) -> tuple[list[int], int]:
+    return [int(part) for part in re.findall(r"\d+", path.name)], -len(path.name)
+
+
+def _single(folder: Path, pattern: str) -> Iterator[Candidate]:
+    yield from (Candidate((path,)) for path in _matching(folder, pattern))
+
+
+def _with_parts(scalapack: Path) -> Candidate:
+    """MKL with its parts, which its files do not declare."""
+    parts = (_matching(scalapack.parent, f"{part}*") for part in MKL_PARTS)
+    return Candidate((*(found[0] for found in parts if found), scalapack))
+
+
+def _open(candidate: Candidate) -> Native:
+    """Load it. Raises `OSError` with the reason if it cannot be used."""
+    path = os.path.realpath(candidate.path)
+    loaded = _Loaded.native
+    if loaded is not None:
+        if loaded.path == path:
+            return loaded
+        raise OSError(
+            f"these ranks have already loaded {loaded.path}, and a process cannot load two "
+            "ScaLAPACK libraries: request new workers"
+        )
+    for file in candidate.files:
+        if needed := foreign_mpi(file):
+            raise OSError(f"it needs {needed}, but these ranks run on {our_mpi()}")
+    provide_mpich()
+    with known_processor():
+        if len(candidate.files) > 1:
+            handle = load_together([mpi_file(), *map(str, candidate.files)])
+        else:
+            handle = ctypes.CDLL(str(candidate.path))
+    if other := second_mpi():
+        raise OSError(
+            f"it has loaded a second MPI, {other}, but these ranks run on {our_mpi()}: request new "
+            "workers"
+        )
+    native = Native(handle, path)
+    if missing := native.missing():
+        raise OSError(
+            f"it lacks {len(missing)} required functions, such as {missing[0]}: is it ScaLAPACK "
+            "with the BLACS?"
+        )
+    _Loaded.native = native
+    if (blas := native.reference_blas()) and MPI.COMM_WORLD.rank == 0:
+        warnings.warn(f"scalapack: {REFERENCE.format(blas)}", RuntimeWarning, stacklevel=2)
+    return native
+
+
+def describe(native: Native) -> str:
+    """The loaded library, its BLAS, and the candidates that could not be used."""
+    blas = [
+        path
+        for path in mapped_files()
+        if re.search(r"blas|blis|libmkl_(core|avx|def)|libsci", Path(path).name)
+        and "site-packages" not in path  # NumPy's and SciPy's own
+        and path != native.path
+    ]
+    told = [
+        f"ScaLAPACK: {native.path}",
+        f"BLAS: {', '.join(blas) or 'its own'}{native.openblas_core()}",
+        f"MPI: {our_mpi()}",
+        *(f"not usable: {reason}" for reason in native.passed_over),
+    ]
+    if blas_file := native.reference_blas():
+        told.insert(2, f"warning: {REFERENCE.format(blas_file)}")
+    return "\n".join(told)
+
+
+def computed_in(routine: str, *matrices: DistMatrix) -> np.dtype[Any]:
+    """The dtype in which to compute: NumPy's common one, with integers and bool as float64.
+
+    Raises
+    ------
+    Failure
+        ShapeError, if a matrix is empty or has a dimension that 32 bits do not hold.
+    """
+    for matrix in matrices:
+        require(
+            min(matrix.shape) >= 1 and max(matrix.shape) <= INT_MAX,
+            "ShapeError",
+            f"{routine}: a matrix is {shape_text(matrix)}; ScaLAPACK takes 1 to {INT_MAX} rows and "
+            "columns",
+        )
+    kinds = [np.dtype(np.float64) if m.dtype.kind in "bi" else m.dtype for m in matrices]
+    return np.result_type(*kinds)
+
+
+def require_finite(ctx: Context, routine: str, *matrices: DistMatrix) -> None:
+    """Refuse NaN and infinity, on which ScaLAPACK's pivoting and iterations fail. Collective.
+
+    One pass over the matrices and one word from each rank.
+    """
+    mine = np.array([all(_finite(matrix) for matrix in matrices)], np.int32)
+    every = np.zeros(1, np.int32)
+    ctx.comm.Allreduce(mine, every, MPI.MIN)
+    require(bool(every[0]), "LinAlgError", f"{routine}: a matrix contains NaN or infinity")
+
+
+def _finite(matrix: DistMatrix) -> bool:
+    if matrix.dtype.kind in "bi":
+        return True
+    local = matrix.local.reshape(-1, order="F")
+    step = CHUNK // matrix.dtype.itemsize
+    return all(np.isfinite(local[i : i + step]).all() for i in range(0, local.size, step))
+
+
+class BlacsGrid:
+    """A BLACS context on the gang's communicator, of the gang's own (column-major) grid.
+
+    Created by all ranks together. BLACS duplicates the gang's communicator, so that its messages
+    do not mix with ours.
+
+    Attributes
+    ----------
+    context : int
+        The context number in descriptors.
+    height, width, row, col : int
+        The grid, and this rank's place on it.
+    """
+
+    def __init__(self, ctx: Context, native: Native) -> None:
+        self._native = native
+        self.comm = ctx.comm
+        self.height, self.width = ctx.grid
+        self.row, self.col = ctx.rank % self.height, ctx.rank // self.height
+        as_c = ctypes.c_int if MPI._sizeof(MPI.Comm) == 4 else ctypes.c_void_p
+        self._handle = native.blacs("Csys2blacs_handle", as_c(self.comm.handle))
+        context = ctypes.c_int(self._handle)
+        native.blacs("Cblacs_gridinit", ctypes.byref(context), b"C", self.height, self.width)
+        self.context = context.value
+        found = [ctypes.c_int(-1) for _ in range(4)]
+        native.blacs("Cblacs_gridinfo", self.context, *map(ctypes.byref, found))
+        if [value.value for value in found] != [self.height, self.width, self.row, self.col]:
+            raise RuntimeError(
+                f"BLACS placed rank {ctx.rank} of a {self.height} x {self.width} grid elsewhere: "
+                f"{[value.value for value in found]}; {native.path} uses another MPI than mpi4py"
+            )
+
+    def close(self) -> None:
+        self._native.blacs("Cblacs_gridexit", self.context)
+        self._native.blacs("Cfree_blacs_system_handle", self._handle)
+
+
+def grid_of(ctx: Context) -> BlacsGrid:
+    """The grid on the gang's present communicator. Collective when it is new.
+
+    A failed call replaces the gang's communicator. The grid on the old one is abandoned with it,
+    because messages on both may never arrive.
+    """
+    grid: BlacsGrid | None = ctx.state.get("grid")
+    if grid is None or grid.comm is not ctx.comm:
+        ctx.comm.Barrier()  # no rank enters BLACS, which cannot be interrupted, alone
+        with ignored_errors_raised(ctx.gang, "scalapack: BLACS"):
+            grid = ctx.state["grid"] = BlacsGrid(ctx, ctx.state["native"])
+    return grid
+
+
+def close(state: dict[str, Any]) -> None:
+    """Release the grid, if there is one."""
+    grid: BlacsGrid | None = state.pop("grid", None)
+    if grid is not None:
+        grid.close()

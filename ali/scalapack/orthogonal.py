@@ -6,9 +6,8 @@ import numpy as np
 
 from ali.blocks import require, require_same_rows, shape_text
 from ali.interface import Context, routine
-from ali.scalapack.checks import computed_in, require_finite
-from ali.scalapack.cyclic import Call
-from ali.scalapack.triangles import (
+from ali.scalapack.cyclic import (
+    Call,
     diagonal,
     keep_lower,
     keep_upper,
@@ -17,6 +16,7 @@ from ali.scalapack.triangles import (
     scale_rows,
     set_real_diagonal,
 )
+from ali.scalapack.native import computed_in, require_finite
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 

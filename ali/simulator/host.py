@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ali.simulator.instance import Instance
-from ali.simulator.records import Record
-from ali.simulator.spec import Spec
+from ali.simulator.spec import Record, Spec
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 

@@ -29,9 +29,8 @@ import numpy as np
 
 from ali.interface import Context
 from ali.native import NativeLibrary
-from ali.native.repeated_calls import PreparedCall
-from ali.simulator.records import Record
-from ali.simulator.spec import UNFIT, Spec, parse
+from ali.native.library import PreparedCall
+from ali.simulator.spec import UNFIT, Record, Spec, parse
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.wire.signature import MATRIX, Signature

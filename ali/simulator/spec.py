@@ -1,9 +1,11 @@
-"""A simulator's description of itself, checked once when it is loaded."""
+"""A simulator's description of itself, checked when it is loaded, and the records of its steps."""
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -171,3 +173,79 @@ def _box(box: dict[str, Any], key: str, require: Any) -> int:
         fits = all(isinstance(n, int | float) for n in numbers) and len(numbers) in (1, size)
         require(fits, f"has {key} {end}={bound!r}; it must be a number, null or {size} numbers")
     return size
+
+
+Array = np.ndarray[Any, Any]
+
+
+class Record:
+    """Views of one row of a table of records.
+
+    Parameters
+    ----------
+    table : ndarray
+        Structured, with the layout of a spec.
+    row : int
+
+    Attributes
+    ----------
+    scores : ndarray of float64
+        The scores, and last 1.0 if the episode has ended.
+    """
+
+    def __init__(self, table: Array, row: int) -> None:
+        names = table.dtype.names or ()
+        self.scores: Array = table["scores"][row]
+        self._parts: list[tuple[Array, slice]] = []
+        begin = 0
+        for name in names[1:]:
+            part = table[name][row]
+            self._parts.append((part, slice(begin, begin + len(part))))
+            begin += len(part)
+
+    def observe(self, numbers: Array | None) -> bool:
+        """Write an observation; whether each integer of it is one, and in the range of its dtype.
+
+        Numbers beyond the range of a floating-point dtype become infinite.
+        """
+        fits = True
+        if numbers is None:
+            return fits
+        for part, where in self._parts:
+            found = numbers[where]
+            np.copyto(part, found, casting="unsafe")
+            if part.dtype.kind in "iu" and part.dtype != found.dtype:
+                fits = fits and bool((part == found).all())
+        return fits
+
+
+HEADER = 64  # bytes before the records; they begin with the mark
+
+
+def open_shared(address: str | None, size: int) -> np.ndarray[Any, Any] | None:
+    """`size` bytes in memory of a process on this node; None if it is not here.
+
+    Parameters
+    ----------
+    address : str or None
+        ``"PATH MARK"``: a file descriptor of that process below ``/proc``, and the hexadecimal
+        bytes at its beginning. The same path on another node is another file.
+    size : int
+    """
+    if address is None:
+        return None
+    path, _, mark = address.rpartition(" ")
+    expected = bytes.fromhex(mark)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if os.pread(fd, len(expected), 0) != expected:
+            return None
+        memory = mmap.mmap(fd, HEADER + size)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+    return np.frombuffer(memory, np.uint8, size, HEADER)

@@ -5,25 +5,92 @@ their columns, and the starts of the rows, as in SciPy's CSR format, padded to t
 three columns of the starts have the number of columns and elements of the sparse matrix, and the
 rank's number of rows. Rank r of p has the rows r, r + p, r + 2 p, ... of the sparse matrix, as in
 VC_STAR. On a gang that was resized since it was sent, p is the number of ranks at that time
-(`ali.sparse.dealing`).
+(`ali.sparse`).
 
 "Error" and "Peak memory" of docstrings are those of `ali.linalg`, measured for 2000 x 60 (errors)
 and 100000 x 120 elements (memory), a fifth of which are not zero.
+
+A sparse matrix is three ordinary matrices in VC_STAR with one row for each rank: the elements,
+their columns, and the starts of the rows, as in SciPy's CSR format, padded to the longest; the last
+three columns of the starts have the number of columns and elements of the sparse matrix, and the
+rank's number of rows. Rank r of p has the rows r, r + p, r + 2 p, ... of the sparse matrix, as in
+VC_STAR. On a gang that was resized since it was sent, p is the number of ranks at that time
+(`ali.sparse.dealing`).
 """
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 from scipy.sparse import csr_array
 
+from ali.arrays.ordering import exchange_pieces
 from ali.blocks import CHUNK, Array, block, panels, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.iterative import checked_tol, column_dots, search
-from ali.linalg.krylov import basis_size, right_vectors
-from ali.linalg.singular import svd
-from ali.sparse.dealing import dealt_out
+from ali.linalg.singular import basis_size, right_vectors, svd
 from mpi_workers.matrix.dist_matrix import DistMatrix
+
+FACTS = 3  # columns at the end of the starts
+
+Parts = tuple[DistMatrix, DistMatrix, DistMatrix]
+
+
+def dealt_out(ctx: Context, data: DistMatrix, indices: DistMatrix, starts: DistMatrix) -> Parts:
+    """A sparse matrix with one row of its three matrices for each rank there is now. Collective.
+
+    After a resize the rows are dealt out once, in the first call; the result is kept until the
+    matrix is freed.
+
+    Notes
+    -----
+    Each element crosses the network at most once, with its row and column. Memory: the matrix once
+    more, and three copies of it meanwhile.
+    """
+    if data.shape[0] == ctx.size:
+        return data, indices, starts
+    kept: WeakKeyDictionary[object, Parts] = ctx.state.setdefault("dealt", WeakKeyDictionary())
+    # Not by one rank alone: a call that failed may have ended on some ranks only.
+    if not all(ctx.comm.allgather(data.block in kept)):
+        kept[data.block] = _dealt_out(ctx, data, indices, starts)
+    return kept[data.block]
+
+
+def _dealt_out(ctx: Context, data: DistMatrix, indices: DistMatrix, starts: DistMatrix) -> Parts:
+    before = data.shape[0]
+    rows, used = [np.empty(0, np.int64)], []
+    for part, ends in enumerate(starts.local):
+        own = ends[: ends[-1] + 1]
+        used.append(int(own[-1]))
+        old_rank = data.rows[part]
+        rows.append(np.repeat(old_rank + before * np.arange(len(own) - 1), np.diff(own)))
+    row = np.concatenate(rows)
+    order = np.argsort(row % ctx.size, kind="stable")
+    counts = np.bincount(row % ctx.size, minlength=ctx.size)
+
+    def exchanged(whole: Array) -> Array:
+        return exchange_pieces(ctx, whole[order], counts)[0]
+
+    def used_of(matrix: DistMatrix) -> Array:
+        own = [line[:count] for line, count in zip(matrix.local, used, strict=True)]
+        return np.concatenate(own) if own else np.empty(0, matrix.dtype)
+
+    row = exchanged(row) // ctx.size
+    elements, columns = exchanged(used_of(data)), exchanged(used_of(indices))
+    order = np.argsort(row, kind="stable")
+    m = int(ctx.comm.allreduce(sum(int(ends[-1]) for ends in starts.local)))
+    mine, most = len(range(ctx.rank, m, ctx.size)), -(-m // ctx.size)
+    longest = max(1, *ctx.comm.allgather(len(row)))
+    made = [ctx.zeros((ctx.size, longest), matrix.dtype) for matrix in (data, indices)]
+    ends = ctx.zeros((ctx.size, most + 1 + FACTS), starts.dtype)
+    for matrix, values in zip(made, (elements, columns), strict=True):
+        matrix.local[0, : len(row)] = values[order]
+    ends.local[0, 1 : mine + 1] = np.cumsum(np.bincount(row, minlength=mine)[:mine])
+    ends.local[0, -1] = mine
+    return made[0], made[1], ends
+
 
 __all__ = ["conjugate_gradient", "matmul", "transposed_matmul", "truncated_svd"]
 
@@ -138,7 +205,7 @@ def truncated_svd(
     -----
     ARPACK on the Gram matrix, which is never formed: ``4 nnz / ranks`` flops and two messages of n
     words for each product. Singular values below the square root of the machine epsilon times the
-    largest are noise. Source: see ali/linalg/krylov.py.
+    largest are noise. Source: see ali/linalg/singular.py.
 
     Error: 2 eps, of S, relative to the largest singular value. Peak memory: 1.4 times arguments and
     results.

@@ -12,8 +12,13 @@ from typing import Any
 
 import ray
 
-from alchemist_ray.observe.bench.hpc import Measure, geometric_mean, goodness
-from alchemist_ray.observe.bench.places import CONTAINER, compare_places
+from alchemist_ray.observe.bench.hpc import (
+    CONTAINER,
+    Measure,
+    compare_places,
+    geometric_mean,
+    goodness,
+)
 from benchmarks.papers import spark
 from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting
 

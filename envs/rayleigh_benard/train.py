@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.ray_cluster import check
+from alchemist_ray.runtime.cluster.ray_cluster import check
 from envs.rayleigh_benard.baselines import (
     HEATERS,
     NO_CONTROL,

@@ -13,7 +13,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from alchemist_ray.arguments import known_options, positive_int
-from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from envs.errors import EnvConfigError
 from envs.rllib.callbacks import GangCallbacks
 from envs.rllib.env_runner import GangEnvRunner, GangMultiAgentEnvRunner

@@ -11,7 +11,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError
-from alchemist_ray.runtime.placement import Reservation, within
+from alchemist_ray.runtime.cluster.placement import Reservation, within
 from envs.config import MAX_RESTARTS
 from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError
 from envs.losses import EVENTS, RestartRate, in_this_process

@@ -27,14 +27,19 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from mpi_workers.data.description import MAX_KNOWN
-from mpi_workers.data.node_memory import Loan, NodeMemory
-from mpi_workers.data.node_proof import NodeProof
+from mpi_workers.data.node_memory import Loan, NodeMemory, NodeProof
 from mpi_workers.data.streams import Order, Share, receive_stream, send_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.node_shares import Box, elements_of, exchange
-from mpi_workers.matrix.regions import Region
-from mpi_workers.matrix.row_shares import checked_rows, place, row_groups
+from mpi_workers.matrix.node_shares import (
+    Box,
+    Region,
+    checked_rows,
+    elements_of,
+    exchange,
+    place,
+    row_groups,
+)
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor
 from mpi_workers.wire.blocking import MAX_FDS, Connection

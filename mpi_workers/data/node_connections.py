@@ -1,15 +1,343 @@
-"""The connections of a process to all nodes of a gang, and the threads that use them."""
+"""The connections of a process to the nodes of a gang, kept open, and the threads that use them.
+
+On the same node the ranks' memory is mapped into this process by file descriptor. To another node
+there are a few TCP streams.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from mpi_workers.data.description import DataEndpoints
-from mpi_workers.data.node_connection import NodeConnection, closed
+import numpy as np
+from numpy.typing import NDArray
+
+from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
+from mpi_workers.data.streams import (
+    Elements,
+    InArray,
+    InStack,
+    RowStack,
+    Share,
+    receive_stream,
+    send_stream,
+)
+from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix.mapping import SharedMapping
+from mpi_workers.matrix.node_shares import Region, row_groups, taken
+from mpi_workers.wire import frames, sockets
+from mpi_workers.wire.blocking import MAX_FDS, Connection, connect
+from mpi_workers.wire.frames import Body, Kind
+
+Array = NDArray[Any]
+
+STALL_TIMEOUT_S = 600.0  # for a node's next byte; a rank's death and a lost node are noticed before
+MAX_MAPPINGS = 8  # of a rank's memory, kept for the next transfer
+STREAMS = 2  # connections to another node that stream at the same time
+
+
+class NodeConnection:
+    """The connections to one node, opened at first use. Not thread-safe: hold `lock`.
+
+    Different threads may use different streams at the same time.
+    """
+
+    def __init__(self, node: int, endpoints: DataEndpoints) -> None:
+        self.node = node
+        self.about = endpoints.nodes[node]
+        self.lock = threading.Lock()
+        self._token = endpoints.token
+        found = sockets.reachable_addresses(self.about.addresses)
+        self._address = found[0] if found else None
+        self.near = bool(found) and found[0].startswith("unix:")
+        self._streams: list[Connection | None] = [None] * (1 if self.near else STREAMS)
+        self._opening: dict[int, socket.socket] = {}  # by stream
+        self.shut = threading.Event()  # until `close`
+        self._mappings: dict[int, dict[int, Array]] = {}  # by rank and segment, oldest use first
+        self._used = 0.0  # time of the last use
+
+    @property
+    def route(self) -> str:
+        return "shared memory" if self.near else "TCP"
+
+    @property
+    def streams(self) -> int:
+        """How many streams can be used at the same time."""
+        return len(self._streams)
+
+    @property
+    def name(self) -> str:
+        """The node in messages."""
+        first, last = self.about.first, self.about.first + self.about.count - 1
+        where = ", ".join(self.about.addresses[-1:])
+        return f"the node of rank{'s' * (last > first)} {_numbers(first, last)} ({where})"
+
+    def open(self, stream: int = 0) -> Connection:
+        self._used = time.monotonic()
+        connection = self._streams[stream]
+        if connection is None:
+            if self._address is None:
+                raise Failure(
+                    "TransferError",
+                    f"{self.name} has no address that this process can reach: check the network "
+                    "between the two (alchemist doctor)",
+                )
+
+            def begun(sock: socket.socket) -> None:
+                self._opening[stream] = sock  # from now on `hang_up` ends it
+                if self.shut.is_set():
+                    raise closed()
+
+            try:
+                connection, _ = connect(
+                    self._address,
+                    self._token,
+                    {"role": "data"},
+                    timeout_s=sockets.DATA.timeout_s,
+                    keepalive=sockets.DATA,
+                    begun=begun,
+                )
+            except (OSError, frames.WireError) as error:
+                if self.shut.is_set():
+                    raise closed() from error
+                raise Failure(
+                    "TransferError", f"cannot connect to {self.name} at {self._address}: {error}"
+                ) from error
+            finally:
+                self._opening.pop(stream, None)
+            self._streams[stream] = connection
+            if self.shut.is_set():  # by another thread, while the connection was opened
+                connection.hang_up()
+        return connection
+
+    def check(self) -> None:
+        """Raise `Failure` if a rank is gone: its memory stays writable after its death."""
+        if self.open().readable():
+            raise Failure(
+                "TransferError",
+                f"the transfer with {self.name} failed: its data endpoint closed the connection",
+            )
+
+    def hang_up(self) -> None:
+        """End the connections for any thread that uses or opens them, until `close`."""
+        self.shut.set()
+        for sock in list(self._opening.values()):
+            sockets.hang_up(sock)
+        for connection in self._streams:
+            if connection is not None:
+                connection.hang_up()
+
+    def rest(self, idle_s: float = 0.0) -> bool:
+        """Release everything that was not used in the last `idle_s`; returns whether all is."""
+        if time.monotonic() - self._used >= idle_s:
+            self._mappings.clear()
+            if not self.near:
+                self.close()
+        return self.resting
+
+    @property
+    def resting(self) -> bool:
+        """Whether there are neither mappings nor connections to another node."""
+        return not self._mappings and (self.near or not any(self._streams))
+
+    def close(self) -> None:
+        """Close the connections; memory that was mapped for writing is never used again."""
+        for stream, connection in enumerate(self._streams):
+            if connection is not None:
+                connection.close()
+                self._streams[stream] = None
+        self.shut.clear()
+        self._mappings.clear()
+
+    # --- shared memory ---
+
+    def map(
+        self, target: TransferTarget, ranks: Sequence[int], *, write: bool, populate: bool
+    ) -> list[copy_kernels.RankPart]:
+        """The ranks' blocks of a matrix, Fortran-ordered, in this process's memory.
+
+        `populate`: map all pages now, which costs less than page faults on most of them.
+        """
+        parts = []
+        for start in range(0, len(ranks), MAX_FDS):
+            parts += self._map(target, ranks[start : start + MAX_FDS], write, populate)
+        self._used = time.monotonic()
+        return parts
+
+    def _map(
+        self, target: TransferTarget, ranks: Sequence[int], write: bool, populate: bool
+    ) -> list[copy_kernels.RankPart]:
+        connection = self.open()
+        known = [[r, list(self._mappings[r])] for r in ranks if self._mappings.get(r)]
+        body = {"matrix": target.matrix, "ranks": list(ranks), "write": write, "known": known}
+        connection.send(Kind.MAP, body)
+        frame = connection.expect(Kind.MAP, STALL_TIMEOUT_S)
+        fds = iter(frame.fds)
+        found = []
+        try:
+            for rank, segment, nbytes, dead in frame.body["parts"]:
+                mappings = self._mappings.setdefault(rank, {})
+                for number in dead:
+                    mappings.pop(number, None)
+                memory = mappings.pop(segment, None)
+                if memory is None:
+                    mapping = SharedMapping(next(fds), nbytes)
+                    if populate:
+                        mapping.populate()
+                    memory = mapping.array()
+                while len(mappings) >= MAX_MAPPINGS:
+                    mappings.pop(next(iter(mappings)))
+                mappings[segment] = memory
+                indices = target.distribution.local_indices(rank)
+                local = memory[: indices.size * target.dtype.itemsize].view(target.dtype)
+                shaped = local.reshape(indices.shape, order="F")
+                found.append(copy_kernels.RankPart(rank, indices, shaped))
+        except StopIteration:
+            words = f"{len(frame.fds)} file descriptors came with a MAP"
+            raise frames.WireError(words) from None
+        finally:
+            for fd in frame.fds:
+                os.close(fd)
+        return found
+
+    def unmap(self, target: TransferTarget, written: dict[int, int]) -> None:
+        """End the loan of `map`, and report how many elements were written, by rank."""
+        connection = self.open()
+        pairs = [[rank, count] for rank, count in written.items()]
+        connection.send(Kind.UNMAP, {"matrix": target.matrix, "written": pairs})
+        connection.expect(Kind.SYNC, STALL_TIMEOUT_S)
+        self._used = time.monotonic()
+
+    # --- streams ---
+
+    def put(
+        self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int
+    ) -> NodeTimes:
+        """Stream the ranks' share of a region that `array` covers."""
+        connection = self.open(stream)
+        connection.sock.settimeout(STALL_TIMEOUT_S)
+        share = _share(target, ranks, region, array)
+        elements = _elements(array, region)
+        with _refusals(connection):
+            body = _request(target, ranks, region=list(region), order=share.order)
+            times = send_stream(connection, Kind.PUT, body, share, elements, stop_on_reply=True)
+        return NodeTimes(self.node, self.route, share.nbytes, times.copying, times.moving)
+
+    def put_rows(
+        self, target: TransferTarget, ranks: list[int], rows: Array, block: Array
+    ) -> NodeTimes:
+        """Send what the ranks hold of some rows, given with their ascending numbers."""
+        connection = self.open()
+        connection.sock.settimeout(STALL_TIMEOUT_S)
+        clock = time.perf_counter()
+        parts = [
+            np.ascontiguousarray(taken(block, group), target.dtype)
+            for group in row_groups(target.distribution, ranks, rows)
+        ]
+        packed_at = time.perf_counter()
+        nbytes = sum(part.nbytes for part in parts)
+        if parts:
+            body = _request(target, ranks, rows=rows.astype("<i8").tobytes())
+            with _refusals(connection):
+                connection.begin(Kind.PUT, body, nbytes)
+                for part in parts:
+                    connection.write(part.reshape(-1).view(np.uint8).data)
+        sending = time.perf_counter() - packed_at
+        return NodeTimes(self.node, self.route, nbytes, packed_at - clock, sending)
+
+    def get(
+        self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int
+    ) -> NodeTimes:
+        """Fetch the ranks' share of a region that `array` (any strides) covers."""
+        connection = self.open(stream)
+        share = _share(target, ranks, region, array)
+        connection.send(Kind.GET, _request(target, ranks, region=list(region), order=share.order))
+        frame = connection.expect(Kind.DATA, STALL_TIMEOUT_S)
+        if frame.payload_nbytes != share.nbytes:
+            raise frames.WireError(
+                f"the node sent {frame.payload_nbytes} bytes instead of {share.nbytes}"
+            )
+        connection.sock.settimeout(STALL_TIMEOUT_S)
+        times = receive_stream(connection, share, _elements(array, region))
+        return NodeTimes(
+            self.node,
+            self.route,
+            share.nbytes,
+            receive_s=times.moving,
+            deserialize_s=times.copying,
+        )
+
+    def sync(self) -> NodeTimes:
+        """Wait until the node has stored and counted what was put; its times."""
+        total = NodeTimes(self.node, self.route)
+        opened = [connection for connection in self._streams if connection is not None]
+        for connection in opened:
+            connection.send(Kind.SYNC)
+        for connection in opened:
+            body = connection.expect(Kind.SYNC, STALL_TIMEOUT_S).body
+            total.receive_s += float(body["receive_s"])
+            total.deserialize_s += float(body["place_s"])
+        return total
+
+
+@contextlib.contextmanager
+def _refusals(connection: Connection) -> Iterator[None]:
+    """Raise the node's refusal, which it sends before it closes the connection."""
+    try:
+        yield
+    except frames.ConnectionLost as lost:
+        try:
+            connection.expect(Kind.REFUSED, 1.0)
+        except (frames.WireError, OSError):
+            raise lost from None
+        raise
+
+
+def _elements(array: Array | RowStack, region: Region) -> Elements:
+    return InStack(array, region) if isinstance(array, RowStack) else InArray(array, region)
+
+
+def _share(target: TransferTarget, ranks: list[int], region: Region, array: Array) -> Share:
+    """The part of a region that the ranks hold; it travels in the order of the array."""
+    by_row = abs(array.strides[0]) > abs(array.strides[1])
+    return Share.of(target.distribution, ranks, region, target.dtype, "C" if by_row else "F")
+
+
+def _request(target: TransferTarget, ranks: list[int], **fields: Any) -> Body:
+    return {"matrix": target.matrix, "ranks": ranks, **fields}
+
+
+def _numbers(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def closed() -> Failure:
+    return Failure("TransferError", "the connections to the gang were closed")
+
+
+def attribute_errors(connection: NodeConnection, action: Callable[[], T]) -> T:
+    """Run an action with a node; connection errors become a `Failure` that names the node."""
+    try:
+        return action()
+    except (frames.WireError, OSError) as error:
+        if connection.shut.is_set():
+            raise closed() from error
+        why = (
+            f"no answer for {STALL_TIMEOUT_S:g} s"
+            if isinstance(error, TimeoutError)
+            else str(error)
+        )
+        raise Failure(
+            "TransferError", f"the transfer with {connection.name} failed: {why}"
+        ) from error
+
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -1,4 +1,9 @@
-"""The memory of a node's ranks as their data endpoint sees it: lent by each rank, mapped here."""
+"""The memory of a node's ranks as their data endpoint sees it: lent by each rank, mapped here.
+
+A JVM (Java 8 has no Unix sockets) maps the ranks' memory by its path below ``/proc``. On another
+node, or in another container, the path may exist and be another file: a client first reads the
+nonce from a file of the endpoint. The file has no name, and ends with the process.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import contextlib
 import itertools
 import os
 import reprlib
+import secrets
 import select
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -235,3 +241,19 @@ class NodeMemory:
         if link is None:
             raise Failure("TransferError", f"rank {rank} has not connected to its data endpoint")
         return link
+
+
+NONCE_BYTES = 16
+
+
+class NodeProof:
+    """A file of this process that holds a random nonce."""
+
+    def __init__(self) -> None:
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self._fd = os.memfd_create("alchemist-node", os.MFD_CLOEXEC)
+        os.write(self._fd, self.nonce)
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._fd}"

@@ -1,30 +1,139 @@
 """Copies between C-ordered arrays and Fortran-ordered blocks, in cache-sized tiles.
 
+The compiled kernel (`copy_kernel.c`) is used where it was built.
+
 A copy that changes the order reads along one axis and writes along the other. Without tiles it
 misses the cache at every element. If ranks hold every k-th column, one pass per rank would read
 each cache line k times; one pass for all ranks reads it once. The sizes were chosen with
 benchmarks/transfer.py on a machine with 2 MiB of L2. Where the compiled kernel was built
 (`native_copy`), it copies large C-ordered arrays.
+
+Calls release the interpreter's lock. Without the kernel, NumPy copies in tiles.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import itertools
 import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.matrix import native_copy
-from mpi_workers.matrix.layout import LocalIndices, as_slice, clip, contiguous, positions
-from mpi_workers.matrix.runs import Indices, block_length, put, selector, spacing, taken
+from mpi_workers.matrix.layout import (
+    Indices,
+    LocalIndices,
+    as_slice,
+    block_length,
+    clip,
+    contiguous,
+    positions,
+    put,
+    selector,
+    spacing,
+    taken,
+)
+
+LIBRARY = Path(__file__).with_name("copy_kernel.so")
+LEVELS = ("plain C", "AVX2", "AVX-512")
+SWITCH = "ALCHEMIST_COPY_KERNEL"  # "0": NumPy copies
+ITEMSIZES = (1, 2, 4, 8, 16)
+
+Addresses = NDArray[np.uintp]
+
+
+@cache
+def kernel() -> Any:
+    """The kernel's functions, or None."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        found = ctypes.CDLL(str(LIBRARY))
+        size, pointer = ctypes.c_ssize_t, ctypes.c_void_p
+        for transposing in (found.alchemist_transpose, found.alchemist_transpose_guarded):
+            transposing.argtypes = [
+                *(pointer, size, pointer, size, size, ctypes.c_int, ctypes.c_int)
+            ]
+        found.alchemist_transpose.restype = None
+        found.alchemist_transpose_guarded.restype = ctypes.c_int
+        found.alchemist_copy_level.restype = ctypes.c_int
+    except (OSError, AttributeError):
+        return None
+    return found
+
+
+@cache
+def level() -> int | None:
+    """The best instructions of this processor, an index of `LEVELS`; None without the kernel."""
+    library = kernel()
+    return None if library is None else int(library.alchemist_copy_level())
+
+
+def description() -> str:
+    """How elements are copied here, for people."""
+    best = level()
+    return "NumPy" if best is None else f"compiled, {LEVELS[best]}"
+
+
+def line_addresses(array: NDArray[Any], axis: int) -> Addresses:
+    """The addresses of the rows (axis 0) or columns (axis 1) of a matrix."""
+    start, stride = array.__array_interface__["data"][0], array.strides[axis]
+    found: Addresses = (start + stride * np.arange(array.shape[axis])).astype(np.uintp)
+    return found
+
+
+def transpose(
+    source: Addresses,
+    target: Addresses,
+    itemsize: int,
+    *,
+    stream: bool,
+    best: int | None = None,
+    guarded: bool = False,
+) -> None:
+    """Copy element j of source line i to element i of target line j.
+
+    Parameters
+    ----------
+    source, target : ndarray of addresses
+        Of lines with contiguous elements: as many in each line of one as the other has lines.
+    itemsize : int
+        Bytes of an element, one of `ITEMSIZES`.
+    stream : bool
+        Whether to write past the cache: for more than fits into it.
+    best : int, optional
+        Use no instructions over this level. Default: `level`.
+    guarded : bool
+        The source is a mapped file.
+
+    Raises
+    ------
+    OSError
+        If a page of a mapped file cannot be read.
+    """
+    library = kernel()
+    work = library.alchemist_transpose_guarded if guarded else library.alchemist_transpose
+    failed = work(
+        source.ctypes.data,
+        len(source),
+        target.ctypes.data,
+        len(target),
+        itemsize,
+        level() if best is None else best,
+        stream,
+    )
+    if failed:
+        raise OSError(errno.EIO, "a page of the mapped file cannot be read")
+
 
 UNTILED_BYTES = 1 << 16  # 64 KiB: stays in the cache without tiles
 TILE_BYTES = 1 << 18  # 256 KiB
@@ -106,9 +215,9 @@ def _transposed(dst: Array, src: Array, stream: bool, *, guarded: bool = False) 
         or dst.strides[axis] != dst.itemsize
     ):
         return False
-    native_copy.transpose(
-        native_copy.lines(src, axis),
-        native_copy.lines(dst, 1 - axis),
+    transpose(
+        line_addresses(src, axis),
+        line_addresses(dst, 1 - axis),
         dst.itemsize,
         stream=stream,
         guarded=guarded,
@@ -270,13 +379,13 @@ class _Stack(NamedTuple):
     blocks: Sequence[ArrayBlock]
     rows: range  # of the matrix
     cols: range
-    lines: native_copy.Addresses  # of the rows
+    lines: Addresses  # of the rows
 
     @classmethod
     def of(cls, blocks: Sequence[ArrayBlock]) -> _Stack:
         (array, (row0, col0)), heights = blocks[0], [len(block.array) for block in blocks]
         lines = np.empty(sum(heights), np.uintp)
-        offsets: dict[int, native_copy.Addresses] = {}  # of the rows of a block, by its stride
+        offsets: dict[int, Addresses] = {}  # of the rows of a block, by its stride
         at = 0
         for (some, _), height in zip(blocks, heights, strict=True):
             stride = some.strides[0]
@@ -292,9 +401,9 @@ def stackable(array: Array, dtype: np.dtype[Any]) -> bool:
     """Whether the compiled kernel can copy an array's rows to ranks: C-ordered, of their dtype."""
     return (
         array.dtype == dtype
-        and array.itemsize in native_copy.ITEMSIZES
+        and array.itemsize in ITEMSIZES
         and array.strides[1] == array.itemsize
-        and native_copy.level() is not None
+        and level() is not None
     )
 
 
@@ -353,7 +462,7 @@ def _kernel_tasks(
                     positions(part.local_indices.rows, rows),
                     positions(part.local_indices.cols, cols),
                 ]
-                columns[selector(cols, col0)] = native_copy.lines(local, 1)
+                columns[selector(cols, col0)] = line_addresses(local, 1)
                 owner[selector(cols, col0)] = k
         runs = _runs(columns)
         if len(runs) > KERNEL_RUNS:
@@ -373,17 +482,17 @@ def _kernel_tasks(
 
 
 def _copy_lines(
-    source: native_copy.Addresses,
-    target: native_copy.Addresses,
+    source: Addresses,
+    target: Addresses,
     itemsize: int,
     stream: bool,
     counts: dict[int, int],
 ) -> dict[int, int]:
-    native_copy.transpose(source, target, itemsize, stream=stream)
+    transpose(source, target, itemsize, stream=stream)
     return counts
 
 
-def _runs(addresses: native_copy.Addresses) -> list[tuple[int, int]]:
+def _runs(addresses: Addresses) -> list[tuple[int, int]]:
     """Half-open runs of addresses that are not 0."""
     present = np.concatenate([[False], addresses != 0, [False]])
     cuts = np.flatnonzero(present[1:] != present[:-1]).tolist()

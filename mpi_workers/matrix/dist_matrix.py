@@ -11,11 +11,11 @@ from mpi_workers.matrix.layout import (
     ArrayShape,
     Distribution,
     Grid,
+    Indices,
     LocalIndices,
     Shape,
     distributions,
 )
-from mpi_workers.matrix.runs import Indices
 
 if TYPE_CHECKING:
     from mpi_workers.matrix.memory import MemoryBlock

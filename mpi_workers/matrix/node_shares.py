@@ -1,4 +1,6 @@
-"""The elements of a region that some ranks hold together, as boxes that both ends of a stream cut.
+"""The elements of a region, or of some rows, that some ranks hold together: boxes of a stream.
+
+Both ends compute them from the layout.
 
 Ranks of one node hold runs of neighbouring rows or columns. Sent as one array, their elements are
 contiguous where those of a single rank are not; the node's data endpoint splits them by rank.
@@ -7,19 +9,96 @@ contiguous where those of a single rank are not; the node's data endpoint splits
 from __future__ import annotations
 
 import itertools
+import reprlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
-from mpi_workers.matrix.layout import Distribution, Grid, Shape, contiguous, rank_runs
-from mpi_workers.matrix.regions import Region
-from mpi_workers.matrix.runs import Runs
+from mpi_workers.matrix.layout import (
+    Distribution,
+    Grid,
+    LocalIndices,
+    Runs,
+    Shape,
+    clip,
+    contiguous,
+    rank_runs,
+)
+
+CHUNK_BYTES = 512 << 10  # 512 KiB: stays in cache while it is packed and sent
+_BOUNDS = [int] * 4  # their types: bool is excluded
+MIN_ROW_BYTES = 2 << 10  # 2 KiB of each row: a tile of a C-ordered array uses whole cache lines
+
+
+class Region(NamedTuple):
+    """Global rows ``[row0, row1)`` and columns ``[col0, col1)``."""
+
+    row0: int
+    row1: int
+    col0: int
+    col1: int
+
+    @property
+    def shape(self) -> Shape:
+        return self.row1 - self.row0, self.col1 - self.col0
+
+    def of(self, local_indices: LocalIndices) -> LocalIndices:
+        """The part of `local_indices` that lies in this region."""
+        rows, cols = (
+            clip(local_indices.rows, self.row0, self.row1),
+            clip(local_indices.cols, self.col0, self.col1),
+        )
+        return LocalIndices(rows, cols) if rows and cols else LocalIndices(range(0), range(0))
+
+    @classmethod
+    def checked(cls, value: object, shape: Shape) -> Region:
+        """A region from a frame's map. Raises `Failure` (ShapeError) if it is not in the matrix."""
+        if isinstance(value, list) and list(map(type, value)) == _BOUNDS:
+            region = cls(*value)
+            if 0 <= region.row0 <= region.row1 <= shape[0] and (
+                0 <= region.col0 <= region.col1 <= shape[1]
+            ):
+                return region
+        raise Failure(
+            "ShapeError",
+            f"{reprlib.repr(value)} is not a region of a {shape[0]} x {shape[1]} matrix",
+        )
+
+
+def stream(
+    shape: Shape, itemsize: int, chunk: int = CHUNK_BYTES, *, tiled: bool = False
+) -> Iterator[tuple[slice, slice]]:
+    """Cut an ``m x n`` block into pieces of at most `chunk` bytes, from top to bottom, then right.
+
+    Both ends of a stream cut in the same way.
+
+    Parameters
+    ----------
+    shape, itemsize : (int, int), int
+        Of the block.
+    chunk : int
+        Most bytes of a piece.
+    tiled : bool
+        False: as many whole columns as fit, or a part of one column; the pieces are in Fortran
+        order. True: at least `MIN_ROW_BYTES` of each row, for a C-ordered array at one end.
+    """
+    m, n = shape
+    if not m or not n:
+        return
+    across = min(n, max(MIN_ROW_BYTES // itemsize if tiled else 1, chunk // (m * itemsize)))
+    down = min(m, max(1, chunk // (across * itemsize)))
+    for j in range(0, n, across):
+        for i in range(0, m, down):
+            yield slice(i, min(i + down, m)), slice(j, min(j + across, n))
+
 
 # A piece of a stream. A small one would stay in a nearer cache, but placing it costs some 50 us and
 # more per rank. A row of a C-ordered array is cut if it is longer than `ROW_BYTES`: others are
@@ -250,3 +329,68 @@ def elements_of(boxes_: Iterable[Box], rank: int, distribution: Distribution) ->
     return sum(
         rows.size * cols.size for box in boxes_ for rows, cols in _places(box, rank, distribution)
     )
+
+
+Indices = NDArray[np.int64]
+Array = NDArray[Any]
+
+
+class RowGroup(NamedTuple):
+    """Some of the rows, and the columns that the ranks hold of them."""
+
+    rows: Indices  # global
+    positions: Indices  # among the rows of the share
+    cols: Indices
+
+    @property
+    def size(self) -> int:
+        return len(self.rows) * len(self.cols)
+
+
+def row_groups(
+    distribution: Distribution, ranks: Sequence[int], rows: Indices
+) -> Iterator[RowGroup]:
+    """The elements of some rows that the ranks hold, without overlap."""
+    n = distribution.shape[1]
+    for row_runs, col_runs in products(distribution, ranks):
+        positions = np.flatnonzero(row_runs.holds(rows))
+        if len(positions):
+            every = np.arange(n)
+            yield RowGroup(rows[positions], positions, every[col_runs.holds(every)])
+
+
+def taken(block: Array, group: RowGroup) -> Array:
+    """A group's elements of a block that holds the rows of the share."""
+    rows = block[group.positions]
+    return rows if len(group.cols) == rows.shape[1] else rows[:, group.cols]
+
+
+def place(
+    elements: Array, group: RowGroup, parts: Sequence[RankPart], distribution: Distribution
+) -> Iterator[tuple[int, int]]:
+    """Copy a group's elements into the local blocks of ranks; how many went into each."""
+    for rank, _, local in parts:
+        both = distribution.runs(rank)
+        if both is None or not local.size:
+            continue
+        down, here_rows = _of_rank(group.rows, both[0])
+        across, here_cols = _of_rank(group.cols, both[1])
+        if len(down) and len(across):
+            local[np.ix_(down, across)] = elements[np.ix_(here_rows, here_cols)]
+            yield rank, len(down) * len(across)
+
+
+def _of_rank(indices: Indices, its: Runs) -> tuple[Indices, Indices]:
+    """Positions in a rank's block of those indices that it holds, and their places in `indices`."""
+    here = np.flatnonzero(its.holds(indices))
+    return its.positions(indices[here]), here
+
+
+def checked_rows(value: object, shape: tuple[int, int]) -> Indices:
+    """Row numbers from a frame's map. Raises `Failure` (ShapeError) if they are not ascending."""
+    if isinstance(value, bytes) and value and len(value) % 8 == 0:
+        rows = np.frombuffer(value, "<i8").astype(np.int64)
+        if rows[0] >= 0 and rows[-1] < shape[0] and (np.diff(rows) > 0).all():
+            return rows
+    words = f"'rows' must be ascending numbers of rows of a {shape[0]} x {shape[1]} matrix"
+    raise Failure("ShapeError", words)

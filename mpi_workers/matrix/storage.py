@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.allocations import NodeAllocations
-from mpi_workers.matrix.available_memory import available_bytes
+from mpi_workers.matrix.available_memory import NodeAllocations, available_bytes
 from mpi_workers.matrix.dist_matrix import DistMatrix, local_nbytes
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import UNCHECKED_BYTES, Pool

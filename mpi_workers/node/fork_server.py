@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpi_workers.node import cleanup
-from mpi_workers.node.process_control import adopt_orphans, close_all_but, end_descendants
+from mpi_workers.node.processes import adopt_orphans, close_all_but, end_descendants
 from mpi_workers.node.specs import ProxySpec
 
 

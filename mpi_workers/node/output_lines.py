@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 STDOUT, STDERR = 1, 2
+
+
 LINE_LIMIT = 16 << 10  # 16 KiB: a longer line is cut
+
+
 HELD_LIMIT = 1 << 20  # 1 MiB of lines are held; further lines are dropped
+
 
 Line = tuple[int, int, str]  # rank, stream, text without its newline
 

@@ -16,7 +16,7 @@ import signal
 import socket
 from collections.abc import Mapping
 
-from mpi_workers.node.process_control import close_all_but
+from mpi_workers.node.processes import close_all_but
 
 MAXES = b"cmd=maxes"
 ANNOUNCED, USABLE = b"vallen_max=1024", b"vallen_max=900"

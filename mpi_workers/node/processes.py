@@ -1,4 +1,4 @@
-"""A node's rank processes: how they are started, reaped and killed.
+"""A node's rank processes: how they are started, reaped and killed; tools for processes.
 
 Ranks are forked from this warm, single-threaded process, which the kernel makes their parent, or a
 site's launcher starts them: mpiexec on this node, or srun on all nodes at once. Such ranks find
@@ -11,32 +11,154 @@ gang.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import glob
 import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from mpi_workers.data import endpoint
 from mpi_workers.failures import describe_status
+from mpi_workers.matrix.available_memory import MEMBERSHIP, MOUNT, MemoryCgroup
+from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import PREFIX
-from mpi_workers.node.oom_watch import OomWatch
 from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
-from mpi_workers.node.process_control import (
-    close_all_but,
-    descendants,
-    die_with_parent,
-    end_descendants,
-)
 from mpi_workers.node.rank_output import LAUNCHER, RankOutput
 from mpi_workers.node.specs import RANK_PROGRAM, ProxySpec, RankConfig
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body
+
+END_TIMEOUT_S = 10.0  # for descendants to end after SIGKILL
+REAP_INTERVAL_S = 0.002
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PTRACER = 0x59616D61
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (a child subreaper)."""
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def let_trace(pid: int) -> None:
+    """Allow a process and its descendants to read this one's stack, where Yama restricts that."""
+    _libc.prctl(PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)  # an error: there is no Yama
+
+
+def _children() -> dict[int, list[int]]:
+    """The children of every process on this machine."""
+    found = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stat:
+                found[int(stat.read().rpartition(")")[2].split()[1])].append(int(name))
+    return found
+
+
+def descendants(pids: Collection[int]) -> set[int]:
+    """The children of these processes, their children, and so on."""
+    children = _children()
+    found: set[int] = set()
+    left = list(pids)
+    while left:
+        for child in children[left.pop()]:
+            if child not in found:
+                found.add(child)
+                left.append(child)
+    return found
+
+
+def end_descendants(spared: Collection[int] = ()) -> None:
+    """Kill and reap all descendants of this process, which must have called `adopt_orphans`.
+
+    Children in `spared` and their descendants are left alone. A process that was forked in the
+    meantime becomes our child when its parent dies, and is killed in the next turn. Gives up after
+    `END_TIMEOUT_S`: a process that waits for a dead disk or device cannot be killed.
+    """
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while time.monotonic() < deadline:
+        ours = set(_children()[os.getpid()]) - set(spared)
+        if not ours:
+            return
+        for pid in ours | descendants(ours):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        while (ours := {pid for pid in ours if not _reaped(pid)}) and time.monotonic() < deadline:
+            time.sleep(REAP_INTERVAL_S)
+
+
+def _reaped(pid: int) -> bool:
+    """Whether a child has ended; it is reaped."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent dies."""
+    _libc.prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def close_all_but(*keep: int) -> None:
+    """Close every inherited file descriptor but these."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def close_listeners() -> None:
+    """Close inherited sockets that accept connections: Hydra leaves its control port to ranks."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with socket.socket(fileno=os.dup(fd)) as copy:
+                    listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if listens:
+                    os.close(fd)
+
+
+class OomWatch:
+    """Counts the kills of the kernel's OOM killer from the creation of this object."""
+
+    def __init__(self, membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> None:
+        self._cgroup = MemoryCgroup.find(membership, mount)
+        self._before = self._kills()
+
+    def _kills(self) -> int:
+        return self._cgroup.oom_kills() if self._cgroup is not None else 0
+
+    def limit(self) -> int | None:
+        """Bytes that may be used: the lowest limit of the cgroup and those above it."""
+        return self._cgroup.limit() if self._cgroup is not None else None
+
+    def explained(self, status: int, words: str) -> str:
+        """`words`, how a process ended, or that the OOM killer has killed it and why."""
+        if not (status & 0x7F == signal.SIGKILL and self._kills() > self._before):
+            return words
+        self._before = self._kills()
+        limit = self.limit()
+        why = (
+            f"the memory limit of its pod, container or job is {readable(limit)} ({limit} bytes)"
+            if limit is not None
+            else "the node has run out of memory"
+        )
+        return f"was killed by the kernel's OOM killer (signal 9): {why}"
+
 
 RANK_FILE = "rank.json"  # in a proxy's folder: the configuration of ranks that it has not forked
 PID_FILE = "pid-"  # in that folder too, with a pid: a process of such a rank
@@ -269,3 +391,33 @@ def sign_in(folder: str | Path) -> None:
     """Leave this process's pid for the proxy of its node, which has not started it."""
     with contextlib.suppress(OSError):
         Path(folder, f"{PID_FILE}{os.getpid()}").touch()
+
+
+# MPICH's collectives through shared memory test a flag 1000 times between two tests of everything
+# else, and do not sleep. Its collectives of messages sleep: 6 ranks on 2 cores took 79 s for the
+# conformance tests of ScaLAPACK with the former, 17 s with the latter.
+BY_MESSAGES = {
+    f"MPIR_CVAR_{name}_POSIX_INTRA_ALGORITHM": "mpir"
+    for name in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
+}
+
+
+def crowded(threads: int) -> bool:
+    """Whether this machine has fewer cores than this number of busy threads."""
+    return threads > len(os.sched_getaffinity(0))
+
+
+def set_waits(crowded: bool, env: MutableMapping[str, str] = os.environ) -> None:
+    """Set MPICH's variables for waits. Call it before MPI_Init.
+
+    Parameters
+    ----------
+    crowded : bool
+        Whether the ranks share cores.
+    env : mapping
+        Algorithms that are chosen already are kept.
+    """
+    env["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = "1" if crowded else "0"  # yields sleep, or do not
+    if crowded:
+        for name, value in BY_MESSAGES.items():
+            env.setdefault(name, value)

@@ -21,11 +21,10 @@ from typing import Any
 import uvloop
 
 from mpi_workers.failures import Failure
-from mpi_workers.node import crowding
+from mpi_workers.node import processes
 from mpi_workers.node.cleanup import GangFolder, note_segments
 from mpi_workers.node.command_relay import CommandRelay
-from mpi_workers.node.process_control import adopt_orphans, descendants
-from mpi_workers.node.processes import LocalRanks, RankProcess
+from mpi_workers.node.processes import LocalRanks, RankProcess, adopt_orphans, descendants
 from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import ProxySpec, RankConfig
 from mpi_workers.node.stacks import of_crash
@@ -61,7 +60,7 @@ class Proxy:
         self._output_timer: asyncio.TimerHandle | None = None
         self._shutting_down: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
-        crowded = crowding.crowded(len(self._ranks) * spec.threads)
+        crowded = processes.crowded(len(self._ranks) * spec.threads)
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
         self._folder.note_pid()
         data = [sockets.listen_unix(self._folder.socket("data")), sockets.listen_tcp(spec.host)]
@@ -81,7 +80,7 @@ class Proxy:
             start_timeout_s=spec.start_timeout_s,
             advice=spec.start_advice,
         )
-        crowding.set_waits(crowded)
+        processes.set_waits(crowded)
         for name in ("OMP", "OPENBLAS", "MKL"):
             os.environ[f"{name}_NUM_THREADS"] = str(spec.threads)
         self._local.start(config, self._folder.path, run_rank)

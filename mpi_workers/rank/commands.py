@@ -15,7 +15,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.rank import waits
+from mpi_workers.rank import interruption
 from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.libraries import Libraries, Loader
@@ -168,7 +168,7 @@ class RankCommands:
     def _enter(self, body: Body) -> None:
         """Begin a collective command: waits belong to it, on a communicator without messages."""
         self.number = body["seq"]
-        waits.begin(self.number)
+        interruption.begin(self.number)
         failed = bool(body.get("renew"))
         self._libraries.settle(failed=failed)
         if failed:

@@ -17,8 +17,8 @@ from mpi_workers.matrix.layout import Distribution, Grid, default_grid, stored_s
 from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import forget_segments, note_segments, segments_of
-from mpi_workers.node.process_control import descendants
-from mpi_workers.rank import mpi_errors, requests, waits
+from mpi_workers.node.processes import descendants
+from mpi_workers.rank import communicator, interruption, mpi_errors
 from mpi_workers.rank.communicator import GangComm
 from mpi_workers.rank.history import Span
 
@@ -89,7 +89,7 @@ class Gang:
                     "ranks exchange messages uses one up, and there are about 2000. Fetch "
                     f"the results that you need, and open another session ({error})",
                 ) from None
-        requests.release_finished()
+        communicator.release_finished()
         self._used = False
 
     def part(self, colour: int) -> Gang:
@@ -139,7 +139,7 @@ class Gang:
 
     def check(self) -> None:
         """Raise `Interrupted` if the call has failed on another rank or was cancelled."""
-        if waits.interrupted():
+        if interruption.interrupted():
             raise Interrupted
 
     def enter_native(self) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from mpi_workers.rank import waits
+from mpi_workers.rank import interruption
 from mpi_workers.wire.frames import Body
 
 KEPT = 10_000  # commands, and as many spans
@@ -60,12 +60,12 @@ class Span:
         self._name = name[:SPAN_NAME]
 
     def __enter__(self) -> None:
-        self._begun, self._waited_s = time.time(), waits.waited_s()
+        self._begun, self._waited_s = time.time(), interruption.waited_s()
         self._counter = time.perf_counter()
 
     def __exit__(self, kind: object, *_: object) -> None:
         seconds = time.perf_counter() - self._counter
-        mpi_s = min(waits.waited_s() - self._waited_s, seconds)
+        mpi_s = min(interruption.waited_s() - self._waited_s, seconds)
         _spans.append(Entry(self._name, self._begun, seconds, mpi_s, 0, kind is not None, True))
 
 

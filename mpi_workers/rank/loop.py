@@ -19,13 +19,13 @@ from mpi4py import MPI
 
 from mpi_workers.data.rank_memory import RankMemory
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.matrix.allocations import NodeAllocations
+from mpi_workers.matrix.available_memory import NodeAllocations
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
-from mpi_workers.node.process_control import let_trace
+from mpi_workers.node.processes import let_trace
 from mpi_workers.node.specs import RankConfig
-from mpi_workers.rank import history, output, waits
+from mpi_workers.rank import history, interruption, output
 from mpi_workers.rank.commands import INTERRUPTIBLE, RankCommands, Runner
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
@@ -57,8 +57,8 @@ class RankLoop:
         pool = Pool(config.keep_bytes, shared=True, shortages=allocations.shortages)
         storage = Storage(world.rank, pool, allocations)
         self._memory = RankMemory(storage, config.token, config.data)
-        waits.watch(InterruptWord(folder / "interrupt"), crowded=config.crowded)
-        end_on_signal(waits.interrupted, INTERRUPTIBLE)
+        interruption.watch(InterruptWord(folder / "interrupt"), crowded=config.crowded)
+        end_on_signal(interruption.interrupted, INTERRUPTIBLE)
         gang = Gang(world, storage, self._report, folder)
         self._rank = gang.rank
         self._peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -101,11 +101,11 @@ class RankLoop:
 
     def _answer(self, body: Body) -> None:
         """Execute a command, reply, and note it in the history while the reply travels."""
-        begun, counter, waited_s = time.time(), time.perf_counter(), waits.waited_s()
+        begun, counter, waited_s = time.time(), time.perf_counter(), interruption.waited_s()
         reply = self._execute(body)
         seconds = time.perf_counter() - counter
         self._reply(body, reply)
-        mpi_s = waits.waited_s() - waited_s
+        mpi_s = interruption.waited_s() - waited_s
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         grown, self._peak_kib = peak_kib - self._peak_kib, peak_kib
         history.add(body, begun, seconds, min(mpi_s, seconds), grown << 10, failed="error" in reply)

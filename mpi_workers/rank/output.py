@@ -1,4 +1,4 @@
-"""Output of a rank: Python's and C's buffers, written line by line."""
+"""Output of a rank: buffers of Python and C, written line by line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import sys
 from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
 
 _IOLBF = 1  # of <stdio.h>: line buffering
+
+
 _libc = ctypes.CDLL(None)
 
 

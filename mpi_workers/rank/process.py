@@ -1,16 +1,26 @@
-"""The process of a rank: it prepares its limits and MPI, runs the loop, and ends."""
+"""The process of a rank: it prepares its limits and MPI, runs the loop, and ends.
+
+A gang on one node needs no network: its ranks exchange messages through shared memory. A gang on
+several nodes listens only on the interface of its node's address, on the loopback interface, and on
+InfiniBand devices. A site's own settings are kept.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import json
 import math
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 import traceback
+from collections.abc import MutableMapping
+from pathlib import Path
 from typing import NoReturn
 
 from mpi4py import MPI
@@ -18,12 +28,84 @@ from threadpoolctl import threadpool_limits
 
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
-from mpi_workers.rank import crash, output
 from mpi_workers.rank.commands import Runner
-from mpi_workers.rank.fabric import limit_endpoints
 from mpi_workers.rank.libraries import Loader
 from mpi_workers.rank.loop import RankLoop
+from mpi_workers.rank.output import buffer_lines, use_rank_pipes
 from mpi_workers.wire.blocking import connect
+from mpi_workers.wire.interfaces import interfaces
+
+IF_INET6 = Path("/proc/net/if_inet6")
+INFINIBAND = Path("/sys/class/infiniband")
+# UCX: loopback and shared memory (System V, POSIX, CMA). UCX removes the names of its segments as
+# soon as they are mapped, so none remains after SIGKILL.
+UCX_ONE_NODE = "self,sm"
+OFI_ONE_NODE = "shm"
+LOOPBACK = "lo"
+
+
+def limit_endpoints(
+    host: str | None, *, one_node: bool, env: MutableMapping[str, str] = os.environ
+) -> None:
+    """Set the variables of UCX and libfabric that limit MPI's endpoints. Call it before MPI_Init.
+
+    Parameters
+    ----------
+    host : str or None
+        This node's address.
+    one_node : bool
+        Whether all ranks of the gang are on this node.
+    env : mapping
+        Variables that are set already are kept.
+    """
+    if one_node:
+        env.setdefault("UCX_TLS", UCX_ONE_NODE)
+        if env.get("MPIR_CVAR_CH4_NETMOD") == "ofi":
+            env.setdefault("FI_PROVIDER", OFI_ONE_NODE)
+        return
+    interface = interface_of(host) if host is not None else None
+    if interface is None:
+        if host is not None:
+            sys.stderr.write(f"no interface has the address {host}: MPI listens on all of them\n")
+        return
+    # Without the loopback device, ranks of one node crash in UCX when they exchange messages.
+    devices = dict.fromkeys([interface, LOOPBACK, *_infiniband_ports()])
+    env.setdefault("UCX_NET_DEVICES", ",".join(devices))
+    env.setdefault("FI_TCP_IFACE", interface)
+
+
+def interface_of(host: str) -> str | None:
+    """Name of this machine's interface with an address, or None."""
+    if ":" in host:
+        with contextlib.suppress(OSError):
+            wanted = socket.inet_pton(socket.AF_INET6, host.partition("%")[0]).hex()
+            for line in IF_INET6.read_text().splitlines():
+                if line.startswith(wanted):
+                    return line.split()[-1]
+        return None
+    return next((name for name, address in interfaces().items() if address == host), None)
+
+
+def _infiniband_ports() -> list[str]:
+    """Active InfiniBand and RoCE ports by UCX's names: ``mlx5_0:1``."""
+    ports = []
+    for path in sorted(INFINIBAND.glob("*/ports/*")):
+        with contextlib.suppress(OSError):
+            if "ACTIVE" in (path / "state").read_text():
+                ports.append(f"{path.parents[1].name}:{path.name}")
+    return ports
+
+
+LIBRARY = Path(__file__).with_name("crash_frames.so")  # `crash_frames.c`, where it was built
+
+
+def write_frames_to(path: str) -> None:
+    """Have a crash write the frames of its thread to a file: of C where we can, then of Python."""
+    file = open(path, "wb", buffering=0)  # noqa: SIM115  # faulthandler keeps it
+    faulthandler.enable(file, all_threads=False)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(str(LIBRARY)).alchemist_show_crashes(file.fileno())
+
 
 INIT_SLACK_S = 10  # after the start's own time limit, whose error has more details
 UNFIT_S = 2.0  # a process outside the gang's MPI world waits this long to be killed
@@ -34,7 +116,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
     status = 1
     try:
         faulthandler.enable()
-        output.buffer_lines()
+        buffer_lines()
         _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         threadpool_limits(config.threads)
@@ -46,8 +128,8 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
             signal.alarm(0)
         if MPI.COMM_WORLD.size != config.size:
             _report_wrong_world(config)
-        output.use_rank_pipes(config.directory, MPI.COMM_WORLD.rank)
-        crash.write_frames_to(crash_file(config.directory, MPI.COMM_WORLD.rank))
+        use_rank_pipes(config.directory, MPI.COMM_WORLD.rank)
+        write_frames_to(crash_file(config.directory, MPI.COMM_WORLD.rank))
         RankLoop(config, loader, runner).run()
         status = 0
     except BaseException:

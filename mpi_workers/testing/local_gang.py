@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpi_workers.node.crowding import crowded, set_waits
-from mpi_workers.rank.waits import begin, interrupt
+from mpi_workers.node.processes import crowded, set_waits
+from mpi_workers.rank.interruption import begin, interrupt
 
 __all__ = ["begin", "interrupt", "run"]  # begin and interrupt: on a rank
 OUTPUT_LIMIT = 6000  # characters of the ranks' output in a failure

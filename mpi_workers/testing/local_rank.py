@@ -19,12 +19,11 @@ from mpi4py import MPI
 
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.node.crowding import crowded
-from mpi_workers.node.process_control import close_listeners, die_with_parent
-from mpi_workers.rank import waits
-from mpi_workers.rank.fabric import limit_endpoints
+from mpi_workers.node.processes import close_listeners, crowded, die_with_parent
+from mpi_workers.rank import interruption
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord
+from mpi_workers.rank.process import limit_endpoints
 
 POOL_BYTES = 256 << 20  # 256 MiB
 FIRST_CALL = 1
@@ -57,8 +56,8 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
     segments = set(re.findall(r"/dev/shm/mpich\S+", Path("/proc/self/maps").read_text()))
     about = {"pid": os.getpid(), "segments": sorted(segments)}
     Path(folder, f"rank{world.rank}.json").write_text(json.dumps(about))
-    waits.watch(InterruptWord(Path(folder, "interrupt")), crowded=crowded(world.size))
-    waits.begin(FIRST_CALL)
+    interruption.watch(InterruptWord(Path(folder, "interrupt")), crowded=crowded(world.size))
+    interruption.begin(FIRST_CALL)
     gang = Gang(
         world, Storage(world.rank, Pool(POOL_BYTES, shared=True)), lambda *_: None, Path(folder)
     )

@@ -1,9 +1,4 @@
-"""Addresses (``unix:boot-id:path``, ``tcp:host:port``) and the sockets behind them.
-
-Other users can create any path in a shared folder, and nodes can share a folder. A Unix address
-therefore carries the boot id of its node, and a socket is used only if its folder, the socket and
-the process that listens belong to this user.
-"""
+"""Addresses (``unix:boot-id:path``, ``tcp:host:port``), and the sockets behind them."""
 
 from __future__ import annotations
 

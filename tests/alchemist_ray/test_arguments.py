@@ -24,7 +24,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.options import AttachOptions, GangOptions
 from alchemist_ray.io.saving import as_path
-from alchemist_ray.runtime.placement import within
+from alchemist_ray.runtime.cluster.placement import within
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 

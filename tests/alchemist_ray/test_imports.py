@@ -29,8 +29,8 @@ WITH_TORCH = {"envs/rayleigh_benard/train.py", "envs/rayleigh_benard/study.py"}
 ALLOWED = {("mpi_workers/entry_points.py", "ali")}
 # Libraries see matrices, values and failures; a rank's gang and communicator only as types.
 ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.wire.values", "mpi_workers.wire.signature",
-               "mpi_workers.wire.result_file", "mpi_workers.wire.file_names",
-               "mpi_workers.wire.library_names",
+               "mpi_workers.wire.result_file", "mpi_workers.wire.names",
+               "mpi_workers.wire.names",
                "mpi_workers.failures")  # fmt: skip
 ALI_MAY_ALSO_USE = {
     # The rank's end of the channel to the process that steps a simulation.

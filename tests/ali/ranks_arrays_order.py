@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ali import arrays
-from ali.arrays import lookup, quantiles, row_blocks
+from ali.arrays import lookup, ordering
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import Array, Checks, sample
@@ -25,10 +25,10 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 def everything_is_large() -> Iterator[None]:
     """No array is small enough to be gathered."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_blocks, "REPLY_NBYTES", -1)
+        patch.setattr(ordering, "REPLY_NBYTES", -1)
         patch.setattr(lookup, "REPLICATED_NBYTES", -1)
-        patch.setattr(quantiles, "FEW", 8)
-        patch.setattr(quantiles, "SAMPLES", 64)
+        patch.setattr(ordering, "FEW", 8)
+        patch.setattr(ordering, "QUANTILE_SAMPLES", 64)
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ali.scalapack import bidiagonal
+from ali.scalapack import spectra
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import Array, Checks, orthonormal
 
@@ -36,12 +36,12 @@ def cases(n: int) -> Iterator[tuple[str, Array, Array]]:
 def bidiagonals(gang: Gang) -> list[Any]:
     check = Checks(gang)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bidiagonal, "WIDTH", 11)
+        patch.setattr(spectra, "WIDTH", 11)
         for n, leaf in ((1, 3), (3, 3), (4, 3), (12, 5), (51, 5), (90, 48), (75, 7)):
-            patch.setattr(bidiagonal, "LEAF", leaf)
+            patch.setattr(spectra, "LEAF", leaf)
             for name, d, e in cases(n):
                 what = [n, leaf, name]
-                values, U, V = bidiagonal.bidiagonal_svd(check.ctx, d, e)
+                values, U, V = spectra.bidiagonal_svd(check.ctx, d, e)
                 u, v = check.whole(U), check.whole(V)
                 b = np.diag(d) + np.diag(e, 1)
                 exact = np.linalg.svd(b, compute_uv=False)

@@ -16,7 +16,7 @@ import zarr
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from ali.files import boxes, exchange, own_elements, raw, routines, text, zarr3
+from ali.files import exchange, raw, routines, text, zarr3
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
@@ -47,12 +47,12 @@ def bits(array: Array) -> bytes:
 def small() -> pytest.MonkeyPatch:
     """Boxes, chunks and blocks of a few elements, so that there are many."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(boxes, "PIECE", 200)
+    patch.setattr(exchange, "PIECE", 200)
     patch.setattr(exchange, "MESSAGE", 64)
     patch.setattr(raw, "STRIP", 100)
     patch.setattr(raw, "APART", 20)
-    patch.setattr(own_elements, "PIECE", 200)
-    patch.setattr(own_elements, "DIRECT_PIECE", 200)
+    patch.setattr(exchange, "PIECE", 200)
+    patch.setattr(exchange, "DIRECT_PIECE", 200)
     patch.setattr(zarr3, "CHUNK", 120)
     patch.setattr(zarr3, "PLAIN", 1)
     patch.setattr(text, "BLOCK", 50)
@@ -108,7 +108,7 @@ class Checks:
     """A gang's files: what is wrong, on any rank, as all of them know."""
 
     def __init__(self, gang: Gang, folder: Path) -> None:
-        own_elements.EXCHANGE = USUAL  # another check may have changed it
+        exchange.EXCHANGE = USUAL  # another check may have changed it
         self.gang = gang
         self.ctx = Context(gang, {})
         self.folder = folder
@@ -161,7 +161,7 @@ def agreed(gang: Gang, examples: int) -> Any:
 
 
 # Ranks exchange what they read, or read their own elements: never, if it pays, always.
-USUAL = own_elements.EXCHANGE
+USUAL = exchange.EXCHANGE
 WAYS = st.sampled_from([0, USUAL, 1000])
 
 
@@ -189,7 +189,7 @@ def round_trips(gang: Gang, folder: Path) -> int:
         suffix: str, shape: tuple[int, ...], dtype: str, layouts: tuple[str, str], salt: int,
         way: int,
     ) -> None:  # fmt: skip
-        own_elements.EXCHANGE = way
+        exchange.EXCHANGE = way
         table = suffix in (".parquet", ".csv")
         if table and dtype.startswith("complex"):
             dtype = dtype.replace("complex", "float").replace("128", "64")
@@ -339,7 +339,7 @@ def parts(gang: Gang, folder: Path) -> int:
         file: Any, rows: Any, cols: Any, by_name: bool, dtype: Any, layout: str, remote: bool,
         way: int,
     ) -> None:  # fmt: skip
-        own_elements.EXCHANGE = way
+        exchange.EXCHANGE = way
         name, options, named = file
         asked = {**options, "layout": layout, **({"dtype": dtype} if dtype else {})}
         wanted = BASE

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-from ali.files import exchange, folders, own_elements, paths, routines, text
+from ali.files import exchange, folders, paths, routines, text
 from ali.files.paths import hidden
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_files import BASE, SUFFIXES, USUAL, Checks, bits, values, written_by_others
@@ -153,7 +153,7 @@ def conversions(gang: Gang, folder: Path) -> list[str]:
         array = np.ones((M, N), have)
         array[M - 2, 3] = value
         for way in (0, USUAL, 1000):
-            own_elements.EXCHANGE = way
+            exchange.EXCHANGE = way
             for suffix in (".npy", ".h5"):
                 path = folder / f"{number}{way}{suffix}"
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from ali import linalg
 from ali.interface import Context
-from ali.linalg import gemm
+from ali.linalg import products as multiplication
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
@@ -43,7 +43,9 @@ def products(gang: Gang) -> list[Any]:
         A, B = check.distribute(a, left), check.distribute(b, right)
         what = [(m, k, n), way, left, right]
         with small_panels():
-            check.close(check.whole(gemm.product(check.ctx, A, B, way)), a @ b, dtype, what)
+            check.close(
+                check.whole(multiplication.product(check.ctx, A, B, way)), a @ b, dtype, what
+            )
     for one, other in some(gang, NUMBERS, NUMBERS):
         a, b = values((7, 5), one), values((5, 9), other, 1)
         C = linalg.matmul(check.ctx, check.distribute(a), check.distribute(b, "MC_MR"))

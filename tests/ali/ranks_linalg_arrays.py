@@ -9,7 +9,7 @@ import numpy as np
 
 from ali import linalg
 from ali.interface import Context
-from ali.linalg.ufuncs import UNARY
+from ali.linalg.arithmetic import UNARY
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     NUMBERS,

@@ -14,14 +14,14 @@ from ali import DistMatrix, blocks
 from ali.interface import Context
 from ali.linalg import (
     arithmetic,
-    block_reduction,
     clustering,
     collectives,
-    elimination,
-    gemm,
-    index_transfer,
+    indexing,
     kernel_regression,
-    krylov,
+    products,
+    reductions,
+    singular,
+    systems,
     triangular,
 )
 from mpi_workers.failures import Failure
@@ -122,10 +122,10 @@ def small_panels() -> Iterator[None]:
         patch.setattr(blocks, "PANEL", 600)
         patch.setattr(blocks, "CHUNK", 256)
         patch.setattr(collectives, "SLICE", 16)
-        patch.setattr(gemm, "CHUNK", 64)
-        patch.setattr(index_transfer, "MESSAGE", 128)
+        patch.setattr(products, "CHUNK", 64)
+        patch.setattr(indexing, "MESSAGE", 128)
         patch.setattr(kernel_regression, "PANEL", 2000)
-        for module in (arithmetic, block_reduction, clustering, elimination, krylov, triangular):
+        for module in (arithmetic, reductions, clustering, systems, singular, triangular):
             patch.setattr(module, "CHUNK", 256)
         yield
 

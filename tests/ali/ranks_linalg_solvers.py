@@ -12,7 +12,7 @@ import pytest
 
 from ali import linalg
 from ali.interface import Context
-from ali.linalg import elimination, triangular
+from ali.linalg import systems, triangular
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     FLOATS,
@@ -34,7 +34,7 @@ SIDES = ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR")
 def small_blocks(width: int) -> Iterator[None]:
     """Panels of a few columns, so that there are many and the last is short."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (elimination, triangular):
+        for module in (systems, triangular):
             patch.setattr(module, "PANEL_COLUMNS", width)
         yield
 

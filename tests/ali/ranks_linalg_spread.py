@@ -12,8 +12,8 @@ import scipy.linalg
 
 from ali import DistMatrix, blocks, linalg
 from ali.interface import Context
-from ali.linalg import divide_conquer, eigen, elimination, householder, thin_qr, tridiagonal
-from ali.linalg.divide_conquer import tridiagonal_eigh
+from ali.linalg import eigen, qr_factorization, systems
+from ali.linalg.eigen import tridiagonal_eigh
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     FLOATS,
@@ -33,13 +33,13 @@ LAYOUTS = ("VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC")
 def small_limits() -> Iterator[None]:
     """Matrices of a few columns are spread, in panels of fewer."""
     with small_panels(), pytest.MonkeyPatch.context() as patch:
-        for module in (eigen, thin_qr):
+        for module in (eigen, qr_factorization):
             patch.setattr(module, "ON_ONE_RANK", 3)
-        for module in (householder, elimination):
+        for module in (qr_factorization, systems):
             patch.setattr(module, "PANEL_COLUMNS", 5)
-        patch.setattr(tridiagonal, "WIDTH", 4)
-        patch.setattr(divide_conquer, "LEAF", 6)
-        patch.setattr(divide_conquer, "WIDTH", 7)
+        patch.setattr(eigen, "WIDTH", 4)
+        patch.setattr(eigen, "LEAF", 6)
+        patch.setattr(eigen, "MERGE_WIDTH", 7)
         yield
 
 

@@ -13,8 +13,7 @@ from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DTYPES
-from mpi_workers.matrix.layout import number_of
-from mpi_workers.matrix.runs import Runs
+from mpi_workers.matrix.layout import Runs, number_of
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing.local_gang import begin, interrupt
 from tests.support.layouts import SOME_LAYOUTS

@@ -9,7 +9,7 @@ import pytest
 
 from ali import scalapack
 from ali.scalapack.cyclic import Call, Cyclic
-from ali.scalapack.grid import grid_of
+from ali.scalapack.native import grid_of
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_scalapack_checks import Checks, some, values
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from ali import DistMatrix, scalapack
 from ali.interface import Context
-from ali.scalapack import bidiagonal, cyclic
+from ali.scalapack import cyclic, spectra
 from mpi_workers.rank.gang import Gang
 
 Array = np.ndarray[Any, Any]
@@ -80,8 +80,8 @@ def blocks(way: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cyclic, "BLOCK", 8)
         patch.setattr(cyclic, "MOVED", 1 << 10)
-        patch.setattr(bidiagonal, "LEAF", 5)
-        patch.setattr(bidiagonal, "WIDTH", 7)
+        patch.setattr(spectra, "LEAF", 5)
+        patch.setattr(spectra, "WIDTH", 7)
         for kind in cyclic.BLOCKED_FROM:
             if kind != "lange":
                 patch.setitem(cyclic.BLOCKED_FROM, kind, 1 if way == "blocks" else 1 << 30)

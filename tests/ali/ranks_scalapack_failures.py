@@ -14,8 +14,8 @@ from mpi4py import MPI
 from ali import scalapack
 from ali.interface import Context
 from ali.loader import symbol_file
-from ali.native.ignored_mpi_errors import ignored_errors_raised
-from ali.scalapack import grid
+from ali.native.host import ignored_errors_raised
+from ali.scalapack.native import grid_of
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import failures_on_rank_0
@@ -92,8 +92,8 @@ def renewal(gang: Gang) -> list[Any]:
     A = check.distribution(a)
     for _ in range(3):
         check.product(a @ a, check.whole(scalapack.matmul(check.ctx, A, A)), what="matmul")
-        grids.append(grid.grid_of(check.ctx))
-        check.true(grids[-1] is grid.grid_of(check.ctx), "one grid per communicator")
+        grids.append(grid_of(check.ctx))
+        check.true(grids[-1] is grid_of(check.ctx), "one grid per communicator")
         gang.renew()
     check.true(len({id(g) for g in grids}) == 3, "a grid for each communicator")
     return check.result()
@@ -104,7 +104,7 @@ def ignored(gang: Gang) -> str:
     ctx = Checks(gang).ctx
     native = ctx.state["native"]
     handle = ctypes.c_int()
-    native.blacs("Cblacs_get", grid.grid_of(ctx).context, COMMUNICATOR, ctypes.byref(handle))
+    native.blacs("Cblacs_get", grid_of(ctx).context, COMMUNICATOR, ctypes.byref(handle))
     comm = native.blacs("Cblacs2sys_handle", handle.value)
     mpi = ctypes.CDLL(symbol_file(ctypes.CDLL(MPI.__file__), "MPI_Send"))
     try:

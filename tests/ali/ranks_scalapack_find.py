@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from ali import loader, mpi_files
-from ali.scalapack import find, native
+from ali.scalapack import native
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
 
 
 def refusal(path: str | None = None) -> str:
     try:
-        find.load(path)
+        native.load(path)
     except Failure as failure:
         return f"{failure.kind}: {failure.message}"
     return "nothing"
@@ -37,9 +37,9 @@ def failures(gang: Gang, folder: str) -> dict[str, str]:
     home = Path(folder)
     said = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(find, "_own_folder", lambda: home / "own")
-        patch.setattr(find, "_folders", lambda: [home / "own", home / "system"])
-        for name in (find.VARIABLE, "CRAY_LIBSCI_PREFIX_DIR"):
+        patch.setattr(native, "_own_folder", lambda: home / "own")
+        patch.setattr(native, "_folders", lambda: [home / "own", home / "system"])
+        for name in (native.VARIABLE, "CRAY_LIBSCI_PREFIX_DIR"):
             patch.delenv(name, raising=False)
         said["nowhere"] = refusal()
         said["no file"] = refusal(f"{folder}/no.so")
@@ -55,7 +55,7 @@ def failures(gang: Gang, folder: str) -> dict[str, str]:
         library(home / "system" / "libscalapack.so.2.2", "libmpi.so.40")
         library(home / "system" / "libscalapack-mpich.so.2.2", "libnot.there.so.1")
         said["found"] = refusal()
-        patch.setenv(find.VARIABLE, f"{folder}/other.so")
+        patch.setenv(native.VARIABLE, f"{folder}/other.so")
         said["variable"] = refusal()
     return said
 
@@ -75,11 +75,12 @@ def order(gang: Gang, folder: str) -> list[list[str]]:
         (home / name).touch()
     (home / "system" / "libscalapack-mpich.so").symlink_to("libscalapack-mpich.so.2.10")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(find, "_own_folder", lambda: home / "own")
-        patch.setattr(find, "_folders", lambda: [home / "own", home / "system"])
+        patch.setattr(native, "_own_folder", lambda: home / "own")
+        patch.setattr(native, "_folders", lambda: [home / "own", home / "system"])
         patch.setenv("CRAY_LIBSCI_PREFIX_DIR", str(home / "sci"))
         return [
-            [str(file.relative_to(home)) for file in candidate.files] for candidate in find.search()
+            [str(file.relative_to(home)) for file in candidate.files]
+            for candidate in native.search()
         ]
 
 
@@ -117,14 +118,14 @@ def reference_blas(gang: Gang, path: str) -> tuple[str | None, list[str]]:
     """The reference BLAS behind a library, by its file, and the warnings when it is loaded."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = find.load(path).reference_blas()
+        found = native.load(path).reference_blas()
     return found, [str(one.message) for one in caught]
 
 
 def second_mpi(gang: Gang) -> dict[str, Any]:
     """Loading Debian's library brings no second MPI in, and no second ScaLAPACK after it."""
     try:
-        loaded = find.load()
+        loaded = native.load()
     except Failure as failure:
         return {"missing": failure.message}
     other = next(path for path in mpi_files.mapped_files() if "libm.so" in path)
@@ -133,7 +134,7 @@ def second_mpi(gang: Gang) -> dict[str, Any]:
         "loaded": loaded.path,
         "mpi": sorted(name for name in files if name in ("libmpi", "libmpich")),
         "alias": loader.provide_mpich(),
-        "again": find.load(loaded.path) is loaded,
+        "again": native.load(loaded.path) is loaded,
         "another": refusal(other),
-        "about": find.describe(loaded),
+        "about": native.describe(loaded),
     }

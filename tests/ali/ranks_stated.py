@@ -16,10 +16,10 @@ import pytest
 from mpi4py import MPI
 
 from ali import blocks, registry
-from ali.files import boxes, exchange, own_elements, zarr3
+from ali.files import exchange, zarr3
 from ali.files.routines import load as load_routine
 from ali.files.routines import save as save_routine
-from ali.linalg import elimination, kernel_regression, reductions, triangular
+from ali.linalg import kernel_regression, reductions, systems, triangular
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.memory import Pool
@@ -134,7 +134,7 @@ def memory(gang: Gang, library: str) -> dict[str, float]:
     with pytest.MonkeyPatch.context() as patch:
         for tuned in (blocks, reductions, kernel_regression):
             patch.setattr(tuned, "PANEL", PANEL)
-        for tuned in (blocks, elimination, triangular):
+        for tuned in (blocks, systems, triangular):
             patch.setattr(tuned, "CHUNK", PANEL // 8)
         for name, cases in LIBRARIES[library].items():
             given = cases[0][0] | MEMORY.get(name, {})
@@ -184,9 +184,9 @@ def files(gang: Gang) -> dict[str, float]:
     values = np.random.default_rng(1).standard_normal((100_000, 40))
     few, all_rows = (check.distribute(values[:m]) for m in (100, 100_000))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boxes, "PIECE", PANEL)
-        patch.setattr(own_elements, "PIECE", PANEL)
-        patch.setattr(own_elements, "DIRECT_PIECE", PANEL)
+        patch.setattr(exchange, "PIECE", PANEL)
+        patch.setattr(exchange, "PIECE", PANEL)
+        patch.setattr(exchange, "DIRECT_PIECE", PANEL)
         patch.setattr(exchange, "MESSAGE", PANEL)
         patch.setattr(zarr3, "CHUNK", PANEL)
         for suffix in FORMATS:

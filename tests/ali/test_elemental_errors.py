@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ali import elemental, registry
-from ali.elemental import error_messages, library
+from ali.elemental import library
 from mpi_workers.failures import Failure
 
 ABSENT = "libEl-that-is-nowhere.so"
@@ -172,12 +172,12 @@ def test_only_the_output_to_cerr_is_captured(capfd: pytest.CaptureFixture[str]) 
     cpp._ZNSt8ios_base4InitC1Ev(ctypes.create_string_buffer(64))  # as <iostream> does
     insert = cpp._ZSt16__ostream_insertIcSt11char_traitsIcEERSt13basic_ostreamIT_T0_ES6_PKS3_l
     insert.argtypes, insert.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_ssize_t], None
-    cerr = ctypes.addressof(ctypes.c_char.in_dll(cpp, error_messages.CERR))
+    cerr = ctypes.addressof(ctypes.c_char.in_dll(cpp, library.CERR))
 
     def say(text: bytes) -> None:
         insert(cerr, text, len(text))
 
-    caught = error_messages.ErrorMessages(cpp)
+    caught = library.ErrorMessages(cpp)
     say(b"before ")
     for turn in ("one", "two"):
         with caught.capture():
@@ -190,7 +190,7 @@ def test_only_the_output_to_cerr_is_captured(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_without_libstdcxx_nothing_is_caught_and_nothing_breaks() -> None:
-    caught = error_messages.ErrorMessages(ctypes.CDLL(np.linalg._umath_linalg.__file__))
+    caught = library.ErrorMessages(ctypes.CDLL(np.linalg._umath_linalg.__file__))
     with caught.capture():
         pass
     assert caught.take() == ""

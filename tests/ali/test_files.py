@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ali.files import boxes
-from ali.files.boxes import Box, Grain
+from ali.files import exchange
+from ali.files.formats import Box, Grain
 from ali.testing import Case, LibraryTests
 from mpi_workers.testing import local_gang
 
@@ -151,9 +151,9 @@ def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path: Path) -> None:
 def test_boxes_tile_the_matrix_and_part_no_chunk(
     grain: Grain, shape: tuple[int, int], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boxes, "PIECE", 160)
+    monkeypatch.setattr(exchange, "PIECE", 160)
     seen = np.zeros(shape, int)
-    for box in boxes.cut(shape, 8, size, grain):
+    for box in exchange.cut(shape, 8, size, grain):
         seen[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop] += 1
         assert box.rows.start % grain.rows == 0
         assert box.cols.start % grain.cols == 0
@@ -166,22 +166,22 @@ def test_boxes_tile_the_matrix_and_part_no_chunk(
 
 
 def test_boxes_of_irregular_bands_begin_where_bands_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boxes, "PIECE", 10 * 8)
-    monkeypatch.setattr(boxes, "SEVERAL", 1)
-    found = boxes.cut((30, 1), 8, 2, Grain(bands=[0, 4, 9, 11, 29]))
+    monkeypatch.setattr(exchange, "PIECE", 10 * 8)
+    monkeypatch.setattr(exchange, "SEVERAL", 1)
+    found = exchange.cut((30, 1), 8, 2, Grain(bands=[0, 4, 9, 11, 29]))
     assert found == [Box(range(a, b), range(1)) for a, b in [(0, 9), (9, 11), (11, 29), (29, 30)]]
 
 
 def test_ranks_have_equally_many_columns_of_few_bands() -> None:
     for n, bands, size in ((50, 1, 2), (64, 1, 8), (7, 2, 2), (24, 3, 4), (3, 1, 8)):
         grain = Grain(bands=range(bands), columns_apart=True)
-        found = boxes.cut((bands, n), 8, size, grain)
-        shares = [boxes.share(len(found), rank, size) for rank in range(size)]
+        found = exchange.cut((bands, n), 8, size, grain)
+        shares = [exchange.share(len(found), rank, size) for rank in range(size)]
         held = [sum(len(found[i].cols) for i in mine) for mine in shares]
         assert sum(held) == bands * n
         assert max(held) <= -(-bands * n // size) + max(len(box.cols) for box in found)
         assert len(found) >= min(size, bands * n)
-    (wide,) = boxes.cut((1, 50), 8, 2, Grain(bands=[0]))
+    (wide,) = exchange.cut((1, 50), 8, 2, Grain(bands=[0]))
     assert wide.shape == (1, 50)  # others read whole rows
 
 

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ali.linalg.gemm import plan
+from ali.linalg.products import plan
 from mpi_workers.matrix.layout import Distribution, default_grid
 from tests.support import launches
 

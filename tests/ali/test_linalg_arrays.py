@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ali.linalg.broadcasting import common_layout, part_layout
+from ali.linalg.arithmetic import common_layout, part_layout
 from mpi_workers.matrix.layout import LAYOUTS, Distribution
 from tests.support import launches
 

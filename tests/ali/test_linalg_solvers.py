@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ali import linalg
-from ali.linalg.elimination import parity
+from ali.linalg.systems import parity
 from mpi_workers.wire.signature import Signature
 from tests.support import launches
 

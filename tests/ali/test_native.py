@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ali.native import NativeLibrary
-from ali.native.abi import TYPES
+from ali.native.host import TYPES
 from ali.registry import load
 from ali.testing import Case, LibraryTests
 from mpi_workers.failures import Failure

@@ -23,9 +23,9 @@ from alchemist_ray.errors import (
     GroupFailedError,
     StaleHandleError,
 )
+from alchemist_ray.runtime.cluster.names import NAMESPACE, agent_name, edition
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
-from mpi_workers.node.process_control import descendants
+from mpi_workers.node.processes import descendants
 from tests.support import suite, traces
 
 ERROR_LIMIT_S = 3.0  # from a fault to the error that the caller gets

@@ -30,7 +30,7 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.gang import owner, registry
-from alchemist_ray.runtime.names import driver_name, edition
+from alchemist_ray.runtime.cluster.names import driver_name, edition
 from mpi_workers.wire.frames import MAP_LIMIT, pack
 
 ROOT = Path(__file__).parents[2]
@@ -351,7 +351,7 @@ def test_a_job_with_an_environment_of_its_own_has_its_own_driver(cluster: str) -
         ray.init(address={cluster!r}, log_to_driver=False,
                  runtime_env={{"env_vars": {{"SECRET": "of this job"}}}})
         from alchemist_ray import AlchemistSession
-        from alchemist_ray.runtime.names import driver_name, edition
+        from alchemist_ray.runtime.cluster.names import driver_name, edition
         with AlchemistSession(1) as als:
             print(driver_name(edition()), als.run(lambda comm: os.environ.get("SECRET")))
     """

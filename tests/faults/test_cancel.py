@@ -19,7 +19,7 @@ from ray.exceptions import TaskCancelledError
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import CallTimeoutError, CancelledError, GroupFailedError
 from alchemist_ray.observe.status import table
-from alchemist_ray.runtime import nodes
+from alchemist_ray.runtime.launch import nodes
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Gang,

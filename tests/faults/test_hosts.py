@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpi_workers.data import node_connection
+from mpi_workers.data import node_connections
 from tests.faults.conftest import ERROR_LIMIT_S, record
 from tests.faults.hosts import Host, Hosts, why_not
 from tests.support import traces
@@ -131,7 +131,7 @@ def test_200_chunks_on_the_far_host_reach_a_gang(pair: Pair, gang: str) -> None:
     assert found["host"] == pair.far.name
     assert found["equal"]
     # Its agent sends all chunks through the same streams: no connection for each.
-    assert found["opened"] <= node_connection.STREAMS
+    assert found["opened"] <= node_connections.STREAMS
 
 
 def test_a_product_is_computed_across_the_hosts(pair: Pair) -> None:

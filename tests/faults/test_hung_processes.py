@@ -15,7 +15,8 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.runtime import catalogue, driver, ray_gangs
+from alchemist_ray.runtime import driver, ray_gangs
+from alchemist_ray.runtime.cluster import catalogue
 from alchemist_ray.runtime.driver import find_driver
 from tests.faults.conftest import agent_pids, left, pid_of, variables
 from tests.support import traces

@@ -16,7 +16,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError
-from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
+from alchemist_ray.runtime.cluster.names import NAMESPACE, agent_name, edition
 from mpi_workers.matrix.available_memory import MemoryCgroup
 from tests.support import traces
 

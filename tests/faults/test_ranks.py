@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from alchemist_ray.errors import GroupFailedError, RoutineError
-from alchemist_ray.runtime import nodes
+from alchemist_ray.runtime.launch import nodes
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Gang,

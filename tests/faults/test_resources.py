@@ -14,7 +14,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LaunchError, ResourceError
-from alchemist_ray.runtime.names import NAMESPACE, agent_name, edition
+from alchemist_ray.runtime.cluster.names import NAMESPACE, agent_name, edition
 from mpi_workers.matrix.available_memory import available_bytes
 from tests.faults.conftest import (
     ERROR_LIMIT_S,

@@ -11,7 +11,7 @@ import ray
 
 from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests, to_yaml
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.runtime.placement import check_capacity
+from alchemist_ray.runtime.cluster.placement import check_capacity
 from tests.kube.cluster import Cluster
 
 NAMESPACE = "many"

@@ -20,15 +20,16 @@ import pytest
 import ray
 
 from alchemist_ray.errors import AuthError, SessionError
-from alchemist_ray.runtime import ray_cluster
-from alchemist_ray.runtime.ray_cluster import (
+from alchemist_ray.runtime.cluster import ray_cluster
+from alchemist_ray.runtime.cluster.ray_cluster import (
+    ClusterFacts,
     check,
     check_facts,
     own_head,
     private_folder,
+    probe,
     tighten,
 )
-from alchemist_ray.runtime.ray_probe import ClusterFacts, probe
 
 ROOT = Path(__file__).parents[2]
 STRANGER = 65534  # nobody
@@ -178,7 +179,7 @@ def test_threads_that_start_a_cluster_share_it_and_it_outlives_them(tmp_path: Pa
     program = """
         import threading, time
         import ray
-        from alchemist_ray.runtime.ray_cluster import join_ray
+        from alchemist_ray.runtime.cluster.ray_cluster import join_ray
         started = []
         threads = [threading.Thread(target=lambda: started.append(join_ray(1))) for _ in range(2)]
         for thread in threads:

@@ -11,8 +11,8 @@ from typing import Any
 
 import ray
 
-from alchemist_ray.gang.process_name import this_process
-from alchemist_ray.runtime import manager_pool
+from alchemist_ray.gang.address import this_process
+from alchemist_ray.runtime.cluster import manager_pool
 from alchemist_ray.runtime.driver import find_driver
 from tests.support import traces
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from alchemist_ray.clients.spark.arrow import blocks_of, fitting, rows_of
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
-from mpi_workers.data.row_transfers import RowWriter
+from mpi_workers.data.transfers import RowWriter
 from mpi_workers.failures import Failure
 
 MIN_RUN = 16  # rows: if consecutive runs are longer on average, they are sent as blocks

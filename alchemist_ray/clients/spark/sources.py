@@ -38,8 +38,7 @@ from alchemist_ray.clients.spark.executor_push import (
 from alchemist_ray.errors import IncompleteMatrixError, TransferError
 from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.description import NodeTimes, TransferTarget
-from mpi_workers.data.row_transfers import RowWriter
-from mpi_workers.data.transfers import Progress
+from mpi_workers.data.transfers import Progress, RowWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
 

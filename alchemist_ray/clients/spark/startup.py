@@ -26,7 +26,7 @@ from ray.exceptions import RayError
 
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 
 OPENED = (
     "java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.math", "java.net",

@@ -4,8 +4,12 @@ The renderer produces text for ``kubectl``: it imports no Kubernetes client and 
 """
 
 from alchemist_ray.deploy.kubernetes.manifests import manifests, to_yaml
-from alchemist_ray.deploy.kubernetes.options import GANG_SCHEDULERS, ClusterOptions
-from alchemist_ray.deploy.kubernetes.versions import KUBERAY_VERSION, RAY_VERSION
+from alchemist_ray.deploy.kubernetes.options import (
+    GANG_SCHEDULERS,
+    KUBERAY_VERSION,
+    RAY_VERSION,
+    ClusterOptions,
+)
 
 __all__ = [
     "GANG_SCHEDULERS",

@@ -1,4 +1,4 @@
-"""Options of a cluster on Kubernetes, checked before anything is rendered."""
+"""Options of a cluster on Kubernetes, checked before anything is rendered; versions it targets."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from alchemist_ray.deploy.kubernetes.versions import IMAGE
+from alchemist_ray.version import __version__
 from mpi_workers.matrix.sizes import parse_nbytes, readable
+
+RAY_VERSION = "2.60.0"  # in the image; KubeRay selects probes and token authentication by it
+KUBERAY_VERSION = "1.6.2"
+KUBERNETES_VERSIONS = ("1.33", "1.34", "1.35")  # tests check the manifests against their schemas
+IMAGE = f"alchemist-on-ray:{__version__}"
+
 
 GANG_SCHEDULERS = ("scheduler-plugins", "volcano", "yunikorn", "kueue")
 QUEUES = {"volcano": "default", "yunikorn": "root.default", "kueue": "alchemist"}

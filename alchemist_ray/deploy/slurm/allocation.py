@@ -1,13 +1,21 @@
-"""A job's allocation: its number, its nodes, their CPUs and memory."""
+"""A job's allocation: number, nodes, their CPUs, memory and ports; nodes shared with others.
+
+A block is below the kernel's range (32768 and up) and the same on every node. Ray's workers use
+ports that the kernel chooses, which cannot collide.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
+import socket
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.hostlist import expand
@@ -117,3 +125,125 @@ def _pbs(env: Mapping[str, str]) -> Allocation:
     each = int(env.get("NCPUS") or env.get("PBS_NUM_PPN") or 1)
     nodes = [Node(name, max(times, each)) for name, times in counted.items()]
     return Allocation("pbs", job, tuple(nodes), uses_srun="SLURM_JOB_ID" in env)
+
+
+FIRST, END = 10240, 32768
+BLOCK = 16
+BLOCKS = (END - FIRST) // BLOCK
+TRIES = 8  # blocks to check before giving up
+NAMES = (
+    "gcs",
+    "node-manager-port",
+    "object-manager-port",
+    "runtime-env-agent-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "metrics-export-port",
+    "dashboard-port",
+)
+ON_HEAD = NAMES[-1:]
+
+
+def block(job: str, attempt: int = 0) -> int:
+    """Return the first port of a job's block, or of the block `attempt` places after it.
+
+    Jobs whose numbers differ by less than `BLOCKS` - `TRIES` never share a block.
+    """
+    digits = re.findall(r"\d+", job.partition(".")[0])  # PBS: 123.server, 123[4].server
+    number = sum(map(int, digits)) if digits else sum(job.encode())
+    return FIRST + (number + attempt) % BLOCKS * BLOCK
+
+
+def ports(first: int) -> dict[str, int]:
+    """Return the ports of a block, by purpose."""
+    return {name: first + i for i, name in enumerate(NAMES)}
+
+
+def is_free(first: int, address: str) -> bool:
+    """Return whether every port of a block is free on this node, at this address."""
+    with contextlib.ExitStack() as stack:
+        for port in ports(first).values():
+            for host in ("", address):
+                sock = stack.enter_context(socket.socket())
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections
+                try:
+                    sock.bind((host, port))
+                except OSError:
+                    return False
+                sock.close()
+    return True
+
+
+def free_attempts(job: str, address: str) -> list[int]:
+    """Return the attempts (see `block`) whose blocks are free on this node."""
+    return [attempt for attempt in range(TRIES) if is_free(block(job, attempt), address)]
+
+
+FIRST_USER, LAST_USER = 1000, 60000  # uids of people, as in /etc/login.defs
+LAST_SERVICE = 65535  # up to here systemd takes uids for services, and 65534 is nobody
+SHOWN = 4
+
+
+def other_users() -> list[str]:
+    """Return the names of other people with processes on this machine."""
+    uids = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                uids.add(folder.stat().st_uid)
+    names = (_person(uid) for uid in uids if uid != os.getuid())
+    return sorted(name for name in names if name is not None)
+
+
+def _person(uid: int) -> str | None:
+    """Return the name of a person; None for a service, and for a uid within a container.
+
+    Directories (LDAP, Active Directory) give people uids far above those of local accounts, among
+    which those of containers have no name.
+    """
+    if uid < FIRST_USER or LAST_USER < uid <= LAST_SERVICE:
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid) if uid <= LAST_USER else None
+
+
+def check(allocation: Allocation, nodes: Mapping[str, Mapping[str, Any]], shared: str) -> list[str]:
+    """Return warnings about nodes that other users' jobs may share.
+
+    A job of one node needs none: its gangs open no MPI port.
+
+    Parameters
+    ----------
+    nodes : mapping
+        By node: `cores` of the machine, and `others`, users with processes there.
+    shared : {"warn", "refuse", "allow"}
+        As in the site file.
+
+    Raises
+    ------
+    JobError
+        If such nodes are to be refused.
+    """
+    if shared == "allow" or len(allocation.nodes) == 1:
+        return []
+    reasons = []
+    for node in allocation.nodes:
+        cores, others = int(nodes[node.name]["cores"]), nodes[node.name]["others"]
+        if others:
+            names = ", ".join(others[:SHOWN]) + (", ..." if len(others) > SHOWN else "")
+            reasons.append(f"{node.name} (processes of {names})")
+        elif node.cpus < cores:
+            reasons.append(f"{node.name} ({node.cpus} of {cores} CPUs are this job's)")
+    if not reasons:
+        return []
+    more = f" and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+    problem = (
+        f"other users may share {', '.join(reasons[:SHOWN])}{more}. They can connect to the MPI "
+        "ports of gangs on several nodes, which require no token. Request whole nodes (no -c; "
+        "--exclusive), or set nodes.shared = 'allow' in the site file"
+    )
+    if shared == "refuse":
+        raise JobError(f"{problem}, where it is 'refuse'")
+    return [problem]

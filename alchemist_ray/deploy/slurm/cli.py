@@ -22,7 +22,7 @@ from alchemist_ray.gateway.protocol import PORT
 from alchemist_ray.launchers.choice import SETTINGS
 from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
+from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
 from alchemist_ray.subcommands import add_subcommand, positive
 
 USAGE = """\

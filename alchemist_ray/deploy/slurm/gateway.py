@@ -10,7 +10,7 @@ from alchemist_ray.deploy.slurm import container
 from alchemist_ray.deploy.slurm.program import command_on_head, in_image
 from alchemist_ray.deploy.slurm.supervisors import step_base
 from alchemist_ray.errors import JobError
-from alchemist_ray.runtime.batch_job import JobCluster, JobFolder
+from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 
 TIMEOUT_S = 120.0
 

@@ -1,9 +1,4 @@
-"""The keeper: starts Ray on all nodes of a job, watches it, and stops it.
-
-The supervisors (`supervisors`, `node`) start Ray on their nodes. The keeper chooses ports that are
-free on all nodes, orders the head's start, then the others' at once, and waits until Ray counts
-them all. If the keeper is killed, the supervisors notice and clean up.
-"""
+"""The keeper: starts Ray on all nodes of a job, watches it, and stops it; a gateway in a job."""
 
 from __future__ import annotations
 
@@ -14,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from alchemist_ray.deploy.slurm import ports, shared_nodes
+from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.slurm.allocation import Allocation, Node, is_this_node
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.deploy.slurm.supervisors import Supervisors
 from alchemist_ray.errors import JobError
-from alchemist_ray.runtime.batch_job import JobCluster, JobFolder
+from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from mpi_workers.wire.frames import Body
 
 SLOW_S = 30.0  # a longer start is explained
@@ -103,7 +98,7 @@ class RayInJob:
         nodes = self._allocation.nodes
         self._supervisors.start()
         self._await(lambda: len(self._hello) == len(nodes), self._missing)
-        self.warnings += shared_nodes.check(self._allocation, self._hello, self._site.nodes.shared)
+        self.warnings += allocation.check(self._allocation, self._hello, self._site.nodes.shared)
         first = self._block()
         head = next((node for node in nodes if is_this_node(node.name)), nodes[0])
         address = f"{self._hello[head.name]['ip']}:{first}"
@@ -160,10 +155,10 @@ class RayInJob:
         free = set.intersection(*(set(hello["free"]) for hello in self._hello.values()))
         if not free:
             raise JobError(
-                f"no {ports.BLOCK} consecutive ports are free on all nodes: checked "
-                f"{ports.TRIES} blocks, the first at {ports.block(job)}"
+                f"no {allocation.BLOCK} consecutive ports are free on all nodes: checked "
+                f"{allocation.TRIES} blocks, the first at {allocation.block(job)}"
             )
-        return ports.block(job, min(free))
+        return allocation.block(job, min(free))
 
     def _await(self, done: Callable[[], bool], subject: Callable[[], str]) -> None:
         """Wait for the nodes as long as they make progress. Raises `JobError`."""

@@ -1,4 +1,4 @@
-"""The user's program in a job: runs on the head's node, gets signals, returns its exit code."""
+"""The program of a job: runs on the head's node, gets signals, returns its exit code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from alchemist_ray.deploy.slurm.allocation import is_this_node
 from alchemist_ray.deploy.slurm.keeper import RayInJob
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
 from alchemist_ray.deploy.slurm.supervisors import step_base
-from alchemist_ray.runtime.batch_job import JobCluster, JobFolder
-from mpi_workers.node.process_control import die_with_parent
+from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
+from mpi_workers.node.processes import die_with_parent
 
 POLL_INTERVAL_S = 0.1
 TEARDOWN_S = 15  # of a job's spare time, to stop Ray

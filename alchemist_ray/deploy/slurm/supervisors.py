@@ -22,8 +22,8 @@ from alchemist_ray.deploy.slurm.node import NodeTask
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import DROPPED, step_environment
-from alchemist_ray.runtime.batch_job import FOLDER_VARIABLE, JobFolder
-from alchemist_ray.runtime.network import address_of, address_towards
+from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobFolder
+from alchemist_ray.runtime.cluster.network import address_of, address_towards
 from mpi_workers.wire.acceptor import Acceptor
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind, WireError

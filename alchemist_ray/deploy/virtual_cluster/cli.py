@@ -10,8 +10,7 @@ from pathlib import Path
 
 from alchemist_ray.deploy.virtual_cluster import cluster, image, kvm, topology
 from alchemist_ray.deploy.virtual_cluster.domain import domain
-from alchemist_ray.deploy.virtual_cluster.options import Options, guests_of, parse_memory
-from alchemist_ray.deploy.virtual_cluster.settings import settings
+from alchemist_ray.deploy.virtual_cluster.options import Options, guests_of, parse_memory, settings
 from alchemist_ray.plural import counted
 from alchemist_ray.subcommands import add_subcommand, positive
 

@@ -19,7 +19,7 @@ from alchemist_ray.deploy.virtual_cluster import host
 from alchemist_ray.deploy.virtual_cluster.options import PORT, Options
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import srun_command
-from alchemist_ray.runtime import batch_job
+from alchemist_ray.runtime.cluster import batch_job
 
 HOME_VARIABLE = "ALCHEMIST_VIRTUAL"
 HOME = "~/.alchemist/virtual"

@@ -23,8 +23,7 @@ from types import FrameType
 
 from alchemist_ray.deploy.virtual_cluster import image, topology
 from alchemist_ray.deploy.virtual_cluster.domain import domain, volume_of
-from alchemist_ray.deploy.virtual_cluster.options import Guest, Options, guests_of
-from alchemist_ray.deploy.virtual_cluster.settings import settings
+from alchemist_ray.deploy.virtual_cluster.options import Guest, Options, guests_of, settings
 from alchemist_ray.errors import AlchemistError, JobError
 
 CLUSTER, TOKEN, STOP = "cluster.json", "token", "stop"

@@ -1,9 +1,10 @@
-"""Options of a virtual cluster, and its guests."""
+"""Options of a virtual cluster, its guests, and their assignment to cores by NUMA node."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -165,3 +166,28 @@ def split_memory(guest: Guest) -> list[int]:
     found = [pages * len(cell.cpus) // cpus for cell in guest.cells]
     found[0] += pages - sum(found)
     return [PAGE_MIB * n for n in found]
+
+
+def settings(options: Options, guest: Guest, token: str) -> str:
+    """Return a guest's name, addresses and parameters of Ray."""
+    everybody = range(options.hosts * options.guests)
+    hosts = "\n".join(f"{options.address(n)} {options.hostname(n)}" for n in everybody)
+    told = {
+        "NAME": guest.name,
+        "ADDRESS": f"{guest.address}/{options.net.prefixlen}",
+        "IP": guest.address,
+        "MTU": str(options.mtu),
+        "ROLE": "head" if guest.is_head else "node",
+        "HEAD": f"{options.address(0)}:{PORT}",
+        "PORT": str(PORT),
+        "CPUS": str(len(guest.cpus)),
+        "STORE": str(int(guest.memory_mib * MEBI * STORE_SHARE)),
+        "TOKEN": token,
+        "HOSTS": hosts,
+    }
+    if options.static_arp:
+        others = (number for number in everybody if number != guest.number)
+        told["ARP"] = "\n".join(f"{options.address(n)} {options.mac(n)}" for n in others)
+    if options.volume is not None:
+        told["VOLUME"] = "/dev/vdb"
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in told.items())

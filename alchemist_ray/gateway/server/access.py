@@ -26,7 +26,7 @@ from alchemist_ray.gateway.protocol import SCOPES
 from mpi_workers.failures import Failure
 from mpi_workers.wire.commands import COMMANDS, Turn
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.library_names import ARRAYS, ENTRY_POINTS, SHIPPED
+from mpi_workers.wire.names import ARRAYS, ENTRY_POINTS, SHIPPED
 
 FILE_VARIABLE = "ALCHEMIST_TOKENS"
 FILE = "~/.config/alchemist/tokens.json"

@@ -17,9 +17,9 @@ from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT, GatewayAddress, is_loopback
 from alchemist_ray.gateway.server.gateway import Gateway
 from alchemist_ray.observe import exporter
+from alchemist_ray.runtime.cluster.names import NAMESPACE
+from alchemist_ray.runtime.cluster.ray_calls import ask
 from alchemist_ray.runtime.driver import HEAD, start_actor
-from alchemist_ray.runtime.names import NAMESPACE
-from alchemist_ray.runtime.ray_calls import ask
 
 NAME = "alchemist-gateway"
 READY_TIMEOUT_S = 60.0

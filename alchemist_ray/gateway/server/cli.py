@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from alchemist_ray.gateway.protocol import PORT, SCOPES
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.access import CLUSTER, DAYS, Token, TokenFile
-from alchemist_ray.runtime.ray_cluster import join_ray
+from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.subcommands import add_subcommand, positive
 from mpi_workers.matrix.sizes import parse_nbytes
 

@@ -28,7 +28,7 @@ from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution, stored_shape
-from mpi_workers.matrix.regions import Region
+from mpi_workers.matrix.node_shares import Region
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import UNAUTHENTICATED_MAP_LIMIT, Frame, Kind

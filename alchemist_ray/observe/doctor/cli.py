@@ -1,12 +1,14 @@
-"""``alchemist doctor``."""
+"""``alchemist doctor``: the cluster to check, the checks, the report."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,18 +17,99 @@ import ray
 from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.gang.options import START_TIMEOUT_S
-from alchemist_ray.observe.doctor import (
-    cluster_join,
-    compare,
-    machine,
-    pmi,
-    ranks,
-    report,
-    software,
-)
-from alchemist_ray.observe.doctor.fanout import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
-from alchemist_ray.observe.doctor.finding import BAD, INFO, Expected, Finding, from_map
+from alchemist_ray.observe.doctor import finding, machine, pmi, ranks, software
+from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding, from_map
+from alchemist_ray.observe.doctor.machine import usable_cores
+from alchemist_ray.observe.doctor.probe import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
+from alchemist_ray.observe.doctor.security import auth_mode, token_path
+from alchemist_ray.runtime.cluster import ray_cluster
+from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
 from alchemist_ray.subcommands import positive
+
+CONNECT_TIMEOUT_S = 3.0
+JOIN = "start Ray (`ray start --head`, `alchemist slurm start`), or set --address"
+
+
+def authentication() -> Iterator[Finding]:
+    """Check this process's authentication with Ray."""
+    check = "Ray authentication"
+    path, mode = token_path(), auth_mode()
+    if mode != "token":
+        yield Finding(
+            check, WARN,
+            f"mode {mode}: anyone who can connect to Ray's ports runs code as this user",
+            "set RAY_AUTH_MODE=token (Ray 2.52 or later) before Ray starts and in every client; "
+            "harmless only if no other user can log in or connect",
+        )  # fmt: skip
+        return
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        yield Finding(check, OK, "mode token, from RAY_AUTH_TOKEN")
+    elif not path.is_file():
+        yield Finding(
+            check, BAD, f"mode token, but there is no file {path}",
+            "set RAY_AUTH_TOKEN_PATH to the cluster's token (in a job of `alchemist slurm`: in the "
+            "job's folder), or RAY_AUTH_MODE=disabled if the cluster has none",
+        )  # fmt: skip
+    else:
+        yield Finding(check, OK, f"mode token, from {path}")
+
+
+def named_address(given: str | None) -> tuple[str, str]:
+    """Return the configured address of a cluster and its source, or two empty strings."""
+    if given:
+        return given, "--address"
+    if told := os.environ.get("RAY_ADDRESS"):
+        return told, "this job's folder" if FOLDER_VARIABLE in os.environ else "RAY_ADDRESS"
+    return "", ""
+
+
+def answers(address: str) -> Iterator[Finding]:
+    """Check that a process listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
+    except ValueError:
+        yield Finding(
+            "Ray address", BAD, f"{address!r} is not an address",
+            "give host:port, as in 10.0.0.1:6379"
+        )  # fmt: skip
+    except OSError as error:
+        yield Finding(
+            "Ray address", BAD,
+            f"no answer at {address}: {error.strerror or 'timeout after 3 s'}",
+            f"check that this Ray runs and that no firewall blocks this machine; otherwise {JOIN}",
+        )  # fmt: skip
+
+
+def join(given: str | None, *, start: bool) -> Iterator[Finding]:
+    """Join the configured cluster, or the one on this machine; else `start` a small one.
+
+    A failure is a `bad` finding, and Ray is not initialized afterwards.
+    """
+    check = "Ray address"
+    address, by = named_address(given)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    plain = bool(address) and address != "auto" and "://" not in address
+    if plain and (found := list(answers(address))):
+        yield from found
+        return
+    found_here = ray_cluster.own_head() if address in ("", "auto") else address
+    try:
+        if found_here:
+            ray_cluster.check(found_here, found_here)
+            ray.init(address=found_here, **quiet)
+            yield Finding(
+                check, OK, f"{ray.get_runtime_context().gcs_address} ({by or 'runs here'})"
+            )
+        elif start:
+            ray_cluster.start_ray(max(2, int(usable_cores())))
+            yield Finding(check, INFO, "no Ray runs here: one was started for these checks")
+        else:
+            yield Finding(check, INFO, f"this user runs no Ray here: {JOIN}")
+    except Exception as error:  # Ray raises many types
+        words = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        yield Finding(check, BAD, f"cannot be joined: {type(error).__name__}: {words}", JOIN)
+
 
 USAGE = """\
 Check every node for common problems of Ray and MPI, and print advice for each.
@@ -60,7 +143,7 @@ class Examination:
 
     def run(self) -> None:
         """Check the job's nodes, Ray's nodes, or this one."""
-        self.add([*cluster_join.authentication(), *machine.threads()])
+        self.add([*authentication(), *machine.threads()])
         names = self._job_without_ray()
         if names:
             self._in_job(names)
@@ -69,7 +152,7 @@ class Examination:
 
     def _job_without_ray(self) -> list[str]:
         """Return the nodes of this Slurm job, if its Ray is not running."""
-        if cluster_join.named_address(self.options.address)[0]:
+        if named_address(self.options.address)[0]:
             return []
         try:
             job = allocation.current(os.environ)
@@ -95,7 +178,7 @@ class Examination:
 
     def _on_ray(self) -> None:
         self.stage = "joining Ray"
-        self.add(cluster_join.join(self.options.address, start=not self.options.no_ranks))
+        self.add(join(self.options.address, start=not self.options.no_ranks))
         try:
             if not ray.is_initialized():
                 self._probed(LocalProbe)
@@ -147,14 +230,14 @@ class Examination:
             versions = {name: told["versions"] for name, told in answers.items()}
             if not isinstance(probes, LocalProbe):
                 versions[THIS] = software.versions()
-            self.add(compare.same_versions(versions))
+            self.add(software.same_versions(versions))
             if len(self.nodes) > 1:
                 self.stage = "connecting every node with others"
                 listeners = self._told(
                     probes.ask("listen", expected, self.nodes, limit_s=LISTEN_TIMEOUT_S)
                 )
                 dialled = self._told(probes.ask("dial", listeners, limit_s=DIAL_TIMEOUT_S))
-                self.add([*compare.reached(dialled), *compare.clocks(dialled)])
+                self.add([*software.reached(dialled), *software.clocks(dialled)])
         finally:
             probes.close()
         return answers, getattr(probes, "nodes", {})
@@ -203,7 +286,7 @@ def main(argv: Sequence[str]) -> int:
     _show(examination)
     os.dup2(examination.out, 1)
     os.close(examination.out)
-    return report.exit_code(examination.findings)
+    return finding.exit_code(examination.findings)
 
 
 def _failed(examination: Examination, error: AlchemistError) -> Finding:
@@ -212,7 +295,7 @@ def _failed(examination: Examination, error: AlchemistError) -> Finding:
 
 
 def _show(examination: Examination) -> None:
-    render = report.as_json if examination.options.json else report.table
+    render = finding.as_json if examination.options.json else finding.table
     text = render(list(examination.findings), examination.nodes)
     with os.fdopen(os.dup(examination.out), "w") as out:
         out.write(text)

@@ -14,7 +14,7 @@ from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, 
 from alchemist_ray.plural import counted
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.sizes import readable
-from mpi_workers.node.oom_watch import OomWatch
+from mpi_workers.node.processes import OomWatch
 
 SHM = Path("/dev/shm")
 RDMA = Path("/sys/class/infiniband")

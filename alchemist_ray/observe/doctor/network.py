@@ -22,7 +22,7 @@ from typing import Any
 
 from alchemist_ray.errors import JobError
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding
-from alchemist_ray.runtime.network import address_of, address_towards
+from alchemist_ray.runtime.cluster.network import address_of, address_towards
 from mpi_workers.wire.interfaces import interfaces
 
 ALL_PAIRS = 16

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 
 from alchemist_ray.launchers.srun import DEFAULT_PMI, PMI
-from alchemist_ray.observe.doctor import slurm_step
-from alchemist_ray.observe.doctor.fanout import StepProbes
+from alchemist_ray.observe.doctor import probe
 from alchemist_ray.observe.doctor.finding import BAD, OK, Expected, Finding
+from alchemist_ray.observe.doctor.probe import StepProbes
 
 LIMIT_S = 60.0
 SWEEP_TIMEOUT_S = 20.0
@@ -28,7 +28,7 @@ def world(names: Sequence[str], expected: Expected, ranks_per_node: int) -> list
         f"for Cray MPICH, pmix for Open MPI; {PMI} or mpi.pmi of the site file sets it"
     )
     began = time.monotonic()
-    ranks = slurm_step.start(
+    ranks = probe.start(
         names, "mpi_workers", "world", pmi=pmi, tasks_per_node=ranks_per_node,
         options=["--kill-on-bad-exit=1", "--overcommit", "--cpu-bind=none", "--input=none"],
     )  # fmt: skip
@@ -41,7 +41,7 @@ def world(names: Sequence[str], expected: Expected, ranks_per_node: int) -> list
         found = Finding("PMI of srun", BAD, message, advice)
         ranks.terminate()
     finally:
-        slurm_step.end(ranks)
+        probe.end(ranks)
     if found.status == BAD:
         clean(names, time.monotonic() - began)
     return [found]

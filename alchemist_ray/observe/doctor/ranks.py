@@ -13,7 +13,7 @@ from alchemist_ray.errors import AlchemistError, LaunchError
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding
 from alchemist_ray.observe.doctor.software import fits
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.placement import Reservation
+from alchemist_ray.runtime.cluster.placement import Reservation
 from alchemist_ray.session import AlchemistSession
 
 CALL_S = 30.0

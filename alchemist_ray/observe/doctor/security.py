@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from alchemist_ray.deploy.slurm.shared_nodes import other_users
+from alchemist_ray.deploy.slurm.allocation import other_users
 from alchemist_ray.observe.doctor.finding import INFO, OK, WARN, Expected, Finding
-from alchemist_ray.runtime.batch_job import job_id
+from alchemist_ray.runtime.cluster.batch_job import job_id
 
 TOKEN = Path("~/.ray/auth_token")
 LISTEN = "0A"  # a state in /proc/net/tcp

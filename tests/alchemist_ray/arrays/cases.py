@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arrays import rules
-from ali.arrays.quantiles import CONTINUOUS, DISCONTINUOUS, NEAREST
+from ali.arrays.ordering import CONTINUOUS, DISCONTINUOUS, NEAREST
 
 Work = Callable[[Any], Any]
 BITWISE = {"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"}  # of integers

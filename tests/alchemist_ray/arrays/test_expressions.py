@@ -18,7 +18,7 @@ from alchemist_ray.errors import (
     ResourceError,
     ShapeError,
 )
-from ali.linalg.ufuncs import BINARY, PARTS, UNARY
+from ali.linalg.arithmetic import BINARY, PARTS, UNARY
 from mpi_workers.matrix.dist_matrix import DTYPES
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, lengths, same, values
 from tests.support.layouts import SOME_LAYOUTS

@@ -19,7 +19,7 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, CallTimeoutError, CancelledError, RoutineError
 from ali import elf, scaffold
-from mpi_workers.node.process_control import descendants
+from mpi_workers.node.processes import descendants
 from tests.support.build import needs_compiler, program
 
 pytestmark = needs_compiler

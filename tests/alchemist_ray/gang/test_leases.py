@@ -18,7 +18,7 @@ import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import MatrixNotFoundError
-from alchemist_ray.runtime import remote_results
+from alchemist_ray.runtime.commands import remote_results
 
 
 def held(session: AlchemistSession) -> set[int]:

@@ -29,7 +29,7 @@ from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
-from mpi_workers.wire import library_names
+from mpi_workers.wire import names
 from mpi_workers.wire.commands import COMMANDS
 
 
@@ -55,7 +55,7 @@ def test_a_token_for_calls_runs_no_code_and_touches_no_file(
         assert np.array_equal(A.fetch(), np.eye(5))  # the session goes on
 
 
-@pytest.mark.parametrize("library", library_names.SHIPPED)
+@pytest.mark.parametrize("library", names.SHIPPED)
 def test_shipped_libraries_need_the_same_scope_to_be_loaded_and_called(library: str) -> None:
     for body in ({"op": "load", "library": library}, {"op": "call", "library": library}):
         needed = {"files": "files", "simulator": "run_code", "program": "run_code"}.get(

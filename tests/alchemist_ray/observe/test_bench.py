@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray import AlchemistSession, cli
-from alchemist_ray.observe.bench import hpc, places
+from alchemist_ray.observe.bench import hpc
 from alchemist_ray.observe.bench.hpc import BenchError, Measure, Result
 
 
@@ -93,7 +93,7 @@ def test_columns_have_ratios_to_the_first() -> None:
 
 def test_a_place_that_fails_is_named_with_its_error() -> None:
     with pytest.raises(BenchError) as failed:
-        places.compare_places(0, 0.05, "no-such-command --run", "no-such-cluster")
+        hpc.compare_places(0, 0.05, "no-such-command --run", "no-such-cluster")
     assert "--ranks 0: it must be at least 1" in str(failed.value)
     assert "--workers: '0' is not a number of ranks" in str(failed.value)
     assert "no no-such-command on this machine" in str(failed.value)

@@ -19,7 +19,8 @@ import pytest
 
 from alchemist_ray import cli
 from alchemist_ray.deploy.slurm import sites
-from alchemist_ray.observe.doctor import cluster_join, machine, network, report, software
+from alchemist_ray.observe.doctor import cli as doctor_cli
+from alchemist_ray.observe.doctor import finding, machine, network, software
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN, Expected, Finding, run_checks
 from alchemist_ray.observe.doctor.probe import Probe
 from mpi_workers.matrix.available_memory import MemoryCgroup
@@ -271,7 +272,7 @@ def test_the_token_is_there(
         path.chmod(mode)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
-    (found,) = cluster_join.authentication()
+    (found,) = doctor_cli.authentication()
     assert found.status == status
     assert message in found.message
 
@@ -343,19 +344,19 @@ def test_what_is_not_ok_says_what_to_do() -> None:
         Finding("x", BAD, "broken")
     with pytest.raises(ValueError, match="one of ok, info, warn, bad"):
         Finding("x", "fine", "")
-    for finding in Probe().examine(asdict(Expected()), 1)["findings"]:
-        assert finding["status"] in (OK, "info") or finding["advice"]
+    for found in Probe().examine(asdict(Expected()), 1)["findings"]:
+        assert found["status"] in (OK, "info") or found["advice"]
 
 
 def test_the_table_puts_nodes_together() -> None:
     nodes = ["n1", "n2", "n3"]
     findings = [Finding("files", OK, "65536", node=n) for n in nodes]
     findings += [Finding("shm", BAD, "64 MB", "a larger one", node="n2")]
-    text = report.table(findings, nodes)
+    text = finding.table(findings, nodes)
     assert "all 3 nodes: 65536" in text
     assert "bad  shm                        n2: 64 MB\n" in text
     assert "-> a larger one" in text
     assert text.endswith("3 nodes: 1 bad, 0 warnings\n")
-    assert report.exit_code(findings) == 1
-    assert report.exit_code(findings[:3]) == 0
-    assert json.loads(report.as_json(findings, nodes))["status"] == BAD
+    assert finding.exit_code(findings) == 1
+    assert finding.exit_code(findings[:3]) == 0
+    assert json.loads(finding.as_json(findings, nodes))["status"] == BAD

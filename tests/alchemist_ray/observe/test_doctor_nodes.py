@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from alchemist_ray.observe.doctor import compare, network, software
+from alchemist_ray.observe.doctor import network, software
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN
 from tests.faults.hosts import GCS_PORT, NETWORK, Host, Hosts, why_not
 from tests.support import traces
@@ -142,7 +142,7 @@ class TestHosts:
             }
         finally:
             far.run("iptables", "-D", *wall, *ports)
-        (found,) = compare.reached(dialled)
+        (found,) = software.reached(dialled)
         assert found.status == BAD
         assert found.message.startswith("1 of 2 connections fail")
         assert f"{near.name} -> {far.name}: no answer from {far.ip}:" in found.message
@@ -207,7 +207,7 @@ def test_a_clock_that_goes_wrong_is_seen(tmp_path: Path) -> None:
             assert far.stdout is not None
             host, port = far.stdout.readline().split()
             dialled = {"near": network.dial("near", {"near": ["", 0], "far": [host, int(port)]})}
-        (found,) = compare.clocks(dialled)
+        (found,) = software.clocks(dialled)
         assert found.status == status, found
         assert abs(dialled["near"][0]["ahead"] - ahead) < 0.5
         if ahead:
@@ -237,9 +237,9 @@ def test_large_clusters_dial_few() -> None:
 
 def test_nodes_with_other_versions_are_named() -> None:
     ours = software.versions()
-    (fine,) = compare.same_versions({"a": ours, "b": ours})
+    (fine,) = software.same_versions({"a": ours, "b": ours})
     assert fine.status == OK
     assert f"ray {ours['ray']}" in fine.message
-    found = compare.same_versions({"a": ours, "b": {**ours, "ray": "1.0"}, "c": ours})
+    found = software.same_versions({"a": ours, "b": {**ours, "ray": "1.0"}, "c": ours})
     assert [(f.status, f.node) for f in found] == [(BAD, "b")]
     assert "ray 1.0, the others have" in found[0].message

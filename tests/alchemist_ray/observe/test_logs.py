@@ -15,8 +15,8 @@ import pytest
 
 from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.errors import GroupFailedError
-from alchemist_ray.observe import logs, logs_command
-from mpi_workers.node import rank_logs
+from alchemist_ray.observe import logs
+from mpi_workers.node import rank_output
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.node.output_lines import STDERR, STDOUT
 
@@ -73,7 +73,7 @@ def test_new_lines_follow(
 
     seen: list[str] = []
     rounds: list[str] = []
-    monkeypatch.setattr(logs_command.time, "sleep", then)
+    monkeypatch.setattr(logs.time, "sleep", then)
     assert cli.main(["logs", "talking", "--follow"]) == 0
     assert "good morning" not in seen[0], "lines are shown once"
 
@@ -139,8 +139,8 @@ def test_the_level_is_that_of_the_programs_logger(cluster: str) -> None:
 
 
 def test_a_file_that_is_full_is_put_aside(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_logs, "FILE_LIMIT", 1000)
-    written = rank_logs.RankLogs(str(tmp_path / "alchemist" / "g1"))
+    monkeypatch.setattr(rank_output, "FILE_LIMIT", 1000)
+    written = rank_output.RankLogs(str(tmp_path / "alchemist" / "g1"))
     for i in range(100):
         written.write([(3, STDOUT, f"line {i}"), (3, STDERR, "x" * 20), (-1, STDOUT, "launched")])
     files = {path.name: path.stat().st_size for path in (tmp_path / "alchemist" / "g1").iterdir()}
@@ -150,9 +150,9 @@ def test_a_file_that_is_full_is_put_aside(tmp_path: Any, monkeypatch: pytest.Mon
 
 
 def test_folders_of_old_gangs_go(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_logs, "FOLDERS_KEPT", 3)
+    monkeypatch.setattr(rank_output, "FOLDERS_KEPT", 3)
     for i in range(6):
-        rank_logs.RankLogs(str(tmp_path / "alchemist" / f"g{i}")).write([(0, STDOUT, "x")])
+        rank_output.RankLogs(str(tmp_path / "alchemist" / f"g{i}")).write([(0, STDOUT, "x")])
         os.utime(tmp_path / "alchemist" / f"g{i}", (i, i))
     assert len(list((tmp_path / "alchemist").iterdir())) == 3
     assert (tmp_path / "alchemist" / "g5").is_dir()
@@ -162,12 +162,12 @@ def test_folders_of_old_gangs_go(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
 def test_folders_of_old_gangs_stay_while_they_run(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, owner: str
 ) -> None:
-    monkeypatch.setattr(rank_logs, "FOLDERS_KEPT", 1)
+    monkeypatch.setattr(rank_output, "FOLDERS_KEPT", 1)
     running = PrivateFolder(f"{owner}g0123456789.2")
     names = ["a.b.g0123456789", "g1", "g2"]
     try:
         for i, name in enumerate(names):
-            rank_logs.make_folder(tmp_path / "alchemist" / name)
+            rank_output.make_folder(tmp_path / "alchemist" / name)
             os.utime(tmp_path / "alchemist" / name, (i, i))
         assert {path.name for path in (tmp_path / "alchemist").iterdir()} == {names[0], names[2]}
     finally:
@@ -178,7 +178,7 @@ def test_a_disk_that_fails_ends_the_logging_only(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "alchemist").write_text("a file where the folder should be")
-    written = rank_logs.RankLogs(str(tmp_path / "alchemist" / "g1"))
+    written = rank_output.RankLogs(str(tmp_path / "alchemist" / "g1"))
     written.write([(0, STDOUT, "x")])
     written.write([(0, STDOUT, "y")])
     assert capsys.readouterr().out.count("no longer written") == 1

@@ -19,8 +19,8 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.deploy.kubernetes.dashboard import PANELS
 from alchemist_ray.errors import RoutineError
 from alchemist_ray.observe import metrics
-from alchemist_ray.runtime.gang_measures import GangMeasures, held_bytes
-from alchemist_ray.runtime.matrix_records import Record
+from alchemist_ray.runtime.commands.matrix_records import Record
+from alchemist_ray.runtime.launch.gang_measures import GangMeasures, held_bytes
 from tests.support import traces
 
 PENDULUM = Path(__file__).parents[2] / "envs" / "pendulum.py"

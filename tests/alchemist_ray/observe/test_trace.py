@@ -18,7 +18,7 @@ from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.errors import RoutineError
 from alchemist_ray.observe import timeline
 from ali import scaffold
-from mpi_workers.rank import history, waits
+from mpi_workers.rank import history, interruption
 from tests.support.build import needs_compiler
 
 
@@ -185,8 +185,8 @@ def test_keeping_the_history_costs_less_than_2_percent_of_an_empty_call(
     body = {"op": "call", "library": "echo", "routine": "nothing"}
 
     def on_rank() -> None:  # as `RankLoop._answer`
-        begun, counter, waited_s = time.time(), time.perf_counter(), waits.waited_s()
-        seconds, mpi_s = time.perf_counter() - counter, waits.waited_s() - waited_s
+        begun, counter, waited_s = time.time(), time.perf_counter(), interruption.waited_s()
+        seconds, mpi_s = time.perf_counter() - counter, interruption.waited_s() - waited_s
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         history.add(body, begun, seconds, min(mpi_s, seconds), peak_kib, failed=False)
 

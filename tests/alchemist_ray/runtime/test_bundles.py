@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alchemist_ray.runtime import bundles
+from alchemist_ray.runtime.cluster import placement
 
 ROOMS = st.lists(st.integers(0, 200), min_size=1, max_size=80)
 
@@ -98,7 +98,7 @@ def test_a_gang_has_a_bundle_per_node() -> None:
 
 @given(ROOMS, st.integers(1, 20000), st.sampled_from(["PACK", "SPREAD"]))
 def test_the_bundles_of_nodes_fit_on_them(rooms: list[int], workers: int, strategy: str) -> None:
-    shares = bundles.per_node(workers, strategy, rooms)
+    shares = placement.per_node(workers, strategy, rooms)
     if workers > sum(rooms):
         assert shares == []
         return
@@ -114,7 +114,7 @@ def test_the_bundles_of_nodes_fit_on_them(rooms: list[int], workers: int, strate
 
 @given(ROOMS, st.integers(1, 20000), st.sampled_from(["PACK", "SPREAD"]))
 def test_bundles_that_wait_are_small_and_few(rooms: list[int], workers: int, strategy: str) -> None:
-    pieces = bundles.in_pieces(workers, strategy, rooms)
+    pieces = placement.in_pieces(workers, strategy, rooms)
     assert sum(pieces) == workers
-    assert max(pieces) <= -(-workers // bundles.MOST_WAITING)
-    assert len(pieces) <= bundles.MOST_WAITING + len(rooms)
+    assert max(pieces) <= -(-workers // placement.MOST_WAITING)
+    assert len(pieces) <= placement.MOST_WAITING + len(rooms)

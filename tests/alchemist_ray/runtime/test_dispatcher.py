@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from alchemist_ray.runtime.commands import Commands
-from alchemist_ray.runtime.dispatcher import Dispatcher
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher
+from alchemist_ray.runtime.commands.handlers import Commands
 from mpi_workers.failures import Failure
 from mpi_workers.rank.commands import RankCommands
 from mpi_workers.wire.commands import COMMANDS, Turn

@@ -13,7 +13,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.runtime.autoscaling import VARIABLE
+from alchemist_ray.runtime.cluster.autoscaling import VARIABLE
 
 X = np.random.default_rng(0).random((300, 40))
 

@@ -17,12 +17,17 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError
+from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.options import GangOptions
-from alchemist_ray.gang.process_name import this_process
-from alchemist_ray.runtime import attach, catalogue, manager_pool
+from alchemist_ray.runtime.cluster import attach, catalogue, manager_pool
+from alchemist_ray.runtime.cluster.names import (
+    GROUP_PREFIX,
+    NAMESPACE,
+    group_name,
+    reservation_name,
+)
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_request import GangRequest
-from alchemist_ray.runtime.names import GROUP_PREFIX, NAMESPACE, group_name, reservation_name
+from alchemist_ray.runtime.launch.gang_request import GangRequest
 from tests.support import traces
 
 START_LIMIT_S = 30.0

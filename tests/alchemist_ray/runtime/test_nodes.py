@@ -8,7 +8,7 @@ import time
 import pytest
 
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.runtime.nodes import BLAME_S, Nodes
+from alchemist_ray.runtime.launch.nodes import BLAME_S, Nodes
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 KILLED, CRASHED = "was killed by signal 9 (SIGKILL)", "was killed by signal 11 (SIGSEGV)"

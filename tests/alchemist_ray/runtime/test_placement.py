@@ -13,11 +13,11 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.runtime import autoscaling
 from alchemist_ray.runtime.agent import Agent
-from alchemist_ray.runtime.autoscaling import VARIABLE, Growth, Retirement
+from alchemist_ray.runtime.cluster import autoscaling
+from alchemist_ray.runtime.cluster.autoscaling import VARIABLE, Growth, Retirement
+from alchemist_ray.runtime.cluster.placement import check_capacity
 from alchemist_ray.runtime.driver import start_actor
-from alchemist_ray.runtime.placement import check_capacity
 
 # Two nodes of 2 CPUs on this machine; the third comes when a gang waits, as with an autoscaler.
 NODES = """

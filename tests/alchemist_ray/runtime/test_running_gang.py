@@ -10,8 +10,8 @@ import pytest
 
 from alchemist_ray.errors import GroupFailedError, LaunchError
 from alchemist_ray.gang.options import GangOptions
-from alchemist_ray.runtime.gang_request import GangRequest
-from alchemist_ray.runtime.incarnation import Incarnation
+from alchemist_ray.runtime.launch.gang_request import GangRequest
+from alchemist_ray.runtime.launch.incarnation import Incarnation
 from alchemist_ray.runtime.running_gang import RunningGang
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.runtime.user_limits import (
+from alchemist_ray.runtime.cluster.user_limits import (
     BYTES_VARIABLE,
     GANGS_VARIABLE,
     RANKS_VARIABLE,

@@ -24,6 +24,7 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.transfer import object_location
+from alchemist_ray.transfer.object_location import locate_objects
 from alchemist_ray.transfer.object_store import check_tiling
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.data.node_connections import NodeConnections
@@ -340,7 +341,7 @@ def test_locations_are_requested_from_each_owner(gang: AlchemistSession) -> None
     assert sorted(map(len, asked)) == [3, 3, 3]
     assert {ref for some in asked for ref in some} == set(refs)
     assert all(len({ref.owner_address() for ref in some}) == 1 for some in asked)
-    assert all(held.nbytes >= 160_000 for held in object_location.locate_objects(refs))
+    assert all(held.nbytes >= 160_000 for held in locate_objects(refs))
 
 
 def test_bfloat16_is_widened_on_request(session: AlchemistSession) -> None:

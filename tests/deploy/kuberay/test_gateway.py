@@ -16,7 +16,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests
-from alchemist_ray.deploy.kubernetes.pods import GATEWAY_FOLDER
+from alchemist_ray.deploy.kubernetes.manifests import GATEWAY_FOLDER
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT
 from alchemist_ray.gateway.server.access import TokenFile

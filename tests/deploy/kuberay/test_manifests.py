@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests, to_yaml
+from alchemist_ray.deploy.kubernetes.options import KUBERNETES_VERSIONS
 from alchemist_ray.deploy.kubernetes.overlays import BASE, DEMO, OVERLAYS, files
-from alchemist_ray.deploy.kubernetes.versions import KUBERNETES_VERSIONS
 from tests.deploy.kuberay import crds, kustomize, policy
 
 Map = dict[str, Any]

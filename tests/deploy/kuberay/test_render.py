@@ -15,9 +15,8 @@ import yaml
 from alchemist_ray.cli import main
 from alchemist_ray.deploy.kubernetes import KUBERAY_VERSION, RAY_VERSION, ClusterOptions, manifests
 from alchemist_ray.deploy.kubernetes.dashboard import PANELS
-from alchemist_ray.deploy.kubernetes.options import HELP
+from alchemist_ray.deploy.kubernetes.options import HELP, KUBERNETES_VERSIONS
 from alchemist_ray.deploy.kubernetes.overlays import OVERLAYS
-from alchemist_ray.deploy.kubernetes.versions import KUBERNETES_VERSIONS
 from tests.deploy.kuberay import crds
 
 ROOT = Path(__file__).parents[3]

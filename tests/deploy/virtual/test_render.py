@@ -28,9 +28,9 @@ from alchemist_ray.deploy.virtual_cluster.options import (
     Options,
     guests_of,
     parse_memory,
+    settings,
     split_memory,
 )
-from alchemist_ray.deploy.virtual_cluster.settings import settings
 from alchemist_ray.errors import JobError, LaunchError
 
 GOLDEN = Path(__file__).with_name("golden")

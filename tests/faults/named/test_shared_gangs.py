@@ -23,10 +23,10 @@ from alchemist_ray.errors import (
     SessionError,
 )
 from alchemist_ray.gang.libraries import Library
-from alchemist_ray.runtime.attach import connect
+from alchemist_ray.runtime.cluster.attach import connect
+from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
+from alchemist_ray.runtime.cluster.ray_calls import find_gang
 from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.runtime.gang_handle import find_gang
-from alchemist_ray.runtime.names import NAMESPACE, group_name
 from mpi_workers.data.transfers import MatrixReader
 from tests.faults.named.named_gangs import (
     Program,

@@ -23,7 +23,7 @@ from alchemist_ray.errors import (
     SessionError,
     TransferError,
 )
-from alchemist_ray.runtime.names import NAMESPACE, group_name
+from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
 from tests.faults.named.named_gangs import (
     Program,
     gangs,

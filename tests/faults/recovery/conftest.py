@@ -13,7 +13,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.runtime.driver import find_driver
-from mpi_workers.node.process_control import descendants
+from mpi_workers.node.processes import descendants
 from tests.faults.conftest import assert_clean, left
 from tests.support import traces
 

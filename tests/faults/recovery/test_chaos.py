@@ -32,7 +32,7 @@ from alchemist_ray.errors import (
     StaleHandleError,
     TransferError,
 )
-from alchemist_ray.runtime.names import NAMESPACE, group_name
+from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
 from tests.faults.conftest import agent_pids, assert_clean, left, pid_of, record
 from tests.faults.named.named_gangs import END_LIMIT_S, ROOT, managers
 from tests.support import traces

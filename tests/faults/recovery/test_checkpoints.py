@@ -16,7 +16,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, FileError, StaleHandleError
-from alchemist_ray.runtime import automatic_checkpoints
+from alchemist_ray.runtime.recovery import automatic_checkpoints
 from tests.faults.conftest import variables
 from tests.faults.recovery.conftest import Recovering
 from tests.faults.recovery.test_recovery import LIBRARY, X

@@ -12,7 +12,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryLoadError, LibraryNotFoundError, RoutineError
-from alchemist_ray.runtime import kept_copies
+from alchemist_ray.runtime.recovery import kept_copies
 from tests.faults.conftest import variables
 from tests.faults.recovery.conftest import Recovering
 from tests.support import traces
@@ -41,7 +41,7 @@ def repeated(gang: Recovering) -> list[str]:
 
 
 def _history(manager: Any, gang: str) -> list[str]:
-    from alchemist_ray.runtime.command_log import history  # noqa: PLC0415 - in the manager
+    from alchemist_ray.runtime.recovery.command_log import history  # noqa: PLC0415 - in the manager
 
     state = manager.gang(gang)._gang.dispatcher.commands.libraries.state("walking")
     return [command.name for command in history([state])]

@@ -25,7 +25,7 @@ from alchemist_ray.errors import (
     StaleHandleError,
 )
 from alchemist_ray.observe import logs
-from alchemist_ray.runtime.logged_command import LoggedCommand
+from alchemist_ray.runtime.commands.matrix_records import LoggedCommand
 from mpi_workers.matrix.storage import Storage
 from tests.faults.conftest import inject_and_retry, inject_during
 from tests.faults.named.named_gangs import Program

@@ -13,7 +13,7 @@ import ray
 
 import ali
 from alchemist_ray import AlchemistSession
-from alchemist_ray.transfer.moving import panels_of
+from alchemist_ray.transfer.node_jobs import panels_of
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
 from tests.faults.recovery.conftest import Recovering

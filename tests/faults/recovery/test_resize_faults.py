@@ -25,7 +25,7 @@ from alchemist_ray.errors import (
     ResourceError,
     SessionError,
 )
-from alchemist_ray.transfer.moving import MemoryJob
+from alchemist_ray.transfer.node_jobs import MemoryJob
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution, default_grid
 from tests.faults.conftest import Call, assert_clean, left

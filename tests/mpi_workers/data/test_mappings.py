@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpi_workers.data import node_connection, node_connections
+from mpi_workers.data import node_connections
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixWriter
 from tests.mpi_workers.transfers import (
@@ -60,10 +60,10 @@ def test_the_number_of_kept_mappings_is_bounded(host: support.Host) -> None:
     distribution = distribution_of("CIRC_CIRC", (100, 100), 1)
     ranks = NodeConnections(host.endpoints("near"))
     before = mappings()
-    targets = [new(host, distribution) for _ in range(2 * node_connection.MAX_MAPPINGS)]
+    targets = [new(host, distribution) for _ in range(2 * node_connections.MAX_MAPPINGS)]
     for target in targets:
         send(ranks, target, (numbers(distribution.shape), (0, 0)))
-    assert mappings() == before + node_connection.MAX_MAPPINGS
+    assert mappings() == before + node_connections.MAX_MAPPINGS
     ranks.close()
     assert mappings() == before
     for target in targets:

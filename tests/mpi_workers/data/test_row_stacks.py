@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from mpi_workers.data.node_connections import NodeConnections
-from mpi_workers.data.row_stacks import RowStack, stacked
-from mpi_workers.data.steps import Step
-from mpi_workers.matrix.regions import Region
+from mpi_workers.data.streams import RowStack, Step, stacked
+from mpi_workers.matrix.node_shares import Region
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Kind
 from tests.mpi_workers.transfers import SINGLE, Array, distribution_of, fetch, new, numbers, send

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from mpi_workers.data import node_connection
+from mpi_workers.data import node_connections
 from mpi_workers.data.description import DataEndpoints, NodeAddress, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
@@ -311,7 +311,7 @@ def test_a_second_interruption_leaves_no_lock(host: support.Host) -> None:
 
 
 def test_a_node_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_connection, "STALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(node_connections, "STALL_TIMEOUT_S", 0.3)
     with UnresponsiveNode() as node:
         ranks = NodeConnections(DataEndpoints("token", (NodeAddress(0, 1, (node.address,)),)))
         distribution = distribution_of("VC_STAR", (4000, 1000), 1)

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpi_workers.data import row_transfers, steps, transfers
+from mpi_workers.data import streams, transfers
 from mpi_workers.data.node_connections import NodeConnections
-from mpi_workers.data.row_transfers import RowWriter
-from mpi_workers.data.transfers import MatrixReader, MatrixWriter
+from mpi_workers.data.transfers import MatrixReader, MatrixWriter, RowWriter
 from mpi_workers.failures import Failure
-from mpi_workers.matrix import native_copy
+from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.dist_matrix import DTYPES
 from tests.mpi_workers.transfers import (
@@ -269,7 +268,7 @@ def test_small_blocks_are_reported_for_joining(
             assert writer.is_small(by_columns[:, :11])  # less than 64 KiB for each
             assert not writer.is_small(by_columns[:, :12])
             low_rows = np.zeros((2, 4096))
-            assert writer.is_small(low_rows) == (native_copy.level() is None)
+            assert writer.is_small(low_rows) == (copy_kernels.level() is None)
             assert writer.is_small(low_rows[:, :127])
             assert writer.is_small(low_rows.astype("f4"))  # NumPy casts
         with MatrixWriter(gangs["far"], target) as writer:
@@ -326,7 +325,7 @@ def test_rows_may_be_sent_in_any_order(
     route: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(row_transfers, "FRAME_BYTES", 2000)
+    monkeypatch.setattr(transfers, "FRAME_BYTES", 2000)
     array = numbers((97, 31))
     target = new(host, distribution_of(name, array.shape))
     order = np.random.default_rng(3).permutation(len(array))
@@ -373,7 +372,7 @@ def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
     route: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(steps, "STEP_BYTES", 10_000)
+    monkeypatch.setattr(streams, "STEP_BYTES", 10_000)
     monkeypatch.setattr(transfers, "UNMAPPED_BYTES", 0)
     array = numbers((100, 100))
     target = new(host, distribution_of("VC_STAR", array.shape))

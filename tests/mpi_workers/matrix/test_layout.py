@@ -14,6 +14,8 @@ from mpi_workers.matrix.layout import (
     LAYOUTS,
     Distribution,
     Form,
+    Runs,
+    as_array,
     as_slice,
     clip,
     contiguous,
@@ -23,9 +25,9 @@ from mpi_workers.matrix.layout import (
     intersect,
     local_indices,
     positions,
+    selector,
     sibling,
 )
-from mpi_workers.matrix.runs import Runs, as_array, selector
 from tests.support.layouts import every_layout, owned_indices
 
 ELEMENTAL = json.loads((Path(__file__).parents[2] / "data" / "elemental_layouts.json").read_text())

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from mpi_workers.failures import Failure
-from mpi_workers.matrix import allocations, memory
-from mpi_workers.matrix.allocations import NodeAllocations
-from mpi_workers.matrix.available_memory import available_bytes
+from mpi_workers.matrix import available_memory, memory
+from mpi_workers.matrix.available_memory import NodeAllocations, available_bytes
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import PAGE, Pool
 from mpi_workers.matrix.sizes import readable
@@ -286,7 +285,7 @@ class Node:
         self.free = free
         self._lock = threading.Lock()
         self._ranks = [NodeAllocations(folder, rank, 4) for rank in range(4)]
-        monkeypatch.setattr(allocations, "available_bytes", lambda: self.free)
+        monkeypatch.setattr(available_memory, "available_bytes", lambda: self.free)
 
     def allocate(self, rank: int, nbytes: int) -> int | None:
         """None if it was admitted, else the bytes that were available."""
@@ -339,7 +338,7 @@ def test_a_shortage_makes_other_ranks_return_idle_memory(
     other = Pool(64 * MIB, shared=True, shortages=NodeAllocations(tmp_path, 1, 2).shortages)
     other.take(8 * MIB)
     gc.collect()
-    monkeypatch.setattr(allocations, "available_bytes", lambda: 12 * MIB - other.idle_bytes())
+    monkeypatch.setattr(available_memory, "available_bytes", lambda: 12 * MIB - other.idle_bytes())
     time.sleep(2 * memory.SHORTAGE_POLL_S)  # its thread watches by now
     with NodeAllocations(tmp_path, 0, 2).admit(9 * MIB, lambda: False) as spare:
         assert spare is None

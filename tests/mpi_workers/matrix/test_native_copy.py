@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_workers import build_native
-from mpi_workers.matrix import copy_kernels, native_copy
+from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, copies, default_grid
 
 Array = np.ndarray[Any, Any]
-SOURCE = Path(native_copy.__file__).with_name("copy_kernel.c")
+SOURCE = Path(copy_kernels.__file__).with_name("copy_kernel.c")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,16 +34,16 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     if why is not None:
         pytest.skip(why)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_copy, "LIBRARY", library)
+        patch.setattr(copy_kernels, "LIBRARY", library)
         forget()
-        found = native_copy.level()
+        found = copy_kernels.level()
         assert found is not None
         yield found
     forget()
 
 
 def forget() -> None:
-    for cached in (native_copy.kernel, native_copy.level):
+    for cached in (copy_kernels.kernel, copy_kernels.level):
         cached.cache_clear()
 
 
@@ -51,7 +51,7 @@ def forget() -> None:
 @settings(max_examples=300, deadline=None)
 def test_every_level_transposes_every_size_of_element(kernel: int, data: st.DataObject) -> None:
     m, n = data.draw(st.tuples(st.integers(0, 150), st.integers(0, 300)))
-    itemsize = data.draw(st.sampled_from(native_copy.ITEMSIZES))
+    itemsize = data.draw(st.sampled_from(copy_kernels.ITEMSIZES))
     shift, gap = data.draw(st.tuples(st.integers(0, 3), st.integers(0, 9)))
     best = data.draw(st.integers(0, kernel))
     stream = data.draw(st.booleans())
@@ -61,7 +61,9 @@ def test_every_level_transposes_every_size_of_element(kernel: int, data: st.Data
     memory = np.full(shift + n * (m * itemsize + gap) + 64, 7, np.uint8)
     lines = [memory[shift + j * (m * itemsize + gap) :][: m * itemsize] for j in range(n)]
     target = np.array([line.ctypes.data for line in lines], np.uintp)
-    native_copy.transpose(native_copy.lines(source, 0), target, itemsize, stream=stream, best=best)
+    copy_kernels.transpose(
+        copy_kernels.line_addresses(source, 0), target, itemsize, stream=stream, best=best
+    )
     for j, line in enumerate(lines):
         assert line.tobytes() == source[:, j].tobytes()
         line[:] = 7
@@ -96,7 +98,7 @@ def test_exchange_is_the_same_with_and_without_the_kernel(
     col0, col1 = sorted(data.draw(st.tuples(*2 * [st.integers(0, n)])))
     array = np.random.default_rng(m * n).integers(0, 100, (m, n)).astype(dtype)
     results = []
-    for best in (native_copy.level(), None):
+    for best in (copy_kernels.level(), None):
         out = arranged(array if into_parts else np.zeros_like(array), way)
         parts = []
         for rank in ranks:
@@ -107,7 +109,7 @@ def test_exchange_is_the_same_with_and_without_the_kernel(
                     local[...] = array[np.ix_(indices.rows, indices.cols)]
                 parts.append(RankPart(rank, indices, local))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native_copy, "level", lambda best=best: best)
+            patch.setattr(copy_kernels, "level", lambda best=best: best)
             patch.setattr(copy_kernels, "UNTILED_BYTES", 0)
             block = ArrayBlock(out[row0:row1, col0:col1], (row0, col0))
             copied = copy_kernels.exchange([block], parts, into_parts=into_parts, stream=stream)
@@ -131,11 +133,11 @@ def arranged(array: Array, way: str) -> Array:
 
 
 def test_the_kernel_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native_copy.description().startswith("compiled, ")
-    monkeypatch.setenv(native_copy.SWITCH, "0")
+    assert copy_kernels.description().startswith("compiled, ")
+    monkeypatch.setenv(copy_kernels.SWITCH, "0")
     forget()
-    assert native_copy.level() is None
-    assert native_copy.description() == "NumPy"
+    assert copy_kernels.level() is None
+    assert copy_kernels.description() == "NumPy"
     monkeypatch.undo()
     forget()
 
@@ -173,8 +175,8 @@ _OTHER_BUS_ERROR = """
 import faulthandler, mmap, os, sys
 import numpy as np
 from pathlib import Path
-from mpi_workers.matrix import copy_kernels, native_copy
-native_copy.LIBRARY = Path(sys.argv[3])
+from mpi_workers.matrix import copy_kernels
+copy_kernels.LIBRARY = Path(sys.argv[3])
 if sys.argv[2] == "traceback":
     faulthandler.enable()
 with open(sys.argv[1], "rb") as file:
@@ -193,7 +195,7 @@ def test_other_bus_errors_end_the_process_as_before(
     path = tmp_path / "numbers"
     np.zeros((400, 500)).tofile(path)
     done = subprocess.run(
-        [sys.executable, "-c", _OTHER_BUS_ERROR, str(path), report, str(native_copy.LIBRARY)],
+        [sys.executable, "-c", _OTHER_BUS_ERROR, str(path), report, str(copy_kernels.LIBRARY)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == -signal.SIGBUS

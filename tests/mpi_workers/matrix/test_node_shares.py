@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 
 from mpi_workers.matrix.copy_kernels import RankPart
 from mpi_workers.matrix.layout import Distribution, default_grid
-from mpi_workers.matrix.node_shares import boxes, elements_of, exchange, products
-from mpi_workers.matrix.regions import Region
-from mpi_workers.matrix.row_shares import place, row_groups, taken
+from mpi_workers.matrix.node_shares import (
+    Region,
+    boxes,
+    elements_of,
+    exchange,
+    place,
+    products,
+    row_groups,
+    taken,
+)
 from tests.support.layouts import every_layout, owned_indices
 
 

@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from mpi_workers.matrix.layout import Distribution, Grid
-from mpi_workers.matrix.partners import givers, takers
-from mpi_workers.matrix.redistribution import exchanges
+from mpi_workers.matrix.redistribution import exchanges, givers, takers
 from tests.support.layouts import SOME_LAYOUTS
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
-from mpi_workers.matrix.regions import MIN_ROW_BYTES, Region, stream
+from mpi_workers.matrix.node_shares import MIN_ROW_BYTES, Region, stream
 
 sizes = st.integers(0, 40)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from mpi_workers.node.crowding import crowded, set_waits
+from mpi_workers.node.processes import crowded, set_waits
 from mpi_workers.testing import local_gang
 
 CORES = len(os.sched_getaffinity(0))

@@ -12,7 +12,7 @@ import pytest
 
 from mpi_workers.matrix.available_memory import V1 as V1_NAMES
 from mpi_workers.matrix.available_memory import MemoryCgroup
-from mpi_workers.node.oom_watch import OomWatch
+from mpi_workers.node.processes import OomWatch
 from tests.mpi_workers.cgroups import limited_memory
 
 KILLED = 9  # as waitpid says it
@@ -110,7 +110,7 @@ GREEDY = """
 import os, sys
 with open(sys.argv[1], "w") as procs:
     procs.write(str(os.getpid()))
-from mpi_workers.node.oom_watch import OomWatch
+from mpi_workers.node.processes import OomWatch
 from tests.mpi_workers.cgroups import limited_memory
 watch = OomWatch()
 for greed in (0, 1 << 30):

@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from mpi_workers.node.process_control import descendants
+from mpi_workers.node.processes import descendants
 
 PROGRAM = """
 import os, subprocess, sys, time
-from mpi_workers.node.process_control import adopt_orphans, descendants, end_descendants
+from mpi_workers.node.processes import adopt_orphans, descendants, end_descendants
 
 def daemon():
     # A grandchild in a session of its own, whose parent has ended.
@@ -62,7 +62,7 @@ def test_descendants_are_found_by_their_parents() -> None:
 
 LISTENER = """
 import socket, sys
-from mpi_workers.node.process_control import close_listeners
+from mpi_workers.node.processes import close_listeners
 from tests.support.traces import listening_ports
 import os
 listener = socket.create_server(("127.0.0.1", 0))

@@ -11,12 +11,12 @@ import pytest
 
 from mpi_workers import build_native
 from mpi_workers.node.stacks import crash_file, of_crash, of_main_thread, shown
-from mpi_workers.rank import crash
+from mpi_workers.rank import process
 from tests.support import traces
 
 PROGRAM = """
 import ctypes, os, threading
-from mpi_workers.node.process_control import let_trace
+from mpi_workers.node.processes import let_trace
 let_trace(os.getppid())
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 def routine():
@@ -32,10 +32,10 @@ int solver(long address) { return 2 * (int)strlen((char *)address); }
 CRASH = """
 import ctypes, sys
 from pathlib import Path
-from mpi_workers.rank import crash
+from mpi_workers.rank import process
 file, frames, library = sys.argv[1:]
-crash.LIBRARY = Path(frames)
-crash.write_frames_to(file)
+process.LIBRARY = Path(frames)
+process.write_frames_to(file)
 def routine():
     ctypes.CDLL(library).solver(8)
 routine()
@@ -89,7 +89,7 @@ def test_a_crash_in_c_leaves_its_frames(tmp_path: Path, compiled: bool) -> None:
         pytest.skip(why)
     frames = tmp_path / "crash_frames.so"
     if compiled:
-        build_native.build(crash.LIBRARY.with_suffix(".c"), frames)
+        build_native.build(process.LIBRARY.with_suffix(".c"), frames)
     file = crash_file(str(tmp_path), 3)
     done = subprocess.run(
         [sys.executable, "-c", CRASH, file, frames, library], capture_output=True, check=False

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_workers.failures import Interrupted
-from mpi_workers.rank import object_messages, waits
+from mpi_workers.rank import communicator, interruption
 from mpi_workers.rank.communicator import GangComm
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord
@@ -34,7 +34,7 @@ def agreement(gang: Gang) -> dict[str, bool]:
 
 def trees(gang: Gang) -> dict[str, bool]:
     """The same of reductions along trees, for every root and number of ranks."""
-    object_messages.FLAT_SIZE = 0
+    communicator.FLAT_SIZE = 0
     own = MPI.COMM_WORLD.Dup()
     found: dict[str, bool] = {}
     waiting = gang.comm.irecv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)  # must match no tree's
@@ -112,11 +112,11 @@ def interrupts(gang: Gang, path: str) -> dict[str, Any]:
     communicator gives right results.
     """
     word = InterruptWord(path)
-    waits.watch(word, crowded=gang.size > 2)
+    interruption.watch(word, crowded=gang.size > 2)
     world = MPI.COMM_WORLD
     found: dict[str, Any] = {}
     for call, (name, wait) in enumerate(WAITS.items(), start=2):
-        waits.begin(call)
+        interruption.begin(call)
         world.Barrier()
         raised, left, freed = 0.0, 0.0, True
         if gang.rank == 1:
@@ -132,7 +132,7 @@ def interrupts(gang: Gang, path: str) -> dict[str, Any]:
             except Interrupted:
                 left = time.monotonic()
         world.Barrier()
-        waits.begin(call + 1000)
+        interruption.begin(call + 1000)
         gang.renew()
         total = gang.comm.allreduce(gang.rank)
         buffer = np.zeros(2)
@@ -149,12 +149,12 @@ def interrupts(gang: Gang, path: str) -> dict[str, Any]:
 def not_yet(gang: Gang, path: str) -> list[Any]:
     """An interrupt of an earlier call does not end this one; one of this call does."""
     word = InterruptWord(path)
-    waits.watch(word, crowded=True)
-    waits.begin(7)
+    interruption.watch(word, crowded=True)
+    interruption.begin(7)
     word.raise_to(6)
-    earlier = waits.interrupted()
+    earlier = interruption.interrupted()
     total = gang.comm.allreduce(1)
     MPI.COMM_WORLD.Barrier()
     word.raise_to(7)
     word.raise_to(3)
-    return [earlier, total, waits.interrupted()]
+    return [earlier, total, interruption.interrupted()]

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.rank import requests, waits
+from mpi_workers.rank import communicator, interruption
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord
 
@@ -44,7 +44,7 @@ def given_up(gang: Gang, path: str) -> dict[str, list[bool]]:
     them, and no longer.
     """
     word = InterruptWord(path)
-    waits.watch(word, crowded=True)
+    interruption.watch(word, crowded=True)
     world = MPI.COMM_WORLD
     found: dict[str, list[bool]] = {}
     for call, (name, operation) in enumerate(UNDER_WAY.items(), start=2):
@@ -52,7 +52,7 @@ def given_up(gang: Gang, path: str) -> dict[str, list[bool]]:
         x, y = np.arange(4.0), np.zeros(4 * gang.size)
         buffers = [weakref.ref(x), weakref.ref(y)]
         if gang.rank == 1:
-            waits.begin(call)
+            interruption.begin(call)
             word.raise_to(call)
             try:
                 operation(gang.comm, x, y)
@@ -63,13 +63,13 @@ def given_up(gang: Gang, path: str) -> dict[str, list[bool]]:
             gc.collect()
             kept = kept and all(buffer() is not None for buffer in buffers)
         world.Barrier()
-        waits.begin(call + 1000)
+        interruption.begin(call + 1000)
         if gang.rank == 0:
             operation(gang.comm, x, y)
         else:
             deadline = time.monotonic() + 5
             while any(buffer() is not None for buffer in buffers):
-                requests.release_finished()
+                communicator.release_finished()
                 if time.monotonic() > deadline:
                     gone = False
                     break
@@ -84,12 +84,12 @@ def never_waited_for(gang: Gang) -> int:
     for number in range(1000):
         gang.comm.isend(number, other)
         assert gang.comm.recv(source=other) == number
-    return requests.abandoned()
+    return communicator.abandoned()
 
 
 def communicators(gang: Gang, path: str) -> list[Any]:
     """The failed calls that use up a communicator, and the message when no more can be made."""
-    waits.watch(InterruptWord(path), crowded=True)
+    interruption.watch(InterruptWord(path), crowded=True)
     first = gang.comm
     gang.enter()
     gang.renew()  # the call that failed had not looked at it

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from mpi_workers.rank import fabric
-from mpi_workers.rank.fabric import interface_of, limit_endpoints
+from mpi_workers.rank import process
+from mpi_workers.rank.process import interface_of, limit_endpoints
 from mpi_workers.testing import local_gang
 
 RANKS = "tests.mpi_workers.rank.ranks_fabric:"
@@ -35,7 +35,7 @@ def test_libfabric_on_one_node_uses_shared_memory() -> None:
 def test_on_several_nodes_mpi_uses_the_interface_of_the_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fabric, "_infiniband_ports", lambda: ["mlx5_0:1"])
+    monkeypatch.setattr(process, "_infiniband_ports", lambda: ["mlx5_0:1"])
     env: dict[str, str] = {}
     limit_endpoints("127.0.0.1", one_node=False, env=env)
     assert env == {"UCX_NET_DEVICES": "lo,mlx5_0:1", "FI_TCP_IFACE": "lo"}

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alchemist_ray.deploy.slurm import allocation, ports, program
+from alchemist_ray.deploy.slurm import allocation, program
 from alchemist_ray.deploy.slurm.allocation import MEBI, Node
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.hostlist import expand
-from alchemist_ray.runtime import network
-from alchemist_ray.runtime.batch_job import JobCluster
+from alchemist_ray.runtime.cluster import network
+from alchemist_ray.runtime.cluster.batch_job import JobCluster
 from mpi_workers.wire.interfaces import interfaces
 
 JOB = {
@@ -86,22 +86,22 @@ def test_what_is_no_list_of_nodes(text: str) -> None:
         expand(text)
 
 
-@given(st.integers(1, 10**9), st.integers(1, ports.BLOCKS - ports.TRIES))
+@given(st.integers(1, 10**9), st.integers(1, allocation.BLOCKS - allocation.TRIES))
 def test_jobs_that_are_near_each_other_never_share_ports(job: int, later: int) -> None:
-    mine = {ports.block(str(job), attempt) for attempt in range(1)}
-    theirs = ports.block(str(job + later))
+    mine = {allocation.block(str(job), attempt) for attempt in range(1)}
+    theirs = allocation.block(str(job + later))
     assert theirs not in mine
-    assert ports.FIRST <= theirs <= ports.END - ports.BLOCK
-    assert max(ports.ports(theirs).values()) < theirs + ports.BLOCK
+    assert allocation.FIRST <= theirs <= allocation.END - allocation.BLOCK
+    assert max(allocation.ports(theirs).values()) < theirs + allocation.BLOCK
 
 
 def test_a_block_with_a_port_in_use_is_passed_over() -> None:
     job = "4711.server"
-    first = ports.free_attempts(job, "127.0.0.1")
+    first = allocation.free_attempts(job, "127.0.0.1")
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", ports.block(job, first[0]) + 3))
+        taken.bind(("127.0.0.1", allocation.block(job, first[0]) + 3))
         taken.listen()
-        assert ports.free_attempts(job, "127.0.0.1") == first[1:]
+        assert allocation.free_attempts(job, "127.0.0.1") == first[1:]
 
 
 def test_the_interface_by_name_or_by_the_way() -> None:
@@ -127,6 +127,9 @@ def test_a_list_of_nodes_may_name_the_domain() -> None:
 
 
 def test_jobs_of_an_array_have_ports_of_their_own() -> None:
-    blocks = [ports.block(f"123[{index}].server") for index in range(ports.BLOCKS - ports.TRIES)]
+    blocks = [
+        allocation.block(f"123[{index}].server")
+        for index in range(allocation.BLOCKS - allocation.TRIES)
+    ]
     assert len(set(blocks)) == len(blocks)
-    assert ports.block("123.server77") == ports.block("123")
+    assert allocation.block("123.server77") == allocation.block("123")

@@ -13,8 +13,8 @@ import pytest
 from alchemist_ray.cli import main
 from alchemist_ray.deploy.slurm import cli
 from alchemist_ray.errors import JobError
-from alchemist_ray.runtime import batch_job
-from alchemist_ray.runtime.batch_job import JobCluster, JobFolder
+from alchemist_ray.runtime.cluster import batch_job
+from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from tests.support import traces
 
 WAIT_S = 30.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alchemist_ray.deploy.slurm import shared_nodes
+from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.slurm.allocation import Allocation, Node
 from alchemist_ray.errors import JobError
 
@@ -24,7 +24,7 @@ def nodes(cores: int, others: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def test_whole_nodes_need_no_warning() -> None:
-    assert shared_nodes.check(JOB, nodes(4, []), "refuse") == []
+    assert allocation.check(JOB, nodes(4, []), "refuse") == []
 
 
 @pytest.mark.parametrize(
@@ -36,16 +36,16 @@ def test_whole_nodes_need_no_warning() -> None:
     ],
 )
 def test_a_shared_node_is_named_or_refused(found: dict[str, Any], reason: str) -> None:
-    [warning] = shared_nodes.check(JOB, found, "warn")
+    [warning] = allocation.check(JOB, found, "warn")
     assert "nid1" not in warning
-    assert shared_nodes.check(JOB, found, "allow") == []
+    assert allocation.check(JOB, found, "allow") == []
     with pytest.raises(JobError, match=f"{reason}.*set nodes.shared.*'refuse'"):
-        shared_nodes.check(JOB, found, "refuse")
+        allocation.check(JOB, found, "refuse")
 
 
 def test_a_job_of_one_node_opens_no_mpi_port() -> None:
     alone = Allocation("slurm", "7", JOB.nodes[1:], uses_srun=True)
-    assert shared_nodes.check(alone, nodes(8, ["ada"]), "refuse") == []
+    assert allocation.check(alone, nodes(8, ["ada"]), "refuse") == []
 
 
 def test_other_people_are_seen_by_their_processes() -> None:
@@ -54,10 +54,10 @@ def test_other_people_are_seen_by_their_processes() -> None:
     uid = 54321
     with subprocess.Popen(["sleep", "60"], user=uid) as process:
         try:
-            assert str(uid) in shared_nodes.other_users()
+            assert str(uid) in allocation.other_users()
         finally:
             process.kill()
-    assert str(uid) not in shared_nodes.other_users()
+    assert str(uid) not in allocation.other_users()
 
 
 def test_uids_of_a_directory_are_people_and_those_of_services_and_containers_are_not(
@@ -70,10 +70,10 @@ def test_uids_of_a_directory_are_people_and_those_of_services_and_containers_are
     def account(uid: int) -> pwd.struct_passwd:
         return pwd.struct_passwd((named[uid], "x", uid, uid, "", "/", "/bin/sh"))
 
-    monkeypatch.setattr(shared_nodes.pwd, "getpwuid", account)  # the machine has no directory
+    monkeypatch.setattr(allocation.pwd, "getpwuid", account)  # the machine has no directory
     others = [subprocess.Popen(["sleep", "60"], user=uid) for uid in (1234567, 65534, 165536)]
     try:
-        found = shared_nodes.other_users()
+        found = allocation.other_users()
     finally:
         for process in others:
             process.kill()

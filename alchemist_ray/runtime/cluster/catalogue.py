@@ -1,0 +1,192 @@
+"""The catalogue of a cluster's gangs: lists them, finds one by name, ends one.
+
+Each GroupManager has a name in Ray's GCS and answers for its own gang, so the catalogue does not
+depend on the Driver.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from alchemist_ray.errors import AlchemistError, GroupError, SessionError
+from alchemist_ray.gang.info import NOT_ANSWERING, GangInfo
+from alchemist_ray.gang.options import GangOptions
+from alchemist_ray.runtime.cluster import manager_pool
+from alchemist_ray.runtime.cluster.manager_pool import Manager
+from alchemist_ray.runtime.cluster.names import GROUP_PREFIX, NAMESPACE
+from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask, find_gang
+from alchemist_ray.version import __version__
+from mpi_workers.wire.frames import Body
+
+ANSWER_S = 5.0  # a GroupManager that takes longer is listed as not answering
+END_TIMEOUT_S = 15.0
+GONE_TIMEOUT_S = 10.0  # for Ray to forget an actor that has ended
+POLL_INTERVAL_S = 0.01
+
+
+def list_gangs(*, memory: bool = False) -> list[GangInfo]:
+    """Every gang of the cluster, by name; `memory`: with the free memory of its nodes.
+
+    Managers without a gang are left out.
+    """
+    asked: dict[Any, str] = {}
+    for name in _names():
+        try:
+            manager: Any = find_gang(name).actor
+        except ValueError:
+            continue  # it has just ended
+        asked[manager.gangs.remote(memory=memory)] = name
+    found = []
+    if not asked:
+        return []
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)
+    for ref in done:
+        try:
+            entries: list[Body] = ray.get(ref)
+        except RayError:
+            continue  # it has just ended
+        found += [GangInfo.of(entry) for entry in entries if entry["state"] != "none"]
+    found += [GangInfo(asked[ref], NOT_ANSWERING) for ref in late]
+    return sorted(found, key=lambda gang: gang.name)
+
+
+def find_manager(name: str) -> GangHandle:
+    """The GroupManager of a gang.
+
+    Raises
+    ------
+    SessionError
+        If there is no such gang, with the names of those that there are; if it has no name; if
+        it is of another version of this package or of Python.
+    """
+    try:
+        manager = find_gang(name)
+        entry: Body = ask(manager.about.remote(), ANSWER_S)
+        if entry["state"] == "none":
+            raise ValueError(name)
+    except (ValueError, ray.exceptions.RayActorError):
+        raise _unknown(name) from None
+    except GetTimeoutError:
+        raise SessionError(
+            f"the GroupManager of gang {name} did not answer in {ANSWER_S:.0f} s: is its node up? "
+            f"`alchemist stop {name}` ends it"
+        ) from None
+    if not entry["named"]:
+        raise SessionError(
+            f"gang {name} is private: AlchemistSession(..., name='...') makes one that other "
+            "programs can attach to"
+        )
+    _check_version(name, entry)
+    return manager
+
+
+def _unknown(name: str) -> SessionError:
+    known = ", ".join(gang.name for gang in list_gangs() if gang.named) or "none"
+    return SessionError(f"there is no gang {name!r} in this Ray cluster; its gangs: {known}")
+
+
+def _check_version(name: str, entry: Body) -> None:
+    python, own = (text.rpartition(".")[0] for text in (entry["python"], platform.python_version()))
+    if (entry["version"], python) != (__version__, own):
+        raise SessionError(
+            f"gang {name} runs alchemist-on-ray {entry['version']} with Python {python}, and this "
+            f"process has {__version__} with Python {own}: attach from the gang's environment"
+        )
+
+
+def stop(name: str) -> None:
+    """End a gang, for all its attached processes; returns when its CPUs are free.
+
+    Raises
+    ------
+    SessionError
+        If there is no such gang.
+    """
+    try:
+        manager = find_gang(name)
+        entry: Body = ask(manager.about.remote(), ANSWER_S)
+    except (GetTimeoutError, RayError):
+        entry = {"state": NOT_ANSWERING, "detached": True}
+    except ValueError:
+        entry = {"state": "none"}
+    if entry["state"] == "none":
+        raise _unknown(name)
+    try:
+        ask(manager.end.remote(f"gang {name} was stopped (stop_gang)"), END_TIMEOUT_S)
+    except AlchemistError:  # it is being started
+        ask(manager.actor.forget.remote(name), END_TIMEOUT_S)
+    except (GetTimeoutError, RayError):
+        ray.kill(manager.actor)  # its ranks end with it
+        _wait_gone(name)
+        return
+    if entry.get("detached"):
+        _wait_gone(name)
+
+
+def cancel(name: str) -> int:
+    """Cancel all calls of a gang; their number. Raises `SessionError` if there is no such gang."""
+    try:
+        manager = find_gang(name)
+        return int(ask(manager.cancel.remote(), ANSWER_S))
+    except (ValueError, ray.exceptions.RayActorError):
+        raise _unknown(name) from None
+
+
+def start_named(options: GangOptions) -> Manager:
+    """A GroupManager for a gang with a name; that of a failed gang is replaced.
+
+    Raises
+    ------
+    GroupError
+        If the name is in use.
+    """
+    name = options.name
+    assert name is not None
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while True:
+        try:
+            return manager_pool.take_named(name, detached=options.detached)
+        except ValueError:
+            state = _state(name)
+        if state == "failed":
+            stop(name)
+        elif state not in ("ending", "none") or time.monotonic() > deadline:
+            raise GroupError(
+                f"there is a gang {name!r} already ({state}): attach to it with "
+                f"AlchemistSession.attach({name!r}), end it with "
+                f"AlchemistSession.stop_gang({name!r}), or choose another name"
+            )
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _names() -> list[str]:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    found = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+    return [name.removeprefix(GROUP_PREFIX) for name in found if name.startswith(GROUP_PREFIX)]
+
+
+def _state(name: str) -> str:
+    """The state of a gang whose name is in use."""
+    try:
+        manager = find_gang(name)
+        return str(ask(manager.about.remote(), ANSWER_S)["state"])
+    except (ValueError, ray.exceptions.RayActorError):
+        return "ending"
+    except GetTimeoutError:
+        return NOT_ANSWERING
+
+
+def _wait_gone(name: str) -> None:
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            manager = find_gang(name)
+        except ValueError:
+            return
+        time.sleep(POLL_INTERVAL_S)
+    ray.kill(manager.actor)

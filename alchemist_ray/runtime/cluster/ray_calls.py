@@ -1,0 +1,81 @@
+"""Calls of our actors: `ray.get` that raises the package's errors, and the methods of a gang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+
+from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, from_failure
+from alchemist_ray.gang.control_channel import MANAGER_GONE
+from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
+from mpi_workers.failures import Failure
+
+
+def ask(ref: Any, timeout_s: float | None = None) -> Any:
+    """The result of an actor call. Raises what the actor raised instead of `RayTaskError`."""
+    try:
+        return ray.get(ref, timeout=timeout_s)
+    except RayTaskError as error:
+        if isinstance(error.cause, AlchemistError):
+            raise error.cause from None
+        if isinstance(error.cause, Failure):
+            raise from_failure(error.cause) from None
+        raise
+
+
+def ask_manager(ref: Any, timeout_s: float | None = None) -> Any:
+    """The result of a GroupManager's call. Its death is reported as the end of its gang."""
+    try:
+        return ask(ref, timeout_s)
+    except RayActorError as error:
+        raise GroupFailedError(
+            f"the gang's GroupManager has ended, and with it the gang. {NEXT_GANG}",
+            cause=MANAGER_GONE,
+        ) from error
+
+
+async def result_of(ref: Any) -> Any:
+    """The result of an actor call, awaited in another actor."""
+    return await ref
+
+
+@dataclass(frozen=True, slots=True)
+class GangHandle:
+    """A gang in its GroupManager: ``handle.NAME.remote(...)`` calls a method of `ManagedGang`.
+
+    Attributes
+    ----------
+    actor : actor handle
+        The GroupManager, which may have other gangs.
+    gang : str
+    """
+
+    actor: ActorHandle
+    gang: str
+
+    def __getattr__(self, name: str) -> GangMethod:
+        if name.startswith("_"):  # protocols of Python, such as pickle's
+            raise AttributeError(name)
+        return GangMethod(self, name)
+
+
+@dataclass(frozen=True, slots=True)
+class GangMethod:
+    """A method of a gang in its GroupManager."""
+
+    _gang: GangHandle
+    _name: str
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; returns an ObjectRef."""
+        ask: Any = self._gang.actor.ask
+        return ask.remote(self._gang.gang, self._name, *args, **kwargs)
+
+
+def find_gang(gang: str) -> GangHandle:
+    """A gang of this Ray cluster. Raises `ValueError` if its GroupManager is not there."""
+    return GangHandle(ray.get_actor(group_name(gang), namespace=NAMESPACE), gang)

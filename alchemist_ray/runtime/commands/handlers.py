@@ -1,0 +1,422 @@
+"""The commands of a gang: what an attached process can ask for, and what the gang holds.
+
+`mpi_workers.wire.commands` declares each command; its handler here has the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from alchemist_ray.functions.node_files import Data
+from alchemist_ray.runtime.cluster.user_limits import ByteQuota
+from alchemist_ray.runtime.commands import effects
+from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
+from alchemist_ray.runtime.commands.matrix_records import Record, check_unused, matrices_of
+from alchemist_ray.runtime.launch.nodes import Nodes, table_of
+from alchemist_ray.runtime.recovery.command_log import NOT_KEPT, CommandLog, sent
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import check_layout, stored_shape
+from mpi_workers.wire.frames import Body
+
+NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
+FREE_DELAY_S = 0.02  # in which the next command may take a free along
+
+
+class Commands:
+    """The commands of a gang, over all its incarnations.
+
+    Parameters
+    ----------
+    nodes : Nodes
+        Carry them out; those of the next incarnation after a failure.
+    soon : callable(body)
+        Queues a command before all others.
+    users : callable(holders)
+        Descriptions of the other programs among these holders.
+    log : CommandLog
+
+    Attributes
+    ----------
+    own : dict of str to callable()
+        Operations of the GroupManager that take a turn like commands: `keep_copies`, `resize`.
+    stale : dict of int to str
+        Matrices that were lost with ranks and could not be rebuilt, and why.
+
+    Notes
+    -----
+    Each handler takes the caller's fields and the id of the process that holds the results.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        soon: Callable[[Body], None],
+        users: Callable[[set[str]], list[str]],
+        log: CommandLog,
+    ) -> None:
+        self.nodes = nodes
+        self.log = log
+        self.stale: dict[int, str] = {}
+        self.own: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._soon = soon
+        self._users = users
+        self._ids = 0
+        self.matrices: dict[int, Record] = {}
+        self.libraries = LoadedLibraries(users)
+        self.quota = ByteQuota()
+        self._files: dict[str, set[str]] = {}  # of users' functions, by the process that sent them
+
+    # --- matrices ---
+
+    async def create(self, body: Body, holder: str) -> Body:
+        """Memory for a matrix that is sent next."""
+        fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
+        asked = await self._reserve(**fields)
+        ident = self._new_id()
+        try:
+            await self.nodes.round("create", matrix=ident, **asked)
+        except Failure:
+            self._soon({"op": "free", "matrices": [ident], "forced": True})
+            raise
+        source = {"kind": "sent", **body.get("source", {})}
+        record = self._record(ident, body.get("name"), fields, source, holder, sealed=False)
+        record.columns = body.get("columns", [])
+        return {"matrix": ident}
+
+    async def seal(self, body: Body, holder: str) -> Body:
+        """A matrix has arrived: ranks check that every element is there."""
+        record = self._known(body["matrix"])
+        await self.nodes.round("seal", matrix=record.id)
+        record.sealed = True
+        data, record.kept = record.kept, None
+        reason = NOT_KEPT if data is None else ""
+        self.log.add(sent(record), made=[record], source=data, reason=reason)
+        return record.described()
+
+    async def free(self, body: Body, holder: str) -> Body:
+        """Free matrices, unless other programs use them."""
+        if not body.get("forced"):
+            found = filter(None, map(self.matrices.get, body["matrices"]))
+            check_unused(found, holder, self._users)
+        known = [ident for ident in body["matrices"] if self.matrices.pop(ident, None)]
+        if body.get("forced"):
+            known = body["matrices"]
+        if known:
+            await self.nodes.round("free", matrices=known)
+        return {"freed": len(known)}
+
+    async def _reserve(self, **fields: Any) -> Body:
+        """Check that a matrix is allowed and that its memory is there; fields of its command."""
+        check_layout(fields["layout"])  # a proxy that gets another one refuses the gang
+        nbytes = math.prod(stored_shape(fields["shape"])) * np.dtype(fields["dtype"]).itemsize
+        self.quota.check(self.matrices.values(), nbytes)
+        if self.nodes.count == 1:  # the node checks its memory when it gets the command
+            return {**fields, "reserve": True}
+        await self.nodes.round("reserve", **fields)
+        return fields
+
+    async def redistribute(self, body: Body, holder: str) -> Body:
+        """A copy of a matrix in another layout."""
+        begin = time.monotonic()
+        source = self._known(body["source"])
+        fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
+        asked = await self._reserve(**fields)
+        ident = self._new_id()
+        try:
+            await self.nodes.round(
+                "redistribute", collective=True, source=source.id, matrix=ident, **asked
+            )
+        except Failure:
+            self._soon({"op": "free", "matrices": [ident], "forced": True})
+            raise
+        origin = {"kind": "layout", "of": source.id}
+        record = self._record(ident, body.get("name"), fields, origin, holder)
+        record.columns = source.columns
+        if source.layout == record.layout:
+            record.shares_with(source)
+        again = {"op": "redistribute", "source": source.id, "layout": body["layout"]}
+        self.log.add(again, [source], [record], seconds=time.monotonic() - begin)
+        return record.described()
+
+    def handler(self, op: str) -> Callable[[Body, str], Awaitable[Body]]:
+        """What carries out a queued command; no other one runs meanwhile."""
+        if op in self.own:
+            return self._run_own
+        found: Callable[[Body, str], Awaitable[Body]] = getattr(self, op)
+        return found
+
+    async def _run_own(self, body: Body, holder: str) -> Body:
+        await self.own[body["op"]]()
+        return {}
+
+    # --- code ---
+
+    async def load(self, body: Body, holder: str) -> Body:
+        """Load a library on every rank, or on none; one that others have loaded is shared."""
+        name, path = body["library"], body.get("path")
+        stamp = await stamp_of(path)
+        if (known := self.libraries.in_use(name, stamp, holder)) is not None:
+            return known
+        done = await self.nodes.round("load", collective=True, library=name, path=path)
+        described: Body = done.value
+        self.libraries.add(name, stamp, described, holder)
+        if (state := self.libraries.state(name)) is not None:  # commands before had another one
+            again = {"op": "load", "library": name, "path": path}
+            self.log.add(again, changed=[state], code=stamp)
+        return described
+
+    async def call(self, body: Body, holder: str) -> Body:
+        """Call a routine of a library."""
+        library, routine, arguments = body["library"], body["routine"], body["arguments"]
+        self.libraries.check(library)
+        used = [self._known(ident) for ident in matrices_of(body)]
+        about = {"library": library, "routine": routine, "arguments": arguments}
+        again, origin = {"op": "call", **about}, {"kind": "routine", **about}
+        done, described = await self._logged(again, used, [], origin, holder, body.get("columns"))
+        return {
+            "names": self.libraries.result_names(library, routine),
+            "values": [
+                {**value, "matrix": described.pop(0)} if isinstance(value, dict) else value
+                for value in done.value or []
+            ],
+        }
+
+    async def run(self, body: Body, holder: str) -> Body:
+        """Run a user's function or script, whose files are in the nodes' folders."""
+        task = body["task"]
+        used = [self._known(ident) for ident in body["uses"]]
+        origin = {"kind": "run", "name": task["name"], "uses": body["uses"]}
+        again = {**task, "op": "run", "uses": body["uses"], "pure": bool(body.get("pure"))}
+        done, made = await self._logged(again, used, [task["result"]], origin, holder)
+        return {"value": done.value, "matrices": made}
+
+    async def _logged(
+        self,
+        again: Body,
+        used: list[Record],
+        files: list[str],
+        origin: Body,
+        holder: str,
+        columns: Any = None,
+    ) -> tuple[Any, list[Body]]:
+        """Run foreign code, and log what it has made and may have changed.
+
+        If it fails, what some ranks made of it is freed.
+        """
+        self.quota.check(self.matrices.values(), 0)
+        changed: list[Record] = []
+        if self.log.enabled:
+            used, changed = effects.affected(self.libraries, self.matrices, again, used)
+        begin, first = time.monotonic(), self.next_id
+        try:
+            done = await self.nodes.round(collective=True, first=first, **again)
+        except Failure:
+            here = {"incarnation": self.nodes.number, "first": first}
+            self._soon({"op": "discard", "names": files, **here})
+            words = "a call that failed may have changed it in place"
+            self.log.add(again, changed=changed, reason=words)
+            raise
+        described = self._keep_results(done.matrices, origin, holder, columns)
+        made = [self.matrices[about["matrix"]] for about in described]
+        code = self.libraries.stamp(again.get("library", ""))
+        seconds = time.monotonic() - begin
+        self.log.add(again, used, made, changed, code=code, seconds=seconds)
+        return done, described
+
+    async def discard(self, body: Body, holder: str) -> Body:
+        """Free the results of a call on ranks where it succeeded: it failed on others.
+
+        Ranks that were started since have none of them.
+        """
+        if body["incarnation"] == self.nodes.number:
+            await self.nodes.round("discard", first=body["first"])
+        self._remove_files(body["names"])
+        return {}
+
+    # --- what is held ---
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next matrix gets."""
+        return self._ids + 1
+
+    def _new_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def _known(self, ident: Any) -> Record:
+        record = self.matrices.get(ident)
+        if record is None:
+            if ident in self.stale:
+                raise Failure("StaleHandleError", self.stale[ident])
+            raise Failure(
+                "MatrixNotFoundError",
+                f"this gang has no matrix {ident}: it was freed, or never existed",
+            )
+        return record
+
+    def _record(
+        self,
+        ident: int,
+        name: str | None,
+        fields: Body,
+        source: Body,
+        holder: str,
+        *,
+        sealed: bool = True,
+    ) -> Record:
+        record = Record(
+            ident, name or f"matrix{ident}", tuple(fields["shape"]), fields["dtype"],
+            fields["layout"], sealed,
+            source, pinned=name is not None or holder == NO_HOLDER,
+        )  # fmt: skip
+        if holder != NO_HOLDER:
+            record.holders.add(holder)
+        self.matrices[ident] = record
+        return record
+
+    def _keep_results(
+        self, matrices: list[Any] | None, origin: Body, holder: str, columns: Any = None
+    ) -> list[Body]:
+        """Records of results; `columns` are the names of the columns of the first one."""
+        described: list[Body] = []
+        for ident, shape, dtype, layout, *alias in matrices or ():
+            fields = {"shape": shape, "dtype": dtype, "layout": layout}
+            record = self._record(ident, None, fields, origin, holder)
+            if columns and not described:
+                record.columns = columns
+            described.append(record.described())
+            self._ids = ident
+            for other in filter(None, map(self.matrices.get, alias)):
+                record.shares_with(other)
+        return described
+
+    def unlisted(self, matrices: list[Any] | None) -> list[Record]:
+        """Records of matrices that ranks have made for the GroupManager: no process gets them."""
+        made = self._keep_results(matrices, {"kind": "state"}, NO_HOLDER)
+        return [self.matrices.pop(about["matrix"]) for about in made]
+
+    def lost(self, holder: str) -> None:
+        """A process is gone, and its leases with it, also those of its `.remote` results."""
+        self._release(self.matrices.values(), holder)
+        prefix = f"{holder}/"
+        held = set[str]().union(*(record.holders for record in self.matrices.values()))
+        for token in [other for other in held if other.startswith(prefix)]:
+            self._release(self.matrices.values(), token)
+        self.libraries.lost(holder)
+        self._remove_files(self._files.pop(holder, ()))
+
+    def _release(self, records: Iterable[Record], holder: str) -> None:
+        unheld = []
+        for record in list(records):
+            record.holders.discard(holder)
+            if not record.holders and not record.pinned:
+                unheld.append(record.id)
+                del self.matrices[record.id]
+        if unheld:
+            if not self.nodes.unreferenced:
+                asyncio.get_running_loop().call_later(FREE_DELAY_S, self._free_unreferenced)
+            self.nodes.unreferenced += unheld
+
+    def _free_unreferenced(self) -> None:
+        """Free matrices, if no command has taken their numbers to the ranks meanwhile."""
+        unheld, self.nodes.unreferenced = self.nodes.unreferenced, []
+        if unheld:
+            self._soon({"op": "free", "matrices": unheld, "forced": True})
+
+    # --- answered at once, also while a command runs ---
+
+    def release(self, body: Body, holder: str) -> Body:
+        """A process no longer refers to matrices; those that no process refers to are freed."""
+        known = (self.matrices.get(ident) for ident in body["matrices"])
+        self._release((record for record in known if record is not None), holder)
+        return {}
+
+    def hold(self, body: Body, holder: str) -> Body:
+        """A process refers to matrices."""
+        for ident in body["matrices"]:
+            if (record := self.matrices.get(ident)) is not None and holder != NO_HOLDER:
+                record.holders.add(holder)
+        return {}
+
+    def pin(self, body: Body, holder: str) -> Body:
+        """Matrices stay until they are freed by name: `Handle.keep`, and pickled handles."""
+        for ident in body["matrices"]:
+            if (record := self.matrices.get(ident)) is not None:
+                record.pinned = True
+        return {}
+
+    def list_matrices(self, body: Body, holder: str) -> Body:
+        """All matrices; the caller holds them."""
+        records = [record for record in self.matrices.values() if record.sealed]
+        self.hold({"matrices": [record.id for record in records]}, holder)
+        return {"matrices": [record.described() for record in records]}
+
+    def describe(self, body: Body, holder: str) -> Body:
+        """A matrix, which gets a name, and origin and columns where they are known better."""
+        record = self._known(body["matrix"])
+        record.name = str(body.get("name", record.name))
+        record.pinned = record.pinned or body.get("pin", False)
+        record.source = body.get("source", record.source)
+        record.columns = body.get("columns", record.columns)
+        return record.described()
+
+    def touch(self, body: Body, holder: str) -> Body:
+        """The gang is used: data goes directly to ranks."""
+        return {}
+
+    def resume(self, body: Body, holder: str) -> Body:
+        """A process is connected again: these are all matrices that it refers to."""
+        now = set(body["matrices"])
+        self.hold({"matrices": now}, holder)
+        gone = [r for r in self.matrices.values() if holder in r.holders and r.id not in now]
+        self._release(gone, holder)
+        return {}
+
+    def sources(self, body: Body, holder: str) -> Body:
+        """Provenance of matrices."""
+        return {"sources": [self._known(ident).source for ident in body["matrices"]]}
+
+    def list_libraries(self, body: Body, holder: str) -> Body:
+        """The libraries that are loaded, with their signatures."""
+        return {"libraries": self.libraries.described()}
+
+    def ping(self, body: Body, holder: str) -> Body:
+        """The gang lives. Whether a command runs; if asked, where each rank runs."""
+        ranks = {"workers": table_of(self.nodes)} if body.get("workers") else {}
+        return {"busy": self.nodes.busy, **ranks}
+
+    def checkpointed(self, body: Body, holder: str) -> Body:
+        """Matrices and states are in files now, in these versions: they are rebuilt from there."""
+        self.log.checkpointed(body, self.matrices, self.libraries)
+        return {}
+
+    def file_stamp(self, body: Body, holder: str) -> Body:
+        """The state of the file that a matrix was loaded from."""
+        self.log.stamp(self._known(body["matrix"]), str(body["stamp"]))
+        return {}
+
+    def remove_files(self, body: Body, holder: str) -> Body:
+        """Remove files that were uploaded for runs, or that runs left for their caller."""
+        self._remove_files([str(name) for name in body["names"]])
+        return {}
+
+    def staged(self, name: str, data: Data, holder: str) -> None:
+        """A file of a user's function is being uploaded; it goes with the process `holder`."""
+        self.log.staged(name, data)
+        if holder != NO_HOLDER:
+            self._files.setdefault(holder, set()).add(name)
+
+    def _remove_files(self, names: Iterable[str]) -> None:
+        names = list(names)
+        for files in self._files.values():
+            files.difference_update(names)
+        if names:
+            self.nodes.unstage(names)
+            self.log.removed(names)

@@ -1,0 +1,255 @@
+"""GangCpus: the CPUs of a gang, which its incarnations use one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from alchemist_ray.errors import AlchemistError, ResourceError
+from alchemist_ray.runtime.cluster.placement import (
+    Reservation,
+    check_capacity,
+    divisions,
+    not_free,
+    reserved,
+)
+from alchemist_ray.runtime.cluster.ray_calls import result_of
+from alchemist_ray.runtime.launch.gang_request import GangRequest
+
+# Ray may notice 0.1 s later that CPUs were given back, and tries a group that did not fit again
+# only after up to a second. So the group is asked for again, for a while.
+ASKED_AGAIN_S = 0.2
+AGAIN_S = 0.03
+FIRST_LIMIT_S = 1.0  # for CPUs that were free a moment ago
+THREADS = 1000  # of a GroupManager; a gang that waits for CPUs has one
+
+_threads = ThreadPoolExecutor(THREADS, "gangs")  # starts those that are needed
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Held:
+    name: str
+    reservation: Reservation | None = None  # while it is waited for
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ranks(self) -> list[str]:
+        """The node of each rank that has CPUs here."""
+        nodes = () if self.reservation is None else self.reservation.nodes
+        return [node for node, count in nodes for _ in range(count)]
+
+    async def release(self) -> None:
+        if self.reservation is not None:
+            with contextlib.suppress(RayError):
+                await in_thread(self.reservation.release)
+        self.released.set()
+
+
+class GangCpus:
+    """Reservations of a gang.
+
+    Parameters
+    ----------
+    gang, ident : str
+        Name of the gang, and the beginning of the names of its reservations.
+    request : GangRequest
+    driver : actor
+        Reserves, and gives the CPUs back if this process dies.
+    """
+
+    def __init__(self, gang: str, ident: str, request: GangRequest, driver: Any) -> None:
+        self._gang = gang
+        self._names = (f"{ident}-{number}" for number in itertools.count(1))
+        self._request = request
+        self._driver = driver
+        self._held: list[_Held] = []
+        self._avoided: set[str] = set()
+
+    def avoid(self, node: str) -> int:
+        """Use a node no longer, from the next incarnation on; the ranks with CPUs elsewhere."""
+        self._avoided.add(node)
+        return self.count
+
+    @property
+    def count(self) -> int:
+        """For how many ranks there are CPUs."""
+        return len(self._ranks())
+
+    def _ranks(self) -> list[str]:
+        return [node for held in self._held for node in self._of(held)]
+
+    def _of(self, held: _Held) -> list[str]:
+        return [node for node in held.ranks if node not in self._avoided]
+
+    def nodes(self, workers: int) -> tuple[tuple[str, int], ...]:
+        """The nodes of the first `workers` ranks that have CPUs, and how many are on each."""
+        return tuple(Counter(self._ranks()[:workers]).items())
+
+    async def reserve(self, workers: int, limit_s: float) -> None:
+        """Reserve CPUs, until this many ranks have some.
+
+        Raises
+        ------
+        ResourceError
+            If the cluster does not have them, or they are not free in time.
+        """
+        request = self._request
+        there = self._ranks()
+        more = workers - len(there)
+        if more <= 0:
+            return
+        if request.inherited is not None:
+            if there:
+                raise ResourceError(
+                    "the gang cannot grow: its creator has reserved its CPUs, for "
+                    f"{len(there)} workers. A gang with placement='own' can grow"
+                )
+            self._held.append(_Held("", request.inherited))
+            return
+        await in_thread(check_capacity, workers, request.options.cpus, request.options.strategy)
+        avoided = {*self._avoided, *(there if request.options.strategy == "STRICT_SPREAD" else ())}
+        where = f"!in({','.join(sorted(avoided))})" if avoided else ""
+        if there and request.options.strategy == "STRICT_PACK":
+            where = there[0]
+        divided = await in_thread(
+            divisions, more, request.options.cpus, request.options.strategy, avoided
+        )
+        deadline = time.monotonic() + limit_s
+        asked_again = time.monotonic() + min(ASKED_AGAIN_S, limit_s / 2)
+        instead = False
+        while time.monotonic() < asked_again:
+            if await self._reserved(
+                divided[0], where, deadline, FIRST_LIMIT_S, instead=instead, patient=False
+            ):
+                return
+            instead = True
+            await asyncio.sleep(AGAIN_S)
+        for ranks in divided:
+            most_s = limit_s if ranks is divided[-1] else FIRST_LIMIT_S
+            if await self._reserved(ranks, where, deadline, most_s, instead=True):
+                return
+        raise await in_thread(not_free, more, request.options.cpus, limit_s)
+
+    async def _reserved(
+        self,
+        ranks: Sequence[int],
+        where: str,
+        deadline: float,
+        most_s: float,
+        *,
+        instead: bool,
+        patient: bool = True,
+    ) -> bool:
+        """Reserve CPUs for this many ranks in each bundle; False if they are not free in time.
+
+        `instead`: whether others were asked for before, and given up. `patient`: `reserved`.
+        """
+        held = _Held(next(self._names))
+        self._held.append(held)  # before the Driver asks for it
+        nodes = [where] * len(ranks) if where else []
+        try:
+            asking = self._asked(
+                held.name, ranks, self._request.options.strategy, nodes, instead=instead
+            )
+            group = await asyncio.wait_for(asking, deadline - time.monotonic())
+            left = max(0.0, deadline - time.monotonic())
+            limit = min(left, most_s)
+            held.reservation = await in_thread(
+                lambda: reserved(group, ranks, limit, patient=patient)
+            )
+        finally:
+            if held.reservation is None:
+                self._forget(held)
+        return held.reservation is not None
+
+    def _forget(self, held: _Held) -> None:
+        if held in self._held:
+            self._held.remove(held)
+        held.released.set()
+
+    async def _asked(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        strategy: str,
+        nodes: Sequence[str],
+        *,
+        instead: bool = False,
+    ) -> Any:
+        request, here = self._request, ray.get_runtime_context().get_node_id()
+        asking = self._driver.reserve.remote(
+            self._gang,
+            name,
+            ranks,
+            request.options.cpus,
+            here,
+            strategy,
+            nodes,
+            request.user,
+            instead,
+        )
+        try:
+            return await result_of(asking)
+        except RayTaskError as error:
+            if isinstance(error.cause, AlchemistError):
+                raise error.cause from None
+            raise
+
+    async def holding(self, name: str) -> None:
+        """Return when a reservation has been given back; see `Driver.reserve`."""
+        for held in list(self._held):
+            if held.name == name:
+                await held.released.wait()
+
+    async def keep(self, workers: int) -> None:
+        """Give CPUs back, except those of the first `workers` ranks.
+
+        A part of a placement group cannot be given back: another one is asked for on the nodes
+        of the ranks that stay, before the whole one is given back. It waits for its CPUs if other
+        work gets them first.
+        """
+        kept: list[_Held] = []
+        for held in list(self._held):
+            ranks = self._of(held)[: max(0, workers)]
+            workers -= len(ranks)
+            if ranks and len(ranks) < len(held.ranks) and self._request.inherited is None:
+                part, counts = _Held(next(self._names)), Counter(ranks)
+                self._held.append(part)  # before the Driver asks for it
+                try:
+                    group = await self._asked(
+                        part.name, list(counts.values()), "PACK", list(counts), instead=True
+                    )
+                except RayError:
+                    self._forget(part)
+                    kept.append(held)
+                    continue
+                part.reservation = Reservation(tuple(counts.items()), group)
+                kept.append(part)
+            elif ranks:
+                kept.append(held)
+        old = [held for held in self._held if held not in kept]
+        self._held = kept
+        await asyncio.gather(*(held.release() for held in old))
+
+    async def release(self) -> None:
+        """Give all CPUs back."""
+        await self.keep(0)
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """The result of a blocking function that runs in a thread."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_threads, functools.partial(function, *args))

@@ -1,0 +1,255 @@
+"""Incarnation: the ranks of a gang, their CPUs and sockets, from their start to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from alchemist_ray.errors import AlchemistError, LaunchError, SessionError
+from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
+from alchemist_ray.observe.logs import folder_name
+from alchemist_ray.plural import counted
+from alchemist_ray.runtime.cluster.ray_calls import result_of
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher, Listeners
+from alchemist_ray.runtime.launch.gang_cpus import GangCpus
+from alchemist_ray.runtime.launch.gang_request import GangRequest
+from mpi_workers.node.cleanup import PrivateFolder
+
+END_TIMEOUT_S = 5.0
+LOST_NODE_TIMEOUT_S = 1.0  # the same for a node that was lost
+POLL_INTERVAL_S = 1.0  # between checks of proxies that have not connected yet
+LATE_S = 2.0  # for a step of a start that has its own limit to say what it waits for
+KEEP_SHARE = 4  # a quarter of a node's free memory may be kept warm, for some seconds
+
+
+class Incarnation:
+    """One incarnation of a gang.
+
+    Parameters
+    ----------
+    gang : str
+    run : str
+        Names the processes and folders of this incarnation.
+    epoch : int
+    request : GangRequest
+    dispatcher : Dispatcher
+        Of the gang.
+    driver : actor
+
+    Attributes
+    ----------
+    stage : str
+        The step at which the start is, for messages.
+    address : GangAddress or None
+        When the ranks are ready, until they are released.
+    nodes : Nodes
+    agents : list of actor
+        One per node.
+    """
+
+    def __init__(
+        self,
+        gang: str,
+        run: str,
+        epoch: int,
+        request: GangRequest,
+        dispatcher: Dispatcher,
+        driver: Any,
+    ) -> None:
+        self._gang = gang
+        self.run = run
+        self._epoch = epoch
+        self.request = request
+        self.stage = ""
+        self.address: GangAddress | None = None
+        self.agents: list[ActorHandle] = []
+        self.nodes = dispatcher.new_nodes(0, 0)  # until it starts
+        self._dispatcher = dispatcher
+        self._listeners: Listeners | None = None
+        self._driver = driver
+        self._folder: PrivateFolder | None = None
+
+    async def start(self, cpus: GangCpus, first_epoch: int, token: str) -> GangAddress:
+        """Start the ranks and wait until all have checked in.
+
+        Parameters
+        ----------
+        cpus : GangCpus
+            Reserved now, as far as they are not.
+        first_epoch : int
+            Handles of this epoch and later ones are valid.
+        token : str
+            The secret of this incarnation.
+
+        Raises
+        ------
+        ResourceError, LaunchError
+            In time; no process of the incarnation is left then.
+        """
+        request = self.request
+        deadline = time.monotonic() + request.options.start_timeout_s
+        try:
+            async with asyncio.timeout(request.options.start_timeout_s + LATE_S):
+                return await self._start(cpus, first_epoch, token, deadline)
+        except (AlchemistError, asyncio.CancelledError):
+            await self.release()
+            raise
+        except TimeoutError:
+            stage = self.stage
+            await self.release()
+            raise LaunchError(
+                f"the gang of {counted(request.workers, 'worker')} did not start within "
+                f"{request.options.start_timeout_s:.0f} s. Last stage: {stage}. All its processes "
+                "were ended. If the nodes are slow, increase start_timeout_s"
+            ) from None
+        except (RayError, OSError) as error:
+            await self.release()
+            raise LaunchError(f"the gang did not start: {error}") from error
+
+    async def _start(
+        self, cpus: GangCpus, first_epoch: int, token: str, deadline: float
+    ) -> GangAddress:
+        def left() -> float:
+            return max(0.1, deadline - time.monotonic())
+
+        request = self.request
+        self.stage = "waiting for CPUs"
+        await cpus.reserve(request.workers, left())
+        self.stage = "waiting for the nodes' agents"
+        nodes = cpus.nodes(request.workers)
+        found = await asyncio.wait_for(
+            result_of(self._driver.agents.remote([node for node, _ in nodes])), left()
+        )
+        launcher = LAUNCHERS[request.options.launcher](os.environ | request.settings)
+        order = launcher.order([about["name"] for _, about in found])
+        nodes, found = tuple(nodes[i] for i in order), [found[i] for i in order]
+        self.agents = [agent for agent, _ in found]
+        facts = [about for _, about in found]
+        self.nodes = self._dispatcher.new_nodes(len(nodes), request.workers)
+        self.nodes.node_ids = tuple(node for node, _ in nodes)
+        self._listeners = self._dispatcher.new_listeners(token, self.nodes)
+        self._folder = PrivateFolder(f"manager-{self.run}")
+        await self._listeners.open(ray.util.get_node_ip_address(), self._folder.socket("manager"))
+        plan = GangPlan(
+            gang=self.run,
+            nodes=tuple(
+                NodePlan(node, about["ip"], ranks, about["name"])
+                for (node, ranks), about in zip(nodes, facts, strict=True)
+            ),
+            threads=request.options.threads_per_worker,
+            token=token,
+            manager=tuple(self._listeners.addresses),
+            keep_bytes=min(about["memory"] for about in facts) // KEEP_SHARE,
+            start_timeout_s=request.options.start_timeout_s,
+            log_folder=folder_name(self._gang, self.run.rpartition(".")[0]),
+        )
+        self.stage = "starting processes"
+        specs = launcher.specs(plan)
+        starting = [
+            result_of(agent.launch.remote(spec))
+            for agent, spec in zip(self.agents, specs, strict=True)
+        ]
+        await asyncio.wait_for(asyncio.gather(*starting), left())
+        await self._checked_in(plan, deadline)
+        self.address = GangAddress(
+            gang=self._gang,
+            session=request.session,
+            epoch=self._epoch,
+            token=token,
+            addresses=tuple(self._listeners.addresses),
+            nodes=tuple(about for _, about in sorted(self.nodes.data.items())),
+            incarnation=self.run,
+            hosts=tuple(map(self.nodes.host, range(len(nodes)))),
+            node_ids=self.nodes.node_ids,
+            shared=request.options.name is not None,
+            lease_grace_s=request.options.lease_grace_s,
+            idle_timeout_s=request.options.idle_timeout_s,
+            first_epoch=first_epoch,
+            recovers=request.options.max_failures > 0,
+            checkpoint_folder=request.checkpoint_folder,
+        )
+        return self.address
+
+    async def _checked_in(self, plan: GangPlan, deadline: float) -> None:
+        """Wait for all ranks, and notice proxies that ended before they connected.
+
+        Raises what ended the gang, `LaunchError`, or `TimeoutError`.
+        """
+        while not self.nodes.ready.done():
+            left = deadline - time.monotonic()
+            await asyncio.wait([self.nodes.ready], timeout=max(0.0, min(POLL_INTERVAL_S, left)))
+            late = [plan.nodes[i].ip for i in self.nodes.not_ready() if not self.nodes.ready.done()]
+            if late and left <= 0:
+                self.stage = f"initialising MPI: ranks on {', '.join(late)} have not checked in"
+                raise TimeoutError
+            for i in self.nodes.not_connected():
+                try:
+                    runs = await asyncio.wait_for(
+                        result_of(self.agents[i].runs.remote(plan.gang)), max(0.1, left)
+                    )
+                except (RayError, TimeoutError):
+                    continue  # the gang does not depend on the agent
+                if not runs and i in self.nodes.not_connected():
+                    raise LaunchError(
+                        f"the gang's proxy on {plan.nodes[i].ip} ended before it connected to the "
+                        f"GroupManager at {plan.manager[-1]}: check that this node can connect to "
+                        "that address. Its output is in the log of the node's Ray worker"
+                    )
+        self.nodes.ready.result()
+
+    def hosts(self) -> list[str]:
+        """Names of the hosts of a gang that is ready."""
+        return [] if self.address is None else sorted(set(self.address.hosts))
+
+    async def free_nbytes(self, limit_s: float) -> int | None:
+        """Free memory of all nodes; None if one of them does not answer."""
+        asked = [result_of(agent.memory.remote()) for agent in self.agents]
+        try:
+            found: list[int] = await asyncio.wait_for(asyncio.gather(*asked), limit_s)
+            return sum(found)
+        except (RayError, TimeoutError):
+            return None
+
+    # --- the end ---
+
+    @property
+    def failure(self) -> AlchemistError | None:
+        """The error that ended the ranks."""
+        return self.nodes.failure
+
+    async def shutdown(self) -> None:
+        """Ask the ranks to end in good order, if they have not failed."""
+        if self.failure is None:
+            await self.nodes.shutdown(END_TIMEOUT_S)
+
+    async def release(self, *, serve: bool = False) -> None:
+        """End the ranks, close the sockets, and wait until every node is clean.
+
+        `serve`: the gang has failed, and the sockets stay open, to say why.
+        """
+        agents, self.agents = self.agents, []
+        self.address = None
+        lost = self.failure.facts.get("node") if self.failure is not None else None
+        self.nodes.close(SessionError("the ranks were ended"))
+        if self._listeners is not None and not serve:
+            self._listeners.close()
+        waits: list[Any] = []
+        for node, agent in enumerate(agents):
+            limit_s = LOST_NODE_TIMEOUT_S if node == lost else END_TIMEOUT_S
+            gone = result_of(agent.wait_gone.remote(self.run, limit_s))
+            waits.append(asyncio.wait_for(gone, limit_s + 0.5))
+        await asyncio.gather(*waits, return_exceptions=True)
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """Remove the folder of the sockets."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()

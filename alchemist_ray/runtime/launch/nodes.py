@@ -1,0 +1,655 @@
+"""The nodes of a gang: one message to each node's proxy, one combined reply from each.
+
+Errors for lost ranks and nodes name the cause that is known, and where ranks were.
+
+Tracks which ranks have checked in, joins PMI barriers, runs rounds, and handles failed ranks and
+lost nodes. The work per message grows with the nodes, not with the ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, LaunchError
+from mpi_workers.data.description import NodeAddress
+from mpi_workers.failures import Failure
+from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire.frames import Body, Frame, Kind, encode
+
+CONTINUES = "; the gang continues"  # at the end of messages, while it is true
+PLACES = 4  # that a message names
+STACKS = 2
+
+
+class StuckRanks:
+    """Ranks that have not returned from a call, as their proxies report them."""
+
+    def __init__(self) -> None:
+        self._ranks: set[int] = set()
+        self._stacks: dict[int, list[str]] = {}
+
+    def add(self, body: Body) -> None:
+        """Take a report."""
+        self._ranks.update(body["ranks"])
+        self._stacks.update({int(rank): stack for rank, stack in body["stacks"].items()})
+
+    def where(self) -> str:
+        """``rank 1 is in MPI_Recv (libmpi.so) < solve (lib.c:12)``, a line for each."""
+        shown = sorted(self._stacks)[:STACKS]
+        return "".join(f"\nrank {rank} is in {' < '.join(self._stacks[rank])}" for rank in shown)
+
+    def still_running(self, message: str, doing: str, limit_s: float) -> str:
+        """Add to the message of a cancelled call that they have not returned from it."""
+        return (
+            f"{message.removesuffix(CONTINUES)}; {self._named()} still in {doing or 'it'}, and the "
+            f"gang is ended if that lasts {limit_s:.0f} s{self.where()}"
+        )
+
+    def error(self, what: str, error: Body, limit_s: float) -> GroupFailedError:
+        """The end of the gang: they did not return from a call that failed or was cancelled."""
+        ranks = sorted(self._ranks)
+        return GroupFailedError(
+            f"a call {what} and {named(ranks) if ranks else 'ranks'} did not return within "
+            f"{limit_s:.0f} s: they are in native code, or in a blocking MPI call (a library in C "
+            "can use alchemist_wait, alchemist_allreduce and alchemist_check). The gang was ended; "
+            f"{NEXT_GANG}{self.where()}",
+            rank=ranks[0] if ranks else error.get("facts", {}).get("rank"),
+            cause="ranks stuck in MPI",
+        )
+
+    def _named(self) -> str:
+        ranks = sorted(self._ranks)
+        verb = "is" if len(ranks) == 1 else "are"
+        return f"{named(ranks) if ranks else 'ranks'} {verb}"
+
+
+def named(ranks: list[int], most: int = 8) -> str:
+    """Ranks for a message: ``ranks 0, 2, 5`` or the first ones and how many more."""
+    shown = ", ".join(map(str, ranks[:most]))
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
+
+
+def waited(places: dict[str, list[int]]) -> str:
+    """Where ranks were when their call was ended: ``. At that time rank 1 was in ...``."""
+    known = [(sorted(ranks), place) for place, ranks in places.items() if place]
+    lines = [
+        f"{named(ranks)} {'was' if len(ranks) == 1 else 'were'} in {place}"
+        for ranks, place in sorted(known)[:PLACES]
+    ]
+    return f". At that time {'; '.join(lines)}" if lines else ""
+
+
+@dataclass(slots=True, eq=False)
+class Round:
+    """One message to all nodes, and the replies so far.
+
+    Attributes
+    ----------
+    missing : int
+        Nodes that have not replied.
+    doing : str
+        What the ranks run, for messages.
+    collective : bool
+        Whether the ranks may meet in MPI.
+    over : Future
+        Done when all nodes have replied, or when one has failed (or the round was cancelled) and
+        the others take their time; fails with what ended the gang.
+    cancelled : Failure or None
+        Why the caller no longer waits.
+    errors, failed, interrupted
+        Failures that travelled, ranks that failed, ranks that left because others failed.
+    places
+        Where those ranks were.
+    value, matrices
+        What rank 0 returned, and the matrices that every rank made.
+    begun : float
+        When it was sent, by `time.monotonic`.
+    """
+
+    missing: int
+    doing: str = ""
+    collective: bool = False
+    over: asyncio.Future[None] = field(default_factory=lambda: _future())
+    cancelled: Failure | None = None
+    interrupted: int = 0
+    errors: list[Body] = field(default_factory=list)
+    failed: int = 0
+    places: dict[str, list[int]] = field(default_factory=dict)
+    value: Any = None
+    matrices: list[Any] | None = None
+    begun: float = field(default_factory=time.monotonic)
+
+    def described(self) -> Body:
+        """A round that is over for its caller, and that ranks are still in, for the catalogue."""
+        age_s = time.monotonic() - self.begun
+        state = "cancelled, but ranks are still in it"
+        if self.cancelled is None:
+            state = "failed on a rank, and others are still in it"
+        return {"name": self.doing or "a call", "state": state, "caller": "", "age_s": age_s}
+
+    def take(self, reply: Body) -> None:
+        """Add a node's reply."""
+        self.missing -= 1
+        self.errors += reply.get("errors", [])
+        self.failed += reply.get("failed", 0)
+        self.interrupted += reply.get("interrupted", 0)
+        for place, ranks in reply.get("places", {}).items():
+            self.places.setdefault(place, []).extend(ranks)
+        if "value" in reply:
+            self.value = reply["value"]
+        if reply.get("errors") or reply.get("interrupted"):
+            return
+        made = reply.get("matrices", [])
+        if self.matrices is not None and self.matrices != made:
+            words = "nodes returned different matrices: every rank must return the same"
+            self.errors.append(Failure("RoutineError", words).to_map())
+        self.matrices = made
+
+    def finish(self, error: AlchemistError | None = None) -> None:
+        """The caller need not wait any longer. Only the first call counts."""
+        if self.over.done():
+            return
+        if self.interrupted and not self.errors and self.cancelled is None:
+            self.cancelled = Failure("CancelledError", "the call was interrupted on every rank")
+        if self.cancelled is not None:  # whatever the ranks made of it
+            self.cancelled.message += waited(self.places)
+            self.errors, self.failed = [self.cancelled.to_map()], 1
+        if error is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(error)
+            self.over.exception()  # seen: the caller may have been cancelled
+
+    def failure(self) -> Failure | None:
+        """The error to show: that of the lowest rank, and how many more failed.
+
+        An error on which the ranks have agreed (a fact) is one error, of the rank that it names.
+        """
+        if not self.errors:
+            return None
+        errors = sorted(self.errors, key=lambda e: e.get("facts", {}).get("rank", 0))
+        failure = Failure.from_map(errors[0])
+        others = max(self.failed, len(errors)) - 1
+        if not failure.facts.pop("agreed", False) and others > 0:
+            failure.message += f" (and on {others} more rank{'s' if others > 1 else ''})"
+        return failure
+
+
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+def rank_ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
+    """Return the error for a rank that has ended; `doing`: what the ranks ran."""
+    kind = LaunchError if starting else GroupFailedError
+    while_what = "while the gang was starting" if starting else "so the gang was ended on all nodes"
+    if doing:
+        while_what = f"in {doing}, {while_what}"
+    tail = body.get("tail", "")
+    said = f"\n--- last output of rank {body['rank']} ---\n{tail}" if tail else ""
+    if frames := body.get("frames"):
+        said = f"\nit crashed in {' < '.join(frames)}{said}"
+    return kind(
+        f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
+        f"{while_what}. {NEXT_GANG}{said}",
+        rank=body["rank"],
+        cause=body["cause"],
+        hostname=body["hostname"],
+        tail=tail,
+    )
+
+
+def endpoint_ended(body: Body, *, starting: bool) -> AlchemistError:
+    """Return the error for a node's data endpoint that has ended."""
+    kind = LaunchError if starting else GroupFailedError
+    return kind(
+        f"the gang's data endpoint (pid {body['pid']} on {body['hostname']}) {body['cause']}, so "
+        f"the gang was ended on all nodes. {NEXT_GANG}",
+        cause=body["cause"],
+        hostname=body["hostname"],
+    )
+
+
+def node_leaving(node: int, hostname: str, *, starting: bool) -> AlchemistError:
+    """Return the error for a node that has announced that it is being taken away."""
+    kind = LaunchError if starting else GroupFailedError
+    return kind(
+        f"node {hostname} is being taken away (SIGTERM): its pod is evicted, drained or deleted, "
+        f"or its job ends. The gang was ended on all nodes; {NEXT_GANG} on the remaining nodes",
+        node=node,
+        cause="node leaving",
+        hostname=hostname,
+    )
+
+
+def node_lost(node: int, hostname: str) -> GroupFailedError:
+    """Return the error for a node whose proxy has ended without a word."""
+    return GroupFailedError(
+        f"node {hostname} was lost: its part of the gang was killed, or the network to it was cut."
+        f"{ask_kubernetes(hostname)} The gang was ended on all nodes; {NEXT_GANG}",
+        node=node,
+        cause="node lost",
+    )
+
+
+def ask_kubernetes(pod: str) -> str:
+    """Return a hint for a pod that died without an error of its own; empty outside Kubernetes.
+
+    A memory limit that kills a whole container leaves no process that could report it.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return ""
+    namespace = os.environ.get("RAY_CLUSTER_NAMESPACE", "default")
+    return (
+        f" `kubectl -n {namespace} describe pod {pod}` shows the cause: OOMKilled means that the "
+        "pod exceeded its own memory limit, Evicted that its node ran short of resources."
+    )
+
+
+def recovered_words(call: str, losses: int, restored: str) -> str:
+    """Return the message for a call that was lost with ranks of a gang that has recovered."""
+    why = "it is not declared pure: call it again"
+    if losses > 1:
+        why = f"ranks were lost in {losses} runs of it"
+    return (
+        f"{call} was interrupted by the loss of a rank. {restored}. The call was not repeated, "
+        f"because {why}"
+    )
+
+
+FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
+DRAIN_S = 30.0  # time for ranks to return from a call that failed on another rank
+# MPI crashes in a rank when the one that it talks to is gone: that is known from its node soon.
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
+BLAME_S = 0.2
+REPORT_S = 1.0  # time for proxies to report the ranks that did not return, and their stacks
+
+T = TypeVar("T")
+_numbers = itertools.count(1)
+
+
+class Nodes:
+    """The nodes of one incarnation of a gang.
+
+    Parameters
+    ----------
+    count : int
+        Number of proxies.
+    size : int
+        Number of ranks.
+    on_lost : callable(error)
+        Called once when the gang is lost.
+    on_progress : callable(body)
+        Called with the progress of a routine.
+    on_output : callable(body)
+        Called with lines that ranks have printed.
+
+    Attributes
+    ----------
+    number : int
+        Of this incarnation among those of this process.
+    count : int
+    ranks : dict of int to map
+        Facts that each rank reported when it checked in.
+    node_ids : tuple of str
+        Ray's ids of the nodes.
+    data : dict of int to NodeAddress
+        The data endpoint of each node whose ranks have checked in.
+    ready : Future
+        Done when all ranks have checked in; fails with the reason if they cannot.
+    failure : AlchemistError or None
+        The reason for the end of the gang.
+    leave : callable(error) -> bool, optional
+        Called when a node is being taken away; whether the gang moves to others.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        size: int,
+        on_lost: Callable[[AlchemistError], None],
+        on_progress: Callable[[Body], None],
+        on_output: Callable[[Body], None],
+    ) -> None:
+        self.number = next(_numbers)
+        self.count = count
+        self._size = size
+        self._on_lost = on_lost
+        self._on_progress = on_progress
+        self._on_output = on_output
+        self._proxies: dict[int, FrameProtocol] = {}
+        self._rounds: dict[int, Round] = {}
+        self._seq = 0
+        self._renew = False
+        self.leave: Callable[[AlchemistError], bool] | None = None
+        self.unreferenced: list[int] = []  # matrices that the next round frees
+        self._stuck = StuckRanks()
+        self._crashed: set[int] = set()  # nodes with a rank that crashed
+        self._pmi_nodes = 0
+        self._pmi_puts: dict[str, str] = {}
+        self.ranks: dict[int, Body] = {}
+        self.node_ids: tuple[str, ...] = ()
+        self.data: dict[int, NodeAddress] = {}
+        self.failure: AlchemistError | None = None
+        self.closed = False
+        self._became_idle = asyncio.Event()
+        self._ended: asyncio.Future[AlchemistError] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round is under way."""
+        return bool(self._rounds)
+
+    def left_early(self) -> Round | None:
+        """A round that is over for its caller, and that ranks are still in."""
+        return next((r for r in self._rounds.values() if r.over.done()), None)
+
+    @property
+    def last_round(self) -> int:
+        """Number of the last round."""
+        return self._seq
+
+    def not_connected(self) -> list[int]:
+        """Nodes whose proxy has not connected."""
+        return [node for node in range(self.count) if node not in self._proxies]
+
+    def not_ready(self) -> list[int]:
+        """Nodes whose ranks have not all checked in."""
+        return [node for node in range(self.count) if node not in self.data]
+
+    def host(self, node: int) -> str:
+        """The name of a node, for messages."""
+        place = self.data.get(node)
+        return f"number {node}" if place is None else str(self.ranks[place.first]["hostname"])
+
+    def joined(self, node: int, proxy: FrameProtocol) -> None:
+        """A node's proxy has connected. Raises `Failure` if the node has one."""
+        if node in self._proxies or node not in range(self.count):
+            raise Failure("LaunchError", f"no proxy is expected for node {node!r}")
+        self._proxies[node] = proxy
+
+    def left(self, node: int) -> None:
+        """A node's proxy has ended, and its ranks with it."""
+        self._proxies.pop(node, None)
+        if node in self._crashed:
+            return  # it has said why
+        self.fail(node_lost(node, self.host(node)))
+
+    # --- messages from nodes ---
+
+    def receive(self, node: int, frame: Frame) -> None:
+        """Handle a frame of a node's proxy."""
+        if frame.kind == Kind.REPLY:
+            self._reply(frame.body)
+        elif frame.kind == Kind.EVENT:
+            self._event(node, frame.body)
+
+    def _event(self, node: int, body: Body) -> None:
+        match body["op"]:
+            case "progress":
+                self._on_progress(body)
+            case "output":
+                self._on_output(body)
+            case "rank_failed":
+                self._rank_failed(node, body)
+            case "ranks_running":
+                self._stuck.add(body)
+            case "rank_ended":
+                self._rank_ended(node, body)
+            case "endpoint_ended":
+                self.fail(endpoint_ended(body, starting=not self.ready.done()))
+            case "node_leaving":
+                error = node_leaving(node, body["hostname"], starting=not self.ready.done())
+                if self.leave is None or not self.leave(error):
+                    self.fail(error)
+            case "pmi_barrier":
+                self._pmi_barrier(node, body["puts"])
+            case "ready":
+                self._node_ready(node, body["ranks"], body["addresses"])
+
+    def _rank_ended(self, node: int, body: Body) -> None:
+        """A rank has ended. If it crashed, wait for another node to report what caused that."""
+        error = rank_ended(body, self._doing(), starting=not self.ready.done())
+        if self.count > 1 and any(signal in body["cause"] for signal in CRASHES):
+            self._crashed.add(node)
+            asyncio.get_running_loop().call_later(BLAME_S, self.fail, error)
+        else:
+            self.fail(error)
+
+    def _doing(self) -> str:
+        """The user code or library routine that the ranks run, if any."""
+        return next((r.doing for r in self._rounds.values() if r.doing), "")
+
+    def _node_ready(self, node: int, ranks: list[Body], addresses: list[str]) -> None:
+        first = min(about["rank"] for about in ranks)
+        self.data[node] = NodeAddress(first, len(ranks), tuple(addresses))
+        for about in ranks:
+            self.ranks[about["rank"]] = {**about, "node": node}
+        if len(self.ranks) == self._size and not self.ready.done():
+            self.ready.set_result(None)
+
+    def _pmi_barrier(self, node: int, puts: dict[str, str]) -> None:
+        self._pmi_puts.update(puts)
+        self._pmi_nodes += 1
+        if self._pmi_nodes == self.count:
+            puts, self._pmi_puts, self._pmi_nodes = self._pmi_puts, {}, 0
+            self._send_all({"op": "pmi_release", "puts": puts})
+
+    def _rank_failed(self, node: int, body: Body) -> None:
+        """A rank raised: release the ranks that wait for it in MPI, and answer the caller soon."""
+        seq = body["seq"]
+        under_way = self._rounds.get(seq)
+        for other, proxy in self._proxies.items():
+            if other != node:
+                proxy.send(Kind.COMMAND, {"op": "interrupt", "seq": seq})
+        if under_way is not None and not under_way.over.done():
+            asyncio.get_running_loop().call_later(FIRST_ERROR_S, self._answer_early, seq, body)
+
+    def _answer_early(self, seq: int, body: Body) -> None:
+        under_way = self._rounds.get(seq)
+        if under_way is not None and not under_way.over.done():
+            under_way.errors.append(_with_stuck_ranks(body["error"]))
+            under_way.failed = max(1, under_way.failed)
+            what = f"failed on rank {body['error'].get('facts', {}).get('rank')}"
+            asyncio.get_running_loop().call_later(DRAIN_S, self._give_up, seq, what, body["error"])
+            under_way.finish()
+
+    def cancel(self, first: int, why: Failure) -> bool:
+        """End the current collective round, if its number is at least `first`; False if none is.
+
+        Ranks leave it as if it had failed on another rank, and are signalled as well. Ranks that
+        stay in native code have `DRAIN_S`.
+        """
+        for seq, under_way in self._rounds.items():
+            if seq >= first and under_way.collective and not under_way.over.done():
+                if under_way.cancelled is None:
+                    under_way.cancelled = why
+                    self._send_all({"op": "interrupt", "seq": seq, "signal": True})
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(FIRST_ERROR_S, self._answer_cancelled, seq, why)
+                return True
+        return False
+
+    def _answer_cancelled(self, seq: int, why: Failure) -> None:
+        under_way = self._rounds.get(seq)
+        if under_way is not None and not under_way.over.done():
+            self._ask_who_runs(seq)
+            loop = asyncio.get_running_loop()
+            loop.call_later(REPORT_S, self._answer_stuck, under_way, why)
+            loop.call_later(DRAIN_S, self._give_up, seq, "was cancelled", why.to_map())
+
+    def _answer_stuck(self, under_way: Round, why: Failure) -> None:
+        why.message = self._stuck.still_running(why.message, under_way.doing, DRAIN_S)
+        under_way.finish()
+
+    def unstage(self, names: list[str]) -> None:
+        """Remove files from the gang's folders on all nodes."""
+        self._send_all({"op": "unstage", "names": [str(name) for name in names]})
+
+    def _ask_who_runs(self, seq: int) -> None:
+        self._stuck = StuckRanks()
+        self._send_all({"op": "report_running", "seq": seq})
+
+    def _give_up(self, seq: int, what: str, error: Body) -> None:
+        """End the gang if ranks have not returned from a call that failed or was cancelled."""
+
+        if seq in self._rounds:
+            self._ask_who_runs(seq)
+            asyncio.get_running_loop().call_later(REPORT_S, self._fail_stuck, seq, what, error)
+
+    def _fail_stuck(self, seq: int, what: str, error: Body) -> None:
+        if seq in self._rounds:
+            self.fail(self._stuck.error(what, error, DRAIN_S))
+
+    def _reply(self, body: Body) -> None:
+        under_way = self._rounds.get(body["seq"])
+        if under_way is None:
+            return
+        under_way.take(body)
+        if under_way.missing == 0:
+            del self._rounds[body["seq"]]
+            under_way.finish()
+            self._note_idle()
+
+    def _send_all(self, body: Body) -> None:
+        data = encode(Kind.COMMAND, body)
+        for proxy in self._proxies.values():
+            proxy.send_encoded(data)
+
+    # --- a round over all nodes ---
+
+    async def round(self, op: str, *, collective: bool = False, **fields: Any) -> Round:
+        """Send one command to every rank and wait for all answers.
+
+        Raises
+        ------
+        Failure
+            If any rank failed, or the round was cancelled. Other ranks may still be at it: the
+            next round waits for them.
+        GroupFailedError
+            If the gang is lost.
+        """
+        await self.idle()
+        if self.failure is not None:
+            raise self.failure
+        self._seq += 1
+        body: Body = {"op": op, "seq": self._seq, **fields}
+        if self.unreferenced:
+            body["unreferenced"], self.unreferenced = self.unreferenced, []
+        data = encode(Kind.COMMAND, {**body, "renew": True} if collective and self._renew else body)
+        if collective:
+            self._renew = False
+        under_way = Round(len(self._proxies), _named(op, fields), collective)
+        self._rounds[self._seq] = under_way
+        for proxy in self._proxies.values():
+            proxy.send_encoded(data)
+        await under_way.over
+        failure = under_way.failure()
+        if failure is not None:
+            self._renew = self._renew or collective  # the next call gets a fresh communicator
+            raise failure
+        return under_way
+
+    async def unless_ended(self, work: Awaitable[T]) -> T:
+        """The result of work on the nodes. Raises what ends the gang, if that comes first.
+
+        Ray lets calls of an agent wait on a lost node, for its restart.
+        """
+        task = asyncio.ensure_future(work)
+        waits: list[asyncio.Future[Any]] = [task, self._ended]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise self._ended.result()
+        finally:
+            task.cancel()  # also if the caller is cancelled
+
+    async def idle(self) -> None:
+        """Wait until every rank has returned from an earlier call (see `_give_up`)."""
+        while self._rounds and self.failure is None:
+            self._became_idle.clear()
+            await self._became_idle.wait()
+
+    def _note_idle(self) -> None:
+        if not self._rounds:
+            self._became_idle.set()
+
+    # --- the end ---
+
+    def fail(self, error: AlchemistError) -> None:
+        """The gang is lost: callers get the error, and every node is released."""
+        if self.failure is not None or self.closed:
+            return
+        self.failure = error
+        self._drop(error)
+        self._on_lost(error)
+
+    def _drop(self, error: AlchemistError) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # retrieved: the launcher may no longer wait
+        rounds, self._rounds = list(self._rounds.values()), {}
+        for under_way in rounds:
+            under_way.finish(error)
+        self._became_idle.set()
+        if not self._ended.done():
+            self._ended.set_result(error)
+        for proxy in list(self._proxies.values()):
+            proxy.close()  # its ranks end with it
+
+    async def shutdown(self, timeout_s: float) -> None:
+        """End the gang: libraries are closed, then ranks exit."""
+        self.closed = True
+        self._send_all({"op": "shutdown"})
+        deadline = time.monotonic() + timeout_s
+        while self._proxies and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+
+    def close(self, error: AlchemistError) -> None:
+        """Release every node; callers that still wait get `error`."""
+        self.closed = True
+        if self.failure is None:
+            self.failure = error
+        self._drop(error)
+
+
+def _with_stuck_ranks(error: Body) -> Body:
+    words = (
+        f"{error['message']} (other ranks have not come back from the call yet: if they are stuck "
+        f"in it, the gang is ended in {DRAIN_S:.0f} s)"
+    )
+    return {**error, "message": words}
+
+
+def _named(op: str, fields: Body) -> str:
+    match op:
+        case "call":
+            return f"{fields['library']}.{fields['routine']}"
+        case "load":
+            return f"load_library({fields['library']!r})"
+        case "run":
+            return f"{fields['name']}"
+    return ""
+
+
+def table_of(nodes: Nodes) -> list[Body]:
+    """The fields of a `WorkerInfo` for each rank, without its status."""
+    return [
+        {
+            "rank": rank,
+            "node_id": nodes.node_ids[about["node"]],
+            "hostname": about["hostname"],
+            "address": nodes.data[about["node"]].addresses[-1],
+            "pid": about["pid"],
+        }
+        for rank, about in sorted(nodes.ranks.items())
+    ]

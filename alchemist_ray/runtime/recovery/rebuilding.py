@@ -1,0 +1,283 @@
+"""Rebuilds the matrices of a gang on its next incarnation, from the log of its commands.
+
+Commands are repeated in order, and only those from which a live matrix descends. A matrix is freed
+as soon as no later command takes it and no process refers to it, so that the memory needed is at
+most that of the first time. A command that cannot be repeated, or fails now, makes the matrices
+that descend from it stale; all others are rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray.exceptions import RayError
+
+from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.errors import AlchemistError, GroupFailedError
+from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.runtime.commands.handlers import Commands
+from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
+from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record
+from alchemist_ray.runtime.commands.staging import stage
+from alchemist_ray.runtime.launch.gang_cpus import in_thread
+from alchemist_ray.runtime.launch.nodes import Nodes
+from alchemist_ray.runtime.recovery.command_log import FILES, history
+from alchemist_ray.transfer.sources import source_for
+from mpi_workers.data.description import TransferTarget
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.wire.frames import Body
+
+REASONS_KEPT = 1000
+NAMED = 5  # matrices in a message
+
+
+class Rebuilding:
+    """One attempt to rebuild what a gang had.
+
+    Parameters
+    ----------
+    commands : Commands
+        Its matrices, libraries and log.
+    nodes : Nodes
+        Of the new incarnation.
+    address : GangAddress
+    agents : sequence of actor
+    """
+
+    def __init__(
+        self, commands: Commands, nodes: Nodes, address: GangAddress, agents: Sequence[Any]
+    ) -> None:
+        self._commands = commands
+        self._nodes = nodes
+        self._address = address
+        self._agents = agents
+        self._obstacles: dict[LoggedCommand, str] = {}
+        self._there: set[int] = set()  # matrices that have been rebuilt so far
+        self._connection: GangConnection | None = None
+
+    async def run(self) -> str:
+        """Load the libraries, and rebuild the matrices; what was restored, in words.
+
+        Raises
+        ------
+        GroupFailedError
+            If ranks are lost meanwhile.
+        """
+        matrices = self._commands.matrices
+        for record in [r for r in matrices.values() if not r.sealed]:
+            del matrices[record.id]  # its sender sends it again
+        try:
+            for name, data in list(self._commands.log.files.items()):
+                try:
+                    await self._stage(name, data)
+                except Failure:  # commands that need it are told when they are repeated
+                    self._commands.log.removed([name])
+            commands = self._possible()
+            await self._load_libraries(commands)
+            unused = self._unused_after(commands)
+            for command in commands:
+                if not self._blocked(command):
+                    await self._repeat(command)
+                # The next round takes their numbers along.
+                self._nodes.unreferenced += self._there & unused[command.number]
+                self._there -= unused[command.number]
+            await self._nodes.round("free", matrices=[])  # notices ranks that were lost just now
+        finally:
+            if self._connection is not None:
+                await in_thread(self._connection.close)
+        return self._settle()
+
+    # --- what can be rebuilt ---
+
+    def _possible(self) -> list[LoggedCommand]:
+        """The commands to repeat: those without an obstacle on the way from the sources."""
+        states = self._commands.libraries.states()
+        records = [*self._commands.matrices.values(), *states.values()]
+        for command in history(records):
+            self._blocked(command)
+        return history([record for record in records if record.made_by not in self._obstacles])
+
+    def _blocked(self, command: LoggedCommand) -> bool:
+        """Whether a command cannot be repeated, because of itself or of one before it."""
+        if command not in self._obstacles:
+            reason = command.obstacle()
+            for parent in command.parents:  # earlier commands have been looked at
+                reason = reason or self._obstacles.get(parent, "")
+            if not reason:
+                return False
+            self._obstacles[command] = reason
+        return True
+
+    def _unused_after(self, commands: Sequence[LoggedCommand]) -> dict[int, set[int]]:
+        """By command: the matrices that no later one takes, and no process refers to."""
+        last: dict[int, int] = {}
+        for command in commands:
+            last.update(dict.fromkeys((*command.made, *command.used), command.number))
+        unused: dict[int, set[int]] = {command.number: set() for command in commands}
+        for ident, number in last.items():
+            if ident not in self._commands.matrices:
+                unused[number].add(ident)
+        return unused
+
+    def _settle(self) -> str:
+        """Note which matrices are stale; the result in words."""
+        matrices, stale = self._commands.matrices, self._commands.stale
+        lost: list[Record] = []
+        for record in list(matrices.values()):
+            reason = self._obstacles.get(record.made_by) if record.made_by else "it was not logged"
+            if reason is not None or record.id not in self._there:
+                del matrices[record.id]
+                lost.append(record)
+                stale[record.id] = (
+                    f"{record.name} (matrix {record.id}) was lost with ranks of its gang and could "
+                    f"not be rebuilt: {reason or 'it was not made again'}"
+                )
+        for ident in list(stale)[:-REASONS_KEPT]:
+            del stale[ident]
+        libraries, without = self._commands.libraries, ""
+        for name, state in libraries.states().items():
+            if state.made_by is not None and (reason := self._obstacles.get(state.made_by)):
+                words = f"library {name!r} must be loaded again: its state could not be rebuilt"
+                libraries.remove(name, f"{words}: {reason}")
+                without += f"; {words}"
+        if not lost:
+            return f"The gang was started again with all its matrices ({len(matrices)}){without}"
+        names = ", ".join(record.name for record in lost[:NAMED]) + ", ..." * (len(lost) > NAMED)
+        of = f"{len(matrices)} of {len(matrices) + len(lost)} matrices"
+        return f"The gang was started again with {of}; not with {names}{without}"
+
+    # --- how ---
+
+    async def _load_libraries(self, commands: Sequence[LoggedCommand]) -> None:
+        """All libraries, but for those that one of the commands loads."""
+        libraries = self._commands.libraries
+        later = {command.body["library"] for command in commands if command.body["op"] == "load"}
+        for name, stamp in libraries.stamps().items():
+            path = stamp[0]
+            if await stamp_of(path) != stamp:
+                libraries.remove(name)
+            if name in later or libraries.stamp(name) is None:
+                continue
+            try:
+                await self._nodes.round("load", collective=True, library=name, path=path)
+            except Failure:
+                libraries.remove(name)  # calls of it are told that it is not loaded
+
+    async def _repeat(self, command: LoggedCommand) -> None:
+        try:
+            await self._run(command)
+        except (Failure, AlchemistError, RayError) as error:
+            if self._nodes.failure is not None:
+                command.losses += 1
+                raise self._nodes.failure from None
+            if isinstance(error, GroupFailedError):
+                raise
+            told = error.message if isinstance(error, Failure) else str(error)
+            self._obstacles[command] = f"{command.name} could not be repeated: {told}"
+            await self._nodes.round("free", matrices=[*command.made, *command.changed])
+            self._there -= {*command.made, *command.changed}
+            return
+        self._there |= set(command.made)
+
+    async def _run(self, command: LoggedCommand) -> None:
+        body = command.body
+        match body["op"]:
+            case "sent":
+                await self._send(command)
+            case "redistribute":
+                await self._nodes.round(
+                    "redistribute",
+                    collective=True,
+                    source=body["source"],
+                    matrix=command.made[0],
+                    layout=body["layout"],
+                )
+            case "load":
+                await self._check_sources(command)
+                fields = {key: body[key] for key in ("library", "path")}
+                await self._nodes.round("load", collective=True, **fields)
+            case _:
+                await self._check_sources(command)
+                for name, data in command.files.items():
+                    await self._stage(name, data)
+                first = command.made[0] if command.made else self._commands.next_id
+                done = await self._nodes.round(
+                    body["op"],
+                    collective=True,
+                    first=first,
+                    **{key: value for key, value in body.items() if key != "op"},
+                )
+                kept = self._commands.log.files
+                once = [name for name in command.files if name not in kept]
+                if body["op"] == "run":
+                    self._nodes.unstage([*once, body["result"]])
+                self._check_made(command, done.matrices or [])
+
+    def _check_made(self, command: LoggedCommand, matrices: Sequence[Any]) -> None:
+        """Whether a command has made matrices like those of the first time."""
+        made = {ident: (tuple(shape), *its[:2]) for ident, shape, *its in matrices}
+        for ident in command.made:
+            record = self._commands.matrices.get(ident)
+            if ident not in made or (
+                record is not None and made[ident] != (record.shape, record.dtype, record.layout)
+            ):
+                raise Failure(
+                    "RoutineError",
+                    "its results have another shape, dtype or layout than the first time",
+                )
+
+    async def _check_sources(self, command: LoggedCommand) -> None:
+        """Whether the file that a command reads, and its library, are those of the first time."""
+        library = command.body.get("library", "")
+        if self._commands.libraries.stamp(library) != command.code:
+            raise Failure(
+                "LibraryLoadError",
+                f"the file of library {library!r} has changed, so its results cannot be made "
+                "again: load the library and repeat the calls",
+            )
+        if not command.stamp:
+            return
+        path = command.body["arguments"]["path"]
+        done = await self._nodes.round(
+            "call",
+            collective=True,
+            library=FILES,
+            routine="stamp",
+            arguments={"path": path},
+            first=self._commands.next_id,
+        )
+        if done.value[0] != command.stamp:
+            raise Failure(
+                "FileError",
+                f"{path} has changed since it was loaded, so the matrix cannot be rebuilt: load it "
+                "again",
+            )
+
+    async def _send(self, command: LoggedCommand) -> None:
+        body, ident = command.body, command.made[0]
+        fields = {key: body[key] for key in ("shape", "dtype", "layout")}
+        await self._nodes.round("reserve", **fields)
+        await self._nodes.round("create", matrix=ident, **fields)
+        await in_thread(self._send_again, ident, command.source, body)
+        await self._nodes.round("seal", matrix=ident)
+
+    def _send_again(self, ident: int, data: Any, body: Body) -> None:
+        """In a thread: the data come from their nodes, as at the first time."""
+        if self._connection is None:
+            self._connection = GangConnection(self._address, Handle)
+        connection = self._connection
+        source = source_for(data, body["dtype"], connection)
+        distribution = Distribution(body["layout"], source.shape, connection.grid)
+        source.send(connection, TransferTarget(ident, distribution, source.dtype), None)
+
+    async def _stage(self, name: str, data: Any) -> None:
+        """Raises `Failure` if the file is lost, `GroupFailedError` if ranks are."""
+        try:
+            await stage(self._nodes, self._agents, self._address.incarnation, name, data)
+        except GroupFailedError:
+            raise
+        except (AlchemistError, RayError) as error:
+            raise Failure("TransferError", f"its code is no longer available: {error}") from None

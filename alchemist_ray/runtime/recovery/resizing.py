@@ -1,0 +1,379 @@
+"""Resizing: moves a gang with all that its ranks have to more or fewer ranks.
+
+The next incarnation is started while commands run. Then, in its turn among the commands, it
+receives the matrices and takes the place of the present one. If anything fails before, the present
+one goes on as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import numpy as np
+from ray.exceptions import RayError, RayTaskError
+
+from alchemist_ray.errors import (
+    AlchemistError,
+    GroupError,
+    GroupFailedError,
+    LibraryLoadError,
+    TransferError,
+    from_failure,
+)
+from alchemist_ray.gang.address import GangAddress, next_token
+from alchemist_ray.runtime.cluster.ray_calls import result_of
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher
+from alchemist_ray.runtime.commands.handlers import Commands
+from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
+from alchemist_ray.runtime.commands.matrix_records import Record
+from alchemist_ray.runtime.launch.gang_cpus import GangCpus
+from alchemist_ray.runtime.launch.incarnation import Incarnation
+from alchemist_ray.runtime.recovery.kept_copies import SavedState, load_state, save_state
+from alchemist_ray.transfer.node_jobs import MemoryJob, MoveJob
+from alchemist_ray.transfer.sending import BASE_LAYOUT
+from mpi_workers.data.description import DataEndpoints, TransferTarget
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import Distribution, Grid, copies, default_grid, stored_shape
+
+T = TypeVar("T")
+
+RETRY = "The gang is unchanged: call als.resize again"
+
+
+class IncarnationCopy:
+    """Copies files of users' functions, libraries and matrices; the old ranks keep theirs.
+
+    Parameters
+    ----------
+    commands : Commands
+        Its matrices and libraries.
+    old, new : Incarnation
+        Both run; no command runs during `run`.
+    source, target : GangAddress
+        Their addresses.
+    """
+
+    def __init__(
+        self,
+        commands: Commands,
+        old: Incarnation,
+        new: Incarnation,
+        source: GangAddress,
+        target: GangAddress,
+    ) -> None:
+        self._commands = commands
+        self._old = old
+        self._new = new
+        self._source = source
+        self._target = target
+        self._created: dict[int, TransferTarget] = {}  # by the number of the old matrix
+        self._states: list[SavedState] = []  # of libraries
+
+    async def prepare(self) -> None:
+        """Allocate memory on the new ranks, while commands run on the old ones.
+
+        Raises `ResourceError` if a node does not have enough, and other errors as `run`.
+        """
+        await self.check_memory()
+        await self._unless_lost(self._create_matrices())
+
+    async def check_memory(self) -> None:
+        """Raise `ResourceError` if the nodes do not have the memory for both incarnations."""
+        matrices = tuple(
+            self._at(record, record.id, record.layout, self._target)
+            for record in self._separate(self._records())
+        )
+        jobs = [
+            result_of(agent.run.remote(MemoryJob(range(node.first, node.first + node.count),
+                                                 matrices), []))
+            for agent, node in zip(self._new.agents, self._target.nodes, strict=True)
+        ]  # fmt: skip
+        await self._unless_lost(asyncio.gather(*jobs))
+
+    async def run(self) -> None:
+        """Copy everything. Raises `AlchemistError`."""
+        await self._unless_lost(self._copy())
+
+    async def _unless_lost(self, work: Awaitable[T]) -> T:
+        try:
+            return await self._old.nodes.unless_ended(self._new.nodes.unless_ended(work))
+        except Failure as failure:
+            raise from_failure(failure) from None
+        except RayTaskError as error:
+            if isinstance(error.cause, AlchemistError):
+                raise error.cause from None
+            raise TransferError(f"a node could not move its part: {error}. {RETRY}") from error
+        except RayError as error:
+            raise TransferError(f"the agent of a node has ended: {error}. {RETRY}") from error
+
+    async def _copy(self) -> None:
+        await self._copy_files()
+        await self._load_libraries()
+        try:
+            for library in self._commands.libraries.states():
+                self._states.append(await save_state(self._commands, library))
+            await self._copy_matrices()
+            for saved in self._states:
+                await load_state(self._new.nodes, saved, self._commands.next_id)
+        finally:  # free them on both
+            self._old.nodes.unreferenced += [r.id for saved in self._states for r in saved.records]
+
+    async def _copy_files(self) -> None:
+        # From the node of rank 0, which has the results of functions, too.
+        rank0: Any = self._old.agents[0]
+        files = rank0.files.remote(self._old.run)
+        putting = [agent.put_files.remote(self._new.run, files) for agent in self._new.agents]
+        await asyncio.gather(*map(result_of, putting))
+
+    async def _load_libraries(self) -> None:
+        for name, stamp in self._commands.libraries.stamps().items():
+            path = stamp[0]
+            if await stamp_of(path) != stamp:
+                raise LibraryLoadError(
+                    f"{path} has changed since library {name!r} was loaded: load it again first"
+                )
+            await self._new.nodes.round("load", collective=True, library=name, path=path)
+
+    # --- matrices ---
+
+    def _records(self) -> list[Record]:
+        states = [record for saved in self._states for record in saved.records]
+        return [*(r for r in self._commands.matrices.values() if r.sealed), *states]
+
+    def _separate(self, records: list[Record]) -> list[Record]:
+        """Those that do not have the memory of an earlier one."""
+        return [record for record in records if self._first(records, record) is record]
+
+    @staticmethod
+    def _first(records: list[Record], record: Record) -> Record:
+        """The first matrix with the same memory, shape, dtype and layout."""
+        if not record.aliases:
+            return record
+        about = record.shape, record.dtype, record.layout
+        return next(
+            other
+            for other in records
+            if (other is record or other.id in record.aliases)
+            and (other.shape, other.dtype, other.layout) == about
+        )
+
+    def _at(self, record: Record, ident: int, layout: str, address: GangAddress) -> TransferTarget:
+        grid: Grid = default_grid(address.size)
+        distribution = Distribution(layout, stored_shape(record.shape), grid)
+        return TransferTarget(ident, distribution, np.dtype(record.dtype))
+
+    async def _create_matrices(self) -> None:
+        grid = default_grid(self._target.size)
+        for record in self._separate(self._records()):
+            if record.id in self._created:
+                continue
+            ident, layout = record.id, record.layout
+            if copies(layout, grid) > 1:  # the ranks make the copies
+                ident, layout = -record.id, BASE_LAYOUT
+            self._created[record.id] = self._at(record, ident, layout, self._target)
+            shape, dtype = list(record.shape), record.dtype
+            await self._new.nodes.round(
+                "create", matrix=ident, shape=shape, dtype=dtype, layout=layout
+            )
+
+    async def _copy_matrices(self) -> None:
+        await self._create_matrices()  # those that were made since `prepare`
+        nodes, records = self._new.nodes, self._records()
+        moves = [(record, self._created.pop(record.id)) for record in self._separate(records)]
+        if self._created:  # freed since then
+            gone = [target.matrix for target in self._created.values()]
+            await nodes.round("free", matrices=gone)
+        await self._move(moves)
+        for record, target in moves:
+            await nodes.round("seal", matrix=target.matrix)
+            if target.matrix != record.id:
+                await self._redistribute(target.matrix, record)
+                await nodes.round("free", matrices=[target.matrix])
+        for record in records:
+            first = self._first(records, record)
+            if first is not record:
+                await self._redistribute(first.id, record)  # shares its memory
+
+    async def _redistribute(self, source: int, record: Record) -> None:
+        await self._new.nodes.round(
+            "redistribute",
+            collective=True,
+            source=source,
+            matrix=record.id,
+            layout=record.layout,
+        )
+
+    async def _move(self, moves: list[tuple[Record, TransferTarget]]) -> None:
+        matrices = tuple(
+            (self._at(record, record.id, record.layout, self._source), target)
+            for record, target in moves
+        )
+        source = DataEndpoints(self._source.token, self._source.nodes)
+        target = DataEndpoints(self._target.token, self._target.nodes)
+        agents = self._new.agents
+        if matrices:
+            await asyncio.gather(
+                *(
+                    result_of(
+                        agent.run.remote(MoveJob(source, target, matrices, i, len(agents)), [])
+                    )
+                    for i, agent in enumerate(agents)
+                )
+            )
+
+
+# What the loss of ranks means for a gang, but not for one that goes on with others.
+ENDED = re.compile(r"[.,] (so )?the gang was ended.*", re.IGNORECASE | re.DOTALL)
+
+
+class Resizing:
+    """The resizes of one gang, one at a time.
+
+    Parameters
+    ----------
+    dispatcher : Dispatcher
+    cpus : GangCpus
+    use : callable(new, address)
+        Lets an incarnation take the place of the present one. Raises if its ranks are lost.
+
+    Attributes
+    ----------
+    next : Incarnation or None
+        It is being started, or receives matrices.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        cpus: GangCpus,
+        use: Callable[[Incarnation, GangAddress], None],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._cpus = cpus
+        self._use = use
+        self.next: Incarnation | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._moving: asyncio.Task[None] | None = None
+        self._moved = False  # whether the new ranks have taken the place of the old ones
+        self._stopped: AlchemistError | None = None  # why
+
+    @property
+    def moving(self) -> bool:
+        """Whether matrices are being moved, so that commands wait."""
+        return self._moving is not None and not self._moving.done()
+
+    async def moved(self) -> None:
+        """Wait while matrices are being moved."""
+        if self._moving is not None:
+            await asyncio.wait([self._moving])
+
+    async def run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
+        """Move from one incarnation, at `address`, to one that is started now.
+
+        Raises
+        ------
+        AlchemistError
+            The gang goes on as it was.
+        """
+        self._stopped, self._moved = None, False
+        self._task = asyncio.get_running_loop().create_task(self._run(old, new, address))
+        reason: Exception
+        try:
+            await self._task
+            return
+        except asyncio.CancelledError:
+            if self._stopped is None:
+                raise
+            reason = self._stopped
+        except Failure as failure:
+            reason = from_failure(failure)
+        except (AlchemistError, RayError, OSError) as error:
+            reason = error
+        if not self._moved:  # else it came too late
+            raise _unchanged(reason, old.request.workers) from None
+
+    def stop(self, why: AlchemistError) -> None:
+        """End the resize that is under way, unless the new ranks have taken the place already."""
+        if self._task is not None and not self._moved:
+            self._stopped = self._stopped or why
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until no resize is under way."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
+        self.next = new
+        request = new.request
+        try:
+            # Not in `start`: if there are too few, none is started.
+            await self._cpus.reserve(request.workers, request.options.start_timeout_s)
+            target = await new.start(self._cpus, address.first_epoch, next_token(address.token))
+            copy = IncarnationCopy(self._dispatcher.commands, old, new, address, target)
+            await copy.prepare()
+            await self._in_turn(copy, new, target)
+        finally:
+            self.next = None
+            if self._moved:
+                await _completed(self._end(old, request.workers))
+            else:
+                await _completed(self._end(new, old.request.workers))
+
+    async def _in_turn(self, copy: IncarnationCopy, new: Incarnation, address: GangAddress) -> None:
+        """Move all that the gang has; no command runs meanwhile."""
+
+        async def move() -> None:
+            await copy.run()
+            self._use(new, address)
+            self._moved = True
+
+        async def in_turn() -> None:
+            self._moving = asyncio.get_running_loop().create_task(move())
+            await asyncio.wait([self._moving])
+            if self._moving.cancelled():
+                raise Failure("CancelledError", "it was cancelled")
+            self._moving.result()
+
+        commands, self._moving = self._dispatcher.commands, None
+        commands.own["resize"] = in_turn
+        try:
+            body = {"op": "resize", "matrices": commands.matrices}
+            await self._dispatcher.submit(body, internal=True)
+        finally:
+            del commands.own["resize"]
+            if self._moving is not None:
+                self._moving.cancel()
+                await asyncio.wait([self._moving])
+
+    async def _end(self, incarnation: Incarnation, workers: int) -> None:
+        """End one of two incarnations; the other one has this many ranks."""
+        await incarnation.shutdown()
+        await incarnation.release()
+        await self._cpus.keep(workers)
+
+
+def _unchanged(error: Exception, workers: int) -> AlchemistError:
+    """The error for a user whose gang goes on as it was."""
+    known = error if isinstance(error, AlchemistError) else GroupError(str(error))
+    kind = GroupError if isinstance(known, GroupFailedError) else type(known)
+    reason = ENDED.sub("", str(known.args[0]))
+    return kind(
+        f"the gang was not resized and goes on with its {workers} workers: {reason}", **known.facts
+    )
+
+
+async def _completed(work: Coroutine[Any, Any, None]) -> None:
+    """Await work that is not left half done if this task is cancelled."""
+    task, cancelled = asyncio.get_running_loop().create_task(work), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError

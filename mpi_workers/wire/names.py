@@ -1,0 +1,31 @@
+"""Names that the client side and the ranks must agree on: libraries, routines, files."""
+
+SHIPPED = {  # names, and the ranks' modules
+    "linalg": "ali.linalg",
+    "scalapack": "ali.scalapack",
+    "elemental": "ali.elemental",
+    "files": "ali.files",
+    "sparse": "ali.sparse",
+    "simulator": "ali.simulator",
+    "program": "ali.executables.stepped_program",
+    "hpc": "ali.hpc",
+    "echo": "ali.echo",
+}
+ARRAYS = "ali.arrays"  # linalg under another name: a library `linalg` of the user is left alone
+# Results of the first are arguments of the second: so the state of a library outlives its ranks.
+SAVE_STATE = "save_state"
+LOAD_STATE = "load_state"
+ENTRY_POINTS = "alchemist.libraries"  # the group in which packages name their libraries
+
+
+SUFFIXES = {  # of a path, and the module of `ali.files` for its format
+    ".npy": "npy",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".zarr": "zarr3",
+    ".parquet": "parquet",
+    ".csv": "text",
+}
+TABLES = (".csv", ".parquet")  # formats whose columns have names
+MANIFEST = "manifest.json"  # of a checkpoint
+CHECKPOINT_FORMAT = "alchemist-on-ray checkpoint"
