@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.harness import RESULTS
 from benchmarks.papers.experiment import Page, Setting
-from envs.rayleigh_benard.study_report import NAMES, draw_on, read
+from benchmarks.rayleigh_benard.study import NAMES, draw_on, read
 
 RUNS = RESULTS / "rayleigh_benard"
 SEEDS = 5  # that a curve should have
@@ -16,13 +16,13 @@ BASELINES = ("none", "p")
 
 
 def run(setting: Setting, results: Path = RUNS) -> Page:
-    """The learning curves of runs that `envs.rayleigh_benard.study` has made."""
+    """The learning curves of runs that `benchmarks.rayleigh_benard.study` has made."""
     runs = read(results)
     page = Page(
         "rl",
         "Rothauge et al. 2019, Section IV: reinforcement learning on a simulation",
         "the same at every scale: drawn from the runs in `benchmarks/results/rayleigh_benard`, "
-        "which `python -m envs.rayleigh_benard.study` makes in hours",
+        "which `python -m benchmarks.rayleigh_benard.study` makes in hours",
         figure_inches=(6.4 * max(1, len({rayleigh for rayleigh, _ in runs})), 4.0),
     )
     add = page.table(

@@ -24,7 +24,6 @@ FORBIDDEN = {
 # The simulators' rank side: libraries, and what builds them.
 RANK_SIDE = {"envs/rayleigh_benard/build.py", "envs/lammps/library.py", "envs/lammps/crystal.py"}
 NOT_ON_RANKS = {"ray", "alchemist_ray", "gymnasium", "torch"}
-WITH_TORCH = {"envs/rayleigh_benard/train.py", "envs/rayleigh_benard/study.py"}
 # A rank is assembled here and nowhere else.
 ALLOWED = {("mpi_workers/entry_points.py", "ali")}
 # Libraries see matrices, values and failures; a rank's gang and communicator only as types.
@@ -77,7 +76,6 @@ def test_files_import_only_what_their_package_may(package: str) -> None:
         tops = {name.partition(".")[0] for name in imported(path, types=False)}
         forbidden = NOT_ON_RANKS if where(path) in RANK_SIDE else FORBIDDEN[package]
         wrong = {top for top in tops & forbidden if (where(path), top) not in ALLOWED}
-        wrong -= {"torch"} if where(path) in WITH_TORCH else set()
         assert not wrong, f"{where(path)} imports {wrong}"
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'alchemist-on-ray[
 pytest.importorskip("ray.rllib", reason="needs RLlib: pip install 'alchemist-on-ray[rllib]'")
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'alchemist-on-ray[envs]'")
 
-from envs.rayleigh_benard.curves import Curve
+from benchmarks.rayleigh_benard.curves import Curve
 from tests.support.build import needs_compiler
 
 MOST_BYTES = 300 << 10
@@ -23,7 +23,7 @@ MOST_BYTES = 300 << 10
 @needs_compiler
 @pytest.mark.timeout(240)
 def test_it_trains_compares_and_draws(cluster: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "envs.rayleigh_benard.train", "--minutes", "0.05"]
+    command = [sys.executable, "-m", "benchmarks.rayleigh_benard.train", "--minutes", "0.05"]
     command += ["--out", str(tmp_path / "out"), "--gangs", "1", "--address", cluster]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.rayleigh_benard.baselines import POLICIES
+from benchmarks.rayleigh_benard.baselines import POLICIES
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing import local_gang

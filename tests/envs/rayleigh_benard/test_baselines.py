@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from envs.rayleigh_benard.baselines import (
+from benchmarks.rayleigh_benard.baselines import (
     HEATERS,
     NO_CONTROL,
     P_CONTROL,

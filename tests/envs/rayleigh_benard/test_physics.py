@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.rayleigh_benard import spectral, validate
+from benchmarks.rayleigh_benard import spectral, validate
 from mpi_workers.testing import local_gang
 from tests.envs.rayleigh_benard.cells import SMALL
 from tests.support.build import needs_compiler

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.rayleigh_benard.baselines import Episode
+from benchmarks.rayleigh_benard.baselines import Episode
 
 pytest.importorskip("matplotlib", reason="needs pip install 'alchemist-on-ray[envs]'")
 image = pytest.importorskip("PIL.Image", reason="needs pip install 'alchemist-on-ray[envs]'")
 
-from envs.rayleigh_benard.render import SCALE, colours, frame, save_gif, save_strip  # noqa: E402
+from benchmarks.rayleigh_benard.render import SCALE, colours, frame, save_gif, save_strip  # noqa: E402
 
 
 def field(left: float = 0.75, right: float = -0.75) -> np.ndarray:

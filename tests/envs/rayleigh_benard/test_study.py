@@ -13,14 +13,14 @@ pytest.importorskip(
     "stable_baselines3", reason="needs stable-baselines3: pip install 'alchemist-on-ray[sb3]'"
 )
 
-from envs.rayleigh_benard import gains
-from envs.rayleigh_benard.baselines import P_CONTROL, ProportionalControl
-from envs.rayleigh_benard.study import GAINS, METHODS, Case, best_policy
+from benchmarks.rayleigh_benard import gains
+from benchmarks.rayleigh_benard.baselines import P_CONTROL, ProportionalControl
+from benchmarks.rayleigh_benard.study import GAINS, METHODS, Case, best_policy
 from tests.support.build import needs_compiler
 
 
 def study(cluster: str, folder: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "envs.rayleigh_benard.study", "--address", cluster]
+    command = [sys.executable, "-m", "benchmarks.rayleigh_benard.study", "--address", cluster]
     command += ["--seeds", "1", "--episodes", "1", "--out", str(folder), *options]
     command += ["--results", str(folder / "results")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)

@@ -40,8 +40,8 @@ class Curve:
     def draw(self, path: Path, title: str = "") -> Path:
         """Draw it as a PNG. Raises `ImportError` where matplotlib is missing."""
         try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-            from matplotlib.figure import Figure  # noqa: PLC0415
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
         except ModuleNotFoundError as error:
             raise ImportError(
                 f"pictures need {error.name}: pip install 'alchemist-on-ray[envs]'"

@@ -1,6 +1,6 @@
 """Pictures of an episode: temperature, heaters, Nusselt number.
 
-``python -m envs.rayleigh_benard.render --policy p --out out/rbc.gif`` (or ``.png``: a strip).
+``python -m benchmarks.rayleigh_benard.render --policy p --out out/rbc.gif`` (or ``.png``: a strip).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.rayleigh_benard.baselines import POLICIES, SEEDS, Episode, play
+from benchmarks.rayleigh_benard.baselines import POLICIES, SEEDS, Episode, play
 
 Picture = NDArray[np.uint8]
 
@@ -29,7 +29,7 @@ INK, PALE, BACKGROUND = (40, 40, 40), (190, 190, 190), (255, 255, 255)
 
 def _need(name: str) -> Any:
     """Import a module of the extra ``envs``."""
-    import importlib  # noqa: PLC0415
+    import importlib
 
     try:
         return importlib.import_module(name)
@@ -198,7 +198,7 @@ def _place(path: str | Path) -> Path:
 def main(argv: list[str] | None = None) -> int:
     """Play an episode and draw it."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.rayleigh_benard.render",
+        prog="python -m benchmarks.rayleigh_benard.render",
         description="Play an episode and draw it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.out.suffix not in (".gif", ".png"):
         parser.error(f"--out {options.out}: it must end with .gif (an animation) or .png (a strip)")
-    from envs import HPCSimulatorEnv  # noqa: PLC0415 - pictures need no environment
+    from envs import HPCSimulatorEnv
 
     config = {
         "lib_name": "rayleigh_benard",

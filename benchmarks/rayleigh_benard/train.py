@@ -1,6 +1,6 @@
 """Trains a policy to control convection: RLlib's PPO, one policy for the heaters of every cell.
 
-    python -m envs.rayleigh_benard.train --minutes 3
+    python -m benchmarks.rayleigh_benard.train --minutes 3
 
 prints the progress, then the Nusselt numbers of the best policy, of no control and of P-control on
 the same episodes. ``out/`` gets a checkpoint, the learning curve, a strip and a film of an episode.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.ray_cluster import check
-from envs.rayleigh_benard.baselines import (
+from benchmarks.rayleigh_benard.baselines import (
     HEATERS,
     NO_CONTROL,
     P_CONTROL,
@@ -33,7 +33,7 @@ from envs.rayleigh_benard.baselines import (
     agent_views,
     play,
 )
-from envs.rayleigh_benard.curves import Curve
+from benchmarks.rayleigh_benard.curves import Curve
 
 REFERENCE = 4.90  # for rewards: the Nusselt number without control
 EPISODE = 200
@@ -71,7 +71,7 @@ class HeaterPolicy:
 
     def __call__(self, observation: NDArray[Any]) -> NDArray[np.float32]:
         """From (144,), the cell, to (12,), its heaters, each with its own view of the cell."""
-        import torch  # noqa: PLC0415 - an optional system
+        import torch
 
         seen = torch.from_numpy(agent_views(observation))
         with torch.no_grad():
@@ -82,11 +82,11 @@ class HeaterPolicy:
 
 def ppo(options: Options) -> Any:
     """Build the algorithm, which starts the gangs."""
-    from ray.rllib.algorithms.ppo import PPOConfig  # noqa: PLC0415
-    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # noqa: PLC0415
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    from envs import HPCSimulatorVectorEnv  # noqa: PLC0415
-    from envs.rllib import configure  # noqa: PLC0415
+    from envs import HPCSimulatorVectorEnv
+    from envs.rllib import configure
 
     config: Any = configure(
         PPOConfig(),
@@ -131,7 +131,7 @@ def ppo(options: Options) -> Any:
 
 def _reduce_exploration(learner: Any) -> None:
     """Reduce the initial exploration: RLlib's standard deviation of 1 is the range of actions."""
-    import torch  # noqa: PLC0415
+    import torch
 
     for _, module in learner.module.items():
         for name, parameter in module.named_parameters():
@@ -198,8 +198,8 @@ def train(options: Options) -> dict[str, float]:
     ResourceError, AlchemistError
         If the gangs cannot be started.
     """
-    from envs import HPCSimulatorEnv  # noqa: PLC0415
-    from envs.rayleigh_benard.render import save_gif, save_strip  # noqa: PLC0415
+    from benchmarks.rayleigh_benard.render import save_gif, save_strip
+    from envs import HPCSimulatorEnv
 
     options.out.mkdir(parents=True, exist_ok=True)
     curve = Curve()
@@ -226,7 +226,7 @@ def train(options: Options) -> dict[str, float]:
 
 def start_ray(options: Options) -> None:
     """Start Ray with room for the gangs, or join the cluster at an address."""
-    import ray  # noqa: PLC0415
+    import ray
 
     quiet = {"RAY_DISABLE_IMPORT_WARNING": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     if options.address is not None:
@@ -248,7 +248,7 @@ def start_ray(options: Options) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line, train, print the table."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.rayleigh_benard.train",
+        prog="python -m benchmarks.rayleigh_benard.train",
         description="Train a policy, and compare it with no control and proportional control.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -268,9 +268,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--address", default=None, help="Ray cluster to join; None: start one")
     options = Options(**vars(parser.parse_args(argv)))
     try:
-        import ray  # noqa: PLC0415
-        import torch  # noqa: PLC0415
-        from ray import rllib  # noqa: F401, PLC0415
+        import ray
+        import torch
+        from ray import rllib  # noqa: F401
     except ImportError as error:
         print(f"training needs RLlib ({error}): pip install 'alchemist-on-ray[rllib]'")
         return 2

@@ -1,4 +1,4 @@
-"""Compares the simulator with the literature: ``python -m envs.rayleigh_benard.validate``.
+"""Compares the simulator with the literature: ``python -m benchmarks.rayleigh_benard.validate``.
 
 Prints a table. The exit code is 1 if a number is out of its tolerance.
 """
@@ -112,7 +112,7 @@ def digits(cell: Any) -> list[float]:
 
 def main() -> int:
     """Print the table; return 1 if a row is out of its tolerance."""
-    from alchemist_ray import AlchemistSession  # noqa: PLC0415 - it is seconds of Ray
+    from alchemist_ray import AlchemistSession
 
     right = True
 

@@ -1,6 +1,6 @@
 """Baselines for trained policies: no control, and proportional control.
 
-``python -m envs.rayleigh_benard.baselines`` prints both over several episodes.
+``python -m benchmarks.rayleigh_benard.baselines`` prints both over several episodes.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def evaluate(policy: Policy, seeds: Sequence[int] = SEEDS, **config: Any) -> NDA
     -----
     About half a second an episode.
     """
-    from envs import HPCSimulatorEnv  # noqa: PLC0415 - policies need no gymnasium
+    from envs import HPCSimulatorEnv
 
     with HPCSimulatorEnv({"lib_name": "rayleigh_benard", **config}) as env:
         return np.stack([play(env, policy, seed).nusselt for seed in seeds])
@@ -150,7 +150,7 @@ def evaluate(policy: Policy, seeds: Sequence[int] = SEEDS, **config: Any) -> NDA
 def main(argv: list[str] | None = None) -> int:
     """Print the table of baselines."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.rayleigh_benard.baselines",
+        prog="python -m benchmarks.rayleigh_benard.baselines",
         description="Print the results of no control and of proportional control.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

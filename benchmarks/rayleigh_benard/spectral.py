@@ -1,7 +1,7 @@
 """Steady rolls by another method (Fourier x Chebyshev), to verify the lattice gas.
 
-``python -m envs.rayleigh_benard.spectral`` prints the Nusselt numbers that `validate` compares
-with. Only the equations are shared with the simulator: in free-fall units, with the stream
+``python -m benchmarks.rayleigh_benard.spectral`` prints the Nusselt numbers that `validate`
+compares with. Only the equations are shared with the simulator: in free-fall units, with the stream
 function psi (w = psi_x, u = -psi_z), vorticity zeta = laplace(psi) and T = 1 - z + theta,
 
     zeta_t + u zeta_x + w zeta_z = sqrt(Pr / Ra) laplace(zeta) + theta_x

@@ -1,6 +1,6 @@
 """Searches the gains of P-control for a Rayleigh number, so that it is a fair baseline there.
 
-    python -m envs.rayleigh_benard.gains --rayleigh 1e4 8e4 3.2e5
+    python -m benchmarks.rayleigh_benard.gains --rayleigh 1e4 8e4 3.2e5
 
 plays each pair of gains of a grid in the episodes on which `study` validates policies, and the
 best pairs in ten others.
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.rayleigh_benard.baselines import ProportionalControl, play
-from envs.rayleigh_benard.study import LIBRARY, VALIDATION_SEEDS, Case
+from benchmarks.rayleigh_benard.baselines import ProportionalControl, play
+from benchmarks.rayleigh_benard.study import LIBRARY, VALIDATION_SEEDS, Case
 
 Gains = Sequence[float]
 VELOCITY_GAINS: Gains = (4.0, 8.0, 12.0, 24.0, 48.0, 64.0, 96.0, 128.0)
@@ -43,7 +43,7 @@ def search(
     -----
     224 episodes: some minutes for a Rayleigh number.
     """
-    from envs import HPCSimulatorEnv  # noqa: PLC0415 - policies need no gymnasium
+    from envs import HPCSimulatorEnv
 
     policies = [ProportionalControl(*gains) for gains in itertools.product(velocity, temperature)]
     with HPCSimulatorEnv(LIBRARY, sim=Case(rayleigh, "p", 0).sim()) as env:
@@ -64,7 +64,7 @@ def _played(
 def main(argv: list[str] | None = None) -> int:
     """Print the best gains for each Rayleigh number."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.rayleigh_benard.gains",
+        prog="python -m benchmarks.rayleigh_benard.gains",
         description="Search the gains of P-control.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

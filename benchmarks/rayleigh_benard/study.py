@@ -1,6 +1,6 @@
 """Compares methods of control over several seeds; every run is resumed where it was stopped.
 
-    python -m envs.rayleigh_benard.study --rayleigh 8e4 --seeds 5 --steps 20000
+    python -m benchmarks.rayleigh_benard.study --rayleigh 8e4 --seeds 5 --steps 20000
 
 trains Stable-Baselines3's PPO and SAC with one policy for the cell, and PPO with a policy that the
 heaters share (``ppo-agents``), and tests the best policy of each run, P-control and no control on
@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import warnings
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.rayleigh_benard.baselines import (
+from benchmarks.rayleigh_benard.baselines import (
     HEATERS,
     POLICIES,
     Policy,
@@ -79,7 +80,7 @@ class Trained:
 
 def new_model(case: Case, env: Any) -> Any:
     """An untrained model."""
-    from stable_baselines3 import PPO, SAC  # noqa: PLC0415 - an optional package
+    from stable_baselines3 import PPO, SAC
 
     common: dict[str, Any] = {"gamma": 0.97, "seed": case.seed, "device": "cpu"}
     if case.method == "sac":
@@ -109,10 +110,10 @@ def train(case: Case, steps: int, folder: Path) -> dict[str, Any]:
     AlchemistError
         If the gangs cannot be started.
     """
-    from stable_baselines3 import PPO, SAC  # noqa: PLC0415
+    from stable_baselines3 import PPO, SAC
 
-    from envs import HPCSimulatorEnv  # noqa: PLC0415
-    from envs.stable_baselines import HPCSimulatorVecEnv  # noqa: PLC0415
+    from envs import HPCSimulatorEnv
+    from envs.stable_baselines import HPCSimulatorVecEnv
 
     folder.mkdir(parents=True, exist_ok=True)
     notes, saved, buffer = folder / "run.json", folder / "model.zip", folder / "buffer.pkl"
@@ -160,7 +161,7 @@ def train(case: Case, steps: int, folder: Path) -> dict[str, Any]:
 
 def test(case: Case, policy: Policy, episodes: int) -> dict[str, Any]:
     """Mean Nusselt numbers of test episodes, and of the last 100 actions of each."""
-    from envs import HPCSimulatorEnv  # noqa: PLC0415
+    from envs import HPCSimulatorEnv
 
     with HPCSimulatorEnv(LIBRARY, sim=case.sim()) as env:
         found = [play(env, policy, seed).nusselt for seed in TEST_SEEDS[:episodes]]
@@ -176,7 +177,7 @@ def best_policy(case: Case, folder: Path) -> Policy:
         return ProportionalControl(*GAINS[case.rayleigh])
     if case.method in POLICIES:
         return POLICIES[case.method]
-    from stable_baselines3 import PPO, SAC  # noqa: PLC0415
+    from stable_baselines3 import PPO, SAC
 
     kind: Any = SAC if case.method == "sac" else PPO
     return Trained(kind.load(folder / "best.zip", device="cpu"), case.agents)
@@ -204,7 +205,7 @@ def study(cases: list[Case], steps: int, episodes: int, out: Path, results: Path
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line; run the study, or report."""
     parser = argparse.ArgumentParser(
-        prog="python -m envs.rayleigh_benard.study",
+        prog="python -m benchmarks.rayleigh_benard.study",
         description="Compare methods of control over several seeds.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -221,17 +222,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--report", action="store_true", help="only print and draw the results")
     options = parser.parse_args(argv)
     if options.report:
-        from envs.rayleigh_benard.study_report import report  # noqa: PLC0415
-
         print(report(options.results))
         return 0
     try:
-        import stable_baselines3  # noqa: F401, PLC0415
-        import torch  # noqa: PLC0415
+        import stable_baselines3  # noqa: F401
+        import torch
     except ImportError as error:
         print(f"the study needs Stable-Baselines3 ({error}): pip install 'alchemist-on-ray[sb3]'")
         return 2
-    import ray  # noqa: PLC0415
+    import ray
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module=r"(ray|gymnasium|stable_baselines3)\b")
@@ -252,6 +251,103 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         ray.shutdown()
     return 0
+
+
+NAMES = {
+    "none": "no control",
+    "p": "P-control",
+    "ppo": "PPO, one policy for the cell",
+    "sac": "SAC, one policy for the cell",
+    "ppo-agents": "PPO, one policy shared by the heaters",
+}
+COLOURS = {"ppo": "#2166ac", "sac": "#1b7837", "ppo-agents": "#b2182b"}
+Runs = dict[tuple[float, str], list[dict[str, Any]]]
+
+
+def read(results: Path) -> Runs:
+    """The finished runs, by Rayleigh number and method."""
+    found: Runs = defaultdict(list)
+    for file in sorted(results.glob("ra*.json")):
+        run = json.loads(file.read_text())
+        found[run["rayleigh"], run["method"]].append(run)
+    return found
+
+
+def report(results: Path) -> str:
+    """The table, as Markdown; draws ``study.png`` beside the results, if there is matplotlib."""
+    runs = read(results)
+    rows = [
+        "| Ra | policy | seeds | control steps | Nu, mean of the seeds ± standard deviation "
+        "| best .. worst seed | last 100 actions |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for rayleigh in sorted({key[0] for key in runs}):
+        for method, name in NAMES.items():
+            found = runs.get((rayleigh, method))
+            if not found:
+                continue
+            means = np.array([np.mean(run["nusselt"]) for run in found])
+            late = np.mean([np.mean(run["last_100"]) for run in found])
+            spread = f" ± {means.std(ddof=1):.3f}" if len(means) > 1 else ""
+            between = f"{means.min():.3f} .. {means.max():.3f}" if len(means) > 1 else "-"
+            steps = min(run["steps"] for run in found) or "-"
+            rows.append(
+                f"| {rayleigh:.1e} | {name} | {len(found)} | {steps} | {means.mean():.3f}{spread} "
+                f"| {between} | {late:.3f} |"
+            )
+    draw(runs, results / "study.png")
+    return "\n".join(rows)
+
+
+def draw(runs: Runs, path: Path) -> None:
+    """Validated Nusselt numbers by control steps: the mean of the seeds, and their range."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return
+    numbers = sorted({key[0] for key in runs})
+    if not numbers:
+        return
+    figure = Figure(figsize=(5.2 * len(numbers), 4.0), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    draw_on(figure, runs)
+    figure.savefig(path)
+
+
+def draw_on(figure: Any, runs: Runs) -> None:
+    """The curves of `draw` on a matplotlib figure."""
+    numbers = sorted({key[0] for key in runs})
+    for column, rayleigh in enumerate(numbers, 1):
+        axes = figure.add_subplot(1, len(numbers), column)
+        for method, colour in COLOURS.items():
+            found = runs.get((rayleigh, method), [])
+            length = min((len(run["validation"]) for run in found), default=0)
+            if not length:
+                continue
+            curves = np.array([run["validation"][:length] for run in found])
+            steps, nusselt = curves[0, :, 0], curves[:, :, 1]
+            axes.plot(steps, nusselt.mean(axis=0), color=colour, label=NAMES[method])
+            axes.fill_between(
+                steps, nusselt.min(axis=0), nusselt.max(axis=0), color=colour, alpha=0.2, lw=0
+            )
+        for method in ("none", "p"):
+            for run in runs.get((rayleigh, method), []):
+                level = float(np.mean(run["nusselt"]))
+                axes.axhline(level, color="#404040", lw=0.8, ls="--")
+                beside = axes.get_yaxis_transform()
+                axes.annotate(NAMES[method], (0.99, level), xycoords=beside, fontsize=8,
+                              ha="right", va="bottom")  # fmt: skip
+        axes.set_xlabel("control steps")
+        axes.set_ylabel("Nusselt number (lower is better)")
+        axes.set_title(f"Ra = {rayleigh:.1e}; mean and range of the seeds", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    curves_drawn = {line.get_label(): line for axes in figure.axes for line in axes.lines}
+    named = {name: curves_drawn[name] for name in NAMES.values() if name in curves_drawn}
+    figure.legend(
+        list(named.values()), list(named), loc="outside upper center", ncols=3, fontsize=8,
+        frameon=False,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
