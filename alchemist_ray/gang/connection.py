@@ -275,7 +275,8 @@ class GangConnection:
             return self._open_channel().request(body, on_progress)
         raise TransferError(
             f"the connection to gang {self.address.gang} was lost during {body['op']!r} and is "
-            "restored; the matrices stay, the call was cancelled: repeat it"
+            "restored; the matrices stay. The call was cancelled, unless it had just completed: "
+            "check what it changes before you repeat it"
         )
 
     def _resume(self, lost: ControlChannel, error: GroupFailedError) -> None:

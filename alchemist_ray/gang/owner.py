@@ -7,6 +7,7 @@ process (`runtime.ray_gangs`), or through a gateway (`gateway.client`), where Ra
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import uuid
@@ -32,6 +33,8 @@ from alchemist_ray.plural import counted
 
 END_TIMEOUT_S = 15.0
 MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
+
+log = logging.getLogger(__name__)
 
 
 class SessionGangs(Protocol):
@@ -334,4 +337,7 @@ def open_sessions() -> list[GangOwner]:
 @atexit.register
 def _close_all() -> None:
     for session in list(_sessions):
-        session.close()
+        try:
+            session.close()
+        except Exception:  # the others are closed all the same
+            log.exception("%r was not closed in good order", session)

@@ -120,7 +120,7 @@ class Driver:
                 try:
                     await result_of(manager.holding.remote(run))
                     break
-                except ActorUnavailableError:
+                except (ActorUnavailableError, RayTaskError):  # the manager lives, and its gang
                     await asyncio.sleep(UNAVAILABLE_S)
             remove_placement_group(group)  # the manager may have given up before it was there
         except (ValueError, RayActorError):

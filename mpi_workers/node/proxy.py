@@ -33,7 +33,7 @@ from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol, pro
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 from mpi_workers.wire.pmi import PmiNode, process_mapping
 
-EXIT_GRACE_S = 1.0  # time limit for ranks to exit when asked
+EXIT_GRACE_S = 4.0  # for libraries to close and ranks to exit; the GroupManager waits for 5
 LEAVE_GRACE_S = 20.0  # time limit for a gang to leave a node that is taken away (pods have 30 s)
 HELLO_FIELDS = ("rank", "size", "pid", "hostname", "mpi")
 READ_LIMIT_S = 1.0  # for the GroupManager to read the last report

@@ -363,6 +363,7 @@ class _Upstream(ConnectingProtocol):
 
 MAX_STAGED_NBYTES = 256 << 20  # 256 MiB of a client's files that are under way
 MAX_RESULTS = 16  # of functions, that a client has not read to the end
+MAX_RESULTS_NBYTES = 1 << 30  # 1 GiB of them; the newest may be larger
 
 InThread = Callable[..., Awaitable[Any]]
 
@@ -376,7 +377,12 @@ async def answer(client: Client, body: Body, in_thread: InThread) -> Body:
         case "collect":
             results = client.gang.results
             parts = await in_thread(uploads.collect, _name(body["name"], "result"))
-            while len(results) >= MAX_RESULTS:
+            new = sum(part.nbytes for part in parts)
+            while results and (
+                len(results) >= MAX_RESULTS
+                or new + sum(part.nbytes for r in results.values() for part in r)
+                > MAX_RESULTS_NBYTES
+            ):
                 results.pop(next(iter(results)))
             results[body["name"]] = parts
             return {"sizes": [int(part.nbytes) for part in parts]}
@@ -419,7 +425,7 @@ def _read_part(client: Client, body: Body) -> Body:
         raise Failure(
             "TransferError",
             f"{body['name']} was read to the end, or replaced by later results: the gateway keeps "
-            f"the last {MAX_RESULTS}. Fetch each result before you start {MAX_RESULTS} more calls",
+            f"the last {MAX_RESULTS}, up to 1 GiB. Fetch each result before you start more calls",
         )
     parts, number, offset = results[body["name"]], body["part"], body["offset"]
     if not 0 <= number < len(parts) or offset < 0:

@@ -157,7 +157,10 @@ class JobQueue:
 
     def drop(self, sender: Any) -> None:
         """Forget the commands of a sender that is gone."""
-        self._count -= len(self._by_sender.pop(sender, ()))
+        dropped = self._by_sender.pop(sender, deque())
+        self._count -= len(dropped)
+        if self._resize in dropped:
+            self._resize = None  # else all further `create` would wait for it
 
     def clear(self) -> list[Job]:
         """Take all commands out; those of senders."""

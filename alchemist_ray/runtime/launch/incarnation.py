@@ -189,14 +189,16 @@ class Incarnation:
             if late and left <= 0:
                 self.stage = f"initialising MPI: ranks on {', '.join(late)} have not checked in"
                 raise TimeoutError
-            for i in self.nodes.not_connected():
-                try:
-                    runs = await asyncio.wait_for(
-                        result_of(self.agents[i].runs.remote(plan.gang)), max(0.1, left)
-                    )
-                except (RayError, TimeoutError):
-                    continue  # the gang does not depend on the agent
-                if not runs and i in self.nodes.not_connected():
+            asked = self.nodes.not_connected()
+            answers = [
+                asyncio.wait_for(result_of(self.agents[i].runs.remote(plan.gang)), max(0.1, left))
+                for i in asked
+            ]
+            # The gang does not depend on an agent that does not answer.
+            for i, runs in zip(
+                asked, await asyncio.gather(*answers, return_exceptions=True), strict=True
+            ):
+                if runs is False and i in self.nodes.not_connected():
                     raise LaunchError(
                         f"the gang's proxy on {plan.nodes[i].ip} ended before it connected to the "
                         f"GroupManager at {plan.manager[-1]}: check that this node can connect to "

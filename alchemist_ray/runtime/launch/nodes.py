@@ -538,6 +538,8 @@ class Nodes:
             If the gang is lost.
         """
         await self.idle()
+        if self._crashed and self.failure is None:
+            await asyncio.wait([self._ended])  # a node has no ranks: its reply would be missing
         if self.failure is not None:
             raise self.failure
         self._seq += 1

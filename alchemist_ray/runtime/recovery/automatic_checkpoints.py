@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.errors import AlchemistError, GroupFailedError, GroupRecoveredError
+from alchemist_ray.errors import GroupFailedError, GroupRecoveredError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.io.checkpoints import write_checkpoint
@@ -59,11 +59,11 @@ class AutomaticCheckpoints:
                 await in_thread(self._write, address)
             except (GroupFailedError, GroupRecoveredError):
                 continue
-            except AlchemistError as error:
+            except Exception as error:  # such as OSError: the next one may succeed
                 self._not_before_s = 2 * spent_s
                 sys.stderr.write(
-                    f"no checkpoint could be written to {self._folder}: {error.args[0]}. The last "
-                    "one and the log of commands are kept\n"
+                    f"no checkpoint could be written to {self._folder}: {error}. The last one and "
+                    "the log of commands are kept\n"
                 )
                 continue
             self._rate = max(1.0, nbytes / (time.monotonic() - begin))

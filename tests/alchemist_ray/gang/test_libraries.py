@@ -151,6 +151,28 @@ def test_a_user_library(session: AlchemistSession, tmp_path: Path) -> None:
     np.testing.assert_array_equal(B.fetch(), 3 * A.fetch())
 
 
+def test_a_library_has_seconds_to_close(cluster: str, tmp_path: Path) -> None:
+    """Ranks were killed one second after they had been asked to end."""
+    path = write(
+        tmp_path,
+        """
+        import time
+
+        @routine("rank")
+        def where(ctx: Context, folder: str) -> int:
+            ctx.state["file"] = f"{folder}/closed-{ctx.rank}"
+            return ctx.rank
+
+        def close(state: dict) -> None:
+            time.sleep(1.5)
+            open(state["file"], "w").close()
+        """,
+    )
+    with AlchemistSession(2) as als:
+        als.load_library("slow", path).where(str(tmp_path))
+    assert sorted(p.name for p in tmp_path.glob("closed-*")) == ["closed-0", "closed-1"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

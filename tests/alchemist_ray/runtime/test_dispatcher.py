@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from alchemist_ray.runtime.commands.dispatcher import Dispatcher
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher, JobQueue
 from alchemist_ray.runtime.commands.handlers import Commands
+from alchemist_ray.runtime.commands.jobs import Job
 from mpi_workers.failures import Failure
 from mpi_workers.rank.commands import RankCommands
 from mpi_workers.wire.commands import COMMANDS, Turn
@@ -50,3 +51,14 @@ def test_operations_of_the_manager_are_refused_from_others(op: str) -> None:
 
     with pytest.raises(Failure, match=f"unknown command '{op}'"):
         asyncio.run(ask())
+
+
+def test_a_resize_whose_sender_is_gone_holds_up_no_other_matrix() -> None:
+    queue = JobQueue(sending=lambda: False)
+    queue.add(Job({"op": "resize", "matrices": []}), "gone")
+    queue.add(Job({"op": "create"}), "here")
+    queue.drop("gone")
+    assert len(queue) == 1
+    job = queue.next()
+    assert job is not None
+    assert job.body == {"op": "create"}

@@ -47,3 +47,34 @@ def test_a_crash_that_follows_another_loss_is_not_named(
     took = asyncio.run(lose())
     assert [error.rank for error in errors] == [named]
     assert took < BLAME_S + 1.0
+
+
+class Proxy:
+    """The connection to a node's proxy, which answers every command at once."""
+
+    def __init__(self, nodes: Nodes, node: int) -> None:
+        self._reply = lambda seq: nodes.receive(node, Frame(Kind.REPLY, {"seq": seq}, 0))
+        self._seq = 0
+
+    def send_encoded(self, data: bytes) -> None:
+        self._seq += 1
+        asyncio.get_running_loop().call_soon(self._reply, self._seq)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_a_command_right_after_a_crash_is_not_complete_without_the_lost_node() -> None:
+    """Its error is told only after `BLAME_S`; a round counted the nodes that were left."""
+
+    async def lose() -> None:
+        nodes = Nodes(2, 4, print, print, print)
+        for node in range(2):
+            nodes.joined(node, Proxy(nodes, node))  # type: ignore[arg-type]
+        await asyncio.wait_for(nodes.round("free", matrices=[]), 5)
+        nodes.receive(1, ended(3, CRASHED))
+        nodes.left(1)
+        with pytest.raises(AlchemistError, match="SIGSEGV"):
+            await asyncio.wait_for(nodes.round("free", matrices=[]), 5)
+
+    asyncio.run(lose())
