@@ -148,8 +148,19 @@ class Page:
             False: "The paper's claim does not hold here",
             None: "The paper's claim cannot be tested here",
         }[holds]
-        self.verdicts.append(f"**{said}:** {claim}, because {because}.")
-        print(self.verdicts[-1], flush=True)
+        self._say(f"**{said}:** {claim}, because {because}.")
+
+    def not_comparable(self, claim: str, because: str) -> None:
+        """The setting differs too much from the paper's to judge a claim by it."""
+        self._say(f"**Not comparable with the paper:** {claim}; {because}.")
+
+    def measured(self, text: str) -> None:
+        """State a result that no paper makes a claim about."""
+        self._say(f"**Measured here, no claim of the papers:** {text}.")
+
+    def _say(self, verdict: str) -> None:
+        self.verdicts.append(verdict)
+        print(verdict, flush=True)
 
     def text(self, setting: Setting) -> str:
         """What stands between the markers of the page."""

@@ -129,9 +129,7 @@ def _conclude(
     alone: list[tuple[Sample | str, Sample | str]],
     reason: str | None,
 ) -> None:
-    claim = (
-        "a product through the gang is many times as quick as Spark's, which fails when it grows"
-    )
+    claim = "a product through the gang is many times as quick as Spark's"
     both = [
         (phases.total, plain.mean, min(plain.mean, _mean(tuned)))
         for phases, (plain, tuned) in zip(ours.get("Spark", []), alone, strict=False)
@@ -152,7 +150,8 @@ def _conclude(
         f"with all transfers it is {factors} times as quick (the paper: {papers}), and {tuned} "
         f"times against the better of Spark's two BLAS; of {left} of {len(CASES)} sizes there "
         "is no time of plain Spark: it shuffles blocks through serialization and multiplies "
-        "in Java",
+        "in Java. That Spark fails when the product grows (the paper's two largest sizes) is not "
+        "tested here: sizes are limited by time",
     )
 
 
