@@ -230,7 +230,7 @@ def to_failure(error: AlchemistError) -> Failure:
 
 
 def failure_of(error: BaseException, doing: str) -> Failure:
-    """The failure that tells whoever waits of any exception; `doing` names what has failed."""
+    """The answer to a process that waits, for any exception; `doing` names what has failed."""
     match error:
         case Failure():
             return error

@@ -1,7 +1,7 @@
 """The user's end of uploads: files of user functions, sent to a gang's nodes and removed.
 
-The gang's own sockets only carry their names. The files travel through Ray (`runtime.ray_uploads`),
-or through a gateway.
+The gang's own sockets only carry their names. The files travel through Ray
+(`runtime.commands.ray_uploads`), or through a gateway.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class GangConnection:
     upload_type : callable(GangConnection), optional
         Makes the object that brings files of user functions to the ranks (`functions.uploads`).
     result_type : callable(GangConnection), optional
-        Makes the object that starts calls which are not waited for (`runtime.remote_results`).
+        Makes the object that starts `.remote` calls (`runtime.commands.remote_results`).
     current : callable() -> GangAddress, optional
         Asks where the gang is now.
     keeper : callable(epoch, matrix, data), optional

@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 0.01  # between checks of a gang that is ending
 
 
 class NodeJob(Protocol):
-    """Of `transfer.node_jobs` or `transfer.moving`."""
+    """Of `transfer.node_jobs` or `transfer.node_jobs`."""
 
     def run(self, refs: list[Any]) -> Any:
         """Do it on this node; `refs` are objects of its store."""

@@ -33,7 +33,7 @@ class GangMeasures:
     gang : str
         Its name; empty for a private one.
     user : str
-        Its owner, as `gang.process_name` names it.
+        Its owner, as `gang.address.this_process` names it.
     folder : str
         Of its log; see `observe.logs.write_to`.
     """
