@@ -417,7 +417,7 @@ def eigh(ctx: Context, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix,
     on one rank, LAPACK's evd on rank 0. For a few eigenvalues of a large positive semidefinite
     matrix use `truncated_svd`. Sources: Golub, Van Loan, 4th ed., 8.3; Gu, Eisenstat 1995.
 
-    Error: 40 eps, |A - V W V^H| / |A| and |V^H V - I|. Peak memory: 2.5 times arguments and
+    Error: 40 eps, |A - V W V^H| / |A| and |V^H V - I|. Peak memory: 2.7 times arguments and
     results.
     """
     n = require_square("eigh", A)

@@ -207,6 +207,15 @@ def test_importing_does_not_also_import(imports: str, absent: str) -> None:
     assert done.returncode == 0, f"importing {imports} imports {absent}"
 
 
+def test_a_process_that_has_imported_modules_of_ranks_gets_the_environments() -> None:
+    pytest.importorskip("gymnasium", reason="needs gymnasium")
+    program = (
+        "import mpi_workers.rank.gang, envs, gymnasium\n"
+        "assert 'alchemist/Simulator-v0' in gymnasium.registry"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+
+
 def test_a_users_process_that_imports_ali_does_not_initialise_mpi() -> None:
     """Files of routines and their tests import it; MPI would leave a file in /dev/shm."""
     program = "import sys, ali, ali.testing\nassert 'mpi4py.MPI' not in sys.modules"

@@ -9,6 +9,7 @@ import pickle
 import re
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,13 +188,17 @@ def test_a_dropped_environment_leaves_no_gang(cluster: str) -> None:
     env = HPCSimulatorEnv(CONFIG)
     env.reset()
     assert ranks() - before
+    alive = weakref.ref(env)
     del env
 
     def gone() -> bool:
         gc.collect()  # again and again: it does nothing while another thread collects
         return ranks() <= before
 
-    assert traces.wait_until(gone, 15) is not None
+    assert traces.wait_until(gone, 15) is not None, (
+        f"the ranks {sorted(ranks() - before)} live; the collector takes {gc.collect()} objects; "
+        f"the environment {alive()} is held by {[str(x)[:200] for x in gc.get_referrers(alive())]}"
+    )
 
 
 def test_copies_of_it_are_new_ones(make: Make) -> None:
