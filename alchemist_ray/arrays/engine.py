@@ -91,33 +91,54 @@ class Engine:
             return self.call("elementwise", op, left, right)
         reflected = isinstance(right, MatrixRef)
         A, other = (right, left) if reflected else (left, right)
+        if op in COMPARISONS and type(other) is int and _beyond_int64(other, A):
+            found = COMPARISONS[op](*((other, 0) if reflected else (0, other)))
+            return self.call("filled", list(A.shape), complex(found), "bool", A.layout)
+        value = self._operand(op, A, other, reflected=reflected)
+        if isinstance(value, MatrixRef):
+            return self.call("elementwise", op, *((value, A) if reflected else (A, value)))
+        if isinstance(value, np.ndarray):
+            return self.call("combine", op, A, *rules.encode_operand(value), reflected=reflected)
+        if value is NotImplemented:
+            return value
+        kind = type(value).__name__
+        return self.call(
+            "elementwise_scalar", op, A, complex(value), reflected=reflected, kind=kind
+        )
+
+    def update(self, op: str, A: Any, other: Any) -> Any:
+        """``A = op(A, other)`` in the memory of A; `NotImplemented` if the other is nothing."""
+        value = self._operand(op, A, other)
+        if value is NotImplemented:
+            return value
+        A.forget_elements()
+        if isinstance(value, MatrixRef):
+            self.call("update", op, A, [], value)
+        elif isinstance(value, np.ndarray):
+            values, shape, dtype = rules.encode_operand(value)
+            self.call("update", op, A, shape, values=values, dtype=dtype)
+        else:
+            self.call("update", op, A, [], value=complex(value), kind=type(value).__name__)
+        return A
+
+    def _operand(self, op: str, A: Any, other: Any, *, reflected: bool = False) -> Any:
+        """The operand beside A: a handle, a small array or a Python number; or `NotImplemented`."""
+        if isinstance(other, MatrixRef):
+            return other
         value = rules.number(other)
         if isinstance(value, int) and A.dtype.kind in "bi" and rules.is_large(value, A.dtype):
             if rules.counts_as_float(op, A.dtype, reflected=reflected):
-                value = float(value)
-            elif not -(1 << 63) <= value < 1 << 63:
-                return self._beyond_int64(op, A, value, reflected=reflected)
-            elif A.dtype != np.int32:
+                return float(value)
+            if _beyond_int64(value, A):
+                raise OverflowError(f"{op}: {value} is too large for elements of int64")
+            if A.dtype != np.int32:
                 other, value = np.asarray(value), None
         if value is not None:
-            kind = type(value).__name__
-            return self.call(
-                "elementwise_scalar", op, A, complex(value), reflected=reflected, kind=kind
-            )
+            return value
         if not rules.is_array(other):
             return NotImplemented
         array = rules.operand(other, A.dtype)
-        if array.nbytes > rules.SMALL:
-            B = self.sent(array)
-            return self.call("elementwise", op, *((B, A) if reflected else (A, B)))
-        return self.call("combine", op, A, *rules.encode_operand(array), reflected=reflected)
-
-    def _beyond_int64(self, op: str, A: Any, value: int, *, reflected: bool) -> Any:
-        """As in NumPy: a comparison is the same for all elements, the rest is an error."""
-        if op not in COMPARISONS:
-            raise OverflowError(f"{op}: {value} is too large for elements of int64")
-        found = COMPARISONS[op](*((value, 0) if reflected else (0, value)))
-        return self.call("filled", list(A.shape), complex(found), "bool", A.layout)
+        return self.sent(array) if array.nbytes > rules.SMALL else array
 
     def unary(self, op: str, A: Any) -> Any:
         """``op(A)``."""
@@ -236,6 +257,11 @@ class Engine:
             op, layout, (a_layout, b_layout),
             (a_words * A.dtype.itemsize, b_words * B.dtype.itemsize), way,
         )  # fmt: skip
+
+
+def _beyond_int64(value: int, beside: Any) -> bool:
+    """Comparisons with such an integer are the same for all integer elements."""
+    return beside.dtype.kind in "bi" and not -(1 << 63) <= value < 1 << 63
 
 
 def _joined_columns(pair: Sequence[Any], along: int) -> tuple[str, ...]:

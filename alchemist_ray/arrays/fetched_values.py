@@ -77,7 +77,9 @@ class FetchedValues(MatrixRef):
             raise TypeError("cannot iterate over an array of shape ()")
         step = max(1, ITERATED_NBYTES // max(1, self.nbytes // max(1, self.shape[0])))
         for start in range(0, self.shape[0], step):
-            yield from self.fetch(slice(start, start + step))
+            block = self.fetch(slice(start, start + step))
+            block.flags.writeable = False  # `row -= 1` would not change this array
+            yield from block
 
     def item(self, *index: int) -> Any:
         """One element as a Python number: the only one, or that at an index.

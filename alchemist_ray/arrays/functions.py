@@ -176,7 +176,7 @@ def _diagonal(engine: Engine, a: Any, /, offset: int = 0) -> Any:
     _require_matrix("np.diagonal", a)
     if offset:  # the main diagonal of a part
         a = a[:, offset:] if offset > 0 else a[-offset:]
-    return engine.call("diagonal", a)
+    return engine.call("diagonal", a).mark_part_of(a)
 
 
 @implements(np.diag)
@@ -409,7 +409,8 @@ def _tile(engine: Engine, A: Any, reps: Any) -> Any:
 
 @implements(np.broadcast_to)
 def _broadcast_to(engine: Engine, array: Any, shape: Any, subok: bool = False) -> Any:
-    return engine.call("broadcast", array, list(rules.shape_of(shape)))
+    found = engine.call("broadcast", array, list(rules.shape_of(shape)))
+    return found.mark_part_of(array)
 
 
 @implements(np.broadcast_arrays)
@@ -526,4 +527,5 @@ def _meshgrid(
     across = 0 if indexing == "ij" else 1
     shapes = [(1, -1), (-1, 1)] if across else [(-1, 1), (1, -1)]
     lines = [engine.reshape(x, shape) for x, shape in zip(flat, shapes, strict=True)]
-    return tuple(lines) if sparse else _broadcast_arrays(engine, *lines)
+    found = tuple(lines) if sparse else _broadcast_arrays(engine, *lines)
+    return tuple(x.mark_copy() for x in found) if copy else found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
-from alchemist_ray.arrays import indexing
+from alchemist_ray.arrays import indexing, outputs
 from alchemist_ray.arrays.engine import Engine, OperandPlacement
 from alchemist_ray.arrays.fetched_values import FetchedValues
 from alchemist_ray.arrays.function_dispatch import apply_function
@@ -105,6 +106,26 @@ def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], An
     return forward, reflected
 
 
+# References to the operand of an operator in place if no name refers to it: the interpreter's
+# stack, the parameter, and the argument of getrefcount.
+UNNAMED = 3
+
+
+def _in_place(op: str) -> Callable[[Any, Any], Any]:
+    """The operator that writes to its left operand."""
+
+    def operator(self: ArrayOperators, other: Any) -> Any:
+        if not self.shape:
+            return NotImplemented  # a new number: NumPy's numbers are immutable
+        # `A[:2] += 1` assigns the unnamed part to A afterwards, `S += 1` does not.
+        if self.part_of and sys.getrefcount(self) > UNNAMED:
+            self._refuse_to_write()
+        return self._engine.update(op, self, other)
+
+    operator.__doc__ = f"NumPy's ``{op}`` in place: all handles of the matrix see it."
+    return operator
+
+
 class ArrayOperators(ArrayMethods):
     """Operators and methods of an array with up to two dimensions, computed where it is.
 
@@ -142,10 +163,19 @@ class ArrayOperators(ArrayMethods):
     __ne__, _ = _binary("not_equal")
     __eq__, _ = _binary("equal")
     del _
+    __iadd__, __isub__, __imul__ = map(_in_place, ("add", "subtract", "multiply"))
+    __itruediv__, __ifloordiv__ = map(_in_place, ("divide", "floor_divide"))
+    __imod__, __ipow__ = map(_in_place, ("remainder", "power"))
+    __iand__, __ior__, __ixor__ = map(_in_place, ("bitwise_and", "bitwise_or", "bitwise_xor"))
+    __ilshift__, __irshift__ = map(_in_place, ("left_shift", "right_shift"))
     __hash__ = object.__hash__  # of the handle itself: == is element by element
 
     def __matmul__(self, other: Any) -> Any:
         return self._engine.matmul(self, other)
+
+    def __imatmul__(self, other: Any) -> Any:
+        found = self @ other
+        return found if found is NotImplemented else outputs.write_whole("@=", found, self)
 
     def __rmatmul__(self, other: Any) -> Any:
         return self._engine.matmul(other, self)
@@ -213,11 +243,14 @@ class ArrayOperators(ArrayMethods):
             reach the original.
         """
         if self.part_of:
-            raise MatrixError(
-                f"{self.name} is a copy of elements of {self.part_of}, and an assignment would not "
-                "change that matrix: assign to A[...] directly, or call .copy() first"
-            )
+            self._refuse_to_write()
         indexing.put(self._engine, self, key, value)
+
+    def _refuse_to_write(self) -> None:
+        raise MatrixError(
+            f"{self.name} is a copy of elements of {self.part_of}, and an assignment would not "
+            "change that matrix: assign to A[...] directly, or call .copy() first"
+        )
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())

@@ -26,6 +26,7 @@ from ali.arrays.selecting import (
     pick,
     put_elements,
     reshape,
+    update,
 )
 from ali.linalg import *  # noqa: F403
 from ali.linalg import PURE as PURE
@@ -35,5 +36,5 @@ __all__ = [
     "cumulative", "draw", "elements", "filled", "histogram", "interp", "isin", "nan_to_num",
     "nonzero", "outer", "part", "pick", "plan", "progression", "put_elements", "quantile",
     "reduce", "repeat", "reshape", "roll", "round", "searchsorted", "sort", "take_along_axis",
-    "tile", "unique", "unique_all",
+    "tile", "unique", "unique_all", "update",
 ]  # fmt: skip

@@ -68,7 +68,7 @@ def array(
     No communication: every rank receives all elements and keeps its part.
     """
     require_layout("array", layout)
-    return ctx.new_replicated(_decoded("array", values, shape, dtype), layout)
+    return ctx.new_replicated(decoded("array", values, shape, dtype), layout)
 
 
 @routine("A")
@@ -169,7 +169,7 @@ def combine(
     -----
     One pass. No communication if A has the shape of C.
     """
-    B = ctx.new_replicated(_decoded("combine", values, shape, dtype))
+    B = ctx.new_replicated(decoded("combine", values, shape, dtype))
     return arithmetic.elementwise(ctx, op, *((B, A) if reflected else (A, B)))
 
 
@@ -210,9 +210,9 @@ def choose(
     As `where`; operands in the call need no communication.
     """
     if A is None:
-        A = ctx.new_replicated(_decoded("choose", a_values, a_shape, a_dtype))
+        A = ctx.new_replicated(decoded("choose", a_values, a_shape, a_dtype))
     if B is None:
-        B = ctx.new_replicated(_decoded("choose", b_values, b_shape, b_dtype))
+        B = ctx.new_replicated(decoded("choose", b_values, b_shape, b_dtype))
     return arithmetic.where(ctx, condition, A, B)
 
 
@@ -342,7 +342,8 @@ def _words(matrix: DistMatrix, layout: str) -> int:
     return -(-m * n // len(owners(layout, matrix.grid)))
 
 
-def _decoded(name: str, values: bytes, shape: list[int], dtype: str) -> Array:
+def decoded(name: str, values: bytes, shape: list[int], dtype: str) -> Array:
+    """Elements from a call; raises a `Failure` if they are not the elements of that array."""
     require_choice(name, "dtype", dtype, DTYPES, "DtypeError")
     kind = np.dtype(dtype)
     require(

@@ -1,4 +1,4 @@
-"""`A[...]` and `A[...] = B` on the ranks, by NumPy's rules: slices, masks, lists of indices.
+"""`A[...]`, `A[...] = B` and operators in place on the ranks, by NumPy's rules.
 
 The client reduces every index to one selection for the rows and one for the columns, or to a
 mask of all elements, or to a list of element positions. A selection is one of
@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ali.arrays.operands import with_shape
+from ali.arrays.operands import decoded, with_shape
 from ali.blocks import Array, block, require
 from ali.interface import Context, routine
+from ali.linalg import arithmetic
 from ali.linalg.indexing import IndexMap, transfer
 from ali.linalg.products import operand
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
@@ -383,6 +384,52 @@ def assign(
         source = index.size - 1 - last
         maps.append(IndexMap(source if length == index.size else np.zeros_like(source), target))
     transfer(ctx, value, A, maps[0], maps[1])
+
+
+@routine(writes=("A",))
+def update(
+    ctx: Context,
+    op: str,
+    A: DistMatrix,
+    shape: list[int],
+    B: DistMatrix | None = None,
+    values: bytes = b"",
+    dtype: str = "",
+    value: complex = 0.0,
+    kind: str = "",
+) -> None:
+    """A = op(A, B), element by element, in A's memory.
+
+    Parameters
+    ----------
+    op : str
+        See `elementwise` of linalg.
+    A : array
+        It is changed, and keeps its dtype and layout.
+    B : array, optional
+        It broadcasts to the shape of A.
+    shape, values, dtype
+        In place of B, as in `array`.
+    value, kind
+        In place of B if `kind` is given, as in `elementwise_scalar` of linalg.
+
+    Raises
+    ------
+    DtypeError
+        If NumPy's rule "same_kind" does not let the result be cast to the dtype of A.
+    BadArgumentError, ShapeError, RoutineError
+        As `elementwise`. A is unchanged after an error.
+
+    Notes
+    -----
+    One pass. B is moved to the layout of A.
+    """
+    if kind:
+        arithmetic.with_number(ctx, op, A, value, False, kind, in_place=True)
+        return
+    if B is None:
+        B = ctx.new_replicated(decoded("update", values, shape, dtype))
+    arithmetic.binary(ctx, "update", op, A, B, in_place=True)
 
 
 def _is_row(A: DistMatrix, value: DistMatrix, drop: str) -> bool:

@@ -157,7 +157,7 @@ def part_layout(layout: str, shape: Shape, whole: Shape) -> str:
 
 
 def aligned(
-    ctx: Context, name: str, *operands: DistMatrix
+    ctx: Context, name: str, *operands: DistMatrix, layout: str = ""
 ) -> tuple[ArrayShape, str, tuple[DistMatrix, ...]]:
     """Shape and layout of the result, and the operands in matching layouts. Collective.
 
@@ -166,7 +166,7 @@ def aligned(
     shape = broadcast_shape(name, operands)
     whole = stored_shape(shape)
     placed = as_rows(operands)
-    layout = common_layout(placed, whole)
+    layout = layout or common_layout(placed, whole)
     moved = tuple(ctx.to_layout(x, part_layout(layout, x.shape, whole)) for x in placed)
     return shape, layout, moved
 
@@ -266,16 +266,40 @@ def elementwise(ctx: Context, op: str, A: DistMatrix, B: DistMatrix) -> DistMatr
 
     Error: 1 eps, relative to the largest element. Peak memory: 1.0 times arguments and results.
     """
-    function = function_of("elementwise", op, BINARY)
-    dtype = result_dtype("elementwise", function, A, B.dtype, op)
-    shape, layout, (a, b) = aligned(ctx, "elementwise", A, B)
+    return binary(ctx, "elementwise", op, A, B)
+
+
+def binary(
+    ctx: Context, name: str, op: str, A: DistMatrix, B: DistMatrix, *, in_place: bool = False
+) -> DistMatrix:
+    """``op(A, B)`` in a new matrix or, in place, in A. See `elementwise`."""
+    function = function_of(name, op, BINARY)
+    dtype = result_dtype(name, function, A, B.dtype, op)
+    if in_place:
+        _check_target(op, A, broadcast_shape(name, (A, B)), dtype)
+    shape, layout, (a, b) = aligned(ctx, name, A, B, layout=A.layout if in_place else "")
     if op == "power" and A.dtype.kind == B.dtype.kind == "i":
-        _refuse_power(ctx, "elementwise", bool((b.local < 0).any()))
-    C = ctx.empty(shape, dtype, layout)
+        _refuse_power(ctx, name, bool((b.local < 0).any()))
+    C = A if in_place else ctx.empty(shape, dtype, layout)
     if C.local.size:
         with np.errstate(all="ignore"):
             function(a.local, b.local, out=C.local, casting="unsafe")
     return C
+
+
+def _check_target(op: str, A: DistMatrix, shape: ArrayShape, dtype: np.dtype[Any]) -> None:
+    """Refuse a result that A cannot take in place, by NumPy's rules."""
+    require(
+        shape == A.array_shape,
+        "ShapeError",
+        f"{op} in place: the result has the shape {shape}, and the array {A.array_shape}",
+    )
+    require(
+        np.can_cast(dtype, A.dtype, "same_kind"),
+        "DtypeError",
+        f"{op} in place: the result is {dtype}, which cannot be cast to {A.dtype}: write "
+        f"A = np.{op}(A, B) for a new array of {dtype}",
+    )
 
 
 @routine("C")
@@ -325,20 +349,37 @@ def elementwise_scalar(
 
     Error: 1 eps, relative to the largest element. Peak memory: 1.0 times arguments and results.
     """
-    function = function_of("elementwise_scalar", op, BINARY)
+    return with_number(ctx, op, A, value, reflected, kind)
+
+
+def with_number(
+    ctx: Context,
+    op: str,
+    A: DistMatrix,
+    value: complex,
+    reflected: bool,
+    kind: str,
+    *,
+    in_place: bool = False,
+) -> DistMatrix:
+    """``op(A, value)`` in a new matrix or, in place, in A. See `elementwise_scalar`."""
+    name = "elementwise_scalar"
+    function = function_of(name, op, BINARY)
     require(
         kind in ("", "bool", "int", "float", "complex"),
         "BadArgumentError",
-        f"elementwise_scalar: kind must be one of bool, int, float, complex or empty; got {kind!r}",
+        f"{name}: kind must be one of bool, int, float, complex or empty; got {kind!r}",
     )
-    number = number_of("elementwise_scalar", value, A.dtype, kind)
-    dtype = result_dtype("elementwise_scalar", function, A, type(number), op, reflected)
+    number = number_of(name, value, A.dtype, kind)
+    dtype = result_dtype(name, function, A, type(number), op, reflected)
+    if in_place:
+        _check_target(op, A, A.array_shape, dtype)
     if not op.endswith("equal") and op not in ("less", "greater"):  # comparisons accept all numbers
-        check_range("elementwise_scalar", number, A.dtype)
+        check_range(name, number, A.dtype)
     if op == "power" and A.dtype.kind == "i" and isinstance(number, int):
         negative = bool((A.local < 0).any()) if reflected else number < 0
-        _refuse_power(ctx, "elementwise_scalar", negative)
-    C = ctx.empty(A.array_shape, dtype, A.layout)
+        _refuse_power(ctx, name, negative)
+    C = A if in_place else ctx.empty(A.array_shape, dtype, A.layout)
     if C.local.size:
         operands = (number, A.local) if reflected else (A.local, number)
         with np.errstate(all="ignore"):
