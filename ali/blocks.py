@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix, check_range, narrows
 from mpi_workers.matrix.layout import check_layout
 
 Array = NDArray[Any]
@@ -24,6 +24,26 @@ def require(condition: bool, kind: str, message: str) -> None:
     """Raise a `Failure` unless `condition` holds; it must be the same on all ranks."""
     if not condition:
         raise Failure(kind, message)
+
+
+def refuse_loss(ctx: Context, values: Array, dtype: np.dtype[Any], what: str) -> None:
+    """Require that a dtype can hold the elements of all ranks. Collective if it is narrower.
+
+    Raises
+    ------
+    Failure
+        DtypeError on all ranks, if a rank has nan, inf or a number out of range for an integer
+        dtype, or a finite number that would become infinite.
+    """
+    if not narrows(values.dtype, dtype):
+        return
+    told = ""
+    try:
+        check_range(values, dtype, what)
+    except ValueError as error:
+        told = str(error)
+    told = next(filter(None, ctx.comm.allgather(told)), "")
+    require(not told, "DtypeError", told)
 
 
 def block(matrix: DistMatrix) -> Array:

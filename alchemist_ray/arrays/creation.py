@@ -11,9 +11,11 @@ import numpy as np
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import LAYOUT, Engine
+from alchemist_ray.dtypes import check_range
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.functions import run
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from mpi_workers.matrix import dist_matrix
 from mpi_workers.matrix.layout import stored_shape
 
 # Columns from which on each row has a random stream of its own: setting it up takes as long as
@@ -27,7 +29,11 @@ def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
         return engine.astype(obj, obj.dtype if dtype is None else dtype, copy=bool(copy))
     if copy is False:
         raise ValueError("an array must be copied to the ranks: leave out copy=False")
-    array = rules.operand(np.asarray(obj, dtype=dtype))
+    array = np.asarray(obj) if isinstance(obj, np.ndarray) else np.asarray(obj, dtype=dtype)
+    if dtype is not None and array.dtype.kind in "biufc":
+        check_range(array, rules.checked_dtype(dtype), "the array")
+        array = array.astype(dtype, copy=False)
+    array = rules.operand(array)
     if array.nbytes <= rules.SMALL:
         return engine.call("array", *rules.encode_operand(array), LAYOUT)
     return engine.sent(array)
@@ -118,9 +124,11 @@ def from_function(
             )
             rows, cols = rows[:, None], cols[None, :]
             if part.ndim == 2:
-                part.local[...] = function(rows, cols)
+                found = np.asarray(function(rows, cols))
             else:
-                part.local[:, 0] = function(rows[:, 0])
+                found = np.asarray(function(rows[:, 0]))[..., None]
+            dist_matrix.check_range(found, part.dtype, "the result of the function")
+            part.local[...] = found
 
     run.run(engine.connection, fill, (A, function), {}, None)
     return A

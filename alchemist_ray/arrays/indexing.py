@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.dtypes import check_range
 from alchemist_ray.errors import BadIndexError, MatrixError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
@@ -96,12 +97,15 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     if isinstance(value, int | np.integer):  # as NumPy: an error if it is out of range
         value = bool(value) if A.dtype.kind == "b" else int(value)
     elif getattr(value, "dtype", None) == np.uint64:
+        check_range(value, A.dtype, "the value of an assignment")
         value = value.astype(A.dtype)  # float64, its common dtype with int64, would lose digits
     if A.dtype.kind in "if" and np.iscomplexobj(value):
         if type(value) is complex:  # as NumPy, which warns of arrays and of its own numbers
             raise TypeError(f"{value} cannot be an element of an array of {A.dtype}")
         text = "an assignment discards the imaginary parts"
         warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=3)
+    if type(value) in (float, complex):  # others are checked on the ranks
+        check_range(np.asarray(value), A.dtype, "the value of an assignment")
     filling = engine.matrix(value, A)
     A.forget_elements()
     if mask is not None:

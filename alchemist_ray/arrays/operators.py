@@ -237,6 +237,8 @@ class ArrayOperators(ArrayMethods):
         ------
         ShapeError
             If the index does not fit the matrix, or the value the part.
+        DtypeError
+            If the matrix cannot hold an element, see `astype`.
         MatrixError
             If NumPy would make this array a view of another one to which a handle refers, by a
             slice, `T`, `reshape`, `ravel` or the like: it is a copy, and an assignment would not
@@ -362,7 +364,11 @@ class ArrayOperators(ArrayMethods):
     conjugate = conj
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        """A copy with another dtype; without `copy`, the same handle if it has the dtype."""
+        """A copy with another dtype; without `copy`, the same handle if it has the dtype.
+
+        Fractions are cut off in integers. Raises `DtypeError` if the dtype cannot hold an element:
+        nan, inf and numbers out of range as integers, finite ones that would become infinite.
+        """
         return self._engine.astype(self, dtype, copy=copy)
 
     def diagonal(self, offset: int = 0) -> Any:

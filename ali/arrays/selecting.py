@@ -19,7 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ali.arrays.operands import decoded, with_shape
-from ali.blocks import Array, block, require
+from ali.blocks import Array, block, refuse_loss, require
 from ali.interface import Context, routine
 from ali.linalg import arithmetic
 from ali.linalg.indexing import IndexMap, transfer
@@ -174,6 +174,8 @@ def put_elements(
 
     Raises
     ------
+    DtypeError
+        If A cannot hold an element, see `astype`.
     ShapeError
         If the value does not broadcast.
 
@@ -195,13 +197,17 @@ def put_elements(
     )
     assert every is not None
     mine, i, j = _own(A, row_list, col_list)
-    with np.errstate(all="ignore"):
-        A.local[i, j] = castable(every[mine], A.dtype).astype(A.dtype)
+    A.local[i, j] = castable(ctx, every, A.dtype)[mine]
 
 
-def castable(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Without imaginary parts if `dtype` has none; as bool an imaginary part counts."""
-    return values if dtype.kind in "bc" else values.real
+def castable(ctx: Context, values: Array, dtype: np.dtype[Any]) -> Array:
+    """Elements that an array of that dtype can hold, see `refuse_loss`. Collective.
+
+    Imaginary parts are left out if the dtype has none; as bool an imaginary part counts.
+    """
+    values = values if dtype.kind in "bc" else values.real
+    refuse_loss(ctx, values, dtype, "the value of an assignment")
+    return values
 
 
 @routine("B")
@@ -348,6 +354,8 @@ def assign(
     ------
     ShapeError
         If an index does not fit A, or the value the selection.
+    DtypeError
+        If A cannot hold an element, see `astype`.
 
     Notes
     -----
@@ -374,10 +382,9 @@ def assign(
                        or _is_row(A, value, drop)):  # fmt: skip
         value = operand(value, "T")
     if value.dtype != A.dtype or np.shares_memory(value.local, A.local):
-        converted = ctx.empty(value.shape, A.dtype, value.layout)
-        with np.errstate(all="ignore"):
-            np.copyto(converted.local, castable(value.local, A.dtype), casting="unsafe")
-        value = converted
+        own = ctx.empty(value.shape, A.dtype, value.layout)
+        own.local[...] = castable(ctx, value.local, A.dtype)
+        value = own
     maps = []
     for index, length in ((down, value.shape[0]), (across, value.shape[1])):
         target, last = np.unique(index[::-1], return_index=True)
@@ -451,6 +458,8 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
 
     Raises
     ------
+    DtypeError
+        If A cannot hold an element, see `astype`.
     ShapeError
         If the shapes do not fit.
 
@@ -462,9 +471,8 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
     if value.shape == (1, 1) and value.ndim < 2:
         number = ctx.to_layout(value, "STAR_STAR").local[0, 0]
         local = ctx.to_layout(mask, A.layout).local
-        with np.errstate(all="ignore"):
-            chosen = local.astype(bool, copy=False)
-            np.copyto(A.local, castable(number, A.dtype), where=chosen, casting="unsafe")
+        chosen = local.astype(bool, copy=False)
+        np.copyto(A.local, castable(ctx, number, A.dtype), where=chosen, casting="unsafe")
         return
     rows = ctx.to_layout(A, "VC_STAR")
     numbers, count = numbered(ctx, ctx.to_layout(mask, "VC_STAR"))
@@ -473,10 +481,9 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
         "ShapeError",
         f"a value of shape {value.array_shape} for {count} selected elements",
     )
-    values = castable(ctx.to_layout(value, "STAR_STAR").local.reshape(-1), A.dtype)
+    values = castable(ctx, ctx.to_layout(value, "STAR_STAR").local.reshape(-1), A.dtype)
     chosen = numbers >= 0
-    with np.errstate(all="ignore"):
-        block(rows)[chosen] = values[numbers[chosen]].astype(A.dtype)
+    block(rows)[chosen] = values[numbers[chosen]]
     if rows is not A:
         maps = [IndexMap(np.arange(n), np.arange(n)) for n in A.shape]
         transfer(ctx, rows, A, maps[0], maps[1])

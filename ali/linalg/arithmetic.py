@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ali.blocks import CHUNK, Array, panels, require, shape_text
+from ali.blocks import CHUNK, Array, panels, refuse_loss, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.products import operand
@@ -473,16 +473,18 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
     Returns
     -------
     C : matrix, shape (m, n), layout of A
-        Conversion to integers truncates; values out of range are undefined, as in NumPy.
+        Conversion to integers truncates.
 
     Raises
     ------
     DtypeError
-        If the dtype is unknown, or imaginary parts would be lost (see `apply` with "real").
+        If the dtype is unknown, or imaginary parts would be lost (see `apply` with "real"), or
+        the dtype cannot hold an element: nan, inf and numbers out of range as integers, finite
+        numbers that would become infinite.
 
     Notes
     -----
-    One pass, no communication.
+    One pass, no communication; two more if the dtype is narrower, and a message.
 
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
@@ -496,9 +498,9 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
         "DtypeError",
         f'astype: {A.dtype} to {dtype} would drop the imaginary parts; apply("real", A) does that',
     )
+    refuse_loss(ctx, A.local, np.dtype(dtype), "astype: A")
     C = ctx.empty(A.array_shape, dtype, A.layout)
-    with np.errstate(all="ignore"):
-        C.local[...] = A.local
+    C.local[...] = A.local
     return C
 
 

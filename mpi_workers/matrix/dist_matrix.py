@@ -66,12 +66,12 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
 
     Raises `ValueError`. Nothing is read where the dtype holds every element of the array's dtype.
     """
-    if not array.size or np.can_cast(array.dtype, dtype, "safe"):
+    if not array.size or not narrows(array.dtype, dtype):
         return
     if dtype.kind == "i":
         limits = np.iinfo(dtype)
-        for value in (int(array.min()), int(array.max())):
-            if not limits.min <= value <= limits.max:
+        for value in (array.real.min().item(), array.real.max().item()):
+            if not limits.min - 1 < value < limits.max + 1:  # fractions are cut off
                 raise _out_of_range(what, value, dtype)
     elif array.dtype.kind in "fc" and np.finfo(array.dtype).max > np.finfo(dtype).max:
         parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
@@ -84,11 +84,16 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
                 raise _out_of_range(what, float(worst), dtype)
 
 
+def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether `want` cannot hold some elements of dtype `have`, even rounded."""
+    return want.kind != "b" and not np.can_cast(have, want, "safe")
+
+
 def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> ValueError:
-    return ValueError(
-        f"{what} has the element {value!r}, which {dtype} cannot hold: "
-        + ADVICE.get(dtype.name, "scale the elements")
-    )
+    advice = ADVICE.get(dtype.name, "scale the elements")
+    if not np.isfinite(value):
+        advice = "replace it first, for example with np.nan_to_num"
+    return ValueError(f"{what} has the element {value!r}, which {dtype} cannot hold: {advice}")
 
 
 def local_nbytes(distribution: Distribution, rank: int, dtype: np.dtype[Any]) -> int:

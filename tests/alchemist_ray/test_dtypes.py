@@ -22,6 +22,11 @@ INT32, INT64 = np.iinfo("int32"), np.iinfo("int64")
         ([1.0, 1e39], "float64", "float32"),
         ([-1e39], "float64", "float32"),
         ([1 + 1e39j], "complex128", "complex64"),
+        ([0, np.nan], "float64", "int64"),
+        ([np.inf], "float32", "int64"),
+        ([2.0**63], "float64", "int64"),
+        ([2.0**31], "float64", "int32"),
+        ([-(2.0**31) - 1], "float64", "int32"),
     ],
 )
 def test_elements_that_do_not_fit_are_refused(values: Any, source: str, target: str) -> None:
@@ -38,6 +43,9 @@ def test_elements_that_do_not_fit_are_refused(values: Any, source: str, target: 
         ([0.1], "float64", "float32"),
         ([], "int64", "int32"),
         ([255], "uint8", "int32"),
+        ([2.0**31 - 0.5, -(2.0**31) - 0.5], "float64", "int32"),
+        ([-(2.0**63)], "float64", "int64"),
+        ([np.nan, np.inf, 7], "float64", "bool"),
         ([np.inf + 1j], "complex128", "complex64"),
     ],
 )
