@@ -11,7 +11,7 @@ import numpy as np
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import LAYOUT, Engine
-from alchemist_ray.dtypes import check_range
+from alchemist_ray.dtypes import check_range, check_unmasked
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.functions import run
 from alchemist_ray.gang.matrix_ref import MatrixRef
@@ -29,6 +29,7 @@ def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
         return engine.astype(obj, obj.dtype if dtype is None else dtype, copy=bool(copy))
     if copy is False:
         raise ValueError("an array must be copied to the ranks: leave out copy=False")
+    check_unmasked(obj, "the array")
     array = np.asarray(obj) if isinstance(obj, np.ndarray) else np.asarray(obj, dtype=dtype)
     if dtype is not None and array.dtype.kind in "biufc":
         check_range(array, rules.checked_dtype(dtype), "the array")

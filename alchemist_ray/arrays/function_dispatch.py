@@ -11,6 +11,7 @@ import numpy as np
 from alchemist_ray.arrays import functions, linear, ordering, outputs, reductions, rules, statistics
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import FUNCTIONS
+from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
@@ -45,6 +46,8 @@ def apply_function(
     BadArgumentError
         For a function or a parameter that is not there; it says what to do.
     """
+    for given in (*args, *kwargs.values()):
+        check_unmasked(given, "an argument")
     name = f"{function.__module__}.{function.__name__}".replace("numpy", "np", 1)
     implementation = FUNCTIONS.get(function)
     if implementation is None:

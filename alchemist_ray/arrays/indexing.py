@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.dtypes import check_range
+from alchemist_ray.dtypes import check_range, check_unmasked
 from alchemist_ray.errors import BadIndexError, MatrixError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
@@ -59,6 +59,7 @@ class _Parsed:
 
 def get(engine: Engine, A: Any, key: Any) -> Any:
     """See `Handle.__getitem__`."""
+    _check_unmasked(key)
     mask = _whole_mask(engine, A, key)
     if mask is not None:
         return engine.call("elements", A, mask)
@@ -93,6 +94,7 @@ def _columns(A: Any, parsed: _Parsed) -> list[str]:
 
 def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     """See `Handle.__setitem__`."""
+    _check_unmasked(key)
     mask = _whole_mask(engine, A, key)
     if isinstance(value, int | np.integer):  # as NumPy: an error if it is out of range
         value = bool(value) if A.dtype.kind == "b" else int(value)
@@ -129,6 +131,11 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
             "leave it out, and give the value the shape of A[...] without None",
         )
     engine.call("assign", A, filling, **parsed.arguments())
+
+
+def _check_unmasked(key: Any) -> None:
+    for one in key if isinstance(key, tuple) else (key,):
+        check_unmasked(one, "the index")
 
 
 def _table(key: Any) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.dtypes import DTYPES
+from alchemist_ray.dtypes import DTYPES, check_unmasked
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.matrix.dist_matrix import check_dtype
@@ -70,10 +70,11 @@ def operand(value: Any, beside: np.dtype[Any] | None = None) -> NDArray[Any]:
     Raises
     ------
     DtypeError
-        If its elements are not numbers.
+        If its elements are not numbers, or some are masked.
     ShapeError
         If it has three dimensions or more.
     """
+    check_unmasked(value, "the operand")
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise DtypeError(f"elements of dtype {array.dtype} are not numbers")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.rules import matrix_dtype, unsupported
-from alchemist_ray.dtypes import check_range, chosen_dtype
+from alchemist_ray.dtypes import check_range, check_unmasked, chosen_dtype
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library
@@ -99,7 +99,9 @@ def _joined(blocks: Any, shape: Any) -> Any:
             own = (part.row.astype(np.int64) + row0, part.col.astype(np.int64) + col0, part.data)
             ends = [row0 + part.shape[0], col0 + part.shape[1]]
         else:
-            own = tuple(np.asarray(resolved(x)) for x in (first, *block[1:]))
+            given = [first, *map(resolved, block[1:])]
+            check_unmasked(given, "a block of a sparse matrix")
+            own = tuple(map(np.asarray, given))
             if any(x.ndim != 1 or len(x) != len(own[0]) for x in own):
                 raise BadArgumentError(f"a block of a sparse matrix: {FORMS}")
             if any(x.dtype.kind not in "iu" and x.size for x in own[:2]):
@@ -209,6 +211,7 @@ class SparseHandle(_Refusing):
             return other
         if is_sparse(other) or isinstance(other, SparseHandle | Transposed):
             raise unsupported("a product of two sparse matrices", "multiply with a dense one")
+        check_unmasked(other, "the operand")
         dense: Handle = send(gang_of(self._data), np.asarray(other))
         return dense
 

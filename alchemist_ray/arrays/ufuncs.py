@@ -8,6 +8,7 @@ import numpy as np
 
 from alchemist_ray.arrays import linear, outputs, rules
 from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
 OURS = {"absolute": "abs", "conjugate": "conj", "true_divide": "divide"}
@@ -27,6 +28,8 @@ def apply_ufunc(
     BadArgumentError
         For a ufunc, a method or a keyword that is not there; it says what to do.
     """
+    for given in inputs:
+        check_unmasked(given, "an operand")
     name = f"np.{ufunc.__name__}"
     if method == "reduce" and ufunc.__name__ in REDUCTIONS:
         if "out" in kwargs:

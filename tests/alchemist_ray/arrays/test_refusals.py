@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import BadIndexError, LinAlgError
+from alchemist_ray.errors import BadIndexError, DtypeError, LinAlgError
 
 A = np.arange(12.0).reshape(4, 3)
 SINGULAR, NAN = np.zeros((3, 3)), np.array([[np.nan, 1.0], [1.0, 2.0]])
@@ -29,6 +29,33 @@ def test_a_wrong_subscript_is_an_index_error(als: AlchemistSession, of: Any) -> 
         of(A.copy())
     with pytest.raises(BadIndexError):
         of(als.send_matrix(A))
+
+
+MASKED = np.ma.masked_less(A, 5)
+PLACES = np.ma.masked_equal([0, 2, 3], 2)
+WITH_MASKS: list[Callable[[Any], Any]] = [
+    lambda a: a + MASKED, lambda a: a * MASKED[0], lambda a: a @ MASKED.T, lambda a: a < MASKED,
+    lambda a: np.add(MASKED, 1, out=a), lambda a: np.add(a, MASKED), lambda a: a[MASKED > 6],
+    lambda a: a[PLACES], lambda a: a[:, np.ma.masked_equal([True, False, True], True)],
+    lambda a: a[PLACES, [0, 1, 2]], lambda a: a.__setitem__(PLACES, 1),
+    lambda a: a.__setitem__(..., MASKED), lambda a: a.__setitem__((0, 0), np.ma.masked),
+    lambda a: a.__iadd__(MASKED), lambda a: a.__array_namespace__().asarray(MASKED),
+    lambda a: np.where(MASKED > 6, a, 0), lambda a: np.isclose(a, MASKED),
+    lambda a: np.isin(a, PLACES), lambda a: np.concatenate([a, MASKED]),
+    lambda a: a.sum(where=MASKED > 6), lambda a: np.linalg.solve(a.T @ a, MASKED[0]),
+    lambda a: np.average(a, axis=0, weights=np.ma.masked_less(np.arange(4.0), 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("of", WITH_MASKS)
+def test_masked_elements_are_refused_as_send_matrix_refuses_them(
+    als: AlchemistSession, of: Any
+) -> None:
+    a = als.send_matrix(A)
+    with pytest.raises(DtypeError, match="masked, and has elements without a value: fill"):
+        of(a)
+    np.testing.assert_array_equal(a.fetch(), A)
+    np.testing.assert_array_equal((a + np.ma.masked_less(A, 0)).fetch(), 2 * A)  # none is masked
 
 
 def test_subscripts_on_the_ranks_are_checked_there(als: AlchemistSession) -> None:

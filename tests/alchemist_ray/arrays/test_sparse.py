@@ -191,3 +191,11 @@ def test_blocks_in_coordinate_form(session: AlchemistSession) -> None:
 def test_bad_blocks(session: AlchemistSession, blocks: Any, shape: Any, words: str) -> None:
     with pytest.raises((ShapeError, BadArgumentError), match=words):
         session.send_matrix(blocks, shape=shape)
+
+
+def test_masked_elements_are_refused(session: AlchemistSession) -> None:
+    places, holes = np.arange(3), np.ma.masked_equal([1.0, 2.0, 3.0], 2)
+    with pytest.raises(DtypeError, match="a block of a sparse matrix is masked"):
+        session.send_matrix([(places, places, holes)], shape=(3, 3))
+    with pytest.raises(DtypeError, match="operand is masked"):
+        session.send_matrix(sp.eye_array(3)) @ holes
