@@ -14,7 +14,8 @@ import reprlib
 import secrets
 import select
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,11 +82,12 @@ class RankLink:
         self.rank = rank
         self.connection = connection
         self.segments: dict[int, Segment] = {}  # by number, oldest use first
+        self.lock = threading.Lock()  # one request at a time
 
-    def expect(self, kind: Kind) -> Frame:
+    def expect(self, kind: Kind, deadline: float) -> Frame:
         """The answer to the last request. Raises the rank's `Failure`, or that it is gone."""
         try:
-            return self.connection.expect(kind, STALL_TIMEOUT_S)
+            return self.connection.expect(kind, max(0.001, deadline - time.monotonic()))
         except (frames.WireError, OSError) as error:
             raise self._gone(error) from error
 
@@ -115,7 +117,7 @@ class RankLink:
 
 
 class NodeMemory:
-    """The ranks of one node. Thread-safe: one request to the ranks at a time.
+    """The ranks of one node. Thread-safe: one request to a rank at a time.
 
     Parameters
     ----------
@@ -128,7 +130,7 @@ class NodeMemory:
     def __init__(self, ranks: range, on_lost: Callable[[int], None]) -> None:
         self.ranks = ranks
         self._links: dict[int, RankLink] = {}
-        self._lock = threading.Lock()
+        self._joining = threading.Lock()
         self._numbers = itertools.count(1)
         self._on_lost = on_lost
         self._watched = select.epoll()
@@ -138,7 +140,7 @@ class NodeMemory:
         """A rank has connected. Raises `Failure` if none of that number is expected."""
         if type(rank) is not int or rank not in self.ranks or not connection.unix:
             raise Failure("AuthError", f"no rank {reprlib.repr(rank)} is expected here")
-        with self._lock:
+        with self._joining:
             if rank in self._links:
                 raise Failure("AuthError", f"rank {rank} is connected already")
             self._links[rank] = RankLink(rank, connection)
@@ -171,11 +173,10 @@ class NodeMemory:
         """Borrow a matrix from ranks: all at once, or `Failure` with the first refusal."""
         loans: list[Loan] = []
         failure: Failure | None = None
-        with self._lock:
-            links = [self._link(rank) for rank in ranks]
+        with self._held(ranks) as (links, deadline):
             asked: list[tuple[RankLink, int]] = []
             try:
-                for link in links:
+                for link in (links[rank] for rank in ranks):
                     number = next(self._numbers)
                     known = list(link.segments)
                     link.send(Kind.MAP, matrix=matrix, write=write, loan=number, known=known)
@@ -184,7 +185,7 @@ class NodeMemory:
                 failure = lost
             for link, number in asked:
                 try:
-                    frame = link.expect(Kind.MAP)
+                    frame = link.expect(Kind.MAP, deadline)
                 except Failure as refused:
                     failure = failure or refused
                     continue
@@ -215,18 +216,19 @@ class NodeMemory:
         """
         failure: Failure | None = None
         told: list[RankLink] = []
-        with self._lock:
-            for loan in loans:
+        given = list(loans)
+        with self._held({loan.rank for loan in given}) as (links, deadline):
+            for loan in given:
+                link = links[loan.rank]
+                count = 0 if written is None else written.get(loan.rank, 0)
                 try:
-                    link = self._link(loan.rank)
-                    count = 0 if written is None else written.get(loan.rank, 0)
                     link.send(Kind.UNMAP, loan=loan.number, written=count, tainted=tainted)
                     told.append(link)
                 except Failure as lost:
                     failure = failure or lost
             for link in told:
                 try:
-                    link.expect(Kind.SYNC)
+                    link.expect(Kind.SYNC, deadline)
                 except Failure as lost:
                     failure = failure or lost
         if failure is not None:
@@ -236,11 +238,22 @@ class NodeMemory:
         """Whether a segment of a rank is known to exist."""
         return number in self._links[rank].segments
 
-    def _link(self, rank: int) -> RankLink:
-        link = self._links.get(rank)
-        if link is None:
-            raise Failure("TransferError", f"rank {rank} has not connected to its data endpoint")
-        return link
+    @contextlib.contextmanager
+    def _held(self, ranks: Iterable[int]) -> Iterator[tuple[dict[int, RankLink], float]]:
+        """The links of ranks, for one request to each; the time by which all must have answered.
+
+        A request waits for the ranks that it names, not for others that hold their interpreter.
+        """
+        with contextlib.ExitStack() as held:
+            links = {}
+            for rank in sorted(ranks):  # in one order: two requests never wait for each other
+                link = self._links.get(rank)
+                if link is None:
+                    words = f"rank {rank} has not connected to its data endpoint"
+                    raise Failure("TransferError", words)
+                held.enter_context(link.lock)
+                links[rank] = link
+            yield links, time.monotonic() + STALL_TIMEOUT_S
 
 
 NONCE_BYTES = 16

@@ -18,7 +18,7 @@ from alchemist_ray.errors import LaunchError
 from mpi_workers.node.specs import ProxySpec
 
 FORK_SERVER_TIMEOUT_S = 60.0
-FORK_TIMEOUT_S = 10.0
+FORK_TIMEOUT_S = 30.0  # a loaded node; other gangs depend on a fork server that is slow
 # Variables of a job manager or an outer MPI would confuse the MPI of the ranks.
 FOREIGN = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "RAY_", "MPI_LOCAL")
 
