@@ -21,11 +21,11 @@ help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
 	@echo "make test    set up and run all tests, about 45 minutes on 2 cores (PYTHON=python3.12 to choose another)"
 	@echo "make test-quick  tests without Ray, and one session: 3 minutes"
-	@echo "make test-long   all tests; fuzzers, property tests, soak and chaos in their long versions"
+	@echo "make test-long   all tests; fuzzers, property tests and random sessions in their long versions"
 	@echo "make lint    ruff and mypy; make format lets ruff change the files"
 	@echo "make docs    the documentation as HTML, in build/docs; a broken link is an error"
 	@echo "make tutorials  run the notebooks of docs/tutorials and store their outputs"
-	@echo "make soak    random use for ten minutes (SOAK=\"--seconds 3600\"), and what has grown"
+	@echo "make soak    an hour of random sessions with faults, and what has grown"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
 	@echo "make bench   measure against the limits and peers, write benchmarks/results;"
 	@echo "             make bench-spark: against Spark too, half an hour"
@@ -87,9 +87,8 @@ test-quick: $(READY)
 test-long: $(READY)
 	ALCHEMIST_TEST_LONG=1 $(PYTEST) -o timeout=7200 -o faulthandler_timeout=7000 $(TESTS)
 
-# Random sessions, calls, transfers and faults; what has grown, as a table.
 soak: $(READY)
-	$(BIN)/python -m tests.soak $(SOAK)
+	ALCHEMIST_TEST_LONG=1 $(BIN)/python -m pytest -s tests/sessions
 
 # Not part of `make test`: it brings up a control plane and takes a quarter of an hour.
 test-kube: $(READY)

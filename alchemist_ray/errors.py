@@ -36,6 +36,7 @@ Every message names the thing at fault and what to do about it. Details are attr
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,10 @@ class AlchemistError(Exception):
     @property
     def traceback(self) -> str | None:
         return self.facts.get("traceback")
+
+    def again(self) -> AlchemistError:
+        """A copy to raise: an error that is kept must not keep the frames that it went through."""
+        return copy.copy(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args[0], self.facts)

@@ -40,6 +40,7 @@ from mpi_workers.wire.frames import Body
 T = TypeVar("T")
 R = TypeVar("R", bound=MatrixRef)
 
+FIRST_S = 2.0  # for a loss of ranks that its GroupManager has not noticed yet
 POLL_INTERVAL_S = 0.05
 NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
 TOUCHES = 10  # signs of life within the idle timeout of a gang
@@ -141,13 +142,37 @@ class GangConnection:
     def _open_channel(self) -> ControlChannel:
         with self._lock:
             if self._channel is None:
-                self._channel = self._transport.open_channel(self._hello(), self.on_renewal)
-                if self._channel is None:
-                    raise GroupFailedError(
-                        f"no address of gang {self.address.gang} can be reached from process "
-                        f"{os.getpid()}: {', '.join(self.address.addresses)}"
-                    )
+                unreachable = GroupFailedError(
+                    f"no address of gang {self.address.gang} can be reached from process "
+                    f"{os.getpid()}: {', '.join(self.address.addresses)}"
+                )
+                self._channel = self._dial(0.0 if self._current is None else FIRST_S, unreachable)
             return self._channel
+
+    def _dial(self, limit_s: float, error: GroupFailedError) -> ControlChannel:
+        """Connect, also at another address if the gang is being started again. Raises `error`."""
+        deadline = time.monotonic() + limit_s
+        while (channel := self._transport.open_channel(self._hello(), self.on_renewal)) is None:
+            now = self.address if self._current is None else self._address_now(error)
+            if now.epoch > self.address.epoch:
+                self.renew(now)
+            elif time.monotonic() >= deadline:
+                raise error
+            else:
+                time.sleep(POLL_INTERVAL_S)
+        return channel
+
+    def _address_now(self, error: GroupFailedError) -> GangAddress:
+        """What the GroupManager says. Raises `error` if that has ended, too."""
+        assert self._current is not None
+        try:
+            return self._current()
+        except AlchemistError as ended:
+            if ended.facts.get("cause") != MANAGER_GONE:
+                raise  # it says what happened
+            raise error from None
+        except TimeoutError:  # the gang is still being started again
+            return self.address
 
     def on_renewal(self, fields: Body) -> None:
         """The dispatcher has told that the gang has other ranks now: started again, or resized."""
@@ -285,14 +310,9 @@ class GangConnection:
             if self._channel is not lost:
                 return  # another thread has done it
             here = isinstance(lost, SocketChannel) and lost.same_node
-            deadline = time.monotonic() + (0.0 if here else self._transport.resume_s)
-            while (channel := self._transport.open_channel(self._hello(), self.on_renewal)) is None:
-                if time.monotonic() >= deadline:
-                    raise error
-                time.sleep(POLL_INTERVAL_S)
-                now = self.address if self._current is None else self._current()
-                if now.epoch > self.address.epoch:
-                    self.renew(now)  # it has been started again
+            channel = self._dial(
+                0.0 if here and self._current is None else self._transport.resume_s, error
+            )
             # First of all: then no other thread's new matrix is missing among those that stay.
             channel.tell({"op": "resume", "matrices": self.leases.live()})
             self._channel = channel

@@ -127,9 +127,10 @@ class SocketChannel:
     def known_loss(self) -> AlchemistError | None:
         """Why the connection is of no more use, if that is known before a command is sent."""
         with self._changed:
-            if self._lost is not None or self._reading or self._calls:
-                return self._lost
-            self._reading = True
+            if self._lost is None and not self._reading and not self._calls:
+                self._reading = True
+            else:
+                return self._lost and self._lost.again()
         try:
             while self._lost is None and self._connection.readable(0.0):
                 self._read()
@@ -137,7 +138,7 @@ class SocketChannel:
             with self._changed:
                 self._reading = False
                 self._changed.notify_all()
-        return self._lost
+        return self._lost and self._lost.again()
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         begun = timeline.now()
@@ -181,7 +182,7 @@ class SocketChannel:
     def _send(self, body: Body, *, answered: bool) -> _Call:
         with self._changed:
             if self._lost is not None:
-                raise self._lost
+                raise self._lost.again()
             self._last_ident += 1
             call = _Call(self._last_ident, str(body.get("op", "")))
             if answered:
@@ -215,7 +216,7 @@ class SocketChannel:
                     if call.frames:
                         return call.frames.popleft()
                     if self._lost is not None:
-                        raise self._lost
+                        raise self._lost.again()
                     reader = self._reading = True
                 self._read()
             finally:
@@ -271,7 +272,7 @@ class SocketChannel:
                     )
                 )
             self._changed.notify_all()
-            return self._lost
+            return self._lost.again()
 
     def close(self) -> None:
         self.tell({"op": "goodbye"})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
+import math
 from collections import Counter
 from dataclasses import dataclass
+
+import numpy as np
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang.connection import GangConnection
@@ -37,10 +40,10 @@ def gang_html(connection: GangConnection) -> str:
     """A table of a gang for notebooks: workers by node, matrices and their memory."""
     try:
         workers = workers_of(connection)
-        matrices = connection.request({"op": "list_matrices"})["matrices"]
+        matrices = connection.request({"op": "list_matrices", "names": []})["matrices"]
     except AlchemistError as error:
         return f"<pre>{html.escape(str(error))}</pre>"
-    held = [connection.handle(about).nbytes for about in matrices]
+    held = [math.prod(about["shape"]) * np.dtype(about["dtype"]).itemsize for about in matrices]
     nodes = Counter(worker.hostname for worker in workers)
     rows = {
         "gang": f"{html.escape(connection.address.gang)} (epoch {connection.address.epoch})",

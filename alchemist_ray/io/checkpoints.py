@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from alchemist_ray.arrays.sparse import find_sparse
+from alchemist_ray.arrays.sparse import PARTS, find_sparse
 from alchemist_ray.errors import (
     AlchemistError,
     BadArgumentError,
@@ -199,7 +199,9 @@ class SessionCheckpoints(GangOwner):
             If several matrices have this name.
         """
         connection = self.connection
-        told = connection.request({"op": "list_matrices"})["matrices"]
+        # The others are not held: their programs may free them meanwhile.
+        parts = [name + end for end in ("", *PARTS)]
+        told = connection.request({"op": "list_matrices", "names": parts})["matrices"]
         found = [about for about in told if about["name"] == name]
         if not found:
             names = ", ".join(sorted({about["name"] for about in told})) or "none"

@@ -187,7 +187,7 @@ class ManagedGang:
         if self._gang is not None:
             await self._gang.settled()
         if self._gang is not None and self._gang.failure is not None:
-            raise self._gang.failure
+            raise self._gang.failure.with_traceback(None)
         if self._gang is None or self._gang.address is None:
             raise SessionError(f"gang {self._name} has no workers: request_workers(n) starts them")
         return self._gang.address

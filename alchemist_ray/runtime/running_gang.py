@@ -328,7 +328,7 @@ class RunningGang:
         async with self._one_resize:
             await self.settled()
             if self.failure is not None:
-                raise self.failure
+                raise self.failure.with_traceback(None)
             if self.state != "ready" or self.address is None:
                 raise SessionError(
                     f"gang {self._gang} {STATES.get(self.state, 'has ended')}: als.resize needs a "

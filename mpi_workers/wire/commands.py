@@ -120,7 +120,7 @@ COMMANDS: dict[str, Command] = {
     "resume": _at_once("matrices"),
     "touch": _at_once(""),
     "describe": _at_once("matrix name? pin? source? columns?"),
-    "list_matrices": _at_once("", repeatable=True),
+    "list_matrices": _at_once("names?", repeatable=True),
     "list_libraries": _at_once("", repeatable=True),
     "sources": _at_once("matrices", repeatable=True),
     "ping": _at_once("wait? workers?", repeatable=True),

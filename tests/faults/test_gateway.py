@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, GroupRecoveredError
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.access import TokenFile
-from tests.faults.conftest import MATRIX, record
+from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
+from tests.faults.conftest import MATRIX, pid_of, record
 from tests.support import traces
 
 AGAIN_LIMIT_S = 45.0  # from the death of the gateway until a client's command is answered
@@ -32,7 +34,7 @@ def there(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     tokens = TokenFile(folder / "tokens.json")
-    token = tokens.create("anna", ("call", "run_code"))
+    token = tokens.create("anna", ("call", "run_code"), groups=("cluster",))
     info = actor.serve("127.0.0.1", port, tokens=str(tokens.path), audit=str(folder / "audit.log"))
     yield {"address": info.address, "token": token}
     info.stop()
@@ -88,3 +90,21 @@ def test_clients_see_that_a_gang_was_started_again(there: dict[str, str]) -> Non
             assert len(answer) == 2
             assert old[-1] not in answer
             assert np.array_equal(thin.send_matrix(MATRIX).fetch(), MATRIX)
+
+
+@pytest.mark.cell("GroupManager", "idle", "gateway", "lost; another of its name can be attached to")
+def test_a_lost_gang_with_clients_does_not_hide_the_next_of_its_name(there: dict[str, str]) -> None:
+    """The gateway gave new clients the lost gang as long as an old one was attached to it."""
+    name = "gateway-again"
+    with AlchemistSession(1, name=name, lifetime="detached"):
+        old = AlchemistSession.attach(name, **there)
+        manager = ray.get_actor(group_name(name), namespace=NAMESPACE)
+        os.kill(pid_of(manager), signal.SIGKILL)
+        with pytest.raises(AlchemistError):
+            [old.list_matrices() for _ in range(1000)]
+    with AlchemistSession(1, name=name, lifetime="detached") as als:
+        als.send_matrix(MATRIX, name="A")
+        with AlchemistSession.attach(name, **there) as new:
+            assert np.array_equal(new.matrix("A").fetch(), MATRIX)
+        old.close()
+        AlchemistSession.stop_gang(name)

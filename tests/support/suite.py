@@ -40,7 +40,7 @@ UNITS = (
     ("tests/docs/test_notebooks.py",),
     ("tests/ali/test_files.py",),
     ("tests/ali/test_conformance.py",),
-    ("tests/soak",),
+    ("tests/sessions",),
     ("tests/ali/test_scalapack.py",),
     ("tests/alchemist_ray/observe/test_doctor_nodes.py",),
     ("tests/alchemist_ray/deploy/slurm/test_run.py",),

@@ -388,7 +388,7 @@ class SessionCommands:
     async def _attached(self, token: Token, name: str, timeout_s: float) -> HostedGang:
         if name in self.gangs:
             known = self.gang_of(token, name)
-            if known.clients or not await self._forget_if_ended(token.user, known):
+            if not await self._forget_if_ended(token.user, known):
                 return known
         gangs, connection = await self._waits.run(
             token.user,

@@ -253,7 +253,11 @@ class Gateway:
             client = self._clients[key] = Client(ident, token, gang, self)
             gang.clients.add(client)
             try:
-                await client.connect(where)
+                try:
+                    await client.connect(where)
+                except (OSError, WireError, Failure):  # it may be there again, at another address
+                    await self._waits.run(token.user, partial(gang.connection.ping, wait=True))
+                    await client.connect(where)
             except BaseException:
                 self._clients.pop(key, None)
                 gang.clients.discard(client)

@@ -353,9 +353,11 @@ class Commands:
         return {}
 
     def list_matrices(self, body: Body, holder: str) -> Body:
-        """All matrices; the caller holds them."""
+        """All matrices; the caller holds those with the names that it gives, or all."""
         records = [record for record in self.matrices.values() if record.sealed]
-        self.hold({"matrices": [record.id for record in records]}, holder)
+        names = body.get("names")
+        held = [record.id for record in records if names is None or record.name in names]
+        self.hold({"matrices": held}, holder)
         return {"matrices": [record.described() for record in records]}
 
     def describe(self, body: Body, holder: str) -> Body:

@@ -541,7 +541,7 @@ class Nodes:
         if self._crashed and self.failure is None:
             await asyncio.wait([self._ended])  # a node has no ranks: its reply would be missing
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)  # those of earlier ones would pile up
         self._seq += 1
         body: Body = {"op": op, "seq": self._seq, **fields}
         if self.unreferenced:
@@ -571,7 +571,7 @@ class Nodes:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            raise self._ended.result()
+            raise self._ended.result().with_traceback(None)
         finally:
             task.cancel()  # also if the caller is cancelled
 

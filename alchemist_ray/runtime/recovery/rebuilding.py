@@ -172,7 +172,7 @@ class Rebuilding:
         except (Failure, AlchemistError, RayError) as error:
             if self._nodes.failure is not None:
                 command.losses += 1
-                raise self._nodes.failure from None
+                raise self._nodes.failure.with_traceback(None) from None
             if isinstance(error, GroupFailedError):
                 raise
             told = error.message if isinstance(error, Failure) else str(error)

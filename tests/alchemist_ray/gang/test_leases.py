@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import os
 import pickle
+import resource
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +20,9 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
-from alchemist_ray.errors import MatrixNotFoundError
+from alchemist_ray.errors import GroupFailedError, MatrixNotFoundError
 from alchemist_ray.runtime.commands import remote_results
+from tests.support.suite import scaled
 
 
 def held(session: AlchemistSession) -> set[int]:
@@ -157,7 +161,7 @@ def test_results_of_a_remote_call_that_is_dropped_before_it_runs_are_freed(
     monkeypatch.setattr(remote_results, "POLL_INTERVAL_S", 0.05)
     linalg = session.load_library("linalg")
     A = session.send_matrix(np.ones((4, 3)))
-    busy = threading.Thread(target=lambda: session.run(lambda comm: time.sleep(1.0)))
+    busy = threading.Thread(target=lambda: session.run(lambda comm: time.sleep(4.0)))
     busy.start()
     assert wait_for(lambda: bool(session.list_calls()))
     del_me = linalg.qr.remote(A)
@@ -179,6 +183,51 @@ def test_commands_that_are_not_waited_for_have_no_answers(session: AlchemistSess
     time.sleep(0.2)
     assert not channel._connection.readable(0.0)
     assert A.fetch().sum() == 12
+
+
+def test_the_error_of_a_lost_gang_keeps_no_frames_alive(session: AlchemistSession) -> None:
+    """It is raised by each further use, also by finalizers, which run in any frame."""
+    A = session.send_matrix(np.ones((4, 3)))
+    channel: Any = session.connection._channel
+    channel._connection.hang_up()
+
+    class Held:
+        pass
+
+    def use(held: Held) -> None:
+        with contextlib.suppress(GroupFailedError):
+            A.fetch()
+        session.connection.tell({"op": "hold", "matrices": [A.id]})
+
+    held = Held()
+    alive = weakref.ref(held)
+    use(held)
+    del held
+    assert alive() is None
+
+
+@pytest.mark.timeout(scaled(120, 900))
+def test_the_memory_of_the_group_manager_is_flat(session: AlchemistSession) -> None:
+    """Over tells, whose answers piled up there, and over calls, whose records must end."""
+    A = session.send_matrix(np.ones((4, 3)))
+
+    def used(tells: int, calls: int) -> int:
+        for _ in range(tells):
+            session.connection.tell({"op": "hold", "matrices": [A.id]})
+        for _ in range(calls):
+            A + 1.0
+        session.run(lambda comm: comm.size)
+        manager: Any = session._gangs._manager.actor  # type: ignore[attr-defined]
+        return ray.get(manager.__ray_call__.remote(lambda self: resident_bytes()), timeout=60)
+
+    before = used(20_000, 500)
+    assert used(scaled(200_000, 1_000_000), scaled(2_000, 10_000)) - before < 8 << 20
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
 
 
 @ray.remote(num_cpus=0)

@@ -28,7 +28,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Kind
-from tests.alchemist_ray.gateway.test_lost_connections import BreakableLink
+from tests.support.breakable_link import BreakableLink
 
 WAIT_S = 20.0
 ROWS, COLS = 1500, 1000  # 12 MB: a chunk of three pieces

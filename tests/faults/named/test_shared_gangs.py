@@ -113,6 +113,22 @@ def test_a_killed_kernel_has_its_handles_back(cluster: str, nothing_of_it_left: 
     assert took < 2.0, f"it took {took:.2f} s"
 
 
+def test_a_look_for_one_matrix_does_not_hold_the_others(
+    cluster: str, climate: AlchemistSession
+) -> None:
+    """The others could not be freed by their own program until the garbage was swept."""
+    other = climate.send_matrix(np.eye(3), name="other")
+    text = """
+        with AlchemistSession.attach("climate") as als:
+            als.matrix("A")
+            print("found", flush=True)
+            time.sleep(30)
+    """
+    with Program(cluster, text) as program:
+        assert program.said == "found"
+        other.free()
+
+
 @pytest.mark.alone
 def test_attaching_is_quick(climate: AlchemistSession) -> None:
     times = []

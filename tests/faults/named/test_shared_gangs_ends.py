@@ -24,6 +24,7 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
+from alchemist_ray.runtime.cluster.ray_calls import ask_manager, find_gang
 from tests.faults.named.named_gangs import (
     Program,
     gangs,
@@ -274,6 +275,22 @@ def test_a_lost_connection_is_resumed_with_its_matrices(climate: AlchemistSessio
     del B
     assert climate.run(lambda comm: comm.size) == 2
     assert ident not in {handle.id for handle in climate.list_matrices()}
+
+
+@pytest.mark.cell("network", "recovering", "max_failures", "goes on")
+def test_a_lost_connection_is_resumed_when_the_gang_is_elsewhere(nothing_of_it_left: None) -> None:
+    """Each incarnation has other sockets: the address of before is of no use."""
+    with AlchemistSession(2, name="moved", lifetime="detached", max_failures=3) as als:
+        A = als.send_matrix(np.eye(3))
+        victim = als.list_workers()[1].pid
+        als.connection._channel._connection.hang_up()
+        os.kill(victim, signal.SIGKILL)
+
+        def moved() -> bool:
+            return ask_manager(find_gang("moved").gang_address.remote(), 20.0).epoch > 1
+
+        assert traces.wait_until(moved, 20) is not None
+        np.testing.assert_array_equal(A.fetch(), np.eye(3))
 
 
 @pytest.mark.cell("rank", "idle", "named", "lost")

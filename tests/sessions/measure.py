@@ -83,18 +83,6 @@ def excess(report: Report) -> list[str]:
     ]
 
 
-def growth(report: Report, sessions: int) -> str:
-    """Resident memory before and after, and its growth for each session."""
-    lines = [f"{sessions} sessions in {report.seconds:.0f} s"]
-    lines.append(f"{'process':<14} {'MB':>15} {'KB a session':>15}")
-    for process, after in report.after.items():
-        if process != "files":
-            before, now = report.before[process]["MB"], after["MB"]
-            each = f"{1024 * (now - before) / sessions:.1f}"
-            lines.append(f"{process:<14} {f'{before:.0f} -> {now:.0f}':>15} {each:>15}")
-    return "\n".join(lines)
-
-
 def table(report: Report) -> str:
     """Before and after, for people."""
     lines = [f"{report.seconds:.0f} s: " + ", ".join(f"{n} {a}" for a, n in report.counts.items())]
