@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -40,12 +41,11 @@ __all__ = [
     "CallInfo",
     "GangInfo",
     "Handle",
-    "MpiFunction",
     "WorkerInfo",
     "__version__",
-    "mpi_function",
-    "status",
 ]
+if importlib.util.find_spec("alchemist_ray.functions.mpi_function"):  # not in alchemist-client
+    __all__ += ["MpiFunction", "mpi_function", "status"]
 
 
 def __getattr__(name: str) -> Any:
@@ -62,4 +62,4 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *__all__})

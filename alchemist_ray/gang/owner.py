@@ -129,6 +129,8 @@ class GangOwner:
         host = "127.0.0.1" if address == "0.0.0.0" else address
         self._gangs.move(host, port, in_use=self._connection is not None)
 
+    connect = connect_to_alchemist  # in the paper's listing of an environment (2019, IV)
+
     # --- workers ---
 
     def request_workers(self, num_workers: Workers) -> list[WorkerInfo]:

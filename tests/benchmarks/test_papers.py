@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,11 @@ def test_the_listing_of_the_paper_runs_and_its_values_are_checked(cluster: str) 
     assert page.verdicts[0].startswith("**The paper's claim holds here")
     text = page.text(TINY)
     assert text.count("Data transfer times breakdown") == 2
+    assert text.count(" shared memory ") == 2  # a row in each table
+    (last,) = re.findall(r"^\[\[(\d.*)\]\]$", text, re.M | re.S)  # in the figure's order
+    printed = [float(value) for value in last.split()]
+    assert printed == sorted(printed, reverse=True)
+    assert printed[0] == pytest.approx(session.PRINTED[0], rel=0.01)
     assert "rank 2 on node" in text
 
 

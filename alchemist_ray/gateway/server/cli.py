@@ -67,6 +67,7 @@ def _gateway(asked: argparse.Namespace) -> None:
         audit=asked.audit,
     )
     print(actor.as_text(started))
+    print(f"Accepting connections on {asked.host}:{started.port}")
 
 
 def _token_parser() -> argparse.ArgumentParser:

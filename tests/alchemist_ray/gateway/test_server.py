@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def test_files_are_found_from_the_folder_of_the_caller(
     assert main(["token", "--tokens", "mine.json", "create", "anna"]) == 0
     assert main(["gateway", "--port", "0", "--tokens", "mine.json", "--audit", "log/a"]) == 0
     shown = capsys.readouterr().out
+    assert re.search(r"^Accepting connections on 0\.0\.0\.0:[1-9]\d*$", shown, re.M)
     assert f"{tmp_path}/mine.json" in shown
     assert "expires" in shown
     assert (tmp_path / "log/a").exists()

@@ -25,7 +25,7 @@ PROGRAM = """
 import importlib.util
 import numpy as np
 import alchemist_ray
-from alchemist_ray import AlchemistSession
+from alchemist_ray import *
 
 assert "site-packages" in alchemist_ray.__file__
 assert not any(map(importlib.util.find_spec, ("ray", "mpi4py", "scipy", "cloudpickle", "tqdm")))
