@@ -79,6 +79,13 @@ class Context:
     def comm(self) -> GangComm:
         return self.gang.comm
 
+    def floating_errors(self) -> np.errstate:
+        """A block in which NumPy's functions report floating-point errors to the call's caller.
+
+        The caller's `numpy.errstate` decides between warnings, errors and silence.
+        """
+        return np.errstate(all="call", call=self.gang.note_floating)
+
     def zeros(self, shape: Sequence[int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
         """A distributed matrix of zeros; every rank must pass the same arguments.
 

@@ -305,7 +305,8 @@ def _isclose(
         b = np.asarray(b)
     if b.dtype.kind in "biu":
         b = b.astype(np.float64)
-    near = abs(a - b) <= atol + rtol * abs(b)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        near = abs(a - b) <= atol + rtol * abs(b)
     finite = np.isfinite(b)
     if isinstance(finite, MatrixRef) or not finite.all():
         near = engine.where(finite, near, engine.binary("equal", a, b))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,6 +95,31 @@ def _for_other_processes(connection: GangConnection | _Received, library: str) -
     return _Received(f"library {library}", of.session, of.gang, of.epoch, connection.handle_type)
 
 
+FLOATING = {  # NumPy's kinds of floating-point errors: flag, text
+    "divide": (1, "divide by zero"), "over": (2, "overflow"), "under": (4, "underflow"),
+    "invalid": (8, "invalid value"),
+}  # fmt: skip
+
+
+def _report_floating(flags: int, where: str) -> None:
+    """Treat floating-point errors on the ranks as `numpy.errstate` of this thread says."""
+    for kind, (flag, text) in FLOATING.items():
+        action = np.geterr()[kind] if flags & flag else "ignore"  # type: ignore[literal-required]
+        message = f"{text} encountered in {where}"
+        if action == "raise":
+            raise FloatingPointError(message)
+        if action == "warn":
+            level, frame = 1, sys._getframe()
+            while frame.f_back and frame.f_globals["__name__"].startswith("alchemist_ray."):
+                level, frame = level + 1, frame.f_back
+            warnings.warn(message, RuntimeWarning, stacklevel=level)
+        elif action == "call":
+            np.geterrcall()(text, flags)  # type: ignore[operator, misc]
+        elif action in ("print", "log"):
+            target: Any = sys.stdout if action == "print" else np.geterrcall()
+            target.write(f"Warning: {message}\n")
+
+
 class Routine:
     """One routine of a library. Calling it runs it on every rank and waits.
 
@@ -146,7 +173,10 @@ class Routine:
                 reply = self._connection.request(body, bar)
             finally:
                 bar.close()
-        return results_of(reply, self._connection.handle)
+        results = results_of(reply, self._connection.handle)
+        if "floating" in reply:
+            _report_floating(reply["floating"], str(body["arguments"].get("op", self.__name__)))
+        return results
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the routine; an ObjectRef of what a call returns."""

@@ -215,7 +215,7 @@ def add(
     C = ctx.empty(shape, dtype, layout)
     if not C.local.size:
         return C
-    with np.errstate(all="ignore"):
+    with ctx.floating_errors():
         if one == 1 and other == 1:
             np.add(a.local, b.local, out=C.local, casting="same_kind")
         elif one == 1 and other == -1:
@@ -262,7 +262,8 @@ def elementwise(ctx: Context, op: str, A: DistMatrix, B: DistMatrix) -> DistMatr
     Notes
     -----
     One pass over the operands into C, no temporary; communication as in `add`. Divisions by
-    zero and the like give inf and nan (0 for integers), as in NumPy, without a warning.
+    zero and the like give inf and nan (0 for integers), as in NumPy, and the caller's
+    `numpy.errstate` decides on warnings.
 
     Error: 1 eps, relative to the largest element. Peak memory: 1.0 times arguments and results.
     """
@@ -282,7 +283,7 @@ def binary(
         _refuse_power(ctx, name, bool((b.local < 0).any()))
     C = A if in_place else ctx.empty(shape, dtype, layout)
     if C.local.size:
-        with np.errstate(all="ignore"):
+        with ctx.floating_errors():
             function(a.local, b.local, out=C.local, casting="unsafe")
     return C
 
@@ -382,7 +383,7 @@ def with_number(
     C = A if in_place else ctx.empty(A.array_shape, dtype, A.layout)
     if C.local.size:
         operands = (number, A.local) if reflected else (A.local, number)
-        with np.errstate(all="ignore"):
+        with ctx.floating_errors():
             function(*operands, out=C.local, casting="unsafe")
     return C
 
@@ -455,7 +456,7 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
     function = function_of("apply", op, UNARY)
     C = ctx.empty(A.array_shape, result_dtype("apply", function, A, None, op), A.layout)
     if C.local.size:
-        with np.errstate(all="ignore"):
+        with ctx.floating_errors():
             function(A.local, out=C.local, casting="unsafe")
     return C
 

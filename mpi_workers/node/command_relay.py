@@ -52,6 +52,7 @@ class Pending:
         self.value: Any = None
         self.matrices: list[Any] | None = None
         self.idle_nbytes = 0
+        self.floating = 0
         self.following = b""  # a frame for the ranks, if they have the memory that it needs
 
 
@@ -165,6 +166,7 @@ class CommandRelay:
             if "value" in body:
                 pending.value = body["value"]
             pending.idle_nbytes += body.get("idle", 0)
+            pending.floating |= body.get("floating", 0)
             self._compare(pending, rank, body.get("matrices") or [])
         if not pending.left:
             self._uplink.send_output()
@@ -215,6 +217,8 @@ class CommandRelay:
             reply["places"] = dict(list(pending.interrupted.items())[:PLACES_SENT])
         if pending.value is not None:
             reply["value"] = pending.value
+        if pending.floating:
+            reply["floating"] = pending.floating
         if pending.matrices:
             reply["matrices"] = pending.matrices
         self._uplink.send_reply(reply)

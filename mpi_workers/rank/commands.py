@@ -130,6 +130,8 @@ class RankCommands:
             else:
                 values.append(result)
         reply: Body = {"matrices": matrices} if matrices else {}
+        if self.gang.floating:
+            reply["floating"] = self.gang.floating
         if self.gang.rank == 0:
             reply["value"] = values
         return reply

@@ -38,6 +38,11 @@ class Gang:
         Sends a report of progress to the user.
     folder : Path
         The gang's folder on this node.
+
+    Attributes
+    ----------
+    floating : int
+        NumPy's flags of the floating-point errors of the call under way, for its caller.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Gang:
         self.grid: Grid = default_grid(world.size)
         self._comm = GangComm(world.Dup())
         self._used = False
+        self.floating = 0
 
     @property
     def comm(self) -> GangComm:
@@ -67,6 +73,11 @@ class Gang:
     def enter(self) -> None:
         """Begin a call after calls that left no messages under way."""
         self._used = False
+        self.floating = 0
+
+    def note_floating(self, error: str, flags: int) -> None:
+        """Called by NumPy for floating-point errors; see `Context.floating_errors`."""
+        self.floating |= flags
 
     def renew(self) -> None:
         """Duplicate the communicator if the call that failed has used it. Collective.

@@ -185,6 +185,7 @@ class Commands:
                 {**value, "matrix": described.pop(0)} if isinstance(value, dict) else value
                 for value in done.value or []
             ],
+            **({"floating": done.floating} if done.floating else {}),
         }
 
     async def run(self, body: Body, holder: str) -> Body:

@@ -109,6 +109,8 @@ class Round:
         Where those ranks were.
     value, matrices
         What rank 0 returned, and the matrices that every rank made.
+    floating
+        NumPy's flags of floating-point errors on any rank.
     begun : float
         When it was sent, by `time.monotonic`.
     """
@@ -123,6 +125,7 @@ class Round:
     failed: int = 0
     places: dict[str, list[int]] = field(default_factory=dict)
     value: Any = None
+    floating: int = 0
     matrices: list[Any] | None = None
     begun: float = field(default_factory=time.monotonic)
 
@@ -140,6 +143,7 @@ class Round:
         self.errors += reply.get("errors", [])
         self.failed += reply.get("failed", 0)
         self.interrupted += reply.get("interrupted", 0)
+        self.floating |= reply.get("floating", 0)
         for place, ranks in reply.get("places", {}).items():
             self.places.setdefault(place, []).extend(ranks)
         if "value" in reply:

@@ -122,9 +122,10 @@ def test_masks_broadcast_and_methods_agree(
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # means of nothing
             wanted = getattr(a, method)(axis=0, where=mask, **options)
-        for some in (mask, session.xp.asarray(mask), session.xp.asarray(mask).astype("int32")):
-            same(getattr(A, method)(axis=0, where=some, **options), wanted)
-        assert getattr(A, method)(0, out=B, where=mask, **options) is B
+        with np.errstate(all="ignore"):
+            for some in (mask, session.xp.asarray(mask), session.xp.asarray(mask).astype("int32")):
+                same(getattr(A, method)(axis=0, where=some, **options), wanted)
+            assert getattr(A, method)(0, out=B, where=mask, **options) is B
         np.testing.assert_allclose(B.fetch(), wanted, rtol=1e-5)
     same(getattr(np, method)(A, 0, *[None] * (method in ("sum", "mean", "var", "std"))),
          getattr(np, method)(a, 0))  # fmt: skip

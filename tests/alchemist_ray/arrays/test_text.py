@@ -64,7 +64,7 @@ def test_text_of_an_ended_session(cluster: str) -> None:
 def test_a_small_expression_is_one_command(
     session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    A = session.send_matrix(np.arange(1000.0).reshape(100, 10))
+    A = session.send_matrix(np.linspace(0, 99, 1000).reshape(100, 10))
     mask = A > 3
     sent: list[str] = []
     request = GangConnection.request
