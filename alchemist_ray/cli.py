@@ -7,7 +7,6 @@ import importlib
 import os
 import select
 import signal
-import subprocess
 import sys
 
 from alchemist_ray.errors import AlchemistError
@@ -55,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     module = COMMANDS[argv[0]][0]
     try:
         if module == "ali":  # a process of its own: alchemist_ray must not import ali (needs MPI)
-            return subprocess.call([sys.executable, "-m", "ali", *argv])
+            os.execv(sys.executable, [sys.executable, "-m", "ali", *argv])  # signals arrive there
         code = int(importlib.import_module(module).main(argv))
         sys.stdout.flush()
     except AlchemistError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def main(argv: list[str]) -> int:
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         print(f"alchemist: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0
 
 

@@ -112,7 +112,8 @@ def _load(content: bytes, mode: int) -> ctypes.CDLL:
     # Kept open: the loader identifies files by path, so the descriptor must not be reused.
     fd = os.memfd_create("alchemist", os.MFD_CLOEXEC)
     os.write(fd, content)
-    return ctypes.CDLL(f"/proc/self/fd/{fd}", mode=mode)
+    # Not /proc/self: gdb would open its own descriptor of that number, and wait for it for ever.
+    return ctypes.CDLL(f"/proc/{os.getpid()}/fd/{fd}", mode=mode)
 
 
 class _SymbolInfo(ctypes.Structure):

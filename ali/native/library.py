@@ -33,7 +33,6 @@ from ali.native.host import (
     Frame,
     Host,
     ignored_errors_raised,
-    report_exits,
     text_of,
 )
 from ali.python_library import check_state_routines, no_such_routine
@@ -71,7 +70,6 @@ class NativeLibrary:
         self._name = name
         self._state: int | None = None
         self.host = Host()
-        report_exits()
         self._object = _open(name, path)
         self._library = self._look_up(path)
         self._routines: dict[str, tuple[CRoutine, Signature]] = {}

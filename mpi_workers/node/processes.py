@@ -352,7 +352,9 @@ class LocalRanks:
             if (process := ranks.get(ended.si_pid)) is not None:
                 how = None if process.pidfd is not None else self.reap(process)
                 return [] if how is None else [(process.rank, how)]
-            os.waitpid(ended.si_pid, os.WNOHANG)
+            # A thread of this process that has started py-spy may have reaped it.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     def any_alive(self) -> bool:
         """Whether any rank still runs."""

@@ -241,23 +241,19 @@ class Proxy:
             self._rank_ended(protocol.peer.rank, "ended")
 
     def _rank_ended(self, rank: int, cause: str, pid: int | None = None) -> None:
-        """Report the end of a rank. If a launcher has killed it, name the rank that aborted."""
+        """Report the end of a rank; if another one has ended it by MPI_Abort, that one's end."""
         if self._leaving:
             return
-        tail = self._local.output.tail(rank)
-        if not self._local.forked:
-            self._local.output.read_all()
-            aborted = self._local.output.aborted()
-            if aborted is not None and aborted[0] in self._ranks:
-                rank, cause = aborted[0], f"called MPI_Abort({aborted[1]})"
-                pid, tail = None, self._local.output.tail(rank)
-            elif self._spec.across_nodes and pid is None:
-                self._leaving = True
-                asyncio.get_running_loop().call_later(
-                    BLAME_S, self._report_end, rank, cause, pid, tail
-                )
-                return
-        self._report_end(rank, cause, pid, tail)
+        self._local.output.read_all()
+        aborted = self._local.output.aborted()
+        if aborted is not None and aborted[0] in self._ranks:
+            (rank, cause), pid = aborted, None
+        elif not self._local.forked and self._spec.across_nodes and pid is None:
+            self._leaving = True
+            tail = self._local.output.tail(rank)
+            asyncio.get_running_loop().call_later(BLAME_S, self._report_end, rank, cause, pid, tail)
+            return
+        self._report_end(rank, cause, pid, self._local.output.tail(rank))
 
     def _report_end(self, rank: int, cause: str, pid: int | None, tail: str) -> None:
         self._report_last(

@@ -100,7 +100,7 @@ READ_BYTES = 64 << 10  # 64 KiB: the capacity of a pipe
 READS = 4  # from one pipe before others have their turn
 LAUNCHER = -1  # source of the output of ranks that have no pipes of their own yet
 # Messages of MPI_Abort in MPICH (and its relatives) and Open MPI: code and rank, rank and code.
-MPICH_ABORT = re.compile(rb"Abort\((-?\d+)\) on node (\d+)")
+MPICH_ABORT = re.compile(rb"Abort\((-?\d+)\) on node (\d+)( [^\n]*called MPI_Abort)?")
 OPEN_MPI_ABORT = re.compile(
     rb"MPI_ABORT was invoked on rank (\d+) in.{1,99}?with errorcode (-?\d+)", re.DOTALL
 )
@@ -199,12 +199,14 @@ class RankOutput:
         found = self._tails.get(rank)
         return found.read() if found is not None else b""
 
-    def aborted(self) -> tuple[int, int] | None:
-        """Rank and code of an MPI_Abort that a rank has printed."""
+    def aborted(self) -> tuple[int, str] | None:
+        """The rank that MPI says, in what ranks have printed, has ended all others; and why."""
         for rank in list(self._tails):
             data = self._tail(rank)
             if found := MPICH_ABORT.search(data):
-                return int(found[2]), int(found[1])
+                code = int(found[1])
+                why = f"called MPI_Abort({code})" if found[3] else f"had a fatal MPI error ({code})"
+                return int(found[2]), why
             if found := OPEN_MPI_ABORT.search(data):
-                return int(found[1]), int(found[2])
+                return int(found[1]), f"called MPI_Abort({int(found[2])})"
         return None

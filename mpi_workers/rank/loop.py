@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import select
+import sys
 import threading
 import time
 import traceback
@@ -37,6 +38,10 @@ from mpi_workers.wire.sockets import peer
 
 ORPHANED = 98  # exit code of a rank whose proxy has ended
 TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback are sent
+FINALIZED = (
+    "a library has called MPI_Finalize, which ends MPI for all ranks of the gang: remove that call "
+    "from its routines"
+)
 # Frames of these modules, above the user's own code, are left out of tracebacks.
 HIDDEN_MODULES = (
     "mpi_workers.rank.loop",
@@ -104,6 +109,10 @@ class RankLoop:
         begun, counter, waited_s = time.time(), time.perf_counter(), interruption.waited_s()
         reply = self._execute(body)
         seconds = time.perf_counter() - counter
+        if MPI.Is_finalized():
+            sys.stderr.write(FINALIZED + "\n")
+            sys.stderr.flush()
+            os._exit(1)
         self._reply(body, reply)
         mpi_s = interruption.waited_s() - waited_s
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -30,7 +30,7 @@ from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
 from mpi_workers.rank.commands import Runner
 from mpi_workers.rank.libraries import Loader
-from mpi_workers.rank.loop import RankLoop
+from mpi_workers.rank.loop import FINALIZED, RankLoop
 from mpi_workers.rank.output import buffer_lines, use_rank_pipes
 from mpi_workers.wire.blocking import connect
 from mpi_workers.wire.interfaces import interfaces
@@ -107,6 +107,59 @@ def write_frames_to(path: str) -> None:
         ctypes.CDLL(str(LIBRARY)).alchemist_show_crashes(file.fileno())
 
 
+_EXIT_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)
+EXIT_FRAMES = 64
+PEER_S = 0.2  # a rank that MPI ends because of another one leaves it this time to be noticed first
+
+
+def report_exits() -> None:
+    """Have this process print why it ends, if a library ends it, and end with a code other than 0.
+
+    Ranks end themselves without the handlers of exit(3), so only exit(3) in a library or in MPI
+    runs them.
+    """
+    on_exit = getattr(ctypes.CDLL(None), "on_exit", None)  # of glibc
+    if on_exit is not None:
+        on_exit(_report_exit, ctypes.c_void_p(os.getpid()))
+
+
+@_EXIT_HANDLER  # type: ignore[untyped-decorator]  # keeps the function alive
+def _report_exit(code: int, pid: int | None) -> None:
+    if os.getpid() != pid:
+        return  # a child that a library has forked
+    callers = _calling_frames()
+    delay_s = 0.0
+    if MPI.Is_finalized():
+        words = FINALIZED
+    elif any("MPI_Abort" in frame for frame in callers):
+        words = ""  # MPI has printed the call, from which the proxy knows it
+    elif any("libmpi" in os.path.basename(frame.partition("(")[0]) for frame in callers):
+        words = (
+            f"MPI has ended this rank's process with code {code}: another rank has called "
+            "MPI_Abort or has ended, or MPI cannot continue after an error"
+        )
+        delay_s = PEER_S
+    else:
+        words = (
+            f"a library has ended this rank's process with code {code}: it called exit(), or STOP "
+            "in Fortran. It must return an error instead (alchemist_fail, alchemist_failed)"
+        )
+    sys.stderr.write(words + "\n" * bool(words))
+    sys.stderr.flush()
+    time.sleep(delay_s)
+    os._exit(code or 1)
+
+
+def _calling_frames() -> list[str]:
+    """The C frames of this thread: ``/lib/libmpi.so.12(MPI_Abort+0x1b) [0x7f...]``."""
+    libc = ctypes.CDLL(None)
+    libc.backtrace_symbols.restype = ctypes.POINTER(ctypes.c_char_p)
+    addresses = (ctypes.c_void_p * EXIT_FRAMES)()
+    count = libc.backtrace(addresses, EXIT_FRAMES)
+    symbols = libc.backtrace_symbols(addresses, count)
+    return [(symbols[i] or b"").decode(errors="replace") for i in range(count)] if symbols else []
+
+
 INIT_SLACK_S = 10  # after the start's own time limit, whose error has more details
 UNFIT_S = 2.0  # a process outside the gang's MPI world waits this long to be killed
 
@@ -130,6 +183,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
             _report_wrong_world(config)
         use_rank_pipes(config.directory, MPI.COMM_WORLD.rank)
         write_frames_to(crash_file(config.directory, MPI.COMM_WORLD.rank))
+        report_exits()
         RankLoop(config, loader, runner).run()
         status = 0
     except BaseException:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpi_workers.node.processes import crowded, set_waits
+from mpi_workers.node.processes import crowded, die_with_parent, set_waits
 from mpi_workers.rank.interruption import begin, interrupt
 
 __all__ = ["begin", "interrupt", "run"]  # begin and interrupt: on a rank
@@ -65,6 +65,7 @@ def run(
         If a rank failed or time ran out; its message ends with the ranks' output.
     """
     mpiexec = Path(sys.executable).parent / "mpiexec"
+    parent = os.getpid()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         command: list[Any] = [mpiexec, "-n", ranks, *(under or ())]
         command += [sys.executable, "-m", "mpi_workers", "local-rank"]
@@ -78,6 +79,7 @@ def run(
             text=True,
             errors="replace",
             start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),  # mpiexec ends its ranks
         )
         try:
             output, _ = process.communicate(timeout=timeout + 1)

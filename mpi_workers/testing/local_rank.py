@@ -23,7 +23,7 @@ from mpi_workers.node.processes import close_listeners, crowded, die_with_parent
 from mpi_workers.rank import interruption
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord
-from mpi_workers.rank.process import limit_endpoints
+from mpi_workers.rank.process import limit_endpoints, report_exits
 
 POOL_BYTES = 256 << 20  # 256 MiB
 FIRST_CALL = 1
@@ -52,6 +52,7 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
     limit_endpoints(None, one_node=True)
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    report_exits()
     world = MPI.COMM_WORLD
     segments = set(re.findall(r"/dev/shm/mpich\S+", Path("/proc/self/maps").read_text()))
     about = {"pid": os.getpid(), "segments": sorted(segments)}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support import build
+from tests.support import build, traces
 
 LIBRARY = """
 import os
@@ -48,6 +48,15 @@ from ali import Context, routine
 def wait(ctx: Context) -> None:
     print("rank", os.getpid(), flush=True)
     time.sleep(600)
+"""
+SOLVER = """
+#include <alchemist.h>
+static int solve(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    (void)call, (void)in, (void)out;
+    return ALCHEMIST_OK;
+}
+static const alchemist_routine routines[] = {{.name = "solve", .doc = "None.", .run = solve}, {0}};
+ALCHEMIST_LIBRARY("solver", "Solves nothing.", routines)
 """
 DOCS = Path(__file__).parents[2] / "docs" / "debugging.md"
 VALUES = np.arange(6.0).reshape(3, 2)
@@ -84,18 +93,28 @@ def test_ranks_that_hang_print_their_stacks(folder: Path) -> None:
     assert re.search(r'hanging.py", line \d+ in wait', said), said
 
 
-def test_a_command_that_is_ended_ends_its_ranks(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_command_that_is_ended_ends_its_ranks(folder: Path, number: signal.Signals) -> None:
     (folder / "hanging.py").write_text(HANGING)
-    words = [sys.executable, "-m", "ali", "run-routine", "hanging.py", "wait"]
-    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as command:
+    (folder / "tmp").mkdir()
+    words = [sys.executable, "-m", "alchemist_ray.cli", "run-routine", "hanging.py", "wait"]
+    env = os.environ | {"TMPDIR": str(folder / "tmp")}
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True, env=env) as command:
         assert command.stdout is not None
         ranks = [int(command.stdout.readline().rpartition(" ")[2]) for _ in range(2)]
-        command.terminate()
-        assert command.wait(20) == 128 + signal.SIGTERM
-    until = time.monotonic() + 10
-    while any(Path("/proc", str(rank)).exists() for rank in ranks) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(Path("/proc", str(rank)).exists() for rank in ranks)
+        command.send_signal(number)
+        killed = number == signal.SIGKILL
+        assert command.wait(20) == (-number if killed else 128 + number)
+    try:
+        assert traces.wait_until(lambda: not any(map(_runs, ranks)), 10, 0.05) is not None
+        assert killed or not list((folder / "tmp").glob("ranks-*"))
+    finally:
+        for rank in filter(_runs, ranks):
+            os.kill(rank, signal.SIGKILL)
+
+
+def _runs(pid: int) -> bool:
+    return Path("/proc", str(pid)).exists()
 
 
 def documented(tool: str) -> list[str]:
@@ -115,6 +134,15 @@ def test_gdb_shows_the_stack_of_a_crash(folder: Path) -> None:
     said = run(folder, "crashing.py", "solve", "--ranks", "1", *words, code=1)
     assert "SIGSEGV" in said
     assert re.search(r"^#\d+ .*\bffi_call\b", said, re.M), said
+
+
+@build.needs_compiler
+def test_gdb_stops_in_a_function_of_a_library_in_c(folder: Path) -> None:
+    (folder / "solver.c").write_text(SOLVER)
+    build.shared_object(folder / "solver.c", folder / "libsolver.so")
+    words = documented("gdb, a breakpoint")
+    said = run(folder, "libsolver.so", "solve", "--ranks", "1", "--timeout", "90", *words, code=1)
+    assert re.search(r"^#0 .*\bsolve\b", said, re.M), said
 
 
 def test_py_spy_writes_a_profile_of_each_rank(folder: Path) -> None:

@@ -82,6 +82,14 @@ def test_a_file_that_is_not_a_library_is_refused(session: AlchemistSession, tmp_
     assert session.load_library("echo").who() == [0, 1]
 
 
+ENDING = """
+from mpi4py import MPI
+from ali import Context, routine
+
+@routine()
+def finalize(ctx: Context) -> None:
+    MPI.Finalize()
+"""
 LEAVING = """
 #include <alchemist.h>
 static int leave(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
@@ -89,8 +97,24 @@ static int leave(alchemist_call *call, const alchemist_value *in, alchemist_valu
     if (call->rank == 1) exit(0);
     return ALCHEMIST_OK;
 }
-static const alchemist_routine routines[] = {{.name = "leave", .doc = "Ends.", .run = leave}, {0}};
-ALCHEMIST_LIBRARY("leaving", "Calls exit.", routines)
+static int give_up(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    (void)in, (void)out;
+    if (call->rank == 1) MPI_Abort(call->comm, 7);
+    MPI_Barrier(call->comm);
+    return ALCHEMIST_OK;
+}
+static int finalize(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    (void)call, (void)in, (void)out;
+    MPI_Finalize();
+    return ALCHEMIST_OK;
+}
+static const alchemist_routine routines[] = {
+    {.name = "leave", .doc = "Ends.", .run = leave},
+    {.name = "give_up", .doc = "Aborts.", .run = give_up},
+    {.name = "finalize", .doc = "Ends MPI.", .run = finalize},
+    {0},
+};
+ALCHEMIST_LIBRARY("leaving", "Ends its process.", routines)
 """
 
 
@@ -98,8 +122,17 @@ ALCHEMIST_LIBRARY("leaving", "Calls exit.", routines)
 def test_a_library_that_ends_its_process_is_named(cluster: str, tmp_path: Path) -> None:
     (tmp_path / "leaving.c").write_text(LEAVING)
     built = shared_object(tmp_path / "leaving.c", tmp_path / "libleaving.so")
-    with AlchemistSession(2) as als:
-        lib = als.load_library("leaving", built)
-        with pytest.raises(GroupFailedError, match="exited with code 1") as caught:
-            lib.leave()
-    assert "it called exit(), or STOP in Fortran" in str(caught.value)
+    (tmp_path / "ending.py").write_text(ENDING)
+    exits = "it called exit(), or STOP in Fortran"
+    for library, path, routine, cause, why in (
+        ("leaving", built, "leave", "exited with code 1", exits),
+        *[("leaving", built, "give_up", "rank 1 .*called MPI_Abort.7.", "MPI_Abort")] * 3,
+        ("leaving", built, "finalize", "exited with code 1", "has called MPI_Finalize"),
+        ("ending", tmp_path / "ending.py", "finalize", "exited with code 1", "called MPI_Finalize"),
+    ):
+        with AlchemistSession(3) as als:
+            lib = als.load_library(library, path)
+            with pytest.raises(GroupFailedError, match=cause) as caught:
+                getattr(lib, routine)()
+        assert why in str(caught.value)
+        assert (exits in str(caught.value)) == (routine == "leave")
