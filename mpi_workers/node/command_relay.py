@@ -24,7 +24,6 @@ from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 ERRORS_SENT = 4  # failing ranks whose tracebacks are sent
 PLACES_SENT = 4  # places at which a call was interrupted
-STACKS_SENT = 2  # ranks whose stacks are sent if they do not return
 SIGNAL_S = 0.5  # between signals to a rank that still runs a cancelled call
 
 
@@ -123,18 +122,30 @@ class CommandRelay:
             self._signal_ranks(seq)
 
     def report_running(self, seq: int) -> None:
-        """Send the ranks that have not come back from a call, then the stacks of the first ones."""
+        """Send the ranks that have not come back from a call, then their stacks."""
         pending = self._pending.get(seq)
         ranks = sorted(pending.left) if pending is not None else []
         self._uplink.send_event("ranks_running", seq=seq, ranks=ranks, stacks={})
         if ranks:
-            self._reporting = asyncio.ensure_future(self._report_stacks(seq, ranks[:STACKS_SENT]))
+            self._reporting = asyncio.ensure_future(self._report_stacks(seq, ranks))
 
     async def _report_stacks(self, seq: int, ranks: list[int]) -> None:
-        pids = [pid for rank in ranks if (pid := self._ranks[rank].pid)]
-        found = await asyncio.gather(*(asyncio.to_thread(of_main_thread, pid) for pid in pids))
-        stacks = {str(rank): stack for rank, stack in zip(ranks, found, strict=False) if stack}
-        self._uplink.send_event("ranks_running", seq=seq, ranks=[], stacks=stacks)
+        """Send stacks, of as many ranks at a time as there are cores."""
+        at_once = len(os.sched_getaffinity(0))
+        for first in range(0, len(ranks), at_once):
+            pending = self._pending.get(seq)
+            if pending is None:
+                return
+            pids = {
+                rank: pid
+                for rank in ranks[first : first + at_once]
+                if rank in pending.left and (pid := self._ranks[rank].pid)
+            }
+            found = await asyncio.gather(
+                *(asyncio.to_thread(of_main_thread, pid) for pid in pids.values())
+            )
+            stacks = {str(rank): stack for rank, stack in zip(pids, found, strict=True) if stack}
+            self._uplink.send_event("ranks_running", seq=seq, ranks=[], stacks=stacks)
 
     def _signal_ranks(self, seq: int) -> None:
         """Signal the ranks that have not come back from a cancelled call, until they have."""

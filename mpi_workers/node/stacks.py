@@ -20,6 +20,8 @@ FRAMES = 12  # innermost ones that are shown
 # The rank's own loop and ctypes, below the code of the library or the user.
 LOOP = "/mpi_workers/"
 HIDDEN = (LOOP, "/ali/", "/libffi.so", "_ctypes")
+MPI_FUNCTION = re.compile(r"P?MPI_[A-Z]")
+BELOW_MPI = re.compile(r"\((libc|libpthread|libuc|libfabric|\[vdso\])")  # and what MPI itself calls
 INTERPRETER = re.compile(r"\((libffi|_ctypes|libpython|python)")  # what has called the C code
 PYTHON_FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 C_FRAME = re.compile(r"^(?P<path>/.+)\((?P<name>\w*)(?P<offset>\+0x[0-9a-f]+)?\) ?\[0x[0-9a-f]+\]$")
@@ -54,7 +56,18 @@ def shown(frames: list[dict[str, Any]]) -> list[str]:
             continue
         line = f":{frame['line']}" if frame.get("line") else ""
         lines.append(f"{frame['name']} ({os.path.basename(path)}{line})")
-    return lines[:FRAMES]
+    return _from_mpi(lines)[:FRAMES]
+
+
+def _from_mpi(lines: list[str]) -> list[str]:
+    """Frames without those inside of an MPI function, which differ from moment to moment."""
+    for index, line in enumerate(lines):
+        if MPI_FUNCTION.match(line):
+            return lines[index:]
+        library = line.rpartition(" (")[2].removesuffix(")")
+        if not (library.startswith("libmpi") or BELOW_MPI.search(f"({library}")):
+            break
+    return lines
 
 
 def crash_file(folder: str, rank: int) -> str:

@@ -24,13 +24,14 @@ from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 CONTINUES = "; the gang continues"  # at the end of messages, while it is true
 PLACES = 4  # that a message names
-STACKS = 2
+STACKS = 4  # different ones that a message shows
 
 
 class StuckRanks:
-    """Ranks that have not returned from a call, as their proxies report them."""
+    """Ranks that have not returned from the call of a round, as their proxies report them."""
 
-    def __init__(self) -> None:
+    def __init__(self, seq: int = 0) -> None:
+        self.seq = seq
         self._ranks: set[int] = set()
         self._stacks: dict[int, list[str]] = {}
 
@@ -39,10 +40,26 @@ class StuckRanks:
         self._ranks.update(body["ranks"])
         self._stacks.update({int(rank): stack for rank, stack in body["stacks"].items()})
 
+    def ask_again(self) -> None:
+        """Forget the ranks, which report again; stacks are kept until newer ones arrive."""
+        self._ranks.clear()
+
     def where(self) -> str:
-        """``rank 1 is in MPI_Recv (libmpi.so) < solve (lib.c:12)``, a line for each."""
-        shown = sorted(self._stacks)[:STACKS]
-        return "".join(f"\nrank {rank} is in {' < '.join(self._stacks[rank])}" for rank in shown)
+        """``rank 1 is in MPI_Recv (libmpi.so) < solve (lib.c:12)``, a line for each stack.
+
+        A stack of few ranks comes first: it is the cause more often than that of many.
+        """
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for rank in sorted(self._ranks & self._stacks.keys()):
+            groups.setdefault(tuple(self._stacks[rank]), []).append(rank)
+        by_rarity = sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
+        lines = [
+            f"\n{named(ranks)} {'is' if len(ranks) == 1 else 'are'} in {' < '.join(stack)}"
+            for stack, ranks in by_rarity[:STACKS]
+        ]
+        if len(groups) > STACKS:
+            lines.append(f"\nother ranks have {len(groups) - STACKS} more stacks")
+        return "".join(lines)
 
     def still_running(self, message: str, doing: str, limit_s: float) -> str:
         """Add to the message of a cancelled call that they have not returned from it."""
@@ -499,7 +516,10 @@ class Nodes:
         self._send_all({"op": "unstage", "names": [str(name) for name in names]})
 
     def _ask_who_runs(self, seq: int) -> None:
-        self._stuck = StuckRanks()
+        if self._stuck.seq == seq:
+            self._stuck.ask_again()
+        else:
+            self._stuck = StuckRanks(seq)
         self._send_all({"op": "report_running", "seq": seq})
 
     def _give_up(self, seq: int, what: str, error: Body) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
+    AlchemistError,
     BadArgumentError,
     GroupFailedError,
     LibraryLoadError,
@@ -136,3 +138,35 @@ def test_a_library_that_ends_its_process_is_named(cluster: str, tmp_path: Path) 
                 getattr(lib, routine)()
         assert why in str(caught.value)
         assert (exits in str(caught.value)) == (routine == "leave")
+
+
+HANGING = """
+#include <alchemist.h>
+#include <unistd.h>
+__attribute__((noinline)) int sulk(void) { for (;;) sleep(60); return 0; }
+static int meet(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    (void)in, (void)out;
+    if (call->rank == 1) return sulk();
+    MPI_Barrier(call->comm);
+    return ALCHEMIST_OK;
+}
+static const alchemist_routine routines[] = {{.name = "meet", .doc = "Hangs.", .run = meet}, {0}};
+ALCHEMIST_LIBRARY("hanging", "Hangs.", routines)
+"""
+
+
+@needs_compiler
+def test_a_hang_in_native_code_shows_all_ranks_by_stack(cluster: str, tmp_path: Path) -> None:
+    (tmp_path / "hanging.c").write_text(HANGING)
+    built = shared_object(tmp_path / "hanging.c", tmp_path / "libhanging.so")
+    with AlchemistSession(4) as als:
+        lib = als.load_library("hanging", built)
+        with pytest.raises(AlchemistError, match=r"still in hanging\.meet") as caught:
+            lib.meet.options(timeout_s=1)()
+    if " is in " not in str(caught.value):
+        pytest.skip("py-spy may not read other processes here")
+    first, second = re.findall(r"^(ranks? [\d, ]+) (?:is|are) in (.*)$", str(caught.value), re.M)
+    assert first[0] == "rank 1"
+    assert "sulk (libhanging.so)" in first[1]
+    assert second[0] == "ranks 0, 2, 3"
+    assert second[1].startswith("PMPI_Barrier (libmpi")

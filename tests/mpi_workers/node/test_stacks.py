@@ -81,6 +81,17 @@ def test_the_loop_of_the_rank_is_left_out() -> None:
     assert shown(frames) == ["MPI_Recv (libmpi.so.12)", "solve (lib.py:7)"]
 
 
+def test_frames_inside_of_mpi_are_left_out_but_those_that_mpi_calls_are_not() -> None:
+    def frame(name: str, library: str) -> dict[str, object]:
+        return {"name": name, "module": f"/x/{library}", "filename": "", "line": 0}
+
+    barrier = [frame("PMPI_Barrier", "libmpi.so.12"), frame("solve", "libmine.so")]
+    inside = [frame("poll", "libc.so.6"), frame("MPIDI_progress_test", "libmpi.so.12")]
+    operation = [frame("own_maximum", "libmine.so"), frame("MPIR_Reduce_local", "libmpi.so.12")]
+    assert shown([*inside, *barrier]) == shown(barrier)
+    assert shown([*operation, *barrier])[0] == "own_maximum (libmine.so)"
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_crash_in_c_leaves_its_frames(tmp_path: Path, compiled: bool) -> None:
     source, library = tmp_path / "solver.c", tmp_path / "solver.so"
