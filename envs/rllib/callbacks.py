@@ -1,4 +1,4 @@
-"""Ends a training whose environments cannot be restored, with the cause."""
+"""Ends a training whose environments cannot be restored, with the cause; counts its steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from envs.errors import RestartLimitError
 
@@ -15,13 +16,15 @@ NO_RUNNER_S = 120.0  # longer than Ray needs to restart a runner with its gang
 
 
 class GangCallbacks(RLlibCallback):
-    """Raises the error with which env runners have given up."""
+    """Raises the error with which env runners have given up; reports `timesteps_total`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last_healthy = time.monotonic()
 
     def on_train_result(self, *, algorithm: Algorithm, result: dict[str, Any], **_: Any) -> None:
+        # For Tune's stop={"timesteps_total": n}: the new API stack does not report it.
+        result.setdefault("timesteps_total", result.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0))
         group = algorithm.env_runner_group
         if group is None or group.num_remote_env_runners() == 0:
             return  # errors of a local runner are raised by themselves

@@ -23,6 +23,7 @@ import ray
 from ray import tune
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.env.env_errors import StepFailedRecreateEnvError
+from ray.rllib.models import ModelCatalog
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from alchemist_ray.errors import LibraryNotFoundError, ResourceError
@@ -34,6 +35,7 @@ from envs import (
     RestartLimitError,
 )
 from envs.rllib import (
+    GangCallbacks,
     HPCSimulatorMultiAgentEnv,
     configure,
     env_runner_resources,
@@ -41,6 +43,7 @@ from envs.rllib import (
     step_failed,
 )
 from tests.envs.conftest import PENDULUM
+from tests.envs.papers_listing import CustomModel, ForRLlib
 from tests.support import traces
 
 pytestmark = [
@@ -150,16 +153,49 @@ def test_the_papers_listing_trains(cluster: str, tmp_path: Path) -> None:
         "train_batch_size_per_learner": BATCH,
         "minibatch_size": 20,
         "num_epochs": 1,
+        "callbacks": GangCallbacks,
     }
     found = tune.run(
         "PPO",
-        stop={"training_iteration": 2},
+        stop={"timesteps_total": 2 * BATCH},
         config=config,
         storage_path=str(tmp_path),
         verbose=0,
     )
     (trial,) = found.trials
     assert trial.last_result["env_runners"]["num_env_steps_sampled_lifetime"] == 2 * BATCH
+    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
+    assert free is not None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_papers_class_as_printed_trains_with_a_custom_model(
+    cluster: str, tmp_path: Path
+) -> None:
+    """RLlib's new API stack has neither custom models nor `timesteps_total`; the old one has."""
+    host, _, port = cluster.rpartition(":")
+    ModelCatalog.register_custom_model("my_model", CustomModel)
+    found = tune.run(
+        "PPO",
+        stop={"timesteps_total": 2 * BATCH},
+        config={
+            "env": ForRLlib,
+            "env_config": {
+                "hostname": host, "port": int(port), "num_workers": 2,
+                "lib_name": "oscillator", "lib_path": OSCILLATOR,
+            },
+            "model": {"custom_model": "my_model"},
+            "enable_rl_module_and_learner": False,
+            "enable_env_runner_and_connector_v2": False,
+            "num_env_runners": 1, "rollout_fragment_length": BATCH, "train_batch_size": BATCH,
+            "minibatch_size": 20, "num_epochs": 1,
+        },
+        storage_path=str(tmp_path),
+        verbose=0,
+    )  # fmt: skip
+    (trial,) = found.trials
+    assert trial.last_result["timesteps_total"] == 2 * BATCH
+    assert trial.last_result["training_iteration"] == 2
     free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
     assert free is not None
 
