@@ -169,8 +169,13 @@ class AlchemistSession(
 
     # --- libraries ---
 
-    def load_library(self, name: str, path: str | os.PathLike[str] | None = None) -> Library:
-        """Load a library on every rank.
+    def load_library(
+        self, name: str, path: str | os.PathLike[str] | None = None, *, reload: bool = False
+    ) -> Library:
+        """Load a library on every rank; one that is loaded from the same file is returned.
+
+        A library keeps its state until another file of its name is loaded, `path` has changed,
+        or the gang ends.
 
         Parameters
         ----------
@@ -181,17 +186,24 @@ class AlchemistSession(
             A Python file, or a shared object with the C ABI (``ali/include/alchemist.h``), that
             every node of the gang can read. For ``"scalapack"`` and ``"elemental"``: the path
             of the native library.
+        reload : bool
+            Load it again although it is loaded: the state is empty. A Python file is executed
+            again; an installed module is not.
 
         Raises
         ------
-        LibraryNotFoundError, LibraryLoadError
+        LibraryNotFoundError
+        LibraryLoadError
+            Also if another program uses a library of this name that would be replaced.
         """
         connection = self.connection
         if not isinstance(name, str) or not name:
             raise LibraryNotFoundError(f"a library's name must be a string, not {name!r}")
         given = None if path is None else str(checked_path("path", path))
         with narrated(connection, f"Library {name}" + f" from {given}" * (given is not None)):
-            described = connection.request({"op": "load", "library": name, "path": given})
+            described = connection.request(
+                {"op": "load", "library": name, "path": given, "reload": bool(reload)}
+            )
         library = Library(connection, described)
         self._loaded()[name] = library
         return library

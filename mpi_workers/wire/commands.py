@@ -100,7 +100,7 @@ COMMANDS: dict[str, Command] = {
     "redistribute": _queued("source layout name?", "source matrix layout"),
     "reserve": _queued("", "layout shape dtype", None, internal=True),
     # Code.
-    "load": _queued("library path?", "library", audited=True, prints=True),
+    "load": _queued("library path? reload?", "library", audited=True, prints=True),
     "call": _queued(
         "library routine arguments columns?", "library routine arguments first",
         audited=True, prints=True, rerun=Rerun.IF_PURE,

@@ -158,10 +158,11 @@ class Commands:
     # --- code ---
 
     async def load(self, body: Body, holder: str) -> Body:
-        """Load a library on every rank, or on none; one that others have loaded is shared."""
+        """Load a library on every rank, or on none; one that is loaded is returned."""
         name, path = body["library"], body.get("path")
         stamp = await stamp_of(path)
-        if (known := self.libraries.in_use(name, stamp, holder)) is not None:
+        known = self.libraries.in_use(name, stamp, holder, replace=bool(body.get("reload")))
+        if known is not None:
             return known
         done = await self.nodes.round("load", collective=True, library=name, path=path)
         described: Body = done.value
@@ -174,7 +175,7 @@ class Commands:
     async def call(self, body: Body, holder: str) -> Body:
         """Call a routine of a library."""
         library, routine, arguments = body["library"], body["routine"], body["arguments"]
-        self.libraries.check(library)
+        self.libraries.check(library, holder)
         used = [self._known(ident) for ident in matrices_of(body)]
         about = {"library": library, "routine": routine, "arguments": arguments}
         again, origin = {"op": "call", **about}, {"kind": "routine", **about}

@@ -56,24 +56,23 @@ class LoadedLibraries:
             for loaded in self._loaded.values()
         ]
 
-    def in_use(self, name: str, stamp: Stamp, holder: str) -> Body | None:
-        """The library if another process has loaded it from the same file; None: load it.
+    def in_use(self, name: str, stamp: Stamp, holder: str, *, replace: bool) -> Body | None:
+        """The library if it is loaded from the same file; None: load it.
 
-        Loading a library once more in the process that has loaded it replaces it.
+        `replace`: load it again in any case, with a new state.
 
         Raises
         ------
         Failure
-            LibraryLoadError, if another program uses a library of this name from another file.
+            LibraryLoadError, if it would be replaced while another program uses it.
         """
         known = self._loaded.get(name)
         if known is None:
             return None
-        if known.stamp == stamp and holder not in known.holders:
+        if known.stamp == stamp and not replace:
             known.holders.add(holder)
             return known.described
-        users = self._users(known.holders - {holder})
-        if known.stamp != stamp and users:
+        if users := self._users(known.holders - {holder}):
             where = known.stamp[0] or "the shipped library"
             raise Failure(
                 "LibraryLoadError",
@@ -140,10 +139,12 @@ class LoadedLibraries:
         if reason:
             self._lost[name] = reason
 
-    def check(self, name: str) -> None:
-        """Raise `Failure` (LibraryNotFoundError) if the state of a library was lost."""
+    def check(self, name: str, holder: str) -> None:
+        """A process calls a library. Raise `Failure` (LibraryNotFoundError): its state was lost."""
         if name in self._lost:
             raise Failure("LibraryNotFoundError", self._lost[name])
+        if name in self._loaded:
+            self._loaded[name].holders.add(holder)  # also one that got it by `als.library`
 
     def lost(self, holder: str) -> None:
         """A process is gone."""

@@ -144,10 +144,12 @@ def test_a_user_library(session: AlchemistSession, tmp_path: Path) -> None:
     assert mine.twice(A)[1] == 1
     B, calls = mine.twice(A)
     assert calls == 2
+    assert session.load_library("mine", path).twice(A)[1] == 3  # it is loaded: its state stays
+    assert session.load_library("mine", path, reload=True).twice(A)[1] == 1
     np.testing.assert_array_equal(B.fetch(), 2 * A.fetch())
     path.write_text(path.read_text().replace("2 * A.local", "3 * A.local"))
     B, calls = session.load_library("mine", path).twice(A)
-    assert calls == 1  # loaded again, with a new state
+    assert calls == 1  # the file has changed: loaded again, with a new state
     np.testing.assert_array_equal(B.fetch(), 3 * A.fetch())
 
 

@@ -46,7 +46,8 @@ def test_a_c_library_is_like_any_other(session: AlchemistSession, every: Path) -
     assert (made.shape, made.layout, made.dtype) == ((6, 5), "MC_MR", np.int64)
     np.testing.assert_array_equal(made.fetch(), np.add.outer(1000 * np.arange(6), np.arange(5)))
     assert [lib.count() for _ in range(3)] == [1, 2, 3]
-    assert session.load_library("every", every).count() == 1
+    assert session.load_library("every", every).count() == 4
+    assert session.load_library("every", every, reload=True).count() == 1
 
 
 @needs_compiler

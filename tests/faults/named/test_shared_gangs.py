@@ -334,10 +334,11 @@ def test_a_process_with_many_calls_delays_no_other(climate: AlchemistSession) ->
 def test_a_library_is_loaded_once_and_not_replaced_by_others(
     cluster: str, climate: AlchemistSession, tmp_path: Path
 ) -> None:
-    first, second = tmp_path / "first.py", tmp_path / "second.py"
-    for path, number in ((first, 1), (second, 2)):
+    first, second, third = (tmp_path / f"{name}.py" for name in ("first", "second", "third"))
+    for number, path in enumerate((first, second, third), 1):
         path.write_text(LIBRARY.format(number=number))
     lib = climate.load_library("mine", first)
+    climate.load_library("theirs", third)
     assert [lib.count() for _ in range(2)] == [1001, 1002]
     text = f"""
         from alchemist_ray.errors import LibraryLoadError
@@ -349,6 +350,7 @@ def test_a_library_is_loaded_once_and_not_replaced_by_others(
         except LibraryLoadError as error:
             print(error, flush=True)
         print(als.load_library("mine2", {str(second)!r}).count(), flush=True)
+        print(als.library("theirs").count(), flush=True)
         time.sleep(60)
     """
     with Program(cluster, text) as program:
@@ -356,12 +358,17 @@ def test_a_library_is_loaded_once_and_not_replaced_by_others(
         assert re.search(rf"pid {os.getpid()}.* still uses .*first.py", program.line())
         assert program.line() == "2001"
         assert lib.count() == 1004
-        assert climate.list_libraries() == ["linalg", "mine", "mine2"]
-        first.write_text(LIBRARY.format(number=3))
+        assert climate.load_library("mine", first).count() == 1005
+        assert program.line() == "3001"  # of "theirs" it is a caller only
+        for name, path in (("mine", first), ("theirs", third)):
+            with pytest.raises(LibraryLoadError, match=rf"was not loaded.*{program.process.pid}"):
+                climate.load_library(name, path, reload=True)
+        assert climate.list_libraries() == ["linalg", "mine", "theirs", "mine2"]
+        first.write_text(LIBRARY.format(number=4))
         with pytest.raises(LibraryLoadError, match=rf"was not loaded.*pid {program.process.pid}"):
             climate.load_library("mine", first)
     assert traces.wait_until(lambda: len(AlchemistSession.list()[0].processes) == 1, 5) is not None
-    assert climate.load_library("mine", first).count() == 3001
+    assert climate.load_library("mine", first).count() == 4001
 
 
 @pytest.mark.alone
