@@ -40,6 +40,7 @@ class SessionFiles(GangOwner):
         *,
         header: bool | None = None,
         delimiter: str = ",",
+        index: bool = False,
     ) -> Handle:
         """Load a matrix from a file that all nodes see; every rank reads its own part.
 
@@ -65,6 +66,10 @@ class SessionFiles(GangOwner):
             number.
         delimiter : str
             Separator of the fields of a CSV file.
+        index : bool
+            Whether the index that pandas or Dask wrote into Parquet, or pandas into CSV (a first
+            column without a name), is a column of the matrix. Default: it is left out, as by
+            `pandas.read_parquet`.
 
         Returns
         -------
@@ -93,7 +98,7 @@ class SessionFiles(GangOwner):
         chosen = {**_chosen("rows", "row", rows), **_chosen("columns", "column", columns)}
         library = files_library(connection)
         if _is_mask(rows) or _is_mask(columns):
-            m, n, *_ = library.routine("inspect")(where, dataset, header, delimiter)
+            m, n, *_ = library.routine("inspect")(where, dataset, header, delimiter, index)
             for what, wanted, length in (("rows", rows, m), ("columns", columns, n)):
                 if _is_mask(wanted) and len(cast("Sequence[bool]", wanted)) != length:
                     raise BadArgumentError(
@@ -108,7 +113,8 @@ class SessionFiles(GangOwner):
         recovers = connection.address.recovers
         stamp = library.routine("stamp")(where) if recovers else ""
         handle, names = library.routine("load")(
-            where, dataset=dataset, layout=layout, header=header, delimiter=delimiter, **chosen
+            where, dataset=dataset, layout=layout, header=header, delimiter=delimiter, index=index,
+            **chosen,
         )
         if recovers:
             connection.request({"op": "file_stamp", "matrix": handle.id, "stamp": stamp})

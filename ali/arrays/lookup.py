@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ali.arrays.ordering import contiguous_rows, exchange, gathered, replied
+from ali.arrays.ordering import contiguous_rows, exchange, exchange_pieces, gathered, replied
 from ali.blocks import Array, block, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from ali.linalg.products import operand
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
+COUNTED_NBYTES = 8 << 20  # 8 MiB: fewer bins are counted on every rank
 REPLICATED_NBYTES = 64 << 20  # 64 MiB: smaller tables are copied to every rank
 SIDES: Any = ("left", "right")
 
@@ -299,10 +300,14 @@ def bincount(
         If A is not of integers, or the weights are complex.
     BadArgumentError
         If A has a negative number.
+    ResourceError
+        If the ranks' nodes do not have the memory for the largest number.
 
     Notes
     -----
-    Every rank counts its elements in an array of the length of the result; those are summed.
+    Up to a million bins, every rank counts its elements in all of them, and these counts are
+    summed. Of more bins each rank has its share, and elements go to the rank of their bin: they
+    are sorted there. Memory: the result, and four times the elements.
     """
     require(
         A.ndim == 1,
@@ -319,10 +324,21 @@ def bincount(
     ends = np.array([mine.min(initial=0), -mine.max(initial=-1)])
     ends = tree_reduce(ctx.comm, range(ctx.size), ends, np.minimum)
     require(ends[0] >= 0, "BadArgumentError", f"bincount: element {ends[0]} is negative")
-    counts = np.bincount(
-        mine, weight, max(minlength, 1 - int(ends[1])) if ends[1] < 1 else minlength
-    )
-    return replied(ctx, ctx.new_replicated(sum_over_ranks(ctx.comm, counts), "VC_STAR"))
+    bins = max(minlength, 1 - int(ends[1]))
+    if bins * 8 <= COUNTED_NBYTES:
+        counts = sum_over_ranks(ctx.comm, np.bincount(mine, weight, bins))
+        return replied(ctx, ctx.new_replicated(counts, "VC_STAR"))
+    R = ctx.empty((bins,), np.int64 if weight is None else np.float64, "VC_STAR")
+    owner = mine % ctx.size  # VC_STAR is cyclic
+    order = np.argsort(owner, kind="stable")
+    cuts = np.bincount(owner, minlength=ctx.size)
+    received, _ = exchange_pieces(ctx, (mine // ctx.size)[order], cuts)
+    if weight is not None:
+        weight, _ = exchange_pieces(ctx, weight[order], cuts)
+    places, at = np.unique(received, return_inverse=True)  # no more memory than elements
+    R.local[...] = 0
+    block(R)[places, 0] = np.bincount(at, weight, len(places))
+    return R
 
 
 @routine("counts")

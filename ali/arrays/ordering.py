@@ -226,12 +226,14 @@ def cumulative(
 
     Notes
     -----
-    Each element crosses the network twice, to consecutive blocks and back; the ranks' totals are
+    Sums are accumulated in float64 (complex128). Each element crosses the network twice, to
+    consecutive blocks and back; the ranks' totals are
     gathered: ``ranks`` words for each column. No communication if ranks have whole lines.
     """
     require_choice("cumulative", "op", op, SCANS)
     function, work = SCANS[op], canonical(ctx, A, axis)
     kind = np.dtype(np.int64) if A.dtype.kind in "bi" else A.dtype
+    wide = np.result_type(kind, np.float64) if kind.kind in "fc" else kind
     m, n = work.shape
     first = int(initial)
     whole = whole_columns(ctx, work)
@@ -240,15 +242,20 @@ def cumulative(
             R = ctx.empty((m + first, n), kind, whole.layout)
             if R.local.size:
                 R.local[:first] = function.identity
-                function.accumulate(block(whole), axis=0, dtype=kind, out=R.local[first:])
+                if wide == kind:
+                    function.accumulate(block(whole), axis=0, dtype=kind, out=R.local[first:])
+                else:
+                    for mine, column in zip(R.local[first:].T, block(whole).T, strict=True):
+                        mine[...] = function.accumulate(column, dtype=wide)
             return restored(ctx, R, A, axis)
         local, start = contiguous_rows(ctx, work)
-        sums = local if local.dtype == kind else scratch(ctx, local.size, kind).reshape(local.shape)
-        function.accumulate(local, axis=0, dtype=kind, out=sums)
+        sums = local if local.dtype == wide else scratch(ctx, local.size, wide).reshape(local.shape)
+        function.accumulate(local, axis=0, dtype=wide, out=sums)
         totals = gathered(ctx, sums[-1:])
         before = np.concatenate([sums[:0], *totals[: ctx.rank]])
         if len(before):
             function(sums, function.reduce(before, axis=0), out=sums)
+        sums = sums.astype(kind, copy=False)
     if initial and ctx.rank == 0:
         sums = np.concatenate([np.full((1, n), function.identity, kind), sums])
     elif initial:

@@ -86,6 +86,8 @@ class Options:
         Names of the columns to write.
     append : bool
         Keep the other data sets of an HDF5 file.
+    index : bool
+        Whether the index that pandas or Dask wrote into a table is a column.
     """
 
     dataset: str | None = None
@@ -93,6 +95,7 @@ class Options:
     delimiter: str = ","
     names: Sequence[str] = ()
     append: bool = False
+    index: bool = False
 
 
 @dataclass(frozen=True, slots=True)

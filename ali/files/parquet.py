@@ -7,6 +7,7 @@ and without dictionaries, which would merge all NaNs into one.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Parquet:
             for k in range(ctx.rank, len(paths), ctx.size):
                 try:
                     with _opened(pyarrow, place, paths[k]) as file:
-                        found[k] = _look(file)
+                        found[k] = _look(file, index=options.index)
                 except pyarrow.ArrowException as error:
                     words = f"{paths[k]} is not a complete Parquet file: {error}"
                     raise Failure("FileError", words) from None
@@ -128,10 +129,16 @@ def _opened(pyarrow: Any, place: Place, path: str) -> Any:
     return pyarrow.parquet.ParquetFile(path)
 
 
-def _look(file: Any) -> tuple[list[tuple[str, str]], list[int]]:
-    """Names and types of a file's columns, and the rows of its row groups."""
+def _look(file: Any, *, index: bool) -> tuple[list[tuple[str, str]], list[int]]:
+    """Names and types of a file's columns, and the rows of its row groups.
+
+    What pandas or Dask wrote as the index is a column only if `index` says so.
+    """
     schema, about = file.schema_arrow, file.metadata
-    columns = [(str(f.name), str(f.type)) for f in schema]
+    described = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    # A range is no column; pandas describes it by a dict.
+    hidden = set() if index else {str(name) for name in described.get("index_columns", ())}
+    columns = [(str(f.name), str(f.type)) for f in schema if f.name not in hidden]
     return columns, [about.row_group(g).num_rows for g in range(about.num_row_groups)]
 
 

@@ -21,9 +21,11 @@ from ali.files.formats import (
     Grain,
     Options,
     Pick,
+    Source,
     Spec,
     format_of,
     matrix_dtype,
+    refuse,
 )
 from ali.files.paths import Place, agree_on, replacing, together
 from ali.interface import Context, routine
@@ -34,6 +36,7 @@ from mpi_workers.matrix.layout import as_slice
 from mpi_workers.matrix.sizes import readable
 
 Picked = Pick
+WITH_INDEX = (".parquet", ".csv")  # tables to which pandas or Dask may have added an index
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix
 
 
@@ -51,6 +54,7 @@ def load(
     dtype: str | None = None,
     header: bool | None = None,
     delimiter: str = ",",
+    index: bool = False,
 ) -> tuple[DistMatrix, list[str]]:
     """Read a matrix from a file that all nodes see; every rank reads a part of it.
 
@@ -78,6 +82,9 @@ def load(
         neither a number nor a missing value; a first line 0,1,2 needs an explicit value.
     delimiter : str
         The separator of fields in a CSV file.
+    index : bool
+        Whether the index that pandas or Dask wrote into Parquet, or pandas into CSV (a first
+        column without a name), is a column of the matrix.
 
     Returns
     -------
@@ -110,8 +117,7 @@ def load(
     place = Place(path)
     require_layout("load", layout)
     nodes = agree_on(ctx, place)
-    options = Options(dataset=dataset, header=header, delimiter=delimiter)
-    source = format_of(place).open(ctx, place, options)
+    source = _source(ctx, place, dataset, header, delimiter, index)
     try:
 
         def look() -> tuple[Picked, Picked, About, np.dtype[Any]]:
@@ -298,12 +304,13 @@ def inspect(
     dataset: str | None = None,
     header: bool | None = None,
     delimiter: str = ",",
+    index: bool = False,
 ) -> tuple[int, int, str, list[str]]:
     """Shape, dtype and column names of the matrix in a file, without its elements.
 
     Parameters
     ----------
-    path, dataset, header, delimiter
+    path, dataset, header, delimiter, index
         See `load`.
 
     Returns
@@ -322,9 +329,7 @@ def inspect(
     """
     place = Place(path)
     agree_on(ctx, place)
-    source = format_of(place).open(
-        ctx, place, Options(dataset=dataset, header=header, delimiter=delimiter)
-    )
+    source = _source(ctx, place, dataset, header, delimiter, index)
     try:
 
         def look() -> About:
@@ -335,6 +340,19 @@ def inspect(
         return *there.shape, there.dtype.name, list(there.names)
     finally:
         source.close()
+
+
+def _source(
+    ctx: Context,
+    place: Place,
+    dataset: str | None,
+    header: bool | None,
+    delimiter: str,
+    index: bool,
+) -> Source:
+    refuse(place, "index", index and place.suffix not in WITH_INDEX)
+    options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
+    return format_of(place).open(ctx, place, options)
 
 
 # --- rows and columns ---

@@ -148,12 +148,12 @@ class CsvSource:
         self._bytes: list[int] = []  # first byte of each stretch, then the end
         self._file = place.open()
         try:
-            self._look(options.header)
+            self._look(options.header, index=options.index)
         except BaseException:
             self._file.close()
             raise
 
-    def _look(self, header: bool | None) -> None:
+    def _look(self, header: bool | None, *, index: bool) -> None:
         line, after = _first_line(self._file)
         try:
             text = line.decode("utf-8-sig")
@@ -168,6 +168,8 @@ class CsvSource:
             header = _is_header(fields, self._path)
         self._names = [field.strip() for field in fields] if header else []
         self._cols = len(fields)
+        # The index that pandas and R write has no name in the header.
+        self._first = int(bool(header) and not fields[0].strip() and not index)
         self._begin = after if header else (3 if line.startswith(b"\xef\xbb\xbf") else 0)
         self._end = _end(self._file, self._blanks().encode())
         self._end = max(self._begin, self._end)
@@ -202,10 +204,12 @@ class CsvSource:
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
         if dtype is not None and dtype.name in PARSED:
             self._dtype = dtype
-        grain = Grain(cols=self._cols, bands=tuple(self._starts[:-1]))
-        return About((self._starts[-1], self._cols), self._dtype, grain, self._names)
+        width, names = self._cols - self._first, self._names[self._first :]
+        grain = Grain(cols=width, bands=tuple(self._starts[:-1]))
+        return About((self._starts[-1], width), self._dtype, grain, names)
 
     def read(self, rows: Pick, cols: Pick) -> Array:
+        cols = np.asarray(cols, np.int64) + self._first
         index = np.asarray(rows, np.int64)
         out = np.empty((len(index), len(cols)), self._dtype, order="F")
         stretch = np.searchsorted(self._starts, index, "right") - 1

@@ -74,8 +74,9 @@ def pca(
     -----
     Two passes over A, then a truncated SVD of a centred and scaled copy; means and deviations are
     computed in float64. Memory: one copy of A and that of `truncated_svd`. Results equal those of
-    scikit-learn's PCA (with ``svd_flip`` by components). With `center`, constant columns are set to
-    exactly 0, so that their rounding errors form no component. Source: Jolliffe, "Principal
+    scikit-learn's PCA (with ``svd_flip`` by components). With `center`, columns of one value are
+    set to exactly 0. With `scale`, a column whose deviation is within the rounding error of its
+    mean is not divided by it, as by scikit-learn's StandardScaler. Source: Jolliffe, "Principal
     Component Analysis", 2nd ed., 2002.
 
     Error: 20 eps, of variances relative to the largest; components are orthonormal to it. Peak
@@ -94,8 +95,9 @@ def pca(
     measure, nothing = moment_measure(A.dtype)
     found, _, _ = reduce_matrix(ctx, rows, 0, measure, nothing, join_moments)
     with np.errstate(all="ignore"):
-        constant = _constant(m, found[1], found[2])
-        deviation = np.where(constant, 1.0, np.sqrt(found[2] / (m - 1))) if scale else np.ones(n)
+        constant = _constant(ctx, rows)
+        unscaled = constant | _rounding(m, found[1], found[2])
+        deviation = np.where(unscaled, 1.0, np.sqrt(found[2] / (m - 1))) if scale else np.ones(n)
         squares = np.where(constant, 0.0, found[2])
         squares = squares if center else squares + m * found[1] ** 2
     require(
@@ -128,8 +130,18 @@ def pca(
     )
 
 
-def _constant(count: int, mean: Array, squares: Array) -> Array:
-    """Which columns have a variance within the rounding error of computing it.
+def _constant(ctx: Context, rows: DistMatrix) -> Array:
+    """Which columns have one value in all rows. Collective."""
+    local = block(rows)
+    ends = np.full((2, local.shape[1]), np.inf)
+    if len(local):
+        ends[:] = local.min(axis=0), -local.max(axis=0).astype(np.float64)
+    low, high = tree_reduce(ctx.comm, range(ctx.size), ends, np.minimum)
+    return np.asarray(low == -high)
+
+
+def _rounding(count: int, mean: Array, squares: Array) -> Array:
+    """Which columns have a variance within the rounding error of computing it: not to divide by.
 
     The bound of scikit-learn's ``_is_constant_feature``, from Chan, Golub, LeVeque 1983.
     """

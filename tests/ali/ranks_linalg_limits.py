@@ -133,6 +133,10 @@ def components(gang: Gang) -> dict[str, Any]:
     V = linalg.pca(check.ctx, check.distribute(far), 2)[1]
     s = np.linalg.svd(far - far.mean(axis=0), compute_uv=False)
     check.close(check.whole(V), (s[:2] ** 2) / 39, "float64", "far from the origin", 1e8)
+    far = values((2000, 3), "float64") * [3, 2, 1] + 1e11  # more than its deviation by far
+    V = linalg.pca(check.ctx, check.distribute(far), 2)[1]
+    s = np.linalg.svd(far - far.mean(axis=0), compute_uv=False)
+    check.true(np.allclose(check.whole(V), s[:2] ** 2 / 1999, rtol=1e-4), "a large mean")
     two = linalg.pca(check.ctx, check.distribute(values((2, 1), "float64")), 1, True, True)
     check.close(check.whole(two[1]), np.ones(1), "float64", "two rows")
     return {**found, "checks": check.result()}

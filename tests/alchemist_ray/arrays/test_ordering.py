@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays.function_dispatch import INSTEAD
-from alchemist_ray.errors import BadArgumentError, MatrixError, ShapeError
+from alchemist_ray.errors import BadArgumentError, MatrixError, ResourceError, ShapeError
 from tests.alchemist_ray.arrays.cases import ALONG, FETCHING, KEEPING, OTHERS, REFUSED
 from tests.alchemist_ray.arrays.checks import as_in_numpy, dtypes, elements, few, layouts, same
 
@@ -57,6 +57,38 @@ def test_large_vectors_on_all_ranks(session: AlchemistSession, what: str, dtype:
         as_in_numpy(lambda x: np.argsort(x, kind="stable"), a, A)
     else:
         as_in_numpy(getattr(np, what), a, A)
+
+
+@pytest.mark.parametrize("session", [1, 3], indirect=True)
+@pytest.mark.parametrize("shape", [(300_000,), (100_000, 3)])
+def test_sums_in_float32_are_accumulated_in_float64(
+    session: AlchemistSession, shape: tuple[int, ...]
+) -> None:
+    a = np.random.default_rng(4).random(shape, np.float32)
+    expected = np.cumsum(a, axis=0, dtype=np.float64)
+    found = np.cumsum(session.send_matrix(a), axis=0).fetch()
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=2**-23)
+    z = (a + 1j * a).astype(np.complex64)
+    found = np.cumsum(session.send_matrix(z), axis=0).fetch()
+    np.testing.assert_allclose(found.imag, expected, rtol=2**-23)
+
+
+def test_many_bins_are_distributed(session: AlchemistSession) -> None:
+    rng = np.random.default_rng(5)
+    for most, count in ((3_000_000, 2_000_000), (40_000_000, 1000)):
+        a, w = rng.integers(0, most, count), rng.random(count)
+        A = session.send_matrix(a)
+        assert np.array_equal(np.bincount(A).fetch(), np.bincount(a))
+        found = np.bincount(A, weights=session.send_matrix(w)).fetch()
+        np.testing.assert_allclose(found, np.bincount(a, weights=w))
+
+
+def test_bins_that_fit_into_no_memory_are_refused(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.array([1, 30_000_000_000]))  # 240 GB
+    with pytest.raises(ResourceError):
+        np.bincount(A)
+    assert np.array_equal(A.fetch(), [1, 30_000_000_000])
 
 
 @pytest.mark.parametrize("what", ["median", "nanmedian", "quantile", "nanquantile", "percentile"])

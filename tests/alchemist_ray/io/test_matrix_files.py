@@ -46,6 +46,45 @@ def test_a_saved_matrix_loads_unchanged(
     assert hidden(tmp_path) == []
 
 
+def test_the_index_of_a_table_is_no_column(session: AlchemistSession, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs the extra 'spark'")
+    frame = pandas.DataFrame(A, columns=list("uvwxy"))
+    filtered = frame[frame.u > 0]
+    dated = frame.set_index(pandas.date_range("2020-01-01", periods=len(A), name="day"))
+    filtered.to_parquet(tmp_path / "filtered.parquet")
+    dated.to_parquet(tmp_path / "dated.parquet")
+    filtered.to_csv(tmp_path / "filtered.csv", float_format="%.17g")
+    for file, expected in (("filtered.parquet", filtered), ("dated.parquet", dated),
+                           ("filtered.csv", filtered)):  # fmt: skip
+        B = session.load_matrix(tmp_path / file)
+        assert list(B.columns) == list("uvwxy")
+        np.testing.assert_array_equal(B.fetch(), expected)
+        B = session.load_matrix(tmp_path / file, columns=["y", "u"], rows=[3, 1])
+        np.testing.assert_array_equal(B.fetch(), expected[["y", "u"]].iloc[[3, 1]])
+    for file, name in (("filtered.parquet", "__index_level_0__"), ("filtered.csv", "")):
+        B = session.load_matrix(tmp_path / file, index=True)
+        assert name in B.columns
+        assert B.shape == (len(filtered), 6)
+        which = list(B.columns).index(name)
+        np.testing.assert_array_equal(B.fetch()[:, which], filtered.index)
+    with pytest.raises(DtypeError, match="'day'"):
+        session.load_matrix(tmp_path / "dated.parquet", index=True)
+    np.save(tmp_path / "a.npy", A)
+    with pytest.raises(BadArgumentError, match="no index"):
+        session.load_matrix(tmp_path / "a.npy", index=True)
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's use of pandas
+def test_the_index_of_dask_is_no_column(session: AlchemistSession, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs the extra 'dask'")
+    dask = pytest.importorskip("dask.dataframe", reason="needs the extra 'dask'")
+    frame = pandas.DataFrame(A, columns=list("uvwxy"))
+    dask.from_pandas(frame, npartitions=3).to_parquet(tmp_path / "folder.parquet")
+    B = session.load_matrix(tmp_path / "folder.parquet")
+    assert list(B.columns) == list("uvwxy")
+    np.testing.assert_array_equal(B.fetch(), A)
+
+
 def test_selected_rows_and_columns_in_every_notation(
     session: AlchemistSession, tmp_path: Path
 ) -> None:
