@@ -113,7 +113,12 @@ class SessionFiles(GangOwner):
         recovers = connection.address.recovers
         stamp = library.routine("stamp")(where) if recovers else ""
         handle, names = library.routine("load")(
-            where, dataset=dataset, layout=layout, header=header, delimiter=delimiter, index=index,
+            where,
+            dataset=dataset,
+            layout=layout,
+            header=header,
+            delimiter=delimiter,
+            index=index,
             **chosen,
         )
         if recovers:
