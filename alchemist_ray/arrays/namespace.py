@@ -124,6 +124,7 @@ class Namespace(_Names):
     """
 
     __array_api_version__ = VERSIONS[-1]
+    __name__ = "alchemist_ray.xp"  # scikit-learn compares namespaces by name
     _names = STANDARD
 
     def __init__(self, engine: Engine) -> None:
