@@ -8,6 +8,7 @@ is reported; mean and spread of the turns are printed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -140,7 +141,8 @@ class Report:
 
         heights = [0.6 + 0.45 * len(self.rows)]
         if self.peers:
-            heights.append(0.6 + 0.3 * len(self.peers))
+            operations = {peer.operation for peer in self.peers}
+            heights.append(0.6 + 0.3 * (len(self.peers) + len(operations)))
         figure, panels = plt.subplots(
             len(heights), figsize=(8, sum(heights)), height_ratios=heights, layout="constrained",
             squeeze=False,
@@ -160,19 +162,42 @@ class Report:
         ]
         colours = [BLUE if row.met else ORANGE for row in self.rows]
         axes.barh([row.what for row in self.rows], scores, color=colours)
-        axes.axvline(1, color="black", lw=1)
-        axes.set_xscale("log")
+        _ratios_on(axes)
         axes.invert_yaxis()
-        axes.set_xlabel("times better than the target (right of the line: met)")
+        axes.set_xlabel("times better than the target\n(right of the line: met)")
         axes.set_title(self.name)
 
     def _draw_peers(self, axes: Any) -> None:
-        names = [f"{peer.operation}: {peer.who}" for peer in self.peers]
-        axes.barh(names, [peer.end_to_end_s for peer in self.peers], color=ORANGE)
-        axes.barh(names, [peer.compute_s for peer in self.peers], color=BLUE)
-        axes.set_xscale("log")
-        axes.invert_yaxis()
-        axes.set_xlabel("seconds (orange: what transfers add)")
+        """Ratios, by operation: seconds of an empty call and of a product have no common axis."""
+        labels: list[str] = []
+        for operation in dict.fromkeys(peer.operation for peer in self.peers):
+            labels.append(f"{operation}:")
+            its = [peer for peer in self.peers if peer.operation == operation]
+            for peer in its:
+                for seconds, colour in ((peer.end_to_end_s, ORANGE), (peer.compute_s, BLUE)):
+                    axes.barh(len(labels), seconds / its[0].end_to_end_s, color=colour)
+                labels.append(peer.who)
+        axes.set_yticks(range(len(labels)), labels)
+        _ratios_on(axes)
+        axes.set_ylim(len(labels), -1)
+        axes.set_xlabel(
+            "time, x the first implementation of the operation\n(orange: what transfers add)"
+        )
+
+
+def _ratios_on(axes: Any) -> None:
+    """A line at 1, and a logarithmic axis with plain numbers."""
+    axes.axvline(1, color="black", lw=1)
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xticks([
+        step * 10.0**k
+        for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+        for step in ((1, 2, 5) if high < 100 * low else (1,))
+        if low <= step * 10.0**k <= high
+    ])  # fmt: skip
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
 
 
 def use_peers() -> None:

@@ -253,6 +253,9 @@ def test_tasks_fetch_their_own_chunks(als: AlchemistSession) -> None:
     total = (x * 2).sum(axis=1)
     np.testing.assert_allclose(total.compute(scheduler=ray_dask_get), (A * 2).sum(axis=1))
     np.testing.assert_array_equal(als.send_matrix(x + 1).fetch(), A + 1)  # round trip by tasks
+    chunk = x.blocks[1, 0]  # ACIDask's `get_chunk`
+    np.testing.assert_array_equal(chunk.compute(scheduler=ray_dask_get), A[50:100])
+    np.testing.assert_array_equal(als.send_matrix(chunk).fetch(), A[50:100])
 
 
 def test_slices_of_the_array_are_numpys(als: AlchemistSession) -> None:
