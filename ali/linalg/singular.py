@@ -7,10 +7,8 @@ Squaring loses half the digits: singular values below the square root of the mac
 (times the largest) are noise. For a small Gram matrix this is the fastest method.
 Source: Golub, Van Loan, "Matrix Computations", 4th ed., section 8.6.
 
-Source: Gittens et al., "Alchemist: An Apache Spark <=> MPI Interface",
-Concurrency Computat. Pract. Exper. 31, 2019 (truncated SVD by ARPACK on the Gram
-matrix, which is never formed); Lehoucq, Sorensen, Yang, "ARPACK Users' Guide",
-SIAM, 1998.
+ARPACK works on the Gram matrix, which is never formed. Source: Lehoucq, Sorensen, Yang, "ARPACK
+Users' Guide", SIAM, 1998.
 
 The iterations are rational functions that bring all singular values to 1, at most six in float64.
 Sources: Nakatsukasa, Bai, Gygi, "Optimizing Halley's iteration for computing the matrix polar
@@ -645,8 +643,8 @@ def truncated_svd(
     of ranks, ``9 s^3`` flops at most on rank 0; memory ``3 s^2 + 2 l rank / ranks`` on each rank.
     For s above 512 and above l / ranks it would exceed a rank's share: then "arpack" is used.
 
-    Sources: Gittens et al. 2018 (Alchemist); Lehoucq, Sorensen, Yang 1998 (ARPACK);
-    Demmel et al. 2012 (TSQR); Musco, Musco, NIPS 2015 (randomized).
+    Sources: Lehoucq, Sorensen, Yang 1998 (ARPACK); Demmel et al. 2012 (TSQR); Musco, Musco, NIPS
+    2015 (randomized).
 
     Error: 8 eps, of S, relative to the largest singular value. Peak memory: 1.3 times arguments and
     results.
