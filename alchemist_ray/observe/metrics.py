@@ -74,7 +74,7 @@ METRICS = {
         "counter", ("direction", "route"), "elements moved; direction `send` or `fetch`"
     ),
     "alchemist_transfer_seconds_total": Metric(
-        "counter", ("direction", "route"), "duration of transfers"
+        "counter", ("direction", "route"), "time that callers waited for transfers"
     ),
     "alchemist_gateway_sessions": Metric(
         "gauge", ("user",), "processes with a session through a gateway"
@@ -97,6 +97,14 @@ METRICS = {
     "alchemist_env_dropped_steps_total": Metric(
         "counter", ("simulator",), "steps of sub-environments that failed and were not simulated"
     ),
+}
+# Ray's exporter gives the middle of its bucket to each time in the `_sum` of a histogram.
+METRICS |= {
+    f"{name.removesuffix('seconds')}time_seconds_total": Metric(
+        "counter", about.labels, f"sum of `{name}` (its `_sum` is a guess)"
+    )
+    for name, about in METRICS.items()
+    if about.kind == "histogram"
 }
 
 
@@ -123,7 +131,8 @@ def count(metric: str, labels: Sequence[str] = (), by: float = 1) -> None:
 
 
 def observe(metric: str, seconds: float, labels: Sequence[str] = ()) -> None:
-    """Add a time to a histogram."""
+    """Add a time to a histogram, and to the sum of its times."""
+    count(f"{metric.removesuffix('seconds')}time_seconds_total", labels, seconds)
     with _lock:
         times = _counts.times.setdefault((metric, tuple(labels)), [])
         if len(times) < MOST_TIMES:

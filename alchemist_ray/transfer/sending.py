@@ -112,7 +112,7 @@ def _send(
     durable: bool,
     print_times: bool,
 ) -> Any:
-    epoch = connection.address.epoch
+    epoch, begun = connection.address.epoch, timeline.now()
     sent_as = layout if copies(layout, connection.grid) == 1 else BASE_LAYOUT
     created = connection.request(
         {
@@ -133,9 +133,7 @@ def _send(
     try:
         keep_source(connection, target.matrix, source, durable=durable)
         with transfer_bar("send", nbytes, connection.options.progress) as progress:
-            begun = timeline.now()
             times = watched(connection, lambda: source.send(connection, target, progress))
-        counted("send", times, begun)
         record = connection.request({"op": "seal", "matrix": target.matrix})
         if sent_as != layout:
             record = connection.request(
@@ -149,6 +147,7 @@ def _send(
             with contextlib.suppress(AlchemistError):  # the gang is gone, and the matrix with it
                 connection.request({"op": "free", "matrices": [target.matrix]})
         raise
+    counted("send", times, begun)
     if print_times:
         print(times_table(times, sending=True))
     made = connection.handle(record)

@@ -125,8 +125,8 @@ PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
                 "{{outcome}}",
             ),
             (
-                f"sum(rate(ray_alchemist_start_seconds_sum{{{ONLY}}}[1h])) / "
-                f"sum(rate(ray_alchemist_start_seconds_count{{{ONLY}}}[1h]))",
+                f"sum(rate(ray_alchemist_start_time_seconds_total{{{ONLY}}}[1h])) / "
+                f'sum(rate(ray_alchemist_starts_total{{{ONLY}, outcome="ok"}}[1h]))',
                 "mean time in s",
             ),
         ),

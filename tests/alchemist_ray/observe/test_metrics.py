@@ -7,9 +7,11 @@ import importlib.util
 import os
 import re
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +68,7 @@ def exported(cluster: str) -> Iterator[Samples]:
             lib.norm(A)
         with pytest.raises(RoutineError):
             lib.cholesky(session.send_matrix(-np.eye(4)))
+        session.run(nap)
         A.fetch()
         if SIMULATES:
             _simulate()
@@ -86,6 +89,10 @@ def exported(cluster: str) -> Iterator[Samples]:
 
             assert traces.wait_until(there, EXPORT_LIMIT_S, 0.5) is not None, scraped()
             yield scraped()
+
+
+def nap(comm: Any) -> None:
+    time.sleep(0.25)
 
 
 def _simulate() -> None:
@@ -110,6 +117,8 @@ def test_calls_are_counted_by_routine_and_outcome(exported: Samples) -> None:
     assert total(exported, name, **labels, routine="cholesky", outcome="failed") == 1
     assert total(exported, "alchemist_call_seconds_count", routine="norm") >= 3
     assert total(exported, "alchemist_queue_seconds_count", gang="measured") >= 4
+    # The histogram's `_sum` has the middle of its bucket, 0.2 s.
+    assert 0.25 <= total(exported, "alchemist_call_time_seconds_total", library="run") < 0.9
 
 
 @pytest.mark.timeout(150)
