@@ -90,7 +90,8 @@ class MpiFunction:
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call ``function(comm, *args, **kwargs)`` on every rank; returns an ObjectRef at once.
 
-        `ray.get` returns the result of rank 0, or raises the error; `ray.cancel` cancels the call.
+        `ray.get` returns the result of rank 0, or raises the error; `ray.cancel` cancels the call
+        (`ray.exceptions.TaskCancelledError`).
 
         Raises
         ------

@@ -19,7 +19,9 @@ from typing import TypeVar
 
 from mpi_workers.failures import Interrupted
 
-OURS = "mpi_workers."
+# Modules in which the signal raises nothing: waits, and functions that native code calls, through
+# which no exception passes.
+OURS = ("mpi_workers.", "ali.native.host")
 
 
 class InterruptWord:
@@ -60,8 +62,8 @@ def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeTyp
     """Have SIGINT raise `Interrupted` in the code that a cancelled call runs.
 
     For loops and sleeps that do not read the word. It is raised only in code that the functions
-    `entry_points` have called, and not within functions of this package: waits in MPI read the word
-    themselves, and must not lose their request.
+    `entry_points` have called, and not within `OURS`: waits in MPI read the word themselves, and
+    must not lose their request.
     """
 
     def on_signal(_number: int, frame: FrameType | None) -> None:

@@ -13,6 +13,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     AlchemistError,
     BadArgumentError,
+    CallTimeoutError,
     GroupFailedError,
     LibraryLoadError,
     LibraryNotFoundError,
@@ -139,6 +140,40 @@ def test_a_library_that_ends_its_process_is_named(cluster: str, tmp_path: Path) 
                 getattr(lib, routine)()
         assert why in str(caught.value)
         assert (exits in str(caught.value)) == (routine == "leave")
+
+
+POLLING = """
+#include <alchemist.h>
+static int poll(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    (void)in, (void)out;
+    for (;;) {
+        double begun = MPI_Wtime();
+        while (MPI_Wtime() < begun + 0.01) ;
+        int code = alchemist_check(call);
+        if (code != ALCHEMIST_OK) return code;
+    }
+}
+static const alchemist_routine routines[] = {{.name = "poll", .doc = "Polls.", .run = poll}, {0}};
+ALCHEMIST_LIBRARY("polling", "Polls.", routines)
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("session", [2], indirect=True)
+def test_a_call_that_is_cancelled_in_native_code_prints_nothing(
+    session: AlchemistSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "polling.c").write_text(POLLING)
+    lib = session.load_library(
+        "polling", shared_object(tmp_path / "polling.c", tmp_path / "libpolling.so")
+    )
+    for _ in range(3):
+        with pytest.raises(CallTimeoutError):
+            lib.poll.options(timeout_s=0.3)()
+    session.run(lambda comm: print("the end"))
+    told = capsys.readouterr()
+    assert "the end" in told.out
+    assert "ignored" not in told.out + told.err
 
 
 HANGING = """
