@@ -42,6 +42,7 @@ REAP_INTERVAL_S = 0.002
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
+ANYONE = -1  # for `let_trace`
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

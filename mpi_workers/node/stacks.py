@@ -12,10 +12,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 LIMIT_S = 2.0  # py-spy takes a quarter of a second
+STACKS = 4  # different ones that a message shows
 FRAMES = 12  # innermost ones that are shown
 # The rank's own loop and ctypes, below the code of the library or the user.
 LOOP = "/mpi_workers/"
@@ -57,6 +59,31 @@ def shown(frames: list[dict[str, Any]]) -> list[str]:
         line = f":{frame['line']}" if frame.get("line") else ""
         lines.append(f"{frame['name']} ({os.path.basename(path)}{line})")
     return _from_mpi(lines)[:FRAMES]
+
+
+def by_stack(stacks: Mapping[int, Sequence[str]]) -> list[str]:
+    """``rank 1 is in MPI_Recv (libmpi.so) < solve (lib.c:12)``, a line for each stack.
+
+    A stack of few ranks comes first: it is the cause more often than that of many.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank in sorted(stacks):
+        groups.setdefault(tuple(stacks[rank]), []).append(rank)
+    by_rarity = sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
+    lines = [
+        f"{named(ranks)} {'is' if len(ranks) == 1 else 'are'} in {' < '.join(stack)}"
+        for stack, ranks in by_rarity[:STACKS]
+    ]
+    if len(groups) > STACKS:
+        lines.append(f"other ranks have {len(groups) - STACKS} more stacks")
+    return lines
+
+
+def named(ranks: list[int], most: int = 8) -> str:
+    """Ranks for a message: ``ranks 0, 2, 5`` or the first ones and how many more."""
+    shown = ", ".join(map(str, ranks[:most]))
+    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
 
 
 def _from_mpi(lines: list[str]) -> list[str]:

@@ -6,8 +6,8 @@ For tests of code that runs on ranks::
 
 The function gets a real `Gang` and the arguments, and returns a value that JSON can represent. An
 exception on any rank is raised as an AssertionError with the output of all ranks. Every run has a
-time limit, prints the stacks of ranks that hang, and leaves no processes or files. The mpiexec in
-this Python's environment starts the ranks (`local_rank.py`).
+time limit, prints the stacks of ranks that hang to stderr, and leaves no processes or files. The
+mpiexec in this Python's environment starts the ranks (`local_rank.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from mpi_workers.node.processes import crowded, die_with_parent, set_waits
+from mpi_workers.node.stacks import by_stack, crash_file, of_main_thread
 from mpi_workers.rank.interruption import begin, interrupt
 
 __all__ = ["begin", "interrupt", "run"]  # begin and interrupt: on a rank
@@ -85,6 +87,7 @@ def run(
             output, _ = process.communicate(timeout=timeout + 1)
             what = f"exit code {process.returncode}"
         except subprocess.TimeoutExpired:
+            sys.stderr.write(_where(Path(folder), tested=under is None))
             _kill(process.pid, folder)
             output, _ = process.communicate()
             what = f"over {timeout} s"
@@ -105,6 +108,19 @@ def _environment(ranks: int) -> dict[str, str]:
     env["OPENBLAS_NUM_THREADS"] = env["OMP_NUM_THREADS"] = "1"
     set_waits(crowded(ranks), env)
     return env
+
+
+def _where(folder: Path, *, tested: bool) -> str:
+    """The stacks of the ranks; in tests also each rank's own, with the frames of this package."""
+    pids = {int(p.stem[4:]): json.loads(p.read_text())["pid"] for p in folder.glob("rank*.json")}
+    with ThreadPoolExecutor() as pool:
+        found = dict(zip(pids, pool.map(of_main_thread, pids.values()), strict=True))
+    lines = by_stack({rank: frames for rank, frames in found.items() if frames})
+    for rank, frames in found.items():
+        file = Path(crash_file(str(folder), rank))
+        if (tested or not frames) and file.exists():
+            lines.append(f"rank {rank}:\n{file.read_text(errors='replace')}")
+    return "\n".join([*lines, ""])
 
 
 def _kill(mpiexec: int, folder: str) -> None:

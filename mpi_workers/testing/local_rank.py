@@ -19,7 +19,8 @@ from mpi4py import MPI
 
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.node.processes import close_listeners, crowded, die_with_parent
+from mpi_workers.node.processes import ANYONE, close_listeners, crowded, die_with_parent, let_trace
+from mpi_workers.node.stacks import crash_file
 from mpi_workers.rank import interruption
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord
@@ -47,7 +48,9 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
     if not _traced():  # the thread of gdb that is the parent ends early
         die_with_parent(os.getppid())
     faulthandler.enable()
-    faulthandler.dump_traceback_later(max(float(deadline) - time.time(), SOON_S))
+    stacks = open(crash_file(folder, int(os.environ.get("PMI_RANK", "0"))), "w")  # noqa: SIM115
+    faulthandler.dump_traceback_later(max(float(deadline) - time.time(), SOON_S), file=stacks)
+    let_trace(ANYONE)  # local_gang shows the stacks of ranks that hang
     close_listeners()
     limit_endpoints(None, one_node=True)
     if not MPI.Is_initialized():

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, LaunchError
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
+from mpi_workers.node.stacks import by_stack, named
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 CONTINUES = "; the gang continues"  # at the end of messages, while it is true
 PLACES = 4  # that a message names
-STACKS = 4  # different ones that a message shows
 
 
 class StuckRanks:
@@ -45,21 +45,9 @@ class StuckRanks:
         self._ranks.clear()
 
     def where(self) -> str:
-        """``rank 1 is in MPI_Recv (libmpi.so) < solve (lib.c:12)``, a line for each stack.
-
-        A stack of few ranks comes first: it is the cause more often than that of many.
-        """
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for rank in sorted(self._ranks & self._stacks.keys()):
-            groups.setdefault(tuple(self._stacks[rank]), []).append(rank)
-        by_rarity = sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
-        lines = [
-            f"\n{named(ranks)} {'is' if len(ranks) == 1 else 'are'} in {' < '.join(stack)}"
-            for stack, ranks in by_rarity[:STACKS]
-        ]
-        if len(groups) > STACKS:
-            lines.append(f"\nother ranks have {len(groups) - STACKS} more stacks")
-        return "".join(lines)
+        """A line for each stack; see `by_stack`."""
+        stacks = {rank: self._stacks[rank] for rank in self._ranks & self._stacks.keys()}
+        return "".join(f"\n{line}" for line in by_stack(stacks))
 
     def still_running(self, message: str, doing: str, limit_s: float) -> str:
         """Add to the message of a cancelled call that they have not returned from it."""
@@ -84,13 +72,6 @@ class StuckRanks:
         ranks = sorted(self._ranks)
         verb = "is" if len(ranks) == 1 else "are"
         return f"{named(ranks) if ranks else 'ranks'} {verb}"
-
-
-def named(ranks: list[int], most: int = 8) -> str:
-    """Ranks for a message: ``ranks 0, 2, 5`` or the first ones and how many more."""
-    shown = ", ".join(map(str, ranks[:most]))
-    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
 
 
 def waited(places: dict[str, list[int]]) -> str:
