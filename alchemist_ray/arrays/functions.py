@@ -247,6 +247,43 @@ def _where(engine: Engine, condition: Any, x: Any = None, y: Any = None, /) -> A
     return engine.where(condition, x, y)
 
 
+@implements(np.select)
+def _select(engine: Engine, condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+    if len(condlist) != len(choicelist) or not condlist:
+        raise ValueError(
+            f"np.select of {len(condlist)} conditions and {len(choicelist)} choices: give one "
+            "choice for each condition"
+        )
+    given = [default, *reversed(choicelist)]
+    kind = np.result_type(*(x.dtype if hasattr(x, "dtype") else x for x in given))
+    found, *choices = [x if isinstance(x, MatrixRef) else np.asarray(x, kind) for x in given]
+    for condition, choice in zip(reversed(condlist), choices, strict=True):
+        found = engine.where(condition, choice, found)
+    return found
+
+
+@implements(np.pad)
+def _pad(engine: Engine, array: Any, pad_width: Any, mode: Any = "constant", *,
+         constant_values: Any = 0) -> Any:  # fmt: skip
+    if mode != "constant" or np.ndim(constant_values):
+        raise rules.unsupported(
+            f"np.pad with mode={mode!r}", "one number around A is mode='constant'"
+        )
+    widths = np.broadcast_to(pad_width, (array.ndim, 2)).tolist()
+    shape = tuple(n + sum(ends) for n, ends in zip(array.shape, widths, strict=True))
+    found = creation.filled(engine, shape, constant_values, array.dtype, array.layout)
+    found[tuple(slice(w[0], w[0] + n) for w, n in zip(widths, array.shape, strict=True))] = array
+    return found
+
+
+@implements(np.fill_diagonal)
+def _fill_diagonal(engine: Engine, a: Any, val: Any) -> None:
+    _require_matrix("np.fill_diagonal", a)
+    index = np.arange(min(a.shape))
+    flat = np.ravel(val)
+    a[index, index] = flat[index % flat.size] if np.ndim(val) else val
+
+
 @implements(np.nonzero)
 def _nonzero(engine: Engine, a: Any) -> tuple[Any, ...]:
     if not a.ndim:
@@ -269,7 +306,7 @@ def _clip(engine: Engine, a: Any, a_min: Any = None, a_max: Any = None, *,
     return engine.copy(a) if low is None else found
 
 
-@implements(np.round)
+@implements(np.round, np.around)
 def _round(engine: Engine, a: Any, decimals: int = 0) -> Any:
     if a.dtype.kind == "b":  # as NumPy, which gives float16
         a = engine.astype(a, np.float32)

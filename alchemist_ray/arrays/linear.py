@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,17 @@ def _cond(engine: Engine, x: Any, p: Any = None) -> Any:
 
 
 # --- products ---------------------------------------------------------------------------
+
+
+@implements(np.linalg.multi_dot)
+def _multi_dot(engine: Engine, arrays: Any) -> Any:
+    """The product of several; of the neighbours, the cheapest are multiplied first."""
+    parts = [engine.matrix(x) for x in arrays]
+    while len(parts) > 1:
+        flops = [a.size * (b.shape[1] if b.ndim > 1 else 1) for a, b in pairwise(parts)]
+        i = flops.index(min(flops))
+        parts[i : i + 2] = [engine.matmul(*parts[i : i + 2])]
+    return parts[0]
 
 
 @implements(np.dot, np.linalg.matmul)

@@ -336,9 +336,19 @@ class ArrayOperators(ArrayMethods):
 
     mT = T
 
-    def transpose(self) -> Any:
-        """The transpose, see `T`."""
-        return self.T
+    def transpose(self, *axes: Any) -> Any:
+        """The transpose, see `T`; with `axes` as in NumPy: ``A.transpose(1, 0)``."""
+        given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        return np.transpose(self, given)
+
+    @property
+    def flat(self) -> Any:
+        """The elements in C order, see `ravel`; to write to them, assign to ``A[...]``."""
+        return self.ravel()
+
+    def fill(self, value: Any) -> None:
+        """Set all elements."""
+        self[...] = value
 
     @property
     def H(self) -> Any:
@@ -384,6 +394,9 @@ class ArrayOperators(ArrayMethods):
         """To whole numbers, halves to even."""
         found: Any = np.round(self, decimals)
         return found
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self.item()) if ndigits is None else self.round(ndigits)
 
     def dot(self, other: Any) -> Any:
         """Matrix product; a number is a factor."""

@@ -33,6 +33,25 @@ def _sort(engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: A
     return engine.call("sort", a, axis=along, columns=a.columns if along == 0 else ())
 
 
+@implements(np.partition)
+def _partition(engine: Engine, a: Any, kth: Any, axis: Any = -1) -> Any:
+    return _sort(engine, a, axis)  # sorted arrays are partitioned
+
+
+@implements(np.argpartition)
+def _argpartition(engine: Engine, a: Any, kth: Any, axis: Any = -1) -> Any:
+    return _argsort(engine, a, axis)
+
+
+@implements(np.lexsort)
+def _lexsort(engine: Engine, keys: Any) -> Any:
+    keys = [engine.matrix(key) for key in keys]
+    order = _argsort(engine, keys[0])
+    for key in keys[1:]:
+        order = order[_argsort(engine, key[order])]
+    return order
+
+
 @implements(np.argsort)
 def _argsort(
     engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None

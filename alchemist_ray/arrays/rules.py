@@ -77,11 +77,14 @@ def operand(value: Any, beside: np.dtype[Any] | None = None) -> NDArray[Any]:
     check_unmasked(value, "the operand")
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
-        raise DtypeError(f"elements of dtype {array.dtype} are not numbers")
+        raise DtypeError(
+            f"elements of dtype {array.dtype} are not numbers: if all of them are, x.astype(float) "
+            "makes floats"
+        )
     if array.ndim > 2:
         raise ShapeError(
             f"an array of shape {array.shape} cannot be an operand: arrays on ranks have up to "
-            "two dimensions"
+            "two dimensions; x.reshape(len(x), -1) has a row for each of its parts"
         )
     return array.astype(matrix_dtype(array.dtype, beside), copy=False)
 

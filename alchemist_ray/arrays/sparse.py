@@ -19,6 +19,7 @@ from alchemist_ray.gang.libraries import Library
 from alchemist_ray.gang.registry import gang_of
 from alchemist_ray.object_refs import resolved
 from alchemist_ray.transfer.sending import send
+from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
 
 FORMS = (
@@ -126,8 +127,8 @@ PARTS = (".indices", ".starts")  # names of a named matrix's other parts, after 
 FACTS = 3  # columns at the end of the starts: columns and elements of the matrix, rows of the rank
 REFUSAL = (
     "a sparse matrix on ranks has no such operation: it has A @ X, A.T @ X, A.truncated_svd(rank), "
-    "A.conjugate_gradient(b), A.norm() and A.fetch(). For the rest send A.fetch().toarray() as a "
-    "dense matrix"
+    "A.conjugate_gradient(b), A.norm() and A.fetch(), which gives SciPy's. A.fetch().toarray() is "
+    "dense, {} of float64"
 )
 
 
@@ -135,7 +136,11 @@ class _Refusing:
     """Operators and protocols of arrays that sparse matrices do not have: each says so."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise BadArgumentError(REFUSAL)
+        raise BadArgumentError(self._refusal())
+
+    def _refusal(self: Any) -> str:
+        m, n = self.shape
+        return REFUSAL.format(readable(8 * m * n))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
     __rtruediv__ = __pow__ = __rmatmul__ = __getitem__ = __neg__ = __abs__ = __array__ = _refuse
@@ -263,7 +268,7 @@ class SparseHandle(_Refusing):
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise AttributeError(f"{name!r}: {REFUSAL}")
+        raise AttributeError(f"{name!r}: {self._refusal()}")
 
     def __repr__(self) -> str:
         m, n = self.shape

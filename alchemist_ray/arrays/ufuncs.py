@@ -11,7 +11,10 @@ from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
-OURS = {"absolute": "abs", "conjugate": "conj", "true_divide": "divide"}
+OURS = {
+    "absolute": "abs", "conjugate": "conj", "true_divide": "divide", "deg2rad": "radians",
+    "rad2deg": "degrees",
+}  # fmt: skip
 REDUCTIONS: dict[str, Any] = {  # of ufunc.reduce
     "add": np.sum, "multiply": np.prod, "minimum": np.min, "maximum": np.max,
     "logical_and": np.all, "logical_or": np.any,
@@ -30,7 +33,7 @@ def apply_ufunc(
     """
     for given in inputs:
         check_unmasked(given, "an operand")
-    name = f"np.{ufunc.__name__}"
+    name = _name(ufunc)
     if method == "reduce" and ufunc.__name__ in REDUCTIONS:
         if "out" in kwargs:
             kwargs["out"] = kwargs["out"][0]
@@ -76,11 +79,18 @@ def _computed(engine: Engine, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
         if not any(isinstance(x, MatrixRef) for x in inputs):  # only out= is a handle
             inputs = (engine.matrix(np.asarray(inputs[0])), inputs[1])
         return engine.binary(name, *inputs)
+    called = _name(ufunc)
     raise rules.unsupported(
-        f"np.{ufunc.__name__}",
-        f"np.{ufunc.__name__}(A.fetch()) computes it here, and als.run(f, A) runs your own f on "
-        "the ranks' parts A.local",
+        called,
+        f"{called}(A.fetch()) computes it here, and als.run(f, A) runs your own f on the ranks' "
+        "parts A.local",
     )
+
+
+def _name(ufunc: np.ufunc) -> str:
+    """As a program calls it: SciPy's are not NumPy's."""
+    ours = getattr(np, ufunc.__name__, None) is ufunc or ufunc.__name__ in OURS
+    return f"np.{ufunc.__name__}" if ours else ufunc.__name__
 
 
 def _check_keywords(name: str, kwargs: dict[str, Any]) -> None:

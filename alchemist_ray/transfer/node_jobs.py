@@ -92,7 +92,9 @@ class ArrayDecoder:
         if array.dtype.kind not in "biufc":
             raise DtypeError(f"its elements of dtype {array.dtype} are not numbers")
         if array.ndim not in (1, 2):
-            raise ShapeError(f"it has shape {array.shape}, and a matrix has two dimensions")
+            raise ShapeError(
+                f"it has shape {array.shape}, and a matrix has two dimensions: reshape it"
+            )
         return [array[:, np.newaxis] if array.ndim == 1 else array]
 
     def about(self, value: Any, arrays: list[Array]) -> tuple[int, int, str]:

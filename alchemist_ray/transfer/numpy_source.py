@@ -44,12 +44,12 @@ class NumPySource:
         if array.dtype.kind not in "biufc":
             raise DtypeError(
                 f"elements of dtype {array.dtype} are not numbers; a matrix has one of the dtypes "
-                + ", ".join(DTYPES)
+                f"{', '.join(DTYPES)}; if all of them are numbers, x.astype(float) makes floats"
             )
         if array.ndim not in (1, 2):
             raise ShapeError(
                 f"an array of shape {array.shape} cannot be sent: it must have one or two "
-                "dimensions"
+                "dimensions; x.reshape(len(x), -1) has a row for each of its parts"
             )
         dtype = chosen_dtype(array.dtype, wanted)
         check_range(array, dtype, "the array")

@@ -179,7 +179,8 @@ class Round:
         errors = sorted(self.errors, key=lambda e: e.get("facts", {}).get("rank", 0))
         failure = Failure.from_map(errors[0])
         others = max(self.failed, len(errors)) - 1
-        if not failure.facts.pop("agreed", False) and others > 0:
+        same = failure.facts.pop("agreed", False) or failure.kind != "RoutineError"
+        if not same and others > 0:  # an argument is wrong on all ranks
             failure.message += f" (and on {others} more rank{'s' if others > 1 else ''})"
         return failure
 

@@ -130,6 +130,14 @@ OTHERS: dict[str, Work] = {
     "where of no array": lambda x: np.sum(x, where=np.ones((2, 9, 9), bool)),
     "max without a start value": lambda x: np.max(x, where=abs(x) > 1),
 }  # fmt: skip
+
+
+def filled_diagonal(x: Any, value: Any) -> Any:
+    found = x.copy()
+    np.fill_diagonal(found, value)
+    return found
+
+
 PAIRS: list[Callable[[Any, Any], Any]] = [  # of a matrix and another one with as many columns
     lambda x, y: np.concatenate([x, y, x]), lambda x, y: np.concatenate([x.T, y.T], axis=1),
     lambda x, y: np.vstack([x, y]), lambda x, y: np.hstack([x, y.T]),
@@ -174,7 +182,17 @@ PAIRS: list[Callable[[Any, Any], Any]] = [  # of a matrix and another one with a
     lambda x, y: np.diagonal(x, -2), lambda x, y: np.ravel(y, order="F"),
     lambda x, y: np.reshape(y, (9, -1), order="F"), lambda x, y: x.mean(0, "complex64"),
     lambda x, y: x.ravel("F"), lambda x, y: x.diagonal(2), lambda x, y: divmod(y, 2)[1],
-    lambda x, y: divmod(7, y)[0],
+    lambda x, y: divmod(7, y)[0], lambda x, y: np.around(y, 1), lambda x, y: x.transpose(1, 0),
+    lambda x, y: x.transpose((0, 1)), lambda x, y: x.transpose(None),
+    lambda x, y: np.select([x > 2, x > 1], [x, 7], 3), lambda x, y: np.select([x[0] > 1], [x[0]]),
+    lambda x, y: np.pad(x, 1), lambda x, y: np.pad(y, ((1, 0), (2, 3)), constant_values=4),
+    lambda x, y: np.pad(x[0], (0, 2)), lambda x, y: np.pad(y[:, 0], 3, mode="constant"),
+    lambda x, y: filled_diagonal(x[:4], 3), lambda x, y: filled_diagonal(y, y[0]),
+    lambda x, y: np.partition(y.real, 5)[:, 5], lambda x, y: np.partition(y[0].real, 2, axis=0)[2],
+    lambda x, y: y[0].real[np.argpartition(y[0].real, 2)][2],
+    lambda x, y: y[0][np.argpartition(y[0].real, 2, axis=-1)].real.min(),
+    lambda x, y: np.lexsort((x[0].real, y[0].real)), lambda x, y: np.lexsort((y[0].real,)),
+    lambda x, y: np.linalg.multi_dot([x, y.T, y]), lambda x, y: np.linalg.multi_dot([y, x[0]]),
 ]  # fmt: skip
 LINEAR: list[Work] = [  # of a Hermitian positive definite matrix
     np.linalg.det, lambda x: np.linalg.slogdet(x)[1], np.linalg.cond, np.linalg.inv,
@@ -207,7 +225,7 @@ ASKING: list[Work] = [  # these give values of Python, not handles
     lambda x: np.shares_memory(x, x + 1),
 ]  # fmt: skip
 FETCHING = [  # calls that are missing; the error has the same with fetched operands
-    "np.pad(A, 1)", "np.lexsort((A, B))", "np.gradient(B)", "np.convolve(B, [1, 2], mode='same')",
+    "np.convolve(B, [1, 2], mode='same')",
     "np.apply_along_axis(sum, 0, A)", "np.var(A, mean=0)",
 ]  # fmt: skip
 REFUSED = {  # and words of the message, which names what to do

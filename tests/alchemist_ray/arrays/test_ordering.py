@@ -128,8 +128,8 @@ def test_advice_of_what_is_missing_runs(session: AlchemistSession, tmp_path: Any
         code = code.replace("matrix.npy", str(tmp_path / "matrix.npy"))
         exec(code, {"np": np, "A": A.copy()})  # the code that users are told to write
         assert not hasattr(np, name) or name not in dir(session.xp)
-    with pytest.raises(BadArgumentError, match=r"np\.sort\(A\)"):
-        np.partition(A, 2)
+    with pytest.raises(BadArgumentError, match=r"A\.T\[::-1\]"):
+        np.rot90(A)
 
 
 @pytest.mark.parametrize("code", REFUSED)
@@ -148,8 +148,6 @@ def test_calls_that_are_missing_are_told_as_code_that_runs(
     if "A" not in code:
         code = code.replace("B", "A")
         names["A"] = names["B"]
-    if code == "np.lexsort((A, B))":
-        names["A"] = names["A"][:, 0]
     told = re.sub(r"\b([AB])\b", r"\1.fetch()", code)
     with pytest.raises(BadArgumentError, match=re.escape(told)):
         eval(code, names)

@@ -8,9 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
+import scipy.special
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import BadIndexError, DtypeError, LinAlgError
+from alchemist_ray.errors import (
+    BadArgumentError,
+    BadIndexError,
+    DtypeError,
+    LinAlgError,
+    MatrixError,
+    ShapeError,
+)
 
 A = np.arange(12.0).reshape(4, 3)
 SINGULAR, NAN = np.zeros((3, 3)), np.array([[np.nan, 1.0], [1.0, 2.0]])
@@ -84,3 +93,40 @@ def test_a_matrix_without_the_result_is_a_linalg_error(
     with pytest.raises(LinAlgError) as caught:
         function(als.send_matrix(matrix))
     assert isinstance(caught.value, np.linalg.LinAlgError)
+
+
+def test_the_advice_can_be_followed(als: AlchemistSession) -> None:
+    a, cube = als.send_matrix(A), np.ones((4, 3, 2))
+    for wrong in (lambda: als.send_matrix(cube), lambda: a + cube, lambda: als.xp.asarray(cube)):
+        with pytest.raises(ShapeError, match=r"x\.reshape\(len\(x\), -1\)"):
+            wrong()
+    assert als.send_matrix(cube.reshape(len(cube), -1)).shape == (4, 6)
+    objects = A.astype(object)
+    for wrong in (lambda: als.send_matrix(objects), lambda: a + objects):
+        with pytest.raises(DtypeError, match=r"x\.astype\(float\)"):
+            wrong()
+    with pytest.raises(BadArgumentError, match=r"^expit is not .*: expit\(A\.fetch\(\)\)"):
+        scipy.special.expit(a)
+    with pytest.raises(BadArgumentError, match=r"dense, 80\.0 GB of float64"):
+        als.send_matrix(scipy.sparse.csr_array((100_000, 100_000))) + 1
+
+
+def test_an_error_of_all_ranks_is_told_once(als: AlchemistSession) -> None:
+    for wrong in (lambda: als.send_matrix(A) @ A, lambda: als.send_matrix(A) + np.ones((2, 2))):
+        with pytest.raises(ShapeError) as caught:
+            wrong()
+        assert "more rank" not in str(caught.value)
+
+
+def test_methods_with_the_names_of_numpy(als: AlchemistSession) -> None:
+    a = als.send_matrix(A / 3)
+    np.testing.assert_array_equal(round(a, 1).fetch(), (A / 3).round(1))
+    assert round(a[3, 2]) == 4
+    assert list(a.flat) == list((A / 3).flat)
+    assert float(a.flat[5]) == 5 / 3
+    with pytest.raises(MatrixError, match=r"assign to A\[\.\.\.\]"):
+        a.flat[5] = 1
+    np.testing.assert_allclose(np.rad2deg(a).fetch(), np.rad2deg(A / 3))
+    np.testing.assert_allclose(np.deg2rad(a).fetch(), np.deg2rad(A / 3))
+    a.fill(7)
+    np.testing.assert_array_equal(a.fetch(), np.full((4, 3), 7.0))
