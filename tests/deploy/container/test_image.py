@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,40 @@ def test_it_answers_with_the_demo(image: str, network: str) -> None:
         "run", "--rm", *SEALED, *LIMITS, f"--network={network}", image, limit_s=DEMO_LIMIT_S
     )
     assert_demo(said)
+
+
+CLIENT = """
+import numpy as np
+from alchemist_ray import AlchemistSession
+A = np.random.default_rng(0).random((300, 40))
+with AlchemistSession(2) as als:
+    S, U, V = als.load_library("linalg").truncated_svd(als.send_matrix(A), 5)
+    assert np.allclose(S.fetch(), np.linalg.svd(A, compute_uv=False)[:5])
+print("done")
+"""
+
+
+def test_it_is_a_server_with_the_client_outside(image: str) -> None:
+    """The commands of docs/gateway.md; this network has no `-p`, and other heads run in it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = f"ray start --head --port 0 && alchemist gateway --port {port} && sleep infinity"
+    name = podman(
+        "run", "-d", *SEALED, *LIMITS, "--network=host", image, "sh", "-c", server
+    ).strip()
+    try:
+        deadline = time.monotonic() + DEMO_LIMIT_S
+        while "Accepting connections" not in (log := podman("logs", name)):
+            assert time.monotonic() < deadline, log
+            time.sleep(1)
+        token = podman("exec", name, "alchemist", "token", "create", "me").strip()
+        said = run(
+            sys.executable, "-c", CLIENT, limit_s=DEMO_LIMIT_S, PYTHONPATH=str(images.TREE),
+            ALCHEMIST_ADDRESS=f"alchemist://127.0.0.1:{port}", ALCHEMIST_TOKEN=token,
+        )  # fmt: skip
+        assert said.endswith("done\n")
+    finally:
+        podman("rm", "--force", "--time=1", name)
 
 
 @pytest.mark.skipif(shutil.which("ch-run") is None, reason="no ch-run; apt-get: charliecloud")
