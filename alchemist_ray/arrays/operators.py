@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -106,6 +106,7 @@ def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], An
     return forward, reflected
 
 
+WRITTEN = {"put": "write A[[1, 2]] = x", "partition": "A.sort() sorts all of it"}
 # References to the operand of an operator in place if no name refers to it: the interpreter's
 # stack, the parameter, and the argument of getrefcount.
 UNNAMED = 3
@@ -253,6 +254,14 @@ class ArrayOperators(ArrayMethods):
             f"{self.name} is a copy of elements of {self.part_of}, and an assignment would not "
             "change that matrix: assign to A[...] directly, or call .copy() first"
         )
+
+    if not TYPE_CHECKING:  # it would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            there = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(np.ndarray, name):
+                there += f": {WRITTEN.get(name, f'A.fetch().{name} is that of a copy here')}"
+            raise AttributeError(there, name=name, obj=self)
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())

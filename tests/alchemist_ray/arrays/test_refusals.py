@@ -128,5 +128,9 @@ def test_methods_with_the_names_of_numpy(als: AlchemistSession) -> None:
         a.flat[5] = 1
     np.testing.assert_allclose(np.rad2deg(a).fetch(), np.rad2deg(A / 3))
     np.testing.assert_allclose(np.deg2rad(a).fetch(), np.deg2rad(A / 3))
+    for name, advice in (("tobytes", r": A\.fetch\(\)\.tobytes"), ("put", ": write A"), ("x", "$")):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'{advice}"):
+            getattr(a, name)
+    assert not hasattr(a, "__array_interface__")
     a.fill(7)
     np.testing.assert_array_equal(a.fetch(), np.full((4, 3), 7.0))
