@@ -39,6 +39,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a thousand processes would co
 os.environ.update(
     {traces.RUN: uuid.uuid4().hex},
     TMPDIR=tempfile.tempdir,
+    RAY_TMPDIR=tempfile.tempdir,  # programs without a cluster do not join one of another test
     RAY_AUTH_MODE="disabled",
     RAY_USAGE_STATS_ENABLED="0",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -23,9 +24,17 @@ from alchemist_ray.runtime.cluster.attach import connect, connect_to_gang_of
 from alchemist_ray.runtime.cluster.catalogue import start_named
 from alchemist_ray.runtime.cluster.manager_pool import Manager
 from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask_manager
-from alchemist_ray.runtime.cluster.ray_cluster import check, finds_cluster, join_named, join_ray
+from alchemist_ray.runtime.cluster.ray_cluster import (
+    check,
+    finds_cluster,
+    join_named,
+    join_ray,
+    shared_cpus,
+    warn_of_shared_cores,
+)
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.launch.gang_request import GangRequest, check_in_cluster
+from mpi_workers.wire import sockets
 
 __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs", "stop_gang"]
 
@@ -63,7 +72,7 @@ class RayGangs:
 
     def join(self, num_workers: int | None) -> None:
         """Join Ray, or start it; have the actors ready that a gang needs."""
-        self._started_ray = join_ray(num_workers)
+        self._started_ray = join_ray(num_workers, limit_s=self.start_timeout_s)
         if self.detached and self._started_ray:
             log.warning(
                 "this process has started Ray itself: the detached gang ends with it. Run "
@@ -96,7 +105,10 @@ class RayGangs:
         if self._driver is None:  # no cluster ran when the session was opened
             self.join(least_of(num_workers))
         after = 0 if self._last is None else self._last.address.epoch
-        request = GangRequest.of(self._options, num_workers, self._session, self._owner, after)
+        options = self._options
+        if options.cpus_per_worker is None and isinstance(num_workers, int):
+            options = replace(options, cpus_per_worker=shared_cpus(num_workers, options.cpus))
+        request = GangRequest.of(options, num_workers, self._session, self._owner, after)
         limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S
         try:
             manager, address = self._launched(request, limit_s)
@@ -117,6 +129,8 @@ class RayGangs:
         except BaseException:  # the session would neither have the gang nor be able to start one
             self._kill_manager()
             raise
+        here = [n.count for n in address.nodes if any(map(sockets.reachable_here, n.addresses))]
+        warn_of_shared_cores(sum(here), self._options.threads_per_worker)
         return self._last
 
     def _launched(self, request: GangRequest, limit_s: float) -> tuple[Manager, GangAddress]:

@@ -410,6 +410,18 @@ def crowded(threads: int) -> bool:
     return threads > len(os.sched_getaffinity(0))
 
 
+def physical_cores() -> int:
+    """Cores that this process may use; hardware threads of one core count once."""
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            place = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+            siblings.add(place.read_text())
+        except OSError:
+            siblings.add(str(cpu))
+    return len(siblings)
+
+
 def set_waits(crowded: bool, env: MutableMapping[str, str] = os.environ) -> None:
     """Set MPICH's variables for waits. Call it before MPI_Init.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
+import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -30,6 +33,7 @@ from alchemist_ray.runtime.cluster.ray_cluster import (
     probe,
     tighten,
 )
+from tests.support import traces
 
 ROOT = Path(__file__).parents[2]
 STRANGER = 65534  # nobody
@@ -69,6 +73,122 @@ def test_a_head_of_another_tmpdir_is_not_found(
     monkeypatch.setattr(ray_cluster, "_default_folder", lambda: tmp_path)
     monkeypatch.setattr(ray_cluster, "_short_folder", lambda: tmp_path)
     assert own_head() is None
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a short path, in which a Ray may run; its processes end after the test."""
+    folder = Path("/tmp") / f"alch-{tmp_path.name}"[:20]
+    folder.mkdir(mode=0o755)
+    yield folder
+    for pid, line in traces.processes().items():
+        if str(folder) in line and pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def outside(program: str, place: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that is in no cluster."""
+    env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_TMPDIR")}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env={**env, **more},
+        capture_output=True, text=True, timeout=150, check=False, cwd=ROOT,
+    )  # fmt: skip
+
+
+@pytest.mark.alone  # other tests' programs would join it, too
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("by", ["RAY_TMPDIR", "--temp-dir"])
+def test_a_head_of_ray_start_is_joined(place: Path, by: str) -> None:
+    """Ray's folder is ray below RAY_TMPDIR; a second cluster was started beside the user's."""
+    env = {"RAY_TMPDIR": str(place)} if by == "RAY_TMPDIR" else {}
+    options = [] if env else ["--temp-dir", str(place)]
+    ray_command = str(Path(sys.executable).with_name("ray"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    subprocess.run(
+        [ray_command, "start", "--head", "--num-cpus=2", "--include-dashboard=false",
+         f"--port={port}", "--node-ip-address=127.0.0.1", *options],
+        env={**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, **env},
+        check=True, timeout=100, capture_output=True,
+    )  # fmt: skip
+    program = """
+        import ray
+        from alchemist_ray import AlchemistSession
+        with AlchemistSession(1) as als:
+            print(als.run(lambda comm: comm.size), ray.get_runtime_context().gcs_address)
+    """
+    done = outside(program, place, **env)
+    assert re.search(rf"^1 \S+:{port}$", done.stdout, re.M), done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_token_and_sockets_are_private_after_the_first_start(place: Path) -> None:
+    home = place / "home"
+    home.mkdir()
+    program = """
+        import os, ray, stat
+        from pathlib import Path
+        from alchemist_ray import AlchemistSession
+        with AlchemistSession(1):
+            token = Path("~/.ray/auth_token").expanduser()
+            print(oct(stat.S_IMODE(token.parent.stat().st_mode)), end=" ")
+            print(oct(stat.S_IMODE(token.stat().st_mode)), end=" ")
+            sockets = Path(ray.nodes()[0]["RayletSocketName"])
+            above = [stat.S_IMODE(folder.stat().st_mode) & 0o077 for folder in sockets.parents]
+            print(0 in above[:-2])
+    """
+    env = {"HOME": str(home), "RAY_TMPDIR": str(place), "RAY_AUTH_MODE": "token"}
+    done = outside(program, place, **env)
+    assert done.stdout.splitlines()[-1:] == ["0o700 0o600 True"], done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_more_ranks_than_the_first_session_had_share_its_cpus_with_a_warning(place: Path) -> None:
+    program = """
+        import os
+        from alchemist_ray import AlchemistSession
+        with AlchemistSession(1):
+            pass
+        more = 2 * max(os.cpu_count(), 4)
+        with AlchemistSession(more) as als:
+            print(als.run(lambda comm: comm.size) == more)
+    """
+    done = outside(program, place, RAY_TMPDIR=str(place))
+    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
+    assert done.stderr.count("physical cores of this machine") == 1
+
+
+@pytest.mark.timeout(200)
+def test_a_ray_that_does_not_start_is_one_error_with_its_log(place: Path) -> None:
+    program = """
+        import os, signal, threading, time
+        from pathlib import Path
+        from alchemist_ray import AlchemistSession
+        from alchemist_ray.errors import LaunchError
+        from mpi_workers.node.processes import descendants
+
+        def kill() -> None:
+            while True:
+                for pid in descendants([os.getpid()]):
+                    try:
+                        if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet":
+                            os.kill(pid, signal.SIGKILL)
+                    except OSError:
+                        pass
+                time.sleep(0.01)
+
+        threading.Thread(target=kill, daemon=True).start()
+        try:
+            AlchemistSession(1, start_timeout_s=20)
+        except LaunchError as error:
+            print(str(error).splitlines()[0])
+    """
+    begun = time.monotonic()
+    done = outside(program, place, RAY_TMPDIR=str(place), RAY_raylet_start_wait_time_s="3")
+    assert done.stdout.startswith("Ray did not start in "), done.stdout + done.stderr[-2000:]
+    assert time.monotonic() - begun < 60
 
 
 @pytest.fixture

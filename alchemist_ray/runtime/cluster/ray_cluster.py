@@ -3,10 +3,13 @@
 A head is asked for its version first, with a time limit.
 
 A session joins the cluster of its own process (`ray.init`, a Ray worker, a batch job), the one
-that `RAY_ADDRESS` names, or a head that runs on this machine as this user from the same
-``RAY_TMPDIR``. A cluster of another user is never joined: its owner could run code here, and
-would run functions and data of this user there. Where there is no such cluster, a session starts
-one of its own, whose session folder no other user can read.
+that `RAY_ADDRESS` names, or a head that runs on this machine as this user: one in Ray's folder
+(that of ``RAY_TMPDIR``, if it is set), or, without ``RAY_TMPDIR``, any that ``ray start`` has
+started. Where such a head runs and cannot be joined, an error says so.
+
+A cluster of another user is never joined: its owner could run code here, and would run functions
+and data of this user there. Where there is no such cluster, a session starts one of its own, whose
+session folder no other user can read.
 
 `ray.init` of an address that is dead, of another version or behind a token takes a minute, or
 ends the process. These are two gRPC calls to the GCS.
@@ -18,10 +21,14 @@ import json
 import logging
 import os
 import platform
+import signal
 import stat
 import tempfile
 import threading
+import time
+from collections.abc import Collection
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +38,9 @@ import ray
 import ray._raylet
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-from alchemist_ray.errors import AuthError, SessionError
+from alchemist_ray.errors import AuthError, LaunchError, SessionError
 from alchemist_ray.runtime.cluster.batch_job import adopt
+from mpi_workers.node.processes import descendants, physical_cores
 
 PROBE_TIMEOUT_S = 4.0
 _messages: Any = gcs_service_pb2  # made at import time: type checkers do not see them
@@ -88,6 +96,10 @@ SOCKET_PATH_LIMIT = 107  # bytes of the path of a Unix socket
 RAY_FOLDER = "r"  # in the private folder: Ray opens its own folder to every user
 # Below it, as long as such paths get.
 SOCKET_PATH = "r/session_2026-11-22_00-00-00_000000_0000000/sockets/plasma_store"
+START_TIMEOUT_S = 60.0  # Ray gives its node 30 s
+SLOW_START_S = 8.0  # a start that takes longer is reported
+CPU_PARTS = 10_000  # Ray divides a CPU into these
+QUOTED_LINES = 12  # of the log of a process that did not start
 
 log = logging.getLogger(__name__)
 _joining = threading.RLock()  # `ray.init` in two threads ends the program
@@ -120,25 +132,27 @@ def finds_cluster() -> bool:
     )
 
 
-def join_ray(workers: int | None, *, start: bool = True) -> bool:
+def join_ray(workers: int | None, *, start: bool = True, limit_s: float = START_TIMEOUT_S) -> bool:
     """Join a Ray cluster, or start one; whether one was started. Safe for use by several threads.
 
     A new one has a CPU for every core, and at least `LAPTOP_CPUS` (or `workers`): on a small
-    machine ranks share cores.
+    machine ranks share cores. `limit_s`: for its start, see `start_ray`.
 
     Raises
     ------
     SessionError
-        If the cluster that `RAY_ADDRESS` names is not there, or is of another version of Ray or
-        Python. Without `start`, also if there is no cluster.
+        If the cluster that `RAY_ADDRESS` names, or that `ray start` has started here, is not
+        there, or is of another version of Ray or Python. Without `start`, also if there is none.
     AuthError
         If that cluster requires a token that this process does not have.
+    LaunchError
+        If a new one does not start in time.
     """
     with _joining:
-        return _joined(workers, start=start)
+        return _joined(workers, start, limit_s)
 
 
-def _joined(workers: int | None, *, start: bool) -> bool:
+def _joined(workers: int | None, start: bool, limit_s: float) -> bool:
     if ray.is_initialized():
         return False
     tighten()
@@ -154,39 +168,45 @@ def _joined(workers: int | None, *, start: bool) -> bool:
         check(given, f"{ADDRESS_VARIABLE}={given}")
         ray.init(address=given, logging_level=level)
         return False
-    found = own_head() if given != "local" else None
-    if found is not None:
+    for head in heads() if given != "local" else ():
+        facts = probe(head.address)
         try:
-            check(found, f"the Ray head at {found}")
+            check_facts(facts, f"the Ray head at {head.address} ({head.folder})")
         except (SessionError, AuthError) as error:
-            log.warning("%s. The session starts a Ray cluster of its own", error)
-        else:
-            ray.init(address=found, logging_level=level)
-            log.info("joined the Ray cluster at %s", found)
-            return False
+            if head.by_command and not facts.error:
+                raise type(error)(
+                    f"{error}. RAY_ADDRESS=local starts a Ray cluster of this program's own"
+                ) from None
+            log.warning("%s. It is not joined", error)
+            continue
+        ray.init(address=head.address, logging_level=level)
+        log.info("joined the Ray cluster at %s", head.address)
+        return False
     if not start:
         raise SessionError(
             "no Ray cluster of this user runs on this machine: set RAY_ADDRESS, or start one with "
             "`ray start --head`"
         )
-    start_ray(max(os.cpu_count() or 1, LAPTOP_CPUS, workers or 0))
+    start_ray(max(os.cpu_count() or 1, LAPTOP_CPUS, workers or 0), limit_s)
     return True
 
 
-def start_ray(cpus: int) -> None:
+def start_ray(cpus: int, limit_s: float = START_TIMEOUT_S) -> None:
     """Start a Ray cluster for this process, in a folder that only this user can enter.
+
+    Ray gives up after 30 s. The start is repeated once, if half of `limit_s` is left.
 
     Linux ends Ray's processes with the thread that has started them. If the caller is not the main
     thread, a thread that does not end starts them.
     """
     if threading.current_thread() is threading.main_thread():
-        _start(cpus)
+        _start(cpus, limit_s)
         return
     started: Future[None] = Future()
 
     def start_and_stay() -> None:
         try:
-            _start(cpus)
+            _start(cpus, limit_s)
         except BaseException as error:
             started.set_exception(error)
             return
@@ -197,13 +217,97 @@ def start_ray(cpus: int) -> None:
     started.result()
 
 
-def _start(cpus: int) -> None:
-    tighten()
+def _start(cpus: int, limit_s: float) -> None:
     folder = private_folder()
     options: dict[str, Any] = {} if folder is None else {"_temp_dir": str(folder)}
-    # Without "local", Ray joins the cluster that a file in its folder names, also another user's.
-    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
+    begun = time.monotonic()
+    with suppress(OSError):  # Ray makes it for everyone, with the token in it
+        Path("~/.ray").expanduser().mkdir(mode=0o700)
+    tighten()
+    for attempt in (1, 2):
+        others = descendants([os.getpid()])
+        slow = threading.Timer(SLOW_START_S, _report_slow, (folder, begun))
+        slow.daemon = True
+        slow.start()
+        try:
+            # Without "local", Ray joins the cluster that a file in its folder names, also another
+            # user's.
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
+            break
+        except Exception as error:  # Ray has no type of its own for it
+            taken = time.monotonic() - begun
+            said = f"Ray did not start in {taken:.0f} s: {error}. {_logs_of(folder)}"
+            ray.shutdown()
+            _end_left(others, folder or _ray_folder())
+            if attempt == 2 or taken > limit_s / 2:
+                raise LaunchError(said) from error
+            log.warning("%s. It is started once more", said)
+        finally:
+            slow.cancel()
+    tighten()
     log.info("started a Ray cluster at %s", ray.get_runtime_context().gcs_address)
+
+
+def _end_left(others: Collection[int], folder: Path) -> None:
+    """End the processes of a Ray that did not start: `ray.shutdown` does not know them."""
+    for pid in descendants([os.getpid()]) - set(others):
+        with suppress(OSError):  # it has ended
+            if str(folder) in " ".join(_argv(Path(f"/proc/{pid}"))):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _report_slow(folder: Path | None, begun: float) -> None:
+    log.warning(
+        "Ray has been starting for %.0f s; its logs are in %s/session_latest/logs",
+        time.monotonic() - begun,
+        folder or _ray_folder(),
+    )
+
+
+def _logs_of(folder: Path | None) -> str:
+    """The processes of Ray that ended or never answered, by their logs."""
+    logs = (folder or _ray_folder()) / "session_latest" / "logs"
+    for name in ("raylet", "gcs_server"):
+        for suffix in ("err", "out"):
+            with suppress(OSError):
+                text = (logs / f"{name}.{suffix}").read_text(errors="replace").strip()
+                if text:
+                    last = "\n".join(text.splitlines()[-QUOTED_LINES:])
+                    return f"The end of {logs / name}.{suffix}:\n{last}\n"
+    return f"{logs} has no log of raylet or gcs_server"
+
+
+def shared_cpus(workers: int, cpus: float) -> float:
+    """CPUs to reserve for each rank, at most `cpus`.
+
+    The Ray that a session has started got its number of CPUs from that session. A later session
+    with more ranks is not refused: they share the CPUs.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    places = [_default_folder(), _short_folder()]
+    if given := os.environ.get(TMPDIR_VARIABLE):
+        places.append(Path(given).resolve() / f"ray-{os.getuid()}")
+    if len(nodes) != 1 or not any(
+        nodes[0]["RayletSocketName"].startswith(f"{place}/{RAY_FOLDER}/") for place in places
+    ):
+        return cpus
+    share = nodes[0]["Resources"].get("CPU", 0.0) / workers
+    return min(cpus, int(share * CPU_PARTS) / CPU_PARTS) or cpus
+
+
+_warned: set[tuple[int, int]] = set()
+
+
+def warn_of_shared_cores(ranks: int, threads: int) -> None:
+    """One warning, if this machine has fewer cores than the ranks that it runs have threads."""
+    cores = physical_cores()
+    if ranks * threads > cores and (ranks, threads) not in _warned:
+        _warned.add((ranks, threads))
+        log.warning(
+            "%d ranks of %d thread%s share the %d physical cores of this machine: each step waits "
+            "for the slowest. For speed use num_workers=%d, or a machine with more cores",
+            ranks, threads, "" if threads == 1 else "s", cores, max(1, cores // threads),
+        )  # fmt: skip
 
 
 def check(address: str, what: str) -> None:
@@ -245,31 +349,98 @@ def check_facts(facts: ClusterFacts, what: str) -> None:
 # --- heads on this machine ---
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A Ray cluster of this user with a raylet on this machine.
+
+    Attributes
+    ----------
+    address : str
+    folder : Path
+        Ray's ``--temp-dir``.
+    by_command : bool
+        Whether ``ray start`` has started it, not a program's ``ray.init`` or a batch job.
+    """
+
+    address: str
+    folder: Path
+    by_command: bool
+
+
 def own_head() -> str | None:
-    """Address of a Ray head of this user on this machine, started from the same RAY_TMPDIR."""
-    wanted = Path(os.environ.get(TMPDIR_VARIABLE) or "/tmp/ray").resolve()
-    folders = [wanted, _default_folder() / RAY_FOLDER, _short_folder() / RAY_FOLDER]
+    """Address of the first of `heads`."""
+    return next((head.address for head in heads()), None)
+
+
+def heads() -> list[Head]:
+    """The clusters that a session joins unasked, the first choice first; warns about others."""
+    found = _running()
+    near = [_ray_folder(), _default_folder() / RAY_FOLDER, _short_folder() / RAY_FOLDER]
+    if given := os.environ.get(TMPDIR_VARIABLE):
+        private = private_folder()
+        near = [_ray_folder(), Path(given).resolve(), *([] if private is None else [private])]
+    chosen = [head for head in found if head.folder in near]
+    others = [head for head in found if head.by_command and head not in chosen]
+    if given is None or not given:
+        return chosen + others
+    for head in others if not chosen else ():
+        log.warning(
+            "a Ray head of this user runs at %s in %s. It is not joined, as RAY_TMPDIR=%s: set "
+            "RAY_ADDRESS=%s to join it", head.address, head.folder, given, head.address,
+        )  # fmt: skip
+    return chosen
+
+
+def _running() -> list[Head]:
+    found: dict[str, Head] = {}
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
         try:
             if process.stat().st_uid != os.getuid():
                 continue
-            argv = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            argv = _argv(process)
+            if Path(argv[0]).name != "raylet":
+                continue
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
             continue  # it has just ended
-        if Path(argv[0]).name != "raylet":
-            continue
         options = dict(
             part.removeprefix("--").partition("=")[::2] for arg in argv for part in arg.split()
         )
-        folder = options.get("temp_dir") or options.get("temp-dir", "")
-        if folder and Path(folder).resolve() in folders and options.get("gcs-address"):
-            return options["gcs-address"]
-    return None
+        folder, address = (
+            options.get("temp_dir") or options.get("temp-dir"),
+            options.get("gcs-address"),
+        )
+        if folder and address:
+            by_command = _is_command(Path("/proc") / parent)
+            found.setdefault(address, Head(address, Path(folder).resolve(), by_command))
+    return list(found.values())
+
+
+def _argv(process: Path) -> list[str]:
+    return (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+
+
+def _is_command(parent: Path) -> bool:
+    """Whether a raylet with this parent is of ``ray start``.
+
+    Programs stay the parent of the Ray that they start. ``ray start`` ends, or, with ``--block``,
+    has "start" among its arguments.
+    """
+    try:
+        argv = _argv(parent)
+    except OSError:
+        return True
+    return "python" not in Path(argv[0]).name or "start" in argv
 
 
 # --- folders and tokens ---
+
+
+def _ray_folder() -> Path:
+    """Ray's own folder, where no other is given."""
+    return Path(os.environ.get(TMPDIR_VARIABLE) or "/tmp").resolve() / "ray"
 
 
 def _default_folder() -> Path:
@@ -284,11 +455,13 @@ def _short_folder() -> Path:
 def private_folder() -> Path | None:
     """Ray's folder, in one of mode 700; None where Ray's default has to do.
 
-    ``RAY_TMPDIR`` comes first; it is a short path, as Unix sockets lie below it.
+    ``RAY_TMPDIR`` comes first, if its path is short enough for the Unix sockets below it.
     """
-    if os.environ.get(TMPDIR_VARIABLE):
-        return None
     folder = _default_folder()
+    if given := os.environ.get(TMPDIR_VARIABLE):
+        folder = Path(given).resolve() / f"ray-{os.getuid()}"
+        with suppress(OSError):
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if len(f"{folder}/{SOCKET_PATH}") > SOCKET_PATH_LIMIT:
         folder = _short_folder()
     try:
