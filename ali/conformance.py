@@ -61,6 +61,10 @@ class _Checker:
             about["name"]: Signature.from_map(about)
             for about in self.library.describe()["routines"]
         }
+        self.writes = {
+            about["name"]: about.get("writes") or ()
+            for about in self.library.describe()["routines"]
+        }
 
     def run(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -294,9 +298,15 @@ class _Checker:
                 if wanted is not None and not _equal(whole, wanted, case.rtol):
                     wrong.append(f"{result.name} is\n{whole}\nand not\n{wanted}")
             for name in self.matrices(case):
-                whole = self.whole(arguments[name])
-                if not np.array_equal(whole, case.arguments[name], equal_nan=True):
-                    wrong.append(f"it has changed its argument {name}")
+                whole, declared = self.whole(arguments[name]), name in self.writes[case.routine]
+                if name in case.changed and declared:
+                    wanted = case.changed[name]
+                    if not _equal(whole, wanted, case.rtol):
+                        wrong.append(f"it has changed {name} to\n{whole}\nand not to\n{wanted}")
+                elif not declared and not np.array_equal(
+                    whole, case.arguments[name], equal_nan=True
+                ):
+                    wrong.append(f"it has changed its argument {name} and declares no `writes`")
             return wrong
 
     def whole(self, matrix: DistMatrix) -> NDArray[Any]:

@@ -25,7 +25,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix, chosen_dtype
 from mpi_workers.matrix.layout import check_layout, selector, taken
 from mpi_workers.testing import local_gang
-from mpi_workers.wire.signature import Signature
+from mpi_workers.wire.signature import Signature, from_json
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
@@ -129,9 +129,12 @@ def on_rank(gang: Gang, text: str) -> None:
             )
         signature = signatures[spec["routine"]]
         given = [(name, _Matrix(v) if file else v) for name, file, v in spec["arguments"]]
+        kinds = {parameter.name: parameter.type for parameter in signature.parameters}
+        words = [value for name, value in given if name is None]
+        typed = [from_json(word, kind) for word, kind in zip(words, kinds.values(), strict=False)]
         arguments = signature.bind(
-            [value for name, value in given if name is None],
-            {name: value for name, value in given if name is not None},
+            typed + words[len(typed) :],
+            {name: from_json(v, kinds.get(name, "")) for name, v in given if name is not None},
             lambda value: _loaded(gang, value, spec["layout"]),
         )
         values = library.call(gang, spec["routine"], arguments)

@@ -58,6 +58,9 @@ class Case:
     fresh : bool
         Load the library again before the call, for a routine whose result depends on earlier
         calls. (The suite calls every case many times.)
+    changed : mapping, optional
+        Arguments that the routine changes in place, which it must declare (``writes``), with their
+        values after the call. Others must not change, but those that it declares may.
     """
 
     routine: str
@@ -66,6 +69,7 @@ class Case:
     raises: str | None = None
     rtol: float = 1e-9
     fresh: bool = False
+    changed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ module alchemist
   ! are in the members of alchemist_value, as in alchemist.h.
   integer(c_int), parameter, public :: ALCHEMIST_MATRIX_TYPE = 1, ALCHEMIST_INT_TYPE = 2, &
       ALCHEMIST_FLOAT_TYPE = 3, ALCHEMIST_BOOL_TYPE = 4, ALCHEMIST_STRING_TYPE = 5, &
-      ALCHEMIST_FLOATS_TYPE = 8
+      ALCHEMIST_FLOATS_TYPE = 8, &
+      ALCHEMIST_MATRIX_READ_TYPE = 257, ALCHEMIST_MATRIX_WRITTEN_TYPE = 513  ! parameters only
 
   integer(c_int), parameter, public :: ALCHEMIST_FLOAT32 = 1, ALCHEMIST_FLOAT64 = 2, &
       ALCHEMIST_COMPLEX64 = 3, ALCHEMIST_COMPLEX128 = 4, ALCHEMIST_INT32 = 5, &

@@ -58,7 +58,12 @@ typedef enum {
     ALCHEMIST_INTS = 7,     /* integers, with count */
     ALCHEMIST_FLOATS = 8,   /* numbers, with count */
     ALCHEMIST_BOOLS = 9,    /* flags, with count */
-    ALCHEMIST_STRINGS = 10  /* strings, with count */
+    ALCHEMIST_STRINGS = 10, /* strings, with count */
+    /* Parameters only: a matrix that the routine does not change, or changes in place (through
+     * `data`). With ALCHEMIST_MATRIX the gang assumes that it is changed: recovery treats it as
+     * lost with the call, and others' fetches wait. If one parameter says so, all matrices must. */
+    ALCHEMIST_MATRIX_READ = 1 | 1 << 8,
+    ALCHEMIST_MATRIX_WRITTEN = 1 | 2 << 8
 } alchemist_type;
 
 typedef enum {
@@ -103,7 +108,8 @@ typedef enum {
  * (alchemist_global_row(matrix, i), alchemist_global_col(matrix, j)): row_block neighbouring rows
  * from row_shift on, again after each row_stride rows. Blocks are of one row and column but in
  * layouts of blocks: there global row row_shift + i * row_stride is local row i. A rank without
- * elements has local_rows or local_cols 0. Parameters are read-only; results are written. */
+ * elements has local_rows or local_cols 0. Parameters are read-only, but those of type
+ * ALCHEMIST_MATRIX_WRITTEN; results are written. */
 typedef struct {
     int64_t rows, cols; /* of the whole matrix */
     alchemist_dtype dtype;
@@ -179,8 +185,8 @@ typedef struct {
     const char *name;
     alchemist_type type;
     const char *doc;
-    /* NULL: required. Else JSON: "10", "0.5", "true", "\"text\"", "[1, 2]"; "null": optional, and
-     * `given` is 0 if it was left out. */
+    /* NULL: required. Else JSON: "10", "0.5", "true", "\"text\"", "[1, 2]"; a complex number is
+     * "[real, imaginary]" or "real"; "null": optional, and `given` is 0 if it was left out. */
     const char *default_value;
 } alchemist_parameter;
 

@@ -422,9 +422,13 @@ struct writes_to_argument<Matrix<T>> : std::bool_constant<!std::is_const_v<T>> {
 template <class T>
 struct writes_to_argument<std::optional<Matrix<T>>> : writes_to_argument<Matrix<T>> {};
 
+// A parameter Matrix<const T> is read, a Matrix<T> is changed in place.
+template <class T> constexpr alchemist_type parameter_tag() {
+    if (Value<T>::tag != ALCHEMIST_MATRIX) return Value<T>::tag;
+    return writes_to_argument<T>::value ? ALCHEMIST_MATRIX_WRITTEN : ALCHEMIST_MATRIX_READ;
+}
+
 template <class T> auto taken(const alchemist_value *in, size_t i) {
-    static_assert(!writes_to_argument<T>::value,
-                  "a parameter must be a Matrix<const T>: arguments are read-only");
     try {
         return Value<T>::take(in[i]);
     } catch (const Refused &error) {
@@ -435,7 +439,7 @@ template <class T> auto taken(const alchemist_value *in, size_t i) {
 template <class F> struct Function;
 template <class R, class... P> struct Function<R (*)(Call &, P...)> {
     static constexpr size_t parameters = sizeof...(P);
-    static std::vector<alchemist_type> tags() { return {Value<std::decay_t<P>>::tag...}; }
+    static std::vector<alchemist_type> tags() { return {parameter_tag<std::decay_t<P>>()...}; }
     static std::vector<bool> optional() { return {is_optional<std::decay_t<P>>::value...}; }
     static std::vector<alchemist_type> result_tags() {
         if constexpr (std::is_void_v<R>) return {};

@@ -33,6 +33,7 @@ TYPES = (
     MATRIX, "int", "float", "bool", "string", "complex",
     "list[int]", "list[float]", "list[bool]", "list[string]",
 )  # fmt: skip
+READ, WRITTEN = 1 | 1 << 8, 1 | 2 << 8  # types of parameters: a matrix, and whether it changes
 
 CComm: Any = ctypes.c_int if MPI._sizeof(MPI.COMM_NULL) == 4 else ctypes.c_void_p
 

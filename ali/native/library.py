@@ -24,8 +24,10 @@ from ali.native.host import (
     ABI,
     ENDED,
     OK,
+    READ,
     SYMBOL,
     TYPES,
+    WRITTEN,
     CCall,
     CLibrary,
     CRoutine,
@@ -37,7 +39,14 @@ from ali.native.host import (
 )
 from ali.python_library import check_state_routines, no_such_routine
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.wire.signature import REQUIRED, Parameter, Result, Signature, coerce
+from mpi_workers.wire.signature import (
+    REQUIRED,
+    Parameter,
+    Result,
+    Signature,
+    coerce,
+    from_json,
+)
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
@@ -73,6 +82,7 @@ class NativeLibrary:
         self._object = _open(name, path)
         self._library = self._look_up(path)
         self._routines: dict[str, tuple[CRoutine, Signature]] = {}
+        self._writes: dict[str, list[str] | None] = {}  # matrices that are changed, if declared
         for routine in _until_null(self._library.routines):
             signature = self._signature(routine)
             if signature.name in self._routines:
@@ -112,11 +122,23 @@ class NativeLibrary:
         if not routine.run:
             raise self._bad(f"routine {name!r} has no function")
         parameters, results, lines = [], [], []
+        changes: dict[str, int] = {}  # by matrix parameter: its type
         for p in _until_null(routine.parameters):
-            about = self._declared(name, p.name, p.type)
+            kind = 1 if p.type in (READ, WRITTEN) else p.type
+            about = self._declared(name, p.name, kind)
+            if kind == 1:
+                changes[about[0]] = p.type
             default = self._default(name, about, p.default_value)
             parameters.append(Parameter(*about, default))
             lines.append(f"{about[0]} : {about[1]}\n    {text_of(p.doc)}")
+        declared = changes and 1 not in changes.values()
+        written = [matrix for matrix, kind in changes.items() if kind == WRITTEN]
+        if written and not declared:
+            raise self._bad(
+                f"routine {name!r} declares changes of {', '.join(written)}: declare its other "
+                "matrices too, ALCHEMIST_MATRIX_READ or ALCHEMIST_MATRIX_WRITTEN"
+            )
+        self._writes[name] = written if declared else None
         taken = lines
         lines = []
         for r in _until_null(routine.results):
@@ -148,7 +170,7 @@ class NativeLibrary:
         name, kind = about
         try:
             value = json.loads(raw)
-            return None if value is None else coerce(value, kind)
+            return None if value is None else coerce(from_json(value, kind), kind)
         except (ValueError, TypeError):
             raise self._bad(
                 f"{routine}: the default of {name!r}, {text_of(raw)!r}, is not JSON for type {kind}"
@@ -159,7 +181,10 @@ class NativeLibrary:
         return {
             "name": self._name,
             "doc": text_of(self._library.doc),
-            "routines": [signature.to_map() for _, signature in self._routines.values()],
+            "routines": [
+                {**signature.to_map(), "writes": self._writes[name]}
+                for name, (_, signature) in self._routines.items()
+            ],
         }
 
     def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> list[Any]:

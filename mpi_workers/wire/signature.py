@@ -96,6 +96,21 @@ def coerce(value: Any, kind: str) -> Any:
     raise TypeError(type(value).__name__)
 
 
+def from_json(value: Any, kind: str) -> Any:
+    """A value of JSON, which has no complex numbers: ``[1, -2]`` or ``"1-2j"`` for one."""
+    if kind == "list[complex]" and isinstance(value, list):
+        return [from_json(item, "complex") for item in value]
+    if kind != "complex":
+        return value
+    if isinstance(value, list) and len(value) == 2:
+        real, imaginary = (coerce(part, "float") for part in value)
+        return complex(real, imaginary)
+    try:
+        return complex(value) if isinstance(value, str) else value
+    except ValueError:
+        return value  # it is refused as a string
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """A routine: name, parameters, results and documentation."""

@@ -93,6 +93,9 @@ class TestEverythingInC(LibraryTests):
         Case("even", {"m": 0}, [np.zeros(0, bool)]),
         Case("even", {"m": 2, "dimensions": 0}, raises="its result 'B' has 0 dimensions, and 2"),
         Case("even", {"m": 2, "dimensions": 3}, raises="its result 'B' has 3 dimensions"),
+        Case("grow", {"A": A}, [], changed={"A": 2 * A}),
+        Case("grow", {"A": A, "B": A[:2], "factor": 3 + 1j}, [], changed={"A": 3 * A}),
+        Case("grow", {"A": A.astype("int32")}, raises="BadArgumentError: every.grow: A must be"),
         Case("work", {"words": True}, []),
         Case("at_rank_0", {}, ["from rank 0", 7]),
         Case("bad", {}, raises="its result 'A' is not a matrix of this call"),
@@ -117,6 +120,7 @@ class TestEverythingInCpp(LibraryTests):
         ),
         Case("negative", {"A": A - 4}, [A < 4, np.arange(10) % 2 == 0]),
         Case("negative", {"A": A[:, 0] - 4}, [A[:, :1] < 4, np.arange(10) % 2 == 0]),
+        Case("grow", {"A": A}, [], changed={"A": 2 * A}),
         Case("inverted", {"mask": A[:, 1] > 4}, [A[:, 1] <= 4]),
         Case("inverted", {"mask": A[:0] > 4}, [A[:0] <= 4]),
         Case("inverted", {"mask": A}, raises="it takes a matrix of bool, not of float64"),
@@ -235,6 +239,15 @@ def parameter(words: str) -> str:
             "the default of 'p', '0.5', is not JSON for type int",
         ),
         (
+            (
+                parameter('{"p", ALCHEMIST_MATRIX_WRITTEN, ""}, {"q", ALCHEMIST_MATRIX, ""}'),
+                "ALCHEMIST_ABI",
+                "routines",
+                ENTRY,
+            ),
+            "declares changes of p: declare its other matrices too",
+        ),
+        (
             (parameter('{"p", ALCHEMIST_INT, "", "{"}'), "ALCHEMIST_ABI", "routines", ENTRY),
             "is not JSON for type int",
         ),
@@ -259,6 +272,16 @@ def test_a_library_that_will_not_do_says_why(
         NativeLibrary("x", path)
     assert caught.value.kind == "LibraryLoadError"
     assert caught.value.message.startswith("library 'x': ")
+
+
+@needs_compiler
+def test_what_a_routine_changes_is_described() -> None:
+    for source in ("every.c", "every.cpp"):
+        described = NativeLibrary("every", built(source)).describe()["routines"]
+        writes = {about["name"]: about["writes"] for about in described}
+        assert writes["grow"] == ["A"]
+        assert writes["count"] is None
+        assert writes["echo"] == (None if source == "every.c" else [])  # types tell it in C++
 
 
 def test_a_cpp_library_with_the_wrong_number_of_names(tmp_path: Path) -> None:

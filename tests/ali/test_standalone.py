@@ -26,6 +26,10 @@ def scale(ctx: Context, A: DistMatrix, factor: float = 2.0) -> tuple[DistMatrix,
     B.local[...] = factor * A.local
     return B, ctx.size, os.environ.get("MARK", "none")
 
+@routine("z", "zs")
+def turn(ctx: Context, z: complex, zs: list[complex]) -> tuple[complex, list[complex]]:
+    return 1j * z, zs
+
 @routine()
 def fail(ctx: Context) -> None:
     if ctx.rank == 1:
@@ -93,6 +97,12 @@ def test_matrices_are_files_and_results_are_printed_and_saved(folder: Path) -> N
     assert "ranks = 3" in said
     np.testing.assert_array_equal(np.load(folder / "results" / "B.npy"), 3 * VALUES)
     assert "norm = " in run(folder, "linalg", "norm", "A.npy")
+
+
+def test_complex_numbers_are_pairs_or_words(folder: Path) -> None:
+    said = run(folder, "mylib.py", "turn", "[1, -2]", 'zs=["2+1j", [0, 1], 3]')
+    assert "z = (2+1j)\nzs = [(2+1j), 1j, (3+0j)]" in said
+    assert "z = (-1+0j)" in run(folder, "mylib.py", "turn", "z=1j", "zs=[]")
 
 
 def test_each_rank_starts_under_a_command(folder: Path) -> None:
@@ -187,7 +197,7 @@ def test_errors_name_the_rank_and_the_cause(folder: Path) -> None:
     assert "'A' to be of type matrix, not 3; give a .npy file" in run(
         folder, "mylib.py", "scale", "3", code=1
     )
-    assert "has no routine 'nothing'; it has scale, fail" in run(
+    assert "has no routine 'nothing'; it has scale, turn, fail" in run(
         folder, "mylib.py", "nothing", code=1
     )
     assert "there is no file B.npy" in run(folder, "mylib.py", "scale", "B.npy", code=1)

@@ -122,6 +122,17 @@ static int at_rank_0(alchemist_call *call, const alchemist_value *in, alchemist_
     return ALCHEMIST_OK;
 }
 
+/* A = factor A, in place. */
+static int grow(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    const alchemist_matrix *A = in[0].matrix;
+    (void)out;
+    if (A->dtype != ALCHEMIST_FLOAT64) return alchemist_refuse(call, "A must be of float64");
+    for (int64_t j = 0; j < A->local_cols; j++)
+        for (int64_t i = 0; i < A->local_rows; i++)
+            ((double *)A->data)[i + j * A->leading_dimension] *= in[2].complex_number[0];
+    return ALCHEMIST_OK;
+}
+
 static void closed(void *state) {
     const char *path = getenv("EVERY_CLOSED");
     FILE *file = path ? fopen(path, "a") : NULL;
@@ -178,6 +189,10 @@ static const alchemist_routine routines[] = {
      .results = ALCHEMIST_RESULTS({"A", ALCHEMIST_MATRIX, "not really"})},
     {.name = "at_rank_0", .doc = "Values of rank 0.", .run = at_rank_0,
      .results = ALCHEMIST_RESULTS({"text", ALCHEMIST_STRING, "words"}, {"i", ALCHEMIST_INT, "7"})},
+    {.name = "grow", .doc = "A = factor A, in place.", .run = grow,
+     .parameters = ALCHEMIST_PARAMETERS({"A", ALCHEMIST_MATRIX_WRITTEN, "changed"},
+                                        {"B", ALCHEMIST_MATRIX_READ, "not used", "null"},
+                                        {"factor", ALCHEMIST_COMPLEX, "real", "[2, 0]"})},
     {0}};
 
 ALCHEMIST_LIBRARY_CLOSED("every", "Everything that the C ABI can do.", routines, closed)

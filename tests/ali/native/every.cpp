@@ -38,6 +38,11 @@ static Matrix<bool> inverted(Call &call, Matrix<const bool> mask) {
     return B;
 }
 
+static void grow(Call &, Matrix<double> A, std::complex<double> factor) {
+    for (int64_t j = 0; j < A.local_cols(); j++)
+        for (int64_t i = 0; i < A.local_rows(); i++) A(i, j) *= factor.real();
+}
+
 static int64_t count(Call &call) { return ++call.state<State>().calls; }
 
 static void fail(Call &call, int rank, const std::string &how) {
@@ -76,6 +81,7 @@ ALCHEMIST_CPP_LIBRARY("every", "Everything that the C++ layer can do.") {
     library.routine<negative>("negative", "A < 0, and a vector of even rows.", {{"A"}},
                               {{"B"}, {"rows"}});
     library.routine<inverted>("inverted", "Not mask.", {{"mask"}}, {{"B"}});
+    library.routine<grow>("grow", "A = factor A, in place.", {{"A"}, {"factor", "", "[2, 0]"}});
     library.routine<count>("count", "How often it was called.", {}, {{"calls"}});
     library.routine<fail>("fail", "Fails on a rank, or on all.",
                           {{"rank", "", "-1"}, {"how", "", "\"really\""}});
