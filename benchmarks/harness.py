@@ -162,7 +162,7 @@ class Report:
         ]
         colours = [BLUE if row.met else ORANGE for row in self.rows]
         axes.barh([row.what for row in self.rows], scores, color=colours)
-        _ratios_on(axes)
+        ratio_axis(axes)
         axes.invert_yaxis()
         axes.set_xlabel("times better than the target\n(right of the line: met)")
         axes.set_title(self.name)
@@ -178,14 +178,14 @@ class Report:
                     axes.barh(len(labels), seconds / its[0].end_to_end_s, color=colour)
                 labels.append(peer.who)
         axes.set_yticks(range(len(labels)), labels)
-        _ratios_on(axes)
+        ratio_axis(axes)
         axes.set_ylim(len(labels), -1)
         axes.set_xlabel(
             "time, x the first implementation of the operation\n(orange: what transfers add)"
         )
 
 
-def _ratios_on(axes: Any) -> None:
+def ratio_axis(axes: Any) -> None:
     """A line at 1, and a logarithmic axis with plain numbers."""
     axes.axvline(1, color="black", lw=1)
     axes.set_xscale("log")

@@ -19,6 +19,7 @@ import ray
 from benchmarks.papers import (
     cg_timit,
     condest,
+    factors,
     layouts,
     rl,
     sandia,
@@ -32,6 +33,7 @@ from benchmarks.papers.experiment import PAGES, SCALES, Setting
 EXPERIMENTS = {
     "session": session,
     "layouts": layouts,
+    "factors": factors,
     "table1": table1,
     "svd_scaling": svd_scaling,
     "transfer_shapes": transfer_shapes,

@@ -123,7 +123,7 @@ def _tables(page: Page, times: dict[Case, list[float]]) -> None:
         add(route, shape, layout, *cells)
     page.notes.append(
         "Relative to the mean of VC_STAR with a buffer of 100 MB on the same route with the same "
-        "shape, as in the figure, whose boxes lie between 1.0 and 1.8."
+        "shape, as in the figure, whose axis goes from 1.0 to 1.8."
     )
     add = page.table(
         "route", "shape", "seconds, VC_STAR, 100 MB", "spread / mean", "longest / shortest"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import papers
-from benchmarks.papers import condest, layouts, rl, session, spark, svd_scaling
+from benchmarks.papers import condest, factors, layouts, rl, session, spark, svd_scaling
 from benchmarks.papers.__main__ import EXPERIMENTS, main
 from benchmarks.papers.experiment import PAGES, Page, Sample, Setting, repeated, side
 from benchmarks.papers.phases import measured
@@ -128,6 +129,23 @@ def test_layouts_buffers_and_routes_are_all_measured(cluster: str, tmp_path: Pat
     assert "larger buffers are faster (TCP)" in "".join(page.verdicts)
     page.save(TINY, tmp_path)
     assert (tmp_path / "layouts.png").stat().st_size > 10_000
+
+
+def test_each_factor_of_a_send_is_compared_in_all_settings_of_the_others(
+    cluster: str, tmp_path: Path
+) -> None:
+    page = factors.run(TINY)
+    assert len(page.data) == 2 ** len(factors.FACTORS)
+    assert all(len(found) == TINY.runs for found in page.data.values())
+    assert [row[0] for row in page.tables[0][1]] == list(factors.FACTORS)
+    page.save(TINY, tmp_path)
+    assert (tmp_path / "factors.png").stat().st_size > 10_000
+    times = {
+        levels: 2.0 if "wide" in levels else 1.0 for levels in product(*factors.FACTORS.values())
+    }
+    ratios = factors._ratios(times)
+    assert set(ratios["shape"]) == {2.0}
+    assert set(ratios["layout"]) == {1.0}
 
 
 def test_the_scaling_of_an_svd_is_measured_without_spark(cluster: str, tmp_path: Path) -> None:
