@@ -107,7 +107,15 @@ def _by_name(name: str) -> ModuleType | Path:
     """A library's module, or the path of its shared object."""
     if name in SHIPPED:
         return importlib.import_module(SHIPPED[name])
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
+    declared = {entry.value: entry for entry in entry_points(group=ENTRY_POINTS, name=name)}
+    if len(declared) > 1:
+        packages = sorted(str(e.dist.name if e.dist else e.value) for e in declared.values())
+        raise Failure(
+            "LibraryLoadError",
+            f"library {name!r} is declared by several installed packages: {', '.join(packages)}. "
+            f"Uninstall all but one, or give a path: load_library({name!r}, path)",
+        )
+    for entry in declared.values():
         plug = entry.load()
         if isinstance(plug, ModuleType):
             return plug

@@ -116,7 +116,7 @@ def described(gang: Gang, name: str) -> dict[str, Any]:
 def plugged_in(gang: Gang, path: str) -> dict[str, Any]:
     """A library whose entry point is a function that says where its shared object is."""
     calls = []
-    plug = SimpleNamespace(load=lambda: lambda: calls.append(1) or path)
+    plug = SimpleNamespace(value="plug:path", load=lambda: lambda: calls.append(1) or path)
     registry.entry_points = lambda group, name=None: [plug]
     about = described(gang, "plug")
     return {**about, "calls": len(calls)}

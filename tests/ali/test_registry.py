@@ -189,6 +189,24 @@ def test_an_entry_point_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load("other")
 
 
+def test_a_name_that_two_packages_declare_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for package in ("one", "two"):
+        (tmp_path / f"{package}.py").write_text(SOURCE.format(answer=8))
+        about = tmp_path / f"{package}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(
+            f"[alchemist.libraries]\nmine_{package} = {package}\nmine = {package}\n"
+        )
+    assert answer(load("mine_two")) == 8
+    with pytest.raises(Failure, match=r"several installed packages: one, two\.") as error:
+        load("mine")
+    assert kind_of(error) == "LibraryLoadError"
+
+
 @needs_compiler
 def test_an_entry_point_may_say_where_a_shared_object_is(tmp_path: Path) -> None:
     built = shared_object(EXAMPLE, tmp_path / "libexample.so")

@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 
 from alchemist_ray import cli
+from ali.registry import load
 from tests.docs.pages import ROOT, documents
 
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -53,6 +54,25 @@ def test_a_command_and_its_options_exist(command: str, page: str) -> None:
     text = usage(*(word for word in path if not word.startswith("-")))
     for option in (word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)):
         assert re.search(rf"(?<![\w-]){re.escape(option)}\b", text), f"{page}: {command}"
+
+
+def test_the_table_of_linalg_names_what_its_routines_declare() -> None:
+    declared = {about["name"]: about for about in load("linalg").describe()["routines"]}
+    page = (ROOT / "docs" / "libraries.md").read_text()
+    named = 0
+    for shown_routine, taken, given in re.findall(
+        r"^\| `(\w+)\((.*?)\)`[^|]* \| ([^|]*)", page, re.M
+    ):
+        if (about := declared.get(shown_routine)) is None:
+            continue  # of another library
+        parameters = [name for name, *_ in about["parameters"]]
+        assert {word for word in taken.split(", ") if word != "..."} <= set(parameters), taken
+        results = [name for name, _ in about["results"]]
+        words = [word.split(" ")[0] for word in given.partition(";")[0].strip().split(", ")]
+        if words[0] == results[0] and len(words) > 1 and words[-1] in results:
+            named += 1
+            assert words == results[: len(words)], f"{shown_routine}: {given}"
+    assert named >= 4
 
 
 def test_the_documentation_shows_commands() -> None:
