@@ -34,7 +34,7 @@
 !
 ! Return an error (alchemist_failed): STOP and ERROR STOP end the rank, and with it the gang.
 ! MPI: `mpi_f08` of the MPI that the gang runs on, with comm%MPI_VAL = alchemist_comm(call). The
-! MPICH of pip has no Fortran modules: alchemist_allreduce works without them.
+! MPICH of pip has no Fortran modules: alchemist_allreduce and alchemist_exchange work without them.
 module alchemist
   use, intrinsic :: iso_c_binding
   implicit none
@@ -52,7 +52,7 @@ module alchemist
   public :: alchemist_span_begin, alchemist_span_end
   public :: alchemist_new, alchemist_new_vector, alchemist_new_like, alchemist_to_layout
   public :: alchemist_block_cyclic, alchemist_global_row, alchemist_global_col, alchemist_descriptor
-  public :: alchemist_allreduce, alchemist_attach, alchemist_create, alchemist_client_error
+  public :: alchemist_allreduce, alchemist_exchange, alchemist_attach, alchemist_create, alchemist_client_error
 
   integer(c_int), parameter, public :: ALCHEMIST_OK = 0, ALCHEMIST_FAILED_CODE = 1
   integer(c_int), parameter, public :: ALCHEMIST_ENDED = 2
@@ -253,6 +253,13 @@ module alchemist
       import
       type(c_ptr), value :: call, values
       integer(c_int), value :: count, kind, operation
+      integer(c_int) :: code
+    end function
+    function f_exchange(call, out, to, in, from, count) &
+        bind(c, name="alchemist_f_exchange") result(code)
+      import
+      type(c_ptr), value :: call, out, in
+      integer(c_int), value :: to, from, count
       integer(c_int) :: code
     end function
     function f_attach(name, matrix) bind(c, name="alchemist_f_attach") result(code)
@@ -591,6 +598,22 @@ contains
     integer(c_int), intent(in) :: operation
     integer(c_int) :: code
     code = f_allreduce(call, c_loc(values), size(values, kind=c_int), 1, operation)
+  end function
+
+  ! Sends numbers to one rank and receives as many from another: the edges of a stencil's blocks. A
+  ! rank outside of 0 to size - 1 is no neighbour, and `in` stays as it is. A wait that ends with
+  ! the call.
+  function alchemist_exchange(call, out, to, in, from) result(code)
+    type(c_ptr), intent(in) :: call
+    real(c_double), intent(in), target, contiguous :: out(:)
+    real(c_double), intent(inout), target, contiguous :: in(:)
+    integer(c_int), intent(in) :: to, from
+    integer(c_int) :: code
+    if (size(in) /= size(out)) then
+      code = alchemist_failed(call, "alchemist_exchange: in and out differ in length")
+      return
+    end if
+    code = f_exchange(call, c_loc(out), to, c_loc(in), from, size(out, kind=c_int))
   end function
 
   ! --- programs that als.run_program has started (alchemist_client.h) ---

@@ -379,6 +379,31 @@ static inline int alchemist_allreduce(alchemist_call *call, const void *in, void
     return ALCHEMIST_OK;
 }
 
+/* Sends `count` elements to rank `to` and receives as many from rank `from`, for the edges of a
+ * stencil's blocks. A rank outside of 0 to size - 1 is no neighbour: nothing is sent to it, and `in`
+ * stays as it is. Can be interrupted; both are copied, as by alchemist_allreduce. */
+static inline int alchemist_exchange(alchemist_call *call, const void *out, int to, void *in,
+                                     int from, int count, MPI_Datatype type) {
+    MPI_Request requests[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+    int size, code = ALCHEMIST_OK;
+    if (MPI_Type_size(type, &size) != MPI_SUCCESS)
+        return alchemist_fail(call, "MPI_Type_size failed");
+    if (to < 0 || to >= call->size) to = MPI_PROC_NULL;
+    if (from < 0 || from >= call->size) from = MPI_PROC_NULL;
+    size_t bytes = (size_t)size * (size_t)count;
+    char *both = (char *)malloc(2 * bytes + 1);
+    if (both == NULL) return alchemist_fail(call, "no memory for %d elements", count);
+    memcpy(both, out, bytes);
+    if (MPI_Irecv(both + bytes, count, type, from, 0, call->comm, &requests[0]) != MPI_SUCCESS ||
+        MPI_Isend(both, count, type, to, 0, call->comm, &requests[1]) != MPI_SUCCESS)
+        return alchemist_fail(call, "a message could not be started");
+    for (int i = 0; i < 2 && code == ALCHEMIST_OK; i++) code = alchemist_wait(call, &requests[i]);
+    if (code != ALCHEMIST_OK) return code; /* MPI may still write there: not freed */
+    if (from != MPI_PROC_NULL) memcpy(in, both + bytes, bytes);
+    free(both);
+    return ALCHEMIST_OK;
+}
+
 #ifdef __cplusplus
 }
 #endif

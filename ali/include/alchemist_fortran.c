@@ -117,6 +117,11 @@ int alchemist_f_allreduce(alchemist_call *call, void *values, int count, int kin
     return alchemist_allreduce(call, values, values, count, type, op);
 }
 
+int alchemist_f_exchange(alchemist_call *call, const double *out, int to, double *in, int from,
+                         int count) {
+    return alchemist_exchange(call, out, to, in, from, count, MPI_DOUBLE);
+}
+
 /* --- a program that run_program has started --- */
 
 int alchemist_f_attach(const char *name, alchemist_matrix *matrix) {

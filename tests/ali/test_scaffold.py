@@ -69,6 +69,42 @@ def test_in_fortran(tmp_path: Path, options: tuple[str, ...]) -> None:
     assert "Warning" not in said
 
 
+FORTRAN_RING = """
+  function summed(call, in, out) bind(c) result(code)
+    type(c_ptr), value :: call
+    type(alchemist_value), intent(in) :: in(*)
+    type(alchemist_value), intent(inout) :: out(*)
+    integer(c_int) :: code
+    real(c_double) :: mine(2), left(2), found(1)
+    mine = [1d0, 2d0] + alchemist_rank(call)
+    left = -1
+    code = alchemist_exchange(call, mine, alchemist_rank(call) + 1, left, alchemist_rank(call) - 1)
+    if (code /= ALCHEMIST_OK) return
+    found = left(1) + 100 * left(2)
+    code = alchemist_allreduce(call, found, ALCHEMIST_SUM)
+    if (code == ALCHEMIST_OK) call alchemist_set(out(1), found(1))
+  end function
+
+  function describe("""
+
+
+@needs_compiler
+@needs_fortran
+def test_neighbours_exchange_edges_in_fortran(tmp_path: Path) -> None:
+    folder = new(tmp_path, "fortran")
+    (source,) = folder.glob("*.f90")
+    text = source.read_text()
+    start, end = text.index("  function summed("), text.index("  function describe(")
+    source.write_text(
+        text[:start] + FORTRAN_RING.strip("\n") + text[end + len("  function describe(") :]
+    )
+    library = f"lib{source.stem}.so"
+    run("make", library, cwd=folder)
+    np.save(folder / "A.npy", np.zeros((2, 2)))
+    words = (sys.executable, "-m", "ali", "run-routine", library, "total", "A.npy", "--ranks", "3")
+    assert "sum = 402.0" in run(*words, cwd=folder)  # rank 0 keeps -1, -1; 1 has 1, 2; 2 has 2, 3
+
+
 # It does not call MPI: the matrices are parts of the rank that started it.
 FORTRAN_PROGRAM = """
 program sums
