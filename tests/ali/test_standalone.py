@@ -153,9 +153,15 @@ def _runs(pid: int) -> bool:
     return Path("/proc", str(pid)).exists()
 
 
+@pytest.fixture(autouse=True)
+def tools_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """py-spy is next to Python, as in an environment that is active."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
 def documented(tool: str) -> list[str]:
     """The options of a line of docs/debugging.md."""
-    program = tool.partition(",")[0]
+    program = re.split(r"[, ]", tool)[0]
     if shutil.which(program) is None:
         pytest.skip(f"no {program}")
     (line,) = re.findall(
@@ -188,6 +194,22 @@ def test_py_spy_writes_a_profile_of_each_rank(folder: Path) -> None:
         "profile.0.svg",
         "profile.1.svg",
     }
+
+
+def test_perf_writes_a_file_for_each_rank(folder: Path) -> None:
+    words = documented("perf, a file per rank")
+    if subprocess.run(
+        ["perf", "record", "-o", "/dev/null", "true"], capture_output=True
+    ).returncode:
+        pytest.skip("perf may not record here (perf_event_paranoid)")
+    run(folder, "mylib.py", "scale", "A.npy", "--ranks", "2", *words)
+    assert {path.name for path in folder.glob("perf.*.data")} == {"perf.0.data", "perf.1.data"}
+
+
+def test_valgrind_writes_a_file_for_each_process(folder: Path) -> None:
+    words = documented("valgrind")
+    run(folder, "mylib.py", "scale", "A.npy", "--ranks", "1", *words)
+    assert list(folder.glob("valgrind.*.txt"))
 
 
 def test_errors_name_the_rank_and_the_cause(folder: Path) -> None:
