@@ -164,10 +164,14 @@ def documented(tool: str) -> list[str]:
     program = re.split(r"[, ]", tool)[0]
     if shutil.which(program) is None:
         pytest.skip(f"no {program}")
+    return shlex.split(documented_line(tool))
+
+
+def documented_line(tool: str) -> str:
     (line,) = re.findall(
         rf"^\| {tool}.*? \| `alchemist run-routine \.\.\. (.+)` \|$", DOCS.read_text(), re.M
     )
-    return shlex.split(line)
+    return str(line)
 
 
 def test_gdb_shows_the_stack_of_a_crash(folder: Path) -> None:
@@ -185,6 +189,17 @@ def test_gdb_stops_in_a_function_of_a_library_in_c(folder: Path) -> None:
     words = documented("gdb, a breakpoint")
     said = run(folder, "libsolver.so", "solve", "--ranks", "1", "--timeout", "90", *words, code=1)
     assert re.search(r"^#0 .*\bsolve\b", said, re.M), said
+
+
+@build.needs_compiler
+def test_address_sanitizer_finds_a_write_behind_an_array(folder: Path) -> None:
+    text = SOLVER.replace("(void)call,", "volatile char *x = malloc(8); x[8 + call->rank] = 1;")
+    (folder / "solver.c").write_text(text)
+    build.shared_object(folder / "solver.c", folder / "libsolver.so", *build.ADDRESS_SANITIZER)
+    line = f"run-routine libsolver.so solve --ranks 1 {documented_line('AddressSanitizer')}"
+    said = build.run("sh", "-c", f"exec {sys.executable} -m ali {line}", cwd=folder, code=1)
+    assert "AddressSanitizer: heap-buffer-overflow" in said
+    assert "solver.c" in said
 
 
 def test_py_spy_writes_a_profile_of_each_rank(folder: Path) -> None:
