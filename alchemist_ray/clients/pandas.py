@@ -27,9 +27,13 @@ def names(frame: Any) -> list[str]:
 
 
 def kept_names(frame: Any) -> list[str]:
-    """The names that a matrix keeps: none, if pandas has numbered the columns."""
+    """The names that a matrix keeps: none, if pandas has numbered the columns.
+
+    A name with several levels is that of its tuple, as pandas writes it to Parquet.
+    """
     given = frame.columns if frame.ndim == 2 else [frame.name]
-    return names(frame) if any(isinstance(name, str) for name in given) else []
+    numbered = all(name is None or isinstance(name, int | np.integer) for name in given)
+    return [] if numbered else names(frame)
 
 
 def common_dtype(frame: Any) -> np.dtype[Any]:

@@ -74,6 +74,31 @@ def test_sums_in_float32_are_accumulated_in_float64(
     np.testing.assert_allclose(found.imag, expected, rtol=2**-23)
 
 
+EXACT = {
+    "max": np.max, "min": np.min, "argmax": np.argmax, "argmin": np.argmin, "any": np.any,
+    "all": np.all, "count_nonzero": np.count_nonzero, "sort": np.sort, "unique": np.unique,
+}  # fmt: skip
+EXACT_OF_INTEGERS = {"sum": np.sum, "prod": np.prod, "cumsum": np.cumsum}
+
+
+@pytest.mark.parametrize("session", [1, 3], indirect=True)
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
+def test_what_docs_call_exact_is_exact_on_any_number_of_ranks(
+    session: AlchemistSession, dtype: str
+) -> None:
+    rng = np.random.default_rng(6)
+    if dtype == "float64":
+        a = rng.standard_normal(50_000)
+    else:
+        a = rng.integers(-(2**62), 2**62, 50_000).astype(dtype) | np.array(1, dtype)
+    A = session.send_matrix(a)
+    for name, function in (EXACT | (EXACT_OF_INTEGERS if dtype != "float64" else {})).items():
+        found: Any = np.asarray(function(A))
+        assert np.array_equal(found, function(a)), name
+    few = rng.integers(0, 50, 50_000)
+    assert np.array_equal(np.bincount(session.send_matrix(few)).fetch(), np.bincount(few))
+
+
 def test_many_bins_are_distributed(session: AlchemistSession) -> None:
     rng = np.random.default_rng(5)
     for most, count in ((3_000_000, 2_000_000), (40_000_000, 1000)):

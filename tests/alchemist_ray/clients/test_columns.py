@@ -30,6 +30,24 @@ def test_pandas_names_are_kept_and_numbers_are_not(als: AlchemistSession) -> Non
     A.free()
 
 
+def test_levels_of_names_and_dates_are_kept_as_parquet_writes_them(
+    als: AlchemistSession, tmp_path: Path
+) -> None:
+    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
+    levels = FRAME.set_axis(pd.MultiIndex.from_tuples([("body", "height"), (1, 2)]), axis=1)
+    assert als.send_matrix(levels).columns == ("('body', 'height')", "(1, 2)")
+    assert als.send_matrix(levels[[(1, 2)]]).columns == ("(1, 2)",)
+    strings = FRAME.set_axis(pd.MultiIndex.from_product([["body"], NAMES]), axis=1)
+    expected = ("('body', 'height')", "('body', 'weight')")
+    assert als.send_matrix(strings).columns == expected
+    assert als.send_matrix(dd.from_pandas(strings, npartitions=2)).columns == expected
+    strings.to_parquet(tmp_path / "a.parquet")
+    assert als.load_matrix(str(tmp_path / "a.parquet")).columns == expected
+    days = FRAME.set_axis(pd.to_datetime(["2026-01-01", "2026-01-02"]), axis=1)
+    assert als.send_matrix(days).columns == ("2026-01-01 00:00:00", "2026-01-02 00:00:00")
+    assert als.send_matrix(pd.DataFrame(np.eye(3)).iloc[:, 1:]).columns == ()
+
+
 def test_ray_data_gets_them_back(als: AlchemistSession) -> None:
     data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
     A = als.send_matrix(FRAME)
