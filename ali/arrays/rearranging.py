@@ -10,8 +10,11 @@ from ali.interface import Context, routine
 from ali.linalg import arithmetic
 from ali.linalg.indexing import IndexMap, transfer
 from ali.linalg.products import operand
+from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import stored_shape
+from mpi_workers.matrix.memory import UNCHECKED_BYTES
+from mpi_workers.matrix.sizes import readable
 
 
 @routine("B")
@@ -74,6 +77,7 @@ def repeat(ctx: Context, A: DistMatrix, repeats: DistMatrix, axis: int | None = 
         "ShapeError",
         f"repeat: repeats has {times.size} elements; it must have 1 or {length}, all >= 0",
     )
+    _check_indices(ctx, int(times.sum()) * (length if times.size == 1 else 1))
     index = [np.arange(n, dtype=np.int64) for n in A.shape]
     index[along] = np.repeat(index[along], times if times.size != 1 else int(times[0]))
     return _taken(ctx, A, index[0], index[1]).with_ndim(max(1, A.ndim))
@@ -101,6 +105,7 @@ def tile(ctx: Context, A: DistMatrix, times: list[int], ndim: int) -> DistMatrix
     As `roll`.
     """
     source = operand(A, "T") if A.ndim == 1 and ndim == 2 else A
+    _check_indices(ctx, sum(n * k for n, k in zip(source.shape, times, strict=True)))
     index = [
         np.tile(np.arange(n, dtype=np.int64), k) for n, k in zip(source.shape, times, strict=True)
     ]
@@ -135,11 +140,29 @@ def broadcast(ctx: Context, A: DistMatrix, shape: list[int]) -> DistMatrix:
         fits = False
     require(fits, "ShapeError", f"an array of shape {A.array_shape} does not broadcast to {shape}")
     source = operand(A, "T") if A.ndim == 1 and len(shape) == 2 else A
+    _check_indices(ctx, sum(stored_shape(shape)))
     index = [
         np.arange(n, dtype=np.int64) if n == have else np.zeros(n, np.int64)
         for n, have in zip(stored_shape(shape), source.shape, strict=True)
     ]
     return _taken(ctx, source, index[0], index[1]).with_ndim(len(shape))
+
+
+def _check_indices(ctx: Context, count: int) -> None:
+    """Raise `Failure` (ResourceError) unless there is room for lists of `count` indices.
+
+    Every rank has whole lists: NumPy would allocate them, and the kernel end the gang later.
+    """
+    nbytes = 4 * 8 * count
+    if nbytes <= UNCHECKED_BYTES:
+        return
+    left = available_bytes()
+    require(
+        nbytes <= left,
+        "ResourceError",
+        f"rank {ctx.rank} needs {readable(nbytes)} for {count} indices, and its node has "
+        f"{readable(left)} left: make a smaller array, or request workers on more nodes",
+    )
 
 
 def _taken(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> DistMatrix:

@@ -116,6 +116,24 @@ def test_bins_that_fit_into_no_memory_are_refused(session: AlchemistSession) -> 
     assert np.array_equal(A.fetch(), [1, 30_000_000_000])
 
 
+MANY = 10**12
+TOO_LARGE = {
+    "repeat": lambda x: np.repeat(x, MANY),
+    "tile": lambda x: np.tile(x, MANY),
+    "broadcast": lambda x: np.broadcast_to(x, (MANY, 10)),
+}
+
+
+@pytest.mark.parametrize("what", TOO_LARGE)
+def test_indices_that_fit_into_no_memory_are_refused_before_they_are_made(
+    session: AlchemistSession, what: str
+) -> None:
+    A = session.send_matrix(np.arange(10))
+    with pytest.raises(ResourceError, match=r"for \d+ indices, and its node has"):
+        TOO_LARGE[what](A)
+    assert np.array_equal(np.repeat(A, 2).fetch(), np.repeat(np.arange(10), 2))
+
+
 @pytest.mark.parametrize("what", ["median", "nanmedian", "quantile", "nanquantile", "percentile"])
 def test_quantiles_of_no_elements(session: AlchemistSession, what: str) -> None:
     q = () if what.endswith("median") else (0.3,)
