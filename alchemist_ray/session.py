@@ -49,8 +49,8 @@ class AlchemistSession(
 
     Notes
     -----
-    Joins the Ray cluster of this process or machine. If no cluster runs, the first workers start
-    one that ends with this process, unless `connect_to_alchemist` names one before.
+    Joins the Ray cluster of this process or machine. If no cluster runs, starts one that ends with
+    this process.
     """
 
     _libraries_of: GangConnection | None = None

@@ -26,7 +26,6 @@ from alchemist_ray.runtime.cluster.manager_pool import Manager
 from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask_manager
 from alchemist_ray.runtime.cluster.ray_cluster import (
     check,
-    finds_cluster,
     join_named,
     join_ray,
     shared_cpus,
@@ -85,25 +84,25 @@ class RayGangs:
 
     def move(self, address: str, port: int, *, in_use: bool) -> None:
         wanted = f"{address}:{port}"
-        if ray.is_initialized():
-            current = ray.get_runtime_context().gcs_address
-            if current == wanted or (
-                wanted.startswith("127.") and current.rpartition(":")[2] == str(port)
-            ):
-                return
-            if not self._started_ray or in_use:
-                raise SessionError(
-                    f"this process is in the Ray cluster at {current}, not at {wanted}: call "
-                    f"ray.shutdown() and ray.init(address={wanted!r}) before making the session"
-                )
+        current = ray.get_runtime_context().gcs_address
+        if current == wanted or (
+            wanted.startswith("127.") and current.rpartition(":")[2] == str(port)
+        ):
+            return
+        if not self._started_ray or in_use:
+            raise SessionError(
+                f"this process is in the Ray cluster at {current}, not at {wanted}: call "
+                f"ray.shutdown() and ray.init(address={wanted!r}) before making the session"
+            )
         check(wanted, f"the address {wanted}")
         ray.shutdown()
         ray.init(address=wanted, log_to_driver=True)
-        self.join(None)
+        self._started_ray = False
+        self._driver = find_driver()
+        if self._options.name is None:
+            self._manager = manager_pool.take(self._owner)
 
     def start(self, num_workers: Workers) -> GangConnection:
-        if self._driver is None:  # no cluster ran when the session was opened
-            self.join(least_of(num_workers))
         after = 0 if self._last is None else self._last.address.epoch
         options = self._options
         if options.cpus_per_worker is None and isinstance(num_workers, int):
@@ -215,8 +214,6 @@ class RayGangs:
             manager.kill()
 
     def serve(self, **options: Any) -> Any:
-        if self._driver is None:
-            self.join(None)
         return registry.gateway_actor().serve(**options)
 
     def open_rank_channel(
@@ -230,10 +227,7 @@ def open_gangs(session: str, options: GangOptions, owner: str = "") -> RayGangs:
     check_in_cluster(options)
     join_named(options.address)
     opened = RayGangs(session, options, owner)
-    if options.num_workers is not None:
-        opened.join(least_of(options.num_workers))
-    elif finds_cluster():  # else the start of workers starts one, unless `move` names one before
-        opened.join(None)
+    opened.join(None if options.num_workers is None else least_of(options.num_workers))
     return opened
 
 

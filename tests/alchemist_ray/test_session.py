@@ -233,11 +233,13 @@ def test_mpiexec_is_the_second_launcher(cluster: str) -> None:
 def test_connecting_by_the_papers_spelling(cluster: str) -> None:
     host, _, port = cluster.rpartition(":")
     program = f"""
-        import ray
+        import os
         from alchemist_ray import AlchemistSession
-        als = AlchemistSession()
-        assert not ray.is_initialized()  # no cluster is started, to be left at once
+        from mpi_workers.node.processes import descendants
+        als = AlchemistSession()  # starts a cluster, as none is known
+        started = descendants([os.getpid()])
         als.connect_to_alchemist({host!r}, {port})
+        assert started and not started & descendants([os.getpid()])  # it is not left behind
         als.request_workers(2)
         print(als.load_library("echo").who())
         als.stop()

@@ -209,7 +209,7 @@ sys.stdin.read()
 SESSION = """
 import ray
 from alchemist_ray import AlchemistSession
-with AlchemistSession(1):
+with AlchemistSession() as als:
     print(ray.get_runtime_context().gcs_address, flush=True)
 ray.shutdown()
 """

@@ -122,16 +122,6 @@ def join_named(address: str | None) -> None:
         )
 
 
-def finds_cluster() -> bool:
-    """Whether a session joins a Ray cluster that runs, rather than start one."""
-    given = os.environ.get(ADDRESS_VARIABLE, "")
-    return (
-        ray.is_initialized()
-        or given not in ("", "auto", "local")
-        or (given != "local" and own_head() is not None)
-    )
-
-
 def join_ray(workers: int | None, *, start: bool = True, limit_s: float = START_TIMEOUT_S) -> bool:
     """Join a Ray cluster, or start one; whether one was started. Safe for use by several threads.
 
