@@ -23,6 +23,7 @@ from alchemist_ray.runtime.cluster import catalogue, manager_pool
 from alchemist_ray.runtime.cluster.attach import connect, connect_to_gang_of
 from alchemist_ray.runtime.cluster.catalogue import start_named
 from alchemist_ray.runtime.cluster.manager_pool import Manager
+from alchemist_ray.runtime.cluster.names import other_versions
 from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask_manager
 from alchemist_ray.runtime.cluster.ray_cluster import (
     check,
@@ -33,6 +34,7 @@ from alchemist_ray.runtime.cluster.ray_cluster import (
 )
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.launch.gang_request import GangRequest, check_in_cluster
+from alchemist_ray.version import __version__
 from mpi_workers.wire import sockets
 
 __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs", "stop_gang"]
@@ -79,6 +81,12 @@ class RayGangs:
             )
         self._driver = find_driver()  # without a reference, one that is not detached ends
         self._driver.prewarm.remote()
+        if others := other_versions():
+            log.warning(
+                "alchemist-on-ray %s has gangs in this Ray cluster too, and this program has %s: "
+                "their gangs share the CPUs and cannot be attached to from here (docs/upgrades.md)",
+                " and ".join(others), __version__,
+            )  # fmt: skip
         if self._options.name is None:
             self._manager = manager_pool.take(self._owner)
 

@@ -22,6 +22,8 @@ from alchemist_ray.errors import (
     SessionError,
     StaleHandleError,
 )
+from alchemist_ray.runtime.cluster import names
+from alchemist_ray.runtime.driver import find_driver
 
 
 def free_cpus() -> float:
@@ -250,6 +252,19 @@ def test_connecting_by_the_papers_spelling(cluster: str) -> None:
         env={**os.environ, "RAY_ADDRESS": "local"},  # another head of this user is not joined
     )  # fmt: skip
     assert done.stdout.splitlines()[-1:] == ["[0, 1]"], done.stderr
+
+
+def test_gangs_of_another_version_in_the_cluster_are_told(
+    cluster: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(names, "__version__", "0.0.9")
+        driver = find_driver()
+    try:
+        AlchemistSession().close()
+        assert "alchemist-on-ray 0.0.9 has gangs in this Ray cluster too" in caplog.text
+    finally:
+        ray.kill(driver)
 
 
 def test_another_cluster_cannot_be_joined_from_within_one(cluster: str) -> None:

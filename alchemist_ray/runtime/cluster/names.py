@@ -49,6 +49,17 @@ def driver_name(edition: str) -> str:
     return f"alchemist-driver-{edition}"
 
 
+def other_versions() -> list[str]:
+    """Versions of this package, other than this one, that have a Driver in this Ray cluster."""
+    prefix = driver_name("")
+    named = ray.util.list_named_actors(all_namespaces=True)
+    drivers = [each["name"] for each in named if each["namespace"] == NAMESPACE]
+    found = {
+        name.removeprefix(prefix).split("-py")[0] for name in drivers if name.startswith(prefix)
+    }
+    return sorted(found - {__version__})
+
+
 def agent_name(edition: str, node_id: str) -> str:
     """The Ray name of a node's agent."""
     return f"{AGENT_PREFIX}{edition}-{node_id}"
