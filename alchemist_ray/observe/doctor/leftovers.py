@@ -21,6 +21,7 @@ SEGMENTS = re.compile(
 )
 STALE_S = 60.0
 SHOWN = 3
+REMOVED = 50  # named in the advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,14 @@ def stale(expected: Expected) -> Iterator[Finding]:
         yield Finding("leftovers in /dev/shm", OK, "none of this user")
         return
     shown = ", ".join(sorted(found)[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
-    matches = [match for name in found if (match := SEGMENTS.match(name))]
-    prefixes = " ".join(sorted({f"{SHM}/{match[0]}*" for match in matches}))
+    # By name: segments of ranks that run have the same prefixes.
+    files = " ".join(f"{SHM}/{name}" for name in sorted(found)[:REMOVED])
+    again = "; then ask again for the others" if len(found) > REMOVED else ""
     yield Finding(
         "leftovers in /dev/shm", WARN,
         f"{counted(len(found), 'segment')} that no process has open, "
         f"{readable(sum(found.values()))}: {shown}",
-        f"`rm {prefixes}`, unless a job of yours runs there in a container",
+        f"`rm {files}`, unless a job of yours runs there in a container{again}",
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "leftovers in /dev/shm",
             WARN,
             "1 segment that no process has open",
-            "rm /dev/shm/mpich_",
+            "`rm /dev/shm/mpich_shm_stale`,",
         ),
         ("temporary folder", BAD, "33.6 MB free", "TMPDIR"),
         ("ulimit -n (files)", BAD, "64 (up to", "ulimit -n 65536"),
