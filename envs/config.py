@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -64,6 +66,8 @@ class EnvConfig:
     on_failure : {"raise", "truncate"}
         After a failed simulation or a lost gang: raise, or end the episode with
         ``truncated=True`` and ``info["gang_lost"]``.
+    failure_reward : float
+        The reward of a step that failed, with ``on_failure="truncate"``.
     check_finite : bool
         Raise `NotFiniteError` for observations and rewards that are NaN or infinite.
     out_of_bounds : {"clip", "refuse"}
@@ -89,6 +93,7 @@ class EnvConfig:
     cpus_per_worker: float | None = None
     max_restarts: int = MAX_RESTARTS
     on_failure: str = "raise"
+    failure_reward: float = 0.0
     check_finite: bool = True
     out_of_bounds: str = "clip"
     copies: int | None = None
@@ -138,6 +143,8 @@ class EnvConfig:
             if not known and not isinstance(value, Reservation):
                 allowed = ", ".join(map(repr, choices))
                 raise EnvConfigError(f"config[{key!r}] must be one of {allowed}; got {value!r}")
+        if "failure_reward" in given:
+            given["failure_reward"] = _reward(given["failure_reward"])
         if not isinstance(given.get("check_finite", True), bool):
             raise EnvConfigError(
                 f"config['check_finite']={given['check_finite']!r}: it must be True or False"
@@ -218,6 +225,14 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} {value!r}")
+
+
+def _reward(value: Any) -> float:
+    """A finite number. Raises `EnvConfigError`."""
+    with contextlib.suppress(TypeError, ValueError):
+        if math.isfinite(value) and not isinstance(value, bool):
+            return float(value)
+    raise EnvConfigError(f"config['failure_reward']={value!r}: it must be a finite number")
 
 
 def _integer(key: str, value: Any, least: int) -> int:

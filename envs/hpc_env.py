@@ -162,7 +162,8 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
             if not self._truncates:
                 raise for_caller(error) from error.__cause__
             info = {"gang_lost": isinstance(error, GangLostError), "failure": str(error)}
-            return copy.deepcopy(self._last), 0.0, False, True, {**info, **simulation.losses.info()}
+            info |= simulation.losses.info()
+            return copy.deepcopy(self._last), simulation.config.failure_reward, False, True, info
         self._steps += 1
         length = self.simulator.episode_length
         scores = records.scores[0].tolist()

@@ -147,6 +147,9 @@ class Simulation:
         except (SimulationError, GangLostError) as error:
             self.losses.add(DROPPED, self.copies, type(error).__name__)
             raise
+        if records.unusable:
+            cause = next(iter(records.unusable.values()))
+            self.losses.add(DROPPED, len(records.unusable), cause)
         self.losses.stepped(self.copies)
         return records
 

@@ -115,6 +115,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         self.render_mode = render_mode
         self._check_action = ActionCheck(spec, checked.out_of_bounds, self.num_envs)
         self._truncates = checked.on_failure == "truncate"
+        self._failure_reward = checked.failure_reward
         self._retries = checked.max_restarts
         self._random: list[np.random.Generator | None] = [None] * self._copies
         self._seeds = [-1] * self._copies
@@ -217,7 +218,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         terminated = records.ended & stepped & ~failed
         truncated = stepped & (failed | (length is not None and self._steps >= (length or 0)))
         self._over = terminated | truncated
-        rewards = np.where(failed[:, None], 0.0, records.scores[:, : self._agents])
+        rewards = np.where(failed[:, None], self._failure_reward, records.scores[:, : self._agents])
         infos = self._info(records.scores, stepped & ~failed)
         if outcome.failures:
             infos |= self._failure_info(outcome, failed & stepped)
