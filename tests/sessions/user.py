@@ -207,6 +207,7 @@ class Elsewhere:
             sock: Any = listener._listener
             sock._socket.settimeout(STEP_LIMIT_S)
             self._orders = listener.accept()
+        self._answer("attach")  # before then a broken link is the end of the process
         self.pid = self.process.pid
         self._thread = ThreadPoolExecutor(1)
 
@@ -215,8 +216,11 @@ class Elsewhere:
 
     def _ask(self, step: str, arguments: tuple[Any, ...]) -> Any:
         self._orders.send((step, arguments))
+        return self._answer(f"{step}{arguments}")
+
+    def _answer(self, to: str) -> Any:
         if not self._orders.poll(STEP_LIMIT_S):
-            raise AssertionError(f"{step}{arguments} has not ended in {STEP_LIMIT_S:.0f} s")
+            raise AssertionError(f"{to} has not ended in {STEP_LIMIT_S:.0f} s")
         failed, answer = self._orders.recv()
         if failed:
             raise answer
@@ -233,6 +237,7 @@ def serve(name: str, path: str) -> None:
     """Attach to a gang and follow the orders of the machine until it hangs up."""
     with Client(path, "AF_UNIX") as orders:
         steps = Steps(AlchemistSession.attach(name))
+        orders.send((False, None))
         while True:
             try:
                 step, arguments = orders.recv()
