@@ -1,8 +1,8 @@
 """Runs a user's function, an existing mpi4py script or an MPI program on a rank.
 
-The function and its arguments are files in the gang's private folder on this node. They came
-through Ray, never through a socket of ours. Inside the function, `context()` returns the
-`Context` that a routine of a library gets as its first parameter.
+The function and its arguments are pickles in the command, of a process that may run code here.
+Inside the function, `context()` returns the `Context` that a routine of a library gets as its
+first parameter.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import numpy as np
 
 from ali.executables.process import working_folder
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.wire import result_file
-from mpi_workers.wire.values import NotPlain, decode, encode
+from mpi_workers.wire.values import NotPlain, decode, encode, places
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
@@ -62,10 +61,14 @@ class Programs:
         """Run a task; the matrices that it created, and rank 0's encoded result."""
         global _running
         _running = Context(gang, {})
+        for part in ("code", "given"):
+            if isinstance(large := task.get(part), dict):
+                raw = matrix(large["matrix"]).local[:, 0].view(np.uint8)
+                task[part] = [raw[place].data for place in places(large["sizes"])]
         try:
             match task["kind"]:
                 case "script":
-                    _run_script(_running, task, (gang.folder / task["code"]).read_bytes())
+                    _run_script(_running, task, bytes(task["code"][0]))
                     return [], {"plain": None}
                 case "program":
                     # Imported with ali, it would initialise MPI.
@@ -73,21 +76,21 @@ class Programs:
 
                     result: Any = run_program(gang, task, matrix)
                 case _:
-                    result = _run_function(_running, task, gang.folder, matrix)
+                    result = _run_function(_running, task, matrix)
         finally:
             _running = None
-        return _packed(result, task, gang.folder / task["result"], gang.rank)
+        return _packed(result, task, gang.rank)
 
 
 # --- functions --------------------------------------------------------------------------
 
 
-def _run_function(ctx: Context, task: dict[str, Any], folder: Path, matrix: Find) -> Any:
+def _run_function(ctx: Context, task: dict[str, Any], matrix: Find) -> Any:
     try:
-        values = _load(folder / task["values"], matrix, ()) if task.get("values") else ()
-        function = _load(folder / task["code"], matrix, values)
-        if task.get("given"):
-            args, kwargs = _load(folder / task["given"], matrix, values)
+        values = _load(task["values"], matrix, ()) if "values" in task else ()
+        function = _load(task["code"], matrix, values)
+        if task["given"] is not None:
+            args, kwargs = _load(task["given"], matrix, values)
         else:
             args, kwargs = decode(task["plain"], matrix)
     except (Failure, Interrupted):
@@ -106,8 +109,8 @@ def _run_function(ctx: Context, task: dict[str, Any], folder: Path, matrix: Find
 class _Unpickler(pickle.Unpickler):
     """Replaces handles by matrices, and Ray's object refs by values."""
 
-    def __init__(self, file: io.BufferedIOBase, matrix: Find, values: Sequence[Any]) -> None:
-        super().__init__(file)
+    def __init__(self, parts: Sequence[Any], matrix: Find, values: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(parts[0]), buffers=map(bytearray, parts[1:]))
         self._matrix = matrix
         self._values = values
 
@@ -116,9 +119,8 @@ class _Unpickler(pickle.Unpickler):
         return self._matrix(which) if kind == "matrix" else self._values[which]
 
 
-def _load(path: Path, matrix: Find, values: Sequence[Any]) -> Any:
-    with path.open("rb") as file:
-        return _Unpickler(file, matrix, values).load()
+def _load(parts: Sequence[Any], matrix: Find, values: Sequence[Any]) -> Any:
+    return _Unpickler(parts, matrix, values).load()
 
 
 # --- results ----------------------------------------------------------------------------
@@ -153,10 +155,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None if index is None else ("matrix", index)
 
 
-def _packed(
-    result: Any, task: dict[str, Any], path: Path, rank: int
-) -> tuple[Sequence[DistMatrix], Any]:
-    """The matrices in a result, and the rest: in the reply if it is plain, else in a file."""
+def _packed(result: Any, task: dict[str, Any], rank: int) -> tuple[Sequence[DistMatrix], Any]:
+    """The matrices in a result, and the rest: typed if it is plain, else a pickle."""
     found = _Found()
     with contextlib.suppress(NotPlain):
         plain = encode(result, found)
@@ -176,18 +176,8 @@ def _packed(
             f"{type(error).__name__}: {error}. Return NumPy arrays, matrices and plain values",
             rank=rank,
         ) from error
-    if rank != 0:
-        return pickler.found.matrices, None
-    try:
-        result_file.write(path, file.getbuffer(), [buffer.raw() for buffer in pickler.buffers])
-    except OSError as error:
-        raise Failure(
-            "ResourceError",
-            f"rank {rank} cannot write the result of {task['name']} to {path.parent}: {error}. "
-            "Return large results as a DistMatrix",
-            rank=rank,
-        ) from error
-    return pickler.found.matrices, {"file": path.name}
+    parts = [file.getbuffer(), *(buffer.raw() for buffer in pickler.buffers)]
+    return pickler.found.matrices, {"parts": parts} if rank == 0 else None
 
 
 # --- scripts ----------------------------------------------------------------------------

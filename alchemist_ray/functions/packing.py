@@ -7,21 +7,16 @@ import functools
 import inspect
 import io
 import pickle
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from alchemist_ray.errors import AlchemistError, BadArgumentError
 from alchemist_ray.functions import user_modules
 from alchemist_ray.gang.libraries import Library, Routine
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.result_arrays import result_array
 from alchemist_ray.object_refs import ObjectRef
-from mpi_workers.wire.frames import Body
+from mpi_workers.wire.frames import Body, Buffer
 from mpi_workers.wire.values import NotPlain, decode, encode
 
 try:
@@ -34,19 +29,20 @@ except ImportError:  # then `pack` refuses functions
 class Packed:
     """A function and its arguments, ready to travel.
 
-    `given` is a pickle of the arguments, or None where they are `plain` and travel in the
-    command itself. `uses` are the matrices that they name.
+    `code` and `given` are pickles, each with the buffers of its arrays. `given` is None where the
+    arguments are `plain`. `uses` are the matrices that they name.
     """
 
     name: str
-    code: bytes
+    code: list[Buffer]
     plain: Any
-    given: bytes | None
+    given: list[Buffer] | None
     uses: list[int] = field(default_factory=list)
 
     def task(self) -> Body:
-        """The fields of the command, without the names of files."""
-        return {"kind": "function", "name": self.name, "plain": self.plain}
+        """The fields of the command."""
+        fields = {"name": self.name, "code": self.code, "plain": self.plain, "given": self.given}
+        return {"kind": "function", **fields}
 
 
 def pack(
@@ -109,9 +105,14 @@ def name_of(function: Callable[..., Any]) -> str:
 
 class _Pickler(Pickler):
     def __init__(
-        self, file: io.BytesIO, matrix: Callable[[MatrixRef], int], refs: list[Any] | None
+        self,
+        file: io.BytesIO,
+        buffers: list[pickle.PickleBuffer],
+        matrix: Callable[[MatrixRef], int],
+        refs: list[Any] | None,
     ) -> None:
-        super().__init__(file, protocol=5)
+        # Ray cannot carry buffers: an `mpi_function` has them in the pickle.
+        super().__init__(file, protocol=5, buffer_callback=buffers.append if refs is None else None)
         self._matrix = matrix
         self._refs = refs
 
@@ -141,11 +142,11 @@ def _pickled(
     matrix: Callable[[MatrixRef], int],
     refs: list[Any] | None,
     at_fault: Callable[[], str] | None = None,
-) -> bytes:
-    file = io.BytesIO()
+) -> list[Buffer]:
+    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     try:
         with user_modules.by_value():
-            _Pickler(file, matrix, refs).dump(value)
+            _Pickler(file, buffers, matrix, refs).dump(value)
     except AlchemistError:
         raise
     except Exception as error:  # pickling calls into any class
@@ -155,7 +156,7 @@ def _pickled(
             f"{at_fault()} cannot be pickled: {type(error).__name__}: {error}. Create it inside "
             "the function, or pass the data from which it is made"
         ) from error
-    return file.getvalue()
+    return [file.getvalue(), *(buffer.raw() for buffer in buffers)]
 
 
 def _fails(value: Any, matrix: Callable[[MatrixRef], int], refs: list[Any] | None) -> bool:
@@ -205,47 +206,29 @@ class Work:
     timeout_s: float | None
 
 
-def new_name(what: str) -> str:
-    """A name for a file of a call that no other call uses."""
-    return f"{what}-{uuid.uuid4().hex}"
-
-
 # --- results ---
 
 
-def result_of(
-    reply: Body,
-    handle: Callable[[Body], Any],
-    collect: Callable[[str], list[NDArray[np.uint8]]],
-) -> Any:
+def result_of(reply: Body, handle: Callable[[Body], Any]) -> Any:
     """The value that a function returned on rank 0, with handles for its matrices."""
     handles = [handle(record) for record in reply["matrices"]]
     value = reply["value"]
     if "plain" in value:
         return decode(value["plain"], handles.__getitem__)
-    return unpickled(collect(value["file"]), handles)
+    return _Unpickler(value["parts"], handles).load()
 
 
-def packed_values(values: Sequence[Any]) -> bytes:
+def packed_values(values: Sequence[Any]) -> list[Buffer]:
     """The values of a call's object refs, as a pickle for the ranks."""
     file = io.BytesIO()
     Pickler(file, protocol=5).dump(list(values))
-    return file.getvalue()
-
-
-def unpickled(parts: list[NDArray[np.uint8]], handles: Sequence[Any]) -> Any:
-    """A result from its pickle and buffers. Arrays in it are the caller's own, to write to."""
-    buffers = []
-    for part in parts[1:]:  # Ray's are read-only
-        mine = result_array((part.size, 1), np.dtype(np.uint8)).reshape(-1)
-        np.copyto(mine, part)
-        buffers.append(mine)
-    return _Unpickler(parts[0], buffers, handles).load()
+    return [file.getvalue()]
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: NDArray[np.uint8], buffers: list[Any], handles: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(data.tobytes()), buffers=buffers)
+    def __init__(self, parts: Sequence[Any], handles: Sequence[Any]) -> None:
+        mine = (bytearray(part) if isinstance(part, bytes) else part for part in parts[1:])
+        super().__init__(io.BytesIO(parts[0]), buffers=mine)
         self._handles = handles
 
     def persistent_load(self, ident: tuple[str, int]) -> Any:

@@ -108,10 +108,11 @@ class SessionPrograms(GangOwner):
             "argv": words,
             "check": check,
             "matrices": uses,
+            "given": _input(stdin) and [_input(stdin)],
             **process_settings(cwd, env),
         }
         used = sorted(set(uses.values()))
-        found = run_task(self.connection, task, None, _input(stdin), used, limit_s)
+        found = run_task(self.connection, task, used, limit_s)
         return ProgramResult(found["exit_codes"], found["matrices"])
 
 

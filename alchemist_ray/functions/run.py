@@ -7,15 +7,22 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from alchemist_ray.arguments import checked_mapping, checked_path
-from alchemist_ray.errors import AlchemistError, BadArgumentError
-from alchemist_ray.functions.packing import new_name, pack, result_of
+from alchemist_ray.errors import BadArgumentError
+from alchemist_ray.functions.packing import pack, result_of
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import checked_timeout
 from alchemist_ray.gang.narration import narrated
 from alchemist_ray.gang.progress import RoutineBar
 from alchemist_ray.object_refs import resolved
-from mpi_workers.wire.frames import Body
+from alchemist_ray.transfer.fetching import fetch
+from alchemist_ray.transfer.sending import send
+from mpi_workers.wire.frames import Body, Buffer
+from mpi_workers.wire.values import places
+
+INLINE = 1 << 20  # 1 MiB
 
 
 def run(
@@ -35,9 +42,7 @@ def run(
         {name: resolved(value) for name, value in kwargs.items()},
         connection.argument,
     )
-    return run_task(
-        connection, packed.task(), packed.code, packed.given, packed.uses, limit_s, pure=pure
-    )
+    return run_task(connection, packed.task(), packed.uses, limit_s, pure=pure)
 
 
 def run_script(
@@ -59,10 +64,11 @@ def run_script(
         "kind": "script",
         "name": where.name,
         "path": str(where),
+        "code": [text],
         "argv": words_of(argv),
         **process_settings(cwd, env),
     }
-    run_task(connection, task, text, None, [], limit_s)
+    run_task(connection, task, [], limit_s)
 
 
 def words_of(argv: Sequence[Any]) -> list[str]:
@@ -92,43 +98,43 @@ def process_settings(cwd: str | os.PathLike[str] | None, env: Mapping[str, str] 
 def run_task(
     connection: GangConnection,
     task: Body,
-    code: bytes | None,
-    given: bytes | None,
     uses: list[int],
     timeout_s: float | None,
     *,
     pure: bool = False,
 ) -> Any:
-    """Run a task on all ranks, with its files; rank 0's result.
+    """Run a task on all ranks; rank 0's result.
 
-    `code` is kept on the nodes for the next call, `given` is there for this one.
+    Code, arguments and result travel in the command and its reply; those of more than `INLINE`
+    bytes are matrices for the time of the call.
     """
-    uploads = connection.uploads
-    task["result"] = new_name("result")
+    task["inline"] = INLINE
+    large = {}
+    for part in ("code", "given"):
+        sizes = [memoryview(each).nbytes for each in task.get(part) or ()]
+        if sum(sizes) > INLINE:
+            large[part] = _as_matrix(connection, task[part], places(sizes))
+            task[part] = {"matrix": large[part].id, "sizes": sizes}
+    uses = [*uses, *(handle.id for handle in large.values())]
     body: Body = {"op": "run", "task": task, "uses": uses, "pure": pure}
     if timeout_s is not None:
         body["timeout_s"] = timeout_s
-    once: list[str] = []
     bar = RoutineBar(task["name"], connection.options.progress)
-    with contextlib.ExitStack() as during:
-        during.enter_context(narrated(connection, f"{task['kind'].capitalize()} {task['name']}"))
-        if code is not None:
-            task["code"] = during.enter_context(uploads.code(code))
-        try:
-            if given is not None:
-                task["given"] = new_name("given")
-                once.append(task["given"])
-                uploads.put(task["given"], given)
-            try:
-                reply = connection.request(body, bar)
-                if "file" in reply["value"]:
-                    once.append(task["result"])
-            except BaseException as error:
-                if not isinstance(error, AlchemistError):  # interrupted: it may have been written
-                    once.append(task["result"])
-                raise
-            return result_of(reply, connection.handle, uploads.collect)
-        finally:
-            bar.close()
-            if once:
-                uploads.remove(once)
+    with (
+        narrated(connection, f"{task['kind'].capitalize()} {task['name']}"),
+        contextlib.closing(bar),
+    ):
+        reply = connection.request(body, bar)
+    if "matrix" in (value := reply["value"]):
+        raw = fetch(connection, connection.handle(value["matrix"])).view(np.uint8)
+        value["parts"] = [raw[place] for place in places(value["sizes"])]
+    return result_of(reply, connection.handle)
+
+
+def _as_matrix(connection: GangConnection, parts: Sequence[Buffer], at: Sequence[slice]) -> Any:
+    """A handle of a vector with these parts, of which every rank has a copy."""
+    elements = np.empty(-(-at[-1].stop // 8), np.int64)
+    for part, place in zip(parts, at, strict=True):
+        elements.view(np.uint8)[place] = memoryview(part)
+    kept = connection.address.recovers and connection.keeps_sources
+    return send(connection, elements, layout="STAR_STAR", durable=kept)

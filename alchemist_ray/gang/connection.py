@@ -61,8 +61,6 @@ class GangConnection:
         Id under which this process holds its leases. Default: a new one.
     manager : actor handle, optional
         The GroupManager, where this process is in its Ray cluster.
-    upload_type : callable(GangConnection), optional
-        Makes the object that brings files of user functions to the ranks (`functions.uploads`).
     result_type : callable(GangConnection), optional
         Makes the object that starts `.remote` calls (`runtime.commands.remote_results`).
     current : callable() -> GangAddress, optional
@@ -88,7 +86,6 @@ class GangConnection:
         transport: Transport | None = None,
         process: str | None = None,
         manager: Any = None,
-        upload_type: Callable[[GangConnection], Any] | None = None,
         result_type: Callable[[GangConnection], Any] | None = None,
         current: Callable[[], GangAddress] | None = None,
         keeper: Callable[[int, int, Any], None] | None = None,
@@ -103,7 +100,6 @@ class GangConnection:
         self._keeper = keeper
         self.handle_type = handle_type
         self._transport = transport or DirectTransport(address)
-        self._upload_type = upload_type
         self._result_type = result_type
         self._touched = time.monotonic()
         self._sessions = 0
@@ -245,16 +241,6 @@ class GangConnection:
             if kind not in self._parts:
                 self._parts[kind] = kind(self)
             return cast("T", self._parts[kind])
-
-    @property
-    def uploads(self) -> Any:
-        """Brings files of user functions to the ranks. Raises `SessionError` where none can."""
-        if self._upload_type is None:
-            raise SessionError(
-                "this process is not in the gang's Ray cluster, which als.run needs: join it by "
-                "ray.init(address), or connect through a gateway"
-            )
-        return self.part(self._upload_type)
 
     def start_call(self, body: Body) -> Any:
         """Start a routine call; an ObjectRef of its results. Raises `SessionError` without Ray."""
@@ -400,6 +386,11 @@ class GangConnection:
         """The id of a matrix for a call that may write to it. Raises as `check`."""
         ref.forget_elements()
         return self.check(ref).id
+
+    @property
+    def keeps_sources(self) -> bool:
+        """Whether this process can have data kept in the object store; see `keep_source`."""
+        return self._keeper is not None
 
     def keep_source(self, matrix: int, data: Any) -> bool:
         """Have data kept with which a matrix can be sent again; whether that is possible here."""

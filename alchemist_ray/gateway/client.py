@@ -26,7 +26,6 @@ from alchemist_ray.gateway.secure_socket import connect
 from alchemist_ray.gateway.transport import (
     GatewayCalls,
     GatewayTransport,
-    GatewayUploads,
     address_of,
 )
 from mpi_workers.failures import Failure
@@ -184,7 +183,6 @@ def connection_to(
         address_of(gateway, described),
         Handle,
         transport=GatewayTransport(gateway, _checked(token), described["gang"]),
-        upload_type=GatewayUploads,
         result_type=GatewayCalls,
         process=process,
         options=options,

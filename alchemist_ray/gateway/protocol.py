@@ -21,8 +21,7 @@ CHUNK_NBYTES = 32 << 20
 MIN_LINES = 64  # fewest rows of a chunk (columns, if Fortran-ordered), if there are that many
 WINDOW = 4  # chunks that are sent before the first is acknowledged
 MAX_STREAMS = 4  # data connections of one transfer
-PART_NBYTES = 4 << 20  # 4 MiB of a file in one frame
-MAP_LIMIT = 16 << 20  # 16 MiB: largest map that a gateway accepts from a client
+MAP_LIMIT = 16 << 20  # 16 MiB: largest map of a client that may not run code of its own
 FINGERPRINT = re.compile(r"([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}")
 SCOPES = ("call", "run_code", "files", "admin")
 

@@ -1,6 +1,6 @@
 """The connections of a thin client to one gang: a `gang.transport.Transport` through a gateway.
 
-Also `.remote` calls as futures, and the files of users' functions, over these connections.
+Also `.remote` calls as futures.
 """
 
 from __future__ import annotations
@@ -11,17 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from alchemist_ray.errors import SessionError, from_failure
-from alchemist_ray.functions.uploads import Uploads
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.control_channel import ControlChannel, OnRenewal, SocketChannel
 from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.gateway.node import GatewayNode
-from alchemist_ray.gateway.protocol import GRACE_S, PART_NBYTES, GatewayAddress
+from alchemist_ray.gateway.protocol import GRACE_S, GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect
 from mpi_workers.data.description import DataEndpoints, NodeAddress
 from mpi_workers.data.node_connections import NodeConnections
@@ -156,27 +152,3 @@ class GatewayCalls:
             future.set_result(results_of(reply, self._connection.handle))
         except BaseException as error:
             future.set_exception(error)
-
-
-class GatewayUploads(Uploads):
-    """This process's files on a gang behind a gateway."""
-
-    def put(self, name: str, content: bytes) -> None:
-        for offset in range(0, max(1, len(content)), PART_NBYTES):
-            part = content[offset : offset + PART_NBYTES]
-            last = offset + PART_NBYTES >= len(content)
-            self.connection.request(
-                {"op": "stage", "name": name, "offset": offset, "content": part, "last": last}
-            )
-
-    def collect(self, name: str) -> list[NDArray[np.uint8]]:
-        sizes = self.connection.request({"op": "collect", "name": name})["sizes"]
-        return [self._part(name, number, nbytes) for number, nbytes in enumerate(sizes)]
-
-    def _part(self, name: str, number: int, nbytes: int) -> NDArray[np.uint8]:
-        part = np.empty(nbytes, np.uint8)
-        for offset in range(0, nbytes, PART_NBYTES):
-            body = {"op": "read_part", "name": name, "part": number, "offset": offset}
-            content = self.connection.request(body)["content"]
-            part[offset : offset + len(content)] = np.frombuffer(content, np.uint8)
-        return part

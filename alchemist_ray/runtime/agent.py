@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import ray
 
-from alchemist_ray.functions import node_files
 from alchemist_ray.observe import exporter, logs, metrics
 from alchemist_ray.runtime.launch.fork_server import ForkServer
 from alchemist_ray.transfer import node_jobs
@@ -105,23 +104,6 @@ class Agent:
     def idle(self) -> bool:
         """Whether this agent can be ended: no gang on its node, no job under way."""
         return self._jobs == 0 and not cleanup.runs_here(cleanup.ANY_GANG)
-
-    def stage(self, gang: str, name: str, data: node_files.Data) -> None:
-        """Put a file into the folder of a gang's ranks on this node."""
-        node_files.put(gang, name, data)
-
-    def files(self, gang: str) -> dict[str, bytes]:
-        """The files of users' functions in a gang's folder on this node."""
-        return node_files.all_of(gang)
-
-    def put_files(self, gang: str, files: dict[str, bytes]) -> None:
-        """Put these files into the folder of a gang on this node."""
-        for name, content in files.items():
-            node_files.put(gang, name, content)
-
-    def parts(self, gang: str, name: str) -> list[Any]:
-        """The parts of a result that rank 0 of a gang has left on this node."""
-        return node_files.parts(gang, name)
 
     def pids(self) -> dict[str, int]:
         """Process ids of the agent and its fork server."""

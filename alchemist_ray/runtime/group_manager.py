@@ -29,16 +29,14 @@ from alchemist_ray.errors import (
     advising,
     from_failure,
 )
-from alchemist_ray.functions.node_files import Data, carried
-from alchemist_ray.functions.packing import Work, new_name, packed_values, unpickled
+from alchemist_ray.functions import packing
+from alchemist_ray.functions.packing import Work
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
-from alchemist_ray.runtime.cluster.ray_calls import result_of
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
-from alchemist_ray.runtime.commands.staging import stage
 from alchemist_ray.runtime.driver import end_own_driver
 from alchemist_ray.runtime.launch.gang_cpus import in_thread
 from alchemist_ray.runtime.launch.gang_request import GangRequest
@@ -46,7 +44,6 @@ from alchemist_ray.runtime.running_gang import STATES, RunningGang
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.values import decode
 
 FAILED_KEPT_S = 600.0  # a detached gang that has failed tells its attached processes why
 IDLE_POLLS = 10  # checks of a gang within its idle_timeout_s
@@ -229,27 +226,6 @@ class ManagedGang:
         except Failure as failure:
             raise from_failure(failure) from None
 
-    async def stage(self, epoch: int, name: str, data: Data, holder: str = NO_HOLDER) -> None:
-        """Put a file of a user's function into the gang's folder on every node.
-
-        It goes with the process that has sent it (`holder`). A gang that recovers keeps a copy of
-        its own: commands that used the file may have to be repeated when that process has ended.
-        """
-        gang = await self._of_epoch(epoch)
-        gang.dispatcher.used()
-        commands = gang.dispatcher.commands
-        if commands.log.enabled and not isinstance(data, bytes):
-            data = [await in_thread(ray.put, await result_of(data[0]))]
-        commands.staged(name, data, holder)
-        run = ""
-        while run != (now := (await self.gang_address()).incarnation):
-            run = now
-            try:
-                await stage(gang.dispatcher.nodes, gang.agents, run, name, data)
-            except AlchemistError:
-                if run == (await self.gang_address()).incarnation:
-                    raise
-
     async def keep_source(self, epoch: int, matrix: int, source: Any) -> None:
         """A matrix that is being sent can be sent again from these data, after a failure."""
         gang = await self._of_epoch(epoch)
@@ -287,24 +263,14 @@ class ManagedGang:
         """
         async with self._one_by_one:
             epoch = (await self._own_gang(request)).epoch
-            contents = {"code": work.packed.code}
-            if work.packed.given is not None:
-                contents["given"] = work.packed.given
+            task = work.packed.task()
             if values:
-                contents["values"] = await in_thread(packed_values, values)
-            files = {what: new_name(what) for what in (*contents, "result")}
-            task = {**work.packed.task(), **files}
+                task["values"] = await in_thread(packing.packed_values, values)
             body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": work.timeout_s}
             try:
-                for what, content in contents.items():
-                    await self.stage(epoch, files[what], carried(content))
-                reply = await self.command(epoch, body)
-                return await self._result(epoch, work.packed.name, reply, files["result"])
+                return await self._result(epoch, work.packed.name, await self.command(epoch, body))
             except GroupFailedError as error:
                 raise advising(error, "the next call starts a new one") from None
-            finally:
-                if self._gang is not None:
-                    self._gang.dispatcher.nodes.unstage(list(files.values()))
 
     async def _own_gang(self, request: GangRequest) -> GangAddress:
         """The gang that is there, or one that is started now, also if the caller goes away."""
@@ -320,24 +286,15 @@ class ManagedGang:
             await asyncio.wait([self._starting])
             self._starting = None
 
-    async def _result(self, epoch: int, name: str, reply: Body, file: str) -> Any:
+    async def _result(self, epoch: int, name: str, reply: Body) -> Any:
         """The value that a function has returned on rank 0."""
-        if reply["matrices"]:
-            known = [record["matrix"] for record in reply["matrices"]]
+        if known := [record["matrix"] for record in reply["matrices"]]:
             await self.command(epoch, {"op": "free", "matrices": known})
             raise RoutineError(
                 f"{name} must not return a DistMatrix, because its gang ends: return an array "
                 "(gathered on rank 0), or run it with als.run on a session's gang"
             )
-        value = reply["value"]
-        if "plain" in value:
-            return decode(value["plain"], lambda _: None)
-        incarnation = (await self.gang_address()).incarnation
-        gang = await self._of_epoch(epoch)
-        rank0: Any = gang.agents[0].parts.options(max_task_retries=-1)
-        reading = result_of(rank0.remote(incarnation, file))
-        parts = await gang.dispatcher.nodes.unless_ended(reading)
-        return await in_thread(unpickled, parts, ())
+        return await in_thread(packing.result_of, reply, dict)
 
     # --- the end ---
 

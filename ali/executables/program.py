@@ -15,6 +15,8 @@ import ctypes
 import os
 import socket
 import subprocess
+import tempfile
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -170,8 +172,10 @@ def run_program(
     given = {name: matrix(ident) for name, ident in task["matrices"].items()}
     with contextlib.ExitStack() as closing:
         streams = Streams()
-        if task.get("given") and gang.rank == 0:
-            file = closing.enter_context((gang.folder / task["given"]).open("rb"))
+        if task["given"] and gang.rank == 0:
+            file = closing.enter_context(tempfile.TemporaryFile(dir=gang.folder))
+            file.write(task["given"][0])
+            file.seek(0)
             streams = Streams(stdin=file.fileno())
         program = Program(gang, task, given, closing, streams)
         while (codes := program.turn()) is None:
@@ -196,7 +200,7 @@ class Program:
     gang : Gang
     task : dict
         ``name``, ``argv``, ``env``, ``cwd``, ``cwd_needed``, ``check`` (whether an exit code other
-        than 0 is an error), ``result`` (a unique name).
+        than 0 is an error).
     given : mapping of str to DistMatrix
         Matrices that the program may attach to.
     closing : ExitStack
@@ -228,8 +232,9 @@ class Program:
         self._unread = b""
         self.ended = False
         place = f"{os.uname().nodename} {gang.folder}"  # a node's proxy has a folder of its own
-        counts = [len(list(same)) for _, same in groupby(gang.comm.allgather(place))]
-        kvs_name = f"alchemist-{task['result']}"
+        places, names = zip(*gang.comm.allgather((place, uuid.uuid4().hex)), strict=True)
+        counts = [len(list(same)) for _, same in groupby(places)]
+        kvs_name = f"alchemist-{names[0]}"
         self._pmi = PmiNode(
             kvs_name,
             gang.size,

@@ -37,7 +37,6 @@ import json
 import os
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +104,6 @@ class SteppedProgram:
             "cwd": None if folder is None else os.fspath(folder),
             "cwd_needed": True,
             "check": True,
-            "result": self._comm.bcast(uuid.uuid4().hex),
         }
         try:
             with contextlib.ExitStack() as theirs:

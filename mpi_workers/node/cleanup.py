@@ -78,12 +78,6 @@ class PrivateFolder:
         """Path for a Unix socket."""
         return str(self.path / f"{name}.sock")
 
-    def remove_files(self, names: Iterable[str]) -> None:
-        """Remove files that others have put here; others, and bad names, are ignored."""
-        for name in names:
-            with contextlib.suppress(OSError, ValueError):  # such as a null character
-                (self.path / Path(name).name).unlink()
-
     def remove(self) -> None:
         """Remove the folder and its contents."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -323,8 +323,6 @@ class Proxy:
                 self._relay.interrupt(body["seq"], with_signal=bool(body.get("signal")))
             case "report_running":
                 self._relay.report_running(body["seq"])
-            case "unstage":
-                self._folder.remove_files(body["names"])
             case "shutdown":
                 self._shutting_down = asyncio.ensure_future(self._shutdown())
             case _:

@@ -6,6 +6,7 @@ returns. `exit` is handled by the loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.libraries import Libraries, Loader
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.values import places
 
 
 class Runner(Protocol):
@@ -31,7 +33,7 @@ class Runner(Protocol):
     ) -> tuple[Sequence[DistMatrix], Any]:
         """Run it on this rank: the matrices that it made, and its result as a message field.
 
-        The gang's folder holds its files, `matrix` finds matrices by id.
+        `matrix` finds matrices by id.
         """
 
 
@@ -56,6 +58,7 @@ class RankCommands:
         self._storage = storage
         self._runner = runner
         self._libraries = Libraries(loader)
+        self._result: list[memoryview] = []  # of a function, if it is too large for a reply
 
     def execute(self, body: Body) -> Body:
         """Execute one command; the fields of its reply."""
@@ -79,10 +82,11 @@ class RankCommands:
         return {"idle": self._storage.make_room(distribution, np.dtype(body["dtype"]))}
 
     def create(self, body: Body) -> None:
-        matrix = self._storage.new(
-            self._distribution(body), np.dtype(body["dtype"]), len(body["shape"])
-        )
-        self._storage.put(body["matrix"], matrix, sealed=False)
+        self._storage.put(body["matrix"], self._new(body), sealed=False)
+
+    def _new(self, body: Body) -> DistMatrix:
+        dtype = np.dtype(body["dtype"])
+        return self._storage.new(self._distribution(body), dtype, len(body["shape"]))
 
     def _distribution(self, body: Body) -> Distribution:
         return Distribution(body["layout"], stored_shape(body["shape"]), self.gang.grid)
@@ -144,12 +148,26 @@ class RankCommands:
         def matrix(matrix_id: Any) -> DistMatrix:
             return used.setdefault(matrix_id, self._storage.sealed(matrix_id))
 
+        self._result = []
         results, value = self._runner.run(self.gang, body, matrix)
         matrices = self._keep(results, body["first"], used)
         reply: Body = {"matrices": matrices} if matrices else {}
         if self.gang.rank == 0:
             reply["value"] = value
+            sizes = [len(part) for part in value.get("parts", ())]
+            if sum(sizes) > body.get("inline", math.inf):
+                self._result, value["sizes"] = value.pop("parts"), sizes
         return reply
+
+    def keep_result(self, body: Body) -> None:
+        """Make a matrix of the result of the last function, which is too large for a reply."""
+        matrix = self._new(body)
+        if self.gang.rank == 0:
+            raw = matrix.local[:, 0].view(np.uint8)
+            for part, place in zip(self._result, places(list(map(len, self._result))), strict=True):
+                raw[place] = part
+            self._result = []
+        self._storage.put(body["matrix"], matrix, sealed=True)
 
     def _keep(
         self, results: Iterable[DistMatrix], first: int, used: Mapping[int, DistMatrix]

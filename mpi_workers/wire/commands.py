@@ -108,8 +108,8 @@ COMMANDS: dict[str, Command] = {
     "run": _queued(
         "task uses pure?", "name first", _CODE, audited=True, prints=True, rerun=Rerun.IF_PURE
     ),
-    "discard": _queued("names incarnation first", "first", None, internal=True),
-    "remove_files": _at_once("names", _CODE),
+    "keep_result": _queued("", "matrix layout shape dtype", None, internal=True),
+    "discard": _queued("incarnation first", "first", None, internal=True),
     # Operations of the GroupManager.
     "keep_copies": Command(internal=True),
     "resize": Command("matrices", internal=True),

@@ -25,7 +25,7 @@ VERSION = 3  # of frames, maps and the order of elements in payloads (node_share
 HEADER = struct.Struct("!4sHHIQ")
 
 UNAUTHENTICATED_MAP_LIMIT = 4 << 10  # 4 KiB
-MAP_LIMIT = 64 << 20  # 64 MiB: a table of a hundred thousand ranks
+MAP_LIMIT = 512 << 20  # 512 MiB: arguments and results of functions
 READ_BYTES = 256 << 10  # 256 KiB: memory for a map grows as bytes arrive, not as announced
 
 Buffer = bytes | bytearray | memoryview
@@ -137,8 +137,8 @@ def encode(kind: Kind, body: Body | None = None, payload_nbytes: int = 0) -> byt
     if len(packed) > MAP_LIMIT:
         raise Failure(
             "TransferError",
-            f"a {kind.name} of {len(packed)} bytes is over the limit of {MAP_LIMIT}: "
-            "send large data as a matrix",
+            f"a {kind.name} of {len(packed)} bytes is over the limit of {MAP_LIMIT}: send large "
+            "arrays with send_matrix, and return them as a DistMatrix",
         )
     return HEADER.pack(MAGIC, VERSION, kind, len(packed), payload_nbytes) + packed
 

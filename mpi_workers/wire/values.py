@@ -6,13 +6,14 @@ under a tag; a matrix as its number. Large values and values of other types are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 LIMIT = 64 << 10  # 64 KiB per value, approximately
 MAX_DEPTH = 16  # of nested containers
+ALIGNMENT = 64
 _NUMBERS = "biufc"  # kinds of dtype
 
 Number = Callable[[Any], int | None]  # of a matrix; None for other values
@@ -119,3 +120,12 @@ def _dtype(name: str) -> np.dtype[Any]:
     if dtype.kind not in _NUMBERS:
         raise ValueError(f"dtype {name!r}")
     return dtype
+
+
+def places(sizes: Sequence[int]) -> list[slice]:
+    """Where parts of these bytes begin and end in one vector: each array in them is aligned."""
+    found, at = [], 0
+    for nbytes in sizes:
+        found.append(slice(at, at + nbytes))
+        at += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return found

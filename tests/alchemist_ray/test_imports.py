@@ -28,7 +28,7 @@ NOT_ON_RANKS = {"ray", "alchemist_ray", "gymnasium", "torch"}
 ALLOWED = {("mpi_workers/entry_points.py", "ali")}
 # Libraries see matrices, values and failures; a rank's gang and communicator only as types.
 ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.wire.values", "mpi_workers.wire.signature",
-               "mpi_workers.wire.result_file", "mpi_workers.wire.names",
+               "mpi_workers.wire.names",
                "mpi_workers.wire.names",
                "mpi_workers.failures")  # fmt: skip
 ALI_MAY_ALSO_USE = {

@@ -251,7 +251,6 @@ def check_private(path: Path, found: os.stat_result) -> None:
         )
 
 
-UPLOADS = frozenset({"stage", "collect", "read_part"})  # the gateway answers them itself
 READ_ONLY = (
     "this gang was started by another user: you may read its matrices, not change anything. Those "
     "who share a group with its owner may (`alchemist token create --groups ...`)"
@@ -302,12 +301,12 @@ def check(token: Token, body: Body, *, own: bool, changes: bool = True) -> None:
     """
     op = body.get("op")
     command = COMMANDS.get(op) if isinstance(op, str) else None
-    scope = "run_code" if op in UPLOADS else None if command is None else command.scope
+    scope = None if command is None else command.scope
     if scope is None:
         raise Failure("AuthError", f"a gateway does not pass on the command {op!r}")
     if scope:
         _require(token, scope, f"{op!r} runs your own code on the ranks")
-    if not changes and (op in UPLOADS or _changes(body)):
+    if not changes and _changes(body):
         raise Failure("AuthError", READ_ONLY)
     match op:
         case "load":
@@ -323,7 +322,7 @@ def check(token: Token, body: Body, *, own: bool, changes: bool = True) -> None:
 def _changes(body: Body) -> bool:
     op = body["op"]
     extended = op == "describe" and not body.keys() <= {"op", "id", "matrix", "output"}
-    return COMMANDS[op].turn is Turn.QUEUED or op in ("pin", "remove_files") or extended
+    return COMMANDS[op].turn is Turn.QUEUED or op == "pin" or extended
 
 
 def _check_load(token: Token, name: object, path: object) -> None:

@@ -68,7 +68,6 @@ class HostedGang:
         self.transfers = GangTransfers(connection)
         self.clients: set[Any] = set()  # of `relay.Client`
         self.ended = False
-        self.results: dict[str, Any] = {}  # results of functions that a client collects, by name
         self.renewal: Body | None = None  # for clients that do not know the ranks of now
 
     @property

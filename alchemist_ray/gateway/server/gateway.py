@@ -23,7 +23,7 @@ import uvloop
 from alchemist_ray.errors import SessionError, failure_of
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.protocol import is_loopback
-from alchemist_ray.gateway.server import access, relay
+from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.audit import Audit
 from alchemist_ray.gateway.server.certificates import Identity, certificate
@@ -370,9 +370,6 @@ class Gateway:
         self.check_token(token)
         if kind != Kind.GET and not access.may_change(token, gang.user, self.tokens):
             raise Failure("AuthError", access.READ_ONLY)
-
-    async def answer(self, client: Client, body: Body) -> Body:
-        return await relay.answer(client, body, partial(self._waits.run, client.token.user))
 
     async def within_quota(self, token: Token, body: Body) -> Callable[[], None]:
         return await self._sessions.quotas.reserve(token, body)

@@ -23,7 +23,7 @@ from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.certificates import Identity
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
-from mpi_workers.wire import handshake
+from mpi_workers.wire import frames, handshake
 from mpi_workers.wire.acceptor import Strangers, source_of
 from mpi_workers.wire.frames import (
     UNAUTHENTICATED_MAP_LIMIT,
@@ -190,7 +190,7 @@ class Link:
         self.token = found[0]
         self._owner.strangers.discard(self)
         self._stop_timer()
-        self._buffer.map_limit = MAP_LIMIT
+        self._buffer.map_limit = frames.MAP_LIMIT if self.token.allows("run_code") else MAP_LIMIT
         self._owner.admitted(self, decode_body(fields))
 
     def _challenge(self, frame: Frame) -> None:

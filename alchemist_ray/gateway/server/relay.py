@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from alchemist_ray.errors import failure_of
-from alchemist_ray.functions.uploads import Uploads
-from alchemist_ray.gateway.protocol import GRACE_S, PART_NBYTES
+from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import Token
 from alchemist_ray.gateway.server.audit import Audit, bounded
@@ -42,9 +41,6 @@ class Service(Protocol):
 
     def check_token(self, token: Token) -> None:
         """Raise `Failure` if it is no longer valid."""
-
-    async def answer(self, client: Client, body: Body) -> Body:
-        """Carry out one of `access.UPLOADS`. Raises `Failure` or `AlchemistError`."""
 
     async def within_quota(self, token: Token, body: Body) -> Callable[[], None]:
         """Reserve a command's bytes; call the result when it is answered. See `Quotas.reserve`."""
@@ -94,7 +90,6 @@ class Client:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._gone = False
-        self.staged: dict[str, bytearray] = {}
 
     async def connect(self, where: str) -> None:
         """Open the connection to the dispatcher. Raises `Failure`, `OSError`, `WireError`."""
@@ -155,9 +150,7 @@ class Client:
             self._refused(body, failure)
             self._reply(ident, failure)
             return
-        if op in access.UPLOADS:
-            self._start(self._own(ident, body))
-        elif self._service.counts_bytes(self.token) and op in (
+        if self._service.counts_bytes(self.token) and op in (
             "create", "call", "run", "redistribute"
         ):  # fmt: skip
             if ident is None:
@@ -170,16 +163,6 @@ class Client:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _own(self, ident: int | None, body: Body) -> None:
-        result: Body | Failure
-        link = self._link
-        try:
-            result = await self._service.answer(self, body)
-        except Exception as error:
-            result = failure_of(error, f"command {body['op']!r}")
-        if link is self._link:
-            self._reply(ident, result)
 
     async def _within_quota(self, ident: int, body: Body) -> None:
         link = self._link
@@ -304,7 +287,6 @@ class Client:
             self._upstream.send(Kind.COMMAND, {"op": "end_reads"})
             if calls:
                 self._upstream.send(Kind.COMMAND, {"op": "cancel_calls"})
-        self.staged.clear()
 
     def end(self) -> None:
         """The client has left, or did not come back: its leases end."""
@@ -359,78 +341,3 @@ class _Upstream(ConnectingProtocol):
 
     def resume_writing(self) -> None:
         self._client.hold(False)
-
-
-MAX_STAGED_NBYTES = 256 << 20  # 256 MiB of a client's files that are under way
-MAX_RESULTS = 16  # of functions, that a client has not read to the end
-MAX_RESULTS_NBYTES = 1 << 30  # 1 GiB of them; the newest may be larger
-
-InThread = Callable[..., Awaitable[Any]]
-
-
-async def answer(client: Client, body: Body, in_thread: InThread) -> Body:
-    """Carry out ``stage``, ``collect`` or ``read_part``. Raises `Failure`, `AlchemistError`."""
-    uploads: Uploads = client.gang.connection.uploads
-    match body["op"]:
-        case "stage":
-            return await _stage(client, body, uploads, in_thread)
-        case "collect":
-            results = client.gang.results
-            parts = await in_thread(uploads.collect, _name(body["name"], "result"))
-            new = sum(part.nbytes for part in parts)
-            while results and (
-                len(results) >= MAX_RESULTS
-                or new + sum(part.nbytes for r in results.values() for part in r)
-                > MAX_RESULTS_NBYTES
-            ):
-                results.pop(next(iter(results)))
-            results[body["name"]] = parts
-            return {"sizes": [int(part.nbytes) for part in parts]}
-        case _:
-            return _read_part(client, body)
-
-
-async def _stage(client: Client, body: Body, uploads: Uploads, in_thread: InThread) -> Body:
-    """A part of a file; the last one sends it to the nodes."""
-    name, content = body["name"], body["content"]
-    if not isinstance(content, bytes):
-        raise Failure("TransferError", "the content of a file must be bytes")
-    staged = client.staged.setdefault(_name(name, "code", "given"), bytearray())
-    held = sum(map(len, client.staged.values())) + len(content)
-    if held > MAX_STAGED_NBYTES or body["offset"] != len(staged):
-        client.staged.pop(name, None)
-        raise Failure(
-            "ResourceError",
-            f"functions and arguments of {held} bytes exceed the limit of {MAX_STAGED_NBYTES} "
-            "bytes: send large data with send_matrix",
-        )
-    staged += content
-    if body["last"]:
-        await in_thread(uploads.put, name, bytes(client.staged.pop(name)))
-    return {}
-
-
-def _name(name: object, *kinds: str) -> str:
-    """The name of a file of a run: no path. Raises `Failure`."""
-    if isinstance(name, str):
-        kind, _, rest = name.partition("-")
-        if kind in kinds and len(rest) == 32 and rest.isalnum():
-            return name
-    raise Failure("TransferError", f"{name!r} is not a file name of a running call")
-
-
-def _read_part(client: Client, body: Body) -> Body:
-    results = client.gang.results
-    if body["name"] not in results:
-        raise Failure(
-            "TransferError",
-            f"{body['name']} was read to the end, or replaced by later results: the gateway keeps "
-            f"the last {MAX_RESULTS}, up to 1 GiB. Fetch each result before you start more calls",
-        )
-    parts, number, offset = results[body["name"]], body["part"], body["offset"]
-    if not 0 <= number < len(parts) or offset < 0:
-        raise Failure("TransferError", f"the result has no part {number}")
-    content = parts[number][offset : offset + PART_NBYTES].tobytes()
-    if number == len(parts) - 1 and offset + len(content) >= parts[number].nbytes:
-        del results[body["name"]]
-    return {"content": content}

@@ -12,7 +12,6 @@ from alchemist_ray.gang.control_channel import MANAGER_GONE
 from alchemist_ray.gang.options import ConnectionOptions
 from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask_manager, find_gang
-from alchemist_ray.runtime.commands.ray_uploads import RayUploads
 from alchemist_ray.runtime.commands.remote_results import RemoteResults
 
 ATTACH_TIMEOUT_S = 30.0
@@ -31,7 +30,6 @@ def connect(
         address,
         Handle,
         manager=manager,
-        upload_type=RayUploads,
         result_type=RemoteResults,
         current=lambda: ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S),
         keeper=lambda *about: ask_manager(manager.keep_source.remote(*about)),

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.functions.node_files import Data
 from alchemist_ray.runtime.cluster.user_limits import ByteQuota
 from alchemist_ray.runtime.commands import effects
 from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
@@ -23,6 +22,7 @@ from alchemist_ray.runtime.recovery.command_log import NOT_KEPT, CommandLog, sen
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.values import places
 
 NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
 FREE_DELAY_S = 0.02  # in which the next command may take a free along
@@ -70,7 +70,6 @@ class Commands:
         self.matrices: dict[int, Record] = {}
         self.libraries = LoadedLibraries(users)
         self.quota = ByteQuota()
-        self._files: dict[str, set[str]] = {}  # of users' functions, by the process that sent them
 
     # --- matrices ---
 
@@ -179,7 +178,7 @@ class Commands:
         used = [self._known(ident) for ident in matrices_of(body)]
         about = {"library": library, "routine": routine, "arguments": arguments}
         again, origin = {"op": "call", **about}, {"kind": "routine", **about}
-        done, described = await self._logged(again, used, [], origin, holder, body.get("columns"))
+        done, described = await self._logged(again, used, origin, holder, body.get("columns"))
         return {
             "names": self.libraries.result_names(library, routine),
             "values": [
@@ -190,19 +189,37 @@ class Commands:
         }
 
     async def run(self, body: Body, holder: str) -> Body:
-        """Run a user's function or script, whose files are in the nodes' folders."""
+        """Run a user's function, script or program."""
         task = body["task"]
         used = [self._known(ident) for ident in body["uses"]]
         origin = {"kind": "run", "name": task["name"], "uses": body["uses"]}
         again = {**task, "op": "run", "uses": body["uses"], "pure": bool(body.get("pure"))}
-        done, made = await self._logged(again, used, [task["result"]], origin, holder)
-        return {"value": done.value, "matrices": made}
+        done, made = await self._logged(again, used, origin, holder)
+        value = done.value
+        if "sizes" in value:  # too large for a reply
+            try:
+                value["matrix"] = await self._keep_result(value["sizes"], origin, holder)
+            except Failure:
+                self.release({"matrices": [about["matrix"] for about in made]}, holder)
+                raise
+        return {"value": value, "matrices": made}
+
+    async def _keep_result(self, sizes: list[int], origin: Body, holder: str) -> Body:
+        """The result of a function as a vector on rank 0, which its caller fetches."""
+        fields = {
+            "shape": [-(-places(sizes)[-1].stop // 8)],
+            "dtype": "int64",
+            "layout": "CIRC_CIRC",
+        }
+        asked = await self._reserve(**fields)
+        ident = self._new_id()
+        await self.nodes.round("keep_result", matrix=ident, **asked)
+        return self._record(ident, None, fields, origin, holder).described()
 
     async def _logged(
         self,
         again: Body,
         used: list[Record],
-        files: list[str],
         origin: Body,
         holder: str,
         columns: Any = None,
@@ -220,7 +237,7 @@ class Commands:
             done = await self.nodes.round(collective=True, first=first, **again)
         except Failure:
             here = {"incarnation": self.nodes.number, "first": first}
-            self._soon({"op": "discard", "names": files, **here})
+            self._soon({"op": "discard", **here})
             words = "a call that failed may have changed it in place"
             self.log.add(again, changed=changed, reason=words)
             raise
@@ -238,7 +255,6 @@ class Commands:
         """
         if body["incarnation"] == self.nodes.number:
             await self.nodes.round("discard", first=body["first"])
-        self._remove_files(body["names"])
         return {}
 
     # --- what is held ---
@@ -312,7 +328,6 @@ class Commands:
         for token in [other for other in held if other.startswith(prefix)]:
             self._release(self.matrices.values(), token)
         self.libraries.lost(holder)
-        self._remove_files(self._files.pop(holder, ()))
 
     def _release(self, records: Iterable[Record], holder: str) -> None:
         unheld = []
@@ -405,22 +420,3 @@ class Commands:
         """The state of the file that a matrix was loaded from."""
         self.log.stamp(self._known(body["matrix"]), str(body["stamp"]))
         return {}
-
-    def remove_files(self, body: Body, holder: str) -> Body:
-        """Remove files that were uploaded for runs, or that runs left for their caller."""
-        self._remove_files([str(name) for name in body["names"]])
-        return {}
-
-    def staged(self, name: str, data: Data, holder: str) -> None:
-        """A file of a user's function is being uploaded; it goes with the process `holder`."""
-        self.log.staged(name, data)
-        if holder != NO_HOLDER:
-            self._files.setdefault(holder, set()).add(name)
-
-    def _remove_files(self, names: Iterable[str]) -> None:
-        names = list(names)
-        for files in self._files.values():
-            files.difference_update(names)
-        if names:
-            self.nodes.unstage(names)
-            self.log.removed(names)

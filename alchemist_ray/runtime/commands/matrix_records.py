@@ -39,8 +39,6 @@ class LoggedCommand:
         Matrices that it made, and that it may have changed in place.
     source : object
         Data that can be sent again: an array, or blocks in the object store.
-    files : dict
-        Uploaded files of a user's function, by name.
     code : object
         What tells its library from another one of that name.
     stamp : str
@@ -63,7 +61,6 @@ class LoggedCommand:
     made: tuple[int, ...] = ()
     changed: tuple[int, ...] = ()
     source: Any = None
-    files: dict[str, Any] = field(default_factory=dict)
     code: Any = None
     stamp: str = ""
     reason: str = ""

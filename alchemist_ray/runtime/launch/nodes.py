@@ -493,10 +493,6 @@ class Nodes:
         why.message = self._stuck.still_running(why.message, under_way.doing, DRAIN_S)
         under_way.finish()
 
-    def unstage(self, names: list[str]) -> None:
-        """Remove files from the gang's folders on all nodes."""
-        self._send_all({"op": "unstage", "names": [str(name) for name in names]})
-
     def _ask_who_runs(self, seq: int) -> None:
         if self._stuck.seq == seq:
             self._stuck.ask_again()

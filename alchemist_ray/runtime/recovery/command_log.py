@@ -7,12 +7,12 @@ sources: files, blocks in the object store, arrays that were kept, checkpoints.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.functions.node_files import Data
 from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries
 from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record, matrices_of
 from mpi_workers.wire.frames import Body
@@ -20,6 +20,7 @@ from mpi_workers.wire.names import LOAD_STATE
 
 FILES = "files"  # the library that reads and writes files
 DEPTH_LIMIT = 100_000
+CODES = 64  # functions whose code commands share
 NOT_KEPT = (
     "it was sent from the memory of a process: send_matrix(..., durable=True) keeps a copy in the "
     "object store"
@@ -40,8 +41,6 @@ class CommandLog:
 
     Attributes
     ----------
-    files : dict
-        Files of users' functions that have been uploaded and not removed, by name.
     seconds : float
         Time of all commands since the last checkpoint.
     count : int
@@ -50,7 +49,8 @@ class CommandLog:
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
-        self.files: dict[str, Data] = {}
+        # One copy of the code of a function that is called often.
+        self._code = lru_cache(CODES)(lambda code: code)
         self.seconds = 0.0
         self.count = 0
 
@@ -71,7 +71,9 @@ class CommandLog:
             return
         parents = {r.made_by: None for r in (*used, *changed) if r.made_by is not None}
         depth = 1 + max((parent.depth for parent in parents), default=0)
-        names = [body[key] for key in ("code", "given") if body.get(key)]
+        if body["op"] == "run":
+            parts = body.get("code")  # a list, unless it is a matrix
+            body = {**body, "code": [*map(self._code, parts)] if type(parts) is list else parts}
         reason = reason or next((parent.reason for parent in parents if parent.reason), "")
         self.count += 1
         self.seconds += seconds
@@ -83,7 +85,6 @@ class CommandLog:
             tuple(record.id for record in changed),
             source=source,
             code=code,
-            files={name: self.files[name] for name in names if name in self.files},
             seconds=seconds,
             cost_s=seconds + max((parent.cost_s for parent in parents), default=0.0),
             depth=depth,
@@ -91,16 +92,6 @@ class CommandLog:
         )
         for record in (*made, *changed):
             record.made_by = command
-
-    def staged(self, name: str, data: Data) -> None:
-        """A file of a user's function has been uploaded."""
-        if self.enabled:
-            self.files[name] = data
-
-    def removed(self, names: Iterable[str]) -> None:
-        """Files are no longer needed by processes; commands of the log keep theirs."""
-        for name in names:
-            self.files.pop(name, None)
 
     def copied(self, record: Record, array: NDArray[Any]) -> None:
         """A copy of a matrix is kept: what led to it is no longer needed."""

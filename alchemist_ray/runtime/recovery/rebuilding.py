@@ -20,7 +20,6 @@ from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
 from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record
-from alchemist_ray.runtime.commands.staging import stage
 from alchemist_ray.runtime.launch.gang_cpus import in_thread
 from alchemist_ray.runtime.launch.nodes import Nodes
 from alchemist_ray.runtime.recovery.command_log import FILES, history
@@ -70,11 +69,6 @@ class Rebuilding:
         for record in [r for r in matrices.values() if not r.sealed]:
             del matrices[record.id]  # its sender sends it again
         try:
-            for name, data in list(self._commands.log.files.items()):
-                try:
-                    await self._stage(name, data)
-                except Failure:  # commands that need it are told when they are repeated
-                    self._commands.log.removed([name])
             commands = self._possible()
             await self._load_libraries(commands)
             unused = self._unused_after(commands)
@@ -201,8 +195,6 @@ class Rebuilding:
                 await self._nodes.round("load", collective=True, **fields)
             case _:
                 await self._check_sources(command)
-                for name, data in command.files.items():
-                    await self._stage(name, data)
                 first = command.made[0] if command.made else self._commands.next_id
                 done = await self._nodes.round(
                     body["op"],
@@ -210,10 +202,6 @@ class Rebuilding:
                     first=first,
                     **{key: value for key, value in body.items() if key != "op"},
                 )
-                kept = self._commands.log.files
-                once = [name for name in command.files if name not in kept]
-                if body["op"] == "run":
-                    self._nodes.unstage([*once, body["result"]])
                 self._check_made(command, done.matrices or [])
 
     def _check_made(self, command: LoggedCommand, matrices: Sequence[Any]) -> None:
@@ -272,12 +260,3 @@ class Rebuilding:
         source = source_for(data, body["dtype"], connection)
         distribution = Distribution(body["layout"], source.shape, connection.grid)
         source.send(connection, TransferTarget(ident, distribution, source.dtype), None)
-
-    async def _stage(self, name: str, data: Any) -> None:
-        """Raises `Failure` if the file is lost, `GroupFailedError` if ranks are."""
-        try:
-            await stage(self._nodes, self._agents, self._address.incarnation, name, data)
-        except GroupFailedError:
-            raise
-        except (AlchemistError, RayError) as error:
-            raise Failure("TransferError", f"its code is no longer available: {error}") from None

@@ -44,7 +44,7 @@ RETRY = "The gang is unchanged: call als.resize again"
 
 
 class IncarnationCopy:
-    """Copies files of users' functions, libraries and matrices; the old ranks keep theirs.
+    """Copies libraries and matrices; the old ranks keep theirs.
 
     Parameters
     ----------
@@ -110,7 +110,6 @@ class IncarnationCopy:
             raise TransferError(f"the agent of a node has ended: {error}. {RETRY}") from error
 
     async def _copy(self) -> None:
-        await self._copy_files()
         await self._load_libraries()
         try:
             for library in self._commands.libraries.states():
@@ -120,13 +119,6 @@ class IncarnationCopy:
                 await load_state(self._new.nodes, saved, self._commands.next_id)
         finally:  # free them on both
             self._old.nodes.unreferenced += [r.id for saved in self._states for r in saved.records]
-
-    async def _copy_files(self) -> None:
-        # From the node of rank 0, which has the results of functions, too.
-        rank0: Any = self._old.agents[0]
-        files = rank0.files.remote(self._old.run)
-        putting = [agent.put_files.remote(self._new.run, files) for agent in self._new.agents]
-        await asyncio.gather(*map(result_of, putting))
 
     async def _load_libraries(self) -> None:
         for name, stamp in self._commands.libraries.stamps().items():

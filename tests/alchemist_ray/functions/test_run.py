@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-import re
+import os
+import signal
 import sys
 import textwrap
 import threading
@@ -24,7 +25,6 @@ from alchemist_ray.errors import (
     SessionError,
     StaleHandleError,
 )
-from tests.support import traces
 
 # Functions of a module that no rank can import travel whole.
 
@@ -322,53 +322,36 @@ def test_a_call_that_takes_too_long_is_cancelled(als: AlchemistSession) -> None:
 # --- how it travels ---------------------------------------------------------------------
 
 
-def test_no_pickle_crosses_a_socket(als: AlchemistSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bytes] = []
-    connection = als.connection._channel._connection
-    send = connection.write
-    monkeypatch.setattr(connection, "write", lambda raw: (seen.append(bytes(raw)), send(raw)))
+@pytest.mark.parametrize("elements", [10, 200_000, 3_000_001])
+def test_large_arguments_and_results_are_whole_aligned_and_the_callers_own(
+    als: AlchemistSession, elements: int
+) -> None:
+    """More than 1 MiB of them moves as a matrix, which is freed after the call."""
+    x, flags = np.random.default_rng(0).random(elements), np.arange(elements) % 3 == 0
+    text = "text " * (elements // 5)
 
-    def marked(comm: Any, x: Any) -> Any:
-        return "a mark within the function", x
+    def back(comm: Any, given: Any) -> Any:
+        given["x"] += comm.rank  # rank 0's copy is its own
+        return {**given, "code": float(x[-1])}
 
-    assert als.run(marked, {frozenset("m")})[0] == "a mark within the function"
-    assert any(b"code-" in raw and b"given-" in raw for raw in seen)
-    assert not any(b"a mark within" in raw or b"frozenset" in raw for raw in seen)
+    before = als.list_matrices()
+    for _ in range(2):
+        found = als.run(back, {"x": x, "flags": flags, "text": text})
+        assert found["code"] == x[-1]
+        assert found["text"] == text
+        for name, array in (("x", x), ("flags", flags)):
+            np.testing.assert_array_equal(found[name], array)
+            assert found[name].flags.aligned
+            found[name][0] = 0
+    assert als.list_matrices() == before
 
 
-def staged() -> list[str]:
-    """Names of the files that lie in gangs' folders for runs, arguments and results."""
-    names = [path.name for folder in traces.folders() for path in folder.iterdir()]
-    return [name for name in names if re.match(r"(code|given|result|values)-", name)]
+def test_a_large_argument_is_there_again_after_the_loss_of_a_rank(cluster: str) -> None:
+    def times(comm: Any, A: Any, weights: Any) -> Any:
+        return scaled(comm, A, weights[0])
 
-
-def test_files_do_not_stay(cluster: str) -> None:
-    def large(comm: Any, x: Any) -> Any:
-        return x
-
-    def raises(comm: Any, x: Any) -> None:
-        raise ValueError
-
-    def made(i: int) -> Any:
-        return lambda comm: i
-
-    before = staged()
-    with AlchemistSession(2) as als:
-        als.run(large, np.ones(100_000))
-        with pytest.raises(RoutineError):
-            als.run(raises, np.ones(100_000))
-
-        def kept() -> list[str]:
-            return [name for name in staged() if name not in before]
-
-        def kinds() -> set[str]:
-            return {name.partition("-")[0] for name in kept()}
-
-        assert traces.wait_until(lambda: kinds() == {"code"}, 2.0) is not None  # nodes are told
-        assert len(kept()) == 2
-        name = kept()[0]
-        folder = next(f for f in traces.folders() if (f / name).exists())
-        assert (folder / name).stat().st_mode & 0o777 == 0o600
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert [als.run(made(i)) for i in range(80)] == list(range(80))
-        assert traces.wait_until(lambda: len(staged()) - len(before) <= 64, 2.0) is not None
+    with AlchemistSession(2, max_failures=2) as als:
+        A = als.send_matrix(np.eye(6))
+        B = als.run(times, A, np.full(300_000, 3.0), pure=True)
+        os.kill(als.list_workers()[1].pid, signal.SIGKILL)
+        np.testing.assert_array_equal(B.fetch(), 3 * np.eye(6))

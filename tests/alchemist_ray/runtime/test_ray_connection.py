@@ -67,8 +67,9 @@ def child():
     del last, held
     gc.collect()
     assert handle.fetch().sum() == 3
+    assert als.run(lambda comm: 1) == 1  # needs no Ray
     for call in (AlchemistSession, AlchemistSession.list, Actor.remote, ray.nodes,
-                 lambda: als.run(lambda comm: 1), lambda: idle.request_workers(1)):
+                 lambda: idle.request_workers(1)):
         try:
             call()
         except SessionError as error:
