@@ -45,7 +45,7 @@ async def result_of(ref: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GangHandle:
-    """A gang in its GroupManager: ``handle.NAME.remote(...)`` calls a method of `ManagedGang`.
+    """A gang in its GroupManager: ``handle.NAME.remote(...)`` calls a method of `Gang`.
 
     Attributes
     ----------

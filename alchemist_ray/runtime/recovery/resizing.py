@@ -8,6 +8,7 @@ one goes on as it was.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -228,6 +229,8 @@ class Resizing:
     ----------
     dispatcher : Dispatcher
     cpus : GangCpus
+    state : callable() -> context
+        The gang's state while its matrices are moved.
     use : callable(new, address)
         Lets an incarnation take the place of the present one. Raises if its ranks are lost.
 
@@ -241,26 +244,17 @@ class Resizing:
         self,
         dispatcher: Dispatcher,
         cpus: GangCpus,
+        state: Callable[[], contextlib.AbstractContextManager[None]],
         use: Callable[[Incarnation, GangAddress], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._cpus = cpus
+        self._state = state
         self._use = use
         self.next: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
-        self._moving: asyncio.Task[None] | None = None
         self._moved = False  # whether the new ranks have taken the place of the old ones
         self._stopped: AlchemistError | None = None  # why
-
-    @property
-    def moving(self) -> bool:
-        """Whether matrices are being moved, so that commands wait."""
-        return self._moving is not None and not self._moving.done()
-
-    async def moved(self) -> None:
-        """Wait while matrices are being moved."""
-        if self._moving is not None:
-            await asyncio.wait([self._moving])
 
     async def run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
         """Move from one incarnation, at `address`, to one that is started now.
@@ -323,23 +317,27 @@ class Resizing:
             self._use(new, address)
             self._moved = True
 
-        async def in_turn() -> None:
-            self._moving = asyncio.get_running_loop().create_task(move())
-            await asyncio.wait([self._moving])
-            if self._moving.cancelled():
-                raise Failure("CancelledError", "it was cancelled")
-            self._moving.result()
+        moving: asyncio.Task[None] | None = None
 
-        commands, self._moving = self._dispatcher.commands, None
+        async def in_turn() -> None:
+            nonlocal moving
+            moving = asyncio.get_running_loop().create_task(move())
+            with self._state():
+                await asyncio.wait([moving])
+            if moving.cancelled():
+                raise Failure("CancelledError", "it was cancelled")
+            moving.result()
+
+        commands = self._dispatcher.commands
         commands.own["resize"] = in_turn
         try:
             body = {"op": "resize", "matrices": commands.matrices}
             await self._dispatcher.submit(body, internal=True)
         finally:
             del commands.own["resize"]
-            if self._moving is not None:
-                self._moving.cancel()
-                await asyncio.wait([self._moving])
+            if moving is not None:
+                moving.cancel()
+                await asyncio.wait([moving])
 
     async def _end(self, incarnation: Incarnation, workers: int) -> None:
         """End one of two incarnations; the other one has this many ranks."""

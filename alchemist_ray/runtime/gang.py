@@ -1,0 +1,710 @@
+"""Gang: a gang in its GroupManager, from its first launch to its end, over all its incarnations.
+
+When ranks are lost and `max_failures` allows it, the gang keeps its CPUs (or asks for others where
+a node was lost), starts other ranks, and rebuilds its matrices. Commands wait meanwhile. A gang
+that is resized starts its next incarnation beside the present one, and moves its matrices there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import platform
+import secrets
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+
+from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.errors import (
+    AlchemistError,
+    CancelledError,
+    GroupError,
+    GroupFailedError,
+    LaunchError,
+    RoutineError,
+    SessionError,
+    advising,
+    from_failure,
+)
+from alchemist_ray.functions import packing
+from alchemist_ray.functions.packing import Work
+from alchemist_ray.gang.address import GangAddress, next_token
+from alchemist_ray.gang.info import GangState
+from alchemist_ray.gang.leases import ResultLease
+from alchemist_ray.gang.libraries import results_of
+from alchemist_ray.observe import logs
+from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
+from alchemist_ray.plural import counted
+from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
+from alchemist_ray.runtime.cluster.ray_calls import result_of
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher
+from alchemist_ray.runtime.commands.handlers import NO_HOLDER
+from alchemist_ray.runtime.driver import end_own_driver, find_driver
+from alchemist_ray.runtime.launch.gang_cpus import GangCpus, in_thread
+from alchemist_ray.runtime.launch.gang_measures import GangMeasures
+from alchemist_ray.runtime.launch.gang_request import GangRequest
+from alchemist_ray.runtime.launch.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
+from alchemist_ray.runtime.recovery.automatic_checkpoints import AutomaticCheckpoints
+from alchemist_ray.runtime.recovery.elastic import Elastic
+from alchemist_ray.runtime.recovery.kept_copies import KeptCopies
+from alchemist_ray.runtime.recovery.rebuilding import Rebuilding
+from alchemist_ray.runtime.recovery.resizing import Resizing
+from alchemist_ray.version import __version__
+from mpi_workers.failures import Failure
+from mpi_workers.wire.frames import Body
+
+FAILED_KEPT_S = 600.0  # a detached gang that has failed tells its attached processes why
+IDLE_POLLS = 10  # checks of a gang within its idle_timeout_s
+EXPECTED_S = 30.0
+DROP_LIMIT_S = 10.0  # for cancelled tasks to end
+LEAVE_S = 0.2  # for answers that are under way
+MEMORY_ANSWER_S = 2.0  # for the agents to report their nodes' free memory
+QUOTA_INTERVAL_S = 1.0
+YIELDED = "the session released its workers (yield_workers)"
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Gang:
+    """See the module. Its methods are called through `GroupManager.ask`.
+
+    Parameters
+    ----------
+    name : str
+        Its name, or its id.
+    ident : str
+        Begins the names of its processes and folders; of no other gang.
+
+    Attributes
+    ----------
+    state : GangState
+        Changed by `_enter` alone.
+    epoch : int
+        Number of the current incarnation.
+    address : GangAddress or None
+        While it has ranks.
+    failures : int
+        How often it was started again, or was tried to, since its launch.
+    """
+
+    # From the launch on.
+    request: GangRequest
+    dispatcher: Dispatcher
+    cpus: GangCpus
+    resizing: Resizing
+    _now: Incarnation
+    _elastic: Elastic
+    _measures: GangMeasures
+    _log: Any
+    _token: str
+
+    def __init__(self, name: str, ident: str) -> None:
+        self._name = name
+        self._ident = ident
+        self.state = GangState.NONE
+        self._state_left = asyncio.Event()  # set when another state is entered
+        self._first_epoch = self.epoch = 0
+        self.address: GangAddress | None = None
+        self.failures = 0
+        self._created = time.time()
+        self._one_by_one = asyncio.Lock()
+        self._one_resize = asyncio.Lock()
+        self._starting: asyncio.Future[GangAddress] | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        self._clearing: asyncio.Task[None] | None = None
+        self._calls: set[str] = set()  # tokens of `.remote` calls under way
+        self._unwanted: set[str] = set()  # those whose ObjectRef is gone
+        self._resizes = 0  # that a process waits for
+        self._dropped = self._final = False
+        self._tasks: set[asyncio.Task[Any]] = set()  # `drop` ends them
+        self._watches: list[asyncio.Task[None]] = []  # the end of the ranks ends them
+
+    # --- its state ---
+
+    def _enter(self, state: GangState) -> None:
+        if state is self.state:
+            return
+        if state not in self.state.next:
+            raise RuntimeError(f"gang {self._name} cannot become {state}: it is {self.state}")
+        self.state = state
+        left, self._state_left = self._state_left, asyncio.Event()
+        left.set()
+
+    async def _leaves(self, *states: GangState) -> None:
+        """Wait while the gang is in one of these states."""
+        while self.state in states:
+            await self._state_left.wait()
+
+    @property
+    def failure(self) -> AlchemistError | None:
+        """The error that ended the gang for good."""
+        return None if self.state is GangState.NONE else self.dispatcher.failure
+
+    def _ready_address(self) -> GangAddress | None:
+        return self.address if self.state.has_ranks else None
+
+    # --- start ---
+
+    async def launch(self, request: GangRequest) -> GangAddress:
+        """Start the ranks and wait until all have checked in.
+
+        Raises
+        ------
+        ResourceError, LaunchError
+            In time; nothing of the gang is left then.
+        GroupError
+            If the gang is there or starts already.
+        """
+        return await self._in_background(self._launch(request))
+
+    async def _launch(self, request: GangRequest) -> GangAddress:
+        if self._dropped:
+            raise GroupFailedError(f"gang {self._name} was ended before the call had its turn")
+        if self.state not in (GangState.NONE, GangState.FAILED):
+            raise GroupError(f"gang {self._name} {self.state.words}")
+        if self.state is GangState.FAILED:
+            await self._release(SessionError("the session has started another gang"))
+        self._enter(GangState.STARTING)
+        self._prepare(request)
+        begun = time.monotonic()
+        try:
+            self.request = await self._elastic.started(request)
+            self._now.request = self.request
+            self.address = await self._now.start(self.cpus, self._first_epoch, self._token)
+            if self._now.failure is not None:  # since the last rank was ready
+                raise LaunchError(str(self._now.failure), **self._now.failure.facts)
+            self._enter(GangState.READY)
+        except BaseException as error:
+            self._measures.not_started(error)
+            logs.close(self._log)
+            self.address = None
+            await self._now.release()
+            await self.cpus.release()
+            self._enter(GangState.NONE)
+            if request.options.detached:
+                self._leave_later(LEAVE_S)
+            raise
+        self._started_at(begun)
+        return self.address
+
+    def _prepare(self, request: GangRequest) -> None:
+        """What this launch has of its own."""
+        self.request = request
+        self._created = time.time()
+        self._first_epoch = self.epoch = max(self.epoch, request.after) + 1
+        self.failures = 0
+        self._final = False
+        self._recovery = self._clearing = None
+        self._watches = []
+        folder = logs.folder_name(self._name, self._ident)
+        self._log = logs.write_to(folder, request.settings)
+        label = "" if self._name == self._ident else self._name
+        self._measures = GangMeasures(label, request.owner, folder)
+        self.dispatcher = Dispatcher(
+            self._on_failure,
+            self._on_orphaned,
+            lease_grace_s=request.options.lease_grace_s,
+            recovers=request.options.max_failures > 0,
+            measures=self._measures,
+        )
+        self._driver = find_driver(self._name if request.options.detached else "")
+        run = f"{self._ident}.{self.epoch}"
+        self.cpus = GangCpus(self._name, run, request, self._driver)
+        self._token = secrets.token_hex(32)
+        self._now = self._incarnation(request)
+        self.resizing = Resizing(self.dispatcher, self.cpus, self._moving, self._use)
+        self._elastic = Elastic(self.cpus, self._resize, self._ready_address)
+
+    def _incarnation(self, request: GangRequest) -> Incarnation:
+        run = f"{self._ident}.{self.epoch}"
+        return Incarnation(self._name, run, self.epoch, request, self.dispatcher, self._driver)
+
+    def _started_at(self, begun: float) -> None:
+        """The ranks have been started: commands run, and the gang is watched."""
+        ranks = f"{counted(self.request.workers, 'rank')} on {', '.join(self.nodes)}"
+        self._measures.started(time.monotonic() - begun, ranks)
+        self._watch(self._show_measures())
+        self.dispatcher.use(self._now.nodes)
+        self._elastic.watch(self.request, self._now.nodes)
+        self._watch(self._keep_quota())
+        if self.request.options.max_failures:  # so that little has to be repeated
+            self._watch(KeptCopies(self.dispatcher, self._ready_address).run())
+            if (folder := self.request.checkpoint_folder) is not None:
+                commands = self.dispatcher.commands
+                self._watch(AutomaticCheckpoints(commands, self._ready_address, folder).run())
+        if (limit_s := self.request.options.idle_timeout_s) is not None:
+            self._in_background(self._end_when_idle(limit_s))
+
+    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        self._watches.append(asyncio.get_running_loop().create_task(work))
+
+    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do it in a task, which `drop` ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def holding(self, reservation: str) -> None:
+        """Return when CPUs have been given back; see `Driver.reserve`."""
+        if self.state is not GangState.NONE:
+            await self.cpus.holding(reservation)
+
+    async def _keep_quota(self) -> None:
+        """Learn how many bytes the matrices may have, as long as the cluster has a limit."""
+        commands = self.dispatcher.commands
+        while True:
+            nbytes = sum(record.nbytes for record in commands.matrices.values())
+            asked: Any = self._driver.share_of_bytes.remote(self.request.user, self._name, nbytes)
+            with contextlib.suppress(RayError):  # the Driver is being started again
+                share: int | None = await result_of(asked)
+                commands.quota.nbytes = share
+                if commands.quota.nbytes is None:
+                    return
+            await asyncio.sleep(QUOTA_INTERVAL_S)
+
+    async def _show_measures(self) -> None:
+        try:
+            while True:
+                records = self.dispatcher.commands.matrices.values()
+                status = self.dispatcher.status()
+                self._measures.show(self.state, status, self._ready_address(), records)
+                await asyncio.sleep(EXPORT_INTERVAL_S)
+        finally:
+            self._measures.hide()
+
+    # --- about the gang ---
+
+    async def about(self, *, memory: bool = False) -> Body:
+        """The gang's entry in the catalogue, as plain values; `memory`: ask the nodes, too."""
+        entry: Body = {
+            "name": self._name,
+            "named": self._name != self._ident,
+            "state": self.state.value,
+            "version": __version__,
+            "python": platform.python_version(),
+            "created": self._created,
+            "reason": "",
+        }
+        if self.state is not GangState.NONE:
+            request = self.request
+            entry |= {
+                "owner": request.owner,
+                "workers": request.workers,
+                "detached": request.options.detached,
+                "idle_timeout_s": request.options.idle_timeout_s,
+                "nodes": self.nodes,
+                "failures": self.failures,
+                "reason": "" if self.failure is None else str(self.failure.args[0]),
+                **self.dispatcher.status(),
+            }
+            if memory:
+                entry["free_nbytes"] = await self._now.free_nbytes(MEMORY_ANSWER_S)
+        return entry
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of its hosts."""
+        return [] if self.address is None else sorted(set(self.address.hosts))
+
+    async def gang_address(self) -> GangAddress:
+        """How to reach the gang, when it has been started (again), or moved to other ranks.
+
+        Raises what ended it, or SessionError without a gang.
+        """
+        await self._leaves(GangState.RECOVERING, GangState.RESIZING)
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        if self.address is None:
+            raise SessionError(f"gang {self._name} has no workers: request_workers(n) starts them")
+        return self.address
+
+    async def attach(self) -> GangAddress:
+        """How to reach the gang, when it has started.
+
+        Raises
+        ------
+        SessionError
+            If it is being ended, or did not start.
+        GroupFailedError
+            What ended it.
+        """
+        await self._leaves(GangState.STARTING)
+        if self.state is GangState.ENDING:
+            raise SessionError(f"gang {self._name} is being ended: start another one")
+        return await self.gang_address()
+
+    async def _check_epoch(self, epoch: int) -> None:
+        """Raise `AlchemistError`, unless the gang has carried over the matrices of an epoch."""
+        await self.gang_address()
+        if not self._first_epoch <= epoch <= self.epoch:
+            raise GroupFailedError(
+                f"gang {self._name} has ended, and its session has started another one: make the "
+                "matrices again there"
+            )
+
+    # --- commands that come through Ray ---
+
+    async def command(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Body:
+        """Run a command for a process that no socket of the dispatcher reaches.
+
+        `holder` is the id under which its results are leased; without one they are pinned.
+        """
+        await self._check_epoch(epoch)
+        try:
+            return await self.dispatcher.submit(body, holder)
+        except Failure as failure:
+            raise from_failure(failure) from None
+
+    async def keep_source(self, epoch: int, matrix: int, source: Any) -> None:
+        """A matrix that is being sent can be sent again from these data, after a failure."""
+        await self._check_epoch(epoch)
+        record = self.dispatcher.commands.matrices.get(matrix)
+        if isinstance(source, np.ndarray):  # an object of this actor outlives the sender
+            source = [(await in_thread(ray.put, source), 0, 0)]
+        if record is not None:
+            record.kept = source
+
+    async def call(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Any:
+        """A routine call whose results are what the user gets: values and handles."""
+        self._calls.add(holder)
+        try:
+            address = await self.gang_address()
+            reply = await self.command(epoch, body, holder)
+        finally:
+            self._calls.discard(holder)
+            if holder in self._unwanted:
+                self._unwanted.discard(holder)
+                await self.end_results([holder])
+        return results_of(reply, lambda record: Handle.from_record(record, address, ResultLease()))
+
+    async def end_results(self, tokens: list[str]) -> None:
+        """The ObjectRefs of calls are gone: their results are freed, or will be after the call."""
+        self._unwanted.update(self._calls.intersection(tokens))
+        for token in tokens:
+            if token not in self._calls and self.state is not GangState.NONE:
+                self.dispatcher.commands.lost(token)
+
+    async def cancel(self) -> int:
+        """Cancel all calls that run or wait; their number."""
+        return 0 if self.state is GangState.NONE else self.dispatcher.cancel_calls()
+
+    async def function(self, request: GangRequest, work: Work, *values: Any) -> Any:
+        """Run a function on a gang of its own, which is started if it is not there.
+
+        One after the other, in the order of the calls. `values` are what its object refs
+        stood for. Raises `AlchemistError`.
+        """
+        async with self._one_by_one:
+            epoch = (await self._own_gang(request)).epoch
+            task = work.packed.task()
+            if values:
+                task["values"] = await in_thread(packing.packed_values, values)
+            body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": work.timeout_s}
+            try:
+                return await self._result(epoch, work.packed.name, await self.command(epoch, body))
+            except GroupFailedError as error:
+                raise advising(error, "the next call starts a new one") from None
+
+    async def _own_gang(self, request: GangRequest) -> GangAddress:
+        """The gang that is there, or one that is started now, also if the caller goes away."""
+        await self._started()
+        with contextlib.suppress(AlchemistError):
+            return await self.gang_address()
+        self._starting = asyncio.ensure_future(self.launch(request))
+        return await asyncio.shield(self._starting)
+
+    async def _started(self) -> None:
+        """Wait for a start that a cancelled call has left behind."""
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            self._starting = None
+
+    async def _result(self, epoch: int, name: str, reply: Body) -> Any:
+        """The value that a function has returned on rank 0."""
+        if known := [record["matrix"] for record in reply["matrices"]]:
+            await self.command(epoch, {"op": "free", "matrices": known})
+            raise RoutineError(
+                f"{name} must not return a DistMatrix, because its gang ends: return an array "
+                "(gathered on rank 0), or run it with als.run on a session's gang"
+            )
+        return await in_thread(packing.result_of, reply, dict)
+
+    # --- lost ranks ---
+
+    def _on_failure(self, error: AlchemistError) -> bool:
+        """Ranks are lost; whether others are started."""
+        self._measures.lost(error)
+        for incarnation in filter(None, (self._now, self.resizing.next)):
+            incarnation.remove_folder()  # now: if the owner is gone, Ray kills this actor next
+        self.resizing.stop(error)
+        if self._recovery is not None and not self._recovery.done():
+            return True  # it notices
+        left = self.failures < self.request.options.max_failures
+        if self._final or not self.state.has_ranks or not left:
+            self._fail()
+            return False
+        self.failures += 1
+        self._enter(GangState.RECOVERING)
+        self._recovery = asyncio.get_running_loop().create_task(self._recover(error))
+        return True
+
+    def _fail(self) -> None:
+        if self.state is GangState.ENDING:
+            return
+        self._enter(GangState.FAILED)
+        self.address = None
+        self._clearing = asyncio.get_running_loop().create_task(self._clear(serve=True))
+        if self.request.options.detached:
+            self._leave_later(FAILED_KEPT_S)
+
+    def _on_orphaned(self) -> None:
+        """The owner's program is gone, and Ray ends this actor next: end the gang."""
+        self._kill(GroupFailedError("the program that owned the gang ended"))
+
+    async def _recover(self, error: AlchemistError) -> None:
+        """Start other ranks until that succeeds, or `max_failures` are used up."""
+        await self.resizing.ended()
+        while True:
+            try:
+                await self._start_again(error)
+                self._measures.recovered(there=True)
+                return
+            except AlchemistError as again:
+                error = again
+            except Exception as again:  # whatever it is, callers wait for the gang
+                log.exception("an attempt to start gang %s again failed", self._name)
+                error = GroupFailedError(f"{type(again).__name__}: {again}")
+            if self.failures >= self.request.options.max_failures:
+                break
+            self.failures += 1
+        self._measures.recovered(there=False)
+        self._fail()
+        self.dispatcher.give_up(
+            GroupFailedError(
+                f"the gang was not started again, after {self.failures} failures (max_failures): "
+                f"{error.args[0]}",
+                **error.facts,
+            )
+        )
+
+    async def _start_again(self, error: AlchemistError) -> None:
+        old, node_lost = self._now, await self._node_lost(error)
+        await old.release()
+        if node_lost:
+            await self.cpus.release()  # others are reserved at the start
+            self.request = await self._elastic.started(self.request)
+        self.epoch += 1
+        now = self._now = self._incarnation(self.request)
+        token = next_token(self._token)
+        address = await now.start(self.cpus, self._first_epoch, token)
+        self._elastic.watch(self.request, now.nodes)
+        self.dispatcher.use(now.nodes)
+        commands = self.dispatcher.commands
+        restored = await Rebuilding(commands, now.nodes, address, now.agents).run()
+        if now.failure is not None:
+            raise now.failure
+        self._token = token
+        self.address = replace(address, stale=dict(commands.stale))
+        self._enter(GangState.READY)
+        self.dispatcher.renew(self.address.renewal())
+        self.dispatcher.resume(restored)
+
+    async def _node_lost(self, error: AlchemistError) -> bool:
+        """Whether a node of the gang is gone, or is being taken away."""
+        node = error.facts.get("node")
+        if node is None or node >= len(self._now.agents):
+            return False
+        if error.facts.get("cause") == "node leaving":
+            return True
+        try:
+            answer = result_of(self._now.agents[node].memory.remote())
+            await asyncio.wait_for(answer, LOST_NODE_TIMEOUT_S)
+        except (RayError, TimeoutError):
+            return True
+        return False
+
+    # --- another number of ranks ---
+
+    async def resize(self, epoch: int, workers: int) -> None:
+        """Move to this many ranks; one resize at a time.
+
+        Raises
+        ------
+        AlchemistError
+            The gang goes on as it was then, unless it has failed.
+        """
+        await self._check_epoch(epoch)
+        self._resizes += 1
+        try:
+            self._elastic.stop_growing()
+            await self._resize(workers)
+        finally:
+            self._resizes -= 1
+            self.dispatcher.used()
+
+    async def stop_resize(self) -> None:
+        """End a resize that is under way: its caller no longer waits."""
+        if self.state is not GangState.NONE:
+            self.resizing.stop(CancelledError("it was cancelled"))
+
+    async def _resize(self, workers: int) -> None:
+        async with self._one_resize:
+            await self._leaves(GangState.RECOVERING, GangState.RESIZING)
+            if self.failure is not None:
+                raise self.failure.with_traceback(None)
+            if self.state is not GangState.READY or self.address is None:
+                raise SessionError(
+                    f"gang {self._name} {self.state.words}: als.resize needs a gang that has "
+                    "workers"
+                )
+            if workers != self.request.workers:
+                self.epoch += 1
+                new = self._incarnation(replace(self.request, workers=workers))
+                await self.resizing.run(self._now, new, self.address)
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """While matrices are moved to the ranks of the next incarnation."""
+        self._enter(GangState.RESIZING)
+        try:
+            yield
+        finally:
+            if self.state is GangState.RESIZING:  # else ranks were lost, or it is being ended
+                self._enter(GangState.READY)
+
+    def _use(self, new: Incarnation, address: GangAddress) -> None:
+        """Let the next incarnation take the place of the present one."""
+        if new.failure is not None:
+            raise new.failure
+        commands = self.dispatcher.commands
+        new.nodes.unreferenced += self._now.nodes.unreferenced  # freed there, too
+        self._elastic.watch(new.request, new.nodes)
+        self._now = new
+        self.request = new.request
+        self._token = address.token
+        self.address = replace(address, stale=dict(commands.stale))
+        self.dispatcher.use(new.nodes)
+        self.dispatcher.renew(self.address.renewal())
+
+    # --- the end ---
+
+    async def end(self, why: str = YIELDED) -> None:
+        """End the ranks in good order and give the CPUs back; attached processes are told why.
+
+        The manager of a detached gang ends too.
+        """
+        if self.state is GangState.STARTING:
+            raise GroupError(f"gang {self._name} {self.state.words}: wait until it is ready")
+        await self._started()
+        await self._leaves(GangState.ENDING)
+        if self.state is not GangState.NONE:
+            self._enter(GangState.ENDING)
+            self.resizing.stop(SessionError(f"gang {self._name} is being ended: start another one"))
+            await self.resizing.ended()
+            await self._stop_recovery()
+            await self._now.shutdown()
+        await self._release(SessionError(why))
+
+    async def kill(self, why: str) -> None:
+        """End the ranks at once, and give the CPUs back."""
+        await self._started()
+        if self.state is not GangState.NONE:
+            self._kill(GroupFailedError(f"the gang was killed: {why}"))
+        await self._release(SessionError(YIELDED))
+
+    async def drop(self) -> None:
+        """End the gang at once, also if it is being started; it is not used again."""
+        self._dropped = True  # calls of `function` may wait for their turn
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DROP_LIMIT_S)
+        await self.kill("its session ended it")
+
+    def _kill(self, error: AlchemistError) -> None:
+        """End the ranks at once, and start no others; `_release` cleans up."""
+        self._final = True
+        if self._recovery is not None:
+            self._recovery.cancel()
+        if self.dispatcher.nodes.failure is None:
+            self.dispatcher.nodes.fail(error)
+        elif self.dispatcher.failure is None:  # while it was being started again
+            self._fail()
+            self.dispatcher.give_up(error)
+
+    async def _release(self, error: AlchemistError) -> None:
+        """Clean up and give the CPUs back; attached processes get `error`."""
+        if self.state is GangState.NONE:
+            return
+        try:
+            await self._stop_recovery()
+            if self._clearing is not None:
+                await self._clearing
+            self.dispatcher.close(error)
+            await self._clear(serve=False)
+        finally:
+            self._enter(GangState.NONE)
+        if self.request.options.detached:
+            self._leave_later(LEAVE_S)
+
+    async def _stop_recovery(self) -> None:
+        if self._recovery is not None:
+            self._recovery.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._recovery
+
+    async def _clear(self, *, serve: bool) -> None:
+        self.address = None
+        self.resizing.stop(SessionError("the gang has ended"))
+        await self.resizing.ended()
+        self._elastic.close()
+        for task in self._watches:
+            task.cancel()
+        await self._now.release(serve=serve)
+        await self.cpus.release()
+        logs.close(self._log)
+
+    def _leave_later(self, after_s: float) -> None:
+        """End this actor, unless its gang has been started again by then."""
+
+        async def leave(epoch: int) -> None:
+            await asyncio.sleep(after_s)
+            if epoch == self.epoch:
+                self._exit()
+
+        self._in_background(leave(self.epoch))
+
+    async def expect_launch(self) -> None:
+        """End this actor if the process that made it has died before it could ask for a gang."""
+        await asyncio.sleep(EXPECTED_S)
+        if self.state is GangState.NONE:
+            self._exit()
+
+    def _exit(self) -> None:
+        end_own_driver(self._name)
+        # Not `ray.actor.exit_actor`: it waits for all calls that the actor is serving.
+        ray.kill(ray.get_actor(group_name(self._name), namespace=NAMESPACE))
+
+    async def _end_when_idle(self, limit_s: float) -> None:
+        """End the gang when no command has come for the idle timeout."""
+        dispatcher = self.dispatcher  # of this launch
+        while dispatcher is self.dispatcher and self.state is not GangState.NONE:
+            if self.failure is not None:
+                return
+            idle_s = 0.0 if self._resizes else dispatcher.idle_s
+            if idle_s >= limit_s:
+                await self.end(
+                    f"gang {self._name} was ended after {limit_s:g} s without a command "
+                    "(idle_timeout_s)"
+                )
+                return
+            await asyncio.sleep(min(max(limit_s - idle_s, 0.01), limit_s / IDLE_POLLS))

@@ -1,0 +1,58 @@
+"""The states of a gang."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alchemist_ray.errors import GroupFailedError, LaunchError, SessionError
+from alchemist_ray.gang.info import GangState
+from alchemist_ray.gang.options import GangOptions
+from alchemist_ray.runtime.gang import Gang
+from alchemist_ray.runtime.launch.gang_request import GangRequest
+from alchemist_ray.runtime.launch.incarnation import Incarnation
+
+
+def test_a_loss_with_the_last_ready_rank_is_a_failed_start(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks check in and are lost in one turn of the event loop, which no real gang repeats."""
+
+    async def start(incarnation: Incarnation, *_: Any) -> Any:
+        incarnation.nodes.fail(GroupFailedError("rank 1 was killed by SIGKILL"))
+        return SimpleNamespace(hosts=("here",))
+
+    monkeypatch.setattr(Incarnation, "start", start)
+
+    async def launch() -> None:
+        request = GangRequest(GangOptions(2, max_failures=2), 2, "s0", "ben@host", {})
+        gang = Gang("g0", "g0")
+        with pytest.raises(LaunchError, match="rank 1 was killed by SIGKILL"):
+            await asyncio.wait_for(gang.launch(request), 10)
+        assert gang.state is GangState.NONE
+
+    asyncio.run(launch())
+
+
+def test_no_state_is_skipped(cluster: str) -> None:
+    async def enter() -> None:
+        gang = Gang("g0", "g0")
+        with pytest.raises(RuntimeError, match="g0 cannot become ready: it is none"):
+            gang._enter(GangState.READY)
+        waiting = asyncio.create_task(gang.attach())
+        gang._enter(GangState.STARTING)
+        await asyncio.sleep(0)
+        gang._enter(GangState.NONE)
+        with pytest.raises(SessionError, match="no workers"):
+            await asyncio.wait_for(waiting, 1)
+
+    asyncio.run(enter())
+    reached = {GangState.NONE}
+    for _ in GangState:
+        reached |= set().union(*(state.next for state in reached))
+    assert reached == set(GangState)
+    assert all(GangState.NONE in {*state.next, *(n for s in state.next for n in s.next)}
+               for state in GangState if state.has_ranks)  # fmt: skip
