@@ -126,7 +126,7 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
 
 
 def _made_by(manager: Any, gang: str) -> list[str]:
-    matrices = manager.gang(gang)._gang.dispatcher.commands.matrices.values()
+    matrices = manager.gang(gang).dispatcher.commands.matrices.values()
     return [record.made_by.name for record in matrices]
 
 
