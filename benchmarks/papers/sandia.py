@@ -7,20 +7,26 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import ray
 
+from alchemist_ray import AlchemistSession
 from alchemist_ray.observe.bench.hpc import (
     CONTAINER,
     Measure,
+    Result,
     compare_places,
     geometric_mean,
     goodness,
+    result,
 )
 from benchmarks.papers import spark
 from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting
+from mpi_workers.testing import local_gang
 
 SECONDS = {"small": 0.5, "node": 2.0, "cluster": 2.0}
 SORTED_BYTES = {"small": 10**9, "node": 10**10, "cluster": 10**11}
@@ -55,9 +61,9 @@ def run(setting: Setting) -> Page:
     address = ray.get_runtime_context().gcs_address if ray.is_initialized() else None
     for _ in range(setting.runs):
         results, missing, notes = compare_places(setting.cores, seconds, CONTAINER, "vc", address)
-        for result in results:
-            for measure in result.measures:
-                values[result.label][measure.what].append(measure)
+        for its in [*results, *_kernels(setting.cores, seconds)]:
+            for measure in its.measures:
+                values[its.label][measure.what].append(measure)
     _table(page, values)
     add = page.table("the report's numbers", "the report", "here")
     for row in REPORTED:
@@ -71,6 +77,14 @@ def run(setting: Setting) -> Page:
     }
     page.draw = lambda figure: _draw(figure, values)
     return page
+
+
+def _kernels(ranks: int, seconds: float) -> Iterator[Result]:
+    """The kernels that all ranks compute together, in plain MPI and in a gang."""
+    yield result("native", *local_gang.run("benchmarks.papers.hpcc:bare", ranks, seconds))
+    with AlchemistSession(ranks, progress=False) as session:
+        library = session.load_library("hpcc", Path(__file__).with_name("hpcc.py"))
+        yield result("gang", *library.kernels(seconds))
 
 
 def _best(found: list[Measure]) -> Measure:

@@ -4,27 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from ali.hpc import (
-    about,
-    allreduce,
-    dgemm,
-    fft,
-    hpcg,
-    hpl,
-    ping_pong,
-    ptrans,
-    random_access,
-    ring,
-    stream,
-)
-from ali.hpc.conjugate_gradient import conjugate_gradient
-from ali.hpc.fourier import six_steps
-from ali.hpc.random_access import PERIOD, numbers_at
-from ali.hpc.stencil import Stencil
-from ali.hpc.suite import pairs
-from ali.hpc.transpose import transposed
+from ali.hpc import about, allreduce, dgemm, ping_pong, ring, stream
+from ali.hpc.measures import pairs
 from ali.interface import Context
 from ali.registry import load
 from mpi_workers.failures import Failure
@@ -54,11 +35,6 @@ def everything(gang: Gang) -> dict[str, Any]:
     found = {
         "dgemm": dgemm(ctx, 100, SHORT_S),
         "stream": stream(ctx, 1 << 20, SHORT_S),
-        "ptrans": ptrans(ctx, 101, SHORT_S),  # not a multiple of the number of ranks
-        "fft": fft(ctx, 1000, SHORT_S),
-        "random_access": random_access(ctx, 1 << 16, SHORT_S),
-        "hpl": hpl(ctx, 150, SHORT_S),
-        "hpcg": hpcg(ctx, 6, 10, SHORT_S),
         "allreduce": allreduce(ctx, [8, 1 << 20], SHORT_S),
     }
     if gang.size > 1:
@@ -69,55 +45,3 @@ def everything(gang: Gang) -> dict[str, Any]:
 
 def pairs_of(gang: Gang, hosts: list[str]) -> dict[str, tuple[int, int]]:
     return pairs(hosts)
-
-
-def sequence(gang: Gang) -> list[int]:
-    """Places at which a jump and single steps differ, among the first ones and around 2^40."""
-    wrong = []
-    for first in (0, 1 << 40):
-        word = int(numbers_at(np.array([first]))[0])
-        for place in range(first, first + 300):
-            if int(numbers_at(np.array([place]))[0]) != word:
-                wrong.append(place)
-            word = (word << 1 & (1 << 64) - 1) ^ (7 if word >> 63 else 0)
-    if int(numbers_at(np.array([PERIOD]))[0]) != 1:
-        wrong.append(PERIOD)
-    return wrong
-
-
-def all_updates(gang: Gang) -> tuple[float, float]:
-    """The table is small enough for all 4 N updates."""
-    return random_access(Context(gang, {}), 1 << 14, seconds=30.0)
-
-
-def transforms(gang: Gang, side: int) -> tuple[float, float]:
-    """Differences of a transform and a transpose from NumPy's."""
-    ctx = Context(gang, {})
-    rng = np.random.default_rng(1)
-    whole = rng.random((side, side)) + 1j * rng.random((side, side))
-    rows = slice(gang.rank * side // gang.size, (gang.rank + 1) * side // gang.size)
-    row = np.arange(side)[rows]
-    twiddles = np.exp(-2j * np.pi * np.outer(row, np.arange(side)) / side**2)
-    found = six_steps(ctx, whole[rows], twiddles)
-    expected = np.fft.fft(whole.reshape(-1)).reshape(side, side)[rows]
-    worst = (
-        np.abs(found - expected).max(),
-        np.abs(transposed(ctx, whole[rows]) - whole.T[rows]).max(),
-    )
-    return tuple(gang.comm.allreduce(float(value), max) for value in worst)
-
-
-def stencils(gang: Gang, n: int) -> dict[str, float]:
-    """The stencil against dense arrays of the whole grid, and the solution, which is 1."""
-    ctx = Context(gang, {})
-    stencil = Stencil(ctx, n)
-    b = stencil.product(np.ones(n**3))
-    x, _ = conjugate_gradient(stencil, b, 200)
-    # A row's sum is 27 less its stored elements: 0 within the grid, 19 in its corners.
-    stored = np.diff(stencil.matrix.indptr)
-    return {
-        "rows": gang.comm.allreduce(float(np.abs(b - (27 - stored)).max()), max),
-        "corners": gang.comm.allreduce(int((b == 19).sum())),
-        "solution": gang.comm.allreduce(float(np.abs(x - 1).max()), max),
-        "nonzeros": stencil.nonzeros,
-    }

@@ -2,10 +2,9 @@
 
 ``alchemist bench hpc``.
 
-The measures of HPCC and HPCG, as in Younge et al. (SAND2017-5325), in seconds instead of hours. The
-library ``hpc`` on the ranks (`ali.hpc`) measures and validates.
-
-Each is a command with its own processes, so that nothing of one runs during the next.
+Rates of products and of memory, times of messages. The library ``hpc`` on the ranks (`ali.hpc`)
+measures and validates. ``--compare`` measures each place by a command with its own processes, so
+that nothing of one runs during the next.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Result:
 
 
 def measure(session: AlchemistSession, label: str, seconds: float = SECONDS) -> Result:
-    """Measure on a session's gang, in about seven times `seconds`, and 200 MiB of memory per rank.
+    """Measure on a session's gang, in about four times `seconds`, and 200 MiB of memory per rank.
 
     Raises
     ------
@@ -130,36 +129,6 @@ def table(result: Result) -> str:
     return "\n".join([head, *lines]) + "\n"
 
 
-def compared(one: Result, other: Result) -> str:
-    """Format two results with their ratios. A ratio over 1 means that `one` is better.
-
-    Raises
-    ------
-    BenchError
-        If they have no measure in common.
-    """
-    theirs: Mapping[str, Measure] = {m.what: m for m in other.measures}
-    both = [(m, theirs[m.what]) for m in one.measures if m.what in theirs]
-    if not both:
-        raise BenchError(f"{one.label} and {other.label} have no measure in common")
-    lines = [f"{'':44} {one.label:>12} {other.label:>12}   ratio (over 1: {one.label} is better)"]
-    if (one.ranks, one.nodes) != (other.ranks, other.nodes):
-        lines.insert(
-            0,
-            f"different sizes: {_size(one)}, and {_size(other)}",
-        )
-    quotients = []
-    for mine, other_one in both:
-        quotient = goodness(mine, other_one)
-        quotients.append(quotient)
-        lines.append(
-            f"{mine.what:44} {mine.value:12.4g} {other_one.value:12.4g}   "
-            f"{quotient:.2f}  ({mine.unit})"
-        )
-    lines.append(f"{'geometric mean':44} {'':12} {'':12}   {geometric_mean(quotients):.2f}")
-    return "\n".join(lines) + "\n"
-
-
 def side_by_side(results: Sequence[Result], missing: Mapping[str, str]) -> str:
     """Format results in columns, with ratios to the first; over 1 means better than the first.
 
@@ -169,25 +138,33 @@ def side_by_side(results: Sequence[Result], missing: Mapping[str, str]) -> str:
         At least one.
     missing : mapping of str to str
         Labels of columns without a result, and the reasons.
+
+    Raises
+    ------
+    BenchError
+        If a result has no measure in common with the first.
     """
-    first, *_ = results
-    by_name = [{m.what: m for m in its.measures} for its in results]
+    first, *others = results
+    found = [ratios(its, first)["ratios"] for its in others]
+    for its, theirs in zip(others, found, strict=True):
+        if not theirs:
+            raise BenchError(f"{its.label} and {first.label} have no measure in common")
+    same = len({(its.ranks, its.nodes) for its in results}) == 1
     sizes = "; ".join(f"{its.label}: {_size(its)}, {its.mpi}" for its in results)
     labels = [its.label for its in results] + list(missing)
-    lines = [sizes, f"{'':44}" + "".join(f"{label:>18}" for label in labels)]
+    lines = [sizes if same else f"different sizes: {sizes}"]
+    lines.append(f"{'':44}" + "".join(f"{label:>18}" for label in labels))
     for measure in first.measures:
         cells = [f"{measure.value:.4g}"]
-        for theirs in by_name[1:]:
-            its = theirs.get(measure.what)
-            cells.append("-" if its is None else f"{its.value:.4g} ({goodness(its, measure):.2f})")
+        for its, theirs in zip(others, found, strict=True):
+            values = (f"{m.value:.4g} ({theirs[m.what]:.2f})" for m in its.measures
+                      if m.what == measure.what)  # fmt: skip
+            cells.append(next(values, "-"))
         cells += ["-"] * len(missing)
         lines.append(
             f"{measure.what:44}" + "".join(f"{cell:>18}" for cell in cells) + f"  {measure.unit}"
         )
-    means = []
-    for theirs in by_name[1:]:
-        both = [goodness(theirs[m.what], m) for m in first.measures if m.what in theirs]
-        means.append(f"({geometric_mean(both):.2f})" if both else "-")
+    means = [f"({geometric_mean(list(theirs.values())):.2f})" for theirs in found]
     means += ["-"] * len(missing)
     lines.append(f"{'geometric mean':44}{'':18}" + "".join(f"{mean:>18}" for mean in means))
     lines.append(f"in brackets: ratio to {first.label}; over 1 is better than {first.label}")
@@ -354,7 +331,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str]) -> str:
 
 
 USAGE = """\
-Run HPCC's measures and HPCG's kernel on a gang, and validate their results.
+Measure products, memory and messages on a gang, and validate the results.
 
   alchemist bench hpc                           measure on a gang
   alchemist bench hpc --compare                 here: plain MPI, a gang, a container, guests
@@ -376,7 +353,7 @@ def main(argv: Sequence[str]) -> int:
     elif asked.json:
         text = result.to_json()
     else:
-        text = table(result) if not others else compared(result, others[0])
+        text = table(result) if not others else side_by_side([*others, result], {})
     sys.stdout.write(text)
     return 0
 
@@ -430,7 +407,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=positive,
         default=SECONDS,
-        help="seconds of the longest measurements; the whole run takes about seven times this "
+        help="seconds of the longest measurements; the whole run takes about four times this "
         f"(default: {SECONDS:g})",
     )
     check.add_argument("--launcher", default="auto", help="launcher of the ranks (default: auto)")

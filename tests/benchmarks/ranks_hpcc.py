@@ -1,0 +1,104 @@
+"""Functions that test_hpcc.py runs on ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ali.interface import Context
+from ali.registry import load
+from benchmarks.papers import hpcc
+from benchmarks.papers.hpcc import (
+    PERIOD,
+    Stencil,
+    conjugate_gradient,
+    fft,
+    hpcg,
+    hpl,
+    numbers_at,
+    ptrans,
+    random_access,
+    six_steps,
+    transposed,
+)
+from mpi_workers.failures import Failure
+from mpi_workers.rank.gang import Gang
+
+SHORT_S = 0.01
+
+
+def refusals(gang: Gang, calls: list[Any]) -> list[tuple[str, str]]:
+    """Kinds and messages of the failures of calls, of the library as it is loaded by its path."""
+    library, failures = load("hpcc", str(Path(hpcc.__file__))), []
+    for routine, arguments in calls:
+        try:
+            library.call(gang, routine, arguments)
+        except Failure as failure:
+            failures.append((failure.kind, str(failure)))
+    assert gang.comm.allreduce(1) == gang.size
+    return failures
+
+
+def everything(gang: Gang) -> dict[str, Any]:
+    ctx = Context(gang, {})
+    return {
+        "ptrans": ptrans(ctx, 101, SHORT_S),  # not a multiple of the number of ranks
+        "fft": fft(ctx, 1000, SHORT_S),
+        "random_access": random_access(ctx, 1 << 16, SHORT_S),
+        "hpl": hpl(ctx, 150, SHORT_S),
+        "hpcg": hpcg(ctx, 6, 10, SHORT_S),
+    }
+
+
+def sequence(gang: Gang) -> list[int]:
+    """Places at which a jump and single steps differ, among the first ones and around 2^40."""
+    wrong = []
+    for first in (0, 1 << 40):
+        word = int(numbers_at(np.array([first]))[0])
+        for place in range(first, first + 300):
+            if int(numbers_at(np.array([place]))[0]) != word:
+                wrong.append(place)
+            word = (word << 1 & (1 << 64) - 1) ^ (7 if word >> 63 else 0)
+    if int(numbers_at(np.array([PERIOD]))[0]) != 1:
+        wrong.append(PERIOD)
+    return wrong
+
+
+def all_updates(gang: Gang) -> tuple[float, float]:
+    """The table is small enough for all 4 N updates."""
+    return random_access(Context(gang, {}), 1 << 14, seconds=30.0)
+
+
+def transforms(gang: Gang, side: int) -> tuple[float, float]:
+    """Differences of a transform and a transpose from NumPy's."""
+    ctx = Context(gang, {})
+    rng = np.random.default_rng(1)
+    whole = rng.random((side, side)) + 1j * rng.random((side, side))
+    rows = slice(gang.rank * side // gang.size, (gang.rank + 1) * side // gang.size)
+    row = np.arange(side)[rows]
+    twiddles = np.exp(-2j * np.pi * np.outer(row, np.arange(side)) / side**2)
+    found = six_steps(ctx, whole[rows], twiddles)
+    expected = np.fft.fft(whole.reshape(-1)).reshape(side, side)[rows]
+    worst = (
+        np.abs(found - expected).max(),
+        np.abs(transposed(ctx, whole[rows]) - whole.T[rows]).max(),
+    )
+    return tuple(gang.comm.allreduce(float(value), max) for value in worst)
+
+
+def stencils(gang: Gang, n: int) -> dict[str, float]:
+    """The stencil against dense arrays of the whole grid, and the solution, which is 1."""
+    ctx = Context(gang, {})
+    stencil = Stencil(ctx, n)
+    b = stencil.product(np.ones(n**3))
+    x, _ = conjugate_gradient(stencil, b, 200)
+    # A row's sum is 27 less its stored elements: 0 within the grid, 19 in its corners.
+    stored = np.diff(stencil.matrix.indptr)
+    return {
+        "rows": gang.comm.allreduce(float(np.abs(b - (27 - stored)).max()), max),
+        "corners": gang.comm.allreduce(int((b == 19).sum())),
+        "solution": gang.comm.allreduce(float(np.abs(x - 1).max()), max),
+        "nonzeros": stencil.nonzeros,
+    }
