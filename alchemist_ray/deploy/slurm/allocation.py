@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import socket
+import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -125,6 +126,21 @@ def _pbs(env: Mapping[str, str]) -> Allocation:
     each = int(env.get("NCPUS") or env.get("PBS_NUM_PPN") or 1)
     nodes = [Node(name, max(times, each)) for name, times in counted.items()]
     return Allocation("pbs", job, tuple(nodes), uses_srun="SLURM_JOB_ID" in env)
+
+
+ASK_TIMEOUT_S = 5.0
+
+
+def squeue(job: str, fields: str) -> list[str]:
+    """Return fields of a job (``"%T|%L"``) as squeue shows them; empty where it does not answer."""
+    words = ["squeue", "--noheader", "--jobs", job, "--format", fields]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False
+        )
+        if done.returncode == 0 and (said := done.stdout.strip()):
+            return said.splitlines()[0].split("|")
+    return []
 
 
 FIRST, END = 10240, 32768

@@ -39,6 +39,7 @@ STOP_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.1
 SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
 # Messages of `sbatch --test-only` about a request that no free node will ever satisfy.
+BEYOND = ("PartitionConfig", "PartitionTimeLimit", "PartitionNodeLimit")  # reasons to wait
 NEVER = re.compile(r"node configuration is not available|time limit is invalid|more .* than", re.I)
 
 
@@ -189,6 +190,8 @@ def _submit(options: argparse.Namespace) -> int:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
     print(f"job {job}\nscript {path}\nlog {place.log.replace('%j', job)}")
+    if options.dialect == "slurm":
+        _warn_of_limits(job)
     return 0
 
 
@@ -214,6 +217,22 @@ def _check_possible(tool: str, script: Path) -> None:
             f"this job can never start ({said}): check --nodes, --cpus, --mem, --time and the "
             "partition against `sinfo -o '%P %D %c %m %l'`"
         )
+
+
+def _warn_of_limits(job: str) -> None:
+    """Warn if a submitted job exceeds its partition's limits: Slurm lets it wait for ever."""
+    reason, partition, limit, nodes = allocation.squeue(job, "%r|%P|%l|%D") or [""] * 4
+    if reason not in BEYOND:
+        return
+    allowed = subprocess.run(
+        ["sinfo", "--noheader", "--partition", partition, "--format", "%l (-t), %s nodes (-N)"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    print(
+        f"warning: job {job} waits ({reason}): it requests {limit} (-t), {nodes} nodes (-N), but "
+        f"partition {partition} allows {allowed.stdout.strip()}: `scancel {job}`",
+        file=sys.stderr,
+    )
 
 
 def _name(command: Sequence[str]) -> str:
@@ -291,7 +310,8 @@ def _run(options: argparse.Namespace) -> int:
 def _last_word(signals: Signals, code: int) -> int:
     """Print why the program was ended, as the last line of the log. Returns `code`."""
     if (ending := signals.received) is not None:
-        print(f"alchemist: the job was ended by {ending.name}; exit code {code}", file=sys.stderr)
+        why = f"{ending.name}{signals.time_left}"
+        print(f"alchemist: the job was ended by {why}; exit code {code}", file=sys.stderr)
     return code
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.slurm.allocation import is_this_node
 from alchemist_ray.deploy.slurm.keeper import RayInJob
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated
@@ -87,9 +88,17 @@ def run(
             for name in cluster.lost_nodes():
                 print(f"alchemist: node {name} is lost; Ray continues without it", file=sys.stderr)
     except Terminated as ending:
-        print(f"alchemist: {ending}: ending the program", file=sys.stderr, flush=True)
+        state, *times = allocation.squeue(base.get("SLURM_JOB_ID", ""), "%T|%L|%l") or [""]
+        if times:
+            signals.time_left = " with {} left of the job's time limit of {}".format(*times)
+        said = f"{ending}: ending the program{signals.time_left}"
+        print(f"alchemist: {said}", file=sys.stderr, flush=True)
+        # At scancel and at the time limit itself Slurm signals every process of the job.
+        if state != "COMPLETING":
+            program.terminate()
         _end(program, grace_s)
     except BaseException:
+        program.terminate()
         _end(program, LEAST_GRACE_S)
         raise
     finally:
@@ -99,7 +108,6 @@ def run(
 
 
 def _end(program: subprocess.Popen[bytes], grace_s: float) -> None:
-    program.terminate()
     try:
         program.wait(grace_s)
     except subprocess.TimeoutExpired:

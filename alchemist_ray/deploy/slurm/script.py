@@ -131,9 +131,12 @@ def directives(site: Site, request: Request, log: str, dialect: str) -> list[str
             ("--account={}", request.account),
             ("--qos={}", request.qos),
             ("--output={}", log),
+            ("--open-mode={}", "append"),
             # SIGTERM in time for an orderly end. Ray copes with lost nodes.
             ("--signal=B:TERM@{}", spare_s(site, request)),
             ("{}", "--no-kill"),
+            # A program that has run halfway is not run again without its user's wish.
+            ("{}", "--no-requeue"),
             # Shifter copies the image to the nodes before the job starts.
             ("--image={}", image.name if image and image.runtime == "shifter" else ""),
         ]

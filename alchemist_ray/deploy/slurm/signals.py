@@ -25,6 +25,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.time_left = ""  # of the job when the signal came, if known
         self.program_has_terminal = False
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._take)

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import stat
+import tempfile
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -99,8 +100,16 @@ class JobFolder:
         return self.path / "token"
 
     def make(self) -> None:
-        """Create the folder, accessible to this user only. Raises `JobError` if another has."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Create the folder, accessible to this user only. Raises `JobError` if that fails."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise JobError(
+                f"cannot write to the job's folder {self.path}: {error.strerror} (--folder of "
+                f"submit, or {FOLDER_VARIABLE}, sets another)"
+            ) from None
         if not self._is_ours():
             raise JobError(
                 f"{self.path} belongs to another user, who could read the job's token: set "

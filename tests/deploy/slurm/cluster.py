@@ -60,6 +60,7 @@ SlurmdTimeout=300
 MessageTimeout=20
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PartitionName=short Nodes=ALL MaxTime=5 State=UP
 """
 NODE = "NodeName={name} NodeAddr={ip} CPUs={cpus} CoresPerSocket={cpus} RealMemory=2000\n"
 
@@ -123,7 +124,7 @@ class Slurm:
         (self.root / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         conf = CONF.format(login=self._login.name, login_ip=self._login.ip, root=self.root)
         listed = [NODE.format(name=n.name, ip=n.ip, cpus=CPUS) for n in self.nodes]
-        head, partition = conf.rsplit("PartitionName", 1)
+        head, partition = conf.split("PartitionName", 1)
         (self.root / "slurm.conf").write_text(f"{head}{''.join(listed)}PartitionName{partition}")
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         with ThreadPoolExecutor() as threads:

@@ -111,6 +111,19 @@ def ignore() -> int:
     return 0
 
 
+def count() -> int:
+    """Counts the signals that tell it to end, for a second after the first."""
+    numbers: list[int] = []
+    with AlchemistSession(1):
+        signal.signal(signal.SIGTERM, lambda number, frame: numbers.append(number))
+        tell("address", os.environ["RAY_ADDRESS"])
+        while not numbers:
+            time.sleep(0.05)
+        time.sleep(1)
+        tell("signals", len(numbers))
+    return 6
+
+
 def stay(path: str) -> int:
     """Goes on until a file is there."""
     with AlchemistSession(1) as als:

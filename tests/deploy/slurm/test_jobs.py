@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,34 @@ def test_a_job_cancelled_in_the_middle_of_a_transfer_leaves_nothing(
     job = submit("-N", 2, "-c", 2, program=["transfer"])
     assert len({host for _, host, _ in job.wait_told("workers")}) == 2
     job.wait_told("sent")
+    assert slurm.state(job.number)["Requeue"] == "0"  # nor run again if a slurmd is killed
     slurm.login("scancel", job.number)
     slurm.wait(job.number, 30)
     assert slurm.state(job.number)["JobState"] == "CANCELLED"
     assert_clean(slurm.nodes)
+
+
+def test_a_cancelled_program_gets_one_sigterm_and_the_log_names_the_time_limit(
+    slurm: Slurm, submit: Any
+) -> None:
+    job = submit("-c", 1, program=["count"])
+    job.wait_told("address")
+    slurm.login("scancel", job.number)
+    slurm.wait(job.number, 30)
+    assert job.told("signals") == 1, job.log
+    said = r"SIGTERM: ending the program with 9:\d\d left of the job's time limit of 10:00"
+    assert re.search(said, job.log)
+
+
+def test_a_time_limit_above_the_partitions_is_warned_of(slurm: Slurm) -> None:
+    words = ("submit", "-p", "short", "-t", "30", "--", "true")
+    said = slurm.login(*ALCHEMIST, "slurm", *words)
+    job = re.findall("^job (.*)$", said, re.M)[0]
+    slurm.login("scancel", job)
+    (warning,) = re.findall("^warning: .*$", said, re.M)
+    assert "requests 30:00 (-t)" in warning
+    assert "partition short allows 5:00 (-t)" in warning
+    assert "warning" not in slurm.login(*ALCHEMIST, "slurm", *words[:4], "4", "--", "true")
 
 
 def test_pbs_by_slurms_own_qsub(slurm: Slurm, submit: Any) -> None:

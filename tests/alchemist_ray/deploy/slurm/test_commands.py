@@ -73,3 +73,19 @@ def test_a_signal_during_start_ends_the_keeper(tmp_path: Path, number: signal.Si
     assert "Traceback" not in said
     assert traces.wait_until(lambda: not step.exists(), WAIT_S, 0.05) is not None
     assert not (tmp_path / "folder" / "token").exists()
+
+
+@pytest.mark.parametrize("below", ["/proc/jobs", "FILE/jobs"])
+def test_a_folder_that_cannot_be_written_is_an_error_in_one_line(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    folder = below.replace("FILE", str(tmp_path / "sbatch"))
+    assert main(["slurm", "submit", "--folder", folder, "--", "true"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"alchemist: JobError: cannot write to the job's folder {folder}: ")
+    monkeypatch.setenv(batch_job.FOLDER_VARIABLE, folder)
+    assert main(["slurm", "start"]) == 1
+    assert f"cannot write to the job's folder {folder}" in capsys.readouterr().err

@@ -6,8 +6,10 @@
 #SBATCH --time=00:30:00
 #SBATCH --account=m888
 #SBATCH --output=/home/ada/jobs/svd/log
+#SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@60
 #SBATCH --no-kill
+#SBATCH --no-requeue
 #SBATCH --image=docker:me/alchemist-on-ray:0.1.0
 #SBATCH --constraint=haswell
 
