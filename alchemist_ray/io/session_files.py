@@ -41,6 +41,7 @@ class SessionFiles(GangOwner):
         header: bool | None = None,
         delimiter: str = ",",
         index: bool = False,
+        format: str | None = None,
     ) -> Handle:
         """Load a matrix from a file that all nodes see; every rank reads its own part.
 
@@ -70,6 +71,8 @@ class SessionFiles(GangOwner):
             Whether the index that pandas or Dask wrote into Parquet, or pandas into CSV (a first
             column without a name), is a column of the matrix. Default: it is left out, as by
             `pandas.read_parquet`.
+        format : {"npy", "h5", "hdf5", "zarr", "parquet", "csv"}, optional
+            Format of a file with another suffix. A folder that holds ``.parquet`` files needs none.
 
         Returns
         -------
@@ -98,7 +101,7 @@ class SessionFiles(GangOwner):
         chosen = {**_chosen("rows", "row", rows), **_chosen("columns", "column", columns)}
         library = files_library(connection)
         if _is_mask(rows) or _is_mask(columns):
-            m, n, *_ = library.routine("inspect")(where, dataset, header, delimiter, index)
+            m, n, *_ = library.routine("inspect")(where, dataset, header, delimiter, index, format)
             for what, wanted, length in (("rows", rows, m), ("columns", columns, n)):
                 if _is_mask(wanted) and len(cast("Sequence[bool]", wanted)) != length:
                     raise BadArgumentError(
@@ -119,6 +122,7 @@ class SessionFiles(GangOwner):
             header=header,
             delimiter=delimiter,
             index=index,
+            format=format,
             **chosen,
         )
         if recovers:

@@ -187,10 +187,31 @@ def format_of(place: Place) -> Format:
         raise Failure(
             "BadArgumentError",
             f"{place.path}: unknown suffix {place.suffix!r}; known suffixes are "
-            + ", ".join(SUFFIXES),
+            + ", ".join(SUFFIXES)
+            + "; `load_matrix(..., format=)` reads a file of another name",
         )
     found: Format = importlib.import_module(f"ali.files.{name}").FORMAT
     return found
+
+
+def place_to_read(path: str, format: str | None) -> Place:
+    """The place of a file, with the format that the user names or that its folder shows.
+
+    Raises
+    ------
+    Failure
+        BadArgumentError, if there is no such format.
+    """
+    if format is not None:
+        place = Place(path, f".{format.lower().removeprefix('.')}")
+        if place.suffix not in SUFFIXES:
+            known = ", ".join(suffix[1:] for suffix in SUFFIXES)
+            raise Failure("BadArgumentError", f"unknown format {format!r}; known are {known}")
+        return place
+    place = Place(path)
+    if place.suffix not in SUFFIXES and place.holds(".parquet"):  # as Spark and Dask write them
+        return Place(path, ".parquet")
+    return place
 
 
 def matrix_dtype(have: np.dtype[Any], wanted: str | None, path: str) -> np.dtype[Any]:

@@ -199,9 +199,17 @@ def extra(path: str, module: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path as the user gave it: on a file system that all nodes share, or a URL for fsspec."""
+    """A path as the user gave it: on a file system that all nodes share, or a URL for fsspec.
+
+    Attributes
+    ----------
+    path : str
+    format : str
+        The suffix of its format, if the path has none that says it.
+    """
 
     path: str
+    format: str = ""
 
     @property
     def is_url(self) -> bool:
@@ -209,12 +217,21 @@ class Place:
 
     @property
     def suffix(self) -> str:
-        return Path(self.path.rstrip("/")).suffix.lower()
+        return self.format or Path(self.path.rstrip("/")).suffix.lower()
 
     def filesystem(self) -> tuple[Any, str]:
         """fsspec's file system for a URL, and the path in it."""
         fs, inside = extra(self.path, "fsspec.core").url_to_fs(self.path)
         return fs, str(inside)
+
+    def holds(self, ending: str) -> bool:
+        """Whether it is a folder that has files with this ending."""
+        with contextlib.suppress(Exception):  # opening it tells
+            if self.is_url:
+                fs, inside = self.filesystem()
+                return any(name.endswith(ending) for name in fs.ls(inside, detail=False))
+            return any(name.endswith(ending) for name in os.listdir(self.path))
+        return False
 
     def members(self, ending: str) -> list[str]:
         """Paths of the files in a folder with this ending, in natural order; of a file, itself.

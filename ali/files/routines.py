@@ -25,6 +25,7 @@ from ali.files.formats import (
     Spec,
     format_of,
     matrix_dtype,
+    place_to_read,
     refuse,
 )
 from ali.files.paths import Place, agree_on, replacing, together
@@ -55,6 +56,7 @@ def load(
     header: bool | None = None,
     delimiter: str = ",",
     index: bool = False,
+    format: str | None = None,
 ) -> tuple[DistMatrix, list[str]]:
     """Read a matrix from a file that all nodes see; every rank reads a part of it.
 
@@ -85,6 +87,9 @@ def load(
     index : bool
         Whether the index that pandas or Dask wrote into Parquet, or pandas into CSV (a first
         column without a name), is a column of the matrix.
+    format : str, optional
+        The format, as a suffix without its dot, of a path with another suffix. A folder that holds
+        .parquet files needs none.
 
     Returns
     -------
@@ -114,7 +119,7 @@ def load(
     Error: 0 eps. Peak memory: 1.6 times arguments and results, of .npy, HDF5 and Zarr 1.2 times;
     boxes and chunks are not included.
     """
-    place = Place(path)
+    place = place_to_read(path, format)
     require_layout("load", layout)
     nodes = agree_on(ctx, place)
     source = _source(ctx, place, dataset, header, delimiter, index)
@@ -305,12 +310,13 @@ def inspect(
     header: bool | None = None,
     delimiter: str = ",",
     index: bool = False,
+    format: str | None = None,
 ) -> tuple[int, int, str, list[str]]:
     """Shape, dtype and column names of the matrix in a file, without its elements.
 
     Parameters
     ----------
-    path, dataset, header, delimiter, index
+    path, dataset, header, delimiter, index, format
         See `load`.
 
     Returns
@@ -327,7 +333,7 @@ def inspect(
     FileError, DtypeError, BadArgumentError
         See `load`.
     """
-    place = Place(path)
+    place = place_to_read(path, format)
     agree_on(ctx, place)
     source = _source(ctx, place, dataset, header, delimiter, index)
     try:

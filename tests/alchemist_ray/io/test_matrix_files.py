@@ -74,6 +74,22 @@ def test_the_index_of_a_table_is_no_column(session: AlchemistSession, tmp_path: 
         session.load_matrix(tmp_path / "a.npy", index=True)
 
 
+def test_a_format_of_a_path_without_its_suffix(session: AlchemistSession, tmp_path: Path) -> None:
+    A = np.random.default_rng(3).random((40, 3))
+    sent = session.send_matrix(A)
+    for suffix in SUFFIXES:
+        sent.save(tmp_path / f"a{suffix}")
+        (tmp_path / f"a{suffix}").rename(other := tmp_path / f"{suffix[1:]}-export")
+        np.testing.assert_array_equal(session.load_matrix(other, format=suffix[1:]).fetch(), A)
+    rows = np.arange(40) % 2 == 0
+    table = tmp_path / "parquet-export"  # a folder, as Spark and Dask write it
+    np.testing.assert_array_equal(session.load_matrix(table, rows=rows).fetch(), A[rows])
+    with pytest.raises(BadArgumentError, match=r"unknown suffix ''.*format="):
+        session.load_matrix(tmp_path / "csv-export")
+    with pytest.raises(BadArgumentError, match="unknown format 'xls'; known are npy, "):
+        session.load_matrix(tmp_path / "csv-export", format="xls")
+
+
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's use of pandas
 def test_the_index_of_dask_is_no_column(session: AlchemistSession, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="needs the extra 'dask'")
