@@ -7,9 +7,15 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
-from ali import scaffold, standalone
+import mpi4py
+
+# Before anything imports mpi4py.MPI: no command here is a rank, and on a login node, or with a
+# small /dev/shm, MPI_Init ends the process.
+mpi4py.rc.initialize = False
+
+from ali import scaffold, standalone  # noqa: E402
+from ali.hpc import identity  # noqa: E402
 
 
 def main(argv: list[str]) -> int:
@@ -57,7 +63,7 @@ def main(argv: list[str]) -> int:
             case "include":
                 print(scaffold.include_directory())
             case "mpi":
-                print(json.dumps(_mpi()), flush=True)
+                print(json.dumps(identity.in_this_process()), flush=True)
             case compiler:
                 print(scaffold.mpi_compiler(compiler))
     except (OSError, ValueError, ImportError, RuntimeError) as error:
@@ -66,17 +72,6 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
-
-
-def _mpi() -> dict[str, Any]:
-    """The MPI that mpi4py loads here. On a login node it must not be initialised."""
-    import mpi4py  # noqa: PLC0415
-
-    mpi4py.rc.initialize = False
-
-    from ali.hpc import identity  # noqa: PLC0415
-
-    return dict(identity.in_this_process())
 
 
 if __name__ == "__main__":

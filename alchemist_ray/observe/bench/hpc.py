@@ -30,7 +30,7 @@ import ray
 from alchemist_ray.deploy.virtual_cluster import cluster, host
 from alchemist_ray.deploy.virtual_cluster.options import PORT, Options
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.observe.doctor.machine import usable_cores
+from alchemist_ray.observe.doctor.node import usable_cores
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.session import AlchemistSession

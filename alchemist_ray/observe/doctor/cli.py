@@ -17,11 +17,10 @@ import ray
 from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.gang.options import START_TIMEOUT_S
-from alchemist_ray.observe.doctor import finding, machine, pmi, ranks, software
+from alchemist_ray.observe.doctor import finding, node, probe, ranks
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding, from_map
-from alchemist_ray.observe.doctor.machine import usable_cores
+from alchemist_ray.observe.doctor.node import auth_mode, token_path, usable_cores
 from alchemist_ray.observe.doctor.probe import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
-from alchemist_ray.observe.doctor.security import auth_mode, token_path
 from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
 from alchemist_ray.subcommands import positive
@@ -143,7 +142,7 @@ class Examination:
 
     def run(self) -> None:
         """Check the job's nodes, Ray's nodes, or this one."""
-        self.add([*authentication(), *machine.threads()])
+        self.add([*authentication(), *node.threads()])
         names = self._job_without_ray()
         if names:
             self._in_job(names)
@@ -174,7 +173,7 @@ class Examination:
         self._probed(lambda: StepProbes(names))
         if not self.options.no_ranks:
             self.stage = "starting a step of MPI programs"
-            self.add(pmi.world(names, self.expected, self.options.ranks_per_node))
+            self.add(ranks.srun_world(names, self.expected, self.options.ranks_per_node))
 
     def _on_ray(self) -> None:
         self.stage = "joining Ray"
@@ -229,15 +228,15 @@ class Examination:
                 self.add(from_map(told["findings"]))
             versions = {name: told["versions"] for name, told in answers.items()}
             if not isinstance(probes, LocalProbe):
-                versions[THIS] = software.versions()
-            self.add(software.same_versions(versions))
+                versions[THIS] = node.versions()
+            self.add(probe.same_versions(versions))
             if len(self.nodes) > 1:
                 self.stage = "connecting every node with others"
                 listeners = self._told(
                     probes.ask("listen", expected, self.nodes, limit_s=LISTEN_TIMEOUT_S)
                 )
                 dialled = self._told(probes.ask("dial", listeners, limit_s=DIAL_TIMEOUT_S))
-                self.add([*software.reached(dialled), *software.clocks(dialled)])
+                self.add([*probe.reached(dialled), *probe.clocks(dialled)])
         finally:
             probes.close()
         return answers, getattr(probes, "nodes", {})

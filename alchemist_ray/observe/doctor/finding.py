@@ -31,7 +31,7 @@ class Finding:
     message : str
         The observation.
     advice : str
-        Remedy; every `warn` and `bad` has one.
+        Remedy; every `warn` and `bad` has one, and it is dropped from the others.
     where : str
         The node; empty for all.
     """
@@ -47,6 +47,8 @@ class Finding:
             raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {self.status!r}")
         if self.status in (WARN, BAD) and not self.advice:
             raise ValueError(f"{self.check}: a finding that is {self.status} needs advice")
+        if self.status in (OK, INFO):
+            object.__setattr__(self, "advice", "")
 
     def on(self, where: str) -> Finding:
         """Return the same finding for a node."""

@@ -1,5 +1,10 @@
 """The part of the doctor on every node, and its concurrent calls: by Ray, by a step, or locally.
 
+A `Listener` listens on a port that the kernel chooses, as gangs do, and sends its name and clock to
+each caller. `dial` connects to the other nodes' listeners. Each node dials all others of up to 16
+nodes; of more, the neighbours at distances 1, 2, 4, ..., so that its work grows with the logarithm
+of their number.
+
 ``python -m alchemist_ray.observe.doctor.probe`` reads one request per line, and answers in short
 lines.
 """
@@ -12,11 +17,14 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,17 +32,182 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray.launchers.srun import srun_command
-from alchemist_ray.observe.doctor import (
-    environment,
-    leftovers,
-    machine,
-    network,
-    security,
-    software,
+from alchemist_ray.observe.doctor import node
+from alchemist_ray.observe.doctor.finding import (
+    BAD,
+    LIMIT_S,
+    OK,
+    WARN,
+    Expected,
+    Finding,
+    run_checks,
+    to_map,
 )
-from alchemist_ray.observe.doctor.finding import LIMIT_S, Check, Expected, run_checks, to_map
 from mpi_workers.node.processes import die_with_parent
 from mpi_workers.wire.interfaces import interfaces
+
+ALL_PAIRS = 16
+DIAL_TIMEOUT_S = 5.0
+HELLO_NBYTES = 4096
+FAILED_SHOWN = 4
+CLOCK_WARN_S, CLOCK_BAD_S = 1.0, 60.0
+
+
+# --- between nodes --------------------------------------------------------------------
+
+
+class Listener:
+    """Listens at this node's address until closed; sends callers its name and clock."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self._name = name
+        self._socket = socket.create_server((address, 0), backlog=1024)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                caller, _ = self._socket.accept()
+                with caller, contextlib.suppress(OSError):
+                    caller.settimeout(DIAL_TIMEOUT_S)
+                    caller.sendall(json.dumps([self._name, time.time()]).encode() + b"\n")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends accept()
+        self._socket.close()
+
+
+def neighbours(name: str, names: Sequence[str]) -> list[str]:
+    """Return the nodes that a node dials."""
+    count, own = len(names), names.index(name)
+    if count <= ALL_PAIRS:
+        return [other for other in names if other != name]
+    steps = [1 << k for k in range(count.bit_length()) if 1 << k < count]
+    return sorted(
+        {names[(own + sign * step) % count] for step in steps for sign in (1, -1)} - {name}
+    )
+
+
+def dial(
+    name: str, listeners: Mapping[str, Sequence[Any]], limit_s: float = DIAL_TIMEOUT_S
+) -> list[dict[str, Any]]:
+    """Connect to the neighbours' listeners.
+
+    Returns
+    -------
+    list of dict
+        For each: its name, `to`; the error, `why` (empty: it answered); of one that answered, the
+        seconds that its clock is `ahead` of ours, and their accuracy, `within`.
+    """
+    names = sorted(listeners)
+    wanted = neighbours(name, names)
+    with ThreadPoolExecutor(max_workers=max(1, min(32, len(wanted)))) as threads:
+        return list(
+            threads.map(lambda to: _dial(to, listeners[to][0], listeners[to][1], limit_s), wanted)
+        )
+
+
+def _dial(to: str, host: str, port: int, limit_s: float) -> dict[str, Any]:
+    try:
+        with socket.create_connection((host, port), limit_s) as connection:
+            connection.settimeout(limit_s)
+            asked = time.time()
+            text = b""
+            while not text.endswith(b"\n") and len(text) < HELLO_NBYTES:
+                piece = connection.recv(HELLO_NBYTES)
+                if not piece:
+                    break
+                text += piece
+            got = time.time()
+        who, clock = json.loads(text)
+    except TimeoutError:
+        return {"to": to, "why": f"no answer from {host}:{port} in {limit_s:g} s"}
+    except OSError as error:
+        return {"to": to, "why": f"{host}:{port}: {error.strerror or error}"}
+    except ValueError:
+        return {"to": to, "why": f"another program answers at {host}:{port}"}
+    if who != to:
+        return {"to": to, "why": f"{who} answers at {host}:{port}: two nodes have one address"}
+    return {"to": to, "why": "", "ahead": clock - (asked + got) / 2, "within": (got - asked) / 2}
+
+
+def node_name() -> str:
+    """Return this node's name in Slurm, or its host name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """Check that all nodes (and this process, under its own name) have the same versions.
+
+    Parameters
+    ----------
+    versions : mapping
+        By node, then by package.
+    """
+    findings = []
+    packages = list(dict.fromkeys(package for told in versions.values() for package in told))
+    agreed = []
+    for package in packages:
+        having = Counter(told.get(package, "none") for told in versions.values())
+        usual, _ = having.most_common(1)[0]
+        agreed.append(f"{package} {usual}")
+        for name, told in versions.items():
+            if (has := told.get(package, "none")) != usual:
+                findings.append(
+                    Finding(
+                        "versions", BAD, f"{package} {has}, the others have {usual}",
+                        "install the same version there (one environment on a shared file system, "
+                        "or one image); check PYTHONPATH",
+                        node=name,
+                    )
+                )  # fmt: skip
+    return findings or [Finding("versions", OK, ", ".join(agreed))]
+
+
+def reached(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
+    """Check that nodes reach each other; `dialled` has the results of `network.dial` by node."""
+    pairs = [(node, told) for node, calls in dialled.items() for told in calls]
+    failed = [(node, told) for node, told in pairs if told["why"]]
+    if not pairs:
+        return []
+    if not failed:
+        return [Finding("between nodes", OK, f"{len(pairs)} connections, in both directions")]
+    shown = [f"{node} -> {told['to']}: {told['why']}" for node, told in failed[:FAILED_SHOWN]]
+    more = f", and {len(failed) - FAILED_SHOWN} more" if len(failed) > FAILED_SHOWN else ""
+    return [
+        Finding(
+            "between nodes", BAD,
+            f"{len(failed)} of {len(pairs)} connections fail: {'; '.join(shown)}{more}",
+            "allow TCP between the nodes on all ports of net.ipv4.ip_local_port_range, which gangs "
+            "and MPI use: firewalld, iptables, NetworkPolicy; or select another interface "
+            "(nodes.interface of the site file)",
+            node=failed[0][0] if len({node for node, _ in failed}) == 1 else "",
+        )
+    ]  # fmt: skip
+
+
+def clocks(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
+    """Check that the nodes' clocks agree, within the accuracy of the round trips."""
+    offsets = [
+        (abs(told["ahead"]) - told["within"], told, node)
+        for node, calls in dialled.items()
+        for told in calls
+        if not told["why"]
+    ]
+    if not offsets:
+        return []
+    least, told, node = max(offsets, key=lambda entry: entry[0])
+    exactly = f"known to {told['within'] * 1e3:.1f} ms"
+    message = f"{told['to']} is {told['ahead']:+.3f} s from {node} ({exactly})"
+    status = BAD if least >= CLOCK_BAD_S else WARN if least >= CLOCK_WARN_S else OK
+    advice = (
+        "run chronyd or ntpd on every node: munge and tokens fail between different times, make "
+        "rebuilds too much or too little, and logs cannot be compared"
+    )
+    return [Finding("clocks", status, message, advice)]
+
 
 PIECE_CHARS = 700  # srun forwards at most 1024 bytes of several tasks at a time
 
@@ -51,26 +224,18 @@ class Probe:
     """
 
     def __init__(self, name: str = "", ray_address: str = "", ray_cpus: float = 0.0) -> None:
-        self.name = name or network.node_name()
+        self.name = name or node_name()
         self._ray_address = ray_address
         self._ray_cpus = ray_cpus
-        self._listener: network.Listener | None = None
+        self._listener: Listener | None = None
 
     def examine(self, expected: Mapping[str, Any], peers: int) -> dict[str, Any]:
         """Run all checks of the node. Returns `findings`, `versions` and `interfaces`."""
         wanted = _expected(expected)
-        checks: dict[str, Check] = {
-            **machine.CHECKS,
-            "cores": lambda _: machine.cores(self._ray_cpus),
-            "network interface": lambda e: network.used_interface(e, self._ray_address, peers),
-            "host name": network.own_name,
-            **software.CHECKS,
-            **environment.CHECKS,
-            **security.CHECKS,
-        }
+        checks = node.checks(self._ray_address, self._ray_cpus, peers)
         return {
             "findings": to_map(f.on(self.name) for f in run_checks(checks, wanted, LIMIT_S)),
-            "versions": software.versions(),
+            "versions": node.versions(),
             "interfaces": interfaces(),
         }
 
@@ -78,19 +243,19 @@ class Probe:
         """Open a listener for the other nodes. Returns its address."""
         self.stop_listening()
         towards = next((name for name in others if name != self.name), "")
-        address = network.own_address(_expected(expected), self._ray_address, towards)
-        self._listener = network.Listener(self.name, address)
+        address = node.own_address(_expected(expected), self._ray_address, towards)
+        self._listener = Listener(self.name, address)
         return list(self._listener.address)
 
     def dial(
-        self, listeners: Mapping[str, Any], limit_s: float = network.DIAL_TIMEOUT_S
+        self, listeners: Mapping[str, Any], limit_s: float = DIAL_TIMEOUT_S
     ) -> list[dict[str, Any]]:
-        """Connect to the other nodes' listeners, see `network.dial`."""
-        return network.dial(self.name, listeners, limit_s)
+        """Connect to the other nodes' listeners, see `dial`."""
+        return dial(self.name, listeners, limit_s)
 
     def sweep(self, age_s: float) -> list[str]:
-        """Remove shared memory of ranks just killed, see `leftovers.remove_mpich`."""
-        return leftovers.remove_mpich(age_s)
+        """Remove shared memory of ranks just killed, see `node.remove_mpich`."""
+        return node.remove_mpich(age_s)
 
     def stop_listening(self) -> None:
         """Close the listener."""

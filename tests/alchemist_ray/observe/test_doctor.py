@@ -20,7 +20,7 @@ import pytest
 from alchemist_ray import cli
 from alchemist_ray.deploy.slurm import sites
 from alchemist_ray.observe.doctor import cli as doctor_cli
-from alchemist_ray.observe.doctor import finding, machine, network, software
+from alchemist_ray.observe.doctor import finding, node
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN, Expected, Finding, run_checks
 from alchemist_ray.observe.doctor.probe import Probe
 from mpi_workers.matrix.available_memory import MemoryCgroup
@@ -113,9 +113,31 @@ def test_what_is_wrong_is_named_with_what_to_do(
     assert found["node"] == os.uname().nodename
 
 
+def test_a_tiny_shm_is_named_and_the_mpi_is_found() -> None:
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("mounting small file systems needs root and unshare")
+    mount = 'mount -t tmpfs -o size=100k tmpfs /dev/shm && exec "$@"'
+    told = asked(
+        ["unshare", "--mount", "bash", "-c", mount, "bash"], ["examine", [asdict(Expected()), 1]]
+    )
+    assert of(told["findings"], "/dev/shm")["status"] == BAD
+    assert of(told["findings"], "MPI library")["status"] == OK
+
+
+def test_open_mpi_is_no_mpi_of_gangs() -> None:
+    library = next(Path("/usr/lib").glob("*/libmpi.so.40"), None)
+    if library is None:
+        pytest.skip("no Open MPI on this machine")
+    told = asked([], ["examine", [asdict(Expected()), 1]], MPI4PY_LIBMPI=str(library))
+    found = of(told["findings"], "MPI library")
+    assert found["status"] == WARN
+    assert "Open MPI v" in found["message"]
+    assert "unset MPI4PY_LIBMPI" in found["advice"]
+
+
 def test_another_version_on_the_path_is_seen(sick: dict[str, Any]) -> None:
     assert sick["versions"]["numpy"] == "0.9"
-    assert sick["versions"]["ray"] == software.versions()["ray"]
+    assert sick["versions"]["ray"] == node.versions()["ray"]
 
 
 def test_a_limit_of_processes_is_counted_for_who_is_not_root() -> None:
@@ -124,8 +146,8 @@ def test_a_limit_of_processes_is_counted_for_who_is_not_root() -> None:
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     code = (
         "import resource as r; r.setrlimit(r.RLIMIT_NPROC, (150, 150));"
-        "from alchemist_ray.observe.doctor import machine, finding;"
-        "print(*(f.status for f in machine.processes_limit(finding.Expected())))"
+        "from alchemist_ray.observe.doctor import node, finding;"
+        "print(*(f.status for f in node.processes_limit(finding.Expected())))"
     )
     done = subprocess.run(
         [*nobody, sys.executable, "-c", code],
@@ -146,10 +168,10 @@ def test_locked_memory_matters_where_there_is_rdma(
 ) -> None:
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
         pytest.skip("memory may be locked without limit here")
-    assert [f.status for f in machine.locked_limit(Expected())] == [OK]  # no device
+    assert [f.status for f in node.locked_limit(Expected())] == [OK]  # no device
     (tmp_path / "mlx5_0").mkdir()
-    monkeypatch.setattr(machine, "RDMA", tmp_path)
-    (found,) = machine.locked_limit(Expected())
+    monkeypatch.setattr(node, "RDMA", tmp_path)
+    (found,) = node.locked_limit(Expected())
     assert found.status == WARN
     assert "mlx5_0" in found.message
 
@@ -176,8 +198,8 @@ def confined() -> Iterator[Path]:
 def test_a_containers_memory_is_what_counts(confined: Path) -> None:
     code = (
         f"open({str(confined / 'cgroup.procs')!r}, 'w').write(str(__import__('os').getpid()))\n"
-        "from alchemist_ray.observe.doctor import machine, finding\n"
-        "for f in machine.memory(finding.Expected()): print(f.status, f.message)\n"
+        "from alchemist_ray.observe.doctor import node, finding\n"
+        "for f in node.memory(finding.Expected()): print(f.status, f.message)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -192,9 +214,9 @@ def test_a_containers_memory_is_what_counts(confined: Path) -> None:
 
 
 def test_more_cpus_than_cores_are_seen() -> None:
-    cores = machine.usable_cores()
-    assert next(iter(machine.cores(cores))).status == OK
-    found = next(iter(machine.cores(cores + 1)))
+    cores = node.usable_cores()
+    assert next(iter(node.cores(cores))).status == OK
+    found = next(iter(node.cores(cores + 1)))
     assert found.status == WARN
     assert "share cores" in found.message
 
@@ -202,22 +224,22 @@ def test_more_cpus_than_cores_are_seen() -> None:
 def test_others_that_compute_there_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     if os.getloadavg()[0] == 0:
         pytest.skip("nothing at all has run here for a minute")
-    monkeypatch.setattr(machine, "BUSY", 0.0)
-    (load,) = (f for f in machine.cores(0.0) if f.check == "load")
+    monkeypatch.setattr(node, "BUSY", 0.0)
+    (load,) = (f for f in node.cores(0.0) if f.check == "load")
     assert load.status == WARN
 
 
 def test_a_containers_share_of_time_bounds_its_cores(tmp_path: Path) -> None:
     v2 = tmp_path / "cpu.max"
     v2.write_text("50000 100000\n")
-    assert machine.usable_cores(v2) == 0.5
+    assert node.usable_cores(v2) == 0.5
     v2.write_text("max 100000\n")
-    assert machine.usable_cores(v2) == len(os.sched_getaffinity(0))
+    assert node.usable_cores(v2) == len(os.sched_getaffinity(0))
 
 
 def test_more_threads_than_cores_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
-    (found,) = machine.threads()
+    (found,) = node.threads()
     assert found.status == WARN
     assert "OMP_NUM_THREADS=100000" in found.message
 
@@ -231,12 +253,12 @@ def test_the_sites_mpi_is_looked_for() -> None:
     assert message["status"] == OK
     path = message["message"].rpartition(", ")[2]
     ours = Expected("ours", (), path)
-    assert software.fits("MPI library", "x", path, ours) is None
-    wrong = software.fits("MPI library", "x", path, Expected("ours", (), "/elsewhere/libmpi.so.12"))
+    assert node.fits("MPI library", "x", path, ours) is None
+    wrong = node.fits("MPI library", "x", path, Expected("ours", (), "/elsewhere/libmpi.so.12"))
     assert wrong is not None
     assert wrong.status == BAD
     assert "MPI4PY_LIBMPI=/elsewhere" in wrong.advice
-    unset = software.fits("MPI library", "x", path, SITE)
+    unset = node.fits("MPI library", "x", path, SITE)
     assert unset is not None
     assert "NOWHERE_DIR is not set" in unset.advice
 
@@ -249,13 +271,13 @@ def test_a_shipped_site_says_what_is_expected() -> None:
 
 
 def test_ray_on_an_address_that_others_do_not_reach() -> None:
-    (found,) = network.used_interface(Expected(), "127.0.0.1", peers=2)
+    (found,) = node.used_interface(Expected(), "127.0.0.1", peers=2)
     assert found.status == BAD
     assert "--node-ip-address" in found.advice
-    (found,) = network.used_interface(Expected(), "203.0.113.77", peers=2)
+    (found,) = node.used_interface(Expected(), "203.0.113.77", peers=2)
     assert found.status == BAD
     assert "is on no interface" in found.message
-    (found,) = network.used_interface(Expected("ours", ("lo",)), "127.0.0.1", peers=1)
+    (found,) = node.used_interface(Expected("ours", ("lo",)), "127.0.0.1", peers=1)
     assert found.status == OK
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from alchemist_ray.observe.doctor import network, software
+from alchemist_ray.observe.doctor import node, probe
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN
 from tests.faults.hosts import GCS_PORT, NETWORK, Host, Hosts, why_not
 from tests.support import traces
@@ -38,8 +38,8 @@ int clock_gettime(clockid_t id, struct timespec *t) {
 """
 LISTENER = """
 import sys
-from alchemist_ray.observe.doctor import network
-print(*network.Listener("far", "127.0.0.1").address, flush=True)
+from alchemist_ray.observe.doctor import probe
+print(*probe.Listener("far", "127.0.0.1").address, flush=True)
 sys.stdin.read()
 """
 
@@ -142,7 +142,7 @@ class TestHosts:
             }
         finally:
             far.run("iptables", "-D", *wall, *ports)
-        (found,) = software.reached(dialled)
+        (found,) = probe.reached(dialled)
         assert found.status == BAD
         assert found.message.startswith("1 of 2 connections fail")
         assert f"{near.name} -> {far.name}: no answer from {far.ip}:" in found.message
@@ -206,8 +206,8 @@ def test_a_clock_that_goes_wrong_is_seen(tmp_path: Path) -> None:
         ) as far:
             assert far.stdout is not None
             host, port = far.stdout.readline().split()
-            dialled = {"near": network.dial("near", {"near": ["", 0], "far": [host, int(port)]})}
-        (found,) = software.clocks(dialled)
+            dialled = {"near": probe.dial("near", {"near": ["", 0], "far": [host, int(port)]})}
+        (found,) = probe.clocks(dialled)
         assert found.status == status, found
         assert abs(dialled["near"][0]["ahead"] - ahead) < 0.5
         if ahead:
@@ -215,31 +215,31 @@ def test_a_clock_that_goes_wrong_is_seen(tmp_path: Path) -> None:
 
 
 def test_doors_that_are_shut_or_anothers() -> None:
-    listener = network.Listener("far", "127.0.0.1")
+    listener = probe.Listener("far", "127.0.0.1")
     place = list(listener.address)
-    (told,) = network.dial("near", {"near": ["", 0], "far": place})
+    (told,) = probe.dial("near", {"near": ["", 0], "far": place})
     assert told["why"] == ""
-    (told,) = network.dial("near", {"near": ["", 0], "other": place})
+    (told,) = probe.dial("near", {"near": ["", 0], "other": place})
     assert "two nodes have one address" in told["why"]
     listener.close()
-    (told,) = network.dial("near", {"near": ["", 0], "far": place})
+    (told,) = probe.dial("near", {"near": ["", 0], "far": place})
     assert "refused" in told["why"]
 
 
 def test_large_clusters_dial_few() -> None:
     names = [f"n{i:04}" for i in range(1000)]
-    dialled = {name: network.neighbours(name, names) for name in names}
+    dialled = {name: probe.neighbours(name, names) for name in names}
     assert max(map(len, dialled.values())) <= 20
     assert all(name in dialled[other] for name in names for other in dialled[name])  # each way
     few = names[:16]
-    assert all(len(network.neighbours(name, few)) == 15 for name in few)
+    assert all(len(probe.neighbours(name, few)) == 15 for name in few)
 
 
 def test_nodes_with_other_versions_are_named() -> None:
-    ours = software.versions()
-    (fine,) = software.same_versions({"a": ours, "b": ours})
+    ours = node.versions()
+    (fine,) = probe.same_versions({"a": ours, "b": ours})
     assert fine.status == OK
     assert f"ray {ours['ray']}" in fine.message
-    found = software.same_versions({"a": ours, "b": {**ours, "ray": "1.0"}, "c": ours})
+    found = probe.same_versions({"a": ours, "b": {**ours, "ray": "1.0"}, "c": ours})
     assert [(f.status, f.node) for f in found] == [(BAD, "b")]
     assert "ray 1.0, the others have" in found[0].message

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from alchemist_ray.observe.doctor import environment, security
+from alchemist_ray.observe.doctor import node
 from alchemist_ray.observe.doctor.finding import INFO, OK, WARN, Expected, Finding
 
 NOTHING = Expected()
@@ -47,12 +47,12 @@ def test_a_port_that_others_can_reach_is_named(
     assert listener.stdout is not None
     port = listener.stdout.readline().strip()
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    found = only(security.open_ports(NOTHING))
+    found = only(node.open_ports(NOTHING))
     assert found.status == WARN
     assert f"*:{port}" in found.message
     assert "RAY_AUTH_MODE=token" in found.advice
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert only(security.open_ports(NOTHING)).status == INFO
+    assert only(node.open_ports(NOTHING)).status == INFO
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -64,7 +64,7 @@ def test_ports_of_this_machine_alone_are_local(family: socket.AddressFamily) -> 
         pytest.skip("no IPv6 here")
     with closing(server):
         number = server.getsockname()[1]
-        (port,) = (p for p in security.open_tcp_ports(os.geteuid()) if p.port == number)
+        (port,) = (p for p in node.open_tcp_ports(os.geteuid()) if p.port == number)
         assert (port.address, port.is_local) == (host, True)
 
 
@@ -74,7 +74,7 @@ def test_a_token_that_others_may_read_is_named(monkeypatch: pytest.MonkeyPatch) 
     token = folder / "token"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     try:
-        assert only(security.token_files(NOTHING)).status == INFO
+        assert only(node.token_files(NOTHING)).status == INFO
         token.write_text("secret")
         for folder_mode, mode, status in (
             (0o755, 0o644, WARN),
@@ -83,7 +83,7 @@ def test_a_token_that_others_may_read_is_named(monkeypatch: pytest.MonkeyPatch) 
         ):
             folder.chmod(folder_mode)
             token.chmod(mode)
-            found = only(security.token_files(NOTHING))
+            found = only(node.token_files(NOTHING))
             assert found.status == status
             assert status == OK or found.advice == f"chmod 600 {token}"
     finally:
@@ -108,9 +108,7 @@ def test_a_session_folder_that_others_may_write_to_is_named(tmp_path: Path) -> N
                 (0o700, OK, "this user only"),
             ):
                 session.chmod(mode)
-                (found,) = (
-                    f for f in security.session_folders(NOTHING) if str(session) in f.message
-                )
+                (found,) = (f for f in node.session_folders(NOTHING) if str(session) in f.message)
                 assert found.status == status
                 assert words in found.message
             process.kill()
@@ -128,7 +126,7 @@ def test_the_ray_of_another_user_is_named(tmp_path: Path) -> None:
     shutil.copy(sleep, raylet)
     try:
         with subprocess.Popen([raylet, "60"], user=OTHER) as process:
-            found = only(security.other_users_ray(NOTHING))
+            found = only(node.other_users_ray(NOTHING))
             process.kill()
     finally:
         shutil.rmtree(raylet.parent)
@@ -139,18 +137,18 @@ def test_the_ray_of_another_user_is_named(tmp_path: Path) -> None:
 
 def test_a_strict_ptrace_scope_is_named(tmp_path: Path) -> None:
     path = tmp_path / "scope"
-    assert only(security.ptrace_scope(NOTHING, path)).status == OK
+    assert only(node.ptrace_scope(NOTHING, path)).status == OK
     for scope, status in ((1, OK), (2, WARN), (3, WARN)):
         path.write_text(f"{scope}\n")
-        assert only(security.ptrace_scope(NOTHING, path)).status == status
+        assert only(node.ptrace_scope(NOTHING, path)).status == status
 
 
 def test_forced_kernels_of_openblas_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in environment.FORCED:
+    for name in node.FORCED:
         monkeypatch.delenv(name, raising=False)
-    assert only(environment.openblas(NOTHING)).status == OK
+    assert only(node.openblas(NOTHING)).status == OK
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
-    found = only(environment.openblas(NOTHING))
+    found = only(node.openblas(NOTHING))
     assert found.status == WARN
     assert "unset OPENBLAS_CORETYPE before" in found.advice
 
@@ -172,10 +170,10 @@ def test_the_reference_blas_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         link = ["-Wl,--no-as-needed", str(blas), f"-Wl,-rpath,{folder}"]
         subprocess.run([*build, libraries[kind], source, *link], check=True)
     for kind, status in (("blas", WARN), ("openblas-pthread", OK)):
-        monkeypatch.setenv(environment.SCALAPACK, str(libraries[kind]))
-        assert only(environment.scalapack_blas(NOTHING)).status == status, kind
-    monkeypatch.delenv(environment.SCALAPACK)
-    assert only(environment.scalapack_blas(NOTHING, tmp_path)).status == INFO
+        monkeypatch.setenv(node.SCALAPACK, str(libraries[kind]))
+        assert only(node.scalapack_blas(NOTHING)).status == status, kind
+    monkeypatch.delenv(node.SCALAPACK)
+    assert only(node.scalapack_blas(NOTHING, tmp_path)).status == INFO
 
 
 def test_open_mpi_first_on_the_path_is_named(
@@ -187,27 +185,27 @@ def test_open_mpi_first_on_the_path_is_named(
             program = tmp_path / name
             program.write_text(f"#!/bin/sh\necho '{answer}'\n")
             program.chmod(0o755)
-        found = only(environment.open_mpi(NOTHING))
+        found = only(node.open_mpi(NOTHING))
         assert found.status == status
         assert status == OK or str(tmp_path) in found.message
 
 
 def test_the_huge_pages_of_shared_memory_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "shmem_enabled"
-    assert "unknown" in only(environment.huge_pages(NOTHING, path)).message
+    assert "unknown" in only(node.huge_pages(NOTHING, path)).message
     path.write_text("always within_size advise [never] deny force\n")
-    assert only(environment.huge_pages(NOTHING, path)).message.startswith("never")
+    assert only(node.huge_pages(NOTHING, path)).message.startswith("never")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
 def test_other_users_on_a_node_of_a_job_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.delenv("PBS_JOBID", raising=False)
-    assert list(security.shared_node(NOTHING)) == []
+    assert list(node.shared_node(NOTHING)) == []
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with subprocess.Popen(["sleep", "60"], user=OTHER) as process:
         try:
-            found = only(security.shared_node(NOTHING))
+            found = only(node.shared_node(NOTHING))
         finally:
             process.kill()
     assert found.status == WARN
