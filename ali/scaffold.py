@@ -12,11 +12,14 @@ from pathlib import Path
 from mpi_workers.wire.names import SHIPPED
 
 RESERVED = {*SHIPPED, "arrays", "rayleigh_benard", "lammps_crystal"}  # also those of `envs`
-LANGUAGES = {
-    "c": "lib@name@.so",
-    "cpp": "build/lib@name@.so",
-    "fortran": "lib@name@.so",
-    "python": "@name@.py",
+MAKE = "make test      # builds {} and tests it on MPI ranks"
+CMAKE = """cmake -B build && cmake --build build      # {}
+python -m pytest                           # tests it on MPI ranks"""
+LANGUAGES = {  # the file that is loaded, and the commands that build and test it
+    "c": ("lib{}.so", MAKE),
+    "cpp": ("build/lib{}.so", CMAKE),
+    "fortran": ("lib{}.so", MAKE),
+    "python": ("{}.py", "python -m pytest      # tests it on MPI ranks"),
 }
 
 
@@ -86,25 +89,19 @@ def new_library(name: str, language: str, parent: Path, *, simulator: bool = Fal
     if folder.exists():
         raise FileExistsError(f"{folder.absolute()} already exists: nothing in it was changed")
     folder.mkdir()
-    words = {
-        "@file@": LANGUAGES[language].replace("@name@", name),
-        "@Class@": name.title().replace("_", ""),
-        "@name@": name,
-    }
-    for file, text in _templates(language, simulator).items():
-        target = file.removesuffix(".in")
-        for mark, word in words.items():
-            text, target = text.replace(mark, word), target.replace(mark, word)
-        (folder / target).write_text(text)
+    file, build = LANGUAGES[language]
+    words = {"name": name, "Class": name.title().replace("_", ""), "file": file.format(name)}
+    words["build"] = build.format(words["file"])
+    kinds = [language, "library"]
+    if simulator:  # with the build files of a library
+        kinds += [f"simulator_{language}", "simulator"]
+    for kind in kinds:
+        for template in resources.files("ali").joinpath("templates", kind).iterdir():
+            if template.name.endswith(".in"):
+                target = folder / _filled(template.name.removesuffix(".in"), words)
+                target.write_text(_filled(template.read_text(), words))
     return folder
 
 
-def _templates(language: str, simulator: bool) -> dict[str, str]:
-    """Texts by name; a simulator has the build files of a library."""
-    kinds = [language, f"simulator_{language}"] if simulator else [language]
-    return {
-        template.name: template.read_text()
-        for kind in kinds
-        for template in resources.files("ali").joinpath("templates", kind).iterdir()
-        if template.name.endswith(".in")
-    }
+def _filled(template: str, words: dict[str, str]) -> str:
+    return re.sub(f"@({'|'.join(words)})@", lambda mark: words[mark[1]], template)
