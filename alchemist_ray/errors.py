@@ -75,6 +75,12 @@ class AlchemistError(Exception):
         """A copy to raise: an error that is kept must not keep the frames that it went through."""
         return copy.copy(self)
 
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows, without the frames of this package."""
+        from alchemist_ray.notebook import callers_traceback  # noqa: PLC0415 - needs IPython
+
+        return callers_traceback(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args[0], self.facts)
 

@@ -35,11 +35,14 @@ def _installed() -> tuple[str, ...]:
 _INSTALLED = _installed()
 
 
-def _users_own(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or module.__name__.partition(".")[0] in OURS:
-        return False
-    return not file.startswith(_INSTALLED)
+def is_ours(name: str) -> bool:
+    """Return whether a module of this name is part of this package."""
+    return name.partition(".")[0] in OURS
+
+
+def is_users_own(name: str, file: object) -> bool:
+    """Return whether a module of this name and file is neither installed nor of this package."""
+    return isinstance(file, str) and not is_ours(name) and not file.startswith(_INSTALLED)
 
 
 def require_cloudpickle() -> None:
@@ -60,7 +63,7 @@ def by_value() -> Iterator[None]:
             if (
                 isinstance(module, ModuleType)
                 and module.__name__ == name != "__main__"
-                and _users_own(module)
+                and is_users_own(name, getattr(module, "__file__", None))
             ):
                 _own.add(name)
             _inspected.add(name)

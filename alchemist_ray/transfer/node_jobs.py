@@ -50,6 +50,7 @@ from mpi_workers.wire.frames import WireError
 Array = NDArray[Any]
 Origin = tuple[int, int]
 
+_FRAME = re.compile(r' *File "(.+)", line .*\n(?:    .*\n)*')
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
 
 
@@ -113,19 +114,25 @@ def _opened(refs: Sequence[ray.ObjectRef], labels: Sequence[str]) -> list[Any]:
         return [_value(ref, label) for ref, label in zip(refs, labels, strict=True)]
 
 
+def task_failure(words: str, error: RayTaskError, **facts: Any) -> TransferError:
+    """The error about a user's task that has raised, with the frames that are not of packages."""
+    told = _COLOURS.sub("", str(error))
+    shown = _FRAME.sub(lambda frame: "" if "/site-packages/" in frame[1] else frame[0], told)
+    return TransferError(
+        f"{words}: {type(error.cause).__name__}: {error.cause}\n\n"
+        f"--- where it was raised ---\n{shown if _FRAME.search(shown) else told}",
+        traceback=told,
+        **facts,
+    )
+
+
 def _value(ref: ray.ObjectRef, label: str) -> Any:
     try:
         return ray.get(ref)
     except RayTaskError as error:
-        cause, told = error.cause, _COLOURS.sub("", str(error))
-        if isinstance(cause, AlchemistError):  # raised by a function of this package in the graph
-            raise _named(cause, label) from None
-        raise TransferError(
-            f"{label} could not be computed: {type(cause).__name__}: {cause}\n\n"
-            f"--- where it was raised ---\n{told}",
-            cause=NODE_FAILED,
-            traceback=told,
-        ) from None
+        if isinstance(error.cause, AlchemistError):  # of a function of this package in the graph
+            raise _named(error.cause, label) from None
+        raise task_failure(f"{label} could not be computed", error, cause=NODE_FAILED) from None
     except RayError as error:  # its worker was killed too often, its node is gone, ...
         raise TransferError(
             f"{label} could not be computed: {type(error).__name__}: {error}", cause=NODE_FAILED

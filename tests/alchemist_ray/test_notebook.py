@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import alchemist_ray
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import RoutineError
 from tests.support import traces
@@ -24,10 +28,11 @@ def shell(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     config = Config()
     config.HistoryManager.enabled = False
-    made = InteractiveShell(config=config)
+    made = InteractiveShell.instance(config=config)
     made.run_line_magic("load_ext", "alchemist_ray")
     yield made
     made.reset(new_session=False)
+    InteractiveShell.clear_instance()
 
 
 def test_a_cell_runs_on_every_rank(
@@ -64,6 +69,41 @@ def test_an_error_has_the_traceback_of_the_cell(shell: Any, session: AlchemistSe
         shell.run_cell_magic("mpi", "--get absent", "x = 2")
     with pytest.raises(RoutineError, match="SyntaxError"):
         shell.run_cell_magic("mpi", "", "x = = 2")
+
+
+def test_a_traceback_has_the_frames_of_the_user_only(
+    shell: Any, session: AlchemistSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def shown(cell: str) -> str:
+        assert not shell.run_cell(cell).success
+        return re.sub(r"\x1b\[[0-9;]*m", "", capfd.readouterr().out)
+
+    shell.user_ns.update(als=session, np=np)
+    for cell in (
+        "als.load_matrix('/no/such.csv')",
+        "als.send_matrix(np.eye(3)) @ np.ones(7)",
+        "als.load_library('linalg').cholesky(als.send_matrix(-np.eye(3)))",
+        "def blocks():\n    yield als.load_matrix('/no/such.csv')\n"
+        "als.send_blocks(blocks(), shape=(2, 2))",
+    ):
+        told = shown(cell)
+        assert re.search(rf"---> \d {re.escape(cell.splitlines()[-1])}\n", told), told
+        assert str(Path(alchemist_ray.__file__).parent) not in told
+        assert "Error: " in told
+        assert len(told.splitlines()) < 25, told
+        assert "blocks()" not in cell or "yield als.load_matrix" in told
+    if find_spec("dask") is not None:
+        shell.run_cell(
+            "import dask.array as da\ndef boom(chunk):\n    raise ValueError('sensor 7 is off')\n"
+            "D = da.ones((9, 2), chunks=3).map_blocks(boom, dtype=float, meta=np.empty((0, 0)))"
+        )
+        told = shown("als.send_matrix(D)")
+        assert "TransferError: chunk (" in told
+        assert ", in boom" in told
+        assert len(told.splitlines()) < 25, told
+    told = shown("try:\n    1 / 0\nexcept ZeroDivisionError:\n    als.load_matrix('/no/such.csv')")
+    assert "During handling of the above exception" in told
+    assert "ZeroDivisionError: division by zero" in told
 
 
 def test_what_is_missing_is_named(shell: Any, session: AlchemistSession) -> None:

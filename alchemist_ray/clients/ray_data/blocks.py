@@ -14,13 +14,13 @@ import ray.data
 from numpy.typing import NDArray
 from ray.data.block import BlockAccessor
 from ray.data.dataset import MaterializedDataset
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from alchemist_ray.clients.free_cpu import wait_for_cpu
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.transfer.node_jobs import SourceBlock
+from alchemist_ray.transfer.node_jobs import SourceBlock, task_failure
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
 from mpi_workers.data.description import NodeTimes, TransferTarget
@@ -270,12 +270,10 @@ def _execute(dataset: Any) -> list[Any]:
     before, options.preserve_order = options.preserve_order, True
     try:
         return list(dataset.iter_internal_ref_bundles())
+    except RayTaskError as error:
+        raise task_failure("the Dataset could not be executed", error) from None
     except RayError as error:
-        cause = getattr(error, "cause", None) or error
-        raise TransferError(
-            f"the Dataset could not be executed: {type(cause).__name__}: {cause}\n\n"
-            f"--- where it was raised ---\n{error}",
-            traceback=str(error),
-        ) from error
+        words = f"the Dataset could not be executed: {type(error).__name__}: {error}"
+        raise TransferError(words) from None
     finally:
         options.preserve_order = before
