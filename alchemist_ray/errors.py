@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 
+from alchemist_ray.tracebacks import callers_traceback
 from mpi_workers.failures import Failure
 
 NEXT_GANG = "request_workers() starts a new one"  # in messages about the end of a session's gang
@@ -77,9 +78,7 @@ class AlchemistError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython shows, without the frames of this package."""
-        from alchemist_ray.notebook import callers_traceback  # noqa: PLC0415 - needs IPython
-
-        return callers_traceback(self)
+        return callers_traceback(self, self.again())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args[0], self.facts)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import traceback
-from types import TracebackType
 from typing import Any
 
-from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser
 
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.functions.user_modules import is_ours, is_users_own
 from alchemist_ray.observe.status import status, table
 from alchemist_ray.session import AlchemistSession
 from mpi_workers.rank.cells import run_cell
@@ -108,37 +104,6 @@ def _parser() -> MagicArgumentParser:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def callers_traceback(error: AlchemistError) -> list[str]:
-    """Return an error's traceback in IPython with the frames of the user's code only.
-
-    `traceback.print_exc` prints all frames.
-    """
-    shown = error.again()  # has no context: errors inside this package
-    if _users_frames(getattr(error.__context__, "__traceback__", None)) is not None:
-        shown.__context__ = error.__context__
-    told = (type(shown), shown, _users_frames(error.__traceback__))
-    if (shell := get_ipython()) is None:  # a shell that is not the process's only one
-        return traceback.format_exception(*told)
-    lines: list[str] = shell.InteractiveTB.structured_traceback(*told)
-    return lines
-
-
-def _users_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without this package, and what it has called beside the user's code."""
-    frames, inside = [], False
-    while trace is not None:
-        frame = trace.tb_frame
-        name = frame.f_globals.get("__name__", "")
-        inside = inside or is_ours(name)
-        if not inside or is_users_own(name, frame.f_code.co_filename):
-            frames.append(trace)
-        trace = trace.tb_next
-    kept = None
-    for part in reversed(frames):
-        kept = TracebackType(kept, part.tb_frame, part.tb_lasti, part.tb_lineno)
-    return kept
 
 
 def register(shell: Any) -> None:

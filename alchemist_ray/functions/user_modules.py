@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import site
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from types import ModuleType
 
 from alchemist_ray.errors import BadArgumentError
+from alchemist_ray.tracebacks import is_users_own
 
 try:
     import cloudpickle
 except ImportError:
     cloudpickle = None
 
-OURS = ("alchemist_ray", "mpi_workers", "ali")
-
 _registry = threading.RLock()
 _inspected: set[str] = set()  # modules by name
 _own: set[str] = set()  # those that are the user's
-
-
-def _installed() -> tuple[str, ...]:
-    """Folders whose modules a rank can import as well as we can."""
-    paths = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    paths |= {*site.getsitepackages(), site.getusersitepackages()}
-    return tuple(os.path.join(path, "") for path in paths if path)
-
-
-_INSTALLED = _installed()
-
-
-def is_ours(name: str) -> bool:
-    """Return whether a module of this name is part of this package."""
-    return name.partition(".")[0] in OURS
-
-
-def is_users_own(name: str, file: object) -> bool:
-    """Return whether a module of this name and file is neither installed nor of this package."""
-    return isinstance(file, str) and not is_ours(name) and not file.startswith(_INSTALLED)
 
 
 def require_cloudpickle() -> None:

@@ -38,6 +38,7 @@ def _fetched(
     cols: slice | int | None,
     print_times: bool,
 ) -> NDArray[Any]:
+    begun = timeline.now()
     connection.check(ref)
     length, width = ref.stored_shape
     if cols is not None and len(ref.shape) < 2:
@@ -63,13 +64,12 @@ def _fetched(
                 reader.read_block(out, (row0, col0))
         return reader.times
 
-    begun = timeline.now()
     times = connection.read(ref, lambda: watched(connection, read))
+    if not row_step == col_step == 1:
+        out = np.ascontiguousarray(out[::row_step, ::col_step])
     counted("fetch", times, begun)
     if print_times:
         print(times_table(times, sending=False))
-    if not row_step == col_step == 1:
-        out = np.ascontiguousarray(out[::row_step, ::col_step])
     if rows is None and cols is None:
         ref.remember_elements(out)
     return out.reshape(_shape_of(ref, selected))

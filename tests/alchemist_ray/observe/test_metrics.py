@@ -7,8 +7,9 @@ import importlib.util
 import os
 import re
 import signal
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,30 @@ def test_transfers_are_counted_by_direction_and_route(exported: Samples) -> None
         assert total(exported, name, direction=direction, route="shared memory") >= 800_000
         seconds = total(exported, "alchemist_transfer_seconds_total", direction=direction)
         assert 0 < seconds < 100
+
+
+def test_the_seconds_of_transfers_are_those_that_the_caller_waits(
+    session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: dict[str, float] = {"send": 0.0, "fetch": 0.0}
+    export = metrics.count
+
+    def count(metric: str, labels: Sequence[str] = (), by: float = 1) -> None:
+        if metric == "alchemist_transfer_seconds_total":
+            counted[labels[0]] += by
+        export(metric, labels, by)
+
+    monkeypatch.setattr(metrics, "count", count)
+    A = np.ones((4000, 2000))
+    for layout in ("VC_STAR", "MC_MR"):
+        begin = time.perf_counter()
+        sent = session.send_matrix(A, layout=layout)
+        middle = time.perf_counter()
+        sent.fetch(slice(0, None, 2), slice(0, None, 3))  # the gaps are cut out here
+        waited = {"send": middle - begin, "fetch": time.perf_counter() - middle}
+        for direction, seconds in waited.items():
+            assert 0.8 * seconds - 0.005 < counted.pop(direction) < seconds
+            counted[direction] = 0.0
 
 
 @pytest.mark.timeout(150)
