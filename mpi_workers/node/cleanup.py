@@ -172,26 +172,26 @@ def _unlink(segments: Iterable[str]) -> None:
             (SHM / Path(name).name).unlink()
 
 
-def _unlink_transient() -> None:
-    """Remove this user's old transient names that no process has mapped."""
-    old = []
-    for path in (found for pattern in TRANSIENT for found in SHM.glob(pattern)):
-        with contextlib.suppress(OSError):
+def unused(patterns: Sequence[str]) -> Iterator[tuple[Path, os.stat_result]]:
+    """This user's files in /dev/shm of these names that no process has mapped or open."""
+    found = {}
+    for path in (each for pattern in patterns for each in SHM.glob(pattern)):
+        with contextlib.suppress(OSError):  # it has gone
             about = path.lstat()
-            if about.st_uid == os.getuid() and time.time() - about.st_mtime > TRANSIENT_S:
-                old.append(path)
-    if not old:
-        return
-    mapped = ""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            mapped += maps.read_text()
-    _unlink(path.name for path in old if str(path) not in mapped)
+            if about.st_uid == os.getuid():
+                found[str(path)] = about
+    used: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*") if found else ():
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            used.update(re.findall(rf"{SHM}/\S+", (process / "maps").read_text()))
+            used.update(os.readlink(fd) for fd in (process / "fd").iterdir())
+    yield from ((Path(name), about) for name, about in found.items() if name not in used)
 
 
 def sweep() -> int:
     """Remove the files of this user's dead gangs on this node; how many folders there were."""
-    _unlink_transient()
+    now = time.time()
+    _unlink(path.name for path, at in unused(TRANSIENT) if now - at.st_mtime > TRANSIENT_S)
     swept = 0
     for path in local_folders("*"):
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -18,7 +17,6 @@ PREFIX = "alch-"
 # Ray's sockets: <temp-dir>/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store
 RAY_TAIL = len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 UNIX_LIMIT = 107
-SHM = Path("/dev/shm")
 SEGMENT = "mpich_shm_*"
 SEGMENT_S = 5.0  # processes that need a segment have mapped it by this age
 
@@ -78,7 +76,7 @@ class NodeFolder:
 
     def shared_memory(self) -> int:
         """Return the bytes of free shared memory on this node."""
-        about = os.statvfs(SHM)
+        about = os.statvfs(cleanup.SHM)
         return int(about.f_bavail * about.f_frsize * 0.9)
 
     def remove(self) -> None:
@@ -105,10 +103,6 @@ def _unlink_unused() -> None:
     """
     old = time.time() - SEGMENT_S
     with suppress(OSError):
-        ours = (path for path in SHM.glob(SEGMENT) if path.stat().st_uid == os.getuid())
-        if unused := {str(path) for path in ours if path.stat().st_ctime < old}:
-            for maps in Path("/proc").glob("[0-9]*/maps"):
-                with suppress(OSError):
-                    unused -= set(re.findall(rf"{SHM}/\S+", maps.read_text()))
-            for name in unused:
-                Path(name).unlink()
+        for path, about in cleanup.unused([SEGMENT]):
+            if about.st_ctime < old:
+                path.unlink()

@@ -40,10 +40,10 @@ from alchemist_ray.version import __version__
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.sizes import readable
+from mpi_workers.node.cleanup import SHM, unused
 from mpi_workers.node.processes import OomWatch
 from mpi_workers.wire.interfaces import interfaces
 
-SHM = Path("/dev/shm")
 RDMA = Path("/sys/class/infiniband")
 SHM_LEAST = 128 << 20  # 128 MiB: MPICH's segments of a few ranks, and Ray's minimal store
 SHM_SHARE = 0.2  # of the memory; Ray's object store wants 0.3 of it
@@ -339,43 +339,21 @@ def huge_pages(expected: Expected, path: Path = HUGE_PAGES) -> Iterator[Finding]
     yield Finding("huge pages of shared memory", INFO, f"{setting} ({path})")
 
 
-MPICH = "mpich_"
+MPICH = "mpich_*"
 # Segments of MPI libraries and Ray that remain when their processes are killed.
-SEGMENTS = re.compile(
-    rf"({MPICH}|cray-shared-mem|psm[23]?_|vader_segment|sm_segment|sem\.|plasma|ucx_)"
-)
+SEGMENTS = (
+    MPICH, "cray-shared-mem*", "psm_*", "psm2_*", "psm3_*", "vader_segment*", "sm_segment*",
+    "sem.*", "plasma*", "ucx_*",
+)  # fmt: skip
 STALE_S = 60.0
 LEFTOVERS_SHOWN = 3
 REMOVED = 50  # named in the advice
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Shared memory with a name that no process here has open."""
-
-    path: Path
-    age_s: float
-    nbytes: int
-
-
-def unused() -> Iterator[Segment]:
-    """Yield this user's segments of MPI libraries and Ray that no process has open."""
-    candidates = []
-    for path in SHM.iterdir():
-        if SEGMENTS.match(path.name):
-            try:
-                candidates.append((path, path.stat()))
-            except OSError:  # it has gone
-                continue
-    mapped = _mapped() if candidates else ""
-    for path, about in candidates:
-        if about.st_uid == os.geteuid() and str(path) not in mapped:
-            yield Segment(path, time.time() - about.st_mtime, about.st_blocks * 512)
-
-
 def leftovers(expected: Expected) -> Iterator[Finding]:
     """Check for segments of this user's ended jobs."""
-    found = {s.path.name: s.nbytes for s in unused() if s.age_s > STALE_S}
+    old = time.time() - STALE_S
+    found = {p.name: s.st_blocks * 512 for p, s in unused(SEGMENTS) if s.st_mtime < old}
     if not found:
         yield Finding("leftovers in /dev/shm", OK, "none of this user")
         return
@@ -395,22 +373,11 @@ def leftovers(expected: Expected) -> Iterator[Finding]:
 
 def remove_mpich(age_s: float) -> list[str]:
     """Remove MPICH's segments up to this age, of ranks just killed. Returns their names."""
-    removed = []
-    for segment in unused():
-        if segment.path.name.startswith(MPICH) and segment.age_s <= age_s:
-            segment.path.unlink(missing_ok=True)
-            removed.append(segment.path.name)
-    return removed
-
-
-def _mapped() -> str:
-    """Return all processes' mappings and open files in shared memory, as lines."""
-    lines = []
-    for folder, _, _ in _processes():
-        with contextlib.suppress(OSError):  # another user's, or it has ended
-            lines += [m for m in (folder / "maps").read_text().splitlines() if str(SHM) in m]
-            lines += [os.readlink(fd) for fd in (folder / "fd").iterdir()]
-    return "\n".join(lines)
+    young = time.time() - age_s
+    removed = [path for path, about in unused([MPICH]) if about.st_mtime >= young]
+    for path in removed:
+        path.unlink(missing_ok=True)
+    return [path.name for path in removed]
 
 
 MPI_TIMEOUT_S = 8.0

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from alchemist_ray.deploy.slurm.folder import PREFIX, SEGMENT_S, SHM, NodeFolder
+from alchemist_ray.deploy.slurm.folder import PREFIX, SEGMENT_S, NodeFolder
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
 from alchemist_ray.runtime.cluster import batch_job
 from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
+from mpi_workers.node.cleanup import SHM
 
 ADDRESS = JobCluster(
     "10.0.0.1:10240", "7", "nid1", ["nid1", "nid2"], 8, "login1", 99, [], {LAUNCHER: "srun"}
