@@ -33,8 +33,9 @@
 !     end function
 !
 ! Return an error (alchemist_failed): STOP and ERROR STOP end the rank, and with it the gang.
-! MPI: `mpi_f08` of the MPI that the gang runs on, with comm%MPI_VAL = alchemist_comm(call). The
-! MPICH of pip has no Fortran modules: alchemist_allreduce and alchemist_exchange work without them.
+! MPI: declare its C functions with bind(c), and give them alchemist_comm(call): the MPICH of pip has
+! no Fortran modules ("MPI from Fortran" in docs/own-library.md). alchemist_allreduce and
+! alchemist_exchange can be interrupted. A site's `mpi_f08` has comm%MPI_VAL = alchemist_comm(call).
 module alchemist
   use, intrinsic :: iso_c_binding
   implicit none

@@ -20,7 +20,7 @@ NEEDS = {  # word of a program: (command that must be there, how to get it)
     "rayleigh_benard": ("cc", "a C compiler (apt-get install build-essential)"),
     r"run_program\(\[\"\./": ("cc", "a C compiler (apt-get install build-essential)"),
     r"lib\w+\.so": ("cc", "a C compiler (apt-get install build-essential)"),
-    r"libfrod\.so": ("gfortran", "gfortran (apt-get install gfortran)"),
+    r"libf\w+\.so": ("gfortran", "gfortran (apt-get install gfortran)"),
     "init_spark": ("java", "a Java (apt-get install default-jre-headless)"),
 }
 PAGE_S = 240  # all blocks of a page
