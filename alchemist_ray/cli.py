@@ -22,11 +22,11 @@ COMMANDS = {
     "stop": ("alchemist_ray.observe.status", "end a gang"),
     "cancel": ("alchemist_ray.observe.status", "cancel the calls of a gang"),
     "logs": (
-        "alchemist_ray.observe.logs_command",
+        "alchemist_ray.observe.status",
         "print the output of a gang's ranks, and its manager's log",
     ),
     "trace": (
-        "alchemist_ray.observe.trace_command",
+        "alchemist_ray.observe.status",
         "write a timeline of the last commands of a gang's ranks",
     ),
     "doctor": ("alchemist_ray.observe.doctor.cli", "check every node for common MPI problems"),
