@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
+import os
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -34,8 +37,39 @@ from envs.errors import (
 from envs.gang_session import check_process, close_session, open_session, release_dropped
 from envs.losses import DROPPED, RESTARTS, TIMEOUTS, Losses, RestartRate
 from envs.records import Decoder, Records
-from envs.shared_memory import SharedBytes
 from envs.spec import SimulatorSpec
+
+HEADER = 64  # bytes before the data, as in ali/simulator/spec.py
+MARK = 16  # bytes at its beginning, by which a rank recognises it
+
+
+class SharedBytes:
+    """Bytes in anonymous memory, which ends with its processes.
+
+    Parameters
+    ----------
+    size : int
+
+    Attributes
+    ----------
+    data : ndarray of uint8, shape (size,)
+    address : str
+        What a rank on this node needs to open it, until `seal`.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._fd = os.memfd_create("alchemist-env")
+        os.ftruncate(self._fd, HEADER + size)
+        memory = mmap.mmap(self._fd, HEADER + size)
+        mark = secrets.token_bytes(MARK)
+        memory[:MARK] = mark
+        self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, size, HEADER)
+        self.address = f"/proc/{os.getpid()}/fd/{self._fd} {mark.hex()}"
+
+    def seal(self) -> None:
+        """Close the descriptor: no other process can open the memory any more."""
+        os.close(self._fd)
+
 
 CHANNEL_S = 10.0  # for the ranks to connect
 HOST = "simulator"  # the library on the ranks that runs simulators

@@ -33,7 +33,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ali.executables.process import DROPPED
+from ali.executables import process
 from mpi_workers.failures import Failure
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.2  # between checks whether the call has failed on another rank
 END_TIMEOUT_S = 5.0  # for the program to end after its input was closed
-SHOWN = 4000  # last characters of its standard error in a failure
 
 
 class LineProgram:
@@ -69,12 +68,11 @@ class LineProgram:
         folder: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED)}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._name = command[0]
         try:
             self._process = subprocess.Popen(
-                list(command), cwd=folder, env={**kept, **(environment or {})},
+                list(command), cwd=folder, env=process.environment(environment or {}),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0,
             )  # fmt: skip
         except OSError as error:
@@ -135,12 +133,9 @@ class LineProgram:
     def _ended(self) -> Failure:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_TIMEOUT_S)
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - SHOWN))
-        said = self._errors.read().decode(errors="replace").strip()
+        said = process.end_of(self._errors)
         code = self._process.poll()
-        return Failure(
-            "RoutineError", f"{self._name!r} has ended with code {code}{': ' if said else ''}{said}"
-        )
+        return Failure("RoutineError", f"{self._name!r} has ended with code {code}{said}")
 
     def close(self) -> None:
         """Close its input, and kill it if it does not end by itself."""

@@ -10,24 +10,19 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ali import elf
 from ali.mpi_files import MPI_NAME, OPEN_MPI_VERSIONS, mpi_file
 from mpi_workers.failures import Failure
 
 LEAVE_S = 2.0  # from SIGTERM to SIGKILL
-
-
 REAP_S = 10.0  # a process that waits for a dead disk or device cannot be killed
-
-
 # Of a launcher that has started the ranks: the program would take itself for one of them.
 DROPPED = ("PMI_", "PMIX", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPIEXEC_", "PALS_")
-
-
+SHOWN = 4000  # last characters of a program's standard error in a failure
 MPIRUN_OPTIONS = ("--oversubscribe", "--bind-to", "none")
 
 
@@ -127,11 +122,17 @@ def _is_open_mpi(mpirun: str) -> bool:
     return re.search("Open MPI|OpenRTE|prte", said.stdout) is not None
 
 
-def environment(task: dict[str, Any]) -> dict[str, str]:
+def environment(added: Mapping[str, str]) -> dict[str, str]:
     """The environment of a program: that of the rank, without the variables of its launcher."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
-    env.update(task["env"])
-    return env
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
+    return kept | dict(added)
+
+
+def end_of(errors: IO[bytes]) -> str:
+    """The end of a program's standard error in a file, to be appended to a message."""
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - SHOWN))
+    said = errors.read().decode(errors="replace").strip()
+    return f": {said}" if said else ""
 
 
 class Child:

@@ -269,7 +269,7 @@ class Program:
     ) -> Child | None:
         """Start the process; None if rank 0's mpirun starts it."""
         rank = self._gang.rank
-        env = environment(task)
+        env = environment(task["env"])
         cwd = working_folder(task, rank)
         file = located(task, env, cwd, rank)
         command = [str(file), *task["argv"][1:]]

@@ -15,7 +15,7 @@ A simulator in Python starts the program, which is not modified, and translates:
         line = ctx.state["program"].ask("step " + " ".join(map(repr, action)))
         ctx.state["field"] = [float(word) for word in line.split()]  # of rank 0
 
-The library ``program`` (`ali.executables.simulator`) does so for programs that speak its protocol.
+The library ``program`` does so for programs that speak its protocol.
 
 Rank 0 of the program reads commands from its standard input, a line each, and answers on its
 standard output with a line of numbers:
@@ -38,26 +38,21 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ali.executables.process import ready
+from ali.executables.process import end_of, ready
 from ali.executables.program import Program, Streams
 from ali.interface import Context, routine
 from ali.simulator.spec import Spec, parse
 from mpi_workers.failures import Failure, Interrupted
 
-if TYPE_CHECKING:
-    from ali.interface import Context
-
-
 ANSWERED = 32001  # tag of rank 0's messages: it has the answer
 LOOK_S = 0.0002  # between looks for this message; doubles up to the limit
 LOOK_LIMIT_S = 0.02
 END_TIMEOUT_S = 5.0  # for the program to end after its input was closed
-SHOWN = 4000  # last characters of its standard error in a failure
 PIPE = 1 << 20  # 1 MiB: Linux gives 64 KiB, and the program waits for each of them to be read
 
 
@@ -192,7 +187,7 @@ class SteppedProgram:
         try:
             yield
         except Failure as error:
-            message = f"{error.message}{self._said()}"
+            message = f"{error.message}{end_of(self._errors)}"
             self.end()
             raise Failure(error.kind, message, **error.facts) from None
         except BaseException:
@@ -229,12 +224,6 @@ class SteppedProgram:
         data = os.read(self._output, PIPE)
         self._buffer += data
         return bool(data)
-
-    def _said(self) -> str:
-        """The end of its standard error, for a message."""
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - SHOWN))
-        said = self._errors.read().decode(errors="replace").strip()
-        return f": {said}" if said else ""
 
     def close(self) -> None:
         """Close its input, and kill it if it does not end by itself."""
