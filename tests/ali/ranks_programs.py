@@ -69,10 +69,9 @@ def scripts(gang: Gang, folder: str) -> str:
         (own / "helper.py").write_text(f"NAME = {name!r}")
         code = "import sys, helper, package.inner\n"
         code += "open(sys.argv[1], 'a').write(f'{helper.NAME} {package.inner.NAME} ')"
-        Path(gang.folder, name).write_text(code)
         task = {
             "kind": "script", "name": name, "path": str(own / "script.py"), "argv": [str(out)],
-            "env": {}, "cwd": None, "cwd_needed": False, "code": name, "result": "result",
+            "env": {}, "cwd": None, "cwd_needed": False, "code": [code.encode()],
         }  # fmt: skip
         Programs().run(gang, task, lambda which: which)
     return out.read_text()

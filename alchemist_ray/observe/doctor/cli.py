@@ -35,22 +35,22 @@ def authentication() -> Iterator[Finding]:
     path, mode = token_path(), auth_mode()
     if mode != "token":
         yield Finding(
-            check, WARN,
+            WARN,
             f"mode {mode}: anyone who can connect to Ray's ports runs code as this user",
             "set RAY_AUTH_MODE=token (Ray 2.52 or later) before Ray starts and in every client; "
-            "harmless only if no other user can log in or connect",
+            "harmless only if no other user can log in or connect", check=check
         )  # fmt: skip
         return
     if os.environ.get("RAY_AUTH_TOKEN"):
-        yield Finding(check, OK, "mode token, from RAY_AUTH_TOKEN")
+        yield Finding(OK, "mode token, from RAY_AUTH_TOKEN", check=check)
     elif not path.is_file():
         yield Finding(
-            check, BAD, f"mode token, but there is no file {path}",
+            BAD, f"mode token, but there is no file {path}",
             "set RAY_AUTH_TOKEN_PATH to the cluster's token (in a job of `alchemist slurm`: in the "
-            "job's folder), or RAY_AUTH_MODE=disabled if the cluster has none",
+            "job's folder), or RAY_AUTH_MODE=disabled if the cluster has none", check=check
         )  # fmt: skip
     else:
-        yield Finding(check, OK, f"mode token, from {path}")
+        yield Finding(OK, f"mode token, from {path}", check=check)
 
 
 def named_address(given: str | None) -> tuple[str, str]:
@@ -69,14 +69,15 @@ def answers(address: str) -> Iterator[Finding]:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
     except ValueError:
         yield Finding(
-            "Ray address", BAD, f"{address!r} is not an address",
-            "give host:port, as in 10.0.0.1:6379"
+            BAD, f"{address!r} is not an address",
+            "give host:port, as in 10.0.0.1:6379", check="Ray address"
         )  # fmt: skip
     except OSError as error:
         yield Finding(
-            "Ray address", BAD,
+            BAD,
             f"no answer at {address}: {error.strerror or 'timeout after 3 s'}",
             f"check that this Ray runs and that no firewall blocks this machine; otherwise {JOIN}",
+            check="Ray address"
         )  # fmt: skip
 
 
@@ -98,16 +99,16 @@ def join(given: str | None, *, start: bool) -> Iterator[Finding]:
             ray_cluster.check(found_here, found_here)
             ray.init(address=found_here, **quiet)
             yield Finding(
-                check, OK, f"{ray.get_runtime_context().gcs_address} ({by or 'runs here'})"
+                OK, f"{ray.get_runtime_context().gcs_address} ({by or 'runs here'})", check=check
             )
         elif start:
             ray_cluster.start_ray(max(2, int(usable_cores())))
-            yield Finding(check, INFO, "no Ray runs here: one was started for these checks")
+            yield Finding(INFO, "no Ray runs here: one was started for these checks", check=check)
         else:
-            yield Finding(check, INFO, f"this user runs no Ray here: {JOIN}")
+            yield Finding(INFO, f"this user runs no Ray here: {JOIN}", check=check)
     except Exception as error:  # Ray raises many types
         words = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        yield Finding(check, BAD, f"cannot be joined: {type(error).__name__}: {words}", JOIN)
+        yield Finding(BAD, f"cannot be joined: {type(error).__name__}: {words}", JOIN, check=check)
 
 
 USAGE = """\
@@ -163,9 +164,9 @@ class Examination:
         self.add(
             [
                 Finding(
-                    "Ray address", INFO,
+                    INFO,
                     "no Ray runs in this job: `alchemist slurm run -- alchemist doctor` starts one "
-                    "and checks gangs too",
+                    "and checks gangs too", check="Ray address"
                 )
             ]
         )  # fmt: skip
@@ -207,9 +208,9 @@ class Examination:
             self.add(
                 [
                     Finding(
-                        "nodes", BAD, f"Ray has {there} of {wanted} nodes",
+                        BAD, f"Ray has {there} of {wanted} nodes",
                         "run `ray start --address=...` on the others; raylet.err on a node that "
-                        "left shows the reason",
+                        "left shows the reason", check="nodes"
                     )
                 ]
             )  # fmt: skip
@@ -246,10 +247,10 @@ class Examination:
         for name, answer in answers.items():
             if isinstance(answer, NoAnswer):
                 finding = Finding(
-                    "node", BAD, answer.reason,
+                    BAD, answer.reason,
                     "install this version of alchemist-on-ray there, for the same Python; check "
                     "that the node is up and its disk answers; see Ray's worker log there",
-                    node=name,
+                    node=name, check="node"
                 )  # fmt: skip
                 self.add([] if finding in self.findings else [finding])
         return {name: a for name, a in answers.items() if not isinstance(a, NoAnswer)}
@@ -265,8 +266,9 @@ def main(argv: Sequence[str]) -> int:
         examination.add(
             [
                 Finding(
-                    "doctor", BAD, f"still {examination.stage} after {options.limit:g} s",
+                    BAD, f"still {examination.stage} after {options.limit:g} s",
                     "this stage hangs; --limit gives it more time, --no-ranks skips gangs",
+                    check="doctor"
                 )
             ]
         )  # fmt: skip
@@ -290,7 +292,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _failed(examination: Examination, error: AlchemistError) -> Finding:
     message = f"{examination.stage}: {type(error).__name__}: {error.args[0]}"
-    return Finding("doctor", BAD, message, "see the message")
+    return Finding(BAD, message, "see the message", check="doctor")
 
 
 def _show(examination: Examination) -> None:

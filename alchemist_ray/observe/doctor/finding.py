@@ -24,22 +24,22 @@ class Finding:
 
     Attributes
     ----------
-    check : str
-        Name of the check.
     status : {"ok", "info", "warn", "bad"}
         `bad` prevents gangs from working, `warn` makes them slow, fragile or unsafe.
     message : str
         The observation.
     advice : str
         Remedy; every `warn` and `bad` has one, and it is dropped from the others.
-    where : str
+    check : str
+        Name of the check; `run_checks` adds the one of the table.
+    node : str
         The node; empty for all.
     """
 
-    check: str
     status: str
     message: str
     advice: str = ""
+    check: str = ""
     node: str = ""
 
     def __post_init__(self) -> None:
@@ -100,12 +100,13 @@ def run_checks(
 
     def one(name: str, check: Check) -> None:
         try:
-            found[name] = list(check(expected))
+            found[name] = [replace(f, check=f.check or name) for f in check(expected)]
         except Exception as error:  # a check must not end the others
             found[name] = [
                 Finding(
-                    name, WARN, f"the check failed: {type(error).__name__}: {error}",
+                    WARN, f"the check failed: {type(error).__name__}: {error}",
                     "check by hand; if the node is fine, this is a bug of alchemist doctor",
+                    check=name
                 )
             ]  # fmt: skip
 
@@ -119,8 +120,8 @@ def run_checks(
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     late = Finding(
-        "", BAD, f"no answer in {limit_s:g} s",
-        "a network file system, a name server or a started program does not answer",
+        BAD, f"no answer in {limit_s:g} s",
+        "a network file system, a name server or a started program does not answer", check=""
     )  # fmt: skip
     return [f for name in checks for f in found.get(name, [replace(late, check=name)])]
 

@@ -58,10 +58,9 @@ BUSY = 1.5  # load for each core
 
 def shared_memory(expected: Expected) -> Iterator[Finding]:
     """Check that /dev/shm exists and has room for ranks and Ray's object store."""
-    check = "/dev/shm"
     if not SHM.is_dir():
         yield Finding(
-            check, BAD, "it does not exist",
+            BAD, "it does not exist",
             "mount a tmpfs there: MPI and Ray use it for memory shared between processes",
         )  # fmt: skip
         return
@@ -73,16 +72,16 @@ def shared_memory(expected: Expected) -> Iterator[Finding]:
         "elsewhere `mount -o remount,size=50% /dev/shm`"
     )
     if free < SHM_LEAST:
-        yield Finding(check, BAD, message, f"remove files from it, or {larger}")
+        yield Finding(BAD, message, f"remove files from it, or {larger}")
     elif free < SHM_SHARE * min(available_bytes(), memory_total()):
         yield Finding(
-            check, WARN,
+            WARN,
             f"{message}: small compared with {readable(available_bytes())} of free memory",
             f"{larger}; or give Ray a small object store (object_store_memory): otherwise Ray uses "
             "files, which is slow",
         )  # fmt: skip
     else:
-        yield Finding(check, OK, message)
+        yield Finding(OK, message)
 
 
 def memory_total() -> int:
@@ -104,7 +103,7 @@ def memory(expected: Expected) -> Iterator[Finding]:
         "or run fewer processes: the kernel kills ranks that exceed it"
     )
     status = BAD if free < MEMORY_LEAST else WARN if free < MEMORY_GOOD else OK
-    yield Finding("memory", status, message, advice)
+    yield Finding(status, message, advice)
 
 
 def files_limit(expected: Expected) -> Iterator[Finding]:
@@ -116,15 +115,14 @@ def files_limit(expected: Expected) -> Iterator[Finding]:
     )
     below = soft != resource.RLIM_INFINITY
     status = BAD if below and soft < FILES_LEAST else WARN if below and soft < FILES_GOOD else OK
-    yield Finding("ulimit -n (files)", status, message, advice)
+    yield Finding(status, message, advice)
 
 
 def processes_limit(expected: Expected) -> Iterator[Finding]:
     """Check how many more threads this user may start."""
-    check = "ulimit -u (processes)"
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
-        yield Finding(check, OK, "unlimited" if os.geteuid() else "root has no limit")
+        yield Finding(OK, "unlimited" if os.geteuid() else "root has no limit")
         return
     left = limit - _threads_of(os.geteuid())
     wanted = TASKS_LEAST + TASKS_PER_CORE * (os.cpu_count() or 1)
@@ -133,7 +131,7 @@ def processes_limit(expected: Expected) -> Iterator[Finding]:
         "run `ulimit -u 65536` before Ray starts there, or set nproc in limits.conf; end old jobs"
     )
     status = BAD if left < TASKS_LEAST else WARN if left < wanted else OK
-    yield Finding(check, status, message, advice)
+    yield Finding(status, message, advice)
 
 
 def _threads_of(uid: int) -> int:
@@ -147,19 +145,18 @@ def _threads_of(uid: int) -> int:
 
 def locked_limit(expected: Expected) -> Iterator[Finding]:
     """Check the limit of locked memory, which RDMA needs for its buffers."""
-    check = "ulimit -l (locked memory)"
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     devices = rdma_devices()
     message = f"{_limit(soft, size=True)}; RDMA devices: {', '.join(devices) or 'none'}"
     if devices and soft != resource.RLIM_INFINITY:
         yield Finding(
-            check, WARN, message,
+            WARN, message,
             "run `ulimit -l unlimited` (memlock in limits.conf, "
             "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf): otherwise MPI uses TCP, or "
             "fails when it registers memory",
         )  # fmt: skip
     else:
-        yield Finding(check, OK, message)
+        yield Finding(OK, message)
 
 
 def rdma_devices() -> list[str]:
@@ -173,12 +170,12 @@ def stack_limit(expected: Expected) -> Iterator[Finding]:
     message = _limit(soft, size=True)
     if soft != resource.RLIM_INFINITY and soft < STACK_GOOD:
         yield Finding(
-            "ulimit -s (stack)", WARN, message,
+            WARN, message,
             f"run `ulimit -s {STACK_GOOD >> 10}` or more: Fortran codes with arrays on the stack "
             "end with SIGSEGV",
         )  # fmt: skip
     else:
-        yield Finding("ulimit -s (stack)", OK, message)
+        yield Finding(OK, message)
 
 
 def _limit(value: int, *, size: bool = False) -> str:
@@ -211,19 +208,19 @@ def cores(ray_cpus: float) -> Iterator[Finding]:
     message = f"{usable:g} of {os.cpu_count()} usable"
     if ray_cpus > usable + 0.01:
         yield Finding(
-            "cores", WARN,
+            WARN,
             f"Ray counts {counted(ray_cpus, 'CPU')}; cores: {message}; ranks will share cores",
             f"start Ray there with --num-cpus={int(usable) or 1}: MPI waits by polling, "
             "and two ranks on a core alternate in milliseconds",
         )  # fmt: skip
     else:
-        yield Finding("cores", OK, message + (f", Ray counts {ray_cpus:g}" if ray_cpus else ""))
+        yield Finding(OK, message + (f", Ray counts {ray_cpus:g}" if ray_cpus else ""))
     load, all_cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > BUSY * all_cores:
         yield Finding(
-            "load", WARN, f"{load:.1f} processes compete for {counted(all_cores, 'core')}",
+            WARN, f"{load:.1f} processes compete for {counted(all_cores, 'core')}",
             "other programs compute there (`top`): runs will be slow and uneven; request whole "
-            "nodes",
+            "nodes", check="load"
         )  # fmt: skip
 
 
@@ -236,12 +233,12 @@ def threads() -> Iterator[Finding]:
     many = [k for k, v in told.items() if v.isdigit() and int(v) > usable + 0.01]
     if many:
         yield Finding(
-            "threads", WARN, f"{message}, but there are {counted(usable, 'core')}",
+            WARN, f"{message}, but there are {counted(usable, 'core')}",
             f"set {many[0]} to cores / ranks of a node: threads_per_worker sets it for ranks "
-            "only, not for your programs",
+            "only, not for your programs", check="threads"
         )  # fmt: skip
     else:
-        yield Finding("threads", INFO, f"{message}; ranks get threads_per_worker each")
+        yield Finding(INFO, f"{message}; ranks get threads_per_worker each", check="threads")
 
 
 def disk(expected: Expected) -> Iterator[Finding]:
@@ -251,7 +248,7 @@ def disk(expected: Expected) -> Iterator[Finding]:
     status = BAD if free < DISK_LEAST else WARN if free < DISK_GOOD else OK
     advice = f"clean up {folder} (old ray/session_* folders), or set TMPDIR and Ray's --temp-dir"
     yield Finding(
-        "temporary folder", status, f"{folder}: {readable(free)} free",
+        status, f"{folder}: {readable(free)} free",
         advice
     )  # fmt: skip
 
@@ -269,22 +266,21 @@ def openblas(expected: Expected) -> Iterator[Finding]:
     forced = [f"{name}={os.environ[name]}" for name in FORCED if name in os.environ]
     if forced:
         yield Finding(
-            "OpenBLAS", WARN, f"{', '.join(forced)} overrides the detection of the processor",
+            WARN, f"{', '.join(forced)} overrides the detection of the processor",
             f"unset {' and '.join(word.partition('=')[0] for word in forced)} before Ray starts: "
             "the wrong kernels can halve the speed of NumPy and of the ranks",
         )  # fmt: skip
     else:
-        yield Finding("OpenBLAS", OK, "detects the processor itself")
+        yield Finding(OK, "detects the processor itself")
 
 
 def scalapack_blas(expected: Expected, root: Path = Path("/")) -> Iterator[Finding]:
     """Check that ScaLAPACK does not use the reference BLAS."""
-    check = "BLAS of ScaLAPACK"
     given = os.environ.get(SCALAPACK)
     found = [Path(given)] if given else [p for g in SCALAPACK_PLACES for p in sorted(root.glob(g))]
     ldd = shutil.which("ldd")
     if not found or ldd is None:
-        yield Finding(check, INFO, "no ScaLAPACK was found")
+        yield Finding(INFO, "no ScaLAPACK was found")
         return
     library = found[0]
     done = subprocess.run(
@@ -294,17 +290,16 @@ def scalapack_blas(expected: Expected, root: Path = Path("/")) -> Iterator[Findi
     blas = os.path.realpath(match[1]) if match else ""
     if blas and "/blas/" in blas:
         yield Finding(
-            check, WARN, f"{library} uses the reference BLAS, {blas}",
+            WARN, f"{library} uses the reference BLAS, {blas}",
             "install an optimized BLAS (Debian: apt-get install libopenblas0-pthread): matmul of "
             "4000 x 4000 took 10 s instead of 0.7 s",
         )  # fmt: skip
     else:
-        yield Finding(check, OK, f"{library}: {blas or 'linked statically'}")
+        yield Finding(OK, f"{library}: {blas or 'linked statically'}")
 
 
 def open_mpi(expected: Expected) -> Iterator[Finding]:
     """Check that the MPI compiler on PATH is not Open MPI's."""
-    check = "MPI on PATH"
     for name in ("mpicc", "mpiexec"):
         program = shutil.which(name)
         if program is None:
@@ -321,12 +316,12 @@ def open_mpi(expected: Expected) -> Iterator[Finding]:
         text = done.stdout + done.stderr
         if re.search(r"open ?mpi|open-?rte", text, re.I) and "unrecognized" not in text:
             yield Finding(
-                check, WARN, f"{program} belongs to Open MPI",
+                WARN, f"{program} belongs to Open MPI",
                 "gangs use MPICH or an MPI with its ABI, and refuse libraries that are built with "
                 f"Open MPI: put MPICH's {name} first on PATH (Python's environment has one)",
             )  # fmt: skip
             return
-    yield Finding(check, OK, "MPICH, an MPI with MPICH's ABI, or none")
+    yield Finding(OK, "MPICH, an MPI with MPICH's ABI, or none")
 
 
 def huge_pages(expected: Expected, path: Path = HUGE_PAGES) -> Iterator[Finding]:
@@ -336,7 +331,7 @@ def huge_pages(expected: Expected, path: Path = HUGE_PAGES) -> Iterator[Finding]
     except OSError:
         chosen = None
     setting = chosen[1] if chosen else "unknown"
-    yield Finding("huge pages of shared memory", INFO, f"{setting} ({path})")
+    yield Finding(INFO, f"{setting} ({path})")
 
 
 MPICH = "mpich_*"
@@ -355,7 +350,7 @@ def leftovers(expected: Expected) -> Iterator[Finding]:
     old = time.time() - STALE_S
     found = {p.name: s.st_blocks * 512 for p, s in unused(SEGMENTS) if s.st_mtime < old}
     if not found:
-        yield Finding("leftovers in /dev/shm", OK, "none of this user")
+        yield Finding(OK, "none of this user")
         return
     shown = ", ".join(sorted(found)[:LEFTOVERS_SHOWN]) + (
         ", ..." if len(found) > LEFTOVERS_SHOWN else ""
@@ -364,7 +359,7 @@ def leftovers(expected: Expected) -> Iterator[Finding]:
     files = " ".join(f"{SHM}/{name}" for name in sorted(found)[:REMOVED])
     again = "; then ask again for the others" if len(found) > REMOVED else ""
     yield Finding(
-        "leftovers in /dev/shm", WARN,
+        WARN,
         f"{counted(len(found), 'segment')} that no process has open, "
         f"{readable(sum(found.values()))}: {shown}",
         f"`rm {files}`, unless a job of yours runs there in a container{again}",
@@ -407,20 +402,20 @@ def mpi_library(expected: Expected) -> Iterator[Finding]:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         yield Finding(
-            check, BAD, f"importing mpi4py takes more than {MPI_TIMEOUT_S:g} s",
+            BAD, f"importing mpi4py takes more than {MPI_TIMEOUT_S:g} s",
             "the file system with Python may hang: copy the environment to the node's own disk",
         )  # fmt: skip
         return
     if done.returncode < 0:
         yield Finding(
-            check, BAD, f"importing mpi4py ended by {signal.Signals(-done.returncode).name}",
+            BAD, f"importing mpi4py ended by {signal.Signals(-done.returncode).name}",
             "see /dev/shm, memory and limits above; `python -m ali mpi` repeats it",
         )  # fmt: skip
         return
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         yield Finding(
-            check, BAD, f"mpi4py loads no MPI: {last}",
+            BAD, f"mpi4py loads no MPI: {last}",
             "run `pip install mpich mpi4py` there; or set MPI4PY_LIBMPI (mpi.library of the site "
             "file) to an MPI with MPICH's ABI on this node, and load its modules",
         )  # fmt: skip
@@ -429,7 +424,7 @@ def mpi_library(expected: Expected) -> Iterator[Finding]:
     message = f"{told['version']}, {told['family']}, {told['library']}"
     status = WARN if told["family"] == "Open MPI" and not expected.library else OK
     yield fits(check, message, told["library"], expected) or Finding(
-        check, status, message,
+        status, message,
         "gangs use MPICH or an MPI with its ABI, and start ranks of Open MPI only by `srun "
         "--mpi=pmix`: unset MPI4PY_LIBMPI there, or load the modules of such an MPI",
     )  # fmt: skip
@@ -443,29 +438,31 @@ def fits(check: str, message: str, library: str, expected: Expected) -> Finding 
     if "$" in wanted:
         name = wanted.partition("$")[2].partition("/")[0].strip("{}")
         return Finding(
-            check, BAD, f"{message}; the site {expected.site} requires {expected.library}",
-            f"{name} is not set there: load the site's modules before Ray starts",
+            BAD, f"{message}; the site {expected.site} requires {expected.library}",
+            f"{name} is not set there: load the site's modules before Ray starts", check=check
         )  # fmt: skip
     if os.path.realpath(wanted) == os.path.realpath(library):
         return None
     return Finding(
-        check, BAD, f"{message}; the site {expected.site} requires {wanted}",
+        BAD, f"{message}; the site {expected.site} requires {wanted}",
         f"set MPI4PY_LIBMPI={wanted} before Ray starts (`alchemist slurm run --site "
-        f"{expected.site}` does), or correct mpi.library",
+        f"{expected.site}` does), or correct mpi.library", check=check
     )  # fmt: skip
 
 
 def tools(expected: Expected) -> Iterator[Finding]:
     """Report compilers, Java, the copy kernel and optional packages."""
     compilers = [name for name in COMPILERS if shutil.which(name)]
-    yield Finding("compilers", INFO, ", ".join(compilers) or "none: build libraries in C elsewhere")
-    yield Finding("Java", INFO, _java())
-    yield Finding("copies between array orders", INFO, copy_kernels.description())
+    yield Finding(
+        INFO, ", ".join(compilers) or "none: build libraries in C elsewhere", check="compilers"
+    )
+    yield Finding(INFO, _java(), check="Java")
+    yield Finding(INFO, copy_kernels.description(), check="copies between array orders")
     found = []
     for package in OPTIONAL:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append(f"{package} {metadata.version(package)}")
-    yield Finding("optional packages", INFO, ", ".join(found) or "none")
+    yield Finding(INFO, ", ".join(found) or "none", check="optional packages")
 
 
 def _java() -> str:
@@ -522,7 +519,6 @@ def interface_of(address: str) -> str:
 
 def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator[Finding]:
     """Check the interfaces, and the one that Ray uses."""
-    check = "network interface"
     here = interfaces()
     others = {n: a for n, a in here.items() if not a.startswith("127.")}
     all_of_them = "; ".join(described(n, a) for n, a in here.items()) or "none with an address"
@@ -533,7 +529,6 @@ def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator
             wanted = interface_of(address_of(expected.interface, here))
         except JobError as error:
             yield Finding(
-                check,
                 BAD,
                 str(error),
                 f"set nodes.interface in the site file {expected.site} to one of them",
@@ -541,48 +536,45 @@ def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator
             return
     if not ray_address:
         yield Finding(
-            check, INFO if not wanted else OK, f"{wanted + ' of ' if wanted else ''}{all_of_them}"
+            INFO if not wanted else OK, f"{wanted + ' of ' if wanted else ''}{all_of_them}"
         )
         return
     used = interface_of(ray_address)
     message = f"Ray uses {used} of {all_of_them}"
     quicker = [n for n in others if speed(n) > FASTER * speed(used) > 0]
     if used == ray_address:
-        yield Finding(
-            check, BAD, f"Ray's address {ray_address} is on no interface: {all_of_them}", fix
-        )
+        yield Finding(BAD, f"Ray's address {ray_address} is on no interface: {all_of_them}", fix)
     elif ray_address.startswith("127.") and peers > 1:
-        yield Finding(check, BAD, f"{message}: no other node can reach it there", fix)
+        yield Finding(BAD, f"{message}: no other node can reach it there", fix)
     elif wanted and not any(fnmatch.fnmatchcase(used, p) for p in expected.interface):
-        yield Finding(check, BAD, f"{message}; the site {expected.site} requires {wanted}", fix)
+        yield Finding(BAD, f"{message}; the site {expected.site} requires {wanted}", fix)
     elif quicker:
-        yield Finding(check, WARN, f"{message}; {', '.join(quicker)} is faster", fix)
+        yield Finding(WARN, f"{message}; {', '.join(quicker)} is faster", fix)
     else:
-        yield Finding(check, OK, message)
+        yield Finding(OK, message)
 
 
 def own_name(expected: Expected) -> Iterator[Finding]:
     """Check that the node resolves its own name quickly: launchers use names."""
     name, start = socket.gethostname(), time.monotonic()
-    check, advice = "host name", f"add {name} to /etc/hosts or to the name server"
+    advice = f"add {name} to /etc/hosts or to the name server"
     try:
         address = socket.gethostbyname(name)
     except OSError:
         yield Finding(
-            check, WARN, f"{name} cannot be resolved",
+            WARN, f"{name} cannot be resolved",
             f"{advice}: the launchers srun and hydra use names"
         )  # fmt: skip
         return
     took = time.monotonic() - start
     if took > SLOW_NAME_S:
         yield Finding(
-            check,
             WARN,
             f"{name} is {address}, after {took:.1f} s",
             f"{advice}: each start waits for it",
         )
     else:
-        yield Finding(check, OK, f"{name} is {address}")
+        yield Finding(OK, f"{name} is {address}")
 
 
 TOKEN = Path("~/.ray/auth_token")
@@ -650,7 +642,6 @@ def _name(folder: Path) -> str:
 
 def open_ports(expected: Expected) -> Iterator[Finding]:
     """Check which ports of Ray and gangs can be reached from other machines."""
-    check = "open ports"
     reachable = {p.inode: p for p in open_tcp_ports(os.geteuid()) if not p.is_local}
     by_process: dict[str, set[str]] = defaultdict(set)
     for folder, uid, command in _processes():
@@ -663,20 +654,20 @@ def open_ports(expected: Expected) -> Iterator[Finding]:
                     if (port := reachable.get(inode)) is not None:
                         by_process[_name(folder)].add(_described(port))
     if not by_process:
-        yield Finding(check, OK, "Ray and gangs can be reached from this machine only")
+        yield Finding(OK, "Ray and gangs can be reached from this machine only")
         return
     shown = [f"{name} {', '.join(sorted(ports))}" for name, ports in sorted(by_process.items())]
     more = f" and {len(shown) - SHOWN} more processes" if len(shown) > SHOWN else ""
     text = f"reachable from other machines: {'; '.join(shown[:SHOWN])}{more}"
     if auth_mode() == "token":
         yield Finding(
-            check, INFO,
+            INFO,
             f"{text}. Ray's ports require its token (metrics do not), gangs' ports the gang's "
             "token; MPI's own ports of gangs on several nodes require none",
         )  # fmt: skip
     else:
         yield Finding(
-            check, WARN, f"{text}. Ray requires no token",
+            WARN, f"{text}. Ray requires no token",
             "set RAY_AUTH_MODE=token before Ray starts, start Ray at 127.0.0.1 "
             "(--node-ip-address) on a single machine, or close the ports with a firewall",
         )  # fmt: skip
@@ -698,23 +689,20 @@ def is_private(path: Path) -> bool:
 
 def token_files(expected: Expected) -> Iterator[Finding]:
     """Check the mode of the file with Ray's token."""
-    check, path = "token file", token_path()
+    path = token_path()
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
-        yield Finding(check, INFO, f"there is no file {path}")
+        yield Finding(INFO, f"there is no file {path}")
         return
     if mode & 0o077 and not is_private(path):
-        yield Finding(
-            check, WARN, f"other users may read {path} (mode {mode:o})", f"chmod 600 {path}"
-        )
+        yield Finding(WARN, f"other users may read {path} (mode {mode:o})", f"chmod 600 {path}")
     else:
-        yield Finding(check, OK, f"{path} is readable by this user only")
+        yield Finding(OK, f"{path} is readable by this user only")
 
 
 def session_folders(expected: Expected) -> Iterator[Finding]:
     """Check who may enter the folders of this user's Ray, which contain sockets and logs."""
-    check = "Ray session folder"
     folders = {
         Path(match[1])
         for _, uid, command in _processes()
@@ -727,30 +715,29 @@ def session_folders(expected: Expected) -> Iterator[Finding]:
         except OSError:  # it has ended
             continue
         if private or not mode & 0o077:
-            yield Finding(check, OK, f"{folder} is accessible to this user only")
+            yield Finding(OK, f"{folder} is accessible to this user only")
         else:
             may = "write to" if mode & 0o022 else "read"
             yield Finding(
-                check, WARN, f"other users may {may} {folder} (mode {mode:o})",
+                WARN, f"other users may {may} {folder} (mode {mode:o})",
                 "start Ray with --temp-dir in a folder of mode 700 with a short path (`alchemist "
                 "slurm` and sessions that start Ray do), or make its parent private",
             )  # fmt: skip
     if not folders:
-        yield Finding(check, INFO, "this user runs no Ray here")
+        yield Finding(INFO, "this user runs no Ray here")
 
 
 def other_users_ray(expected: Expected) -> Iterator[Finding]:
     """Report Ray clusters of other users on this machine."""
-    check = "other users' Ray"
     uids = {
         uid for folder, uid, _ in _processes() if uid != os.geteuid() and _name(folder) in DAEMONS
     }
     if not uids:
-        yield Finding(check, OK, "none on this machine")
+        yield Finding(OK, "none on this machine")
         return
     names = ", ".join(sorted(_user(uid) for uid in uids))
     yield Finding(
-        check, WARN, f"also running here: Ray of {names}",
+        WARN, f"also running here: Ray of {names}",
         "set RAY_ADDRESS so that programs join your own cluster, and RAY_TMPDIR so that the "
         "session folders differ",
     )  # fmt: skip
@@ -763,12 +750,12 @@ def shared_node(expected: Expected) -> Iterator[Finding]:
     others = other_users()
     if others:
         yield Finding(
-            "shared node", WARN, f"other users run processes here: {', '.join(others[:SHOWN])}",
+            WARN, f"other users run processes here: {', '.join(others[:SHOWN])}",
             "request whole nodes (--exclusive): MPI's ports of gangs on several nodes require no "
             "token",
         )  # fmt: skip
     else:
-        yield Finding("shared node", OK, "no other user runs a process here")
+        yield Finding(OK, "no other user runs a process here")
 
 
 def _user(uid: int) -> str:
@@ -782,20 +769,19 @@ def ptrace_scope(
     expected: Expected, path: Path = Path("/proc/sys/kernel/yama/ptrace_scope")
 ) -> Iterator[Finding]:
     """Check whether ranks may read each other's memory, MPI's fastest way within a node."""
-    check = "ptrace scope"
     try:
         scope = int(path.read_text())
     except (OSError, ValueError):
-        yield Finding(check, OK, "unrestricted")
+        yield Finding(OK, "unrestricted")
         return
     if scope >= 2:
         yield Finding(
-            check, WARN, f"{scope}: ranks cannot read each other's memory",
+            WARN, f"{scope}: ranks cannot read each other's memory",
             "MPI copies large messages twice within a node; `sysctl kernel.yama.ptrace_scope=1`, "
             "or accept it",
         )  # fmt: skip
     else:
-        yield Finding(check, OK, f"{scope}")
+        yield Finding(OK, f"{scope}")
 
 
 def checks(ray_address: str, ray_cpus: float, peers: int) -> dict[str, Check]:

@@ -157,13 +157,13 @@ def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Finding]:
             if (has := told.get(package, "none")) != usual:
                 findings.append(
                     Finding(
-                        "versions", BAD, f"{package} {has}, the others have {usual}",
+                        BAD, f"{package} {has}, the others have {usual}",
                         "install the same version there (one environment on a shared file system, "
                         "or one image); check PYTHONPATH",
-                        node=name,
+                        node=name, check="versions"
                     )
                 )  # fmt: skip
-    return findings or [Finding("versions", OK, ", ".join(agreed))]
+    return findings or [Finding(OK, ", ".join(agreed), check="versions")]
 
 
 def reached(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
@@ -173,17 +173,18 @@ def reached(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]
     if not pairs:
         return []
     if not failed:
-        return [Finding("between nodes", OK, f"{len(pairs)} connections, in both directions")]
+        return [Finding(OK, f"{len(pairs)} connections, in both directions", check="between nodes")]
     shown = [f"{node} -> {told['to']}: {told['why']}" for node, told in failed[:FAILED_SHOWN]]
     more = f", and {len(failed) - FAILED_SHOWN} more" if len(failed) > FAILED_SHOWN else ""
     return [
         Finding(
-            "between nodes", BAD,
+            BAD,
             f"{len(failed)} of {len(pairs)} connections fail: {'; '.join(shown)}{more}",
             "allow TCP between the nodes on all ports of net.ipv4.ip_local_port_range, which gangs "
             "and MPI use: firewalld, iptables, NetworkPolicy; or select another interface "
             "(nodes.interface of the site file)",
             node=failed[0][0] if len({node for node, _ in failed}) == 1 else "",
+            check="between nodes"
         )
     ]  # fmt: skip
 
@@ -206,7 +207,7 @@ def clocks(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
         "run chronyd or ntpd on every node: munge and tokens fail between different times, make "
         "rebuilds too much or too little, and logs cannot be compared"
     )
-    return [Finding("clocks", status, message, advice)]
+    return [Finding(status, message, advice, check="clocks")]
 
 
 PIECE_CHARS = 700  # srun forwards at most 1024 bytes of several tasks at a time

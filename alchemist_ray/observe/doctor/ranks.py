@@ -53,23 +53,24 @@ def examine(
     except LaunchError as error:
         return [
             Finding(
-                "gang", BAD, f"{gang} failed to start: {_line(error)}",
+                BAD, f"{gang} failed to start: {_line(error)}",
                 "the message names the cause; for PMI see `srun --mpi=list`, and mpi.launcher and "
                 "mpi.pmi of the site file; the gang's stderr is in the log of Ray's worker",
+                check="gang"
             )
         ]  # fmt: skip
     except (AlchemistError, ValueError) as error:
         return [
-            Finding("gang", BAD, f"{type(error).__name__}: {_line(error)}", "see the message")
+            Finding(BAD, f"{type(error).__name__}: {_line(error)}", "see the message", check="gang")
         ]  # fmt: skip
     ranks = [json.loads(text) for text in told]
     slow = took > SLOW_S
     findings = [
         Finding(
-            "gang", WARN if slow else OK,
+            WARN if slow else OK,
             f"{gang} in {took:.1f} s",
             "cold file system or overloaded node: with a cold file system, the second start is "
-            "faster",
+            "faster", check="gang"
         )
     ]  # fmt: skip
     return findings + judged(ranks, expected, names)
@@ -91,11 +92,12 @@ def world(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Check that the ranks form one MPI world."""
     sizes = {rank["size"] for rank in ranks}
     if sizes == {len(ranks)} and [rank["rank"] for rank in ranks] == list(range(len(ranks))):
-        return [Finding("PMI", OK, f"one world of {len(ranks)}, ranks in order")]
+        return [Finding(OK, f"one world of {len(ranks)}, ranks in order", check="PMI")]
     return [
         Finding(
-            "PMI", BAD, f"{len(ranks)} ranks in worlds of {sorted(sizes)}",
+            BAD, f"{len(ranks)} ranks in worlds of {sorted(sizes)}",
             "the launcher's PMI does not fit the MPI: set another mpi.pmi in the site file",
+            check="PMI"
         )
     ]  # fmt: skip
 
@@ -115,13 +117,13 @@ def library(ranks: Sequence[Mapping[str, Any]], expected: Expected) -> list[Find
             worse = (other, kind) != (version, family)
             findings.append(
                 Finding(
-                    check, BAD if worse else WARN,
+                    BAD if worse else WARN,
                     f"{other}, {kind}, {path_there}; others: {message}",
                     "use one MPI: the same environment, modules and LD_LIBRARY_PATH on all nodes",
-                    node=", ".join(hosts),
+                    node=", ".join(hosts), check=check
                 )
             )  # fmt: skip
-    return findings or [fits(check, message, path, expected) or Finding(check, OK, message)]
+    return findings or [fits(check, message, path, expected) or Finding(OK, message, check=check)]
 
 
 def cores(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -135,19 +137,19 @@ def cores(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
         if wanted > has:
             findings.append(
                 Finding(
-                    "threads of the ranks", WARN,
+                    WARN,
                     f"{counted(len(there), 'rank')} with {counted(wanted, 'thread')} on "
                     f"{counted(has, 'core')}",
                     "use fewer ranks per node, or threads_per_worker=1: MPI and BLAS threads that "
                     "share a "
                     "core wait for each other. One core for many ranks: the step may be bound to "
                     "it (srun --cpu-bind=none)",
-                    node=host,
+                    node=host, check="threads of the ranks"
                 )
             )  # fmt: skip
     threads = sorted({rank["threads"] for rank in ranks})
     message = f"{threads[0] if len(threads) == 1 else threads} per rank, enough cores"
-    return findings or [Finding("threads of the ranks", OK, message)]
+    return findings or [Finding(OK, message, check="threads of the ranks")]
 
 
 def network(
@@ -156,7 +158,7 @@ def network(
     """Check the network between ranks; `names` has the nodes' interfaces by address."""
     check = "network of the ranks"
     if len({rank["host"] for rank in ranks}) < 2:
-        return [Finding(check, INFO, "one node: shared memory")]
+        return [Finding(INFO, "one node: shared memory", check=check)]
     fabrics = sorted({fabric for rank in ranks for fabric in rank["fabrics"]})
     used = {address for rank in ranks for address in rank["addresses"]}
     by_name = Counter(names.get(address, address) for address in used)
@@ -165,22 +167,22 @@ def network(
     if expected.launcher == "srun" and not fabrics:
         return [
             Finding(
-                check, WARN, f"{message}; {expected.site} starts ranks by srun for its fabric",
+                WARN, f"{message}; {expected.site} starts ranks by srun for its fabric",
                 "check that the ranks use the vendor's MPI; MPICH_OFI_VERBOSE=1 makes Cray MPICH "
-                "print its provider",
+                "print its provider", check=check
             )
         ]  # fmt: skip
     wrong = [n for n in by_name if not any(fnmatchcase(n, p) for p in expected.interface)]
     if expected.interface and wrong and not fabrics:
         return [
             Finding(
-                check, WARN,
+                WARN,
                 f"{message}; the site {expected.site} requires {expected.interface[0]}",
                 "set UCX_NET_DEVICES or FI_TCP_IFACE to the interface for MPI ([environment] of "
-                "the site file)",
+                "the site file)", check=check
             )
         ]  # fmt: skip
-    return [Finding(check, OK, message)]
+    return [Finding(OK, message, check=check)]
 
 
 STEP_TIMEOUT_S = 60.0
@@ -208,7 +210,7 @@ def srun_world(names: Sequence[str], expected: Expected, ranks_per_node: int) ->
     except subprocess.TimeoutExpired as late:
         words = _short((late.stderr or b"").decode(errors="replace"))
         message = f"--mpi={pmi}: no MPI_Init within {STEP_TIMEOUT_S:g} s {words}".rstrip()
-        found = Finding("PMI of srun", BAD, message, advice)
+        found = Finding(BAD, message, advice, check="PMI of srun")
         ranks.terminate()
     finally:
         probe.end(ranks)
@@ -230,7 +232,7 @@ def judged_step(pmi: str, size: int, code: int, out: str, err: str, advice: str)
     """Interpret the step's output."""
     sizes = [json.loads(line)["size"] for line in out.splitlines() if line.startswith("{")]
     if code == 0 and sizes == [size] * size:
-        return Finding("PMI of srun", OK, f"--mpi={pmi}: one world of {size}")
+        return Finding(OK, f"--mpi={pmi}: one world of {size}", check="PMI of srun")
     words = _short(err)
     if sizes and set(sizes) != {size}:
         message = (
@@ -238,7 +240,7 @@ def judged_step(pmi: str, size: int, code: int, out: str, err: str, advice: str)
         )
     else:
         message = f"--mpi={pmi}: exit code {code}, {len(sizes)} of {size} ranks answered: {words}"
-    return Finding("PMI of srun", BAD, message, advice)
+    return Finding(BAD, message, advice, check="PMI of srun")
 
 
 def _short(err: str) -> str:

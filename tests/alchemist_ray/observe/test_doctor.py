@@ -350,7 +350,7 @@ def test_a_check_that_hangs_or_raises_is_a_finding(tmp_path: Path) -> None:
         raise OSError("no luck")
 
     def works(expected: Expected) -> list[Finding]:
-        return [Finding("works", OK, "well")]
+        return [Finding(OK, "well", check="works")]
 
     start = time.monotonic()
     found = run_checks({"hangs": hangs, "raises": raises, "works": works}, Expected(), 0.5)
@@ -363,17 +363,17 @@ def test_a_check_that_hangs_or_raises_is_a_finding(tmp_path: Path) -> None:
 
 def test_what_is_not_ok_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="needs advice"):
-        Finding("x", BAD, "broken")
+        Finding(BAD, "broken", check="x")
     with pytest.raises(ValueError, match="one of ok, info, warn, bad"):
-        Finding("x", "fine", "")
+        Finding("fine", "", check="x")
     for found in Probe().examine(asdict(Expected()), 1)["findings"]:
         assert found["status"] in (OK, "info") or found["advice"]
 
 
 def test_the_table_puts_nodes_together() -> None:
     nodes = ["n1", "n2", "n3"]
-    findings = [Finding("files", OK, "65536", node=n) for n in nodes]
-    findings += [Finding("shm", BAD, "64 MB", "a larger one", node="n2")]
+    findings = [Finding(OK, "65536", node=n, check="files") for n in nodes]
+    findings += [Finding(BAD, "64 MB", "a larger one", node="n2", check="shm")]
     text = finding.table(findings, nodes)
     assert "all 3 nodes: 65536" in text
     assert "bad  shm                        n2: 64 MB\n" in text
