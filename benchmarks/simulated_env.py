@@ -78,7 +78,7 @@ class SimulatedGangs:
             self._pipe.send((address, token))
 
     def open_session(self, owner: object, config: object) -> SimulatedSession:
-        """In place of `envs.gang_session.open_session`."""
+        """In place of `envs.simulation.open_session`."""
         return SimulatedSession(self)
 
     def close(self) -> None:
