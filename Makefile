@@ -7,6 +7,7 @@ BARE := $(VENV)/.bare-$(VERSION)
 SMALL := $(VENV)/.small-$(VERSION)
 READY := $(VENV)/.ready-$(VERSION)
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --build-constraint constraints.txt --editable
+JAR = $(BIN)/python -m alchemist_ray.clients.spark.build_jar
 # A cluster that make starts is private to this machine and ends with the command.
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
@@ -53,6 +54,7 @@ $(SMALL): $(BARE)
 
 $(READY): $(BARE)
 	$(INSTALL) '.[all]'
+	if command -v javac >/dev/null; then $(JAR); else echo "no javac: Spark's jar is not built"; fi
 	touch $@ $(SMALL)
 
 demo: $(SMALL)
@@ -129,17 +131,17 @@ client-wheel: $(BARE)
 
 # The Spark client's jar, which the wheel takes along; without a JDK the wheel has none.
 jar: $(READY)
-	$(BIN)/python -m alchemist_ray.clients.spark.build_jar
+	$(JAR)
 
 dist: $(READY)
 	rm -rf dist
-	if command -v javac >/dev/null; then $(MAKE) --no-print-directory jar; \
-	  else echo "no javac: the wheel will have no jar for Spark"; fi
+	if command -v javac >/dev/null; then $(JAR); else echo "no javac: the wheel has no jar for Spark"; fi
 	$(BIN)/uv build --quiet --out-dir dist .
 	$(BIN)/uv build --quiet --wheel alchemist_ray/gateway/wheel --out-dir dist
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 
-image:
+# With Spark, the jar is in the image: it has no JDK.
+image: $(if $(findstring spark,$(EXTRAS)),jar)
 	podman build --tag $(TAG) $(if $(CA),--secret 'id=ca$(COMMA)src=$(CA)') \
 	  $(foreach name,BASE EXTRAS PACKAGES,$(if $(filter undefined,$(origin $(name))),,--build-arg '$(name)=$($(name))')) \
 	  --build-arg VERSION=$(RELEASE) --build-arg REVISION=$(shell git rev-parse HEAD) .

@@ -18,6 +18,7 @@ import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import TransferError
 from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting, repeated
 from benchmarks.papers.phases import Phases, measured
 from benchmarks.papers.spark import missing
@@ -132,8 +133,8 @@ def _scala(
 
     try:
         jar = jvm.build()
-    except jvm.NoJar as reason:
-        return f"no jar: {reason}"
+    except TransferError as reason:
+        return str(reason)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "program.jar"
         compiler = ["java", "-cp", f"{jvm.SPARK_JARS}/*:{jar}", "scala.tools.nsc.Main"]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from alchemist_ray.clients.spark.jvm import NoJar, build
+from alchemist_ray.clients.spark.jvm import build
+from alchemist_ray.errors import TransferError
 
 
 def main() -> int:
     try:
         sys.stdout.write(f"{build()}\n")
-    except NoJar as reason:
-        sys.stderr.write(f"no jar: {reason}\n")
+    except TransferError as reason:
+        sys.stderr.write(f"{reason}\n")
         return 1
     return 0
 

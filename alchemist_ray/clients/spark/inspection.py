@@ -1,6 +1,6 @@
 """Inspects data of Spark: its shape and dtype, and how it is sent.
 
-The JVM makes a DataFrame of an MLlib matrix, so that no row is pickled by Python.
+No row is pickled by Python: the JVM counts and sends them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 from py4j.protocol import Py4JJavaError
 from pyspark import RDD
 from pyspark.ml.linalg import VectorUDT as MLVectorUDT
-from pyspark.mllib.common import callMLlibFunc
 from pyspark.mllib.linalg import VectorUDT
 from pyspark.mllib.linalg.distributed import (
     BlockMatrix,
@@ -24,10 +23,11 @@ from pyspark.mllib.linalg.distributed import (
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F
 
-from alchemist_ray.clients.spark import jobs
-from alchemist_ray.clients.spark.arrow import LIST, SCALAR, VECTOR
+from alchemist_ray.clients.spark import jobs, jvm
 from alchemist_ray.clients.spark.sources import (
-    PARTITION_COLUMN,
+    LIST,
+    SCALAR,
+    VECTOR,
     BlocksSource,
     NumberedSource,
     OrderedSource,
@@ -75,7 +75,7 @@ def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
     DtypeError, ShapeError
         If it cannot become a matrix.
     TransferError
-        If Spark cannot count its rows.
+        If Spark cannot count its rows, or has no jar of Alchemist (`jvm`).
 
     Notes
     -----
@@ -123,7 +123,7 @@ def _of_frame(frame: Any, kind: str, wanted: Any, connection: GangConnection) ->
     plain = _plain(frame, fields)
     widths = _widths(plain, list(kinds), names, connection)
     return OrderedSource(
-        frame.sparkSession, lambda: plain, kind, names, list(kinds), widths, dtypes, dtype,
+        frame.sparkSession, plain, kind, names, list(kinds), widths, dtypes, dtype,
         connection,
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ def _plain(frame: Any, fields: list[types.StructField]) -> Any:
 
     A frame that is so is not changed: each column of another one costs several calls to the JVM.
     """
-    names = {field.name.lower() for field in fields} - {PARTITION_COLUMN}
+    names = {field.name.lower() for field in fields}
     decimals = [isinstance(field.dataType, types.DecimalType) for field in fields]
     if len(names) == len(fields) and all(map(PLAIN, names)) and not any(decimals):
         return frame
@@ -198,23 +198,12 @@ def _of_rows(matrix: RowMatrix, wanted: Any, connection: GangConnection) -> Spar
     columns = jobs.run(session, "read the first row", width, connection.ping)
     if columns is None:
         raise ShapeError(NO_ROWS)
-    frame = partial(_frame_of_rows, matrix, session)
     dtype = chosen_dtype(FLOAT64, wanted)
     rows = _java(matrix).rows().toJavaRDD()
     return OrderedSource(
-        session, frame, "RowMatrix", ["value"], [VECTOR], [columns], [FLOAT64], dtype, connection,
+        session, None, "RowMatrix", ["value"], [VECTOR], [columns], [FLOAT64], dtype, connection,
         rows,
     )  # fmt: skip
-
-
-def _frame_of_rows(matrix: RowMatrix, spark: Any) -> DataFrame:
-    """A RowMatrix as a DataFrame, made in the JVM."""
-    encoders = spark._jvm.org.apache.spark.sql.catalyst.encoders
-    udt = spark._jvm.org.apache.spark.mllib.linalg.VectorUDT()
-    plain = getattr(encoders, "AgnosticEncoders$UDTEncoder")(udt, udt.getClass())
-    encoder = encoders.ExpressionEncoder.apply(plain)
-    rows = spark._jsparkSession.createDataset(_java(matrix).rows(), encoder)
-    return DataFrame(rows.toDF(), spark)
 
 
 def _java(matrix: Any) -> Any:
@@ -234,10 +223,14 @@ def _shape(matrix: Any, what: str, connection: GangConnection) -> tuple[int, int
 
 def _of_indexed(matrix: IndexedRowMatrix, wanted: Any, connection: GangConnection) -> SparkSource:
     shape = _shape(matrix, "IndexedRowMatrix", connection)
-    frame = partial(callMLlibFunc, "getIndexedRows", _java(matrix))
     rdd = _java(matrix).rows().toJavaRDD()
+    if shape[0] >= jvm.MAX_NUMBERED:
+        raise ShapeError(
+            f"an IndexedRowMatrix of {shape[0]} rows cannot be sent, those of less than "
+            f"{jvm.MAX_NUMBERED} can: send parts of it"
+        )
     dtype = chosen_dtype(FLOAT64, wanted)
-    return NumberedSource(_session(), frame, "IndexedRowMatrix", shape, dtype, rdd)
+    return NumberedSource(_session(), "IndexedRowMatrix", shape, dtype, rdd)
 
 
 def _of_blocks(
@@ -245,6 +238,5 @@ def _of_blocks(
 ) -> SparkSource:
     shape = _shape(matrix, kind, connection)
     block = (int(matrix.rowsPerBlock), int(matrix.colsPerBlock))
-    frame = partial(callMLlibFunc, "getMatrixBlocks", _java(matrix))
     rdd = _java(matrix).blocks().toJavaRDD()
-    return BlocksSource(_session(), frame, kind, shape, chosen_dtype(FLOAT64, wanted), rdd, block)
+    return BlocksSource(_session(), kind, shape, chosen_dtype(FLOAT64, wanted), rdd, block)

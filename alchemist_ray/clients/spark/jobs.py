@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -19,8 +18,6 @@ T = TypeVar("T")
 
 POLL_INTERVAL_S = 0.5  # between checks of the gang
 CANCEL_TIMEOUT_S = 20.0  # for a cancelled job to end
-LISTENERS_TIMEOUT_S = 60.0  # for Spark's status to include the end of a job
-LISTENERS_INTERVAL_S = 0.005
 MESSAGE_CHARS = 2000  # of a message from Spark
 
 _settings = threading.Lock()
@@ -71,32 +68,6 @@ def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], obje
     if errors:
         raise _as_transfer_error(what, errors[0]) from errors[0]
     return result[0]
-
-
-def attempts(spark: Any, stage: int) -> int:
-    """How often Spark has submitted a finished stage: more than once after a lost shuffle file.
-
-    The tasks of a second attempt have number 0 again, and those of the first may still run.
-
-    Raises
-    ------
-    TransferError
-        If Spark's listeners do not report the end of the stage.
-    """
-    status = spark.sparkContext.statusTracker()
-    deadline = time.monotonic() + LISTENERS_TIMEOUT_S
-    while True:
-        found = status.getStageInfo(stage)
-        if found is not None and found.currentAttemptId > 0:
-            return int(found.currentAttemptId) + 1
-        if found is not None and found.numCompletedTasks == found.numTasks:
-            return 1
-        if time.monotonic() > deadline:
-            raise TransferError(
-                f"Spark did not report the end of stage {stage} within {LISTENERS_TIMEOUT_S:.0f} "
-                "s, so it is unknown whether its tasks ran twice: send the matrix again"
-            )
-        time.sleep(LISTENERS_INTERVAL_S)
 
 
 def _as_transfer_error(what: str, error: BaseException) -> BaseException:

@@ -1,15 +1,13 @@
-"""Rows without Python: executors' JVMs move them to and from the ranks.
+"""The jar: executors' JVMs move rows to and from the ranks.
 
-`java/` has the sources in Java, and those of the API for Scala. Their jar is in the wheel, or is
-built at the first use, where there is a JDK, and is added to a Spark that already runs without it
-(`spark.jars`). Without it, rows pass through Spark's Python workers (`executor_push`), several
-times slower; a warning says so.
+`java/` has the sources in Java, and those of the API for Scala. Their jar is in the wheel and in
+the image; in a clone `make env` builds it, or the first use, where there is a JDK. It is added to a
+Spark that already runs without it (`spark.jars`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shutil
 import subprocess
@@ -22,6 +20,7 @@ from typing import Any
 import pyspark
 from py4j.protocol import Py4JError
 
+from alchemist_ray.errors import TransferError
 from alchemist_ray.version import __version__
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.matrix.node_shares import chunk_bytes, products
@@ -38,39 +37,28 @@ SOURCE = "alchemist.spark.MatrixSource"
 MAPPED = True  # executors on the ranks' node map their memory; tests of TCP switch it off
 MAX_NUMBERED = 1 << 31  # rows with numbers: a task keeps a bit for each
 
-log = logging.getLogger(__name__)
 _lock = threading.Lock()
-_attached: dict[str, Any] = {}  # applications: the class `Sender`, or None without the jar
-
-
-class NoJar(Exception):
-    """The jar cannot be built or used; the message is the reason."""
+_attached: dict[str, Any] = {}  # the class `Sender` of each application
 
 
 def sender(spark: Any) -> Any:
-    """The Java class `Sender` in Spark's JVM, or None: the reason has been logged."""
+    """The Java class `Sender` in Spark's JVM. Raises `TransferError` without the jar."""
     context = spark.sparkContext
     application = context.applicationId
     with _lock:
         if application not in _attached:  # each name of a package is a search in Spark's jars
-            there = _tried(context)
-            _attached[application] = context._jvm.alchemist.spark.Sender if there else None
+            if not _present(context):
+                _attach(context, build())
+            _attached[application] = context._jvm.alchemist.spark.Sender
         return _attached[application]
 
 
-def _tried(context: Any) -> bool:
-    """Attach the jar, unless it is there; False if that cannot be done, with a warning."""
-    try:
-        if not _present(context):
-            _attach(context, build())
-    except NoJar as reason:
-        log.warning("rows of Spark pass through Python workers, which is slower: %s", reason)
-        return False
-    return True
+def _no_jar(reason: str) -> TransferError:
+    return TransferError(f"Spark needs the jar of Alchemist to move rows, and has none: {reason}")
 
 
 def _present(context: Any) -> bool:
-    """Whether Spark was started with the jar (`spark.jars`). Raises `NoJar` for another version.
+    """Whether Spark was started with the jar (`spark.jars`). `TransferError`: of another version.
 
     A jar that an earlier application of this JVM has attached is not on the executors.
     """
@@ -84,7 +72,7 @@ def _present(context: Any) -> bool:
     except Py4JError:
         return False
     if version != __version__:
-        raise NoJar(f"spark.jars has the jar of version {version}, not {__version__}")
+        raise _no_jar(f"spark.jars has the jar of version {version}, not {__version__}")
     return True
 
 
@@ -92,13 +80,13 @@ def _attach(context: Any, jar: Path) -> None:
     """Add the jar to the driver's class loader, and to the executors' with the next job."""
     loader = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
     if not hasattr(loader, "addURL") or "MutableURLClassLoader" not in loader.getClass().getName():
-        raise NoJar(f"Spark's class loader takes no jar at run time: set spark.jars to {jar}")
+        raise _no_jar(f"Spark's class loader takes no jar at run time: set spark.jars to {jar}")
     loader.addURL(context._jvm.java.io.File(str(jar)).toURI().toURL())
     context._jsc.addJar(str(jar))
 
 
 def build() -> Path:
-    """The jar of these sources, from the last build or a new one. Raises `NoJar`."""
+    """The jar of these sources, from the last build or a new one. Raises `TransferError`."""
     sources = sorted(SOURCES.rglob("*.java")) + sorted(SOURCES.rglob("*.scala"))
     digest = hashlib.sha256(f"{pyspark.__version__.rpartition('.')[0]} {__version__}".encode())
     for source in sources:
@@ -111,7 +99,7 @@ def build() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return _compile(sources, folder / name)
-    raise NoJar(f"neither {folders[0]} nor {folders[1]} can be written")
+    raise _no_jar(f"neither {folders[0]} nor {folders[1]} can be written")
 
 
 def _compile(sources: list[Path], jar: Path) -> Path:
@@ -121,7 +109,10 @@ def _compile(sources: list[Path], jar: Path) -> Path:
         for name in ("java", "javac")
     )
     if java is None or javac is None:
-        raise NoJar("no JDK was found (javac; set JAVA_HOME, or apt-get install default-jdk)")
+        raise _no_jar(
+            "it is not built, and no JDK was found to build it (javac): install one (apt-get "
+            "install default-jdk; JAVA_HOME names it), or a wheel of alchemist-on-ray with the jar"
+        )
     in_java = [str(path) for path in sources if path.suffix == ".java"]
     in_scala = [str(path) for path in sources if path.suffix == ".scala"]
     with tempfile.TemporaryDirectory(dir=jar.parent) as folder:
@@ -146,9 +137,9 @@ def _run(*words: str) -> None:
             words, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise NoJar(f"{words[0]} failed: {error}") from error
+        raise _no_jar(f"{words[0]} failed: {error}") from error
     if done.returncode:
-        raise NoJar(f"{words[0]} failed: {(done.stdout + done.stderr).strip()[-500:]}")
+        raise _no_jar(f"{words[0]} failed: {(done.stdout + done.stderr).strip()[-500:]}")
 
 
 def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, Any]:

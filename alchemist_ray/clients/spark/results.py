@@ -7,8 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.mllib.common import callMLlibFunc
-from pyspark.mllib.linalg import MatrixUDT, VectorUDT
 from pyspark.mllib.linalg.distributed import (
     BlockMatrix,
     CoordinateMatrix,
@@ -16,17 +14,8 @@ from pyspark.mllib.linalg.distributed import (
     RowMatrix,
 )
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import (
-    BooleanType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    StructField,
-    StructType,
-)
 
-from alchemist_ray.clients.spark import jvm, object_store_pull
+from alchemist_ray.clients.spark import jvm
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
@@ -36,27 +25,6 @@ from mpi_workers.matrix.layout import Distribution, Shape
 KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix")
 PARTITION = 64 << 20  # 64 MiB: approximate maximum of a partition
 BLOCK = 1024  # rows and columns of a block, as MLlib's own default
-
-_TYPES = {
-    "float32": FloatType, "float64": DoubleType, "int32": IntegerType, "int64": LongType,
-    "bool": BooleanType,
-}  # fmt: skip
-_NUMBERED = StructType(
-    [StructField("index", LongType(), False), StructField("vector", VectorUDT(), False)]
-)
-_ENTRIES = "i long, j long, value double"
-_BLOCKS = StructType(
-    [
-        StructField(
-            "_1",
-            StructType(
-                [StructField("_1", LongType(), False), StructField("_2", LongType(), False)]
-            ),
-            False,
-        ),
-        StructField("_2", MatrixUDT(), False),
-    ]
-)
 
 
 def to_spark(
@@ -95,18 +63,19 @@ def to_spark(
         If the matrix has no columns, or no rows for one of MLlib's.
     StaleHandleError
         If the gang has ended.
+    TransferError
+        If Spark has no jar of Alchemist, and none can be built: there is no JDK.
     BadArgumentError
         If `kind` is not one of these.
 
     Notes
     -----
     The tasks fetch from the gang's nodes directly, with one connection per task and node: no data
-    passes through this process, and none through Python workers if there is a JDK. If the gang has
-    ended, the tasks fail.
+    passes through this process or through Python workers. If the gang has ended, the tasks fail.
     """
     if kind not in KINDS:
         raise BadArgumentError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
-    if handle.dtype.name not in _TYPES:
+    if handle.dtype.kind == "c":
         raise DtypeError(
             f"{handle.name} has dtype {handle.dtype}, and Spark has no complex numbers"
         )
@@ -124,8 +93,8 @@ def to_spark(
         handle.id, Distribution(handle.layout, handle.stored_shape, connection.grid), handle.dtype
     )
     down, across = block or (BLOCK, BLOCK)
-    find = _by_python if jvm.sender(spark) is None else _by_jvm
-    found = find(spark, endpoints, target, kind, (down, across), handle.columns)
+    jvm.sender(spark)  # the jar is there
+    found = _found(spark, endpoints, target, kind, (down, across), handle.columns)
     match kind:
         case "DataFrame":
             return found
@@ -138,7 +107,7 @@ def to_spark(
     return BlockMatrix(found, down, across, m, n)
 
 
-def _by_jvm(
+def _found(
     spark: Any,
     endpoints: DataEndpoints,
     target: TransferTarget,
@@ -168,48 +137,6 @@ def _by_jvm(
     return matrices.blocks(context, described, parts, *map(int, block))
 
 
-def _by_python(
-    spark: Any,
-    endpoints: DataEndpoints,
-    target: TransferTarget,
-    kind: str,
-    block: Shape,
-    names: Sequence[str],
-) -> Any:
-    """The same by Python workers; a RowMatrix as a DataFrame of vectors."""
-    m, n = target.distribution.shape
-    nbytes = m * n * target.dtype.itemsize
-    if kind == "BlockMatrix":
-        down, across = block
-        numbers = _numbers(spark, math.ceil(m / down) * math.ceil(n / across), nbytes)
-        get = object_store_pull.blocks(endpoints, target, down, across)
-        return _java("createBlockMatrix", numbers.mapInArrow(get, _BLOCKS), down, across, m, n)
-    numbers = _numbers(spark, m, nbytes)
-    match kind:
-        case "CoordinateMatrix":
-            get = object_store_pull.entries(endpoints, target)
-            return _java("createCoordinateMatrix", numbers.mapInArrow(get, _ENTRIES), m, n)
-        case "DataFrame":
-            # Arrow's batches are matched to the schema by names, which may occur twice.
-            element = _TYPES[target.dtype.name]()
-            schema = StructType([StructField(f"c{j}", element, False) for j in range(n)])
-            found = numbers.mapInArrow(object_store_pull.columns(endpoints, target), schema)
-            return found.toDF(*names) if names else found
-    found = numbers.mapInArrow(object_store_pull.numbered(endpoints, target), _NUMBERED)
-    if kind == "RowMatrix":
-        return found.select("vector")
-    return _java("createIndexedRowMatrix", found, m, n)
-
-
 def _partitions(spark: Any, count: int, nbytes: int) -> int:
     cores: int = spark.sparkContext.defaultParallelism
     return max(1, min(count, max(cores, nbytes // PARTITION)))
-
-
-def _numbers(spark: Any, count: int, nbytes: int) -> Any:
-    """A DataFrame of the numbers 0 to `count`, in partitions."""
-    return spark.range(0, count, 1, _partitions(spark, count, nbytes))
-
-
-def _java(maker: str, frame: Any, *sizes: int) -> Any:
-    return callMLlibFunc(maker, frame, *map(int, sizes))

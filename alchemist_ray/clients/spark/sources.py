@@ -1,8 +1,6 @@
 """Sources of Spark: rows in Spark's order, which are counted first; rows and blocks with numbers.
 
-One task per core sends its rows or blocks to the gang's nodes from the JVM (`jvm.py`). Where there
-is no JDK, they reach the executors' Python workers as Arrow batches (`mapInArrow`), and go from
-there to the ranks (`executor_push.py`).
+One task per core sends its rows or blocks to the gang's nodes from the JVM (`jvm.py`).
 """
 
 from __future__ import annotations
@@ -12,29 +10,16 @@ import contextlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from py4j.protocol import Py4JError
-from pyspark.sql import functions as F
 
 from alchemist_ray.clients.spark import jobs, jvm
-from alchemist_ray.clients.spark.arrow import SCALAR
-from alchemist_ray.clients.spark.executor_push import (
-    COUNT_SCHEMA,
-    REPORT_SCHEMA,
-    Push,
-    count,
-    numbered_blocks,
-    numbered_rows,
-    ordered_rows,
-    task,
-    unpacked,
-)
 from alchemist_ray.errors import IncompleteMatrixError, TransferError
 from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.description import NodeTimes, TransferTarget
@@ -42,16 +27,13 @@ from mpi_workers.data.transfers import Progress, RowWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
 
-BATCH = 16 << 20  # 16 MiB: an Arrow batch from the JVM to Python
 PANEL = 16 << 20  # 16 MiB of zeros, sent for missing rows
 MIN_BATCH = 256 << 10  # 256 KiB: smaller batches of columns are sent as rows, in blocks
 BATCH_ROWS_OF_CACHE = 10_000  # Spark's default
-PARTITION_COLUMN = "alchemist_partition"
+SCALAR, VECTOR, LIST = "scalar", "vector", "list"  # kinds of columns
 
 # Partitions must be the same in both jobs.
 FIXED_PARTITIONS = {"spark.sql.adaptive.enabled": "false"}
-BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-COUNT_BATCH = 1 << 20
 
 # Of each task, its report, and the numbers of the rows or blocks that it has sent.
 Answers = list[tuple[Any, NDArray[np.int64]]]
@@ -70,8 +52,6 @@ class SparkSource:
     Parameters
     ----------
     spark : SparkSession
-    frame : callable
-        Makes the DataFrame that `push` reads, if it is needed.
     kind : str
         The type that the user sent.
     rdd : JavaRDD, optional
@@ -84,22 +64,16 @@ class SparkSource:
     def __init__(
         self,
         spark: Any,
-        frame: Callable[[], Any],
         kind: str,
         shape: Shape,
         dtype: np.dtype[Any],
         rdd: Any = None,
     ) -> None:
         self._spark = spark
-        self._make_frame = frame
         self._rdd = rdd
         self._kind = kind
         self.shape = shape
         self.dtype = dtype
-
-    @cached_property
-    def _frame(self) -> Any:
-        return self._make_frame()
 
     def provenance(self) -> dict[str, Any]:
         context = self._spark.sparkContext
@@ -117,13 +91,11 @@ class SparkSource:
         if 0 in self.shape:
             return {}
         spark = self._spark
-        sender = jvm.sender(spark) if self._fits_jvm else None
+        sender = jvm.sender(spark)
+        described = jvm.description(connection.endpoints, target)
 
         def action() -> Answers:
-            if sender is not None:
-                return self._send_by_jvm(sender, jvm.description(connection.endpoints, target))
-            with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(self._batch())}):
-                return self._send_by_python(task(connection.endpoints, target, self._push()))
+            return self._answers(sender, described)
 
         answers = jobs.run(spark, f"send a {self._kind}", action, partial(_watch, connection))
         reports = [report for report, _ in answers]
@@ -137,33 +109,8 @@ class SparkSource:
             progress(self.shape[0] * self.shape[1] * self.dtype.itemsize)
         return times
 
-    def _send_by_python(self, function: Any) -> Answers:
+    def _answers(self, sender: Any, description: dict[str, Any]) -> Answers:
         """The report of each task, and the numbers of what it has sent."""
-        frame = self._numbered_frame().coalesce(_cores(self._spark))
-        answers = frame.mapInArrow(function, REPORT_SCHEMA).collect()
-        found = [(json.loads(its.report), unpacked(its.places)) for its in answers]
-        for stage in {report["stage"] for report, _ in found}:
-            if (count := jobs.attempts(self._spark, stage)) > 1:
-                found[0][0]["again"] = count - 1
-        return found
-
-    def _send_by_jvm(self, sender: Any, description: dict[str, Any]) -> Answers:
-        """The same, without Python workers."""
-        raise NotImplementedError
-
-    @property
-    def _fits_jvm(self) -> bool:
-        return False
-
-    def _batch(self) -> int:
-        """Rows of the frame in an Arrow batch."""
-        return max(1, BATCH // (self.shape[1] * 8))
-
-    def _numbered_frame(self) -> Any:
-        """The frame that `_push` reads."""
-        return self._frame
-
-    def _push(self) -> Push:
         raise NotImplementedError
 
     def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
@@ -199,7 +146,7 @@ class OrderedSource(SparkSource):
     def __init__(
         self,
         spark: Any,
-        frame: Callable[[], Any],
+        frame: Any,
         kind: str,
         names: list[str],
         kinds: list[str],
@@ -212,27 +159,23 @@ class OrderedSource(SparkSource):
         self._names, self._kinds, self._widths = names, kinds, widths
         self._elements = elements  # of each column, before they are converted to `dtype`
         self.columns = names if sum(widths) == len(names) else ()  # a vector has more than its name
-        self._spark, self._make_frame = spark, frame
+        self._spark, self._frame = spark, frame  # None, if the rows are those of `rdd`
         sender = self._sender = jvm.sender(spark)
         self._stored: Any = None  # the batches of Spark's cache, if the frame is made of them
         self._rows = rdd  # in the form in which they were counted, if it is that of sending
 
         def action() -> list[Any]:
-            if sender is not None and rdd is None and all(each == SCALAR for each in kinds):
+            if rdd is None and all(each == SCALAR for each in kinds):
                 self._stored = sender.stored(self._frame._jdf)
                 if self._stored is not None:
                     self._rows = self._stored.rdd()
-            if sender is not None and self._rows is not None:
+            if self._rows is not None:
                 pairs: list[Any] = json.loads(sender.count(self._rows, _cores(spark)))
                 return pairs
-            with jobs.settings(spark, FIXED_PARTITIONS | {BATCH_ROWS: str(COUNT_BATCH)}):
-                if sender is not None:
-                    rows = sender.rows(self._frame.select()._jdf)
-                    pairs = json.loads(sender.count(rows, _cores(spark)))
-                    return pairs
-                # groupBy would take 1 s longer: its shuffle has 200 partitions by default.
-                parts = self._frame.select(F.spark_partition_id()).coalesce(_cores(spark))
-                return [tuple(row) for row in parts.mapInArrow(count, COUNT_SCHEMA).collect()]
+            with jobs.settings(spark, FIXED_PARTITIONS):
+                rows = sender.rows(self._frame.select()._jdf)
+                pairs = json.loads(sender.count(rows, _cores(spark)))
+                return pairs
 
         counted = jobs.run(
             spark, f"count the rows of a {kind}", action, partial(_watch, connection)
@@ -240,13 +183,9 @@ class OrderedSource(SparkSource):
         counts = dict(counted)
         sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
         self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
-        super().__init__(spark, frame, kind, (self._starts[-1], sum(widths)), dtype, rdd)
+        super().__init__(spark, kind, (self._starts[-1], sum(widths)), dtype, rdd)
 
-    @property
-    def _fits_jvm(self) -> bool:
-        return True
-
-    def _send_by_jvm(self, sender: Any, description: dict[str, Any]) -> Answers:
+    def _answers(self, sender: Any, description: dict[str, Any]) -> Answers:
         columns = [
             {"name": name, "kind": kind, "width": width, "type": element.name}
             for name, kind, width, element in zip(
@@ -273,7 +212,7 @@ class OrderedSource(SparkSource):
         try:
             return super().send(connection, target, progress)
         except TransferError:
-            if self._sender is not None and self._rows is not None:
+            if self._rows is not None:
                 with contextlib.suppress(Py4JError, OSError):
                     self._sender.forget(self._rows)
             raise
@@ -284,12 +223,6 @@ class OrderedSource(SparkSource):
             return False
         rows = min(BATCH_ROWS_OF_CACHE, self.shape[0] // max(1, len(self._starts) - 1))
         return rows * self.shape[1] * self.dtype.itemsize >= MIN_BATCH
-
-    def _numbered_frame(self) -> Any:
-        return self._frame.withColumn(PARTITION_COLUMN, F.spark_partition_id())
-
-    def _push(self) -> Push:
-        return ordered_rows(self._names, self._kinds, self._widths, self.dtype, self._starts)
 
     def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
         seen = {int(part): rows for each in sent.reports for part, rows in each["seen"].items()}
@@ -305,11 +238,7 @@ class OrderedSource(SparkSource):
 class NumberedSource(SparkSource):
     """Rows with numbers; missing rows are zero."""
 
-    @property
-    def _fits_jvm(self) -> bool:
-        return self.shape[0] < jvm.MAX_NUMBERED
-
-    def _send_by_jvm(self, sender: Any, description: dict[str, Any]) -> Answers:
+    def _answers(self, sender: Any, description: dict[str, Any]) -> Answers:
         column = {"name": "vector", "kind": "vector", "width": self.shape[1], "type": "float64"}
         spec = json.dumps(description | {"columns": [column]})
         answers = []
@@ -320,9 +249,6 @@ class NumberedSource(SparkSource):
                 sent = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + places["first"]
             answers.append((report, sent))
         return answers
-
-    def _push(self) -> Push:
-        return numbered_rows("vector", self.shape[1], self.shape[0], self.dtype)
 
     def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
         m, n = self.shape
@@ -349,7 +275,6 @@ class BlocksSource(SparkSource):
     def __init__(
         self,
         spark: Any,
-        frame: Callable[[], Any],
         kind: str,
         shape: Shape,
         dtype: np.dtype[Any],
@@ -357,22 +282,12 @@ class BlocksSource(SparkSource):
         block: Shape,
     ) -> None:
         self._block = block
-        super().__init__(spark, frame, kind, shape, dtype, rdd)
+        super().__init__(spark, kind, shape, dtype, rdd)
 
-    @property
-    def _fits_jvm(self) -> bool:
-        return True
-
-    def _send_by_jvm(self, sender: Any, description: dict[str, Any]) -> Answers:
+    def _answers(self, sender: Any, description: dict[str, Any]) -> Answers:
         spec = json.dumps(description | {"block": self._block})
         reports = json.loads(sender.blocks(self._rdd, _cores(self._spark), spec))
         return [(each, np.array(each.pop("blocks", []), np.int64).reshape(-1)) for each in reports]
-
-    def _batch(self) -> int:
-        return max(1, BATCH // (self._block[0] * self._block[1] * 8))
-
-    def _push(self) -> Push:
-        return numbered_blocks(*self._block, self.dtype)
 
     def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
         seen: set[tuple[int, int]] = set()

@@ -124,19 +124,12 @@ def test_dtypes(als: AlchemistSession, spark: Any) -> None:
         als.send_matrix(frame, dtype="int64")
 
 
-@pytest.mark.parametrize("way", ["JVM", "Python"])
 def test_numbers_that_a_narrower_dtype_cannot_hold_are_refused(
-    als: AlchemistSession, spark: Any, way: str, monkeypatch: pytest.MonkeyPatch
+    als: AlchemistSession, spark: Any
 ) -> None:
     from pyspark.ml.linalg import Vectors
     from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
 
-    from alchemist_ray.clients.spark import jvm
-
-    if way == "Python":
-        monkeypatch.setattr(jvm, "sender", lambda spark: None)
-    elif jvm.sender(spark) is None:
-        pytest.skip("the jar cannot be built")
     rows = spark.sparkContext.parallelize([IndexedRow(0, [1.0, 1e300])], 1)
     one = IndexedRowMatrix(rows, 1, 2)
     for large, dtype in (
@@ -212,17 +205,10 @@ def test_a_source_that_changes_is_detected(
     refused(als, frame, TransferError, "partition 0", "cache")
 
 
-@pytest.mark.parametrize("way", ["JVM", "Python"])
 def test_a_stage_that_spark_runs_again_is_refused(
-    als: AlchemistSession, spark: Any, tmp_path: Any, way: str, monkeypatch: pytest.MonkeyPatch
+    als: AlchemistSession, spark: Any, tmp_path: Any
 ) -> None:
     """A task finds no shuffle file, and the tasks of the second attempt have number 0 again."""
-    from alchemist_ray.clients.spark import jvm
-
-    if way == "Python":
-        monkeypatch.setattr(jvm, "sender", lambda spark: None)
-    elif jvm.sender(spark) is None:
-        pytest.skip("the jar cannot be built")
     folders = list(spark._jvm.org.apache.spark.SparkEnv.get().blockManager()
                    .diskBlockManager().localDirsString())  # fmt: skip
     counter = tmp_path / "partitions"
@@ -240,18 +226,6 @@ def test_a_stage_that_spark_runs_again_is_refused(
     refused(als, frame, TransferError, "repeated", "a shuffle file")
     assert counter.stat().st_size > 8
     np.testing.assert_array_equal(np.sort(als.send_matrix(frame).fetch()[:, 0]), np.arange(4000))
-
-
-def test_row_numbers_take_few_bits() -> None:
-    """Those of 16 tasks in random order are a tenth of what they were; consecutive ones nothing."""
-    from alchemist_ray.clients.spark.executor_push import packed, unpacked
-
-    random = np.random.default_rng(0)
-    mine = np.sort(random.permutation(1_600_000)[:100_000])
-    assert len(packed(mine)) < 0.13 * mine.nbytes
-    assert len(packed(np.arange(10**6))) < 10_000
-    for numbers in (mine, [], [7], [5, 5, 3, 0], [2**62, 0, 2**62 - 1], [0, 127, 255, 33_000]):
-        assert unpacked(packed(np.array(numbers, np.int64))).tolist() == list(numbers)
 
 
 def test_missing_rows_are_zero(als: AlchemistSession, spark: Any) -> None:
@@ -386,22 +360,3 @@ def test_many_partitions_share_few_tasks(
     A = als.send_matrix(spark.range(0, 1000, 1, 200))
     assert tasks == [spark.sparkContext.defaultParallelism]
     np.testing.assert_array_equal(A.fetch()[:, 0], np.arange(1000))
-
-
-def test_executors_need_neither_ray_nor_us(als: AlchemistSession, spark: Any) -> None:
-    """Python workers are reused, so they show which modules the transfer imported."""
-
-    def loaded(batches: Any) -> Any:
-        import sys
-
-        import pyarrow as pa
-
-        for _ in batches:
-            names = {name.partition(".")[0] for name in sys.modules}
-            yield pa.RecordBatch.from_pydict({"name": sorted(names)})
-
-    als.send_matrix(als.send_matrix(X).to_spark(spark))
-    found = spark.range(0, 8, 1, 4).mapInArrow(loaded, "name string").distinct().collect()
-    names = {row.name for row in found}
-    assert "numpy" in names
-    assert not {"ray", "alchemist_ray", "mpi4py", "ali"} & names
