@@ -1,4 +1,4 @@
-"""``alchemist kuberay``: print manifests for ``kubectl``, or write the folders in ``kuberay/``."""
+"""``alchemist kuberay``: print manifests for ``kubectl``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
-from pathlib import Path
 
-from alchemist_ray.deploy.kubernetes import overlays
 from alchemist_ray.deploy.kubernetes.manifests import manifests, to_yaml
 from alchemist_ray.deploy.kubernetes.options import GANG_SCHEDULERS, HELP, ClusterOptions, flag_of
 from alchemist_ray.subcommands import add_subcommand
@@ -17,9 +15,6 @@ from alchemist_ray.subcommands import add_subcommand
 def main(argv: Sequence[str]) -> int:
     """Run ``alchemist kuberay``. Returns 0, or 2 for invalid options."""
     asked = _parser().parse_args(argv[1:])
-    if asked.verb == "overlays":
-        overlays.write(asked.write)
-        return 0
     chosen = {field.name: getattr(asked, field.name) for field in fields(ClusterOptions)}
     try:
         text = to_yaml(manifests(ClusterOptions(**chosen)))
@@ -53,8 +48,4 @@ def _parser() -> argparse.ArgumentParser:
             choices=GANG_SCHEDULERS if field.name == "gang" else None,
             help=f"{text} (default: {default})" if default else text,
         )
-    write = add_subcommand(verbs, "overlays", "write the kustomize folders and the Helm chart")
-    write.add_argument(
-        "--write", type=Path, required=True, metavar="FOLDER", help="folder to write to (kuberay/)"
-    )
     return parser

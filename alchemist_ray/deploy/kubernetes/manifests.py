@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from alchemist_ray.deploy.kubernetes.dashboard import dashboard_text
 from alchemist_ray.deploy.kubernetes.options import RAY_VERSION, ClusterOptions, parts
 from alchemist_ray.gateway.protocol import PORT
 
@@ -54,6 +54,7 @@ HEAD_PORTS = {
     "dash-metrics": 44227,
 }
 WORKER_PORTS = {"metrics": 8080}
+DASHBOARD = Path(__file__).with_name("dashboard.json")  # for Grafana
 HEALTH = {"path": "/api/healthz", "port": RAY_PORTS["dashboard-agent-listen-port"]}
 USER = 1000
 KILL_S = 30  # Kubernetes kills a pod that takes longer to end; ours take DRAIN_S and 2 s
@@ -506,7 +507,7 @@ def monitors(o: ClusterOptions) -> list[Map]:
         "selector": {"matchLabels": labels(o, "worker")},
         "podMetricsEndpoints": [{"port": "metrics"}],
     }
-    data = {"alchemist.json": dashboard_text()}
+    data = {"alchemist.json": DASHBOARD.read_text()}
     board = make_object(o, "v1", "ConfigMap", f"{o.name}-dashboard", data=data)
     board["metadata"]["labels"]["grafana_dashboard"] = "1"
     api = "monitoring.coreos.com/v1"

@@ -17,11 +17,11 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.deploy.kubernetes.dashboard import PANELS
 from alchemist_ray.errors import RoutineError
 from alchemist_ray.observe import metrics
 from alchemist_ray.runtime.commands.matrix_records import Record
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures, held_bytes
+from tests.deploy.kuberay.folders import queries
 from tests.support import traces
 
 PENDULUM = Path(__file__).parents[2] / "envs" / "pendulum.py"
@@ -208,16 +208,15 @@ def test_a_gang_that_has_ended_shows_nothing(exported: Samples) -> None:
 def test_every_query_of_the_dashboard_finds_what_is_exported(exported: Samples) -> None:
     names = {name for name, _ in exported}
     absent = {"gateway"} if SIMULATES else {"gateway", "env"}  # gateway/test_gateway_metrics.py
-    for _, _, lines in PANELS:
-        for query, _ in lines:
-            for name in re.findall(r"ray_(alchemist_\w+)\{", query):
-                base = re.sub(r"_(bucket|sum|count)$", "", name)
-                about = metrics.METRICS[base if base in metrics.METRICS else name]
-                by = re.findall(r" by \(([^)]*)\)", query)
-                labels = {label.strip() for group in by for label in group.split(",")}
-                assert labels - {"le"} <= set(about.labels), query
-                if not any(f"alchemist_{word}" in name for word in absent):
-                    assert name.replace("_bucket", "_count") in names, name
+    for query in queries():
+        for name in re.findall(r"ray_(alchemist_\w+)\{", query):
+            base = re.sub(r"_(bucket|sum|count)$", "", name)
+            about = metrics.METRICS[base if base in metrics.METRICS else name]
+            by = re.findall(r" by \(([^)]*)\)", query)
+            labels = {label.strip() for group in by for label in group.split(",")}
+            assert labels - {"le"} <= set(about.labels), query
+            if not any(f"alchemist_{word}" in name for word in absent):
+                assert name.replace("_bucket", "_count") in names, name
 
 
 def test_the_page_has_the_table() -> None:

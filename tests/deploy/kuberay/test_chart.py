@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alchemist_ray.deploy.kubernetes import GANG_SCHEDULERS, ClusterOptions, manifests
-from alchemist_ray.deploy.kubernetes.chart import chart_values
-from alchemist_ray.deploy.kubernetes.overlays import OVERLAYS
+from tests.deploy.kuberay.folders import CHART, OVERLAYS, chart_values
 from tests.kube import binaries
 
 Map = dict[str, Any]
-ROOT = Path(__file__).parents[3] / "kuberay"
-CHART = ROOT / "chart"
-OPTIONS = {name: o.options for name, o in OVERLAYS.items() if o.options.job is None} | {
+OPTIONS = {name: o for name, o in OVERLAYS.items() if o.job is None} | {
     "defaults": ClusterOptions(),
     "choice of nodes": ClusterOptions(
         pull_secrets="registry,other",

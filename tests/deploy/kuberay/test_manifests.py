@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import shutil
 import subprocess
@@ -17,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests, to_yaml
+from alchemist_ray.deploy.kubernetes.manifests import DASHBOARD
 from alchemist_ray.deploy.kubernetes.options import KUBERNETES_VERSIONS
-from alchemist_ray.deploy.kubernetes.overlays import BASE, DEMO, OVERLAYS, files
 from tests.deploy.kuberay import crds, kustomize, policy
+from tests.deploy.kuberay.folders import CHART, DEMO, OVERLAYS, ROOT, chart_values
 
 Map = dict[str, Any]
-ROOT = Path(__file__).parents[3] / "kuberay"
-FOLDERS = {"base": BASE} | {f"overlays/{name}": o.options for name, o in OVERLAYS.items()}
+FOLDERS = {"base": ClusterOptions()} | {f"overlays/{name}": o for name, o in OVERLAYS.items()}
 
 
 @cache
@@ -55,13 +56,16 @@ def test_a_folder_is_what_the_renderer_makes(folder: str) -> None:
     assert by_name(kustomize.build(ROOT / folder)) == by_name(manifests(FOLDERS[folder]))
 
 
-def test_the_committed_folders_are_current() -> None:
-    committed = {
-        path.relative_to(ROOT).as_posix(): path.read_text()
-        for path in ROOT.rglob("*")
-        if path.is_file() and path.parent != ROOT
-    }
-    assert committed == files(), "run `alchemist kuberay overlays --write kuberay`"
+def test_every_folder_is_compared() -> None:
+    assert {path.name for path in (ROOT / "overlays").iterdir()} == set(OVERLAYS)
+
+
+def test_the_charts_values_are_the_renderers_options_and_defaults() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values == chart_values(ClusterOptions())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(schema["properties"]) - {"global"} == set(values)
+    assert (CHART / "files" / "dashboard.json").read_text() == DASHBOARD.read_text()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -14,10 +14,9 @@ import yaml
 
 from alchemist_ray.cli import main
 from alchemist_ray.deploy.kubernetes import KUBERAY_VERSION, RAY_VERSION, ClusterOptions, manifests
-from alchemist_ray.deploy.kubernetes.dashboard import PANELS
 from alchemist_ray.deploy.kubernetes.options import HELP, KUBERNETES_VERSIONS
-from alchemist_ray.deploy.kubernetes.overlays import OVERLAYS
 from tests.deploy.kuberay import crds
+from tests.deploy.kuberay.folders import queries
 
 ROOT = Path(__file__).parents[3]
 
@@ -71,13 +70,6 @@ def test_pods_get_nodes_and_secrets_as_asked() -> None:
     ]
     assert "tolerations" not in head
     assert "nodeSelector" not in head
-
-
-def test_overlays_are_written_by_a_command(tmp_path: Path) -> None:
-    assert main(["kuberay", "overlays", "--write", str(tmp_path)]) == 0
-    for path in (p for p in tmp_path.rglob("*") if p.is_file()):
-        assert path.read_text() == (ROOT / "kuberay" / path.relative_to(tmp_path)).read_text()
-    assert len(list((tmp_path / "overlays").iterdir())) == len(OVERLAYS)
 
 
 def test_every_option_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,10 +154,9 @@ def test_ray_exports_what_the_dashboard_shows() -> None:
     ray = pytest.importorskip("ray")
     own = Path(ray.__file__).parent / "dashboard" / "modules" / "metrics" / "dashboards"
     known = "\n".join(path.read_text() for path in own.glob("*_panels.py"))
-    for _, _, lines in PANELS:
-        for query, _ in lines:
-            for metric in re.findall(r"\b(?:ray|autoscaler)_(?!alchemist_)\w+", query):
-                assert f"{metric}{{" in known, metric
+    for query in queries():
+        for metric in re.findall(r"\b(?:ray|autoscaler)_(?!alchemist_)\w+", query):
+            assert f"{metric}{{" in known, metric
 
 
 def test_the_dashboard_counts_actors_by_their_names() -> None:
@@ -174,8 +165,7 @@ def test_the_dashboard_counts_actors_by_their_names() -> None:
     from alchemist_ray.runtime.group_manager import GroupManager  # noqa: PLC0415
 
     actors: list[Any] = [GroupManager, Agent, Driver]
-    queries = " ".join(query for _, _, lines in PANELS for query, _ in lines)
-    assert f'Name=~"{"|".join(actor.__name__ for actor in actors)}"' in queries
+    assert f'Name=~"{"|".join(actor.__name__ for actor in actors)}"' in " ".join(queries())
 
 
 def test_the_readme_names_every_overlay_and_leads_somewhere() -> None:
