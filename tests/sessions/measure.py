@@ -18,7 +18,9 @@ from tests.support import traces
 
 # Allowed between the first and the last measurement. Memory: allocators keep what they had at
 # their peak; measured over 500 sessions the program keeps 16 KB and the GroupManager 9 KB each.
-LIMITS = {"MB": 96.0, "descriptors": 8, "threads": 8, "files": 2}
+# Descriptors: gRPC opens eight or nine in a GroupManager when calls meet for the first time, and no
+# more of them in 600 runs than in 200.
+LIMITS = {"MB": 96.0, "descriptors": 16, "threads": 8, "files": 2}
 
 
 @dataclass(slots=True)
