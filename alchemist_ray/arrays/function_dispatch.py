@@ -20,7 +20,7 @@ INSTEAD = {  # of functions that are missing: code that runs as it is here, and 
     "save": "A.save('matrix.npy')",
     "eig": "np.linalg.eigh(A) for Hermitian A, else np.linalg.eig(A.fetch())",
     "eigvals": "np.linalg.eigvalsh(A) for Hermitian A, else np.linalg.eigvals(A.fetch())",
-    "sort_complex": "np.sort(A)", "gradient": "(A[2:] - A[:-2]) / 2 for the rows within",
+    "sort_complex": "np.sort(A)",
     "delete": "A[np.arange(len(A)) != 2], a mask of the rows that stay",
     "insert": "np.concatenate([A[:2], A[:1], A[2:]])",
     "compress": "A[A[:, 0] > 0], a mask of rows", "extract": "A[A > 0], a mask of elements",
@@ -29,7 +29,6 @@ INSTEAD = {  # of functions that are missing: code that runs as it is here, and 
     "trapezoid": "(A[1:] + A[:-1]).sum(axis=0) / 2", "ediff1d": "np.diff(A.ravel())",
     "piecewise": "np.where(A > 0, A, -A)",
     "setxor1d": "np.setdiff1d(np.union1d(A, A), np.intersect1d(A, A))",
-    "polyfit": "np.linalg.lstsq(np.stack([A[:, 0] ** 0, A[:, 0]], axis=1), A[:, 1])",
 }  # fmt: skip
 
 

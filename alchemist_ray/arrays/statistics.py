@@ -15,6 +15,7 @@ from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import Implementation, implements
 from alchemist_ray.errors import BadArgumentError, ShapeError
+from alchemist_ray.gang.matrix_ref import MatrixRef
 
 # --- along the elements -----------------------------------------------------------------
 
@@ -82,6 +83,123 @@ def _diff(
     for _ in range(n):
         whole = engine.binary(op, whole[after], whole[before])
     return whole
+
+
+# --- slopes and polynomials -------------------------------------------------------------
+
+
+@implements(np.gradient)
+def _gradient(engine: Engine, f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    whole = engine.matrix(f)
+    if whole.dtype.kind == "i":
+        whole = engine.astype(whole, np.dtype(np.float64))
+    given = range(whole.ndim) if axis is None else axis if np.iterable(axis) else (axis,)
+    axes = [rules.axis_index(one, whole.ndim) for one in given]
+    steps = varargs or (1.0,)
+    if len(steps) == 1 and np.ndim(steps[0]) == 0:
+        steps *= len(axes)
+    if len(steps) != len(axes):
+        raise TypeError(f"np.gradient: {len(steps)} spacings for {len(axes)} axes")
+    if edge_order not in (1, 2):
+        raise BadArgumentError(f"np.gradient: edge_order={edge_order!r}: it must be 1 or 2")
+    found = tuple(
+        _slopes(engine, whole, along, np.asarray(step), edge_order)
+        for along, step in zip(axes, steps, strict=True)
+    )
+    return found[0] if len(found) == 1 else found
+
+
+def _slopes(engine: Engine, f: Any, along: int, step: Any, edge_order: int) -> Any:
+    """Derivatives along an axis: central differences, and one-sided ones at both ends."""
+    n = f.shape[along]
+    if n < edge_order + 1:
+        raise ShapeError(
+            f"np.gradient of shape {f.shape}: axis {along} must have at least {edge_order + 1} "
+            "elements"
+        )
+    if step.ndim and step.shape != (n,):
+        raise ShapeError(
+            f"np.gradient: a spacing of shape {step.shape} for axis {along} of length {n}: give a "
+            "number, or a coordinate for each index"
+        )
+    steps = np.diff(step).astype(np.float64) if step.ndim else np.full(n - 1, step, np.float64)
+
+    def at(start: int, stop: int | None) -> Any:
+        return f[(*(slice(None),) * along, slice(start, stop))]
+
+    def edge(first: int, toward: int) -> Any:
+        i, j, k = ((one, one + 1) for one in (first, first + toward, first + 2 * toward))
+        steps_in = steps if toward == 1 else steps[::-1]
+        left = float(steps_in[0])
+        if edge_order == 1:
+            return (at(*j) - at(*i)) / (toward * left)
+        right = float(steps_in[1])
+        both = left + right
+        return toward * (
+            at(*j) * (both / (left * right))
+            - at(*i) * ((left + both) / (left * both))
+            - at(*k) * (left / (right * both))
+        )
+
+    parts = [edge(0, 1), edge(n - 1, -1)]
+    if n > 2:
+        left, right = (
+            part.reshape([-1 if i == along else 1 for i in range(f.ndim)])
+            for part in (steps[:-1], steps[1:])
+        )
+        if (steps == steps[0]).all():
+            inner = (at(2, None) - at(0, -2)) / (2 * float(steps[0]))
+        else:
+            inner = (
+                at(2, None) * (left / (right * (left + right)))
+                + at(1, -1) * ((right - left) / (left * right))
+                - at(0, -2) * (right / (left * (left + right)))
+            )
+        parts.insert(1, inner)
+    return engine.astype(engine.concatenate(parts, along), f.dtype, copy=False)
+
+
+@implements(np.polyfit)
+def _polyfit(
+    engine: Engine, x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: Any = None
+) -> Any:
+    """As NumPy: least squares with the powers of x, whose columns are scaled to length 1."""
+    X = engine.matrix(x, y if isinstance(y, MatrixRef) else None)
+    Y = engine.matrix(y, X)
+    if X.ndim != 1 or Y.ndim not in (1, 2) or X.shape[0] != Y.shape[0] or not X.size or deg < 0:
+        raise ShapeError(
+            f"np.polyfit of x of shape {X.shape}, y of {Y.shape} and degree {deg}: x must be a "
+            "vector, y have a row for each of its elements, and the degree be at least 0"
+        )
+    kind = np.result_type(X.dtype, np.float16) if X.dtype.kind in "fc" else np.dtype(np.float64)
+    powers = X[:, None].astype(np.result_type(kind, np.float64)) ** np.arange(deg, -1.0, -1.0)
+    if w is not None:
+        weight = engine.matrix(w, X)
+        if weight.shape != X.shape:
+            raise ShapeError(f"np.polyfit: weights of shape {weight.shape} for x of {X.shape}")
+        powers = powers * weight[:, None]
+        Y = Y * (weight[:, None] if Y.ndim == 2 else weight)
+    rcond = X.shape[0] * np.finfo(kind).eps if rcond is None else rcond
+    scale = np.sqrt(np.asarray((abs(powers) ** 2).sum(axis=0)))
+    scale[scale == 0] = 1
+    C, residuals, rank, S = np.linalg.lstsq(powers / scale, Y, rcond)
+    C = engine.astype(
+        C / (scale[:, None] if C.ndim == 2 else scale), np.result_type(kind, Y.dtype), copy=False
+    )
+    if full:
+        return C, residuals, rank, S, rcond
+    if rank != deg + 1:
+        warnings.warn("Polyfit may be poorly conditioned", np.exceptions.RankWarning, stacklevel=4)
+    return C
+
+
+@implements(np.polyval)
+def _polyval(engine: Engine, p: Any, x: Any) -> Any:
+    X = engine.matrix(x, p if isinstance(p, MatrixRef) else None)
+    found = np.zeros_like(X)
+    for coefficient in np.asarray(p):
+        found = found * X + coefficient
+    return found
 
 
 # --- quantiles --------------------------------------------------------------------------
