@@ -54,7 +54,7 @@ $(SMALL): $(BARE)
 
 $(READY): $(BARE)
 	$(INSTALL) '.[all]'
-	if command -v javac >/dev/null; then $(JAR); else echo "no javac: Spark's jar is not built"; fi
+	@$(JAR) || echo "Spark's jar is not built; only the Spark client needs it"
 	touch $@ $(SMALL)
 
 demo: $(SMALL)
@@ -135,7 +135,7 @@ jar: $(READY)
 
 dist: $(READY)
 	rm -rf dist
-	if command -v javac >/dev/null; then $(JAR); else echo "no javac: the wheel has no jar for Spark"; fi
+	$(JAR) || echo "the wheel has no jar for Spark"
 	$(BIN)/uv build --quiet --out-dir dist .
 	$(BIN)/uv build --quiet --wheel alchemist_ray/gateway/wheel --out-dir dist
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz

@@ -157,7 +157,7 @@ def _watch_input(end: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # of workers, if there is no jar
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # of functions in Python
     session = JvmSession(launch_gateway())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the JVM's, which then ends
     watch = threading.Thread(target=_watch_input, args=(session.end,), daemon=True)

@@ -228,6 +228,13 @@ def test_a_stage_that_spark_runs_again_is_refused(
     np.testing.assert_array_equal(np.sort(als.send_matrix(frame).fetch()[:, 0]), np.arange(4000))
 
 
+def test_more_rows_than_a_task_can_mark_are_refused(als: AlchemistSession, spark: Any) -> None:
+    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
+
+    rows = spark.sparkContext.parallelize([IndexedRow(1, [1.0])], 1)
+    refused(als, IndexedRowMatrix(rows, 2**31, 1), ShapeError, "2147483648 rows", "send parts")
+
+
 def test_missing_rows_are_zero(als: AlchemistSession, spark: Any) -> None:
     from pyspark.mllib.linalg import Vectors
     from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
