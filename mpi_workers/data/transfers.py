@@ -3,8 +3,8 @@
 Transfers have steps, small enough to report progress in time. Rows may come in any order.
 
 Needs NumPy and a socket only: it runs in the user's process, in agents and in Ray tasks; Spark's
-JVMs have their own in Java. On the same node one pass of copies serves the mapped memory of all ranks
-that hold a part. To other nodes there are a few streams each, all at the same time.
+JVMs have their own in Java. On the same node one pass of copies serves the mapped memory of all
+ranks that hold a part. To other nodes there are a few streams each, all at the same time.
 """
 
 from __future__ import annotations
