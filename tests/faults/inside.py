@@ -228,14 +228,9 @@ def run_until_lost(name: str) -> dict[str, Any]:
 
 
 def run_function(name: str) -> int:
-    """Run a function, of which the ranks' nodes have no file yet."""
+    """The ranks that a new function ran on."""
     found: int = sessions[name].run(lambda comm, salt: comm.size, time.monotonic_ns())
     return found
-
-
-def function_refused(name: str) -> dict[str, Any]:
-    """The error of a function that does not run."""
-    return _lost_in(lambda: run_function(name))
 
 
 def _lost_in(call: Any) -> dict[str, Any]:

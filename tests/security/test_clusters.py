@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -76,10 +77,10 @@ def test_a_head_of_another_tmpdir_is_not_found(
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def place() -> Iterator[Path]:
     """A folder with a short path, in which a Ray may run; its processes end after the test."""
-    folder = Path("/tmp") / f"alch-{tmp_path.name}"[:20]
-    folder.mkdir(mode=0o755)
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="al-"))
+    folder.chmod(0o755)
     yield folder
     for pid, line in traces.processes().items():
         if str(folder) in line and pid != os.getpid():
