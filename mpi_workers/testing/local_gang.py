@@ -93,8 +93,6 @@ def run(
             what = f"over {timeout} s"
         finally:
             _kill(process.pid, folder)
-        # Not mpiexec's exit code: ranks exit without MPI_Finalize, and hydra may treat the first
-        # exit as a crash and kill the rest.
         done = len(list(Path(folder).glob("done*")))
         if done != ranks:
             said = (output or "")[-OUTPUT_LIMIT:]

@@ -71,6 +71,11 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
         Path(folder, "result.json").write_text(json.dumps(result))
     Path(folder, f"done{world.rank}").touch()
     world.Barrier()  # no rank leaves before all have finished
+    # MPICH says this in exit(). Hydra kills all others, and profilers that still write, when a rank
+    # leaves without it.
+    pmi = int(os.environ["PMI_FD"])
+    os.write(pmi, b"cmd=finalize\n")
+    os.read(pmi, 100)
 
 
 def _traced() -> bool:
