@@ -250,6 +250,7 @@ class SharedBytes:
 
 
 CHANNEL_S = 10.0  # for the ranks to connect
+RETURN_S = 2.0  # for all ranks to leave a step in which one has raised
 HOST = "simulator"  # the library on the ranks that runs simulators
 ROUTINES = (
     "begin", "advance", "render", "save_state", "load_state", "save_copy", "load_copy",
@@ -300,6 +301,7 @@ class Simulation:
         self._channel: RankChannel | None = None
         self._shared: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._begun = False  # an episode on this gang
+        self._raised = False  # a rank, in the last call
         self._running = False
         self._closed = False
         self._lost, self._rate = False, RestartRate()  # of the last gang: the next is a restart
@@ -331,6 +333,8 @@ class Simulation:
         if self._closed:
             raise EnvError("the environment is closed: make another one")
         check_process()
+        if self._raised and self._routines:
+            self._give_up_stuck()
         if not self._routines:
             self._start()
         elif self._attached != self.copies:
@@ -463,6 +467,7 @@ class Simulation:
             raise
         except RoutineError as error:
             self._running = False
+            self._raised = True
             self._drop_channel()
             raise SimulationError(f"{error}\ncall reset() to begin again", **error.facts) from error
         except BaseException:
@@ -574,8 +579,17 @@ class Simulation:
         self.losses.add(TIMEOUTS, 1, error)
         return error
 
+    def _give_up_stuck(self) -> None:
+        """Give the gang up if ranks wait where they cannot be interrupted for one that has raised."""
+        self._raised = False
+        with contextlib.suppress(RoutineError):
+            try:
+                self._routines["begin"].options(timeout_s=RETURN_S)([], [])
+            except (CallTimeoutError, GroupFailedError):
+                self._give_up()
+
     def _give_up(self) -> None:
-        self._begun = self._running = False
+        self._begun = self._running = self._raised = False
         self._routines = {}
         self._drop_channel()
         self._lost = True

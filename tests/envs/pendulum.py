@@ -18,6 +18,7 @@ from mpi_workers.failures import Failure
 OPTIONS = {"length": 20, "agents": 1, "limit": 1.5, "choices": 0, "size": 3, "dtype": "float32"}
 FAULTS = {
     "hang_at": 0, "native_hang_at": 0, "raise_at": 0, "exit_at": 0, "on_rank": -1,
+    "native_others_at": 0,  # all but on_rank wait in native code
     "nan_push": None,  # the push after which the state, or the reward, is not finite
     "nan_reward": False,
     "sleep_s": 0.0,
@@ -92,6 +93,9 @@ def step(ctx: Context, action: list[float]) -> None:
     ctx.state["steps"] += 1
     n = ctx.state["steps"]
     time.sleep(o["sleep_s"])
+    if n == o["native_others_at"] and o["on_rank"] != ctx.rank:
+        ctypes.PyDLL(None).pause()
+        ctypes.PyDLL(None).sleep(3600)
     if o["on_rank"] in (-1, ctx.rank):
         if n == o["hang_at"]:
             while True:

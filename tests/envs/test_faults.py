@@ -21,6 +21,7 @@ from envs import (
     HPCSimulatorEnv,
     HPCSimulatorVectorEnv,
     RestartLimitError,
+    SimulationError,
     StepTimeoutError,
 )
 from tests.support import traces
@@ -97,6 +98,22 @@ def test_a_step_that_hangs_is_ended_with_its_gang(
         assert time.monotonic() - start < RESTART_S
         env.step(ACTION)
         assert pids(env) != ranks
+
+
+def test_ranks_that_do_not_leave_a_failed_step_are_replaced_by_the_next_reset(
+    bystander: HPCSimulatorEnv,
+) -> None:
+    sim = {"raise_at": 2, "native_others_at": 2, "on_rank": 1}
+    with new(sim=sim, num_workers=2) as env:
+        first = env.reset(seed=1)[0].tolist()
+        env.step(ACTION)
+        ranks = pids(env)
+        told_of(SimulationError, lambda: env.step(ACTION))
+        start = time.monotonic()
+        assert env.reset(seed=1)[0].tolist() == first
+        assert time.monotonic() - start < NEWS_S + RESTART_S
+        env.step(ACTION)
+        assert gone(ranks)
 
 
 def test_a_reset_that_hangs_is_ended_too(bystander: HPCSimulatorEnv) -> None:
