@@ -54,8 +54,10 @@ class Decoder:
         self._scores: NDArray[np.float64] = np.zeros(0)
         self._parts: list[NDArray[Any]] = []
 
-    def __call__(self, raw: NDArray[np.uint8], which: Iterable[int]) -> Records:
-        """Copy the records, and check those of the copies in `which`."""
+    def __call__(
+        self, raw: NDArray[np.uint8], which: Iterable[int], steps: NDArray[np.int64]
+    ) -> Records:
+        """Copy the records, and check those of the copies in `which`; `steps` is for errors."""
         if raw is not self._raw:
             table = raw.view(self._layout)
             self._raw, self._scores = raw, table["scores"]
@@ -68,11 +70,14 @@ class Decoder:
             valid: NDArray[np.bool_] = np.asarray(np.isfinite(scores).all(axis=1))
             for part in observations:
                 valid &= np.isfinite(part).all(axis=1)
-            unusable = {copy: self._error(copy, scores) for copy in which if not valid[copy]}
+            unusable = {copy: self._error(copy, scores, steps) for copy in which if not valid[copy]}
         return Records(observations, scores[:, :-1], scores[:, -1] == 1.0, unusable)
 
-    def _error(self, copy: int, scores: NDArray[np.float64]) -> NotFiniteError:
+    def _error(
+        self, copy: int, scores: NDArray[np.float64], steps: NDArray[np.int64]
+    ) -> NotFiniteError:
         where = f" of copy {copy}" if len(scores) > 1 else ""
+        where += f" in step {steps[copy]} of its episode" if steps[copy] else " after reset()"
         if not np.isfinite(scores[copy, :-1]).all():
             found = f"reward or info{where} is not finite: {scores[copy, :-1].tolist()}"
         else:

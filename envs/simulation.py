@@ -341,7 +341,9 @@ class Simulation:
             self._attach()
         if self._channel is None:
             self._open_channel()
-        records = self._records(self._call("begin", which, seeds), which)
+        raw = self._call("begin", which, seeds)
+        self._steps[list(which)] = 0
+        records = self._records(raw, which)
         self._begun = self._running = True
         return records
 
@@ -359,6 +361,8 @@ class Simulation:
         """
         try:
             raw = self._call("advance", actions.tobytes(), which, seeds)
+            self._steps += 1
+            self._steps[list(which)] = 0
             records = self._records(raw, range(self.copies))
         except (SimulationError, GangLostError) as error:
             self.losses.add(DROPPED, self.copies, type(error).__name__)
@@ -372,7 +376,7 @@ class Simulation:
     def _records(self, raw: bytes, which: Iterable[int]) -> Records:
         # Nothing is returned where the records are in shared memory, until the next step.
         table = np.frombuffer(raw, np.uint8) if raw else self._shared
-        return self._decoder(table, which)
+        return self._decoder(table, which, self._steps)
 
     @property
     def running(self) -> bool:
@@ -556,6 +560,7 @@ class Simulation:
                 "'sim' options only"
             )
         self._attached = self.copies
+        self._steps = np.zeros(self.copies, np.int64)
         self._begun = False
         self._routines = {
             name: getattr(library, name).options(timeout_s=config.step_timeout_s)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.utils import EzPickle, seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from alchemist_ray.errors import ResourceError
@@ -41,6 +41,8 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         ``gymnasium.make_vec``, is one simulation with all its agents.
     render_mode : {None, "rgb_array"}
         The result of `render`.
+    autoreset_mode : AutoresetMode or str
+        ``NEXT_STEP`` (default) or ``SAME_STEP``.
     **options
         The keys of the config; they override `config`.
 
@@ -55,7 +57,9 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
     -----
     A sub-environment whose episode is over begins the next one in the next `step`, which ignores
     its action (``AutoresetMode.NEXT_STEP``), like `gymnasium.vector.SyncVectorEnv` over as many
-    `HPCSimulatorEnv`. The agents of a copy begin and end together.
+    `HPCSimulatorEnv`. With ``SAME_STEP`` it begins in the same `step`, and ``infos["final_obs"]`` and
+    ``infos["final_info"]`` have the end of the last one: a second message to the ranks, when an
+    episode ends. The agents of a copy begin and end together.
 
     A gang fails as a whole. With one gang (the default, and the fastest), a dead rank ends the
     episodes of all copies; with ``gangs=copies``, of one. ``on_failure="truncate"`` truncates these
@@ -74,11 +78,22 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         *,
         num_envs: int | None = None,
         render_mode: str | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         **options: Any,
     ) -> None:
-        EzPickle.__init__(self, config, num_envs=num_envs, render_mode=render_mode, **options)
+        EzPickle.__init__(
+            self, config, num_envs=num_envs, render_mode=render_mode,
+            autoreset_mode=autoreset_mode, **options,
+        )  # fmt: skip
         if config is not None and not isinstance(config, Mapping):
             raise EnvConfigError(f"config is a {type(config).__name__}; it must be a dict")
+        mode = getattr(autoreset_mode, "name", str(autoreset_mode)).upper()
+        if mode not in (AutoresetMode.NEXT_STEP.name, AutoresetMode.SAME_STEP.name):
+            raise EnvConfigError(
+                f"autoreset_mode={autoreset_mode!r}: it must be AutoresetMode.NEXT_STEP or SAME_STEP. "
+                "(reset(options={'reset_mask': ...}) begins episodes of chosen sub-environments)"
+            )
+        self.metadata = {**self.metadata, "autoreset_mode": AutoresetMode[mode]}
         given = {**(config or {}), **options}
         num_envs = given.pop("num_envs", num_envs)
         checked = EnvConfig.checked(given, {}, vector=True)
@@ -222,6 +237,8 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         infos = self._info(records.scores, stepped & ~failed)
         if outcome.failures:
             infos |= self._failure_info(outcome, failed & stepped)
+        if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and self._over.any():
+            infos = self._begin_at_once(infos)
         return (
             self._observation(),
             rewards.ravel(),
@@ -229,6 +246,19 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             truncated.repeat(self._agents),
             infos,
         )
+
+    def _begin_at_once(self, infos: dict[str, Any]) -> dict[str, Any]:
+        """Begin the next episodes of the copies whose episode is over; the infos then."""
+        over, ended = np.flatnonzero(self._over).tolist(), self._over.repeat(self._agents)
+        last = np.full(self.num_envs, None, object)
+        for env, observation in enumerate(iterate(self.observation_space, self._observation())):
+            if ended[env]:
+                last[env] = observation
+        final = _of(infos, ended)
+        self._begin({copy: self._drawn(copy, None) for copy in over})
+        self._steps[over], self._over[over] = 0, False
+        kept = _of(infos, ~ended) | {"final_obs": last, "_final_obs": ended}
+        return kept | {"final_info": final, "_final_info": ended.copy()}
 
     def _raise(self, outcome: Outcome) -> None:
         """Raise the first failure; all episodes must be reset then."""
@@ -390,3 +420,14 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.num_envs}: {self._simulation or 'closed'}>"
+
+
+def _of(infos: dict[str, Any], envs: Flags) -> dict[str, Any]:
+    """The infos of some sub-environments, as if the others had none."""
+    kept: dict[str, Any] = {}
+    for name, values in infos.items():
+        valid = infos.get(f"_{name}", np.False_) & envs
+        if valid.any():
+            nothing = None if values.dtype == object else 0
+            kept |= {name: np.where(valid, values, nothing).astype(values.dtype), f"_{name}": valid}
+    return kept

@@ -11,6 +11,7 @@ from gymnasium.vector import VectorEnv
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
+from ray.tune.search.variant_generator import generate_variants
 
 from alchemist_ray.arguments import known_options, positive_int
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
@@ -61,7 +62,8 @@ def configure(
         `HPCSimulatorEnv`, `HPCSimulatorVectorEnv`, `HPCSimulatorMultiAgentEnv`, or a class or
         registered name like them.
     env_config : mapping
-        The environment's config, with ``num_workers``.
+        The environment's config, with ``num_workers``. Its values, and those of ``sim``, may be search
+        spaces of Tune, except for numbers of ranks, gangs and copies.
     num_env_runners : int
         Each has its own gang. With 0, the algorithm's own process has it.
     num_envs_per_env_runner : int
@@ -172,7 +174,8 @@ def _is_multi_agent(config: AlgorithmConfig, env: Any) -> bool:
 
 def _try_out(env: type, settings: dict[str, Any], num_envs: int, vector: bool) -> None:
     """Construct the environment here once, and close it. Raises its errors."""
-    alone = {**settings, "num_workers": 1, "placement": "own"}
+    _, sampled = next(generate_variants(settings))  # of search spaces
+    alone = {**sampled, "num_workers": 1, "placement": "own"}
     alone.pop("ranks_per_bundle", None)
     if vector:
         alone["gangs"] = 1

@@ -21,6 +21,25 @@ from envs.rllib.resources import SPANNING, cpus_per_rank, gang_bundles
 TRANSIENT = (SimulationError, GangLostError, GroupFailedError)
 
 
+class _NoSpaces(dict[str, Any]):
+    """The spaces of a runner without an environment: whoever looks at them gets the reason.
+
+    RLlib drops the errors of runners' constructors and fails in its next line, with an IndexError.
+    """
+
+    def __init__(self, reason: AlchemistError) -> None:
+        super().__init__()
+        self._reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _NoSpaces, (self._reason,)
+
+    def __getitem__(self, _: str) -> Any:
+        raise self._reason
+
+    __iter__ = items = keys = values = get = __getitem__  # type: ignore[assignment]
+
+
 class _GangRunner:
     """Places gangs, limits restarts, and reports why it has given up.
 
@@ -36,6 +55,23 @@ class _GangRunner:
     gave_up: AlchemistError | None = None
     _recreated: RestartRate | None = None
     _reported: Counter[str] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        except AlchemistError as error:
+            if self.worker_index == 0 or isinstance(error, TRANSIENT):
+                raise
+            self.gave_up = error
+
+    def assert_healthy(self) -> None:
+        """RLlib's; a runner that tells why it has no environment must be asked."""
+        if self.gave_up is None:
+            super().assert_healthy()  # type: ignore[misc]
+
+    def get_spaces(self) -> dict[str, Any]:
+        """RLlib's, or the reason why there is no environment."""
+        return _NoSpaces(self.gave_up) if self.gave_up else super().get_spaces()  # type: ignore[misc]
 
     def make_env(self) -> None:
         """Create the environment, also again after a failure."""

@@ -78,7 +78,10 @@ def test_ppo_learns_on_the_agents_of_copies_and_survives_a_loss(sb3: Any, tmp_pa
     from stable_baselines3.common.vec_env import VecMonitor  # noqa: PLC0415
 
     env = sb3({"agents": 2}, copies=2, num_workers=2, on_failure="truncate")
-    model = PPO("MlpPolicy", VecMonitor(env), n_steps=32, batch_size=64, n_epochs=1, device="cpu")
+    model = PPO(
+        "MlpPolicy", VecMonitor(env), n_steps=32, batch_size=64, n_epochs=1, device="cpu",
+        tensorboard_log=str(tmp_path),
+    )  # fmt: skip
     before = [p.detach().clone() for p in model.policy.parameters()]
     model.learn(256)
     os.kill(pids(env.env)[1], signal.SIGKILL)
@@ -86,6 +89,7 @@ def test_ppo_learns_on_the_agents_of_copies_and_survives_a_loss(sb3: Any, tmp_pa
     assert model.num_timesteps == 512
     assert any((a != b).any() for a, b in zip(before, model.policy.parameters(), strict=True))
     assert env.reset_infos[0].get("gang_restarts") == 1
+    assert list(tmp_path.glob("PPO_*/events.out.tfevents.*"))
     model.save(tmp_path / "model.zip")
     assert PPO.load(tmp_path / "model.zip", device="cpu").num_timesteps == 512
 

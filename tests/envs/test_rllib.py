@@ -248,6 +248,24 @@ def test_under_tune_gangs_are_inside_of_their_trial(
     assert sampled(found[0].metrics) == BATCH
 
 
+def test_tune_varies_the_simulators_options_and_shows_why_one_is_refused(
+    cluster: str, tmp_path: Path
+) -> None:
+    choices = [{"length": 10}, {"lenght": 10}]
+    found = tune.Tuner(
+        PPO,
+        param_space=ppo(
+            HPCSimulatorEnv,
+            {"lib_name": "pendulum", "lib_path": str(PENDULUM), "sim": tune.grid_search(choices)},
+        ),
+        run_config=tune.RunConfig(
+            stop={"training_iteration": 1}, verbose=0, storage_path=str(tmp_path)
+        ),
+    ).fit()
+    assert sampled(found[0].metrics) == BATCH
+    assert "unknown options ['lenght']; there are [" in str(found[1].error)
+
+
 def test_too_few_cpus_are_said_before_anything_starts(cluster: str) -> None:
     started = time.monotonic()
     with pytest.raises(ResourceError, match=r"2 env runners of 5 CPUs \(1 for the runner, 1 for"):

@@ -222,6 +222,7 @@ def test_numbers_that_are_not_finite_end_the_episode_with_a_named_error(
         env.step([1.0])
     assert isinstance(caught.value, SimulationError)
     assert ("reward" in str(caught.value)) == reward
+    assert "in step 2 of its episode" in str(caught.value)
     with pytest.raises(EnvError, match="reset"):
         env.step(ACTION)
     env.reset(seed=1)
@@ -256,7 +257,10 @@ def test_a_step_that_is_not_finite_is_counted_logged_and_punished(
     env.reset(seed=1)
     _, reward, _, truncated, info = env.step([1.0])
     assert (reward, truncated, info["dropped_steps"]) == (-7.0, True, 1)
-    assert "dropped_steps +1: simulator 'pendulum': observation is not finite" in caplog.text
+    assert (
+        "dropped_steps +1: simulator 'pendulum': observation in step 1 of its episode is not finite"
+        in caplog.text
+    )
     many = make_vector({"nan_push": 1.0}, copies=2, **options)
     many.reset(seed=1)
     assert many.step(np.array([[0.0], [1.0]]))[1][1] == -7.0

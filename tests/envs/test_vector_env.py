@@ -22,18 +22,25 @@ Make = Callable[..., HPCSimulatorVectorEnv]
 def same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
+        if isinstance(value, dict):
+            same(ours[key], value)
+            continue
         assert ours[key].dtype == value.dtype
-        np.testing.assert_array_equal(ours[key], value)
+        for mine, other in zip(ours[key], value, strict=True):
+            np.testing.assert_array_equal(mine, other)
 
 
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize(("copies", "workers"), [(5, 2), (3, 1), (3, 3)])
-def test_copies_are_a_sync_vector_env(make_vector: Make, copies: int, workers: int) -> None:
+def test_copies_are_a_sync_vector_env(
+    make_vector: Make, copies: int, workers: int, mode: AutoresetMode
+) -> None:
     # Some episodes are over because of their length, some because the mass swings too far.
     sim = {"length": 9, "limit": 0.9}
-    ours = make_vector(sim, copies=copies, num_workers=workers)
-    theirs = SyncVectorEnv([lambda: LocalPendulum(**sim)] * copies)
+    ours = make_vector(sim, copies=copies, num_workers=workers, autoreset_mode=mode)
+    theirs = SyncVectorEnv([lambda: LocalPendulum(**sim)] * copies, autoreset_mode=mode)
     assert ours.num_envs == copies
-    assert ours.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert ours.metadata["autoreset_mode"] is mode
     for name in ("single_observation_space", "single_action_space", "observation_space"):
         assert getattr(ours, name) == getattr(theirs, name)
     theirs.action_space.seed(5)

@@ -54,7 +54,8 @@ def test_cpus_in_use_are_waited_for_and_then_refused(gang: Gang) -> None:
     with opened(start_timeout_s=1.5) as session:
         start = time.monotonic()
         with pytest.raises(
-            ResourceError, match=r"not enough free CPUs for 6 workers .* free now"
+            ResourceError,
+            match=r"not enough free CPUs for 6 workers .* free now.* In use: gang g\w+ \d",
         ) as caught:
             session.request_workers(6)
         seconds = time.monotonic() - start

@@ -20,8 +20,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.autoscaling import Growth
+from alchemist_ray.runtime.cluster.names import gang_and_run
 
 MOST_WAITING = 256  # bundles of a gang whose CPUs are not free yet
+SHOWN = 5  # holders of CPUs in an error
 
 
 def room(cpus: float, each: float) -> int:
@@ -201,8 +203,22 @@ def not_free(workers: int, cpus: float, timeout_s: float) -> ResourceError:
     free = ray.available_resources().get("CPU", 0.0)
     return ResourceError(
         f"not enough free CPUs for {counted(workers, 'worker')} of {counted(cpus, 'CPU')} "
-        f"after {timeout_s:.0f} s; free now: {counted(free, 'CPU')}. {_what_to_do()}"
+        f"after {timeout_s:.0f} s; free now: {counted(free, 'CPU')}. {_held(free)}{_what_to_do()}"
     )
+
+
+def _held(free: float) -> str:
+    """Who has the CPUs: the largest reservations, and the rest."""
+    held: list[tuple[float, str]] = []
+    for about in ray.util.placement_group_table().values():
+        if about["state"] == "CREATED":
+            found = gang_and_run(about["name"])
+            name = f"gang {found[0]}" if found else f"placement group {about['name']!r}"
+            held.append((sum(b.get("CPU", 0.0) for b in about["bundles"].values()), name))
+    others = ray.cluster_resources().get("CPU", 0.0) - free - sum(cpus for cpus, _ in held)
+    held.append((others, "other tasks and actors"))
+    shown = [f"{name} {cpus:g}" for cpus, name in sorted(held, reverse=True)[:SHOWN] if cpus > 0]
+    return f"In use: {', '.join(shown)} (`alchemist status`). " if shown else ""
 
 
 def _what_to_do() -> str:
