@@ -585,7 +585,7 @@ class Simulation:
         return error
 
     def _give_up_stuck(self) -> None:
-        """Give the gang up if ranks wait where they cannot be interrupted for one that has raised."""
+        """Give the gang up if ranks stay in native code or MPI after one has raised."""
         self._raised = False
         with contextlib.suppress(RoutineError):
             try:

@@ -57,8 +57,8 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
     -----
     A sub-environment whose episode is over begins the next one in the next `step`, which ignores
     its action (``AutoresetMode.NEXT_STEP``), like `gymnasium.vector.SyncVectorEnv` over as many
-    `HPCSimulatorEnv`. With ``SAME_STEP`` it begins in the same `step`, and ``infos["final_obs"]`` and
-    ``infos["final_info"]`` have the end of the last one: a second message to the ranks, when an
+    `HPCSimulatorEnv`. With ``SAME_STEP`` it begins in the same `step`, and ``infos["final_obs"]``
+    and ``infos["final_info"]`` have the end of the last one: a second message to the ranks, when an
     episode ends. The agents of a copy begin and end together.
 
     A gang fails as a whole. With one gang (the default, and the fastest), a dead rank ends the
@@ -90,8 +90,8 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         mode = getattr(autoreset_mode, "name", str(autoreset_mode)).upper()
         if mode not in (AutoresetMode.NEXT_STEP.name, AutoresetMode.SAME_STEP.name):
             raise EnvConfigError(
-                f"autoreset_mode={autoreset_mode!r}: it must be AutoresetMode.NEXT_STEP or SAME_STEP. "
-                "(reset(options={'reset_mask': ...}) begins episodes of chosen sub-environments)"
+                f"autoreset_mode={autoreset_mode!r}: it must be AutoresetMode.NEXT_STEP or "
+                "SAME_STEP. (reset(options={'reset_mask': ...}) begins episodes of your choice)"
             )
         self.metadata = {**self.metadata, "autoreset_mode": AutoresetMode[mode]}
         given = {**(config or {}), **options}
@@ -428,6 +428,7 @@ def _of(infos: dict[str, Any], envs: Flags) -> dict[str, Any]:
     for name, values in infos.items():
         valid = infos.get(f"_{name}", np.False_) & envs
         if valid.any():
-            nothing = None if values.dtype == object else 0
-            kept |= {name: np.where(valid, values, nothing).astype(values.dtype), f"_{name}": valid}
+            chosen = np.full(len(values), None if values.dtype == object else 0, values.dtype)
+            chosen[valid] = values[valid]
+            kept |= {name: chosen, f"_{name}": valid}
     return kept

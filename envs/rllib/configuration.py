@@ -62,8 +62,8 @@ def configure(
         `HPCSimulatorEnv`, `HPCSimulatorVectorEnv`, `HPCSimulatorMultiAgentEnv`, or a class or
         registered name like them.
     env_config : mapping
-        The environment's config, with ``num_workers``. Its values, and those of ``sim``, may be search
-        spaces of Tune, except for numbers of ranks, gangs and copies.
+        The environment's config, with ``num_workers``. Its values, and those of ``sim``, may be
+        search spaces of Tune, except for numbers of ranks, gangs and copies.
     num_env_runners : int
         Each has its own gang. With 0, the algorithm's own process has it.
     num_envs_per_env_runner : int
