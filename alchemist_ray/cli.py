@@ -33,7 +33,6 @@ COMMANDS = {
     "bench": ("alchemist_ray.observe.bench.hpc", "run a small HPC benchmark on a gang"),
     "slurm": ("alchemist_ray.deploy.slurm.cli", "run Ray and gangs in a Slurm job"),
     "pbs": ("alchemist_ray.deploy.slurm.cli", "run Ray and gangs in a PBS job"),
-    "kuberay": ("alchemist_ray.deploy.kubernetes.cli", "print manifests for Kubernetes"),
     "virtual-cluster": ("alchemist_ray.deploy.virtual_cluster.cli", "run Ray in virtual machines"),
     "gateway": ("alchemist_ray.gateway.server.cli", "start the endpoint for clients without Ray"),
     "token": (

@@ -16,7 +16,7 @@ from tests.docs.pages import ROOT, documents
 
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(alchemist [a-z][^`]*)`")
-SUBCOMMANDS = {"token": 1, "slurm": 1, "pbs": 1, "kuberay": 1, "bench": 1, "virtual-cluster": 1}
+SUBCOMMANDS = {"token": 1, "slurm": 1, "pbs": 1, "bench": 1, "virtual-cluster": 1}
 BY_ALI = ("new-library", "run-routine", "include")  # processes of their own: `tests/ali`
 
 

@@ -77,7 +77,7 @@ RUN_BY = {
     "docs/your-code.md": {"%load_ext": HERE},
     "kuberay/README.md": {
         "kubectl create": "tests/kube/test_1_readme.py",
-        "alchemist kuberay render": "tests/deploy/kuberay/test_manifests.py",
+        "helm template": "tests/deploy/kuberay/test_chart.py",
         "helm install": "tests/deploy/kuberay/test_chart.py",
         "kustomize.config": HERE,
         "ray job submit": "shown only: it needs a cluster and its forwarded port",

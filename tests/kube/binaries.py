@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from alchemist_ray.deploy.kubernetes.options import KUBERAY_VERSION
+from tests.deploy.kuberay.folders import KUBERAY_VERSION
 
 SOURCE = Path(__file__).parent / "controlplane"
 CACHE = Path.home() / ".cache" / "alchemist-on-ray" / "kube"

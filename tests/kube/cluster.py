@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from tests.kube import addons, binaries, credentials, node, server
 from tests.kube.sandbox import Sandbox
 from tests.kube.timings import Timings
@@ -22,6 +24,7 @@ from tests.kube.timings import Timings
 Map = dict[str, Any]
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
+SMALL = {"cpus": 1, "memory": "2Gi", "headCpus": "1", "headMemory": "3Gi", "storage": "2Gi"}
 UP_S = 180.0
 
 
@@ -107,6 +110,21 @@ class Cluster:
             self._folders["helm"] / "helm", *words, limit_s=120.0, KUBECONFIG=config,
             HELM_CACHE_HOME=home, HELM_CONFIG_HOME=home, HELM_DATA_HOME=home,
         )  # fmt: skip
+
+    def make_namespace(self, name: str) -> None:
+        """A namespace under the `restricted` level, as the README makes it."""
+        self.kubectl("create", "namespace", name)
+        level = "pod-security.kubernetes.io/enforce=restricted"
+        self.kubectl("label", "namespace", name, level)
+
+    def chart(self, name: str, **values: Any) -> list[Map]:
+        """The chart's objects for small pods, and these values, in a namespace of its name."""
+        values = SMALL | values
+        given = self.sandbox.folder / f"{name}.json"
+        given.write_text(json.dumps(values))
+        where = ("--namespace", name, "--values", given)
+        text = self.helm("template", name, ROOT / "kuberay" / "chart", *where)
+        return [one for one in yaml.safe_load_all(text) if one is not None]
 
     def get(self, *words: Any) -> Map:
         """Objects, or one."""

@@ -1,33 +1,19 @@
-"""The batch form: `alchemist kuberay render --job` makes a cluster, runs the demo and goes."""
+"""The batch form: the chart's value `job` makes a cluster, runs the demo and goes."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 from tests.kube.cluster import Cluster
 
-NAMESPACE = "jobs"
-SMALL = ("--cpus", "1", "--memory", "2Gi", "--head-cpus", "1", "--head-memory", "3Gi")
-
-
-def render(*words: str) -> str:
-    """The output of the command line."""
-    return subprocess.run(
-        [sys.executable, "-m", "alchemist_ray.cli", "kuberay", "render", *SMALL, *words],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
+NAMESPACE = "demo"
 
 
 def test_the_demo_runs_as_a_job_with_a_gang_across_two_pods(kube: Cluster) -> None:
-    where = ("--namespace", NAMESPACE, "--name", "demo")
-    text = render(*where, "--job", "alchemist demo --workers 2 --out /tmp/out")
+    kube.make_namespace(NAMESPACE)
+    objects = kube.chart(NAMESPACE, job="alchemist demo --workers 2 --out /tmp/out")
     with kube.timings("RayJob: head and 2 worker pods up, `alchemist demo`, done"):
-        kube.kubectl("apply", "-f", "-", given=text)
+        kube.apply(objects)
 
         def status() -> str:
             found = kube.get("rayjob/demo", "-n", NAMESPACE).get("status", {})

@@ -15,12 +15,14 @@ def commands() -> list[list[str]]:
     text = (ROOT / "kuberay" / "README.md").read_text()
     block = re.findall(r"```sh\n(.*?)```", text, re.S)[0]
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
-    assert [words[0] for words in lines] == ["kubectl"] * 4
+    assert [words[0] for words in lines] == ["kubectl"] * 6
     return [words[1:] for words in lines[1:]]
 
 
 def test_the_readmes_commands_lead_to_the_demo(kube: Cluster) -> None:
-    apply, wait, demo = commands()
+    create, label, apply, wait, demo = commands()
+    kube.kubectl(*create)
+    kube.kubectl(*label)
     with kube.timings("the README's commands: dev overlay applied, ready"):
         kube.kubectl(*(str(ROOT / w) if w.startswith("kuberay/") else w for w in apply))
         kube.kubectl(*wait, limit_s=700)

@@ -21,6 +21,7 @@ IMAGE = "alchemist-on-ray:0.1.0"
 def ray(kube: Cluster) -> Iterator[Cluster]:
     """A head and two workers, as `kubectl apply -k` makes them."""
     with kube.timings("RayCluster of kuberay/base: head and 2 worker pods ready"):
+        kube.make_namespace(NAMESPACE)
         kube.kubectl("apply", "-k", ROOT / "kuberay" / "base")
         kube.wait_for("three ready pods", lambda: kube.is_ready(NAMESPACE, 3), UP_S)
     yield kube

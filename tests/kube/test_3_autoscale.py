@@ -8,7 +8,6 @@ import pytest
 
 from tests.kube.cluster import Cluster
 from tests.kube.running import program
-from tests.kube.test_1_job import render
 
 NAMESPACE = "grows"
 UP_S = 400.0
@@ -18,10 +17,9 @@ LIMIT = 2 << 30  # bytes, of a worker pod
 @pytest.fixture(scope="module")
 def ray(kube: Cluster) -> Iterator[Cluster]:
     """A head alone, from which the cluster grows."""
-    words = ("--autoscale", "--idle-timeout-s", "10", "--workers", "2")
-    with kube.timings("RayCluster with --autoscale: head ready, no workers"):
-        text = render("--namespace", NAMESPACE, "--name", NAMESPACE, *words)
-        kube.kubectl("apply", "-f", "-", given=text)
+    kube.make_namespace(NAMESPACE)
+    with kube.timings("RayCluster with autoscale: head ready, no workers"):
+        kube.apply(kube.chart(NAMESPACE, autoscale=True, idleTimeoutS=10))
         kube.wait_for("a ready head", lambda: kube.is_ready(NAMESPACE, 1), UP_S)
     yield kube
     kube.kubectl("delete", "namespace", NAMESPACE, limit_s=240)

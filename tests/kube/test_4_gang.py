@@ -41,6 +41,7 @@ def has_three_pods(kube: Cluster, name: str) -> bool:
 def test_a_gang_is_scheduled_whole_or_not_at_all(gangs: Cluster) -> None:
     # 10 CPUs each, and the node has 16: a head and a worker of the second would find room.
     for name in (FIRST, SECOND):
+        gangs.make_namespace(name)
         gangs.kubectl("apply", "-k", gangs.kustomized(name, SITE.format(name=name)))
         gangs.wait_for("three pods", partial(has_three_pods, gangs, name), 60)
         if name == FIRST:

@@ -13,9 +13,7 @@ SMALL = "cpus=1,memory=2Gi,headCpus=1,headMemory=3Gi,storage=2Gi"
 def test_a_release_is_installed_changed_and_removed(kube: Cluster) -> None:
     chart = ROOT / "kuberay" / "chart"
     where = ("--namespace", NAMESPACE)
-    level = "pod-security.kubernetes.io/enforce=restricted"  # as the chart's notes advise
-    kube.kubectl("create", "namespace", NAMESPACE)
-    kube.kubectl("label", "namespace", NAMESPACE, level)
+    kube.make_namespace(NAMESPACE)  # as the chart's notes advise
     with kube.timings("helm install: head and 2 worker pods ready"):
         kube.helm("install", NAMESPACE, chart, *where, "--set", SMALL)
         kube.wait_for("three ready pods", lambda: kube.is_ready(NAMESPACE, 3), UP_S)

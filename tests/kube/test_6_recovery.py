@@ -16,6 +16,7 @@ UP_S = 400.0
 @pytest.fixture
 def ray(kube: Cluster) -> Iterator[Cluster]:
     """A head and two workers."""
+    kube.make_namespace(NAMESPACE)
     kube.kubectl("apply", "-k", ROOT / "kuberay" / "base")
     kube.wait_for("three ready pods", lambda: kube.is_ready(NAMESPACE, 3), UP_S)
     yield kube

@@ -1,31 +1,32 @@
-"""The Helm chart gives the objects of the renderer, for the same options."""
+"""The Helm chart: the objects of the overlays for the same values, sound ones for all others."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
-from typing import Any
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alchemist_ray.deploy.kubernetes import GANG_SCHEDULERS, ClusterOptions, manifests
-from tests.deploy.kuberay.folders import CHART, OVERLAYS, chart_values
+from tests.deploy.kuberay import kustomize, policy
+from tests.deploy.kuberay.folders import CHART, FOLDERS, ROOT, Map, by_name
+from tests.deploy.kuberay.test_manifests import check_schemas
 from tests.kube import binaries
 
-Map = dict[str, Any]
-OPTIONS = {name: o for name, o in OVERLAYS.items() if o.job is None} | {
-    "defaults": ClusterOptions(),
-    "choice of nodes": ClusterOptions(
-        pull_secrets="registry,other",
-        node_selector="disk=ssd,zone=a",
-        tolerations="hpc=yes:NoSchedule,gpu:NoExecute",
-        head_node_selector="zone=b",
-        head_tolerations="infra:NoSchedule",
-    ),
+GIVEN: Map = {
+    "pullSecrets": [{"name": "registry"}, {"name": "other"}],
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "hpc", "operator": "Exists", "effect": "NoSchedule"}],
+    "headNodeSelector": {"zone": "b"},
+    "headTolerations": [{"key": "infra", "operator": "Exists", "effect": "NoExecute"}],
+    "annotations": {"example.com/team": "climate"},
+    "priorityClassName": "high",
+    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    "gcsFaultTolerance": {"redisAddress": "redis:6379"},
 }
 
 
@@ -39,88 +40,173 @@ def helm() -> str:
     return found
 
 
-def run(helm: str, *words: str, values: Map | None = None) -> subprocess.CompletedProcess[str]:
+def run(helm: str, *words: str, values: Map) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [helm, *words, "--values", "-"], input=json.dumps(values or {}),
+        [helm, *words, "--values", "-"], input=json.dumps(values),
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
-def by_name(objects: list[Map]) -> dict[tuple[str, str], Map]:
-    found = {(o["kind"], o["metadata"]["name"]): o for o in objects}
-    assert len(found) == len(objects)
-    return found
-
-
-def check_same(helm: str, options: ClusterOptions) -> None:
-    where = (options.name, str(CHART), "--namespace", options.namespace)
-    done = run(helm, "template", *where, values=chart_values(options))
+def rendered(helm: str, values: Map, name: str = "alchemist") -> list[Map]:
+    where = (name, str(CHART), "--namespace", "alchemist")
+    done = run(helm, "template", *where, values=values)
     assert done.returncode == 0, done.stderr
-    made = [one for one in yaml.safe_load_all(done.stdout) if one is not None]
-    wanted = by_name(manifests(options))
-    del wanted["Namespace", options.namespace]
-    assert by_name(made) == wanted
+    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-def test_the_chart_gives_the_renderers_objects(helm: str, options: ClusterOptions) -> None:
-    check_same(helm, options)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_chart_and_the_overlays_mean_the_same(helm: str, folder: str) -> None:
+    assert by_name(rendered(helm, FOLDERS[folder])) == by_name(kustomize.build(ROOT / folder))
+
+
+def test_the_sizes_asked_for_are_those_of_pods_store_and_budget(helm: str) -> None:
+    asked = {"workers": 8, "cpus": 16, "memory": "64Gi", "image": "here.example/a:1"}
+    found = by_name(rendered(helm, asked, "big"))
+    group = found["RayCluster", "big"]["spec"]["workerGroupSpecs"][0]
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 8
+    params = group["rayStartParams"]
+    assert params["num-cpus"] == "16"
+    assert params["object-store-memory"] == str((64 << 30) * 3 // 10)
+    (container,) = group["template"]["spec"]["containers"]
+    assert container["image"] == asked["image"]
+    assert container["resources"]["limits"]["memory"] == "64Gi"
+    assert found["PodDisruptionBudget", "big"]["spec"]["minAvailable"] == 9
+
+
+def test_pods_get_what_a_site_adds(helm: str) -> None:
+    cluster = by_name(rendered(helm, GIVEN))["RayCluster", "alchemist"]["spec"]
+    assert cluster["gcsFaultToleranceOptions"] == GIVEN["gcsFaultTolerance"]
+    head, worker = (
+        group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+    )
+    for pod, prefix in ((head, "head"), (worker, "")):
+        spec = pod["spec"]
+        names = (f"{prefix}NodeSelector", f"{prefix}Tolerations") if prefix else (
+            "nodeSelector", "tolerations"
+        )  # fmt: skip
+        assert [spec["nodeSelector"], spec["tolerations"]] == [GIVEN[name] for name in names]
+        assert pod["metadata"]["annotations"] == GIVEN["annotations"]
+        assert spec["priorityClassName"] == "high"
+        assert spec["imagePullSecrets"] == GIVEN["pullSecrets"]
+        assert GIVEN["volumes"][0] in spec["volumes"]
+        assert GIVEN["volumeMounts"][0] in spec["containers"][0]["volumeMounts"]
+
+
+def test_policies_admit_the_named_networks_and_no_pod_without_the_label(helm: str) -> None:
+    redis = {"to": [{"podSelector": {"matchLabels": {"app": "redis"}}}]}
+    values = {
+        "gateway": True,
+        "gatewayNetworks": ["192.0.2.0/24"],
+        "autoscale": True,
+        "apiServer": ["10.0.0.5/32"],
+        "monitoring": True,
+        "operatorNamespace": "kuberay",
+        "monitoringNamespace": "prometheus",
+        "egress": [redis],
+    }
+    found = by_name(rendered(helm, values))
+    (rule,) = found["NetworkPolicy", "alchemist-gateway"]["spec"]["ingress"]
+    client = {"podSelector": {"matchLabels": {"alchemist-on-ray/gateway-client": "true"}}}
+    assert rule["from"] == [client, {"ipBlock": {"cidr": "192.0.2.0/24"}}]
+    api = found["NetworkPolicy", "alchemist-autoscaler"]["spec"]
+    assert api["egress"][0]["to"] == [{"ipBlock": {"cidr": "10.0.0.5/32"}}]
+    assert api["podSelector"]["matchExpressions"][0]["values"] == ["head"]
+    spec = found["NetworkPolicy", "alchemist"]["spec"]
+    assert redis in spec["egress"]
+    named = [
+        peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for rule in (*spec["ingress"], *spec["egress"])
+        for peer in (*rule.get("from", []), *rule.get("to", []))
+        if "namespaceSelector" in peer
+    ]
+    assert named == ["kuberay", "prometheus", "kube-system"]
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    st.builds(
-        dict,
-        name=st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True),
-        namespace=st.sampled_from(["alchemist", "team-a"]),
-        image=st.sampled_from(
-            ["here.example:5000/x/alchemist:1.2", "alchemist@sha256:" + "a" * 64]
-        ),
-        workers=st.integers(1, 500),
-        cpus=st.integers(1, 128),
-        memory=st.sampled_from(["1Gi", "1500Mi", "64G", "0.5Ti", "1.7Gi"]),
-        head_cpus=st.sampled_from(["2", "1500m"]),
-        gang=st.sampled_from([None, *GANG_SCHEDULERS]),
-        autoscale=st.booleans(),
-        host_network=st.booleans(),
-        network_policy=st.sampled_from([None, False]),
-        gateway=st.booleans(),
-        gateway_networks=st.sampled_from(["192.0.2.0/24", "192.0.2.0/24,198.51.100.7/32"]),
-        monitoring=st.booleans(),
-        tolerations=st.sampled_from(["", "hpc:NoSchedule"]),
-    )
+    st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "image": st.sampled_from(
+                ["here.example:5000/x/alchemist:1.2", "alchemist@sha256:" + "a" * 64]
+            ),
+            "workers": st.integers(1, 500),
+            "cpus": st.integers(1, 128),
+            "memory": st.sampled_from(["1Gi", "1500Mi", "64G", "0.5Ti", "1.7Gi"]),
+            "headCpus": st.sampled_from(["2", "1500m"]),
+            "gang": st.sampled_from(["", "scheduler-plugins", "volcano", "yunikorn", "kueue"]),
+            "autoscale": st.booleans(),
+            "hostNetwork": st.booleans(),
+            "networkPolicy": st.booleans(),
+            "gateway": st.booleans(),
+            "monitoring": st.booleans(),
+            "spread": st.sampled_from(["", "preferred", "required"]),
+            "job": st.sampled_from(["", "python -c 'print(1)'"]),
+            **{name: st.just(value) for name, value in GIVEN.items() if name != "volumes"},
+        },
+    ),
 )
-def test_the_chart_follows_whatever_is_asked_for(helm: str, chosen: Map) -> None:
-    try:
-        options = ClusterOptions(**chosen)
-    except ValueError:
+def test_whatever_is_asked_for_is_refused_or_sound(helm: str, name: str, values: Map) -> None:
+    if "volumeMounts" in values:
+        values["volumes"] = [{"name": "data", "emptyDir": {"sizeLimit": "1Gi"}}]
+    if values.get("gang") and (
+        values.get("autoscale") or (values["gang"] == "scheduler-plugins" and values.get("job"))
+    ):
+        assert run(helm, "template", name, str(CHART), values=values).returncode != 0
         return
-    check_same(helm, options)
+    objects = rendered(helm, values, name)
+    check_schemas(objects)
+    assert policy.broken(objects) == []
 
 
 def test_lint_finds_nothing(helm: str) -> None:
-    for options in OPTIONS.values():
-        done = run(helm, "lint", "--strict", str(CHART), values=chart_values(options))
+    for values in (*FOLDERS.values(), GIVEN):
+        done = run(helm, "lint", "--strict", str(CHART), values=values)
         assert "1 chart(s) linted, 0 chart(s) failed" in done.stdout, done.stdout + done.stderr
+
+
+def test_every_value_has_a_default_and_a_schema() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(schema["properties"]) - {"global"} == set(values)
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"image": "alchemist:latest"}, "image"),
-        ({"image": "alchemist"}, "image"),
+        ({"image": "registry.example:5000/alchemist"}, "image"),
         ({"memory": "lots"}, "memory"),
+        ({"memory": "100Mi"}, "memory=100Mi is too little"),
+        ({"memory": "8"}, "memory=8 is too little"),
+        ({"storage": "10Mi"}, "storage=10Mi"),
         ({"workers": 0}, "workers"),
         ({"worker": 3}, "worker"),
         ({"gang": "slurm"}, "gang"),
         ({"gang": "volcano", "autoscale": True}, "gang and autoscale exclude each other"),
+        ({"gang": "scheduler-plugins", "job": "true"}, "KubeRay 1.6 refuses RayJobs"),
         ({"rdmaResource": "rdma/x"}, "rdmaResource needs hostNetwork"),
         ({"gang": "scheduler-plugins", "queue": "night"}, "volcano, yunikorn, kueue have queues"),
+        ({"autoscale": True, "apiServer": ["0.0.0.0/0"]}, "apiServer"),
+        ({"autoscale": True, "apiServer": ["here"]}, "apiServer"),
+        ({"tolerations": [{"key": "hpc", "effect": "Always"}]}, "tolerations"),
+        ({"pullSecrets": [{"name": "Mine"}]}, "pullSecrets"),
+        ({"spread": "always"}, "spread"),
     ],
 )
 def test_wrong_values_are_refused_with_a_reason(helm: str, values: Map, said: str) -> None:
     done = run(helm, "template", "alchemist", str(CHART), values=values)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(("values", "limit"), [({}, 53), ({"job": "true"}, 47)])
+def test_names_from_which_kuberay_makes_labels_are_short(
+    helm: str, values: Map, limit: int
+) -> None:
+    for length, code in ((limit, 0), (limit + 1, 1)):
+        done = run(helm, "template", "a" * length, str(CHART), values=values)
+        assert done.returncode == code, done.stderr

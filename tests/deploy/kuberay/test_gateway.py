@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests
-from alchemist_ray.deploy.kubernetes.manifests import GATEWAY_FOLDER
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.certificates import certificate
+from tests.deploy.kuberay import kustomize
+from tests.deploy.kuberay.folders import ROOT, by_name
 from tests.support.traces import wait_until
 
 UP_S = 90.0
+GATEWAY_FOLDER = "/var/run/secrets/alchemist-gateway"
 
 
 def free_port() -> int:
@@ -35,12 +36,19 @@ def free_port() -> int:
 def test_the_heads_command_starts_ray_and_a_gateway(
     given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (cluster,) = (o for o in manifests(ClusterOptions(gateway=True)) if o["kind"] == "RayCluster")
+    cluster = by_name(kustomize.build(ROOT / "overlays" / "gateway"))["RayCluster", "alchemist"]
     (container,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
     port, gcs = free_port(), free_port()
     secret = tmp_path / "secret"
     (text,) = container["args"]
     text = text.replace(GATEWAY_FOLDER, str(secret)).replace(f" {PORT} ", f" {port} ")
+    probe = container["readinessProbe"]["exec"]["command"]
+    assert f":{PORT:04X} " in probe[-1]
+    probe = [*probe[:-1], probe[-1].replace(f":{PORT:04X} ", f":{port:04X} ")]
+
+    def ready() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(probe, capture_output=True, text=True, timeout=30, check=False)
+
     ray = f"ray start --head --block --port={gcs} --num-cpus=2 --include-dashboard=false"
     ray += f" --temp-dir={tempfile.mkdtemp(prefix='r')}"  # else ray.init() of other tests joins it
     env = {key: value for key, value in os.environ.items() if key != "ALCHEMIST_TOKENS"}
@@ -64,10 +72,12 @@ def test_the_heads_command_starts_ray_and_a_gateway(
         address = f"alchemist://127.0.0.1:{port}"
         waits = wait_until(lambda: "no file of tokens" in log.read_text(), UP_S)
         assert waits is not None, log.read_text()
+        assert "no gateway listens" in ready().stdout
         secret.mkdir(exist_ok=True)
         token = TokenFile(secret / "tokens.json").create("anna")  # the Secret may come later
         up = wait_until(lambda: "fingerprint" in log.read_text(), UP_S)
         assert up is not None, log.read_text()
+        assert ready().returncode == 0
         with pytest.raises((AuthError, SessionError), match="unknown token"):
             AlchemistSession(1, address=address, token="alch_" + "0" * 12 + "_" + "0" * 64)
         found = re.findall("^fingerprint +([0-9a-f]{64})$", log.read_text(), re.M)

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from alchemist_ray.deploy.kubernetes import ClusterOptions, manifests, to_yaml
-from alchemist_ray.deploy.kubernetes.manifests import DASHBOARD
-from alchemist_ray.deploy.kubernetes.options import KUBERNETES_VERSIONS
 from tests.deploy.kuberay import crds, kustomize, policy
-from tests.deploy.kuberay.folders import CHART, DEMO, OVERLAYS, ROOT, chart_values
-
-Map = dict[str, Any]
-FOLDERS = {"base": ClusterOptions()} | {f"overlays/{name}": o for name, o in OVERLAYS.items()}
+from tests.deploy.kuberay.folders import (
+    DASHBOARD,
+    FOLDERS,
+    KUBERAY_VERSION,
+    KUBERNETES_VERSIONS,
+    OVERLAYS,
+    ROOT,
+    Map,
+    by_name,
+    queries,
+)
 
 
 @cache
 def validators() -> dict[str, Any]:
     return crds.validators()
-
-
-def by_name(objects: list[Map]) -> dict[tuple[str, str], Map]:
-    found = {(o["kind"], o["metadata"]["name"]): o for o in objects}
-    assert len(found) == len(objects)
-    return found
 
 
 def check_schemas(objects: list[Map]) -> None:
@@ -51,163 +45,85 @@ def check_schemas(objects: list[Map]) -> None:
                 kubernetes.validate(o, version, strict=True)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_is_what_the_renderer_makes(folder: str) -> None:
-    assert by_name(kustomize.build(ROOT / folder)) == by_name(manifests(FOLDERS[folder]))
-
-
-def test_every_folder_is_compared() -> None:
+def test_every_folder_is_checked() -> None:
     assert {path.name for path in (ROOT / "overlays").iterdir()} == set(OVERLAYS)
 
 
-def test_the_charts_values_are_the_renderers_options_and_defaults() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert values == chart_values(ClusterOptions())
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    assert set(schema["properties"]) - {"global"} == set(values)
-    assert (CHART / "files" / "dashboard.json").read_text() == DASHBOARD.read_text()
+def test_the_dashboard_of_the_overlay_is_the_charts() -> None:
+    found = by_name(kustomize.build(ROOT / "overlays" / "monitoring"))
+    board = found["ConfigMap", "alchemist-dashboard"]["data"]["alchemist.json"]
+    assert board == DASHBOARD.read_text()
 
 
+def kubectl_kustomize(folder: Path) -> list[Map]:
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not on this machine")
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_kubectl_reads_the_folders_as_we_do(folder: str) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not on this machine")
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(ROOT / folder)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert by_name(list(yaml.safe_load_all(done.stdout))) == by_name(manifests(FOLDERS[folder]))
+    built = kustomize.build(ROOT / folder)
+    assert by_name(kubectl_kustomize(ROOT / folder)) == by_name(built)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_manifests_fit_their_schemas_and_our_policy(folder: str) -> None:
-    objects = manifests(FOLDERS[folder])
+    objects = kustomize.build(ROOT / folder)
     check_schemas(objects)
     assert policy.broken(objects) == []
 
 
-CHOICES = st.builds(
-    dict,
-    name=st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True),
-    namespace=st.sampled_from(["alchemist", "team-a"]),
-    image=st.sampled_from(["here.example:5000/x/alchemist:1.2", "alchemist@sha256:" + "a" * 64]),
-    workers=st.integers(1, 500),
-    cpus=st.integers(1, 128),
-    memory=st.sampled_from(["1Gi", "1500Mi", "64G", "0.5Ti"]),
-    gang=st.sampled_from([None, "scheduler-plugins", "volcano", "yunikorn", "kueue"]),
-    autoscale=st.booleans(),
-    host_network=st.booleans(),
-    network_policy=st.sampled_from([None, True, False]),
-    gateway=st.booleans(),
-    pull_secrets=st.sampled_from(["", "registry"]),
-    node_selector=st.sampled_from(["", "disk=ssd"]),
-    tolerations=st.sampled_from(["", "hpc:NoSchedule"]),
-    monitoring=st.booleans(),
-    job=st.sampled_from([None, "python -c 'print(1)'"]),
-)
-
-
-@settings(max_examples=15, deadline=None)
-@given(CHOICES)
-def test_whatever_is_asked_for_is_refused_or_sound(chosen: Map) -> None:
-    try:
-        options = ClusterOptions(**chosen)
-    except ValueError:
-        return
-    objects = manifests(options)
-    check_schemas(objects)
-    assert policy.broken(objects) == []
-    assert list(yaml.safe_load_all(to_yaml(objects))) == objects
-
-
-def _worker(objects: list[Map]) -> Map:
-    return dict(policy.templates(objects))["worker"]["spec"]
-
-
-def _spoil_image(objects: list[Map]) -> None:
-    _worker(objects)["containers"][0]["image"] = "alchemist-on-ray:latest"
-
-
-def _spoil_privileged(objects: list[Map]) -> None:
-    _worker(objects)["containers"][0]["securityContext"]["privileged"] = True
-
-
-def _spoil_limits(objects: list[Map]) -> None:
-    del _worker(objects)["containers"][0]["resources"]["limits"]
-
-
-def _spoil_probe(objects: list[Map]) -> None:
-    del _worker(objects)["containers"][0]["livenessProbe"]
-
-
-def _spoil_root(objects: list[Map]) -> None:
-    _worker(objects)["securityContext"]["runAsUser"] = 0
-
-
-def _spoil_volume(objects: list[Map]) -> None:
-    _worker(objects)["volumes"].append({"name": "node", "hostPath": {"path": "/"}})
-
-
-def _spoil_network(objects: list[Map]) -> None:
-    _worker(objects)["hostNetwork"] = True
-
-
-def _spoil_command(objects: list[Map]) -> None:
-    del _worker(objects)["containers"][0]["command"]
-
-
-def _spoil_storage(objects: list[Map]) -> None:
-    _worker(objects)["volumes"][0]["emptyDir"] = {}
-
-
-def _spoil_egress(objects: list[Map]) -> None:
-    rules = by_name(objects)["NetworkPolicy", "alchemist"]["spec"]["egress"]
-    rules.append({"ports": [{"protocol": "TCP", "port": 443}]})
-
-
-def _spoil_names(objects: list[Map]) -> None:
-    rules = by_name(objects)["NetworkPolicy", "alchemist"]["spec"]["egress"]
-    rules[1]["to"] = [{"namespaceSelector": {}}]
-
-
-def _spoil_budget(objects: list[Map]) -> None:
-    by_name(objects)["PodDisruptionBudget", "alchemist"]["spec"]["minAvailable"] = 1
-
-
-def _spoil_token(objects: list[Map]) -> None:
-    del by_name(objects)["RayCluster", "alchemist"]["spec"]["authOptions"]
+GONE = object()
+POLICY, BUDGET = "NetworkPolicy", "PodDisruptionBudget"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("place", "path", "value", "said"),
     [
-        (_spoil_image, "worker: runs whatever image is the latest"),
-        (_spoil_privileged, "worker: may gain privileges"),
-        (_spoil_limits, "worker: has no limits"),
-        (_spoil_probe, "worker: has no livenessProbe"),
-        (_spoil_root, "worker: may run as root"),
-        (_spoil_volume, "worker: mounts node of the node or of others"),
-        (_spoil_network, "worker: two may meet on one node's network"),
-        (_spoil_command, "worker: has nobody to reap orphans"),
-        (_spoil_storage, "worker: volume tmp may fill the node's disk"),
-        (_spoil_egress, "NetworkPolicy: opens ports to everywhere"),
-        (_spoil_names, "NetworkPolicy: trusts labels that any namespace can set"),
-        (_spoil_budget, "PodDisruptionBudget: some pod may be evicted"),
-        (_spoil_token, "Ray asks for no token"),
+        ("worker", "containers/0/image", "alchemist-on-ray:latest",
+         "worker: runs whatever image is the latest"),
+        ("worker", "containers/0/securityContext/privileged", True,
+         "worker: may gain privileges"),
+        ("worker", "containers/0/resources/limits", GONE, "worker: has no limits"),
+        ("worker", "containers/0/livenessProbe", GONE, "worker: has no livenessProbe"),
+        ("worker", "containers/0/command", GONE, "worker: has nobody to reap orphans"),
+        ("worker", "securityContext/runAsUser", 0, "worker: may run as root"),
+        ("worker", "volumes/0", {"name": "node", "hostPath": {"path": "/"}},
+         "worker: mounts node of the node or of others"),
+        ("worker", "volumes/0/emptyDir", {}, "worker: volume tmp may fill the node's disk"),
+        ("worker", "hostNetwork", True, "worker: two may meet on one node's network"),
+        (POLICY, "spec/egress/0", {"ports": [{"protocol": "TCP", "port": 443}]},
+         "NetworkPolicy: opens ports to everywhere"),
+        (POLICY, "spec/egress/1/to", [{"namespaceSelector": {}}],
+         "NetworkPolicy: trusts labels that any namespace can set"),
+        (BUDGET, "spec/minAvailable", 1, "PodDisruptionBudget: some pod may be evicted"),
+        ("RayCluster", "spec/authOptions", GONE, "Ray asks for no token"),
     ],
-)
-def test_the_policy_sees_what_is_broken(spoil: Callable[[list[Map]], None], said: str) -> None:
-    objects = copy.deepcopy(manifests(ClusterOptions()))
-    spoil(objects)
+)  # fmt: skip
+def test_the_policy_sees_what_is_broken(place: str, path: str, value: Any, said: str) -> None:
+    objects = kustomize.build(ROOT / "base")
+    *way, last = path.split("/")
+    inside: Any = (
+        dict(policy.templates(objects))["worker"]["spec"]
+        if place == "worker"
+        else by_name(objects)[place, "alchemist"]
+    )
+    for part in way:
+        inside = inside[int(part)] if isinstance(inside, list) else inside[part]
+    if value is GONE:
+        del inside[last]
+    else:
+        inside[int(last) if isinstance(inside, list) else last] = value
     assert said in policy.broken(objects)
 
 
 def test_the_schemas_see_what_is_wrong() -> None:
-    cluster = copy.deepcopy(by_name(manifests(ClusterOptions()))["RayCluster", "alchemist"])
+    cluster = by_name(kustomize.build(ROOT / "base"))["RayCluster", "alchemist"]
     cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["memory"] = "8Gi"
     cluster["spec"]["workerGroupSpecs"][0]["replicas"] = "two"
     said = [error.message for error in validators()["RayCluster"].iter_errors(cluster)]
@@ -216,7 +132,7 @@ def test_the_schemas_see_what_is_wrong() -> None:
 
 
 def test_the_network_policy_knows_only_its_own() -> None:
-    objects = manifests(ClusterOptions(job=DEMO))
+    objects = kustomize.build(ROOT / "overlays" / "rayjob")
     spec = by_name(objects)["NetworkPolicy", "alchemist"]["spec"]
     everything = spec["ingress"][0]
     assert "ports" not in everything  # a gang's ports are any
@@ -234,30 +150,8 @@ def test_the_network_policy_knows_only_its_own() -> None:
     assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
 
 
-def test_a_policy_admits_only_named_namespaces() -> None:
-    options = ClusterOptions(
-        autoscale=True,
-        monitoring=True,
-        operator_namespace="kuberay",
-        monitoring_namespace="prometheus",
-        api_server="10.0.0.5/32",
-    )
-    found = by_name(manifests(options))
-    spec = found["NetworkPolicy", "alchemist"]["spec"]
-    named = [
-        peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
-        for rule in (*spec["ingress"], *spec["egress"])
-        for peer in (*rule.get("from", []), *rule.get("to", []))
-        if "namespaceSelector" in peer
-    ]
-    assert named == ["kuberay", "prometheus", "kube-system"]
-    api = found["NetworkPolicy", "alchemist-autoscaler"]["spec"]
-    assert api["egress"][0]["to"] == [{"ipBlock": {"cidr": "10.0.0.5/32"}}]
-    assert api["podSelector"]["matchExpressions"][0]["values"] == ["head"]
-
-
 def test_only_the_autoscaler_has_a_token() -> None:
-    cluster = by_name(manifests(ClusterOptions(autoscale=True)))["RayCluster", "alchemist"]
+    cluster = by_name(kustomize.build(ROOT / "overlays" / "autoscale"))["RayCluster", "alchemist"]
     pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     [main] = pod["containers"]
@@ -267,28 +161,87 @@ def test_only_the_autoscaler_has_a_token() -> None:
 
 
 def test_nodes_of_optional_workers_can_be_drained() -> None:
-    objects = manifests(ClusterOptions(autoscale=True))
+    objects = kustomize.build(ROOT / "overlays" / "autoscale")
     budget = by_name(objects)["PodDisruptionBudget", "alchemist"]["spec"]
     worker = dict(policy.templates(objects))["worker"]
     assert not policy.selects(budget["selector"], worker)
 
 
-def test_a_sites_image_and_namespace_reach_all_that_name_them(tmp_path: Path) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not on this machine")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not on this machine")
+@pytest.mark.parametrize("namespace", ["hpc", "default"])
+def test_a_sites_image_and_namespace_reach_all_that_name_them(
+    tmp_path: Path, namespace: str
+) -> None:
+    """A namespace is the site's own: no manifest changes its labels."""
     shutil.copytree(ROOT, tmp_path / "kuberay")
-    (tmp_path / "kustomization.yaml").write_text(
-        re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
-    )
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(tmp_path)],
+    text = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[0]
+    (tmp_path / "kustomization.yaml").write_text(text.replace("hpc", namespace))
+    objects = kubectl_kustomize(tmp_path)
+    assert {o["metadata"]["namespace"] for o in objects} == {namespace}
+    assert "Namespace" not in {o["kind"] for o in objects}
+    images = {
+        container["image"]
+        for _, template in policy.templates(objects)
+        for container in template["spec"]["containers"]
+    }
+    assert images == {"registry.example/alchemist-on-ray:0.1.0"}
+
+
+def test_versions_are_those_that_are_installed_and_tested() -> None:
+    pinned = re.search(r"^ray==(\S+)$", (ROOT.parent / "constraints.txt").read_text(), re.M)
+    assert pinned is not None
+    cluster = by_name(kustomize.build(ROOT / "base"))["RayCluster", "alchemist"]
+    assert cluster["spec"]["rayVersion"] == pinned[1]
+    assert crds.COPY.name == f"crds-v{KUBERAY_VERSION}.json"
+    table = (ROOT.parent / "docs" / "kubernetes.md").read_text()
+    for what, version in (
+        ("Ray", pinned[1]),
+        ("KubeRay", KUBERAY_VERSION),
+        ("Kubernetes", f"{KUBERNETES_VERSIONS[0]} to {KUBERNETES_VERSIONS[-1]}"),
+    ):
+        assert re.search(rf"^\| {what} +\| {re.escape(version)} +\|", table, re.M), what
+
+
+def test_the_copy_of_the_schemas_is_kuberays() -> None:
+    if not crds.has_go():
+        pytest.skip("Go is not on this machine")
+    told = subprocess.run(
+        ["go", "mod", "download", "-json", f"{crds.MODULE}@v{KUBERAY_VERSION}"],
+        env=crds.go_environment(),
+        cwd="/",
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    site = ClusterOptions(
-        namespace="hpc", image="registry.example/alchemist-on-ray:0.1.0", autoscale=True
-    )
-    assert by_name(list(yaml.safe_load_all(done.stdout))) == by_name(manifests(site))
+    if told.returncode != 0:
+        pytest.skip("KubeRay's Go module is not in this machine's cache")
+    folder = Path(json.loads(told.stdout)["Dir"])
+    assert crds.copy(folder / "config" / "crd" / "bases") == json.loads(crds.COPY.read_text())
+
+
+def test_ray_exports_what_the_dashboard_shows() -> None:
+    ray = pytest.importorskip("ray")
+    own = Path(ray.__file__).parent / "dashboard" / "modules" / "metrics" / "dashboards"
+    known = "\n".join(path.read_text() for path in own.glob("*_panels.py"))
+    for query in queries():
+        for metric in re.findall(r"\b(?:ray|autoscaler)_(?!alchemist_)\w+", query):
+            assert f"{metric}{{" in known, metric
+
+
+def test_the_dashboard_counts_actors_by_their_names() -> None:
+    from alchemist_ray.runtime.agent import Agent  # noqa: PLC0415 - Ray is slow to import
+    from alchemist_ray.runtime.driver import Driver  # noqa: PLC0415
+    from alchemist_ray.runtime.group_manager import GroupManager  # noqa: PLC0415
+
+    actors: list[Any] = [GroupManager, Agent, Driver]
+    assert f'Name=~"{"|".join(actor.__name__ for actor in actors)}"' in " ".join(queries())
+
+
+def test_the_readme_names_every_overlay_and_leads_somewhere() -> None:
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    named = set(re.findall(r"^\| \[([-a-z]+)\]", text, re.M))
+    assert named == {path.name for path in (readme.parent / "overlays").iterdir()}
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (readme.parent / target).exists(), target
