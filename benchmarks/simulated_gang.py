@@ -16,7 +16,7 @@ from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from benchmarks.harness import timed
 from mpi_workers.node import proxy
-from mpi_workers.node.specs import ProxySpec, RankConfig
+from mpi_workers.node.specs import GangPlan, NodePlan, RankConfig
 from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, ConnectionLost, Frame, Kind
@@ -74,13 +74,14 @@ async def _manage(pipe: Pipe, counts: list[int], folder: str) -> None:
 def full_node(pipe: Pipe, counts: list[int], addresses: list[str], folder: str) -> None:
     """Node 0: a proxy, and a process for each rank."""
     os.environ[CROWD] = f"{folder}/crowd"
-    spec = ProxySpec(
-        gang=f"simulated{os.getpid()}.1", manager=addresses, token=TOKEN, node=0, counts=counts,
-        host="127.0.0.1", kvs_name="simulated", threads=1, keep_bytes=0, start_timeout_s=LIMIT_S,
+    nodes = tuple(NodePlan("127.0.0.1", count) for count in counts)
+    plan = GangPlan(
+        f"simulated{os.getpid()}.1", nodes, threads=1, token=TOKEN, manager=tuple(addresses),
+        keep_bytes=0, start_timeout_s=LIMIT_S,
     )  # fmt: skip
     pipe.send("ready")
     pipe.recv()
-    proxy.main(spec, _rank)
+    proxy.main(plan, 0, _rank)
 
 
 def _rank(config: RankConfig) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 import sys
+from multiprocessing.connection import Connection
 
 from ali.registry import load
 from ali.run import Programs
@@ -31,7 +31,8 @@ def main(argv: list[str]) -> None:
         case ["fork-server", fd]:
             for name in PRELOADED:
                 importlib.import_module(name)
-            fork_server.main(socket.socket(fileno=int(fd)), lambda spec: proxy.main(spec, run_rank))
+            agent = Connection(int(fd))
+            fork_server.main(agent, lambda plan, node: proxy.main(plan, node, run_rank))
         case ["rank", pattern]:
             config = RankConfig.find(pattern)
             sign_in(config.directory)

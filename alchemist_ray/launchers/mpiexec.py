@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from alchemist_ray.errors import LaunchError
-from alchemist_ray.launchers.base import GangPlan, Launcher, Start
-from mpi_workers.node.specs import RANK_PROGRAM, ProxySpec
+from alchemist_ray.launchers.base import Launcher
+from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, Start
 
 VARIABLE = "ALCHEMIST_MPIEXEC"
 # MPICH's gforker forks ranks and opens no port. Hydra, the usual mpiexec, listens for its proxies
@@ -47,13 +47,13 @@ class MpiexecLauncher(Launcher):
     """For an MPI with a private PMI. It starts more slowly: no process is warm."""
 
     name = "mpiexec"
+    settings = (VARIABLE,)
 
-    def specs(self, plan: GangPlan) -> list[ProxySpec]:
+    def start(self, plan: GangPlan) -> Start:
         if len(plan.nodes) != 1:
             raise LaunchError(
                 f"launcher 'mpiexec' works on one machine, but the {plan.size} workers are on "
                 f"{len(plan.nodes)} nodes: ask for fewer workers, or use launcher='pmi' "
                 "('srun' and 'hydra' start ranks on many nodes too)"
             )
-        argv = [*find_mpiexec(self.env), "-n", str(plan.size), RANK_PROGRAM]
-        return self._started(plan, Start(argv))
+        return Start([*find_mpiexec(self.env), "-n", str(plan.size), RANK_PROGRAM])

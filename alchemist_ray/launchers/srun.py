@@ -7,21 +7,14 @@ node to the same cores).
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from alchemist_ray.errors import LaunchError
-from alchemist_ray.launchers.base import (
-    GangPlan,
-    Launcher,
-    NodePlan,
-    Start,
-    rank_program,
-    rank_variables,
-)
-from alchemist_ray.launchers.hostlist import expand
-from mpi_workers.node.specs import ProxySpec
+from alchemist_ray.launchers.base import Launcher
+from mpi_workers.node.specs import GangPlan, NodePlan, Start
 
 COMMAND = "ALCHEMIST_SRUN"  # the program and options to add: "srun --network=..."
 PMI = "ALCHEMIST_SRUN_MPI"  # value of --mpi
@@ -29,6 +22,33 @@ DEFAULT_PMI = "pmi2"  # MPICH and its ABI relatives; part of every Slurm
 # A step's variables would be options of an srun within it: --ntasks, --cpus-per-task, ...
 DROPPED = ("SLURM_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
 KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_CLUSTER_NAME")
+
+ITEM = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")  # of a list of nodes
+RANGES = re.compile(r"\[([^\]]*)\]")
+
+
+def expand(text: str) -> list[str]:
+    """Return the names in Slurm's list of nodes, such as ``nid[001-003,007],login1``, in order.
+
+    Raises `ValueError` if it is malformed.
+    """
+    if text.count("[") != text.count("]"):
+        raise ValueError(f"{text!r} is not a list of nodes: a bracket is not closed")
+    return [name for item in ITEM.findall(text) for name in _names(item)]
+
+
+def _names(item: str) -> Iterator[str]:
+    found = RANGES.search(item)
+    if found is None:
+        yield item
+        return
+    head, tail = item[: found.start()], item[found.end() :]
+    for part in found[1].split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise ValueError(f"{item!r} is not a list of nodes: {part!r} is not a range")
+        for number in range(int(first), int(last or first) + 1):
+            yield from _names(head + str(number).zfill(len(first)) + tail)
 
 
 def step_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -59,7 +79,7 @@ def placement(nodes: Sequence[NodePlan]) -> list[str]:
     """Return srun's options that put the ranks on these nodes, in this order.
 
     Slurm tells MPI which ranks share a node only for regular placements: equal numbers, or fewer
-    on the last node. Other placements use a list with the host of each rank (`hosts_of_ranks`).
+    on the last node. Other placements use a list with the host of each rank (SLURM_HOSTFILE).
     MPI then assumes that each rank is alone on its node: results are right, but slower.
     """
     names = ",".join(node.name for node in nodes)
@@ -73,15 +93,11 @@ def placement(nodes: Sequence[NodePlan]) -> list[str]:
     return [*head, f"--nodelist={names}", f"--distribution=plane={counts[0]}"]
 
 
-def hosts_of_ranks(nodes: Sequence[NodePlan]) -> str:
-    """Return the host of each rank, one per line."""
-    return "".join(f"{node.name}\n" * node.ranks for node in nodes)
-
-
 class SrunLauncher(Launcher):
     """For machines whose fabric needs Slurm's launcher, on any number of nodes of a job."""
 
     name = "srun"
+    settings = (COMMAND, PMI)
 
     def order(self, names: Sequence[str]) -> list[int]:
         """Return the order of the job's list of nodes, in which Slurm numbers ranks."""
@@ -96,7 +112,7 @@ class SrunLauncher(Launcher):
             )
         return sorted(range(len(names)), key=lambda i: known.index(names[i]))
 
-    def specs(self, plan: GangPlan) -> list[ProxySpec]:
+    def start(self, plan: GangPlan) -> Start:
         env = self.env
         pmi = env.get(PMI, DEFAULT_PMI)
         argv = [
@@ -110,15 +126,19 @@ class SrunLauncher(Launcher):
             "--input=none",
             f"--job-name=gang-{plan.gang}",
             *placement(plan.nodes),
-            *rank_program(env),
+            *self.rank_program(),
         ]
-        listed = "--distribution=arbitrary" in argv
-        files = {"SLURM_HOSTFILE": hosts_of_ranks(plan.nodes)} if listed else {}
+        hosts = "".join(f"{node.name}\n" * node.ranks for node in plan.nodes)
         advice = (
             f"srun was given --mpi={pmi}: set {PMI} (the site file's mpi.pmi) to another of those "
             "that `srun --mpi=list` shows. MPICH, MVAPICH and Intel MPI take --mpi=pmi2, "
             "Cray MPICH --mpi=cray_shasta, Open MPI --mpi=pmix"
         )
-        adds = step_environment(env) | rank_variables(env)
-        start = Start(argv, adds, DROPPED, files, advice, across_nodes=True)
-        return self._started(plan, start)
+        return Start(
+            argv,
+            step_environment(env) | self.rank_variables(),
+            DROPPED,
+            {"SLURM_HOSTFILE": hosts} if "--distribution=arbitrary" in argv else {},
+            advice,
+            across_nodes=True,
+        )

@@ -18,7 +18,7 @@ from alchemist_ray.runtime.launch.fork_server import ForkServer
 from alchemist_ray.transfer import node_jobs
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.node import cleanup
-from mpi_workers.node.specs import ProxySpec
+from mpi_workers.node.specs import GangPlan
 
 POLL_INTERVAL_S = 0.01  # between checks of a gang that is ending
 
@@ -56,11 +56,11 @@ class Agent:
                 self._fork_server = ForkServer(node_jobs.forget)
             return self._fork_server
 
-    def launch(self, spec: ProxySpec) -> int:
-        """Start a gang's part on this node; the proxy's pid."""
-        if spec.log_folder:
-            spec = replace(spec, log_folder=str(logs.folder(spec.log_folder)))
-        return self._live_fork_server().fork(spec)
+    def launch(self, plan: GangPlan, node: int) -> int:
+        """Start a gang's part on this node, `node` of the plan; the proxy's pid."""
+        if plan.log_folder:
+            plan = replace(plan, log_folder=str(logs.folder(plan.log_folder)))
+        return self._live_fork_server().fork(plan, node)
 
     def wait_gone(self, gang: str, timeout_s: float) -> bool:
         """Wait until nothing of a gang runs on this node; whether that is so."""

@@ -1,4 +1,7 @@
-"""Relays commands to a node's ranks, and combines their replies into one."""
+"""Relays commands to a node's ranks, and combines their replies into one.
+
+The GroupManager combines those of the nodes by the same rules (`Replies`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from mpi_workers.matrix.dist_matrix import local_nbytes
 from mpi_workers.matrix.layout import Distribution, default_grid, stored_shape
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.processes import RankProcess
-from mpi_workers.node.specs import ProxySpec
 from mpi_workers.node.stacks import of_main_thread
 from mpi_workers.rank.interruption import InterruptWord
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
@@ -40,18 +42,80 @@ class Uplink(Protocol):
         """Read and send what a rank (or all) printed before its reply."""
 
 
-class Pending:
-    """A command under way on this node, and the replies so far."""
+class Replies:
+    """The replies to one command so far: of a node's ranks, or of the nodes.
 
-    def __init__(self, body: Body, ranks: Iterable[int]) -> None:
-        self.body = body
-        self.left = set(ranks)
+    Attributes
+    ----------
+    errors, failed
+        Failures that travelled, and how many there were.
+    places : dict of str to list of int
+        Ranks that left a call because others failed, by the place at which they were.
+    value, matrices
+        What rank 0 returned, and the matrices that every rank made.
+    floating : int
+        NumPy's flags of floating-point errors on any rank.
+    idle_nbytes : int
+        Memory that ranks have returned.
+    """
+
+    def __init__(self) -> None:
         self.errors: list[Body] = []
-        self.interrupted: dict[str, list[int]] = {}  # ranks by the place at which they were
+        self.failed = 0
+        self.places: dict[str, list[int]] = {}
         self.value: Any = None
         self.matrices: list[Any] | None = None
-        self.idle_nbytes = 0
         self.floating = 0
+        self.idle_nbytes = 0
+
+    def add(self, reply: Body, sender: str) -> None:
+        """Add a reply; `sender`: for messages."""
+        errors: list[Body] = reply.get("errors", [])
+        self.errors += errors
+        self.failed += reply.get("failed", len(errors))
+        for place, ranks in reply.get("places", {}).items():
+            self.places.setdefault(place, []).extend(ranks)
+        self.floating |= reply.get("floating", 0)
+        self.idle_nbytes += reply.get("idle", 0)
+        if "value" in reply:
+            self.value = reply["value"]
+        if errors or "places" in reply:
+            return
+        made = reply.get("matrices", [])
+        if self.matrices is None:
+            self.matrices = made
+        elif self.matrices != made:
+            self.fail(
+                Failure(
+                    "RoutineError",
+                    f"{sender} returned matrices of other shapes or layouts than the others: every "
+                    "rank must return the same matrices",
+                )
+            )
+
+    def fail(self, failure: Failure) -> None:
+        """Add a failure."""
+        self.errors.append(failure.to_map())
+        self.failed += 1
+
+    def combined(self) -> Body:
+        """The fields of one reply for all."""
+        places = dict(list(self.places.items())[:PLACES_SENT])
+        found = {
+            "errors": self.errors[:ERRORS_SENT], "failed": self.failed, "places": places,
+            "floating": self.floating, "matrices": self.matrices,
+        }  # fmt: skip
+        reply = {name: value for name, value in found.items() if value}
+        return reply if self.value is None else {**reply, "value": self.value}
+
+
+class Pending(Replies):
+    """A command under way on this node."""
+
+    def __init__(self, body: Body, ranks: Iterable[int]) -> None:
+        super().__init__()
+        self.body = body
+        self.left = set(ranks)
         self.following = b""  # a frame for the ranks, if they have the memory that it needs
 
 
@@ -60,7 +124,10 @@ class CommandRelay:
 
     Parameters
     ----------
-    spec : ProxySpec
+    size : int
+        Ranks of the gang.
+    node : int
+        Number of this node.
     ranks : mapping of int to RankProcess
         The ranks of this node.
     word : InterruptWord
@@ -70,12 +137,14 @@ class CommandRelay:
 
     def __init__(
         self,
-        spec: ProxySpec,
+        size: int,
+        node: int,
         ranks: Mapping[int, RankProcess],
         word: InterruptWord,
         uplink: Uplink,
     ) -> None:
-        self._spec = spec
+        self._size = size
+        self._node = node
         self._ranks = ranks
         self._word = word
         self._uplink = uplink
@@ -105,7 +174,7 @@ class CommandRelay:
                 pending.following = encoded
                 encoded = encode(Kind.COMMAND, {**body, "op": "reserve"})
         elif alone and "unreferenced" not in body:  # which only the ranks can free
-            self._reply(body["seq"], pending)  # enough memory: no rank need wake up
+            self._reply(pending)  # enough memory: no rank need wake up
             return
         self._send(pending, encoded)
 
@@ -169,16 +238,13 @@ class CommandRelay:
         if frame.kind != Kind.REPLY or pending is None:
             return
         pending.left.discard(rank)
-        if "error" in body:
-            self._add_error(pending, rank, body)
-        elif "interrupted" in body:
-            pending.interrupted.setdefault(body["interrupted"], []).append(rank)
-        else:
-            if "value" in body:
-                pending.value = body["value"]
-            pending.idle_nbytes += body.get("idle", 0)
-            pending.floating |= body.get("floating", 0)
-            self._compare(pending, rank, body.get("matrices") or [])
+        first = not pending.errors
+        pending.add(body, f"rank {rank}")
+        if first and pending.errors:
+            if pending.left:  # the others may wait for this rank in MPI
+                self._word.raise_to(body["seq"])
+            self._uplink.send_output(rank)
+            self._uplink.send_event("rank_failed", seq=body["seq"], error=pending.errors[0])
         if not pending.left:
             self._uplink.send_output()
             del self._pending[body["seq"]]
@@ -190,57 +256,23 @@ class CommandRelay:
         if (following or body["op"] == "reserve") and not pending.errors:
             shortage = self._memory_shortage(body, pending.idle_nbytes)
             if shortage is not None:
-                pending.errors.append(shortage.to_map())
+                pending.fail(shortage)
             elif following:
                 self._send(Pending(body, self._ranks), following)
                 return
-        self._reply(body["seq"], pending)
+        self._reply(pending)
 
-    def _add_error(self, pending: Pending, rank: int, body: Body) -> None:
-        pending.errors.append(body["error"])
-        if len(pending.errors) > 1:
-            return
-        if pending.left:  # the others may wait for this rank in MPI
-            self._word.raise_to(body["seq"])
-        self._uplink.send_output(rank)
-        self._uplink.send_event("rank_failed", seq=body["seq"], error=body["error"])
-
-    def _compare(self, pending: Pending, rank: int, matrices: list[Any]) -> None:
-        if pending.matrices is None:
-            pending.matrices = matrices
-        elif pending.matrices != matrices:
-            pending.errors.append(
-                Failure(
-                    "RoutineError",
-                    f"rank {rank} returned matrices of other shapes or layouts than the other "
-                    "ranks: every rank must return the same matrices",
-                    rank=rank,
-                ).to_map()
-            )
-
-    def _reply(self, seq: int, pending: Pending) -> None:
-        reply: Body = {"seq": seq, "node": self._spec.node}
-        if pending.errors:
-            reply["errors"] = pending.errors[:ERRORS_SENT]
-            reply["failed"] = len(pending.errors)
-        if pending.interrupted:
-            reply["interrupted"] = sum(map(len, pending.interrupted.values()))
-            reply["places"] = dict(list(pending.interrupted.items())[:PLACES_SENT])
-        if pending.value is not None:
-            reply["value"] = pending.value
-        if pending.floating:
-            reply["floating"] = pending.floating
-        if pending.matrices:
-            reply["matrices"] = pending.matrices
-        self._uplink.send_reply(reply)
+    def _reply(self, pending: Pending) -> None:
+        seq = pending.body["seq"]
+        self._uplink.send_reply({"seq": seq, "node": self._node, **pending.combined()})
 
     def _memory_shortage(self, body: Body, idle_nbytes: int) -> Failure | None:
         """The error if this node lacks the memory for its ranks' parts of a matrix, else None."""
         distribution = Distribution(
-            body["layout"], stored_shape(body["shape"]), default_grid(self._spec.size)
+            body["layout"], stored_shape(body["shape"]), default_grid(self._size)
         )
         dtype = np.dtype(body["dtype"])
-        needed = sum(local_nbytes(distribution, rank, dtype) for rank in self._spec.local_ranks)
+        needed = sum(local_nbytes(distribution, rank, dtype) for rank in self._ranks)
         spare = available_bytes() + idle_nbytes
         if needed <= spare:
             return None

@@ -1,31 +1,35 @@
 """The fork server: a warm, single-threaded interpreter that forks the proxies of gangs.
 
 Importing NumPy, SciPy and mpi4py takes longer than starting MPI; a forked process has them
-already. The node's agent starts the fork server and sends its orders over a socket, one JSON
-object per line. When the agent has ended, the fork server waits for the gangs that still run,
-cleans up after them and ends.
+already. The node's agent starts the fork server and sends its orders over a socket pair. When the
+agent has ended, the fork server waits for the gangs that still run, cleans up after them and ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 from mpi_workers.node import cleanup
 from mpi_workers.node.processes import adopt_orphans, close_all_but, end_descendants
-from mpi_workers.node.specs import ProxySpec
+from mpi_workers.node.specs import GangPlan
+
+RunProxy = Callable[[GangPlan, int], None]
 
 
-def main(agent: socket.socket, run_proxy: Callable[[ProxySpec], None]) -> None:
-    """Fork a proxy for every order until the agent and the last proxy have ended."""
+def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
+    """Fork a proxy for every order until the agent and the last proxy have ended.
+
+    An order is a plan and the number of this node in it. The agent gets ``("warm", "", 0)``,
+    ``("forked", gang, pid)`` and ``("gone", gang, status)``.
+    """
     adopt_orphans()
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
@@ -34,10 +38,14 @@ def main(agent: socket.socket, run_proxy: Callable[[ProxySpec], None]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cleanup.sweep()
-    buffer = bytearray()
     proxies: dict[int, str] = {}
     watched: list[Any] = [agent, wake_read]
-    tell(agent, {"event": "warm", "pid": os.getpid()})
+
+    def tell(event: str, gang: str = "", number: int = 0) -> None:
+        with contextlib.suppress(OSError):  # the agent has ended
+            agent.send((event, gang, number))
+
+    tell("warm")
     while agent in watched or proxies:
         ready, _, _ = select.select(watched, [], [])
         if wake_read in ready:
@@ -50,27 +58,19 @@ def main(agent: socket.socket, run_proxy: Callable[[ProxySpec], None]) -> None:
                     if status:  # it was killed: the processes of its ranks are our children now
                         end_descendants(spared=proxies)
                     cleanup.sweep()  # the proxy, or its manager, may have been killed
-                    tell(agent, {"event": "gone", "gang": gang, "status": status})
+                    tell("gone", gang, status)
         if agent in ready:
-            data = agent.recv(1 << 20)
-            if not data:
+            try:
+                plan, node = agent.recv()
+            except (EOFError, OSError):
                 watched.remove(agent)
                 continue
-            buffer += data
-            while (end := buffer.find(b"\n")) >= 0:
-                spec = ProxySpec(**json.loads(buffer[:end]))
-                del buffer[: end + 1]
-                pid = _fork_proxy(spec, run_proxy)
-                proxies[pid] = spec.gang
-                tell(agent, {"event": "forked", "gang": spec.gang, "pid": pid})
+            pid = _fork_proxy(plan, node, run_proxy)
+            proxies[pid] = plan.gang
+            tell("forked", plan.gang, pid)
 
 
-def tell(agent: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        agent.sendall((json.dumps(message) + "\n").encode())
-
-
-def _fork_proxy(spec: ProxySpec, run_proxy: Callable[[ProxySpec], None]) -> int:
+def _fork_proxy(plan: GangPlan, node: int, run_proxy: RunProxy) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -78,7 +78,7 @@ def _fork_proxy(spec: ProxySpec, run_proxy: Callable[[ProxySpec], None]) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         close_all_but(0, 1, 2)
-        run_proxy(spec)
+        run_proxy(plan, node)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -18,11 +18,11 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import time
+import traceback
 from collections import defaultdict
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import PREFIX
 from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
 from mpi_workers.node.rank_output import LAUNCHER, RankOutput
-from mpi_workers.node.specs import RANK_PROGRAM, ProxySpec, RankConfig
+from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, RankConfig, Start
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body
 
@@ -166,27 +166,43 @@ PID_FILE = "pid-"  # in that folder too, with a pid: a process of such a rank
 LEAVE_S = 2.0  # time limit for a launcher of many nodes to end its ranks there
 
 
-class RankProcess:
-    """One rank of this node."""
+class WatchedProcess:
+    """A process whose end the proxy notices: a rank, the data endpoint, a site's launcher.
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.pid: int | None = None
+    Attributes
+    ----------
+    pid : int
+        0 while it is not known.
+    pidfd : int or None
+        A descriptor that is readable when the process has ended. None on Linux before 5.3.
+    status : int or None
+        As waitpid returns it.
+    """
+
+    def __init__(self, pid: int = 0) -> None:
+        self.pid = pid
         self.pidfd: int | None = None
-        self.status: int | None = None  # as waitpid returns it
-        self.control: FrameProtocol | None = None
-        self.hello: Body = {}
+        self.status: int | None = None
 
     def open_pidfd(self) -> int | None:
-        """A descriptor that is readable when the process has ended, or None (Linux < 5.3)."""
-        if self.pidfd is None and self.pid is not None:
+        if self.pidfd is None and self.pid:
             with contextlib.suppress(OSError):
                 self.pidfd = os.pidfd_open(self.pid)
         return self.pidfd
 
 
+class RankProcess(WatchedProcess):
+    """One rank of this node."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.control: FrameProtocol | None = None
+        self.hello: Body = {}
+
+
 class LocalRanks:
-    """All ranks of this node.
+    """All ranks of this node, and the other processes that the proxy starts.
 
     Attributes
     ----------
@@ -195,199 +211,208 @@ class LocalRanks:
         What they print.
     pmi : dict of int to socket
         Sockets on which forked ranks speak PMI.
-    endpoint_pid, endpoint_end : int, str or None
-        The process of the data endpoint, and how it has ended.
+    endpoint, starter : WatchedProcess
+        The data endpoint, and the site's launcher.
     """
 
-    def __init__(self, spec: ProxySpec) -> None:
-        self._spec = spec
-        self._starter: subprocess.Popen[bytes] | None = None
+    def __init__(self, plan: GangPlan, node: int) -> None:
+        self._plan = plan
+        self._start = plan.start
         self._folder = Path()
-        self.by_rank = {rank: RankProcess(rank) for rank in spec.local_ranks}
-        self.output = RankOutput(spec.log_folder)
+        self.by_rank = {rank: RankProcess(rank) for rank in plan.ranks(node)}
+        self.output = RankOutput(plan.log_folder)
         self.pmi: dict[int, socket.socket] = {}
-        self.endpoint_pid = 0
-        self.endpoint_end: str | None = None
+        self.endpoint = WatchedProcess()
+        self.starter = WatchedProcess()
         self._oom = OomWatch()
 
     @property
     def forked(self) -> bool:
         """Whether the ranks are this process's children. If not, a launcher has started them."""
-        return self._spec.start is None
+        return self._start is None
+
+    @property
+    def children(self) -> list[WatchedProcess]:
+        """The processes that this one has forked."""
+        ranks = self.by_rank.values() if self.forked else ()
+        return [process for process in (*ranks, self.endpoint, self.starter) if process.pid]
 
     def start_endpoint(self, listeners: Sequence[socket.socket]) -> None:
         """Fork the node's data endpoint, which takes over the listening sockets."""
-        parent = os.getpid()
-        self.endpoint_pid = os.fork()
-        if self.endpoint_pid:
-            for listener in listeners:
-                listener.close()
-            return
-        try:
-            die_with_parent(parent)
-            close_all_but(0, 1, 2, *(listener.fileno() for listener in listeners))
-            ranks = self._spec.local_ranks
-            endpoint.main(listeners, self._spec.token, range(ranks[0], ranks[-1] + 1))
-        finally:
-            os._exit(1)
+        ranks = range(min(self.by_rank), max(self.by_rank) + 1)
+        self.endpoint.pid = _fork(
+            lambda: endpoint.main(listeners, self._plan.token, ranks),
+            *(listener.fileno() for listener in listeners),
+        )
+        for listener in listeners:
+            listener.close()
 
     def start(
         self, config: RankConfig, folder: Path, run_rank: Callable[[RankConfig], None]
     ) -> None:
         """Start the ranks, before this process has an event loop: forks must not inherit one."""
         self._folder = folder
-        if self._spec.start is not None:
-            for rank in self.by_rank:
-                for stream in (STDOUT, STDERR):
-                    path = rank_pipe(folder, rank, stream)
-                    os.mkfifo(path, 0o600)
-                    self.output.pipes[rank, stream] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            self._write_config(config, folder / RANK_FILE)
-            if self._spec.node == 0:
-                self._run(self._spec.start)
+        if self._start is None:
+            for process in self.by_rank.values():
+                self._fork_rank(process, config, run_rank)
             return
-        for process in self.by_rank.values():
-            self._fork(process, config, run_rank)
+        for rank in self.by_rank:
+            for stream in (STDOUT, STDERR):
+                path = rank_pipe(folder, rank, stream)
+                os.mkfifo(path, 0o600)
+                self.output.pipes[rank, stream] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        unfinished = folder / f"{RANK_FILE}.new"
+        with open(os.open(unfinished, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+            json.dump(asdict(config), file)
+        unfinished.rename(folder / RANK_FILE)
+        if 0 in self.by_rank:
+            self._run(self._start)
 
-    def _fork(
+    def _fork_rank(
         self, process: RankProcess, config: RankConfig, run_rank: Callable[[RankConfig], None]
     ) -> None:
         ours, theirs = socket.socketpair()
         pipes = {stream: os.pipe() for stream in (STDOUT, STDERR)}
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            theirs.close()
-            self.pmi[process.rank] = ours
-            for stream, (read_end, write_end) in pipes.items():
-                os.close(write_end)
-                self.output.pipes[process.rank, stream] = read_end
-            process.pid = pid
-            return
-        try:
-            die_with_parent(parent)
-            for stream, (_, write_end) in pipes.items():
+        writers = {stream: write_end for stream, (_, write_end) in pipes.items()}
+
+        def run() -> None:
+            for stream, write_end in writers.items():
                 os.dup2(write_end, stream)
-            close_all_but(0, 1, 2, theirs.fileno())
+                os.close(write_end)
             os.environ.update(
                 PMI_FD=str(theirs.fileno()),
                 PMI_RANK=str(process.rank),
-                PMI_SIZE=str(self._spec.size),
+                PMI_SIZE=str(self._plan.size),
             )
             run_rank(config)
-        finally:
-            os._exit(1)
 
-    def _write_config(self, config: RankConfig, path: Path) -> None:
-        """Write the configuration for the ranks of this node, atomically."""
-        unfinished = path.with_suffix(".new")
-        with open(os.open(unfinished, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-            json.dump(asdict(config), file)
-        unfinished.rename(path)
+        process.pid = _fork(run, theirs.fileno(), *writers.values())
+        theirs.close()
+        self.pmi[process.rank] = ours
+        for stream, (read_end, write_end) in pipes.items():
+            os.close(write_end)
+            self.output.pipes[process.rank, stream] = read_end
 
-    def _run(self, command: list[str]) -> None:
+    def _run(self, start: Start) -> None:
         """Run the command that starts the ranks of all nodes."""
         read_end, write_end = os.pipe()
-        parent = os.getpid()
         # The folders of other nodes have other names, which all begin with the gang's.
-        names = f"{PREFIX}{self._spec.gang}-*" if self._spec.across_nodes else self._folder.name
+        names = f"{PREFIX}{self._plan.gang}-*" if start.across_nodes else self._folder.name
         pattern = str(Path(glob.escape(str(self._folder.parent))) / names / RANK_FILE)
         program = [sys.executable, "-m", "mpi_workers", "rank", pattern]
-        argv = [word for w in command for word in (program if w == RANK_PROGRAM else [w])]
-        dropped = tuple(self._spec.start_drops)
-        env = {k: v for k, v in os.environ.items() if not dropped or not k.startswith(dropped)}
-        env |= self._spec.start_adds
-        for variable, text in self._spec.start_files.items():
+        argv = [word for w in start.argv for word in (program if w == RANK_PROGRAM else [w])]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(start.drops)}
+        env |= start.adds
+        for variable, text in start.files.items():
             file = self._folder / variable
             file.write_text(text)
             env[variable] = str(file)
+
+        def run() -> None:
+            os.setsid()
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
+            for stream, fd in (
+                (0, os.open(os.devnull, os.O_RDONLY)),
+                (1, write_end),
+                (2, write_end),
+            ):
+                os.dup2(fd, stream)
+            os.execvpe(argv[0], argv, env)
+
         # SIGTERM lets a launcher of many nodes end its ranks on all of them.
-        farewell = signal.SIGTERM if self._spec.across_nodes else signal.SIGKILL
-        try:
-            self._starter = subprocess.Popen(
-                argv,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                start_new_session=True,
-                preexec_fn=lambda: die_with_parent(parent, farewell),
-            )
-        finally:
-            os.close(write_end)
+        farewell = signal.SIGTERM if start.across_nodes else signal.SIGKILL
+        self.starter.pid = _fork(run, write_end, farewell=farewell)
+        os.close(write_end)
         self.output.pipes[LAUNCHER, STDOUT] = read_end
 
-    def reap(self, process: RankProcess) -> str | None:
-        """How a rank has ended, or None if it runs."""
-        if not self.forked:
-            return "ended"
-        if process.status is not None or process.pid is None:
+    def end_of(self, process: WatchedProcess) -> str | None:
+        """How a process has ended; None if it runs, or if that was told before."""
+        if process not in self.children:
+            return "ended"  # only its launcher knows how
+        if process.status is not None or (status := _reap(process)) is None:
             return None
-        pid, status = os.waitpid(process.pid, os.WNOHANG)
-        if not pid:
-            return None
-        process.status = status
+        if process is self.starter and self._start is not None:
+            code = os.waitstatus_to_exitcode(status)
+            return f"and all of {Path(self._start.argv[0]).name} ended with {code}"
         return self._oom.explained(status, describe_status(status))
 
-    def reap_children(self) -> list[tuple[int, str]]:
-        """Reap orphans that ranks have left; ended ranks without a pidfd, and how they ended.
+    def ended_children(self) -> Iterator[WatchedProcess]:
+        """Children without a pidfd that have ended; orphans that ranks have left are reaped.
 
-        Ranks with a pidfd are reaped by `reap`, in the order in which they ended.
+        Children with a pidfd are reaped when it is readable: in the order in which they ended.
         """
-        ranks = {process.pid: process for process in self.by_rank.values()}
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return []
-            if ended is None:
-                return []
-            if self._starter is not None and ended.si_pid == self._starter.pid:
-                name = Path(self._spec.start[0]).name if self._spec.start else ""
-                cause = f"and all of {name} ended with {self._starter.poll()}"
-                return [(next(iter(self.by_rank)), cause)]
-            if ended.si_pid == self.endpoint_pid:
-                status = os.waitpid(self.endpoint_pid, os.WNOHANG)[1]
-                self.endpoint_end = self._oom.explained(status, describe_status(status))
-                continue
-            if (process := ranks.get(ended.si_pid)) is not None:
-                how = None if process.pidfd is not None else self.reap(process)
-                return [] if how is None else [(process.rank, how)]
-            # A thread of this process that has started py-spy may have reaped it.
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(ended.si_pid, os.WNOHANG)
+        by_pid = {process.pid: process for process in self.children}
+        with contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                process = by_pid.get(ended.si_pid) or WatchedProcess(ended.si_pid)
+                if process.pidfd is not None:
+                    return
+                if ended.si_pid in by_pid:
+                    yield process  # the caller asks how it has ended
+                _reap(process)
 
     def any_alive(self) -> bool:
         """Whether any rank still runs."""
-        if self.forked:
-            for process in self.by_rank.values():
-                self.reap(process)
-            return any(p.pid is not None and p.status is None for p in self.by_rank.values())
-        return any(os.path.exists(f"/proc/{p.pid}") for p in self.by_rank.values() if p.pid)
+        return any(
+            process.status is None and os.path.exists(f"/proc/{process.pid}")
+            for process in self.by_rank.values()
+            if process.pid
+        )
 
     def pids(self) -> set[int]:
         """The ranks that run here, and processes of a launcher that are not ranks yet."""
-        known = {p.pid for p in self.by_rank.values() if p.pid is not None and p.status is None}
-        if self._spec.across_nodes:
+        known = {p.pid for p in self.by_rank.values() if p.pid and p.status is None}
+        if self._start is not None and self._start.across_nodes:
             left = self._folder.glob(f"{PID_FILE}*")
             known |= {int(path.name.removeprefix(PID_FILE)) for path in left}
-        if self._starter is not None:
-            known |= descendants([self._starter.pid])
+        if self.starter.pid:
+            known |= descendants([self.starter.pid])
         return known
 
     def kill(self) -> None:
         """Kill the ranks and all their descendants, and wait until they have ended."""
-        if self._starter is not None and self._spec.across_nodes:
-            self._starter.terminate()
+        farewell = self._start is not None and self._start.across_nodes and self.starter.pid
+        if farewell and _reap(self.starter) is None:
+            os.kill(self.starter.pid, signal.SIGTERM)
         if not self.forked:
             ranks = self.pids()
             for pid in ranks | descendants(ranks):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-        if self._starter is not None and self._spec.across_nodes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._starter.wait(LEAVE_S)
+        deadline = time.monotonic() + LEAVE_S
+        while farewell and _reap(self.starter) is None and time.monotonic() < deadline:
+            time.sleep(REAP_INTERVAL_S)
         end_descendants()
+
+
+def _fork(run: Callable[[], None], *kept: int, farewell: int = signal.SIGKILL) -> int:
+    """Fork a process that has no descriptors but 0, 1, 2 and `kept`; its pid.
+
+    It gets the signal `farewell` when this process ends.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        die_with_parent(parent, farewell)
+        close_all_but(0, 1, 2, *kept)
+        run()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def _reap(process: WatchedProcess) -> int | None:
+    """The status of a child that has ended, None while it runs."""
+    if process.status is None:
+        # A thread of this process that has started py-spy may have reaped it.
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
+            process.status = status if pid else None
+    return process.status
 
 
 def sign_in(folder: str | Path) -> None:

@@ -24,9 +24,15 @@ from mpi_workers.failures import Failure
 from mpi_workers.node import processes
 from mpi_workers.node.cleanup import GangFolder, note_segments
 from mpi_workers.node.command_relay import CommandRelay
-from mpi_workers.node.processes import LocalRanks, RankProcess, adopt_orphans, descendants
+from mpi_workers.node.processes import (
+    LocalRanks,
+    RankProcess,
+    WatchedProcess,
+    adopt_orphans,
+    descendants,
+)
 from mpi_workers.node.rank_output import Source
-from mpi_workers.node.specs import ProxySpec, RankConfig
+from mpi_workers.node.specs import GangPlan, RankConfig
 from mpi_workers.node.stacks import of_crash
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol, protocol_factory
@@ -45,13 +51,14 @@ BLAME_S = 0.2  # a launcher kills all ranks when one aborts: time for that one's
 class Proxy:
     """One node's part of a gang."""
 
-    def __init__(self, spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
+    def __init__(self, plan: GangPlan, node: int, run_rank: Callable[[RankConfig], None]) -> None:
         adopt_orphans()
-        self._spec = spec
-        self._folder = GangFolder(spec.gang, spec.kvs_name, spec.node)
-        self._local = LocalRanks(spec)
+        self._plan = plan
+        self._node = node
+        self._folder = GangFolder(plan.gang, plan.kvs_name, node)
+        self._local = LocalRanks(plan, node)
         self._ranks = self._local.by_rank
-        self._relay = CommandRelay(spec, self._ranks, self._folder.word, self)
+        self._relay = CommandRelay(plan.size, node, self._ranks, self._folder.word, self)
         self._manager: FrameProtocol | None = None
         self._pmi: PmiNode | None = None
         self._pmi_input = {rank: bytearray() for rank in self._ranks}
@@ -60,29 +67,30 @@ class Proxy:
         self._output_timer: asyncio.TimerHandle | None = None
         self._shutting_down: asyncio.Future[None] | None = None
         self._over: asyncio.Event | None = None
-        crowded = processes.crowded(len(self._ranks) * spec.threads)
+        crowded = processes.crowded(len(self._ranks) * plan.threads)
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
         self._folder.note_pid()
-        data = [sockets.listen_unix(self._folder.socket("data")), sockets.listen_tcp(spec.host)]
+        host = plan.nodes[node].ip
+        data = [sockets.listen_unix(self._folder.socket("data")), sockets.listen_tcp(host)]
         self._data_addresses = [address for _, address in data]
         self._local.start_endpoint([sock for sock, _ in data])
         config = RankConfig(
-            token=spec.token,
+            token=plan.token,
             directory=str(self._folder.path),
             control=control,
             data=self._data_addresses[0],
-            size=spec.size,
-            host=spec.host,
-            threads=spec.threads,
+            size=plan.size,
+            host=host,
+            threads=plan.threads,
             crowded=crowded,
-            one_node=len(spec.counts) == 1,
-            keep_bytes=spec.keep_bytes // max(1, len(self._ranks)),
-            start_timeout_s=spec.start_timeout_s,
-            advice=spec.start_advice,
+            keep_bytes=plan.keep_bytes // max(1, len(self._ranks)),
+            start_timeout_s=plan.start_timeout_s,
+            advice=plan.start.advice if plan.start is not None else "",
+            one_node=len(plan.nodes) == 1,
         )
         processes.set_waits(crowded)
         for name in ("OMP", "OPENBLAS", "MKL"):
-            os.environ[f"{name}_NUM_THREADS"] = str(spec.threads)
+            os.environ[f"{name}_NUM_THREADS"] = str(plan.threads)
         self._local.start(config, self._folder.path, run_rank)
 
     # --- the loop ---
@@ -95,7 +103,7 @@ class Proxy:
             os.set_blocking(pipe, False)
             loop.add_reader(pipe, self._read_output, source)
         self._server = await loop.create_unix_server(
-            protocol_factory(self._from_rank, self._rank_lost, self._spec.token, self._rank_hello),
+            protocol_factory(self._from_rank, self._rank_lost, self._plan.token, self._rank_hello),
             sock=self._listener,
             backlog=sockets.BACKLOG,
         )
@@ -104,10 +112,10 @@ class Proxy:
         loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
         if self._local.forked:
             self._pmi = PmiNode(
-                self._spec.kvs_name,
-                self._spec.size,
-                self._spec.local_ranks,
-                process_mapping(self._spec.counts),
+                self._plan.kvs_name,
+                self._plan.size,
+                list(self._ranks),
+                process_mapping(self._plan.counts),
                 send=self._to_pmi,
                 barrier=lambda puts: self.send_event("pmi_barrier", puts=puts),
                 abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
@@ -115,8 +123,8 @@ class Proxy:
             for rank, sock in self._local.pmi.items():
                 sock.setblocking(False)
                 loop.add_reader(sock, self._from_pmi, rank)
-            for process in self._ranks.values():
-                self._watch(process)
+        for process in self._local.children:
+            self._watch(process)
         # uvloop reserves its own handler of SIGCHLD for its own subprocesses.
         signal.signal(
             signal.SIGCHLD, lambda *_: None if loop.is_closed() else loop.call_soon(self._reap)
@@ -131,22 +139,22 @@ class Proxy:
             elif frame.kind == Kind.REFUSED:
                 self._stop()
 
-        fields = {"role": "proxy", "node": self._spec.node}
-        manager = ConnectingProtocol(on_frame, lambda _: self._stop(), self._spec.token, fields)
+        fields = {"role": "proxy", "node": self._node}
+        manager = ConnectingProtocol(on_frame, lambda _: self._stop(), self._plan.token, fields)
         try:
-            sock = sockets.dial(sockets.reachable_addresses(self._spec.manager)[0])
+            sock = sockets.dial(sockets.reachable_addresses(self._plan.manager)[0])
             sock.setblocking(False)
             await asyncio.get_running_loop().create_connection(lambda: manager, sock=sock)
             await manager.welcome
         except (OSError, IndexError, WireError, Failure) as error:
-            print(f"cannot reach the GroupManager at {self._spec.manager}: {error}")
+            print(f"cannot reach the GroupManager at {', '.join(self._plan.manager)}: {error}")
             return False
         self._manager = manager
         return True
 
     def send_event(self, op: str, **fields: Any) -> None:
         if self._manager is not None:
-            self._manager.send(Kind.EVENT, {"op": op, "node": self._spec.node, **fields})
+            self._manager.send(Kind.EVENT, {"op": op, "node": self._node, **fields})
 
     def send_reply(self, body: Body) -> None:
         if self._manager is None:
@@ -154,7 +162,7 @@ class Proxy:
         try:
             self._manager.send(Kind.REPLY, body)
         except Failure as failure:  # it fitted into the rank's frame, and not into this larger one
-            about = {"seq": body["seq"], "node": self._spec.node}
+            about = {"seq": body["seq"], "node": self._node}
             self._manager.send(Kind.REPLY, {**about, "errors": [failure.to_map()], "failed": 1})
 
     # --- PMI ---
@@ -210,31 +218,31 @@ class Proxy:
             self.send_event("ready", ranks=ranks, addresses=self._data_addresses)
         return {}
 
-    def _watch(self, process: RankProcess) -> None:
-        """Notice a rank's end, also if children of it still hold its sockets."""
+    def _watch(self, process: WatchedProcess) -> None:
+        """Notice a process's end, also if children of it still hold its sockets."""
         if (pidfd := process.open_pidfd()) is not None:
             asyncio.get_running_loop().add_reader(pidfd, self._process_ended, process)
 
-    def _process_ended(self, process: RankProcess) -> None:
-        assert process.pidfd is not None
-        asyncio.get_running_loop().remove_reader(process.pidfd)
-        if process.rank in self._local.pmi:
+    def _process_ended(self, process: WatchedProcess) -> None:
+        loop = asyncio.get_running_loop()
+        if process.pidfd is not None:
+            loop.remove_reader(process.pidfd)
+        if isinstance(process, RankProcess) and process.rank in self._local.pmi:
             self._from_pmi(process.rank)  # it may have announced an MPI_Abort
-        cause = self._local.reap(process)
-        if cause is not None:
+        cause = self._local.end_of(process)
+        if cause is None or self._leaving:
+            return
+        if process is self._local.endpoint:
+            # No data can reach the ranks any more: the gang ends, as with a lost rank.
+            self._report_last("endpoint_ended", cause=cause, pid=process.pid)
+        elif isinstance(process, RankProcess):
             self._rank_ended(process.rank, cause)
+        else:  # a launcher ends after its ranks: their own events say more
+            loop.call_later(BLAME_S, self._rank_ended, next(iter(self._ranks)), cause)
 
     def _reap(self) -> None:
-        for rank, cause in self._local.reap_children():
-            # A launcher ends after its ranks: their own events say more.
-            delay_s = 0.0 if self._local.forked else BLAME_S
-            asyncio.get_running_loop().call_later(delay_s, self._rank_ended, rank, cause)
-        if self._local.endpoint_end is not None and not self._leaving:
-            self._endpoint_ended(self._local.endpoint_end)
-
-    def _endpoint_ended(self, cause: str) -> None:
-        """No data can reach the ranks any more: the gang ends, as with a lost rank."""
-        self._report_last("endpoint_ended", cause=cause, pid=self._local.endpoint_pid)
+        for process in self._local.ended_children():
+            self._process_ended(process)
 
     def _rank_lost(self, protocol: FrameProtocol) -> None:
         if not self._local.forked and protocol.peer is not None:
@@ -248,7 +256,7 @@ class Proxy:
         aborted = self._local.output.aborted()
         if aborted is not None and aborted[0] in self._ranks:
             (rank, cause), pid = aborted, None
-        elif not self._local.forked and self._spec.across_nodes and pid is None:
+        elif self._plan.start is not None and self._plan.start.across_nodes and pid is None:
             self._leaving = True
             tail = self._local.output.tail(rank)
             asyncio.get_running_loop().call_later(BLAME_S, self._report_end, rank, cause, pid, tail)
@@ -372,13 +380,13 @@ def _peer_pid(protocol: FrameProtocol) -> int:
     return pid
 
 
-def main(spec: ProxySpec, run_rank: Callable[[RankConfig], None]) -> None:
+def main(plan: GangPlan, node: int, run_rank: Callable[[RankConfig], None]) -> None:
     """Run a proxy until the gang ends. Does not return."""
     status = 1
     proxy = None
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        proxy = Proxy(spec, run_rank)
+        proxy = Proxy(plan, node, run_rank)
         uvloop.run(proxy.serve())
         status = 0
     except SystemExit:

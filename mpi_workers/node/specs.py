@@ -1,4 +1,4 @@
-"""The configuration of a proxy and of a rank. Needs no MPI."""
+"""The configuration of a gang's proxies and ranks. Needs no MPI."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import glob
 import json
 import os
 import time
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,41 +19,92 @@ FIND_S = 30.0  # time limit for a rank to find its node's proxy
 POLL_INTERVAL_S = 0.02
 
 
-@dataclass(slots=True)
-class ProxySpec:
-    """A proxy's part of a gang."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A command that starts all ranks of a gang, with its environment.
+
+    Attributes
+    ----------
+    argv : list of str
+        The command line, with `RANK_PROGRAM` for the program of a rank.
+    adds, drops : mapping, tuple
+        Variables to set, and prefixes of variables to remove, in its environment.
+    files : mapping
+        Texts of files that it needs, by the variables for their paths.
+    advice : str
+        Remedy if its ranks do not form one MPI world.
+    across_nodes : bool
+        Whether it starts ranks on other nodes too, by daemons of the site.
+    """
+
+    argv: list[str]
+    adds: Mapping[str, str] = field(default_factory=dict)
+    drops: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    advice: str = ""
+    across_nodes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """A node's part of a gang.
+
+    Attributes
+    ----------
+    ip : str
+        Its address.
+    ranks : int
+    name : str
+        Its name in the batch system.
+    """
+
+    ip: str
+    ranks: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GangPlan:
+    """One launch of a gang: its nodes and their numbers of ranks, in rank order.
+
+    Attributes
+    ----------
+    gang : str
+        Name of the launch, which its folders have.
+    manager : sequence of str
+        Addresses of the GroupManager.
+    log_folder : str
+        For the output of ranks; its name, until the node's agent makes it a path.
+    start : Start, optional
+        The command that starts all ranks, run by the first node's proxy. None: each node's proxy
+        forks them.
+    kvs_name : str
+        MPICH derives names of segments from it, and reused ones may be stale.
+    """
 
     gang: str
-    manager: list[str]
-    token: str = field(repr=False)
-    node: int
-    counts: list[int]
-    host: str
-    kvs_name: str
+    nodes: tuple[NodePlan, ...]
     threads: int
+    token: str = field(repr=False)
+    manager: tuple[str, ...]
     keep_bytes: int
     start_timeout_s: float
-    start: list[str] | None = None  # node 0's command that starts all ranks; None: forked
-    start_adds: dict[str, str] = field(default_factory=dict)  # to that command's environment
-    start_drops: list[str] = field(default_factory=list)  # prefixes of variables it must not get
-    start_files: dict[str, str] = field(default_factory=dict)  # texts, by variables for their paths
-    start_advice: str = ""  # for an MPI that does not match the launcher
-    log_folder: str = (
-        ""  # for the output of ranks; its name, until the node's agent makes it a path
-    )
-    across_nodes: bool = False  # the command starts ranks on other nodes, by daemons of the site
+    log_folder: str = ""
+    start: Start | None = None
+    kvs_name: str = field(default_factory=lambda: f"alchemist_{uuid.uuid4().hex[:20]}")
 
     @property
-    def first_rank(self) -> int:
-        return sum(self.counts[: self.node])
-
-    @property
-    def local_ranks(self) -> list[int]:
-        return list(range(self.first_rank, self.first_rank + self.counts[self.node]))
+    def counts(self) -> list[int]:
+        return [node.ranks for node in self.nodes]
 
     @property
     def size(self) -> int:
         return sum(self.counts)
+
+    def ranks(self, node: int) -> range:
+        """The ranks of a node."""
+        first = sum(self.counts[:node])
+        return range(first, first + self.nodes[node].ranks)
 
 
 @dataclass(frozen=True, slots=True)

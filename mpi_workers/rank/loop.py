@@ -102,7 +102,7 @@ class RankLoop:
             self._control.send(Kind.REPLY, reply)
         except (Failure, TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
             failure = self._routine_failure(error, body)
-            self._control.send(Kind.REPLY, {"seq": body["seq"], "error": failure.to_map()})
+            self._control.send(Kind.REPLY, {"seq": body["seq"], "errors": [failure.to_map()]})
 
     def _answer(self, body: Body) -> None:
         """Execute a command, reply, and note it in the history while the reply travels."""
@@ -117,27 +117,31 @@ class RankLoop:
         mpi_s = interruption.waited_s() - waited_s
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         grown, self._peak_kib = peak_kib - self._peak_kib, peak_kib
-        history.add(body, begun, seconds, min(mpi_s, seconds), grown << 10, failed="error" in reply)
+        history.add(
+            body, begun, seconds, min(mpi_s, seconds), grown << 10, failed="errors" in reply
+        )
 
     def _execute(self, body: Body) -> Body:
         reply: Body = {"seq": body["seq"]}
         try:
             reply.update(self._commands.execute(body))
         except Interrupted as interrupted:
-            reply["interrupted"] = place(interrupted)
-        except Failure as failure:
-            failure.facts.setdefault("rank", self._rank)
-            reply["error"] = failure.to_map()
-        except MemoryError as error:
-            reply["error"] = Failure(
-                "ResourceError", f"rank {self._rank} ran out of memory: {error}", rank=self._rank
-            ).to_map()
+            reply["places"] = {place(interrupted): [self._rank]}
         except BaseException as error:  # a routine may call sys.exit: the gang continues
-            reply["error"] = self._routine_failure(error, body).to_map()
+            reply["errors"] = [self._failure(error, body).to_map()]
         command = COMMANDS.get(body["op"])
         if command is not None and command.prints:
             output.flush()
         return reply
+
+    def _failure(self, error: BaseException, body: Body) -> Failure:
+        if isinstance(error, Failure):
+            error.facts.setdefault("rank", self._rank)
+            return error
+        if isinstance(error, MemoryError):
+            words = f"rank {self._rank} ran out of memory: {error}"
+            return Failure("ResourceError", words, rank=self._rank)
+        return self._routine_failure(error, body)
 
     def _routine_failure(self, error: BaseException, body: Body) -> Failure:
         routine = body.get("routine") or body.get("name") or body["op"]

@@ -9,7 +9,7 @@ import pytest
 
 from alchemist_ray.gang.address import GangAddress
 from mpi_workers.data.description import DataEndpoints
-from mpi_workers.node.specs import ProxySpec, RankConfig
+from mpi_workers.node.specs import GangPlan, RankConfig
 from mpi_workers.wire.frames import Kind
 from tests.support.frames import SOON_S, pair
 
@@ -21,7 +21,7 @@ SECRET = "a-secret-of-the-gang"
     [
         DataEndpoints(SECRET, ()),
         GangAddress("g", "s", 1, SECRET, (), (), (), "g.1"),
-        ProxySpec("g", [], SECRET, 0, [1], "h", "kvs", 1, 0, 30.0),
+        GangPlan("g", (), 1, SECRET, (), 0, 30.0),
         RankConfig(SECRET, "/d", "unix:x", "unix:y", 1, None, 1, False, 0, 30.0),
     ],
     ids=lambda holder: type(holder).__name__,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from alchemist_ray.errors import JobError
-from alchemist_ray.launchers.hostlist import expand
+from alchemist_ray.launchers.srun import expand
 
 REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 MEBI = 1 << 20

@@ -19,8 +19,8 @@ from alchemist_ray.deploy.slurm.keeper import RayInJob, RayOptions
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated, interrupt_on_termination
 from alchemist_ray.errors import JobError
 from alchemist_ray.gateway.protocol import PORT
-from alchemist_ray.launchers.choice import SETTINGS
-from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
+from alchemist_ray.launchers import SETTINGS
+from alchemist_ray.launchers import VARIABLE as LAUNCHER
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
 from alchemist_ray.subcommands import add_subcommand, positive

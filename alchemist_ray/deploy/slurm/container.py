@@ -15,7 +15,7 @@ from string import Template
 from alchemist_ray.deploy.slurm.sites import RUNTIMES, Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.base import CONTAINER
-from alchemist_ray.launchers.mpmd import APRUN, PALS
+from alchemist_ray.launchers.mpmd import AprunLauncher, PalsLauncher
 from alchemist_ray.launchers.srun import COMMAND
 
 IMAGE, OPTIONS = "{image}", "{options}"
@@ -40,7 +40,10 @@ INSIDE = (
 PYTHON = "python3"
 RELAY = f"{PYTHON} -m alchemist_ray.deploy.slurm.relay"
 # Launchers outside the image: their variables and default commands.
-OUTSIDE = {COMMAND: "srun", PALS.variable: PALS.command, APRUN.variable: APRUN.command}
+OUTSIDE = {
+    COMMAND: "srun",
+    **{each.variable: each.command for each in (PalsLauncher, AprunLauncher)},
+}
 
 
 @dataclass(frozen=True, slots=True)

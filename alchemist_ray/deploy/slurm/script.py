@@ -11,13 +11,13 @@ from typing import Any
 from alchemist_ray.deploy.slurm.container import Image
 from alchemist_ray.deploy.slurm.sites import SCHEDULERS, Site
 from alchemist_ray.errors import JobError
-from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
-from alchemist_ray.launchers.mpmd import APRUN, PALS
+from alchemist_ray.launchers import VARIABLE as LAUNCHER
+from alchemist_ray.launchers.mpmd import AprunLauncher, PalsLauncher
 from alchemist_ray.launchers.srun import COMMAND, PMI
 from alchemist_ray.plural import counted
 
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
-PROGRAMS = {"srun": COMMAND, "pals": PALS.variable, "aprun": APRUN.variable}
+PROGRAMS = {"srun": COMMAND, "pals": PalsLauncher.variable, "aprun": AprunLauncher.variable}
 
 
 @dataclass(frozen=True, slots=True)

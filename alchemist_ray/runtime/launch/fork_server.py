@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from multiprocessing import Pipe
 from pathlib import Path
 
 import mpi_workers
 from alchemist_ray.errors import LaunchError
-from mpi_workers.node.specs import ProxySpec
+from mpi_workers.node.specs import GangPlan
 
 FORK_SERVER_TIMEOUT_S = 60.0
 FORK_TIMEOUT_S = 30.0  # a loaded node; other gangs depend on a fork server that is slow
@@ -48,7 +46,7 @@ class ForkServer:
 
     def __init__(self, on_gone: Callable[[str], None]) -> None:
         self._on_gone = on_gone
-        self._ours, theirs = socket.socketpair()
+        self._ours, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mpi_workers", "fork-server", str(theirs.fileno())],
@@ -61,8 +59,8 @@ class ForkServer:
         self._changed = threading.Condition()
         self._warm = False
         self._dead = False
-        self._proxies: dict[str, int] = {}  # by gang
-        self._gone: set[str] = set()
+        self._forked: dict[str, int] = {}  # pids of proxies, until `fork` returns them
+        self._running: set[str] = set()  # gangs with a proxy
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
@@ -70,19 +68,20 @@ class ForkServer:
         return not self._dead and self.process.poll() is None
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError), self._ours.makefile() as lines:
-            for line in lines:
-                message = json.loads(line)
-                if message["event"] == "gone":
-                    self._on_gone(message["gang"])
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                event, gang, number = self._ours.recv()
+                if event == "gone":
+                    self._on_gone(gang)
                 with self._changed:
-                    match message["event"]:
+                    match event:
                         case "warm":
                             self._warm = True
                         case "forked":
-                            self._proxies[message["gang"]] = message["pid"]
+                            self._forked[gang] = number
+                            self._running.add(gang)
                         case "gone":
-                            self._gone.add(message["gang"])
+                            self._running.discard(gang)
                     self._changed.notify_all()
         with self._changed:
             self._dead = True
@@ -105,34 +104,27 @@ class ForkServer:
                     "Its output is in the Ray worker's log"
                 )
 
-    def fork(self, spec: ProxySpec) -> int:
-        """Fork a gang's proxy on this node; its pid. Raises `LaunchError`."""
+    def fork(self, plan: GangPlan, node: int) -> int:
+        """Fork a gang's proxy on this node, `node` of the plan; its pid. Raises `LaunchError`."""
         self.wait_warm()
-        order = (json.dumps(asdict(spec)) + "\n").encode()
         with contextlib.suppress(OSError), self._sending:
-            self._ours.sendall(order)
+            self._ours.send((plan, node))
         with self._changed:
-            self._changed.wait_for(lambda: spec.gang in self._proxies or self._dead, FORK_TIMEOUT_S)
-            if spec.gang not in self._proxies:
+            self._changed.wait_for(lambda: plan.gang in self._forked or self._dead, FORK_TIMEOUT_S)
+            if plan.gang not in self._forked:
                 why = "ended" if self._dead else f"did not fork in {FORK_TIMEOUT_S:.0f} s"
                 self.process.kill()  # a hanging one would delay the next gang too
                 raise LaunchError(
                     f"the fork server on {os.uname().nodename} {why}; the next launch gets a "
                     "new one: try again"
                 )
-            return self._proxies[spec.gang]
+            return self._forked.pop(plan.gang)
 
     def holds(self, gang: str) -> bool:
         """Whether a gang's proxy was forked here and has not ended, as far as this one knows."""
-        with self._changed:
-            return not self._dead and gang in self._proxies and gang not in self._gone
+        return not self._dead and gang in self._running
 
     def wait_gone(self, gang: str, timeout_s: float) -> None:
         """Wait until a gang's proxy has ended, if this fork server lives and has forked it."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._dead or gang not in self._proxies or gang in self._gone, timeout_s
-            )
-            if gang in self._gone:
-                del self._proxies[gang]
-                self._gone.discard(gang)
+            self._changed.wait_for(lambda: not self.holds(gang), timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -13,7 +14,7 @@ from ray.exceptions import RayError
 
 from alchemist_ray.errors import AlchemistError, LaunchError, SessionError
 from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
+from alchemist_ray.launchers import LAUNCHERS
 from alchemist_ray.observe.logs import folder_name
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.ray_calls import result_of
@@ -21,6 +22,7 @@ from alchemist_ray.runtime.commands.dispatcher import Dispatcher, Listeners
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from mpi_workers.node.cleanup import PrivateFolder
+from mpi_workers.node.specs import GangPlan, NodePlan
 
 END_TIMEOUT_S = 5.0
 LOST_NODE_TIMEOUT_S = 1.0  # the same for a node that was lost
@@ -140,8 +142,8 @@ class Incarnation:
         plan = GangPlan(
             gang=self.run,
             nodes=tuple(
-                NodePlan(node, about["ip"], ranks, about["name"])
-                for (node, ranks), about in zip(nodes, facts, strict=True)
+                NodePlan(about["ip"], ranks, about["name"])
+                for (_, ranks), about in zip(nodes, facts, strict=True)
             ),
             threads=request.options.threads_per_worker,
             token=token,
@@ -151,10 +153,9 @@ class Incarnation:
             log_folder=folder_name(self._gang, self.run.rpartition(".")[0]),
         )
         self.stage = "starting processes"
-        specs = launcher.specs(plan)
+        plan = replace(plan, start=launcher.start(plan))
         starting = [
-            result_of(agent.launch.remote(spec))
-            for agent, spec in zip(self.agents, specs, strict=True)
+            result_of(agent.launch.remote(plan, node)) for node, agent in enumerate(self.agents)
         ]
         await asyncio.wait_for(asyncio.gather(*starting), left())
         await self._checked_in(plan, deadline)

@@ -9,16 +9,17 @@ lost nodes. The work per message grows with the nodes, not with the ranks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, LaunchError
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
+from mpi_workers.node.command_relay import Replies
 from mpi_workers.node.stacks import by_stack, named
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
@@ -84,11 +85,10 @@ def waited(places: dict[str, list[int]]) -> str:
     return f". At that time {'; '.join(lines)}" if lines else ""
 
 
-@dataclass(slots=True, eq=False)
-class Round:
+class Round(Replies):
     """One message to all nodes, and the replies so far.
 
-    Attributes
+    Parameters
     ----------
     missing : int
         Nodes that have not replied.
@@ -96,36 +96,27 @@ class Round:
         What the ranks run, for messages.
     collective : bool
         Whether the ranks may meet in MPI.
+
+    Attributes
+    ----------
     over : Future
         Done when all nodes have replied, or when one has failed (or the round was cancelled) and
         the others take their time; fails with what ended the gang.
     cancelled : Failure or None
         Why the caller no longer waits.
-    errors, failed, interrupted
-        Failures that travelled, ranks that failed, ranks that left because others failed.
-    places
-        Where those ranks were.
-    value, matrices
-        What rank 0 returned, and the matrices that every rank made.
-    floating
-        NumPy's flags of floating-point errors on any rank.
     begun : float
         When it was sent, by `time.monotonic`.
     """
 
-    missing: int
-    doing: str = ""
-    collective: bool = False
-    over: asyncio.Future[None] = field(default_factory=lambda: _future())
-    cancelled: Failure | None = None
-    interrupted: int = 0
-    errors: list[Body] = field(default_factory=list)
-    failed: int = 0
-    places: dict[str, list[int]] = field(default_factory=dict)
-    value: Any = None
-    floating: int = 0
-    matrices: list[Any] | None = None
-    begun: float = field(default_factory=time.monotonic)
+    def __init__(self, missing: int, doing: str, collective: bool) -> None:
+        super().__init__()
+        self.missing = missing
+        self.doing = doing
+        self.collective = collective
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.cancelled: Failure | None = None
+        self.begun = time.monotonic()
+        self._left = asyncio.Event()
 
     def described(self) -> Body:
         """A round that is over for its caller, and that ranks are still in, for the catalogue."""
@@ -135,30 +126,32 @@ class Round:
             state = "failed on a rank, and others are still in it"
         return {"name": self.doing or "a call", "state": state, "caller": "", "age_s": age_s}
 
-    def take(self, reply: Body) -> None:
-        """Add a node's reply."""
+    def take(self, reply: Body) -> bool:
+        """Add a node's reply; whether it is the last one."""
         self.missing -= 1
-        self.errors += reply.get("errors", [])
-        self.failed += reply.get("failed", 0)
-        self.interrupted += reply.get("interrupted", 0)
-        self.floating |= reply.get("floating", 0)
-        for place, ranks in reply.get("places", {}).items():
-            self.places.setdefault(place, []).extend(ranks)
-        if "value" in reply:
-            self.value = reply["value"]
-        if reply.get("errors") or reply.get("interrupted"):
-            return
-        made = reply.get("matrices", [])
-        if self.matrices is not None and self.matrices != made:
-            words = "nodes returned different matrices: every rank must return the same"
-            self.errors.append(Failure("RoutineError", words).to_map())
-        self.matrices = made
+        self.add(reply, f"node {reply.get('node')}")
+        if self.missing:
+            return False
+        self.finish()
+        self._left.set()
+        return True
+
+    async def left(self, limit_s: float) -> bool:
+        """Wait until all ranks have left the call; whether they have in time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._left.wait(), limit_s)
+        return self._left.is_set()
+
+    def drop(self, error: AlchemistError) -> None:
+        """The gang is lost."""
+        self.finish(error)
+        self._left.set()
 
     def finish(self, error: AlchemistError | None = None) -> None:
         """The caller need not wait any longer. Only the first call counts."""
         if self.over.done():
             return
-        if self.interrupted and not self.errors and self.cancelled is None:
+        if self.places and not self.errors and self.cancelled is None:
             self.cancelled = Failure("CancelledError", "the call was interrupted on every rank")
         if self.cancelled is not None:  # whatever the ranks made of it
             self.cancelled.message += waited(self.places)
@@ -183,63 +176,6 @@ class Round:
         if not same and others > 0:  # an argument is wrong on all ranks
             failure.message += f" (and on {others} more rank{'s' if others > 1 else ''})"
         return failure
-
-
-def _future() -> asyncio.Future[None]:
-    return asyncio.get_running_loop().create_future()
-
-
-def rank_ended(body: Body, doing: str, *, starting: bool) -> AlchemistError:
-    """Return the error for a rank that has ended; `doing`: what the ranks ran."""
-    kind = LaunchError if starting else GroupFailedError
-    while_what = "while the gang was starting" if starting else "so the gang was ended on all nodes"
-    if doing:
-        while_what = f"in {doing}, {while_what}"
-    tail = body.get("tail", "")
-    said = f"\n--- last output of rank {body['rank']} ---\n{tail}" if tail else ""
-    if frames := body.get("frames"):
-        said = f"\nit crashed in {' < '.join(frames)}{said}"
-    return kind(
-        f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
-        f"{while_what}. {NEXT_GANG}{said}",
-        rank=body["rank"],
-        cause=body["cause"],
-        hostname=body["hostname"],
-        tail=tail,
-    )
-
-
-def endpoint_ended(body: Body, *, starting: bool) -> AlchemistError:
-    """Return the error for a node's data endpoint that has ended."""
-    kind = LaunchError if starting else GroupFailedError
-    return kind(
-        f"the gang's data endpoint (pid {body['pid']} on {body['hostname']}) {body['cause']}, so "
-        f"the gang was ended on all nodes. {NEXT_GANG}",
-        cause=body["cause"],
-        hostname=body["hostname"],
-    )
-
-
-def node_leaving(node: int, hostname: str, *, starting: bool) -> AlchemistError:
-    """Return the error for a node that has announced that it is being taken away."""
-    kind = LaunchError if starting else GroupFailedError
-    return kind(
-        f"node {hostname} is being taken away (SIGTERM): its pod is evicted, drained or deleted, "
-        f"or its job ends. The gang was ended on all nodes; {NEXT_GANG} on the remaining nodes",
-        node=node,
-        cause="node leaving",
-        hostname=hostname,
-    )
-
-
-def node_lost(node: int, hostname: str) -> GroupFailedError:
-    """Return the error for a node whose proxy has ended without a word."""
-    return GroupFailedError(
-        f"node {hostname} was lost: its part of the gang was killed, or the network to it was cut."
-        f"{ask_kubernetes(hostname)} The gang was ended on all nodes; {NEXT_GANG}",
-        node=node,
-        cause="node lost",
-    )
 
 
 def ask_kubernetes(pod: str) -> str:
@@ -335,6 +271,7 @@ class Nodes:
         self.unreferenced: list[int] = []  # matrices that the next round frees
         self._stuck = StuckRanks()
         self._crashed: set[int] = set()  # nodes with a rank that crashed
+        self._tasks: set[asyncio.Task[None]] = set()
         self._pmi_nodes = 0
         self._pmi_puts: dict[str, str] = {}
         self.ranks: dict[int, Body] = {}
@@ -384,7 +321,15 @@ class Nodes:
         self._proxies.pop(node, None)
         if node in self._crashed:
             return  # it has said why
-        self.fail(node_lost(node, self.host(node)))
+        host = self.host(node)
+        self.fail(
+            GroupFailedError(
+                f"node {host} was lost: its part of the gang was killed, or the network to it was "
+                f"cut.{ask_kubernetes(host)} The gang was ended on all nodes; {NEXT_GANG}",
+                node=node,
+                cause="node lost",
+            )
+        )
 
     # --- messages from nodes ---
 
@@ -408,9 +353,20 @@ class Nodes:
             case "rank_ended":
                 self._rank_ended(node, body)
             case "endpoint_ended":
-                self.fail(endpoint_ended(body, starting=not self.ready.done()))
+                text = (
+                    f"the gang's data endpoint (pid {body['pid']} on {body['hostname']}) "
+                    f"{body['cause']}, so the gang was ended on all nodes. {NEXT_GANG}"
+                )
+                self.fail(self._error(text, cause=body["cause"], hostname=body["hostname"]))
             case "node_leaving":
-                error = node_leaving(node, body["hostname"], starting=not self.ready.done())
+                text = (
+                    f"node {body['hostname']} is being taken away (SIGTERM): its pod is evicted, "
+                    "drained or deleted, or its job ends. The gang was ended on all nodes; "
+                    f"{NEXT_GANG} on the remaining nodes"
+                )
+                error = self._error(
+                    text, node=node, cause="node leaving", hostname=body["hostname"]
+                )
                 if self.leave is None or not self.leave(error):
                     self.fail(error)
             case "pmi_barrier":
@@ -418,18 +374,35 @@ class Nodes:
             case "ready":
                 self._node_ready(node, body["ranks"], body["addresses"])
 
+    def _error(self, text: str, **facts: Any) -> AlchemistError:
+        """The error for a loss."""
+        return (GroupFailedError if self.ready.done() else LaunchError)(text, **facts)
+
     def _rank_ended(self, node: int, body: Body) -> None:
         """A rank has ended. If it crashed, wait for another node to report what caused that."""
-        error = rank_ended(body, self._doing(), starting=not self.ready.done())
+        outcome = "so the gang was ended on all nodes"
+        if not self.ready.done():
+            outcome = "while the gang was starting"
+        # The user code or library routine that the ranks run, if any.
+        if doing := next((r.doing for r in self._rounds.values() if r.doing), ""):
+            outcome = f"in {doing}, {outcome}"
+        tail = body.get("tail", "")
+        said = f"\n--- last output of rank {body['rank']} ---\n{tail}" if tail else ""
+        if frames := body.get("frames"):
+            said = f"\nit crashed in {' < '.join(frames)}{said}"
+        error = self._error(
+            f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
+            f"{outcome}. {NEXT_GANG}{said}",
+            rank=body["rank"],
+            cause=body["cause"],
+            hostname=body["hostname"],
+            tail=tail,
+        )
         if self.count > 1 and any(signal in body["cause"] for signal in CRASHES):
             self._crashed.add(node)
             asyncio.get_running_loop().call_later(BLAME_S, self.fail, error)
         else:
             self.fail(error)
-
-    def _doing(self) -> str:
-        """The user code or library routine that the ranks run, if any."""
-        return next((r.doing for r in self._rounds.values() if r.doing), "")
 
     def _node_ready(self, node: int, ranks: list[Body], addresses: list[str]) -> None:
         first = min(about["rank"] for about in ranks)
@@ -446,24 +419,17 @@ class Nodes:
             puts, self._pmi_puts, self._pmi_nodes = self._pmi_puts, {}, 0
             self._send_all({"op": "pmi_release", "puts": puts})
 
+    # --- a call that fails or is cancelled ---
+
     def _rank_failed(self, node: int, body: Body) -> None:
         """A rank raised: release the ranks that wait for it in MPI, and answer the caller soon."""
         seq = body["seq"]
-        under_way = self._rounds.get(seq)
         for other, proxy in self._proxies.items():
             if other != node:
                 proxy.send(Kind.COMMAND, {"op": "interrupt", "seq": seq})
-        if under_way is not None and not under_way.over.done():
-            asyncio.get_running_loop().call_later(FIRST_ERROR_S, self._answer_early, seq, body)
-
-    def _answer_early(self, seq: int, body: Body) -> None:
         under_way = self._rounds.get(seq)
         if under_way is not None and not under_way.over.done():
-            under_way.errors.append(_with_stuck_ranks(body["error"]))
-            under_way.failed = max(1, under_way.failed)
-            what = f"failed on rank {body['error'].get('facts', {}).get('rank')}"
-            asyncio.get_running_loop().call_later(DRAIN_S, self._give_up, seq, what, body["error"])
-            under_way.finish()
+            self._start(self._after_failure(seq, under_way, body["error"]))
 
     def cancel(self, first: int, why: Failure) -> bool:
         """End the current collective round, if its number is at least `first`; False if none is.
@@ -476,22 +442,45 @@ class Nodes:
                 if under_way.cancelled is None:
                     under_way.cancelled = why
                     self._send_all({"op": "interrupt", "seq": seq, "signal": True})
-                    loop = asyncio.get_running_loop()
-                    loop.call_later(FIRST_ERROR_S, self._answer_cancelled, seq, why)
+                    self._start(self._after_cancelling(seq, under_way, why))
                 return True
         return False
 
-    def _answer_cancelled(self, seq: int, why: Failure) -> None:
-        under_way = self._rounds.get(seq)
-        if under_way is not None and not under_way.over.done():
-            self._ask_who_runs(seq)
-            loop = asyncio.get_running_loop()
-            loop.call_later(REPORT_S, self._answer_stuck, under_way, why)
-            loop.call_later(DRAIN_S, self._give_up, seq, "was cancelled", why.to_map())
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _answer_stuck(self, under_way: Round, why: Failure) -> None:
+    async def _after_failure(self, seq: int, under_way: Round, error: Body) -> None:
+        if await under_way.left(FIRST_ERROR_S) or under_way.over.done():
+            return
+        message = (
+            f"{error['message']} (other ranks have not come back from the call yet: if they are "
+            f"stuck in it, the gang is ended in {DRAIN_S:.0f} s)"
+        )
+        under_way.errors.append({**error, "message": message})
+        under_way.failed = max(1, under_way.failed)
+        under_way.finish()
+        what = f"failed on rank {error.get('facts', {}).get('rank')}"
+        await self._end_if_stuck(seq, under_way, what, error)
+
+    async def _after_cancelling(self, seq: int, under_way: Round, why: Failure) -> None:
+        if await under_way.left(FIRST_ERROR_S) or under_way.over.done():
+            return
+        self._ask_who_runs(seq)
+        if await under_way.left(REPORT_S):
+            return
         why.message = self._stuck.still_running(why.message, under_way.doing, DRAIN_S)
         under_way.finish()
+        await self._end_if_stuck(seq, under_way, "was cancelled", why.to_map())
+
+    async def _end_if_stuck(self, seq: int, under_way: Round, what: str, error: Body) -> None:
+        """End the gang if ranks do not return from a call that failed or was cancelled."""
+        if await under_way.left(DRAIN_S):
+            return
+        self._ask_who_runs(seq)
+        if not await under_way.left(REPORT_S):
+            self.fail(self._stuck.error(what, error, DRAIN_S))
 
     def _ask_who_runs(self, seq: int) -> None:
         if self._stuck.seq == seq:
@@ -500,26 +489,14 @@ class Nodes:
             self._stuck = StuckRanks(seq)
         self._send_all({"op": "report_running", "seq": seq})
 
-    def _give_up(self, seq: int, what: str, error: Body) -> None:
-        """End the gang if ranks have not returned from a call that failed or was cancelled."""
-
-        if seq in self._rounds:
-            self._ask_who_runs(seq)
-            asyncio.get_running_loop().call_later(REPORT_S, self._fail_stuck, seq, what, error)
-
-    def _fail_stuck(self, seq: int, what: str, error: Body) -> None:
-        if seq in self._rounds:
-            self.fail(self._stuck.error(what, error, DRAIN_S))
-
     def _reply(self, body: Body) -> None:
         under_way = self._rounds.get(body["seq"])
         if under_way is None:
             return
-        under_way.take(body)
-        if under_way.missing == 0:
+        if under_way.take(body):
             del self._rounds[body["seq"]]
-            under_way.finish()
-            self._note_idle()
+            if not self._rounds:
+                self._became_idle.set()
 
     def _send_all(self, body: Body) -> None:
         data = encode(Kind.COMMAND, body)
@@ -578,14 +555,10 @@ class Nodes:
             task.cancel()  # also if the caller is cancelled
 
     async def idle(self) -> None:
-        """Wait until every rank has returned from an earlier call (see `_give_up`)."""
+        """Wait until every rank has returned from an earlier call (see `_end_if_stuck`)."""
         while self._rounds and self.failure is None:
             self._became_idle.clear()
             await self._became_idle.wait()
-
-    def _note_idle(self) -> None:
-        if not self._rounds:
-            self._became_idle.set()
 
     # --- the end ---
 
@@ -603,7 +576,7 @@ class Nodes:
             self.ready.exception()  # retrieved: the launcher may no longer wait
         rounds, self._rounds = list(self._rounds.values()), {}
         for under_way in rounds:
-            under_way.finish(error)
+            under_way.drop(error)
         self._became_idle.set()
         if not self._ended.done():
             self._ended.set_result(error)
@@ -624,14 +597,6 @@ class Nodes:
         if self.failure is None:
             self.failure = error
         self._drop(error)
-
-
-def _with_stuck_ranks(error: Body) -> Body:
-    words = (
-        f"{error['message']} (other ranks have not come back from the call yet: if they are stuck "
-        f"in it, the gang is ended in {DRAIN_S:.0f} s)"
-    )
-    return {**error, "message": words}
 
 
 def _named(op: str, fields: Body) -> str:

@@ -5,33 +5,32 @@ from __future__ import annotations
 import pytest
 
 from alchemist_ray.errors import LaunchError
-from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan
+from alchemist_ray.launchers import LAUNCHERS
 from alchemist_ray.launchers.mpiexec import find_mpiexec
-from mpi_workers.node.specs import RANK_PROGRAM
+from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, NodePlan
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
 
 def plan(*ranks: int) -> GangPlan:
-    nodes = tuple(NodePlan(f"node{i}", f"10.0.0.{i}", n) for i, n in enumerate(ranks))
+    nodes = tuple(NodePlan(f"10.0.0.{i}", n) for i, n in enumerate(ranks))
     return GangPlan("g1", nodes, 2, "secret", ("unix:/x", "tcp:10.0.0.0:1"), 1 << 20, 30.0)
 
 
 def test_pmi_gives_each_node_its_ranks() -> None:
-    specs = LAUNCHERS["pmi"]().specs(plan(3, 1, 2))
-    assert [spec.local_ranks for spec in specs] == [[0, 1, 2], [3], [4, 5]]
-    assert {spec.size for spec in specs} == {6}
-    assert len({spec.kvs_name for spec in specs}) == 1
-    assert LAUNCHERS["pmi"]().specs(plan(1))[0].kvs_name != specs[0].kvs_name
-    assert [spec.host for spec in specs] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+    gang = plan(3, 1, 2)
+    assert [list(gang.ranks(node)) for node in range(3)] == [[0, 1, 2], [3], [4, 5]]
+    assert gang.size == 6
+    assert plan(1).kvs_name != plan(1).kvs_name
+    assert LAUNCHERS["pmi"]().start(gang) is None
 
 
 def test_mpiexec_is_for_one_machine() -> None:
-    (spec,) = LAUNCHERS["mpiexec"]().specs(plan(4))
-    assert spec.start is not None
-    assert spec.start[1:] == ["-n", "4", RANK_PROGRAM]
-    assert not spec.across_nodes
+    start = LAUNCHERS["mpiexec"]().start(plan(4))
+    assert start is not None
+    assert start.argv[1:] == ["-n", "4", RANK_PROGRAM]
+    assert not start.across_nodes
     with pytest.raises(LaunchError, match="launcher='pmi'"):
-        LAUNCHERS["mpiexec"]().specs(plan(2, 2))
+        LAUNCHERS["mpiexec"]().start(plan(2, 2))
 
 
 def test_a_sites_own_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:

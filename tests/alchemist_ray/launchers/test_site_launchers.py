@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray.errors import LaunchError
-from alchemist_ray.launchers import LAUNCHERS, GangPlan, NodePlan, chosen, settings
+from alchemist_ray.launchers import LAUNCHERS, chosen, settings
 from alchemist_ray.launchers.base import Launcher
-from mpi_workers.node.specs import RANK_PROGRAM
+from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, NodePlan, Start
 
 NODES = ("nid09", "nid10", "nid12")
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "nid[09-10,12]", "SLURM_CONF": "/etc/s.conf"}
 
 
 def plan(*ranks: int) -> GangPlan:
-    nodes = tuple(NodePlan(f"node{i}", f"10.0.0.{i}", n, NODES[i]) for i, n in enumerate(ranks))
+    nodes = tuple(NodePlan(f"10.0.0.{i}", n, NODES[i]) for i, n in enumerate(ranks))
     return GangPlan("g1.2", nodes, 4, "secret", ("unix:/x", "tcp:10.0.0.0:1"), 1 << 20, 30.0)
 
 
@@ -29,12 +29,15 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
+def start(launcher: Launcher, *ranks: int) -> Start:
+    found = launcher.start(plan(*ranks))
+    assert found is not None
+    assert found.across_nodes
+    return found
+
+
 def started(launcher: Launcher, *ranks: int) -> list[str]:
-    specs = launcher.specs(plan(*ranks))
-    assert [spec.counts for spec in specs] == [list(ranks)] * len(ranks)
-    assert all(spec.across_nodes and spec.start == specs[0].start for spec in specs)
-    assert specs[0].start is not None
-    return specs[0].start
+    return start(launcher, *ranks).argv
 
 
 @pytest.mark.usefixtures("tools")
@@ -56,30 +59,27 @@ def test_srun_gets_the_nodes_and_how_many_ranks_on_each() -> None:
 
 @pytest.mark.usefixtures("tools")
 def test_srun_gets_a_list_of_hosts_for_any_other_numbers() -> None:
-    spec = LAUNCHERS["srun"](JOB).specs(plan(1, 3, 2))[0]
-    assert spec.start is not None
-    assert spec.start[-2] == "--distribution=arbitrary"
-    listed = spec.start_files["SLURM_HOSTFILE"].split()  # written where srun runs
+    found = start(LAUNCHERS["srun"](JOB), 1, 3, 2)
+    assert found.argv[-2] == "--distribution=arbitrary"
+    listed = found.files["SLURM_HOSTFILE"].split()  # written where srun runs
     assert listed == ["nid09", "nid10", "nid10", "nid10", "nid12", "nid12"]
 
 
 @pytest.mark.usefixtures("tools")
 def test_srun_is_given_the_job_and_none_of_the_outer_steps_options() -> None:
-    spec = LAUNCHERS["srun"](JOB).specs(plan(2, 2))[1]
-    assert spec.start_adds == {"SLURM_JOB_ID": "4711", "SLURM_CONF": "/etc/s.conf"}
-    assert "SLURM_" in spec.start_drops
-    assert spec.start_timeout_s == 30.0
+    found = start(LAUNCHERS["srun"](JOB), 2, 2)
+    assert found.adds == {"SLURM_JOB_ID": "4711", "SLURM_CONF": "/etc/s.conf"}
+    assert "SLURM_" in found.drops
 
 
 @pytest.mark.usefixtures("tools")
 def test_a_sites_own_pmi_and_options() -> None:
     env = {**JOB, "ALCHEMIST_SRUN": "srun --network=job_vni", "ALCHEMIST_SRUN_MPI": "cray_shasta"}
-    spec = LAUNCHERS["srun"](env).specs(plan(2, 2))[0]
-    assert spec.start is not None
-    assert spec.start[:3] == ["srun", "--network=job_vni", "--jobid=4711"]
-    assert "--mpi=cray_shasta" in spec.start
-    assert "--mpi=pmi2" in spec.start_advice
-    assert "srun --mpi=list" in spec.start_advice
+    found = start(LAUNCHERS["srun"](env), 2, 2)
+    assert found.argv[:3] == ["srun", "--network=job_vni", "--jobid=4711"]
+    assert "--mpi=cray_shasta" in found.argv
+    assert "--mpi=pmi2" in found.advice
+    assert "srun --mpi=list" in found.advice
 
 
 @pytest.mark.usefixtures("tools")
@@ -97,7 +97,7 @@ def test_srun_outside_a_job_or_without_srun(monkeypatch: pytest.MonkeyPatch) -> 
         LAUNCHERS["srun"]({}).order(["a"])
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LaunchError, match="there is no program 'srun'; ALCHEMIST_SRUN sets one"):
-        LAUNCHERS["srun"](JOB).specs(plan(1))
+        LAUNCHERS["srun"](JOB).start(plan(1))
 
 
 @pytest.mark.usefixtures("tools")
@@ -119,7 +119,7 @@ def test_pals_aprun_and_hydra_get_a_part_for_each_node() -> None:
         ":", "-n", "2", "-host", "nid10", RANK_PROGRAM,
     ]  # fmt: skip
     with pytest.raises(LaunchError, match=r"no program 'gone'; ALCHEMIST_APRUN.*launcher='pmi'"):
-        LAUNCHERS["aprun"]({"ALCHEMIST_APRUN": "gone -q"}).specs(plan(1))
+        LAUNCHERS["aprun"]({"ALCHEMIST_APRUN": "gone -q"}).start(plan(1))
 
 
 def test_a_launcher_is_chosen_by_the_site_unless_one_is_named(

@@ -14,7 +14,6 @@ import pytest
 from mpi_workers.node import command_relay
 from mpi_workers.node.command_relay import CommandRelay
 from mpi_workers.node.processes import RankProcess
-from mpi_workers.node.specs import ProxySpec
 from mpi_workers.rank.interruption import InterruptWord
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.blocking import Connection
@@ -37,14 +36,10 @@ class Node:
     """A relay, the ranks' ends of its connections, and everything that it has told the manager."""
 
     def __init__(self, folder: Path) -> None:
-        spec = ProxySpec(
-            gang="test", manager=[], token="", node=0, counts=[RANKS], host="", kvs_name="",
-            threads=1, keep_bytes=0, start_timeout_s=1.0,
-        )  # fmt: skip
         self.replies: list[Body] = []
         self.ranks = {rank: RankProcess(rank) for rank in range(RANKS)}
         self.ends: list[Connection] = []
-        self.relay = CommandRelay(spec, self.ranks, InterruptWord(folder / "word"), self)
+        self.relay = CommandRelay(RANKS, 0, self.ranks, InterruptWord(folder / "word"), self)
 
     def send_event(self, op: str, **fields: Any) -> None:
         self.replies.append({"event": op, **fields})

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mpi_workers.node.processes import LocalRanks, descendants
-from mpi_workers.node.specs import ProxySpec
+from mpi_workers.node.specs import GangPlan, NodePlan
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -86,10 +86,10 @@ def test_inherited_listeners_are_closed_and_no_other_socket() -> None:
 
 def test_children_that_a_thread_reaps_itself_disturb_nobody() -> None:
     """py-spy runs in threads of the proxy, which reaps all its children."""
-    spec = ProxySpec("g", [], "token", 0, [1], "127.0.0.1", "kvs", 1, 0, 30.0)
-    ranks = LocalRanks(spec)
+    plan = GangPlan("g", (NodePlan("127.0.0.1", 1),), 1, "token", (), 0, 30.0)
+    ranks = LocalRanks(plan, 0)
     with ThreadPoolExecutor(4) as pool:
         programs = [pool.submit(subprocess.run, ["true"], check=False) for _ in range(300)]
         while not all(program.done() for program in programs):
-            assert ranks.reap_children() == []
+            assert list(ranks.ended_children()) == []
     assert [program.exception() for program in programs] == [None] * len(programs)

@@ -15,7 +15,7 @@ import pytest
 
 from alchemist_ray.deploy.slurm.folder import PREFIX, SEGMENT_S, NodeFolder
 from alchemist_ray.errors import JobError
-from alchemist_ray.launchers.choice import VARIABLE as LAUNCHER
+from alchemist_ray.launchers import VARIABLE as LAUNCHER
 from alchemist_ray.runtime.cluster import batch_job
 from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from mpi_workers.node.cleanup import SHM
