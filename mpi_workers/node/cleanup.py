@@ -91,9 +91,7 @@ class GangFolder(PrivateFolder):
     def __init__(self, gang: str, kvs_name: str, node: int) -> None:
         super().__init__(gang)
         note_segments(self.path, segment_names(kvs_name, node))
-
-    def note_pid(self) -> None:
-        """Write our pid into the folder: SIGTERM to it announces that the node is leaving."""
+        # SIGTERM to this process announces that the node is leaving.
         (self.path / PID).write_text(f"{os.getpid()}\n")
 
     def learn_segments(self, pids: Iterable[int]) -> None:
@@ -142,28 +140,26 @@ def segments_of(pid: int | str = "self") -> set[str]:
     return set(re.findall(rf"{SHM}/(mpich\S+)", Path(f"/proc/{pid}/maps").read_text()))
 
 
-def _open_lock(folder: Path) -> int:
-    return os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-
-
-def folders_of(gang: str) -> Iterator[Path]:
-    """The folders of a gang's proxies that run on this node."""
-    for path in local_folders(gang):
-        try:
-            lock = _open_lock(path)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            yield path
-        finally:
-            os.close(lock)
+def _lock(folder: Path, how: int) -> int | None:
+    """Lock a folder; None if its owner runs. Raises `OSError` if it is no folder of ours."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+        return lock
+    except OSError:
+        os.close(lock)
+        return None
 
 
 def runs_here(gang: str) -> bool:
     """Whether a gang's proxy runs on this node."""
-    return any(True for _ in folders_of(gang))
+    for path in local_folders(gang):
+        with contextlib.suppress(OSError):
+            lock = _lock(path, fcntl.LOCK_SH)
+            if lock is None:
+                return True
+            os.close(lock)
+    return False
 
 
 def _unlink(segments: Iterable[str]) -> None:
@@ -194,17 +190,11 @@ def sweep() -> int:
     _unlink(path.name for path, at in unused(TRANSIENT) if now - at.st_mtime > TRANSIENT_S)
     swept = 0
     for path in local_folders("*"):
-        try:
-            lock = _open_lock(path)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _unlink(segments_in(path))
-            shutil.rmtree(path, ignore_errors=True)
-            swept += 1
-        except OSError:
-            continue  # its owner runs
-        finally:
-            os.close(lock)
+        with contextlib.suppress(OSError):
+            lock = _lock(path, fcntl.LOCK_EX)
+            if lock is not None:
+                _unlink(segments_in(path))
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+                swept += 1
     return swept

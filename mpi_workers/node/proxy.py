@@ -69,7 +69,6 @@ class Proxy:
         self._over: asyncio.Event | None = None
         crowded = processes.crowded(len(self._ranks) * plan.threads)
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
-        self._folder.note_pid()
         host = plan.nodes[node].ip
         data = [sockets.listen_unix(self._folder.socket("data")), sockets.listen_tcp(host)]
         self._data_addresses = [address for _, address in data]

@@ -11,7 +11,7 @@ import os
 import re
 import select
 import time
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,7 +34,6 @@ class RankLogs:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._files: dict[int, int] = {}  # descriptors
-        self._sizes: dict[int, int] = {}
 
     def write(self, lines: Iterable[Line]) -> None:
         """Append lines. A disk that fails ends the logging, not the gang."""
@@ -54,25 +53,15 @@ class RankLogs:
             self._folder = ""
 
     def _append(self, rank: int, data: bytes) -> None:
+        path = Path(self._folder) / ("launcher.log" if rank == LAUNCHER else f"rank{rank}.log")
         if rank not in self._files:
-            self._open(rank)
+            make_folder(path.parent)
+            flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._files[rank] = os.open(path, flags, 0o600)
         os.write(self._files[rank], data)
-        self._sizes[rank] += len(data)
-        if self._sizes[rank] > FILE_LIMIT:
+        if os.fstat(self._files[rank]).st_size > FILE_LIMIT:
             os.close(self._files.pop(rank))
-            path = log_file(self._folder, rank)
             path.replace(f"{path}.1")
-
-    def _open(self, rank: int) -> None:
-        make_folder(Path(self._folder))
-        flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._files[rank] = os.open(log_file(self._folder, rank), flags, 0o600)
-        self._sizes[rank] = os.fstat(self._files[rank]).st_size
-
-
-def log_file(folder: str, rank: int) -> Path:
-    """The file of a rank; of what belongs to no rank (-1), that of the launcher."""
-    return Path(folder) / ("launcher.log" if rank < 0 else f"rank{rank}.log")
 
 
 def make_folder(folder: Path) -> None:
@@ -108,23 +97,6 @@ OPEN_MPI_ABORT = re.compile(
 Source = tuple[int, int]  # rank (or LAUNCHER) and stream
 
 
-class _Tail:
-    """The end of what one rank has printed."""
-
-    def __init__(self) -> None:
-        self._parts: deque[bytes] = deque()
-        self._nbytes = 0
-
-    def add(self, data: bytes) -> None:
-        self._parts.append(data)
-        self._nbytes += len(data)
-        while self._nbytes - len(self._parts[0]) > TAIL_LIMIT:
-            self._nbytes -= len(self._parts.popleft())
-
-    def read(self) -> bytes:
-        return b"".join(self._parts)[-TAIL_LIMIT:]
-
-
 class RankOutput:
     """The output of this node's ranks.
 
@@ -146,7 +118,7 @@ class RankOutput:
         self._logs = RankLogs(log_folder)
         self.pipes: dict[Source, int] = {}
         self.lines = OutputLines()
-        self._tails: dict[int, _Tail] = {}
+        self._tails: defaultdict[int, bytearray] = defaultdict(bytearray)  # the ends of outputs
         self._poll: select.poll | None = None
 
     def read(self, source: Source) -> bool:
@@ -159,7 +131,8 @@ class RankOutput:
                 break
             if not data:
                 return False
-            self._tails.setdefault(rank, _Tail()).add(data)
+            self._tails[rank] += data
+            del self._tails[rank][:-TAIL_LIMIT]
             self.lines.add(rank, stream, data)
             if len(data) < READ_BYTES:
                 break
@@ -189,20 +162,12 @@ class RankOutput:
             if source[0] in (rank, LAUNCHER):
                 with contextlib.suppress(OSError):
                     self.read(source)
-        for source_rank in (rank, LAUNCHER):
-            text = self._tail(source_rank).decode(errors="replace").strip()
-            if text:
-                return text
-        return ""
-
-    def _tail(self, rank: int) -> bytes:
-        found = self._tails.get(rank)
-        return found.read() if found is not None else b""
+        texts = (self._tails[each].decode(errors="replace").strip() for each in (rank, LAUNCHER))
+        return next(filter(None, texts), "")
 
     def aborted(self) -> tuple[int, str] | None:
         """The rank that MPI says, in what ranks have printed, has ended all others; and why."""
-        for rank in list(self._tails):
-            data = self._tail(rank)
+        for data in self._tails.values():
             if found := MPICH_ABORT.search(data):
                 code = int(found[1])
                 why = f"called MPI_Abort({code})" if found[3] else f"had a fatal MPI error ({code})"
