@@ -332,7 +332,7 @@ def _end(host: _Host) -> None:
         with contextlib.suppress(Exception):  # a manager that does not answer is killed
             if connected:  # else it has ended
                 ray.get(host.manager.handle.end.remote(), timeout=manager_pool.READY_TIMEOUT_S)
-            manager_pool.give_back(host.manager)
+            host.manager.give_back()
             return
         host.manager.kill()
 

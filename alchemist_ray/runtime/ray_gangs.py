@@ -20,8 +20,7 @@ from alchemist_ray.gang.owner import MANAGER_TIMEOUT_S
 from alchemist_ray.gang.rank_channel import RankChannel, Serve
 from alchemist_ray.gang.rank_channel import open_rank_channel as open_channel
 from alchemist_ray.runtime.cluster import catalogue, manager_pool
-from alchemist_ray.runtime.cluster.attach import connect, connect_to_gang_of
-from alchemist_ray.runtime.cluster.catalogue import start_named
+from alchemist_ray.runtime.cluster.catalogue import connect, connect_to_gang_of, start_named
 from alchemist_ray.runtime.cluster.manager_pool import Manager
 from alchemist_ray.runtime.cluster.names import other_versions
 from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask_manager
@@ -217,7 +216,7 @@ class RayGangs:
         if manager is None or self.detached:
             return
         if reusable:
-            manager_pool.give_back(manager)
+            manager.give_back()
         else:
             manager.kill()
 

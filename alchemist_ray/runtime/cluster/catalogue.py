@@ -1,4 +1,4 @@
-"""The catalogue of a cluster's gangs: lists them, finds one by name, ends one.
+"""The catalogue of a cluster's gangs: lists them, finds one by name, connects to one, ends one.
 
 Each GroupManager has a name in Ray's GCS and answers for its own gang, so the catalogue does not
 depend on the Driver.
@@ -13,18 +13,31 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from alchemist_ray.errors import AlchemistError, GroupError, SessionError
+from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.errors import (
+    AlchemistError,
+    GroupError,
+    GroupFailedError,
+    SessionError,
+    StaleHandleError,
+)
+from alchemist_ray.gang.address import GangAddress, OnGang
+from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.control_channel import MANAGER_GONE
 from alchemist_ray.gang.info import NOT_ANSWERING, GangInfo
-from alchemist_ray.gang.options import GangOptions
+from alchemist_ray.gang.options import ConnectionOptions, GangOptions
+from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.cluster import manager_pool
 from alchemist_ray.runtime.cluster.manager_pool import Manager
 from alchemist_ray.runtime.cluster.names import GROUP_PREFIX, NAMESPACE
-from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask, find_gang
+from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask, ask_manager, find_gang
+from alchemist_ray.runtime.commands.remote_results import RemoteResults
 from alchemist_ray.version import __version__
 from mpi_workers.wire.frames import Body
 
 ANSWER_S = 5.0  # a GroupManager that takes longer is listed as not answering
 END_TIMEOUT_S = 15.0
+ATTACH_TIMEOUT_S = 30.0
 GONE_TIMEOUT_S = 10.0  # for Ray to forget an actor that has ended
 POLL_INTERVAL_S = 0.01
 
@@ -55,6 +68,69 @@ def list_gangs(*, memory: bool = False) -> list[GangInfo]:
     return sorted(found, key=lambda gang: gang.name)
 
 
+def connect(
+    address: GangAddress,
+    manager: GangHandle,
+    options: ConnectionOptions | None = None,
+    *,
+    owner: bool = False,
+) -> GangConnection:
+    """A connection to a gang of this Ray cluster. `owner`: the gang ends with this process."""
+    exporter.start()
+    return GangConnection(
+        address,
+        Handle,
+        manager=manager,
+        result_type=RemoteResults,
+        current=lambda: ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S),
+        keeper=lambda *about: ask_manager(manager.keep_source.remote(*about)),
+        options=options,
+        owner=owner,
+    )
+
+
+def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
+    """A connection to the gang of a matrix or library; None if that gang has ended.
+
+    Raises
+    ------
+    GroupFailedError
+        If it was lost, with the cause.
+    StaleHandleError
+        If this process is in no Ray cluster.
+    """
+    if not ray.is_initialized():
+        raise StaleHandleError(
+            f"{ref.name} is on a gang of session {ref.session}, and this process is in no Ray "
+            "cluster: if that gang still runs, join its cluster with ray.init(address=...), else "
+            "make or load it again in another gang"
+        )
+    try:
+        manager = find_gang(ref.gang)
+        address: GangAddress = ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S)
+        if address.session != ref.session:
+            raise ValueError  # the GroupManager runs the gang of another session now
+    except (ValueError, SessionError, GroupFailedError) as error:
+        if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
+            raise  # it says what happened
+        return None
+    return connect(address, manager)
+
+
+def _entry(name: str) -> tuple[GangHandle | None, Body]:
+    """A gang's GroupManager, None if it is not there, and its entry in the catalogue."""
+    try:
+        manager = find_gang(name)
+    except ValueError:
+        return None, {"state": "none"}
+    try:
+        return manager, ask(manager.about.remote(), ANSWER_S)
+    except GetTimeoutError:
+        return manager, {"state": NOT_ANSWERING}
+    except RayError:
+        return manager, {"state": "ending"}
+
+
 def find_manager(name: str) -> GangHandle:
     """The GroupManager of a gang.
 
@@ -64,18 +140,14 @@ def find_manager(name: str) -> GangHandle:
         If there is no such gang, with the names of those that there are; if it has no name; if
         it is of another version of this package or of Python.
     """
-    try:
-        manager = find_gang(name)
-        entry: Body = ask(manager.about.remote(), ANSWER_S)
-        if entry["state"] == "none":
-            raise ValueError(name)
-    except (ValueError, ray.exceptions.RayActorError):
-        raise _unknown(name) from None
-    except GetTimeoutError:
+    manager, entry = _entry(name)
+    if entry["state"] == NOT_ANSWERING:
         raise SessionError(
             f"the GroupManager of gang {name} did not answer in {ANSWER_S:.0f} s: is its node up? "
             f"`alchemist stop {name}` ends it"
-        ) from None
+        )
+    if manager is None or entry["state"] == "none" or "named" not in entry:
+        raise _unknown(name)
     if not entry["named"]:
         raise SessionError(
             f"gang {name} is private: AlchemistSession(..., name='...') makes one that other "
@@ -107,14 +179,8 @@ def stop(name: str) -> None:
     SessionError
         If there is no such gang.
     """
-    try:
-        manager = find_gang(name)
-        entry: Body = ask(manager.about.remote(), ANSWER_S)
-    except (GetTimeoutError, RayError):
-        entry = {"state": NOT_ANSWERING, "detached": True}
-    except ValueError:
-        entry = {"state": "none"}
-    if entry["state"] == "none":
+    manager, entry = _entry(name)
+    if manager is None or entry["state"] == "none":
         raise _unknown(name)
     try:
         ask(manager.end.remote(f"gang {name} was stopped (stop_gang)"), END_TIMEOUT_S)
@@ -124,7 +190,7 @@ def stop(name: str) -> None:
         ray.kill(manager.actor)  # its ranks end with it
         _wait_gone(name)
         return
-    if entry.get("detached"):
+    if entry.get("detached", True):
         _wait_gone(name)
 
 
@@ -152,7 +218,7 @@ def start_named(options: GangOptions) -> Manager:
         try:
             return manager_pool.take_named(name, detached=options.detached)
         except ValueError:
-            state = _state(name)
+            state = _entry(name)[1]["state"]
         if state == "failed":
             stop(name)
         elif state not in ("ending", "none") or time.monotonic() > deadline:
@@ -168,17 +234,6 @@ def _names() -> list[str]:
     actors = ray.util.list_named_actors(all_namespaces=True)
     found = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
     return [name.removeprefix(GROUP_PREFIX) for name in found if name.startswith(GROUP_PREFIX)]
-
-
-def _state(name: str) -> str:
-    """The state of a gang whose name is in use."""
-    try:
-        manager = find_gang(name)
-        return str(ask(manager.about.remote(), ANSWER_S)["state"])
-    except (ValueError, ray.exceptions.RayActorError):
-        return "ending"
-    except GetTimeoutError:
-        return NOT_ANSWERING
 
 
 def _wait_gone(name: str) -> None:

@@ -47,6 +47,10 @@ class _Shared:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
+_lock = threading.Lock()
+_open: dict[str, _Shared] = {}  # GroupManagers that take private gangs, by owner
+
+
 @dataclass(slots=True, eq=False)
 class Manager:
     """A gang's place in a GroupManager, which it may share."""
@@ -74,105 +78,92 @@ class Manager:
 
     def answers(self, limit_s: float = READY_TIMEOUT_S) -> bool:
         """Whether its process answers within `limit_s` seconds."""
-        return _answers(self.actor, limit_s)
+        try:
+            ray.get(self.actor.__ray_ready__.remote(), timeout=limit_s)
+        except (ray.exceptions.RayError, TimeoutError, ValueError):
+            return False
+        return True
 
     def kill(self) -> None:
         """End the gang at once, and the GroupManager if it has no other gang."""
-        _managers.end(self, reusable=False)
+        self._end(reusable=False)
 
+    def give_back(self) -> None:
+        """The gang has ended: keep its GroupManager for further sessions."""
+        self._end(reusable=True)
 
-def _answers(actor: ActorHandle, limit_s: float = READY_TIMEOUT_S) -> bool:
-    try:
-        ray.get(actor.__ray_ready__.remote(), timeout=limit_s)
-    except (ray.exceptions.RayError, TimeoutError, ValueError):
-        return False
-    return True
-
-
-class _Managers:
-    """The GroupManagers that take private gangs, by owner. Safe for use by several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[str, _Shared] = {}
-
-    def take(self, owner: str) -> Manager:
-        """A place in the owner's GroupManager; a new one may still be starting."""
-        here = connection_id()
-        while True:
-            with self._lock:
-                shared = self._open.get(owner)
-                new = shared is None or shared.connection != here
-                if shared is None or new:
-                    shared = self._open[owner] = _start_shared(owner, here)
-                shared.gangs += 1
-                if shared.unused is not None:
-                    shared.unused.cancel()
-                    shared.unused = None
-                gang = f"{shared.ident}{next(shared.numbers):04x}"
-            manager = Manager(shared.actor, gang, here, shared)
-            try:
-                if new or _answers(shared.actor):
-                    return manager
-            except BaseException:  # Ctrl-C: its place is not left occupied
-                self.end(manager, reusable=True)
-                raise
-            with self._lock:
-                self._close(shared)
-            manager.kill()
-
-    def end(self, manager: Manager, *, reusable: bool) -> None:
-        """A gang is not needed any more; a GroupManager that is reusable is kept for a while."""
-        with self._lock:
-            if manager.ended:
+    def _end(self, *, reusable: bool) -> None:
+        with _lock:
+            if self.ended:
                 return
-            manager.ended = True
-            shared = manager.shared
-            others = False
+            self.ended = True
+            shared, kept = self.shared, False
             if shared is not None:
                 shared.gangs -= 1
-                others = shared.gangs > 0
-                kept = reusable and self._open.get(shared.owner) is shared
-                if not others and kept:
-                    shared.unused = threading.Timer(UNUSED_KEPT_S, self._end_unused, [shared])
+                kept = shared.gangs > 0
+                if not kept and reusable and _open.get(shared.owner) is shared:
+                    shared.unused = threading.Timer(UNUSED_KEPT_S, _end_unused, [shared])
                     shared.unused.daemon = True
                     shared.unused.start()
-                    others = True
-                elif not others:
-                    self._close(shared)
-        with while_connected() as connected, contextlib.suppress(Exception):
-            if connected:  # else `ray.kill` would start Ray
-                if others:
-                    manager.actor.forget.remote(manager.gang)
-                else:
-                    ray.kill(manager.actor)
-
-    def _close(self, shared: _Shared) -> None:
-        """Give it no more gangs."""
-        if self._open.get(shared.owner) is shared:
-            del self._open[shared.owner]
-
-    def _end_unused(self, shared: _Shared) -> None:
-        with self._lock:
-            if shared.gangs or self._open.get(shared.owner) is not shared:
-                return
-            self._close(shared)
-        with while_connected() as connected, contextlib.suppress(Exception):
-            if connected:
-                ray.kill(shared.actor)
+                    kept = True
+                elif not kept:
+                    _close(shared)
+        if kept:
+            with while_connected() as connected, contextlib.suppress(Exception):
+                if connected:
+                    self.actor.forget.remote(self.gang)
+        else:
+            _kill(self.actor)
 
 
-_managers = _Managers()
+def _close(shared: _Shared) -> None:
+    """Give it no more gangs. The caller holds the lock."""
+    if _open.get(shared.owner) is shared:
+        del _open[shared.owner]
+
+
+def _end_unused(shared: _Shared) -> None:
+    with _lock:
+        if shared.gangs or _open.get(shared.owner) is not shared:
+            return
+        _close(shared)
+    _kill(shared.actor)
+
+
+def _kill(actor: ActorHandle) -> None:
+    with while_connected() as connected, contextlib.suppress(Exception):
+        if connected:  # else `ray.kill` would start Ray
+            ray.kill(actor)
 
 
 def take(owner: str) -> Manager:
-    """A place for a private gang in the GroupManager of its owner; see `GangRequest`."""
-    return _managers.take(owner)
+    """A place for a private gang in the GroupManager of its owner; see `GangRequest`.
 
-
-def give_back(manager: Manager) -> None:
-    """The gang has ended: keep its GroupManager for further sessions."""
-    _managers.end(manager, reusable=True)
+    A new GroupManager may still be starting.
+    """
+    here = connection_id()
+    while True:
+        with _lock:
+            shared = _open.get(owner)
+            new = shared is None or shared.connection != here
+            if shared is None or new:
+                ident = f"g{uuid.uuid4().hex[:8]}"
+                shared = _open[owner] = _Shared(owner, ident, _start(ident), here)
+            shared.gangs += 1
+            if shared.unused is not None:
+                shared.unused.cancel()
+                shared.unused = None
+            gang = f"{shared.ident}{next(shared.numbers):04x}"
+        manager = Manager(shared.actor, gang, here, shared)
+        try:
+            if new or manager.answers():
+                return manager
+        except BaseException:  # Ctrl-C: its place is not left occupied
+            manager.give_back()
+            raise
+        with _lock:
+            _close(shared)
+        manager.kill()
 
 
 def take_named(name: str, *, detached: bool) -> Manager:
@@ -182,11 +173,6 @@ def take_named(name: str, *, detached: bool) -> Manager:
     if detached:
         manager.handle.expect_launch.remote()
     return manager
-
-
-def _start_shared(owner: str, here: tuple[str, str]) -> _Shared:
-    ident = f"g{uuid.uuid4().hex[:8]}"
-    return _Shared(owner, ident, _start(ident), here)
 
 
 def _start(name: str, ident: str = "", *, detached: bool = False) -> ActorHandle:

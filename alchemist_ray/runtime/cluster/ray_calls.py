@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -57,23 +59,11 @@ class GangHandle:
     actor: ActorHandle
     gang: str
 
-    def __getattr__(self, name: str) -> GangMethod:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # protocols of Python, such as pickle's
             raise AttributeError(name)
-        return GangMethod(self, name)
-
-
-@dataclass(frozen=True, slots=True)
-class GangMethod:
-    """A method of a gang in its GroupManager."""
-
-    _gang: GangHandle
-    _name: str
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; returns an ObjectRef."""
-        ask: Any = self._gang.actor.ask
-        return ask.remote(self._gang.gang, self._name, *args, **kwargs)
+        actor: Any = self.actor
+        return SimpleNamespace(remote=partial(actor.ask.remote, self.gang, name))
 
 
 def find_gang(gang: str) -> GangHandle:

@@ -19,7 +19,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.options import GangOptions
-from alchemist_ray.runtime.cluster import attach, catalogue, manager_pool
+from alchemist_ray.runtime.cluster import catalogue, manager_pool
 from alchemist_ray.runtime.cluster.names import (
     GROUP_PREFIX,
     NAMESPACE,
@@ -247,7 +247,7 @@ def interrupted_in(code: CodeType) -> Callable[[FrameType, str, Any], None]:
 
 def test_ctrl_c_before_the_connection_leaves_no_gang(wait_for: Callable[[int], set[str]]) -> None:
     with AlchemistSession() as als:
-        sys.setprofile(interrupted_in(attach.connect.__code__))
+        sys.setprofile(interrupted_in(catalogue.connect.__code__))
         try:
             with pytest.raises(KeyboardInterrupt):
                 als.request_workers(1)

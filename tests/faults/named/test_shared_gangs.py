@@ -23,7 +23,7 @@ from alchemist_ray.errors import (
     SessionError,
 )
 from alchemist_ray.gang.libraries import Library
-from alchemist_ray.runtime.cluster.attach import connect
+from alchemist_ray.runtime.cluster.catalogue import connect
 from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
 from alchemist_ray.runtime.cluster.ray_calls import find_gang
 from alchemist_ray.runtime.driver import find_driver
