@@ -206,15 +206,6 @@ class Pool:
             self._collect()
             return self._trim(keep_bytes, time.monotonic() - idle_s)
 
-    def make_room(self, nbytes: int) -> int:
-        """Return warm memory to the system, except a segment for `nbytes`; returns its size."""
-        with self._lock:
-            self._collect()
-            kept = self._fitting(nbytes)
-            for segment in [segment for segment in self._idle if segment is not kept]:
-                self._drop(segment)
-            return kept.nbytes if kept is not None else 0
-
     def _collect(self) -> None:
         while self._returned:
             segment = self._returned.popleft()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import reprlib
 import threading
 from collections.abc import Iterator
@@ -66,8 +67,9 @@ class Storage:
                 raise Failure(
                     "ResourceError",
                     f"rank {self.rank} needs {readable(nbytes)} for its part of a {m} x {n} "
-                    f"{dtype} matrix in {distribution.layout}, and its node has {readable(spare)} "
-                    "left: free handles, or request workers on more nodes",
+                    f"{dtype} matrix in {distribution.layout}, and node {os.uname().nodename} has "
+                    f"{readable(spare)} left: free handles, request workers on more nodes, or "
+                    "choose a layout without copies",
                 )
             return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes), ndim)
 
@@ -83,16 +85,6 @@ class Storage:
                 yield available
                 return
         yield None
-
-    def make_room(self, distribution: Distribution, dtype: np.dtype[Any]) -> int:
-        """Return idle memory to the system, except a segment for a part of this matrix.
-
-        Returns
-        -------
-        int
-            Bytes of that segment.
-        """
-        return self.pool.make_room(local_nbytes(distribution, self.rank, dtype))
 
     def put(self, matrix_id: int, matrix: DistMatrix, *, sealed: bool) -> None:
         with self._lock:

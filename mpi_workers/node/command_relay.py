@@ -12,17 +12,11 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
-
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.available_memory import available_bytes
-from mpi_workers.matrix.dist_matrix import local_nbytes
-from mpi_workers.matrix.layout import Distribution, default_grid, stored_shape
-from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.processes import RankProcess
 from mpi_workers.node.stacks import of_main_thread
 from mpi_workers.rank.interruption import InterruptWord
-from mpi_workers.wire.frames import Body, Frame, Kind, encode
+from mpi_workers.wire.frames import Body, Frame, Kind
 
 ERRORS_SENT = 4  # failing ranks whose tracebacks are sent
 PLACES_SENT = 4  # places at which a call was interrupted
@@ -55,8 +49,6 @@ class Replies:
         What rank 0 returned, and the matrices that every rank made.
     floating : int
         NumPy's flags of floating-point errors on any rank.
-    idle_nbytes : int
-        Memory that ranks have returned.
     """
 
     def __init__(self) -> None:
@@ -66,7 +58,6 @@ class Replies:
         self.value: Any = None
         self.matrices: list[Any] | None = None
         self.floating = 0
-        self.idle_nbytes = 0
 
     def add(self, reply: Body, sender: str) -> None:
         """Add a reply; `sender`: for messages."""
@@ -76,7 +67,6 @@ class Replies:
         for place, ranks in reply.get("places", {}).items():
             self.places.setdefault(place, []).extend(ranks)
         self.floating |= reply.get("floating", 0)
-        self.idle_nbytes += reply.get("idle", 0)
         if "value" in reply:
             self.value = reply["value"]
         if errors or "places" in reply:
@@ -85,18 +75,12 @@ class Replies:
         if self.matrices is None:
             self.matrices = made
         elif self.matrices != made:
-            self.fail(
-                Failure(
-                    "RoutineError",
-                    f"{sender} returned matrices of other shapes or layouts than the others: every "
-                    "rank must return the same matrices",
-                )
+            words = (
+                f"{sender} returned matrices of other shapes or layouts than the others: every "
+                "rank must return the same matrices"
             )
-
-    def fail(self, failure: Failure) -> None:
-        """Add a failure."""
-        self.errors.append(failure.to_map())
-        self.failed += 1
+            self.errors.append(Failure("RoutineError", words).to_map())
+            self.failed += 1
 
     def combined(self) -> Body:
         """The fields of one reply for all."""
@@ -112,11 +96,9 @@ class Replies:
 class Pending(Replies):
     """A command under way on this node."""
 
-    def __init__(self, body: Body, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int]) -> None:
         super().__init__()
-        self.body = body
         self.left = set(ranks)
-        self.following = b""  # a frame for the ranks, if they have the memory that it needs
 
 
 class CommandRelay:
@@ -124,8 +106,6 @@ class CommandRelay:
 
     Parameters
     ----------
-    size : int
-        Ranks of the gang.
     node : int
         Number of this node.
     ranks : mapping of int to RankProcess
@@ -137,13 +117,11 @@ class CommandRelay:
 
     def __init__(
         self,
-        size: int,
         node: int,
         ranks: Mapping[int, RankProcess],
         word: InterruptWord,
         uplink: Uplink,
     ) -> None:
-        self._size = size
         self._node = node
         self._ranks = ranks
         self._word = word
@@ -162,24 +140,8 @@ class CommandRelay:
         self._closed = True
 
     def relay(self, body: Body, encoded: bytes) -> None:
-        """Send a command's frame to all ranks, or answer it if it needs none of them.
-
-        If it asks for memory (`reserve`) and there is too little, ranks first return their idle
-        memory.
-        """
-        pending = Pending(body, self._ranks)
-        alone = body["op"] == "reserve"
-        if (alone or body.get("reserve")) and self._memory_shortage(body, 0) is not None:
-            if not alone:
-                pending.following = encoded
-                encoded = encode(Kind.COMMAND, {**body, "op": "reserve"})
-        elif alone and "unreferenced" not in body:  # which only the ranks can free
-            self._reply(pending)  # enough memory: no rank need wake up
-            return
-        self._send(pending, encoded)
-
-    def _send(self, pending: Pending, encoded: bytes) -> None:
-        self._pending[pending.body["seq"]] = pending
+        """Send a command's frame to all ranks."""
+        self._pending[body["seq"]] = Pending(self._ranks)
         for process in self._ranks.values():
             if process.control is not None:
                 process.control.send_encoded(encoded)
@@ -248,38 +210,5 @@ class CommandRelay:
         if not pending.left:
             self._uplink.send_output()
             del self._pending[body["seq"]]
-            self._end(pending)
-
-    def _end(self, pending: Pending) -> None:
-        """Reply for all ranks, or send them the command that has waited for their memory."""
-        body, following = pending.body, pending.following
-        if (following or body["op"] == "reserve") and not pending.errors:
-            shortage = self._memory_shortage(body, pending.idle_nbytes)
-            if shortage is not None:
-                pending.fail(shortage)
-            elif following:
-                self._send(Pending(body, self._ranks), following)
-                return
-        self._reply(pending)
-
-    def _reply(self, pending: Pending) -> None:
-        seq = pending.body["seq"]
-        self._uplink.send_reply({"seq": seq, "node": self._node, **pending.combined()})
-
-    def _memory_shortage(self, body: Body, idle_nbytes: int) -> Failure | None:
-        """The error if this node lacks the memory for its ranks' parts of a matrix, else None."""
-        distribution = Distribution(
-            body["layout"], stored_shape(body["shape"]), default_grid(self._size)
-        )
-        dtype = np.dtype(body["dtype"])
-        needed = sum(local_nbytes(distribution, rank, dtype) for rank in self._ranks)
-        spare = available_bytes() + idle_nbytes
-        if needed <= spare:
-            return None
-        m, n = distribution.shape
-        return Failure(
-            "ResourceError",
-            f"a {m} x {n} {dtype} matrix in {distribution.layout} needs {readable(needed)} on node "
-            f"{os.uname().nodename}, which has {readable(spare)} left: free handles, request "
-            "workers on more nodes, or choose a layout without copies",
-        )
+            combined = {"seq": body["seq"], "node": self._node, **pending.combined()}
+            self._uplink.send_reply(combined)

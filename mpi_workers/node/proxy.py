@@ -58,7 +58,7 @@ class Proxy:
         self._folder = GangFolder(plan.gang, plan.kvs_name, node)
         self._local = LocalRanks(plan, node)
         self._ranks = self._local.by_rank
-        self._relay = CommandRelay(plan.size, node, self._ranks, self._folder.word, self)
+        self._relay = CommandRelay(node, self._ranks, self._folder.word, self)
         self._manager: FrameProtocol | None = None
         self._pmi: PmiNode | None = None
         self._pmi_input = {rank: bytearray() for rank in self._ranks}

@@ -77,19 +77,12 @@ class RankCommands:
 
     # --- matrices ---
 
-    def reserve(self, body: Body) -> Body:
-        distribution = self._distribution(body)
-        return {"idle": self._storage.make_room(distribution, np.dtype(body["dtype"]))}
-
     def create(self, body: Body) -> None:
         self._storage.put(body["matrix"], self._new(body), sealed=False)
 
     def _new(self, body: Body) -> DistMatrix:
-        dtype = np.dtype(body["dtype"])
-        return self._storage.new(self._distribution(body), dtype, len(body["shape"]))
-
-    def _distribution(self, body: Body) -> Distribution:
-        return Distribution(body["layout"], stored_shape(body["shape"]), self.gang.grid)
+        distribution = Distribution(body["layout"], stored_shape(body["shape"]), self.gang.grid)
+        return self._storage.new(distribution, np.dtype(body["dtype"]), len(body["shape"]))
 
     def seal(self, body: Body) -> None:
         self._storage.seal(body["matrix"])

@@ -98,7 +98,6 @@ COMMANDS: dict[str, Command] = {
     "seal": _queued("matrix", "matrix", rerun=Rerun.NEVER),
     "free": _queued("matrices forced?", "matrices", audited=True),
     "redistribute": _queued("source layout name?", "source matrix layout"),
-    "reserve": _queued("", "layout shape dtype", None, internal=True),
     # Code.
     "load": _queued("library path? reload?", "library", audited=True, prints=True),
     "call": _queued(

@@ -81,7 +81,7 @@ def test_a_matrix_larger_than_memory_is_refused_before_any_is_taken(gang: Gang) 
     huge = np.broadcast_to(np.float64(0), (10**6, 10**6))  # 8 TB of one element
     matrices, free = len(gang.session.list_matrices()), available_bytes()
     start = time.monotonic()
-    with pytest.raises(ResourceError, match=r"needs 8\.0 TB on node .* has .* left") as caught:
+    with pytest.raises(ResourceError, match=r"needs .* TB for .* node .* has .* left") as caught:
         gang.session.send_matrix(huge)
     seconds = time.monotonic() - start
     assert seconds < ERROR_LIMIT_S

@@ -76,10 +76,10 @@ class Commands:
     async def create(self, body: Body, holder: str) -> Body:
         """Memory for a matrix that is sent next."""
         fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
-        asked = await self._reserve(**fields)
+        self._check(**fields)
         ident = self._new_id()
         try:
-            await self.nodes.round("create", matrix=ident, **asked)
+            await self.nodes.round("create", matrix=ident, **fields)
         except Failure:
             self._soon({"op": "free", "matrices": [ident], "forced": True})
             raise
@@ -110,26 +110,22 @@ class Commands:
             await self.nodes.round("free", matrices=known)
         return {"freed": len(known)}
 
-    async def _reserve(self, **fields: Any) -> Body:
-        """Check that a matrix is allowed and that its memory is there; fields of its command."""
-        check_layout(fields["layout"])  # a proxy that gets another one refuses the gang
-        nbytes = math.prod(stored_shape(fields["shape"])) * np.dtype(fields["dtype"]).itemsize
+    def _check(self, shape: list[int], dtype: str, layout: str) -> None:
+        """Check that a matrix is allowed; the ranks check that its memory is there."""
+        check_layout(layout)
+        nbytes = math.prod(stored_shape(shape)) * np.dtype(dtype).itemsize
         self.quota.check(self.matrices.values(), nbytes)
-        if self.nodes.count == 1:  # the node checks its memory when it gets the command
-            return {**fields, "reserve": True}
-        await self.nodes.round("reserve", **fields)
-        return fields
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
         begin = time.monotonic()
         source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
-        asked = await self._reserve(**fields)
+        self._check(**fields)
         ident = self._new_id()
         try:
             await self.nodes.round(
-                "redistribute", collective=True, source=source.id, matrix=ident, **asked
+                "redistribute", collective=True, source=source.id, matrix=ident, **fields
             )
         except Failure:
             self._soon({"op": "free", "matrices": [ident], "forced": True})
@@ -206,14 +202,14 @@ class Commands:
 
     async def _keep_result(self, sizes: list[int], origin: Body, holder: str) -> Body:
         """The result of a function as a vector on rank 0, which its caller fetches."""
-        fields = {
+        fields: Body = {
             "shape": [-(-places(sizes)[-1].stop // 8)],
             "dtype": "int64",
             "layout": "CIRC_CIRC",
         }
-        asked = await self._reserve(**fields)
+        self._check(**fields)
         ident = self._new_id()
-        await self.nodes.round("keep_result", matrix=ident, **asked)
+        await self.nodes.round("keep_result", matrix=ident, **fields)
         return self._record(ident, None, fields, origin, holder).described()
 
     async def _logged(

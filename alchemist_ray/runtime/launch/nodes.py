@@ -428,7 +428,8 @@ class Nodes:
             if other != node:
                 proxy.send(Kind.COMMAND, {"op": "interrupt", "seq": seq})
         under_way = self._rounds.get(seq)
-        if under_way is not None and not under_way.over.done():
+        # Ranks of another round do not wait for each other: all of them reply soon.
+        if under_way is not None and under_way.collective and not under_way.over.done():
             self._start(self._after_failure(seq, under_way, body["error"]))
 
     def cancel(self, first: int, why: Failure) -> bool:

@@ -247,7 +247,6 @@ class Rebuilding:
     async def _send(self, command: LoggedCommand) -> None:
         body, ident = command.body, command.made[0]
         fields = {key: body[key] for key in ("shape", "dtype", "layout")}
-        await self._nodes.round("reserve", **fields)
         await self._nodes.round("create", matrix=ident, **fields)
         await in_thread(self._send_again, ident, command.source, body)
         await self._nodes.round("seal", matrix=ident)

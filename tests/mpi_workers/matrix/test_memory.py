@@ -128,17 +128,6 @@ def test_trim_returns_memory(pool: Pool) -> None:
     assert [pool.is_live(n) for n in ids] == [True, False]
 
 
-def test_make_room_keeps_only_a_segment_that_fits(pool: Pool) -> None:
-    blocks = [pool.take(n * MIB) for n in (2, 4, 8)]
-    ids = [block.segment.id for block in blocks]
-    del blocks
-    gc.collect()
-    assert pool.make_room(4 * MIB) == 4 * MIB
-    assert [pool.is_live(n) for n in ids] == [False, True, False]
-    assert pool.make_room(5 * MIB) == 0
-    assert pool.idle_bytes() == 0
-
-
 def test_idle_memory_is_returned_after_some_time(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,117 +1,97 @@
-"""Memory for a matrix is checked before any rank allocates it."""
+"""Commands go to all ranks of a node, and their replies become one."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpi_workers.node import command_relay
-from mpi_workers.node.command_relay import CommandRelay
+from mpi_workers.failures import Failure
+from mpi_workers.node.command_relay import ERRORS_SENT, CommandRelay
 from mpi_workers.node.processes import RankProcess
 from mpi_workers.rank.interruption import InterruptWord
-from mpi_workers.wire.asynchronous import FrameProtocol
-from mpi_workers.wire.blocking import Connection
-from mpi_workers.wire.frames import Body, Frame, Kind, encode
+from mpi_workers.wire.frames import Body, Frame, Kind
 
-RANKS = 2
-CREATE: Body = {
-    "op": "create",
-    "seq": 1,
-    "matrix": 7,
-    "reserve": True,
-    "shape": [1000, 1000],
-    "dtype": "float64",
-    "layout": "VC_STAR",
-}
-NEEDED = 8_000_000
+RANKS = 6
+SEQ = 3
 
 
 class Node:
-    """A relay, the ranks' ends of its connections, and everything that it has told the manager."""
+    """A relay, what it sends to the ranks, and everything that it tells the manager."""
 
     def __init__(self, folder: Path) -> None:
-        self.replies: list[Body] = []
-        self.ranks = {rank: RankProcess(rank) for rank in range(RANKS)}
-        self.ends: list[Connection] = []
-        self.relay = CommandRelay(RANKS, 0, self.ranks, InterruptWord(folder / "word"), self)
+        self.told: list[Body] = []
+        self.sent: list[bytes] = []
+        self.word = InterruptWord(folder / "word")
+        ranks = {rank: RankProcess(rank) for rank in range(RANKS)}
+        for process in ranks.values():
+            process.control = self  # type: ignore[assignment]
+        self.relay = CommandRelay(0, ranks, self.word, self)
+        self.relay.relay({"op": "call", "seq": SEQ}, b"frame")
+
+    def send_encoded(self, data: bytes) -> None:
+        self.sent.append(data)
 
     def send_event(self, op: str, **fields: Any) -> None:
-        self.replies.append({"event": op, **fields})
+        self.told.append({"event": op, **fields})
 
     def send_reply(self, body: Body) -> None:
-        self.replies.append(body)
+        self.told.append(body)
 
     def send_output(self, rank: int | None = None) -> None:
-        """No rank prints."""
+        self.told.append({"event": "output", "rank": rank})
 
-    def command(self, body: Body) -> None:
-        self.relay.relay(body, encode(Kind.COMMAND, body))
-
-    async def received(self) -> list[str]:
-        """The next operation of each rank."""
-        frames = [await asyncio.to_thread(end.recv, 5.0) for end in self.ends]
-        return [frame.body["op"] for frame in frames]
-
-    def answer(self, **fields: Any) -> None:
-        for rank in self.ranks:
-            self.relay.receive(rank, Frame(Kind.REPLY, {"seq": 1, **fields}, 0, ()))
+    def answer(self, *replies: Body) -> Body:
+        """Each rank's reply, the last one from all further ranks too; the node's reply."""
+        for rank in range(RANKS):
+            body = {"seq": SEQ, **replies[min(rank, len(replies) - 1)]}
+            self.relay.receive(rank, Frame(Kind.REPLY, body, 0, ()))
+        return self.told[-1]
 
 
-@asynccontextmanager
-async def node(folder: Path) -> AsyncIterator[Node]:
-    made = Node(folder)
-    loop = asyncio.get_running_loop()
-    async with AsyncExitStack() as stack:
-        for process in made.ranks.values():
-            near, far = socket.socketpair()
-            made.ends.append(stack.enter_context(Connection(far)))
-            transport, process.control = await loop.create_connection(
-                lambda: FrameProtocol(lambda *_: None, lambda _: None), sock=near
-            )
-            stack.callback(transport.abort)
-        yield made
+def error(words: str) -> Body:
+    return Failure("RoutineError", words).to_map()
 
 
-def test_a_command_goes_to_the_ranks_at_once_if_there_is_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+A, B = [7, [2, 2], "float64", "MC_MR"], [7, [2, 3], "float64", "MC_MR"]
+
+
+@pytest.mark.parametrize(
+    ("replies", "combined"),
+    [
+        ([{}], {}),
+        ([{"value": 5, "matrices": [A], "floating": 2}, {"matrices": [A], "floating": 1}],
+         {"value": 5, "matrices": [A], "floating": 3}),
+        ([{"places": {"recv": [0]}}, {"places": {"recv": [1]}}, {}],
+         {"places": {"recv": [0, 1]}}),
+        ([{"errors": [error("no")]}], {"errors": [error("no")] * ERRORS_SENT, "failed": RANKS}),
+    ],
+)  # fmt: skip
+def test_the_replies_of_ranks_become_one(
+    tmp_path: Path, replies: list[Body], combined: Body
 ) -> None:
-    monkeypatch.setattr(command_relay, "available_bytes", lambda: NEEDED)
-
-    async def run() -> None:
-        async with node(tmp_path) as its:
-            its.command(CREATE)
-            assert await its.received() == ["create"] * RANKS
-            its.answer()
-            assert its.replies == [{"seq": 1, "node": 0}]
-
-    asyncio.run(run())
+    node = Node(tmp_path)
+    assert node.sent == [b"frame"] * RANKS
+    assert node.answer(*replies) == {"seq": SEQ, "node": 0, **combined}
+    assert node.told[-2] == {"event": "output", "rank": None}  # all lines come before the reply
+    assert node.relay.newest is None
 
 
-@pytest.mark.parametrize("idle", [0, 1_000_000])
-def test_ranks_first_return_idle_memory_if_it_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle: int
-) -> None:
-    monkeypatch.setattr(command_relay, "available_bytes", lambda: NEEDED - 2_000_000)
+def test_a_rank_that_returns_other_matrices_fails_the_call(tmp_path: Path) -> None:
+    reply = Node(tmp_path).answer({"matrices": [A]}, {"matrices": [B]}, {"matrices": [A]})
+    assert reply["failed"] >= 1
+    assert "rank 1 returned matrices of other shapes or layouts" in reply["errors"][0]["message"]
 
-    async def run() -> None:
-        async with node(tmp_path) as its:
-            its.command(CREATE)
-            assert await its.received() == ["reserve"] * RANKS
-            its.answer(idle=idle)
-            if not idle:
-                [reply] = its.replies
-                assert reply["failed"] == 1
-                assert "needs 8.0 MB on node" in reply["errors"][0]["message"]
-                return
-            assert its.replies == []
-            assert await its.received() == ["create"] * RANKS
-            its.answer()
-            assert its.replies == [{"seq": 1, "node": 0}]
 
-    asyncio.run(run())
+def test_the_first_error_is_reported_at_once_and_ends_the_waits_of_others(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for rank in (4, 2):
+        body = {"seq": SEQ, "errors": [error(f"rank {rank}")]}
+        node.relay.receive(rank, Frame(Kind.REPLY, body, 0, ()))
+    assert node.told == [
+        {"event": "output", "rank": 4},
+        {"event": "rank_failed", "seq": SEQ, "error": error("rank 4")},
+    ]
+    assert node.word.ends(SEQ)
+    assert not node.word.ends(SEQ + 1)
