@@ -19,7 +19,7 @@ _MODULES = {
 __all__ = sorted(_MODULES)
 
 # A rank that loads a simulator from a subfolder needs neither Ray nor gymnasium.
-if "mpi_workers.rank.loop" not in sys.modules and util.find_spec("gymnasium") is not None:
+if "mpi_workers.rank.process" not in sys.modules and util.find_spec("gymnasium") is not None:
     import_module("envs.registration")
 
 

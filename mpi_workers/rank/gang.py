@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,24 @@ from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import forget_segments, note_segments, segments_of
 from mpi_workers.node.processes import descendants
-from mpi_workers.rank import communicator, interruption, mpi_errors
+from mpi_workers.rank import communicator, interruption
 from mpi_workers.rank.communicator import GangComm
 from mpi_workers.rank.history import Span
 
 PROGRESS_S = 0.1  # between two reports of progress
+_errors: list[int] = []  # codes of MPI's errors in the native call under way
+
+
+def _record(comm: MPI.Comm, code: int) -> None:
+    if not _errors:
+        _errors.append(code)
+        sys.stderr.write(f"{MPI.Get_error_string(code).strip()}\n")
+        sys.stderr.flush()
+
+
+@cache
+def _recorder() -> MPI.Errhandler:
+    return MPI.Comm.Create_errhandler(_record)
 
 
 class Gang:
@@ -154,12 +169,24 @@ class Gang:
             raise Interrupted
 
     def enter_native(self) -> None:
-        """Native code is called next: record the errors that MPI returns to it."""
-        mpi_errors.record(self._reporting())
+        """Native code is called next: record the errors that MPI returns to it.
+
+        MPI calls from Python raise `MPI.Exception`. Native code gets a return code, which few
+        libraries check, because MPI's default is to abort. While native code runs, the error
+        handler of the gang's communicator (inherited by those that native code derives from it)
+        prints and records the first error, and the call fails with it. MPICH returns MPI_SUCCESS
+        after such a handler: a library that checks return codes sets MPI_ERRORS_RETURN on its
+        communicator, as with any MPI program.
+        """
+        _errors.clear()
+        for comm in self._reporting():
+            comm.Set_errhandler(_recorder())
 
     def leave_native(self) -> str | None:
         """Native code has returned: the first error that MPI has returned to it, or None."""
-        return mpi_errors.stop(self._reporting())
+        for comm in self._reporting():
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
+        return MPI.Get_error_string(_errors[0]).strip() if _errors else None
 
     def _reporting(self) -> tuple[MPI.Comm, ...]:
         # MPICH uses the handler of COMM_SELF for communicators that MPI_Comm_create has made.

@@ -1,5 +1,9 @@
 """The process of a rank: it prepares its limits and MPI, runs the loop, and ends.
 
+The loop waits for commands on a socket, and enters MPI only to compute: a rank that waits inside
+MPI uses a whole core. The proxy sends every command to all ranks of the node. A routine's failure
+on this rank is reported in the reply, and the loop continues.
+
 A gang on one node needs no network: its ranks exchange messages through shared memory. A gang on
 several nodes listens only on the interface of its node's address, on the loopback interface, and on
 InfiniBand devices. A site's own settings are kept.
@@ -10,13 +14,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import io
 import json
 import math
 import os
 import resource
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import MutableMapping
@@ -26,14 +33,196 @@ from typing import NoReturn
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
+from mpi_workers.data.rank_memory import RankMemory
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.matrix.available_memory import NodeAllocations
+from mpi_workers.matrix.memory import Pool
+from mpi_workers.matrix.storage import Storage
+from mpi_workers.node.cleanup import segments_of
+from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
+from mpi_workers.node.processes import let_trace
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
-from mpi_workers.rank.commands import Runner
-from mpi_workers.rank.libraries import Loader
-from mpi_workers.rank.loop import FINALIZED, RankLoop
-from mpi_workers.rank.output import buffer_lines, use_rank_pipes
-from mpi_workers.wire.blocking import connect
+from mpi_workers.rank import history, interruption
+from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runner
+from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
+from mpi_workers.wire.blocking import Connection, connect
+from mpi_workers.wire.commands import COMMANDS
+from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.interfaces import interfaces
+from mpi_workers.wire.sockets import peer
+
+ORPHANED = 98  # exit code of a rank whose proxy has ended
+TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback are sent
+FINALIZED = (
+    "a library has called MPI_Finalize, which ends MPI for all ranks of the gang: remove that call "
+    "from its routines"
+)
+# Frames of these modules, above the user's own code, are left out of tracebacks.
+HIDDEN_MODULES = (
+    "mpi_workers.rank.process",
+    "mpi_workers.rank.commands",
+    "ali.interface",
+    "ali.run",
+)
+
+
+class RankLoop:
+    """The loop of one rank."""
+
+    def __init__(self, config: RankConfig, loader: Loader, runner: Runner) -> None:
+        world = MPI.COMM_WORLD
+        folder = Path(config.directory)
+        allocations = NodeAllocations(folder, world.rank, world.size)
+        pool = Pool(config.keep_bytes, shared=True, shortages=allocations.shortages)
+        storage = Storage(world.rank, pool, allocations)
+        self._memory = RankMemory(storage, config.token, config.data)
+        interruption.watch(InterruptWord(folder / "interrupt"), crowded=config.crowded)
+        end_on_signal(interruption.interrupted, INTERRUPTIBLE)
+        gang = Gang(world, storage, self._report, folder)
+        self._rank = gang.rank
+        self._peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._commands = RankCommands(gang, storage, loader, runner)
+        self._control, _ = connect(
+            config.control,
+            config.token,
+            {
+                "role": "rank",
+                "rank": world.rank,
+                "size": world.size,
+                "pid": os.getpid(),
+                "hostname": os.uname().nodename,
+                "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+                "segments": sorted(segments_of()),
+            },
+            take_fds=False,
+        )
+        let_trace(peer(self._control.sock)[0])
+        threading.Thread(target=_end_with_proxy, args=(self._control,), daemon=True).start()
+
+    def run(self) -> None:
+        """Execute commands until told to exit."""
+        while True:
+            frame = self._control.recv()
+            if frame.kind != Kind.COMMAND:
+                continue
+            body = frame.body
+            if body["op"] == "exit":
+                self._commands.close()
+                return
+            self._answer(body)
+
+    def _reply(self, body: Body, reply: Body) -> None:
+        try:
+            self._control.send(Kind.REPLY, reply)
+        except (Failure, TypeError, ValueError, OverflowError) as error:  # it cannot be encoded
+            failure = self._routine_failure(error, body)
+            self._control.send(Kind.REPLY, {"seq": body["seq"], "errors": [failure.to_map()]})
+
+    def _answer(self, body: Body) -> None:
+        """Execute a command, reply, and note it in the history while the reply travels."""
+        begun, counter, waited_s = time.time(), time.perf_counter(), interruption.waited_s()
+        reply = self._execute(body)
+        seconds = time.perf_counter() - counter
+        if MPI.Is_finalized():
+            sys.stderr.write(FINALIZED + "\n")
+            sys.stderr.flush()
+            os._exit(1)
+        self._reply(body, reply)
+        mpi_s = interruption.waited_s() - waited_s
+        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        grown, self._peak_kib = peak_kib - self._peak_kib, peak_kib
+        history.add(
+            body, begun, seconds, min(mpi_s, seconds), grown << 10, failed="errors" in reply
+        )
+
+    def _execute(self, body: Body) -> Body:
+        reply: Body = {"seq": body["seq"]}
+        try:
+            reply.update(self._commands.execute(body))
+        except Interrupted as interrupted:
+            reply["places"] = {place(interrupted): [self._rank]}
+        except BaseException as error:  # a routine may call sys.exit: the gang continues
+            reply["errors"] = [self._failure(error, body).to_map()]
+        command = COMMANDS.get(body["op"])
+        if command is not None and command.prints:
+            flush()
+        return reply
+
+    def _failure(self, error: BaseException, body: Body) -> Failure:
+        if isinstance(error, Failure):
+            error.facts.setdefault("rank", self._rank)
+            return error
+        if isinstance(error, MemoryError):
+            words = f"rank {self._rank} ran out of memory: {error}"
+            return Failure("ResourceError", words, rank=self._rank)
+        return self._routine_failure(error, body)
+
+    def _routine_failure(self, error: BaseException, body: Body) -> Failure:
+        routine = body.get("routine") or body.get("name") or body["op"]
+        what = f"{body.get('library', '')}.{routine}".lstrip(".")
+        where = error.__traceback__
+        while (
+            where and where.tb_next and where.tb_frame.f_globals.get("__name__") in HIDDEN_MODULES
+        ):
+            where = where.tb_next
+        shown = traceback.format_exception(type(error), error, where)
+        return Failure(
+            "RoutineError",
+            f"{what} failed on rank {self._rank}: {type(error).__name__}: {error}",
+            rank=self._rank,
+            traceback="".join(shown)[-TRACEBACK_LIMIT:],
+        )
+
+    def _report(self, fraction: float, text: str) -> None:
+        self._control.send(
+            Kind.EVENT, {"seq": self._commands.number, "fraction": float(fraction), "text": text}
+        )
+
+
+def _end_with_proxy(control: Connection) -> None:
+    """End this rank when its proxy has ended, even while it computes."""
+    poller = select.poll()
+    poller.register(control.sock.fileno(), 0)  # only hang-up and error are reported
+    while True:
+        poller.poll()
+        os._exit(ORPHANED)
+
+
+# --- output ---
+
+_IOLBF = 1  # of <stdio.h>: line buffering
+_libc = ctypes.CDLL(None)
+
+
+def buffer_lines() -> None:
+    """Write the output of Python and C code line by line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    with contextlib.suppress(ValueError):  # a C library that names it otherwise
+        _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _IOLBF, 0)
+
+
+def use_rank_pipes(folder: str, rank: int) -> None:
+    """Print to this rank's own pipes, where its launcher has given all ranks the same ones."""
+    for stream in (STDOUT, STDERR):
+        with contextlib.suppress(FileNotFoundError):
+            pipe = os.open(rank_pipe(folder, rank, stream), os.O_WRONLY)
+            os.dup2(pipe, stream)
+            os.close(pipe)
+
+
+def flush() -> None:
+    """Write out the output that Python and C have buffered."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a routine may have closed it
+            stream.flush()
+    _libc.fflush(None)
+
+
+# --- network ---
 
 IF_INET6 = Path("/proc/net/if_inet6")
 INFINIBAND = Path("/sys/class/infiniband")
@@ -96,6 +285,8 @@ def _infiniband_ports() -> list[str]:
     return ports
 
 
+# --- crashes ---
+
 LIBRARY = Path(__file__).with_name("crash_frames.so")  # `crash_frames.c`, where it was built
 
 
@@ -118,7 +309,7 @@ def report_exits() -> None:
     Ranks end themselves without the handlers of exit(3), so only exit(3) in a library or in MPI
     runs them.
     """
-    on_exit = getattr(ctypes.CDLL(None), "on_exit", None)  # of glibc
+    on_exit = getattr(_libc, "on_exit", None)  # of glibc
     if on_exit is not None:
         on_exit(_report_exit, ctypes.c_void_p(os.getpid()))
 
@@ -152,13 +343,14 @@ def _report_exit(code: int, pid: int | None) -> None:
 
 def _calling_frames() -> list[str]:
     """The C frames of this thread: ``/lib/libmpi.so.12(MPI_Abort+0x1b) [0x7f...]``."""
-    libc = ctypes.CDLL(None)
-    libc.backtrace_symbols.restype = ctypes.POINTER(ctypes.c_char_p)
+    _libc.backtrace_symbols.restype = ctypes.POINTER(ctypes.c_char_p)
     addresses = (ctypes.c_void_p * EXIT_FRAMES)()
-    count = libc.backtrace(addresses, EXIT_FRAMES)
-    symbols = libc.backtrace_symbols(addresses, count)
+    count = _libc.backtrace(addresses, EXIT_FRAMES)
+    symbols = _libc.backtrace_symbols(addresses, count)
     return [(symbols[i] or b"").decode(errors="replace") for i in range(count)] if symbols else []
 
+
+# --- start and end ---
 
 INIT_SLACK_S = 10  # after the start's own time limit, whose error has more details
 UNFIT_S = 2.0  # a process outside the gang's MPI world waits this long to be killed

@@ -195,10 +195,10 @@ def test_a_session_imports_with_numpy_and_msgpack_alone() -> None:
         ("alchemist_ray", "mpi4py"),
         ("mpi_workers.data.transfers", "mpi4py"),
         ("mpi_workers.data.transfers", "ray"),
-        ("mpi_workers.rank.loop", "ray"),
+        ("mpi_workers.rank.process", "ray"),
         ("ali", "ray"),
-        ("mpi_workers.rank.loop, envs.lammps.library", "gymnasium"),
-        ("mpi_workers.rank.loop, envs.rayleigh_benard.build", "ray"),
+        ("mpi_workers.rank.process, envs.lammps.library", "gymnasium"),
+        ("mpi_workers.rank.process, envs.rayleigh_benard.build", "ray"),
     ],
 )
 def test_importing_does_not_also_import(imports: str, absent: str) -> None:

@@ -75,7 +75,12 @@ def test_the_loop_of_the_rank_is_left_out() -> None:
         {"name": "MPI_Recv", "module": "/x/libmpi.so.12", "filename": "", "line": 0},
         {"name": "0x7f12", "module": "/x/libmpi.so.12", "filename": "", "line": 0},
         {"name": "solve", "module": None, "filename": "/home/me/lib.py", "line": 7},
-        {"name": "execute", "module": None, "filename": "/a/mpi_workers/rank/loop.py", "line": 9},
+        {
+            "name": "execute",
+            "module": None,
+            "filename": "/a/mpi_workers/rank/process.py",
+            "line": 9,
+        },
         {"name": "main", "module": None, "filename": "/home/me/run.py", "line": 3},
     ]
     assert shown(frames) == ["MPI_Recv (libmpi.so.12)", "solve (lib.py:7)"]

@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 from ali.registry import load
 from mpi_workers.failures import Interrupted
+from mpi_workers.rank.commands import Libraries
 from mpi_workers.rank.gang import Gang
-from mpi_workers.rank.libraries import Libraries
 from mpi_workers.testing import local_gang
 
 NO_SUCH_RANK = 12345
