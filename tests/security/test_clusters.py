@@ -17,21 +17,21 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import ray
 
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.ray_cluster import (
-    ClusterFacts,
     check,
-    check_facts,
+    check_versions,
     own_head,
     private_folder,
-    probe,
     tighten,
 )
 from tests.support import traces
@@ -219,29 +219,45 @@ def test_an_address_without_a_head_is_refused_in_seconds(
     assert time.monotonic() - begun < 8  # 5 on a machine that does nothing else
 
 
-def test_a_live_head_is_joined(cluster: str) -> None:
-    facts = probe(cluster)
-    assert facts.ray_version == ray.__version__
-    check(cluster, "it")
-
-
 @pytest.mark.parametrize(
-    ("facts", "error", "words"),
-    [
-        (ClusterFacts("2.9.0", "3.11.7"), SessionError, "runs Ray 2.9.0"),
-        (ClusterFacts(ray.__version__, "3.9.1"), SessionError, "runs Python 3.9.1"),
-        (ClusterFacts(wants_token=True), AuthError, "RAY_AUTH_TOKEN_PATH"),
-    ],
+    ("ray_version", "python_version", "words"),
+    [("2.9.0", "3.11.7", "runs Ray 2.9.0"), (ray.__version__, "3.9.1", "runs Python 3.9.1")],
 )
-def test_a_head_that_does_not_fit_is_refused(facts: Any, error: Any, words: str) -> None:
-    with pytest.raises(error, match=words):
-        check_facts(facts, "the head")
+def test_a_head_of_another_version_is_refused(
+    ray_version: str, python_version: str, words: str
+) -> None:
+    with pytest.raises(SessionError, match=words):
+        check_versions(ray_version, python_version, "the head")
 
 
-def test_a_proxy_of_the_site_is_not_asked(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+class WantsToken(grpc.GenericRpcHandler):
+    """A head behind a token."""
+
+    def service(self, details: Any) -> Any:
+        def refuse(request: bytes, context: grpc.ServicerContext) -> None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def test_a_head_that_requires_a_token_is_refused() -> None:
+    server = grpc.server(ThreadPoolExecutor(1), [WantsToken()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(AuthError, match="RAY_AUTH_TOKEN_PATH"):
+            check(f"127.0.0.1:{port}", "the head")
+    finally:
+        server.stop(None)
+
+
+def test_a_live_head_is_joined_and_a_proxy_of_the_site_is_not_asked(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(cluster, "it")
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert probe(cluster).error == ""
+    check(cluster, "it")
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])

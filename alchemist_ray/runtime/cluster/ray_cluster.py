@@ -43,36 +43,11 @@ from alchemist_ray.runtime.cluster.batch_job import adopt
 from mpi_workers.node.processes import descendants, physical_cores
 
 PROBE_TIMEOUT_S = 4.0
+NO_ANSWER = "no answer"
 _messages: Any = gcs_service_pb2  # made at import time: type checkers do not see them
 _native: Any = ray._raylet
 OPTIONS = (("grpc.enable_http_proxy", 0),)  # as Ray's own: a site's proxy does not reach its nodes
 METADATA_NAMESPACE, METADATA_KEY = b"cluster", b"CLUSTER_METADATA"
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterFacts:
-    """The answer of a Ray head; `error` is empty if it answered."""
-
-    ray_version: str = ""
-    python_version: str = ""
-    wants_token: bool = False
-    error: str = ""
-
-
-def probe(address: str) -> ClusterFacts:
-    """Ask the head whose GCS listens at ``host:port``. Takes `PROBE_TIMEOUT_S` at most."""
-    with grpc.insecure_channel(address, OPTIONS) as channel:
-        values = gcs_service_pb2_grpc.InternalKVGcsServiceStub(channel)
-        request = _messages.InternalKVGetRequest(namespace=METADATA_NAMESPACE, key=METADATA_KEY)
-        try:
-            reply = values.InternalKVGet(request, timeout=PROBE_TIMEOUT_S, metadata=_token())
-            facts = json.loads(reply.value)
-            return ClusterFacts(facts["ray_version"], facts["python_version"])
-        except grpc.RpcError as error:
-            refused = error.code() == grpc.StatusCode.UNAUTHENTICATED
-            return ClusterFacts(wants_token=refused, error="" if refused else _reason(error))
-        except (ValueError, KeyError, TypeError):
-            return ClusterFacts(error="it has no metadata of a cluster")
 
 
 def _reason(error: grpc.RpcError) -> str:
@@ -159,11 +134,10 @@ def _joined(workers: int | None, start: bool, limit_s: float) -> bool:
         ray.init(address=given, logging_level=level)
         return False
     for head in heads() if given != "local" else ():
-        facts = probe(head.address)
         try:
-            check_facts(facts, f"the Ray head at {head.address} ({head.folder})")
+            check(head.address, f"the Ray head at {head.address} ({head.folder})")
         except (SessionError, AuthError) as error:
-            if head.by_command and not facts.error:
+            if head.by_command and error.facts.get("cause") != NO_ANSWER:
                 raise type(error)(
                     f"{error}. RAY_ADDRESS=local starts a Ray cluster of this program's own"
                 ) from None
@@ -274,12 +248,8 @@ def shared_cpus(workers: int, cpus: float) -> float:
     with more ranks is not refused: they share the CPUs.
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    places = [_default_folder(), _short_folder()]
-    if given := os.environ.get(TMPDIR_VARIABLE):
-        places.append(Path(given).resolve() / f"ray-{os.getuid()}")
-    if len(nodes) != 1 or not any(
-        nodes[0]["RayletSocketName"].startswith(f"{place}/{RAY_FOLDER}/") for place in places
-    ):
+    ours = tuple(f"{folder}/{RAY_FOLDER}/" for folder in _own_folders())
+    if len(nodes) != 1 or not nodes[0]["RayletSocketName"].startswith(ours):
         return cpus
     share = nodes[0]["Resources"].get("CPU", 0.0) / workers
     return min(cpus, int(share * CPU_PARTS) / CPU_PARTS) or cpus
@@ -301,38 +271,60 @@ def warn_of_shared_cores(ranks: int, threads: int) -> None:
 
 
 def check(address: str, what: str) -> None:
-    """Raise `SessionError` or `AuthError`, in seconds, if this process cannot join a cluster."""
+    """Check that this process can join a cluster, in `PROBE_TIMEOUT_S` at most.
+
+    Raises
+    ------
+    SessionError
+        If the head at ``host:port`` does not answer (fact `cause` is `NO_ANSWER`), or is of another
+        version of Ray or Python.
+    AuthError
+        If it requires a token that this process does not have.
+    """
     if "://" in address:
         raise SessionError(
             f"{what} is not the address of a Ray head (host:6379): sessions exchange data with the "
             "ranks directly, which neither Ray Client nor the job server allows. Submit the "
             "program with `ray job submit`"
         )
-    check_facts(probe(address), what)
+    request = _messages.InternalKVGetRequest(namespace=METADATA_NAMESPACE, key=METADATA_KEY)
+    try:
+        with grpc.insecure_channel(address, OPTIONS) as channel:
+            values = gcs_service_pb2_grpc.InternalKVGcsServiceStub(channel)
+            reply = values.InternalKVGet(request, timeout=PROBE_TIMEOUT_S, metadata=_token())
+        facts = json.loads(reply.value)
+        check_versions(facts["ray_version"], facts["python_version"], what)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            raise AuthError(
+                f"{what} requires a token, and this process has none: set RAY_AUTH_MODE=token and "
+                "RAY_AUTH_TOKEN_PATH to the file with the cluster's token"
+            ) from None
+        raise _no_head(what, _reason(error)) from None
+    except (ValueError, KeyError, TypeError):
+        raise _no_head(what, "it has no metadata of a cluster") from None
 
 
-def check_facts(facts: ClusterFacts, what: str) -> None:
-    """Raise `SessionError` or `AuthError` if a cluster does not fit this process."""
-    if facts.wants_token:
-        raise AuthError(
-            f"{what} requires a token, and this process has none: set RAY_AUTH_MODE=token and "
-            "RAY_AUTH_TOKEN_PATH to the file with the cluster's token"
-        )
-    if facts.error:
-        raise SessionError(
-            f"{what} does not answer as a Ray head ({facts.error}): is the cluster up, and is "
-            "the port that of its GCS (6379 by default)?"
-        )
-    if facts.ray_version != ray.__version__:
-        raise SessionError(
-            f"{what} runs Ray {facts.ray_version}, and this process has Ray {ray.__version__}: "
-            "install the same version"
-        )
+def _no_head(what: str, why: str) -> SessionError:
+    return SessionError(
+        f"{what} does not answer as a Ray head ({why}): is the cluster up, and is the port that of "
+        "its GCS (6379 by default)?",
+        cause=NO_ANSWER,
+    )
+
+
+def check_versions(ray_version: str, python_version: str, what: str) -> None:
+    """Raise `SessionError` if a cluster is of another version than this process."""
     own = platform.python_version()
-    if facts.python_version.split(".")[:2] != own.split(".")[:2]:
+    if ray_version != ray.__version__:
         raise SessionError(
-            f"{what} runs Python {facts.python_version}, and this process runs {own}: use the "
-            "same minor version"
+            f"{what} runs Ray {ray_version}, and this process has Ray {ray.__version__}: install "
+            "the same version"
+        )
+    if python_version.split(".")[:2] != own.split(".")[:2]:
+        raise SessionError(
+            f"{what} runs Python {python_version}, and this process runs {own}: use the same minor "
+            "version"
         )
 
 
@@ -398,11 +390,8 @@ def _running() -> list[Head]:
         options = dict(
             part.removeprefix("--").partition("=")[::2] for arg in argv for part in arg.split()
         )
-        folder, address = (
-            options.get("temp_dir") or options.get("temp-dir"),
-            options.get("gcs-address"),
-        )
-        if folder and address:
+        folder = options.get("temp_dir") or options.get("temp-dir")
+        if folder and (address := options.get("gcs-address")):
             by_command = _is_command(Path("/proc") / parent)
             found.setdefault(address, Head(address, Path(folder).resolve(), by_command))
     return list(found.values())
@@ -442,18 +431,22 @@ def _short_folder() -> Path:
     return Path(f"/tmp/ray-{os.getuid()}")
 
 
+def _own_folders() -> list[Path]:
+    """Folders for the clusters that sessions of this user start, the first choice first."""
+    given = os.environ.get(TMPDIR_VARIABLE)
+    chosen = [Path(given).resolve() / f"ray-{os.getuid()}"] if given else []
+    return [*chosen, _default_folder(), _short_folder()]
+
+
 def private_folder() -> Path | None:
     """Ray's folder, in one of mode 700; None where Ray's default has to do.
 
     ``RAY_TMPDIR`` comes first, if its path is short enough for the Unix sockets below it.
     """
-    folder = _default_folder()
-    if given := os.environ.get(TMPDIR_VARIABLE):
-        folder = Path(given).resolve() / f"ray-{os.getuid()}"
-        with suppress(OSError):
-            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if len(f"{folder}/{SOCKET_PATH}") > SOCKET_PATH_LIMIT:
-        folder = _short_folder()
+    fitting = [each for each in _own_folders() if len(f"{each}/{SOCKET_PATH}") <= SOCKET_PATH_LIMIT]
+    folder = fitting[0] if fitting else _short_folder()
+    with suppress(OSError):
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         about = folder.lstat()

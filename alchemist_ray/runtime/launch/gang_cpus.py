@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
 
 from alchemist_ray.errors import AlchemistError, ResourceError
 from alchemist_ray.runtime.cluster.placement import (
@@ -106,27 +107,25 @@ class GangCpus:
         ResourceError
             If the cluster does not have them, or they are not free in time.
         """
-        request = self._request
+        inherited, options = self._request.inherited, self._request.options
         there = self._ranks()
         more = workers - len(there)
         if more <= 0:
             return
-        if request.inherited is not None:
+        if inherited is not None:
             if there:
                 raise ResourceError(
                     "the gang cannot grow: its creator has reserved its CPUs, for "
                     f"{len(there)} workers. A gang with placement='own' can grow"
                 )
-            self._held.append(_Held("", request.inherited))
+            self._held.append(_Held("", inherited))
             return
-        await in_thread(check_capacity, workers, request.options.cpus, request.options.strategy)
-        avoided = {*self._avoided, *(there if request.options.strategy == "STRICT_SPREAD" else ())}
+        await in_thread(check_capacity, workers, options.cpus, options.strategy)
+        avoided = {*self._avoided, *(there if options.strategy == "STRICT_SPREAD" else ())}
         where = f"!in({','.join(sorted(avoided))})" if avoided else ""
-        if there and request.options.strategy == "STRICT_PACK":
+        if there and options.strategy == "STRICT_PACK":
             where = there[0]
-        divided = await in_thread(
-            divisions, more, request.options.cpus, request.options.strategy, avoided
-        )
+        divided = await in_thread(divisions, more, options.cpus, options.strategy, avoided)
         deadline = time.monotonic() + limit_s
         asked_again = time.monotonic() + min(ASKED_AGAIN_S, limit_s / 2)
         instead = False
@@ -141,7 +140,7 @@ class GangCpus:
             most_s = limit_s if ranks is divided[-1] else FIRST_LIMIT_S
             if await self._reserved(ranks, where, deadline, most_s, instead=True):
                 return
-        raise await in_thread(not_free, more, request.options.cpus, limit_s)
+        raise await in_thread(not_free, more, options.cpus, limit_s)
 
     async def _reserved(
         self,
@@ -155,20 +154,16 @@ class GangCpus:
     ) -> bool:
         """Reserve CPUs for this many ranks in each bundle; False if they are not free in time.
 
-        `instead`: whether others were asked for before, and given up. `patient`: `reserved`.
+        `patient`: see `reserved`.
         """
-        held = _Held(next(self._names))
-        self._held.append(held)  # before the Driver asks for it
         nodes = [where] * len(ranks) if where else []
+        strategy = self._request.options.strategy
+        asking = self._asked(ranks, strategy, nodes, instead=instead)
+        held, group = await asyncio.wait_for(asking, deadline - time.monotonic())
+        limit_s = min(max(0.0, deadline - time.monotonic()), most_s)
         try:
-            asking = self._asked(
-                held.name, ranks, self._request.options.strategy, nodes, instead=instead
-            )
-            group = await asyncio.wait_for(asking, deadline - time.monotonic())
-            left = max(0.0, deadline - time.monotonic())
-            limit = min(left, most_s)
             held.reservation = await in_thread(
-                lambda: reserved(group, ranks, limit, patient=patient)
+                lambda: reserved(group, ranks, limit_s, patient=patient)
             )
         finally:
             if held.reservation is None:
@@ -181,30 +176,21 @@ class GangCpus:
         held.released.set()
 
     async def _asked(
-        self,
-        name: str,
-        ranks: Sequence[int],
-        strategy: str,
-        nodes: Sequence[str],
-        *,
-        instead: bool = False,
-    ) -> Any:
-        request, here = self._request, ray.get_runtime_context().get_node_id()
-        asking = self._driver.reserve.remote(
-            self._gang,
-            name,
-            ranks,
-            request.options.cpus,
-            here,
-            strategy,
-            nodes,
-            request.user,
-            instead,
-        )
+        self, ranks: Sequence[int], strategy: str, nodes: Sequence[str], *, instead: bool
+    ) -> tuple[_Held, PlacementGroup]:
+        """Have the Driver ask for CPUs, for this many ranks in each bundle; see `ask_for`.
+
+        `instead`: whether others were asked for before, and are given up.
+        """
+        held, request = _Held(next(self._names)), self._request
+        self._held.append(held)  # first: `holding` is called as soon as the Driver has asked
+        here = ray.get_runtime_context().get_node_id()
+        about = (held.name, ranks, request.options.cpus, here, strategy, nodes, request.user)
         try:
-            return await result_of(asking)
-        except RayTaskError as error:
-            if isinstance(error.cause, AlchemistError):
+            return held, await result_of(self._driver.reserve.remote(self._gang, *about, instead))
+        except BaseException as error:
+            self._forget(held)
+            if isinstance(error, RayTaskError) and isinstance(error.cause, AlchemistError):
                 raise error.cause from None
             raise
 
@@ -226,14 +212,12 @@ class GangCpus:
             ranks = self._of(held)[: max(0, workers)]
             workers -= len(ranks)
             if ranks and len(ranks) < len(held.ranks) and self._request.inherited is None:
-                part, counts = _Held(next(self._names)), Counter(ranks)
-                self._held.append(part)  # before the Driver asks for it
+                counts = Counter(ranks)
                 try:
-                    group = await self._asked(
-                        part.name, list(counts.values()), "PACK", list(counts), instead=True
+                    part, group = await self._asked(
+                        list(counts.values()), "PACK", list(counts), instead=True
                     )
                 except RayError:
-                    self._forget(part)
                     kept.append(held)
                     continue
                 part.reservation = Reservation(tuple(counts.items()), group)
