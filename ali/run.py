@@ -25,7 +25,7 @@ from ali.executables.process import working_folder
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.wire.values import NotPlain, decode, encode, places
+from mpi_workers.wire.names import places
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
@@ -69,12 +69,12 @@ class Programs:
             match task["kind"]:
                 case "script":
                     _run_script(_running, task, bytes(task["code"][0]))
-                    return [], {"plain": None}
+                    result: Any = None
                 case "program":
                     # Imported with ali, it would initialise MPI.
                     from ali.executables.program import run_program  # noqa: PLC0415
 
-                    result: Any = run_program(gang, task, matrix)
+                    result = run_program(gang, task, matrix)
                 case _:
                     result = _run_function(_running, task, matrix)
         finally:
@@ -89,10 +89,7 @@ def _run_function(ctx: Context, task: dict[str, Any], matrix: Find) -> Any:
     try:
         values = _load(task["values"], matrix, ()) if "values" in task else ()
         function = _load(task["code"], matrix, values)
-        if task["given"] is not None:
-            args, kwargs = _load(task["given"], matrix, values)
-        else:
-            args, kwargs = decode(task["plain"], matrix)
+        args, kwargs = _load(task["given"], matrix, values)
     except (Failure, Interrupted):
         raise
     except Exception as error:
@@ -126,41 +123,26 @@ def _load(parts: Sequence[Any], matrix: Find, values: Sequence[Any]) -> Any:
 # --- results ----------------------------------------------------------------------------
 
 
-class _Found:
-    """Numbers matrices in the order in which they are found."""
-
-    def __init__(self) -> None:
-        self.matrices: list[DistMatrix] = []
-
-    def __call__(self, value: Any) -> int | None:
-        if not isinstance(value, DistMatrix):
-            return None
-        for index, known in enumerate(self.matrices):
-            if known is value:
-                return index
-        self.matrices.append(value)
-        return len(self.matrices) - 1
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Replaces matrices by their index among the results; keeps large buffers out of band."""
 
     def __init__(self, file: io.BytesIO) -> None:
         self.buffers: list[pickle.PickleBuffer] = []
+        self.matrices: list[DistMatrix] = []
         super().__init__(file, protocol=5, buffer_callback=self.buffers.append)
-        self.found = _Found()
 
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
-        index = self.found(value)
-        return None if index is None else ("matrix", index)
+        if not isinstance(value, DistMatrix):
+            return None
+        for index, known in enumerate(self.matrices):
+            if known is value:
+                return "matrix", index
+        self.matrices.append(value)
+        return "matrix", len(self.matrices) - 1
 
 
 def _packed(result: Any, task: dict[str, Any], rank: int) -> tuple[Sequence[DistMatrix], Any]:
-    """The matrices in a result, and the rest: typed if it is plain, else a pickle."""
-    found = _Found()
-    with contextlib.suppress(NotPlain):
-        plain = encode(result, found)
-        return found.matrices, {"plain": plain}
+    """The matrices in a result, and the rest as a pickle."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
@@ -169,7 +151,7 @@ def _packed(result: Any, task: dict[str, Any], rank: int) -> tuple[Sequence[Dist
         raise
     except Exception as error:
         if rank != 0:  # only rank 0 returns values; other ranks return their parts of matrices
-            return pickler.found.matrices, None
+            return pickler.matrices, None
         raise Failure(
             "RoutineError",
             f"{task['name']} returned a value that cannot be pickled on rank {rank}: "
@@ -177,7 +159,7 @@ def _packed(result: Any, task: dict[str, Any], rank: int) -> tuple[Sequence[Dist
             rank=rank,
         ) from error
     parts = [file.getbuffer(), *(buffer.raw() for buffer in pickler.buffers)]
-    return pickler.found.matrices, {"parts": parts} if rank == 0 else None
+    return pickler.matrices, {"parts": parts} if rank == 0 else None
 
 
 # --- scripts ----------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from alchemist_ray.gang.libraries import Library, Routine
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.object_refs import ObjectRef
 from mpi_workers.wire.frames import Body, Buffer
-from mpi_workers.wire.values import NotPlain, decode, encode
 
 try:
     from cloudpickle import Pickler
@@ -29,20 +28,18 @@ except ImportError:  # then `pack` refuses functions
 class Packed:
     """A function and its arguments, ready to travel.
 
-    `code` and `given` are pickles, each with the buffers of its arrays. `given` is None where the
-    arguments are `plain`. `uses` are the matrices that they name.
+    `code` and `given` are pickles, each with the buffers of its arrays. `uses` are the matrices
+    that they name.
     """
 
     name: str
     code: list[Buffer]
-    plain: Any
-    given: list[Buffer] | None
+    given: list[Buffer]
     uses: list[int] = field(default_factory=list)
 
     def task(self) -> Body:
         """The fields of the command."""
-        fields = {"name": self.name, "code": self.code, "plain": self.plain, "given": self.given}
-        return {"kind": "function", **fields}
+        return {"kind": "function", "name": self.name, "code": self.code, "given": self.given}
 
 
 def pack(
@@ -86,14 +83,11 @@ def pack(
 
     code = _pickled(function, used, refs, lambda: _at_fault(name, function, matrix, refs))
     both = (tuple(args), dict(kwargs))
-    with contextlib.suppress(NotPlain):
-        plain = encode(both, lambda v: used(v) if isinstance(v, MatrixRef) else None)
-        return Packed(name, code, plain, None, sorted(uses))
     given = _pickled(
         both, used, refs,
         lambda: _argument_at_fault(name, args, kwargs, matrix, refs),
     )  # fmt: skip
-    return Packed(name, code, None, given, sorted(uses))
+    return Packed(name, code, given, sorted(uses))
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -212,10 +206,7 @@ class Work:
 def result_of(reply: Body, handle: Callable[[Body], Any]) -> Any:
     """The value that a function returned on rank 0, with handles for its matrices."""
     handles = [handle(record) for record in reply["matrices"]]
-    value = reply["value"]
-    if "plain" in value:
-        return decode(value["plain"], handles.__getitem__)
-    return _Unpickler(value["parts"], handles).load()
+    return _Unpickler(reply["value"]["parts"], handles).load()
 
 
 def packed_values(values: Sequence[Any]) -> list[Buffer]:

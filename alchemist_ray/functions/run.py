@@ -20,7 +20,7 @@ from alchemist_ray.object_refs import resolved
 from alchemist_ray.transfer.fetching import fetch
 from alchemist_ray.transfer.sending import send
 from mpi_workers.wire.frames import Body, Buffer
-from mpi_workers.wire.values import places
+from mpi_workers.wire.names import places
 
 INLINE = 1 << 20  # 1 MiB
 

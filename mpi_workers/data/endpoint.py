@@ -28,7 +28,7 @@ import numpy as np
 
 from mpi_workers.data.description import MAX_KNOWN
 from mpi_workers.data.node_memory import Loan, NodeMemory, NodeProof
-from mpi_workers.data.streams import Order, Share, receive_stream, send_stream
+from mpi_workers.data.streams import Order, Share, move_stream, send_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.node_shares import (
@@ -261,7 +261,7 @@ class Client:
     ) -> None:
         share = _share(body, loans)
         _check_size(nbytes, share.nbytes)
-        times = receive_stream(self._connection, share, _InParts(loans))
+        times = move_stream(self._connection, share, _InParts(loans), out=False)
         self._times["receive_s"] += times.moving
         self._times["place_s"] += times.copying
         for loan in loans:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
-from mpi_workers.data.streams import (
-    Elements,
-    InArray,
-    InStack,
-    RowStack,
-    Share,
-    receive_stream,
-    send_stream,
-)
+from mpi_workers.data.streams import InArrays, Order, Share, is_by_row, move_stream, send_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.mapping import SharedMapping
@@ -40,6 +31,7 @@ Array = NDArray[Any]
 
 STALL_TIMEOUT_S = 600.0  # for a node's next byte; a rank's death and a lost node are noticed before
 MAX_MAPPINGS = 8  # of a rank's memory, kept for the next transfer
+CONNECT_STEP_S = 2.0  # of an attempt to connect: `hang_up` ends the attempts
 STREAMS = 2  # connections to another node that stream at the same time
 
 
@@ -58,7 +50,6 @@ class NodeConnection:
         self._address = found[0] if found else None
         self.near = bool(found) and found[0].startswith("unix:")
         self._streams: list[Connection | None] = [None] * (1 if self.near else STREAMS)
-        self._opening: dict[int, socket.socket] = {}  # by stream
         self.shut = threading.Event()  # until `close`
         self._mappings: dict[int, dict[int, Array]] = {}  # by rank and segment, oldest use first
         self._used = 0.0  # time of the last use
@@ -76,46 +67,42 @@ class NodeConnection:
     def name(self) -> str:
         """The node in messages."""
         first, last = self.about.first, self.about.first + self.about.count - 1
-        where = ", ".join(self.about.addresses[-1:])
-        return f"the node of rank{'s' * (last > first)} {_numbers(first, last)} ({where})"
+        numbers = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        return f"the node of {numbers} ({', '.join(self.about.addresses[-1:])})"
 
     def open(self, stream: int = 0) -> Connection:
         self._used = time.monotonic()
         connection = self._streams[stream]
         if connection is None:
-            if self._address is None:
-                raise Failure(
-                    "TransferError",
-                    f"{self.name} has no address that this process can reach: check the network "
-                    "between the two (alchemist doctor)",
-                )
-
-            def begun(sock: socket.socket) -> None:
-                self._opening[stream] = sock  # from now on `hang_up` ends it
-                if self.shut.is_set():
-                    raise closed()
-
-            try:
-                connection, _ = connect(
-                    self._address,
-                    self._token,
-                    {"role": "data"},
-                    timeout_s=sockets.DATA.timeout_s,
-                    keepalive=sockets.DATA,
-                    begun=begun,
-                )
-            except (OSError, frames.WireError) as error:
-                if self.shut.is_set():
-                    raise closed() from error
-                raise Failure(
-                    "TransferError", f"cannot connect to {self.name} at {self._address}: {error}"
-                ) from error
-            finally:
-                self._opening.pop(stream, None)
-            self._streams[stream] = connection
+            connection = self._streams[stream] = self._connected()
             if self.shut.is_set():  # by another thread, while the connection was opened
                 connection.hang_up()
         return connection
+
+    def _connected(self) -> Connection:
+        if self._address is None:
+            raise Failure(
+                "TransferError",
+                f"{self.name} has no address that this process can reach: check the network "
+                "between the two (alchemist doctor)",
+            )
+        deadline = time.monotonic() + sockets.DATA.timeout_s
+        while not self.shut.is_set():
+            try:
+                return connect(
+                    self._address,
+                    self._token,
+                    {"role": "data"},
+                    timeout_s=CONNECT_STEP_S,
+                    keepalive=sockets.DATA,
+                )[0]
+            except (OSError, frames.WireError) as error:
+                if not isinstance(error, TimeoutError) or time.monotonic() > deadline:
+                    raise Failure(
+                        "TransferError",
+                        f"cannot connect to {self.name} at {self._address}: {error}",
+                    ) from error
+        raise closed()
 
     def check(self) -> None:
         """Raise `Failure` if a rank is gone: its memory stays writable after its death."""
@@ -128,8 +115,6 @@ class NodeConnection:
     def hang_up(self) -> None:
         """End the connections for any thread that uses or opens them, until `close`."""
         self.shut.set()
-        for sock in list(self._opening.values()):
-            sockets.hang_up(sock)
         for connection in self._streams:
             if connection is not None:
                 connection.hang_up()
@@ -223,11 +208,11 @@ class NodeConnection:
         """Stream the ranks' share of a region that `array` covers."""
         connection = self.open(stream)
         connection.sock.settimeout(STALL_TIMEOUT_S)
-        share = _share(target, ranks, region, array)
-        elements = _elements(array, region)
+        share, body = _share(target, ranks, region, array)
         with _refusals(connection):
-            body = _request(target, ranks, region=list(region), order=share.order)
-            times = send_stream(connection, Kind.PUT, body, share, elements, stop_on_reply=True)
+            times = send_stream(
+                connection, Kind.PUT, body, share, InArrays(array, region), stop_on_reply=True
+            )
         return NodeTimes(self.node, self.route, share.nbytes, times.copying, times.moving)
 
     def put_rows(
@@ -244,7 +229,8 @@ class NodeConnection:
         packed_at = time.perf_counter()
         nbytes = sum(part.nbytes for part in parts)
         if parts:
-            body = _request(target, ranks, rows=rows.astype("<i8").tobytes())
+            packed_rows = rows.astype("<i8").tobytes()
+            body = {"matrix": target.matrix, "ranks": ranks, "rows": packed_rows}
             with _refusals(connection):
                 connection.begin(Kind.PUT, body, nbytes)
                 for part in parts:
@@ -257,22 +243,16 @@ class NodeConnection:
     ) -> NodeTimes:
         """Fetch the ranks' share of a region that `array` (any strides) covers."""
         connection = self.open(stream)
-        share = _share(target, ranks, region, array)
-        connection.send(Kind.GET, _request(target, ranks, region=list(region), order=share.order))
+        share, body = _share(target, ranks, region, array)
+        connection.send(Kind.GET, body)
         frame = connection.expect(Kind.DATA, STALL_TIMEOUT_S)
         if frame.payload_nbytes != share.nbytes:
             raise frames.WireError(
                 f"the node sent {frame.payload_nbytes} bytes instead of {share.nbytes}"
             )
         connection.sock.settimeout(STALL_TIMEOUT_S)
-        times = receive_stream(connection, share, _elements(array, region))
-        return NodeTimes(
-            self.node,
-            self.route,
-            share.nbytes,
-            receive_s=times.moving,
-            deserialize_s=times.copying,
-        )
+        times = move_stream(connection, share, InArrays(array, region), out=False)
+        return NodeTimes(self.node, self.route, share.nbytes, 0.0, 0.0, times.moving, times.copying)
 
     def sync(self) -> NodeTimes:
         """Wait until the node has stored and counted what was put; its times."""
@@ -300,40 +280,31 @@ def _refusals(connection: Connection) -> Iterator[None]:
         raise
 
 
-def _elements(array: Array | RowStack, region: Region) -> Elements:
-    return InStack(array, region) if isinstance(array, RowStack) else InArray(array, region)
-
-
-def _share(target: TransferTarget, ranks: list[int], region: Region, array: Array) -> Share:
-    """The part of a region that the ranks hold; it travels in the order of the array."""
-    by_row = abs(array.strides[0]) > abs(array.strides[1])
-    return Share.of(target.distribution, ranks, region, target.dtype, "C" if by_row else "F")
-
-
-def _request(target: TransferTarget, ranks: list[int], **fields: Any) -> Body:
-    return {"matrix": target.matrix, "ranks": ranks, **fields}
-
-
-def _numbers(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first} to {last}"
+def _share(
+    target: TransferTarget, ranks: list[int], region: Region, array: Array
+) -> tuple[Share, Body]:
+    """The part of a region that the ranks hold, in the order of the array; the request for it."""
+    order: Order = "C" if is_by_row(array) else "F"
+    share = Share.of(target.distribution, ranks, region, target.dtype, order)
+    return share, {
+        "matrix": target.matrix, "ranks": ranks, "region": list(region), "order": order
+    }  # fmt: skip
 
 
 def closed() -> Failure:
     return Failure("TransferError", "the connections to the gang were closed")
 
 
-def attribute_errors(connection: NodeConnection, action: Callable[[], T]) -> T:
-    """Run an action with a node; connection errors become a `Failure` that names the node."""
+@contextlib.contextmanager
+def attributed(connection: NodeConnection) -> Iterator[None]:
+    """Connection errors within the context become a `Failure` that names the node."""
     try:
-        return action()
+        yield
     except (frames.WireError, OSError) as error:
         if connection.shut.is_set():
             raise closed() from error
-        why = (
-            f"no answer for {STALL_TIMEOUT_S:g} s"
-            if isinstance(error, TimeoutError)
-            else str(error)
-        )
+        stalled = isinstance(error, TimeoutError)
+        why = f"no answer for {STALL_TIMEOUT_S:g} s" if stalled else str(error)
         raise Failure(
             "TransferError", f"the transfer with {connection.name} failed: {why}"
         ) from error
@@ -342,7 +313,7 @@ def attribute_errors(connection: NodeConnection, action: Callable[[], T]) -> T:
 S = TypeVar("S")
 T = TypeVar("T")
 
-IDLE_S = 10.0  # unused mappings are dropped: they hold the memory of ranks that are gone
+IDLE_S = 10.0  # then unused mappings are dropped: they hold the memory of ranks that are gone
 MAX_STREAMS = 32  # threads that stream; further streams wait
 
 
@@ -360,15 +331,19 @@ class NodeConnections:
         Data connections themselves notice a cut link after two minutes only.
     connection_type : callable(node, endpoints) -> NodeConnection, optional
         Makes the connections to a node.
+    idle_s : float
+        After this time, mappings and streams that are not used are dropped.
     """
 
     def __init__(
         self,
         endpoints: DataEndpoints,
         threads: int | None = None,
-        watch: Callable[[], object] | None = None,
+        watch: Callable[[], object] = lambda: None,
         connection_type: Callable[[int, DataEndpoints], NodeConnection] = NodeConnection,
+        idle_s: float = IDLE_S,
     ) -> None:
+        self.idle_s = idle_s
         self.endpoints = endpoints
         self.watch = watch
         self._connection_type = connection_type
@@ -378,7 +353,7 @@ class NodeConnections:
         self.threads = threads or copy_kernels.default_threads()
         # Two executors: copies need cores and streams wait, neither may hold up the other.
         self.copiers = ThreadPoolExecutor(self.threads, thread_name_prefix="alchemist-copy")
-        self.streams = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="alchemist-stream")
+        self._streams = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="alchemist-stream")
 
     def connection(self, node: int) -> NodeConnection:
         with self._lock:
@@ -407,10 +382,10 @@ class NodeConnections:
         if len(items) < 2:
             yield from map(action, items)
             return
-        following = self._submit(action, items[0])
+        following = self.submit(action, items[0])
         try:
             for item in items[1:]:
-                running, following = following, self._submit(action, item)
+                running, following = following, self.submit(action, item)
                 yield running.result()
                 del running  # and with it its result
             yield following.result()
@@ -419,9 +394,10 @@ class NodeConnections:
         finally:
             wait([following])
 
-    def _submit(self, action: Callable[[S], T], item: S) -> Future[T]:
+    def submit(self, action: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run an action on a thread for streams. Raises `Failure` as `run_ahead`."""
         try:
-            return self.streams.submit(action, item)
+            return self._streams.submit(action, *arguments)
         except RuntimeError:
             raise closed() from None
 
@@ -445,17 +421,17 @@ class NodeConnections:
         return all(connection.resting for connection in self._all())
 
     def trim_later(self) -> None:
-        """Drop mappings and streams once they have been idle for `IDLE_S`."""
+        """Drop mappings and streams once they have been idle for `idle_s`."""
         with self._lock:
             if self._timer is None and self._connections:
-                self._timer = threading.Timer(IDLE_S, self._trim_idle)
+                self._timer = threading.Timer(self.idle_s, self._trim_idle)
                 self._timer.daemon = True
                 self._timer.start()
 
     def _trim_idle(self) -> None:
         with self._lock:
             self._timer = None
-        if not self.trim(IDLE_S):
+        if not self.trim(self.idle_s):
             self.trim_later()
 
     def close(self) -> None:
@@ -466,7 +442,7 @@ class NodeConnections:
             if self._timer is not None:
                 self._timer.cancel()
         self.copiers.shutdown(wait=False, cancel_futures=True)
-        self.streams.shutdown(wait=False, cancel_futures=True)
+        self._streams.shutdown(wait=False, cancel_futures=True)
         for connection in connections:
             connection.hang_up()
             if connection.lock.acquire(blocking=False):  # else the failing transfer closes it

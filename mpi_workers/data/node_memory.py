@@ -16,7 +16,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,13 @@ from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.mapping import SharedMapping
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
-from mpi_workers.wire.frames import Frame, Kind
+from mpi_workers.wire.frames import Body, Frame, Kind
 
 STALL_TIMEOUT_S = 600.0  # for a rank's answer: a routine may hold its interpreter
 MAX_SEGMENTS = 64  # of a rank, kept open for the next transfer
+
+
+T = TypeVar("T")
 
 
 class Segment:
@@ -84,23 +87,15 @@ class RankLink:
         self.segments: dict[int, Segment] = {}  # by number, oldest use first
         self.lock = threading.Lock()  # one request at a time
 
-    def expect(self, kind: Kind, deadline: float) -> Frame:
-        """The answer to the last request. Raises the rank's `Failure`, or that it is gone."""
+    @contextlib.contextmanager
+    def attributed(self) -> Iterator[None]:
+        """Connection errors within the context become a `Failure`: the rank is gone."""
         try:
-            return self.connection.expect(kind, max(0.001, deadline - time.monotonic()))
+            yield
         except (frames.WireError, OSError) as error:
-            raise self._gone(error) from error
-
-    def send(self, kind: Kind, **body: Any) -> None:
-        try:
-            self.connection.send(kind, body)
-        except (frames.WireError, OSError) as error:
-            raise self._gone(error) from error
-
-    def _gone(self, error: Exception) -> Failure:
-        self.connection.hang_up()  # an answer that comes later belongs to no request
-        words = f"the transfer with rank {self.rank} failed: {error}"
-        return Failure("TransferError", words, rank=self.rank)
+            self.connection.hang_up()  # an answer that comes later belongs to no request
+            words = f"the transfer with rank {self.rank} failed: {error}"
+            raise Failure("TransferError", words, rank=self.rank) from error
 
     def take(self, frame: Frame) -> Segment:
         """The segment that a MAP describes."""
@@ -171,31 +166,20 @@ class NodeMemory:
 
     def lend(self, matrix: object, ranks: Sequence[int], *, write: bool) -> list[Loan]:
         """Borrow a matrix from ranks: all at once, or `Failure` with the first refusal."""
-        loans: list[Loan] = []
-        failure: Failure | None = None
-        with self._held(ranks) as (links, deadline):
-            asked: list[tuple[RankLink, int]] = []
-            try:
-                for link in (links[rank] for rank in ranks):
-                    number = next(self._numbers)
-                    known = list(link.segments)
-                    link.send(Kind.MAP, matrix=matrix, write=write, loan=number, known=known)
-                    asked.append((link, number))
-            except Failure as lost:
-                failure = lost
-            for link, number in asked:
-                try:
-                    frame = link.expect(Kind.MAP, deadline)
-                except Failure as refused:
-                    failure = failure or refused
-                    continue
-                body = frame.body
-                distribution = Distribution(
-                    body["layout"], tuple(body["shape"]), tuple(body["grid"])
-                )
-                dtype = np.dtype(body["dtype"])
-                segment = link.take(frame)
-                loans.append(Loan(link.rank, number, write, segment, distribution, dtype))
+        numbers = dict(zip(ranks, self._numbers, strict=False))
+
+        def request(link: RankLink) -> Body:
+            known = list(link.segments)
+            return {"matrix": matrix, "write": write, "loan": numbers[link.rank], "known": known}
+
+        def lent(link: RankLink, frame: Frame) -> Loan:
+            body, segment = frame.body, link.take(frame)
+            shape, grid = tuple(body["shape"]), tuple(body["grid"])
+            distribution = Distribution(body["layout"], shape, grid)
+            dtype = np.dtype(body["dtype"])
+            return Loan(link.rank, numbers[link.rank], write, segment, distribution, dtype)
+
+        loans, failure = self._exchange(ranks, Kind.MAP, request, Kind.MAP, lent)
         if failure is not None:
             with contextlib.suppress(Failure):
                 self.give_back(loans)
@@ -214,46 +198,70 @@ class NodeMemory:
         `tainted`: another process may still write into the memory. Raises `Failure` if a rank is
         gone, after all others were told.
         """
+        written = written or {}
+        left = list(loans)
         failure: Failure | None = None
-        told: list[RankLink] = []
-        given = list(loans)
-        with self._held({loan.rank for loan in given}) as (links, deadline):
-            for loan in given:
-                link = links[loan.rank]
-                count = 0 if written is None else written.get(loan.rank, 0)
-                try:
-                    link.send(Kind.UNMAP, loan=loan.number, written=count, tainted=tainted)
-                    told.append(link)
-                except Failure as lost:
-                    failure = failure or lost
-            for link in told:
-                try:
-                    link.expect(Kind.SYNC, deadline)
-                except Failure as lost:
-                    failure = failure or lost
+        while left:  # one loan of each rank at a time
+            turn = {loan.rank: loan for loan in left}
+            left = [loan for loan in left if turn[loan.rank] is not loan]
+
+            def request(link: RankLink, turn: dict[int, Loan] = turn) -> Body:
+                count = written.get(link.rank, 0)
+                return {"loan": turn[link.rank].number, "written": count, "tainted": tainted}
+
+            _, lost = self._exchange(turn, Kind.UNMAP, request, Kind.SYNC, lambda *_: None)
+            failure = failure or lost
         if failure is not None:
             raise failure
+
+    def _exchange(
+        self,
+        ranks: Iterable[int],
+        kind: Kind,
+        request: Callable[[RankLink], Body],
+        reply: Kind,
+        answered: Callable[[RankLink, Frame], T],
+    ) -> tuple[list[T], Failure | None]:
+        """Ask ranks, all at once: what follows from their answers, and the first failure."""
+        found: list[T] = []
+        failure: Failure | None = None
+        with self._held(ranks) as (links, deadline):
+            asked = []
+            for link in links:
+                try:
+                    with link.attributed():
+                        link.connection.send(kind, request(link))
+                    asked.append(link)
+                except Failure as lost:
+                    failure = failure or lost
+            for link in asked:
+                left = max(0.001, deadline - time.monotonic())
+                try:
+                    with link.attributed():
+                        frame = link.connection.expect(reply, left)
+                    found.append(answered(link, frame))
+                except Failure as refused:
+                    failure = failure or refused
+        return found, failure
 
     def knows(self, rank: int, number: int) -> bool:
         """Whether a segment of a rank is known to exist."""
         return number in self._links[rank].segments
 
     @contextlib.contextmanager
-    def _held(self, ranks: Iterable[int]) -> Iterator[tuple[dict[int, RankLink], float]]:
+    def _held(self, ranks: Iterable[int]) -> Iterator[tuple[list[RankLink], float]]:
         """The links of ranks, for one request to each; the time by which all must have answered.
 
         A request waits for the ranks that it names, not for others that hold their interpreter.
         """
         with contextlib.ExitStack() as held:
-            links = {}
             for rank in sorted(ranks):  # in one order: two requests never wait for each other
                 link = self._links.get(rank)
                 if link is None:
                     words = f"rank {rank} has not connected to its data endpoint"
                     raise Failure("TransferError", words)
                 held.enter_context(link.lock)
-                links[rank] = link
-            yield links, time.monotonic() + STALL_TIMEOUT_S
+            yield [self._links[rank] for rank in ranks], time.monotonic() + STALL_TIMEOUT_S
 
 
 NONCE_BYTES = 16

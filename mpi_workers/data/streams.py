@@ -1,12 +1,11 @@
 """A node's share of a block as the payload of one frame: cut, packed and sent; received, placed.
 
-Blocks one below the other travel as one array.
+Blocks one below the other travel as one array: a message for each block costs both ends some
+100 us, and a copy into one array another pass.
 
 Both ends cut the share into the same pieces (`node_shares`), so no index is sent, and pass them
 through a buffer that stays in cache. Elements travel in the client's order: its end copies without
 a transpose, or not at all where a piece is contiguous; the node's end splits pieces by rank.
-
-A message for each block costs both ends some 100 us, and a copy into one array another pass.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, ConnectionLost, Kind
 
 STEP_BYTES = 64 << 20  # 64 MiB: progress is reported, and the ranks are checked, this often
-
-
 UNCUT_BYTES = 512 << 20  # 512 MiB: up to this size a block is one step if progress is not reported
 
 
@@ -38,25 +35,30 @@ class Step(NamedTuple):
     array: Array
     region: Region
 
+    def part(self, rows: slice, cols: slice) -> Step:
+        """Some of its rows and columns."""
+        array, (row0, _, col0, _) = self.array[rows, cols], self.region
+        row0, col0 = row0 + rows.start, col0 + cols.start
+        return Step(array, Region(row0, row0 + array.shape[0], col0, col0 + array.shape[1]))
+
     def cut(self, count: int) -> Iterator[Step]:
         """The step in `count` parts, across the axis with the larger stride."""
-        array, region = self
-        by_row = abs(array.strides[0]) > abs(array.strides[1])
-        length = len(array) if by_row else array.shape[1]
+        m, n = self.array.shape
+        by_row = is_by_row(self.array)
+        length = m if by_row else n
         for k in range(count):
-            start, stop = length * k // count, length * (k + 1) // count
-            if start == stop:
-                continue
-            if by_row:
-                part = region._replace(row0=region.row0 + start, row1=region.row0 + stop)
-                yield Step(array[start:stop], part)
-            else:
-                part = region._replace(col0=region.col0 + start, col1=region.col0 + stop)
-                yield Step(array[:, start:stop], part)
+            some = slice(length * k // count, length * (k + 1) // count)
+            if some.start < some.stop:
+                yield self.part(*((some, slice(0, n)) if by_row else (slice(0, m), some)))
 
     def holders(self, target: TransferTarget, ranks: Iterable[int]) -> list[int]:
         """The ranks that hold an element of the region."""
         return [r for r in ranks if self.region.of(target.distribution.local_indices(r)).size]
+
+
+def is_by_row(array: Array) -> bool:
+    """Whether elements of a row are nearer to each other than those of a column."""
+    return abs(array.strides[0]) > abs(array.strides[1])
 
 
 def steps_of(
@@ -72,39 +74,38 @@ def steps_of(
     steps: list[Step] = []
     nbytes = 0
     for array, (row, col) in blocks:
-        bounds = [row, row + array.shape[0], col, col + array.shape[1]]
-        whole = Step(array, Region.checked(list(map(int, bounds)), shape))
-        parts = _parts(whole, most) if array.nbytes > limit else [whole] if array.size else []
-        for part in parts:
-            if steps and nbytes + part.array.nbytes > most:
-                yield steps
-                steps, nbytes = [], 0
-            steps.append(part)
-            nbytes += part.array.nbytes
+        m, n = array.shape
+        bounds = list(map(int, (row, row + m, col, col + n)))
+        whole = Step(array, Region.checked(bounds, shape))
+        width = min(n, max(1, most // array.itemsize))  # whole rows if one of them fits
+        height = max(1, most // (max(1, width) * array.itemsize))
+        if array.nbytes <= limit:
+            height, width = m, n
+        for i in range(0, m if n else 0, max(1, height)):
+            for j in range(0, n, width):
+                part = whole.part(slice(i, i + height), slice(j, j + width))
+                if steps and nbytes + part.array.nbytes > most:
+                    yield steps
+                    steps, nbytes = [], 0
+                steps.append(part)
+                nbytes += part.array.nbytes
     if steps:
         yield steps
-
-
-def _parts(whole: Step, most: int) -> Iterator[Step]:
-    """The step in parts of at most `most` bytes."""
-    array, region = whole
-    height, width = _largest(array, most)
-    for i in range(0, len(array), height):
-        for j in range(0, array.shape[1], width):
-            part = array[i : i + height, j : j + width]
-            row0, col0 = region.row0 + i, region.col0 + j
-            yield Step(part, Region(row0, row0 + part.shape[0], col0, col0 + part.shape[1]))
-
-
-def _largest(array: Array, most: int) -> tuple[int, int]:
-    """Rows and columns of a part of at most this many bytes: whole rows if one of them fits."""
-    width = min(array.shape[1], max(1, most // array.itemsize))
-    return max(1, most // (width * array.itemsize)), width
 
 
 Order = Literal["C", "F"]
 
 IN_PLACE_BYTES = 64 << 10  # 64 KiB: less is copied together, which costs less than a system call
+
+
+class Elements(Protocol):
+    """Where the elements of a share are, at one end of a stream."""
+
+    def views(self, piece: Box) -> Iterable[Array]:
+        """A piece in the order of travel, as 4-D views; nothing: use `copy`."""
+
+    def copy(self, packed: Array, piece: Box, *, out: bool) -> None:
+        """Copy a piece into (`out`) or from a 4-D buffer."""
 
 
 class Share(NamedTuple):
@@ -127,12 +128,8 @@ class Share(NamedTuple):
         return cls(boxes(distribution, ranks, region), dtype, order, chunk_bytes(len(ranks)))
 
     @property
-    def size(self) -> int:
-        return sum(box.size for box in self.boxes)
-
-    @property
     def nbytes(self) -> int:
-        return self.size * int(self.dtype.itemsize)
+        return sum(box.size for box in self.boxes) * int(self.dtype.itemsize)
 
     def pieces(self) -> Iterator[Box]:
         for box in self.boxes:
@@ -142,11 +139,18 @@ class Share(NamedTuple):
                 for piece in box.transposed().pieces(self.dtype.itemsize, self.chunk, tiled=False):
                     yield piece.transposed()
 
-    def shaped(self, packed: Array, piece: Box) -> Array:
-        """The 4-D view of a piece's elements that are contiguous in the order of travel."""
-        if self.order == "C":
-            return packed.reshape(piece.shape)
-        return packed.reshape(piece.transposed().shape).transpose(2, 3, 0, 1)
+    def groups(self) -> Iterator[list[Box]]:
+        """Neighbouring pieces of up to a chunk together: small system calls are slow."""
+        group: list[Box] = []
+        size, most = 0, self.chunk // self.dtype.itemsize
+        for piece in self.pieces():
+            if group and size + piece.size > most:
+                yield group
+                group, size = [], 0
+            group.append(piece)
+            size += piece.size
+        if group:
+            yield group
 
     def in_place(self, elements: Elements, group: Sequence[Box]) -> list[Array]:
         """The elements of some pieces as 1-D views, if each is contiguous and not small."""
@@ -161,33 +165,17 @@ class Share(NamedTuple):
         least = IN_PLACE_BYTES * (len(found) - 1)
         return found if group[0].size * self.dtype.itemsize >= least else []
 
-
-class Elements(Protocol):
-    """Where the elements of a share are, at one end of a stream."""
-
-    def views(self, piece: Box) -> Iterable[Array]:
-        """A piece in the order of travel, as 4-D views; nothing: use `copy`."""
-
-    def copy(self, packed: Array, piece: Box, *, out: bool) -> None:
-        """Copy a piece into (`out`) or from a 4-D buffer."""
-
-
-class InArray:
-    """Elements in an array of any strides, which covers `region`."""
-
-    def __init__(self, array: Array, region: Region) -> None:
-        self._array = array
-        self._region = region
-
-    def views(self, piece: Box) -> list[Array]:
-        return [piece.view(self._array, self._region.row0, self._region.col0)]
-
-    def copy(self, packed: Array, piece: Box, *, out: bool) -> None:
-        (view,) = self.views(piece)
-        if out:
-            packed[...] = view
-        else:
-            view[...] = packed
+    def copy(self, elements: Elements, packed: Array, group: Sequence[Box], *, out: bool) -> None:
+        """Copy some pieces into (`out`) or from a 1-D buffer."""
+        at = 0
+        for piece in group:
+            flat = packed[at : at + piece.size]
+            at += piece.size
+            if self.order == "C":
+                shaped = flat.reshape(piece.shape)
+            else:
+                shaped = flat.reshape(piece.transposed().shape).transpose(2, 3, 0, 1)
+            elements.copy(shaped, piece, out=out)
 
 
 class StreamTimes(NamedTuple):
@@ -195,6 +183,61 @@ class StreamTimes(NamedTuple):
 
     copying: float
     moving: float
+
+
+def move_stream(
+    connection: Connection,
+    share: Share,
+    elements: Elements,
+    *,
+    out: bool,
+    stop_on_reply: bool = False,
+) -> StreamTimes:
+    """Send (`out`) or receive a share, the payload of a frame whose header has passed.
+
+    Parameters
+    ----------
+    connection : Connection
+        Its socket's timeout is set, and applies to each piece.
+    share : Share
+        The elements; the other end must use an equal one.
+    elements : Elements
+        Where they are.
+    out : bool
+        Whether to send.
+    stop_on_reply : bool
+        Whether to stop when the other end sends something: it can only be a refusal.
+
+    Raises
+    ------
+    ConnectionLost, TimeoutError
+        If the other end is gone, moves no bytes in time, or has replied.
+    """
+    copying = moving = 0.0
+    staging = np.empty(0, share.dtype)
+    for group in share.groups():
+        clock = time.perf_counter()
+        parts = share.in_place(elements, group)
+        in_place = bool(parts)
+        if not in_place:
+            size = sum(piece.size for piece in group)
+            if staging.size < size:
+                staging = np.empty(size, share.dtype)
+            parts = [staging[:size]]
+            if out:
+                share.copy(elements, staging, group, out=True)
+        begun = time.perf_counter()
+        if stop_on_reply and connection.readable():
+            raise ConnectionLost("the other end refused the data")
+        transfer = connection.write if out else connection.read_into
+        for part in parts:
+            transfer(part.view(np.uint8).data)
+        ended = time.perf_counter()
+        if not (in_place or out):
+            share.copy(elements, staging, group, out=False)
+        moving += ended - begun
+        copying += begun - clock + time.perf_counter() - ended
+    return StreamTimes(copying, moving)
 
 
 def send_stream(
@@ -206,100 +249,9 @@ def send_stream(
     *,
     stop_on_reply: bool = False,
 ) -> StreamTimes:
-    """Send a share as one frame.
-
-    Parameters
-    ----------
-    connection : Connection
-        Its socket's timeout is set, and applies to each piece.
-    kind, body
-        Of the frame.
-    share : Share
-        The elements to send; the receiver must use an equal one.
-    elements : Elements
-        Where they are.
-    stop_on_reply : bool
-        Whether to stop when the other end sends something: it can only be a refusal.
-
-    Raises
-    ------
-    ConnectionLost
-        If the other end is gone, accepts no bytes in time, or has replied.
-    """
+    """Send a share as one frame: see `move_stream`."""
     connection.begin(kind, body, share.nbytes)
-    copying = moving = 0.0
-    staging = np.empty(0, share.dtype)
-    clock = time.perf_counter()
-    for group in _together(share.pieces(), share.chunk // share.dtype.itemsize):
-        parts = share.in_place(elements, group)
-        if not parts:
-            size = sum(piece.size for piece in group)
-            if staging.size < size:
-                staging = np.empty(size, share.dtype)
-            parts, filled = [staging[:size]], 0
-            for piece in group:
-                part = staging[filled : filled + piece.size]
-                elements.copy(share.shaped(part, piece), piece, out=True)
-                filled += piece.size
-        packed_at = time.perf_counter()
-        if stop_on_reply and connection.readable():
-            raise ConnectionLost("the other end refused the data")
-        for part in parts:
-            connection.write(part.view(np.uint8).data)
-        now = time.perf_counter()
-        copying += packed_at - clock
-        moving += now - packed_at
-        clock = now
-    return StreamTimes(copying, moving)
-
-
-def receive_stream(connection: Connection, share: Share, elements: Elements) -> StreamTimes:
-    """Receive the payload of `send_stream`.
-
-    Raises
-    ------
-    ConnectionLost, TimeoutError
-        If the other end is gone, or sends nothing within the socket's timeout.
-    """
-    copying = moving = 0.0
-    staging = np.empty(0, share.dtype)
-    clock = time.perf_counter()
-    for group in _together(share.pieces(), share.chunk // share.dtype.itemsize):
-        parts = share.in_place(elements, group)
-        in_place = bool(parts)
-        if not in_place:
-            size = sum(piece.size for piece in group)
-            if staging.size < size:
-                staging = np.empty(size, share.dtype)
-            parts = [staging[:size]]
-        for part in parts:
-            connection.read_into(part.view(np.uint8).data)
-        arrived = time.perf_counter()
-        if not in_place:
-            filled = 0
-            for piece in group:
-                part = staging[filled : filled + piece.size]
-                elements.copy(share.shaped(part, piece), piece, out=False)
-                filled += piece.size
-        now = time.perf_counter()
-        moving += arrived - clock
-        copying += now - arrived
-        clock = now
-    return StreamTimes(copying, moving)
-
-
-def _together(pieces: Iterable[Box], most: int) -> Iterator[list[Box]]:
-    """Neighbouring pieces of at most `most` elements together: small system calls are slow."""
-    group: list[Box] = []
-    size = 0
-    for piece in pieces:
-        if group and size + piece.size > most:
-            yield group
-            group, size = [], 0
-        group.append(piece)
-        size += piece.size
-    if group:
-        yield group
+    return move_stream(connection, share, elements, out=True, stop_on_reply=stop_on_reply)
 
 
 class RowStack:
@@ -312,11 +264,9 @@ class RowStack:
         self.strides = arrays[0].strides
         self.nbytes = sum(array.nbytes for array in arrays)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> RowStack:
-        parts = []
+    def __getitem__(self, where: tuple[slice, slice]) -> RowStack:
+        """Some of the rows, with all columns."""
+        rows, parts = where[0], []
         for array, end in zip(self.arrays, self.ends, strict=True):
             start = end - len(array)
             part = array[max(0, rows.start - start) : max(0, rows.stop - start)]
@@ -325,11 +275,11 @@ class RowStack:
         return RowStack(parts)
 
 
-class InStack:
-    """Elements in a stack of arrays, which covers `region`: see `streams.Elements`."""
+class InArrays:
+    """Elements in an array of any strides or in a stack, which covers `region`."""
 
-    def __init__(self, stack: RowStack, region: Region) -> None:
-        self._stack = stack
+    def __init__(self, array: Array | RowStack, region: Region) -> None:
+        self._stack = array if isinstance(array, RowStack) else RowStack([array])
         self._region = region
 
     def views(self, piece: Box) -> Iterator[Array]:
@@ -341,18 +291,24 @@ class InStack:
             start = end - len(array)
             if start >= stop:
                 break
+            if start <= rows.start and stop <= end:
+                yield piece.view(array, start, col0)
+                break
             for span in spans(runs, max(start, rows.start), min(end, stop)):
                 yield Box(span, piece.cols).view(array, start, col0)
 
     def copy(self, packed: Array, piece: Box, *, out: bool) -> None:
-        flat, at = packed.reshape(-1), 0
+        row = 0
         for view in self.views(piece):
-            part = flat[at : at + view.size].reshape(view.shape)
+            # A view has whole runs of rows, or a part of one, and all of the piece's columns.
+            runs, width = view.shape[:2]
+            first, place = divmod(row, piece.rows.width)
+            part = packed[first : first + runs, place : place + width]
+            row += runs * width
             if out:
                 part[...] = view
             else:
                 view[...] = part
-            at += view.size
 
 
 def stackable(array: Array, dtype: np.dtype[Any]) -> bool:
@@ -364,26 +320,18 @@ def stackable(array: Array, dtype: np.dtype[Any]) -> bool:
 
 def stacked(steps: Sequence[Step], dtype: np.dtype[Any]) -> list[Step]:
     """The same elements; blocks one below the other are one step."""
-    found: list[Step] = []
-    stack: list[Step] = []
-
-    def flush() -> None:
-        if len(stack) > 1:
-            region = stack[0].region._replace(row1=stack[-1].region.row1)
-            # It is used as an array, by those who stream it.
-            found.append(Step(cast("Array", RowStack([step.array for step in stack])), region))
-        else:
-            found.extend(stack)
-        stack.clear()
-
+    groups: list[list[Step]] = []
     for step in sorted(steps, key=lambda step: (step.region.col0, step.region.row0)):
-        here, last = step.region, stack[-1].region if stack else None
-        follows = last and (last.row1, last[2:]) == (here.row0, here[2:])
-        if not (follows and stackable(step.array, dtype)):
-            flush()
-        if stackable(step.array, dtype):
-            stack.append(step)
+        last = groups[-1][-1] if groups else step
+        follows = (last.region.row1, last.region[2:]) == (step.region.row0, step.region[2:])
+        if follows and stackable(last.array, dtype) and stackable(step.array, dtype):
+            groups[-1].append(step)
         else:
-            found.append(step)
-    flush()
+            groups.append([step])
+    found = []
+    for group in groups:
+        first, array = group[0], group[0].array
+        if len(group) > 1:  # it is used as an array, by those who stream it
+            array = cast("Array", RowStack([step.array for step in group]))
+        found.append(Step(array, first.region._replace(row1=group[-1].region.row1)))
     return found

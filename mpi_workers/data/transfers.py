@@ -1,6 +1,6 @@
 """Sending to and fetching from a gang: the client side of `mpi_workers.data.endpoint`.
 
-Transfers have steps, small enough to report progress in time. Rows may come in any order.
+Transfers have steps, small enough to report progress in time.
 
 Needs NumPy and a socket only: it runs in the user's process, in agents and in Ray tasks; Spark's
 JVMs have their own in Java. On the same node one pass of copies serves the mapped memory of all
@@ -12,27 +12,20 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, wait
-from functools import cached_property, partial
-from queue import Empty, SimpleQueue
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, wait
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.data.description import NodeTimes, TransferTarget
-from mpi_workers.data.node_connections import (
-    NodeConnection,
-    NodeConnections,
-    attribute_errors,
-    closed,
-)
+from mpi_workers.data.node_connections import NodeConnection, NodeConnections, attributed, closed
 from mpi_workers.data.streams import IN_PLACE_BYTES, Step, stackable, stacked, steps_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.copy_kernels import Array
-from mpi_workers.matrix.layout import Shape, selector, spacing, taken
-from mpi_workers.matrix.node_shares import Region
+from mpi_workers.matrix.copy_kernels import Array, ArrayBlock
+from mpi_workers.matrix.layout import spacing
 
 __all__ = ["MatrixReader", "MatrixWriter", "Progress"]
 
@@ -43,9 +36,9 @@ WATCH_S = 1.0  # between calls of the watch
 MIN_STREAM_BYTES = 8 << 20  # 8 MiB of a block: several messages for each of its nodes
 POPULATED_SHARE = 0.25  # of a matrix: larger fetches map all pages at once
 UNMAPPED_BYTES = 1 << 20  # 1 MiB: up to this size a fetch from this node does not map memory
+FRAME_BYTES = 8 << 20  # 8 MiB of rows in one frame: the node receives it before it places them
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
-Action = Callable[[NodeConnection, list[int], Region, Array, int], NodeTimes]
 
 
 class _Transfer:
@@ -73,7 +66,7 @@ class _Transfer:
         self._mapped: dict[int, tuple[NodeConnection, copy_kernels.RankPart]] = {}  # by rank
         self._locked: list[NodeConnection] = []
         self._running: list[Future[None]] = []
-        self._done: SimpleQueue[Future[None]] = SimpleQueue()
+        self._streamed: dict[NodeConnection, None] = {}
         self._written: dict[int, int] = {}  # elements, by mapped rank
         self._adding = threading.Lock()
         self.times: dict[int, NodeTimes] = {}  # by node
@@ -110,16 +103,22 @@ class _Transfer:
                 ranks = [rank for rank, its in mapped.items() if its is connection]
                 if ranks:
                     written = {r: self._written[r] for r in ranks if r in self._written}
-                    unmapping = partial(connection.unmap, self._target, written)
-                    attribute_errors(connection, unmapping)
-            self._finish_streams()
+                    with attributed(connection):
+                        connection.unmap(self._target, written)
+            if self.write:
+                for connection in self._streamed:
+                    self._start(self._sync, connection)
+                self._join()
         except BaseException:
             self._abandon()
             raise
         self._release()
 
-    def _finish_streams(self) -> None:
-        """Wait until the nodes have stored what was streamed."""
+    def _sync(self, connection: NodeConnection) -> None:
+        """Wait until a node has stored what was streamed."""
+        with attributed(connection):
+            times = connection.sync()
+        self.times[connection.node].add(times)
 
     def _abandon(self) -> None:
         """Close the connections, which tells the nodes that the transfer has failed.
@@ -152,50 +151,41 @@ class _Transfer:
 
     def _start(self, action: Callable[..., None], *arguments: Any) -> None:
         """Run an action on a thread; `_join` waits for it."""
-        try:
-            future = self._nodes.streams.submit(action, *arguments)
-        except RuntimeError:
-            raise closed() from None
-        future.add_done_callback(self._done.put)
-        self._running.append(future)
+        self._running.append(self._nodes.submit(action, *arguments))
 
     def _join(self) -> None:
         """Wait for the running streams; raises the first error at once."""
-        try:
-            for _ in self._running:
-                self._next_finished().result()
-        except CancelledError:
-            raise closed() from None
+        left = set(self._running)
+        while left:
+            done, left = wait(left, WATCH_S, FIRST_EXCEPTION)
+            if not done:
+                self._nodes.watch()
+            try:
+                for future in done:
+                    future.result()
+            except CancelledError:
+                raise closed() from None
         self._running.clear()
 
-    def _next_finished(self) -> Future[None]:
-        while True:
-            try:
-                return self._done.get(timeout=WATCH_S)
-            except Empty:
-                if self._nodes.watch is not None:
-                    self._nodes.watch()
-
-    def _move(self, blocks: Iterable[copy_kernels.ArrayBlock], action: Action) -> None:
-        """Copy the shares of this node's ranks, and stream those of others with `action`."""
+    def _move(self, blocks: Iterable[ArrayBlock]) -> None:
+        """Copy the shares of this node's ranks, and stream those of others."""
         shape = self._target.distribution.shape
         watched = self._progress is not None
         for steps in steps_of(blocks, shape, watched=watched, buffer_bytes=self._buffer_bytes):
-            self._stream(self._far, steps, action)
+            self._move_far(steps)
             if self._near:
-                self._move_near(steps, action)
+                self._move_near(steps)
             self._join()
 
-    def _move_near(self, steps: Sequence[Step], action: Action) -> None:
-        """Copy the shares of this node's ranks."""
-        if not self.write and sum(step.array.nbytes for step in steps) <= UNMAPPED_BYTES:
+    def _move_near(self, steps: Sequence[Step]) -> None:
+        nbytes = sum(step.array.nbytes for step in steps)
+        if not self.write and nbytes <= UNMAPPED_BYTES:
             for connection, ranks in self._near:
-                for step in steps:
-                    self._run(connection, step.holders(self._target, ranks), step, action, 0)
+                self._stream(connection, ranks, steps, 0)
             return
         m, n = self._target.distribution.shape
-        nbytes = sum(step.array.nbytes for step in steps)
-        most = POPULATED_SHARE * m * n * self._target.dtype.itemsize
+        itemsize = self._target.dtype.itemsize
+        populate = self.write or nbytes >= POPULATED_SHARE * m * n * itemsize
         for connection, ranks in self._near:
             missing = {rank for rank in ranks if rank not in self._mapped}
             held: set[int] = set()
@@ -203,23 +193,26 @@ class _Transfer:
                 if held == missing:
                     break
                 held.update(step.holders(self._target, missing - held))
-            self._map(connection, sorted(held), populate=self.write or nbytes >= most)
+            if held:
+                with attributed(connection):
+                    # No local variable may hold a part: a traceback would keep its memory.
+                    self._mapped.update(
+                        (part.rank, (connection, part))
+                        for part in connection.map(
+                            self._target, sorted(held), write=self.write, populate=populate
+                        )
+                    )
             connection.check()
-        large = nbytes > 1 << 20
         try:
             copied = copy_kernels.exchange(
-                [
-                    copy_kernels.ArrayBlock(array, (region.row0, region.col0))
-                    for array, region in steps
-                ],
+                [ArrayBlock(array, (region.row0, region.col0)) for array, region in steps],
                 [part for _, part in self._mapped.values()],
                 into_parts=self.write,
                 executor=self._nodes.copiers,
-                threads=self._nodes.threads if large else 1,
+                threads=self._nodes.threads if nbytes > 1 << 20 else 1,
             )
         except (RuntimeError, CancelledError):
             raise closed() from None
-        itemsize = self._target.dtype.itemsize
         for rank, (elements, seconds) in copied.items():
             times = self.times[self._mapped[rank][0].node]
             times.nbytes += elements * itemsize
@@ -231,53 +224,35 @@ class _Transfer:
         if self._progress is not None:
             self._progress(sum(elements for elements, _ in copied.values()) * itemsize)
 
-    def _map(self, connection: NodeConnection, ranks: Iterable[int], *, populate: bool) -> None:
-        """Map the blocks of ranks that are not mapped yet."""
-        missing = [rank for rank in ranks if rank not in self._mapped]
-        if missing:
-            mapping = partial(
-                connection.map, self._target, missing, write=self.write, populate=populate
-            )
-            found = attribute_errors(connection, mapping)
-            # No local variable must hold a part: a traceback would keep its memory.
-            self._mapped.update({part.rank: (connection, part) for part in found})
-            del found
-
-    def _stream(
-        self,
-        nodes: Sequence[tuple[NodeConnection, list[int]]],
-        steps: Sequence[Step],
-        action: Action,
-    ) -> None:
+    def _move_far(self, steps: Sequence[Step]) -> None:
         """Start streams with every node that has a share of the regions."""
-
-        def run(
-            connection: NodeConnection, ranks: list[int], parts: Sequence[Step], stream: int
-        ) -> None:
-            for part in parts:
-                self._run(connection, part.holders(self._target, ranks), part, action, stream)
-
-        if not nodes:
+        if not self._far:
             return
         steps = stacked(steps, self._target.dtype)
         nbytes = sum(step.array.nbytes for step in steps)
-        for connection, ranks in nodes:
-            streams = connection.streams if nbytes >= MIN_STREAM_BYTES * len(nodes) else 1
+        for connection, ranks in self._far:
+            streams = connection.streams if nbytes >= MIN_STREAM_BYTES * len(self._far) else 1
             parts = [list(step.cut(streams)) for step in steps]
             for stream in range(streams):
                 mine = [some[stream] for some in parts if stream < len(some)]
                 if mine:
-                    self._start(run, connection, ranks, mine, stream)
+                    self._streamed[connection] = None
+                    self._start(self._stream, connection, ranks, mine, stream)
 
-    def _run(
-        self, connection: NodeConnection, ranks: list[int], step: Step, action: Action, stream: int
+    def _stream(
+        self, connection: NodeConnection, ranks: list[int], steps: Iterable[Step], stream: int
     ) -> None:
-        if not ranks:
-            return
-        moving = partial(action, connection, ranks, step.region, step.array, stream)
-        times = attribute_errors(connection, moving)
+        move = connection.put if self.write else connection.get
+        for step in steps:
+            holders = step.holders(self._target, ranks)
+            if holders:
+                with attributed(connection):
+                    times = move(self._target, holders, step.region, step.array, stream)
+                self._note(times)
+
+    def _note(self, times: NodeTimes) -> None:
         with self._adding:
-            self.times[connection.node].add(times)
+            self.times[times.node].add(times)
         if self._progress is not None:
             self._progress(times.nbytes)
 
@@ -299,9 +274,9 @@ class MatrixWriter(_Transfer):
 
     def write_block(self, block: Array, origin: tuple[int, int]) -> None:
         """Send a block whose first element is global `origin`: `write_blocks` of one."""
-        self.write_blocks([copy_kernels.ArrayBlock(block, origin)])
+        self._move([ArrayBlock(block, origin)])
 
-    def write_blocks(self, blocks: Iterable[copy_kernels.ArrayBlock]) -> None:
+    def write_blocks(self, blocks: Iterable[ArrayBlock]) -> None:
         """Send blocks; those for ranks on this node in one pass.
 
         Parameters
@@ -320,12 +295,36 @@ class MatrixWriter(_Transfer):
         A block costs about 10 us for each rank that holds a part of it: join blocks first that
         `is_small` reports.
         """
-        self._move(
-            blocks,
-            lambda connection, ranks, region, array, stream: connection.put(
-                self._target, ranks, region, array, stream
-            ),
-        )
+        self._move(blocks)
+
+    def write_rows(self, block: Array, rows: NDArray[np.int64]) -> None:
+        """Send whole rows of the matrix: one more copy on each side than of a block.
+
+        Parameters
+        ----------
+        block : ndarray, shape (k, n)
+            As for `write_blocks`, with n the columns of the matrix.
+        rows : ndarray of int64, shape (k,)
+            The global number of each; ascending, without repetition.
+
+        Raises
+        ------
+        Failure
+            TransferError naming the node; ShapeError for a row outside the matrix.
+        """
+        most = max(1, FRAME_BYTES // (block.shape[1] * self._target.dtype.itemsize))
+
+        def put(connection: NodeConnection, ranks: list[int]) -> None:
+            for start in range(0, len(rows), most):
+                some = slice(start, start + most)
+                with attributed(connection):
+                    times = connection.put_rows(self._target, ranks, rows[some], block[some])
+                self._note(times)
+
+        for connection, ranks in (*self._near, *self._far):
+            self._streamed[connection] = None
+            self._start(put, connection, ranks)
+        self._join()
 
     def is_small(self, array: Array) -> bool:
         """Whether copying such a block together with its neighbours beats sending it.
@@ -343,28 +342,16 @@ class MatrixWriter(_Transfer):
             array, self._target.dtype
         ):
             return False
-        return m * n * itemsize < self._least_bytes or m * itemsize < self._least_column_bytes
+        least, least_of_column = self._least_bytes
+        return m * n * itemsize < least or m * itemsize < least_of_column
 
     @cached_property
-    def _near_ranks(self) -> list[int]:
-        return [rank for _, ranks in self._near for rank in ranks]
-
-    @cached_property
-    def _least_bytes(self) -> int:
-        return MIN_BYTES_PER_RANK * len(self._near_ranks)
-
-    @cached_property
-    def _least_column_bytes(self) -> int:
-        indices = map(self._target.distribution.local_indices, self._near_ranks)
-        return MIN_COLUMN_BYTES * max((spacing(its.rows) for its in indices), default=1)
-
-    def _finish_streams(self) -> None:
-        def finish(connection: NodeConnection) -> None:
-            self.times[connection.node].add(attribute_errors(connection, connection.sync))
-
-        for connection, _ in self._far:
-            self._start(finish, connection)
-        self._join()
+    def _least_bytes(self) -> tuple[int, int]:
+        """Bytes of a block and of a column that are not small for the ranks of this node."""
+        ranks = [rank for _, ranks in self._near for rank in ranks]
+        indices = map(self._target.distribution.local_indices, ranks)
+        apart = max((spacing(its.rows) for its in indices), default=1)
+        return MIN_BYTES_PER_RANK * len(ranks), MIN_COLUMN_BYTES * apart
 
 
 class MatrixReader(_Transfer):
@@ -375,16 +362,13 @@ class MatrixReader(_Transfer):
     def _select(self) -> Iterator[int]:
         """One rank of each group that holds the same part: on this node if there is one."""
         endpoints = self._nodes.endpoints
-        near: dict[int, bool] = {}
         for group in self._target.distribution.owners():
-            chosen = group[0]
-            for node in dict.fromkeys(map(endpoints.node_of, group[:MAX_COPIES])):
-                if node not in near:
-                    near[node] = self._nodes.connection(node).near
-                if near[node]:
-                    chosen = next(rank for rank in group if endpoints.node_of(rank) == node)
-                    break
-            yield chosen
+            near = (
+                rank
+                for rank in group[:MAX_COPIES]
+                if len(group) > 1 and self._nodes.connection(endpoints.node_of(rank)).near
+            )
+            yield next(near, group[0])
 
     def read_block(self, out: Array, origin: tuple[int, int]) -> None:
         """Fill `out` with the region of the matrix whose first element is at `origin`.
@@ -394,84 +378,4 @@ class MatrixReader(_Transfer):
         Failure
             TransferError naming the node; ShapeError if the region is partly outside the matrix.
         """
-        self._move(
-            [copy_kernels.ArrayBlock(out, origin)],
-            lambda connection, ranks, region, array, stream: connection.get(
-                self._target, ranks, region, array, stream
-            ),
-        )
-
-
-FRAME_BYTES = 8 << 20  # 8 MiB of rows in one frame: the node receives it before it places them
-
-
-class RowWriter(MatrixWriter):
-    """Sends whole rows, in any order, into a matrix that is not sealed yet."""
-
-    @property
-    def shape(self) -> Shape:
-        """Shape of the whole matrix."""
-        return self._target.distribution.shape
-
-    def write_rows(self, block: Array, rows: NDArray[np.int64]) -> None:
-        """Send rows of the matrix.
-
-        Parameters
-        ----------
-        block : ndarray, shape (k, n)
-            As for `write_block`, with n the columns of the matrix.
-        rows : ndarray of int64, shape (k,)
-            The global number of each; ascending, without repetition.
-
-        Raises
-        ------
-        Failure
-            TransferError naming the node; ShapeError for a row outside the matrix.
-
-        Notes
-        -----
-        Same node: one copy of every element. Other node: one more on each side.
-        """
-        m, n = self._target.distribution.shape
-        if not len(rows):
-            return
-        if block.shape != (len(rows), n) or rows[0] < 0 or rows[-1] >= m:
-            raise Failure(
-                "ShapeError",
-                f"rows {rows[0]} to {rows[-1]} of {block.shape[1]} elements do not fit into a "
-                f"{m} x {n} matrix",
-            )
-        if rows[-1] - rows[0] == len(rows) - 1:
-            self.write_block(block, (int(rows[0]), 0))
-            return
-        for connection, ranks in self._far:
-            self._start(self._put_rows, connection, ranks, rows, block)
-        for connection, ranks in self._near:
-            self._map(connection, ranks, populate=False)
-            connection.check()
-            for rank in ranks:
-                self._copy_rows(rank, rows, block)
-        self._join()
-
-    def _copy_rows(self, rank: int, rows: Array, block: Array) -> None:
-        connection, part = self._mapped[rank]
-        its = self._target.distribution.runs(rank)
-        share = np.flatnonzero(its[0].holds(rows)) if its is not None else rows[:0]
-        if its is not None and len(share):
-            local = its[0].positions(rows[share])
-            cols = selector(part.local_indices.cols)
-            part.local[local] = taken(block, share, cols)
-            elements = len(share) * len(part.local_indices.cols)
-            self._written[rank] = self._written.get(rank, 0) + elements
-            self.times[connection.node].nbytes += elements * self._target.dtype.itemsize
-
-    def _put_rows(
-        self, connection: NodeConnection, ranks: list[int], rows: Array, block: Array
-    ) -> None:
-        most = max(1, FRAME_BYTES // (block.shape[1] * self._target.dtype.itemsize))
-        for start in range(0, len(rows), most):
-            some = slice(start, start + most)
-            sending = partial(connection.put_rows, self._target, ranks, rows[some], block[some])
-            times = attribute_errors(connection, sending)
-            with self._adding:
-                self.times[connection.node].add(times)
+        self._move([ArrayBlock(out, origin)])

@@ -24,7 +24,7 @@ from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.gang import Gang
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.values import places
+from mpi_workers.wire.names import places
 
 
 class Library(Protocol):

@@ -25,7 +25,7 @@ from mpi_workers.wire.frames import (
     encode,
 )
 from mpi_workers.wire.handshake import ConnectingSide
-from mpi_workers.wire.sockets import CONNECT_TIMEOUT_S, CONTROL, UNIX, Begun, KeepAlive, dial
+from mpi_workers.wire.sockets import CONNECT_TIMEOUT_S, CONTROL, UNIX, KeepAlive, dial
 
 LINGER_S = 1.0  # time for a refused peer to read the reason
 MAX_FDS = 128  # file descriptors with one frame; the kernel's limit is 253
@@ -241,7 +241,6 @@ def connect(
     timeout_s: float = CONNECT_TIMEOUT_S,
     take_fds: bool = True,
     keepalive: KeepAlive = CONTROL,
-    begun: Begun = lambda sock: None,
 ) -> tuple[Connection, Body]:
     """Dial `address`, authenticate in both directions, and return the connection and the WELCOME.
 
@@ -259,8 +258,6 @@ def connect(
         See `Connection`. A connection without descriptors is faster.
     keepalive : KeepAlive
         When TCP gives the peer up.
-    begun : callable(socket)
-        Called before each attempt: another thread can end it by `sockets.hang_up`.
 
     Raises
     ------
@@ -272,7 +269,7 @@ def connect(
     """
     side = ConnectingSide(token, fields)
     connection = Connection(
-        dial(address, timeout_s, keepalive, begun), map_limit=frames.UNAUTHENTICATED_MAP_LIMIT
+        dial(address, timeout_s, keepalive), map_limit=frames.UNAUTHENTICATED_MAP_LIMIT
     )
     try:
         connection.send(Kind.HELLO, side.hello())

@@ -1,4 +1,6 @@
-"""Names that the client side and the ranks must agree on: libraries, routines, files."""
+"""What the client side and the ranks must agree on: names of libraries, routines, files."""
+
+from collections.abc import Sequence
 
 SHIPPED = {  # names, and the ranks' modules
     "linalg": "ali.linalg",
@@ -29,3 +31,13 @@ SUFFIXES = {  # of a path, and the module of `ali.files` for its format
 TABLES = (".csv", ".parquet")  # formats whose columns have names
 MANIFEST = "manifest.json"  # of a checkpoint
 CHECKPOINT_FORMAT = "alchemist-on-ray checkpoint"
+ALIGNMENT = 64
+
+
+def places(sizes: Sequence[int]) -> list[slice]:
+    """Where parts of these bytes begin and end in one vector: each array in them is aligned."""
+    found, at = [], 0
+    for nbytes in sizes:
+        found.append(slice(at, at + nbytes))
+        at += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return found

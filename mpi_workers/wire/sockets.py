@@ -9,7 +9,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +19,6 @@ BACKLOG = 1024
 UNIX = getattr(socket, "AF_UNIX", None)  # None where a thin client has none
 RETRY_S = 0.002
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-Begun = Callable[[socket.socket], object]
 
 
 class KeepAlive(NamedTuple):
@@ -96,7 +94,6 @@ def dial(
     address: str,
     timeout_s: float = CONNECT_TIMEOUT_S,
     keepalive: KeepAlive = CONTROL,
-    begun: Begun = lambda sock: None,
 ) -> socket.socket:
     """Connect to an address.
 
@@ -104,8 +101,6 @@ def dial(
     ----------
     address, timeout_s, keepalive
         See `blocking.connect`.
-    begun : callable(socket)
-        Called before each attempt: another thread can end it by `hang_up`.
 
     Raises
     ------
@@ -123,7 +118,6 @@ def dial(
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(timeout_s)
-            begun(sock)
             _connect_unix(sock, path, timeout_s)
             check_peer(sock)
         except BaseException:
@@ -131,32 +125,12 @@ def dial(
             raise
     elif scheme == "tcp":
         host, _, port = rest.rpartition(":")
-        sock = _connect_tcp(host, int(port), timeout_s, begun)
+        sock = socket.create_connection((host, int(port)), timeout_s)
         tune(sock, keepalive)
     else:
         raise ValueError(f"not an address: {address!r}")
     sock.settimeout(None)
     return sock
-
-
-def _connect_tcp(host: str, port: int, timeout_s: float, begun: Begun) -> socket.socket:
-    """As `socket.create_connection`, whose socket no other thread could end."""
-    lost: OSError | None = None
-    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(timeout_s)
-            begun(sock)
-            sock.connect(where)
-        except OSError as error:
-            sock.close()
-            lost = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise lost or OSError(f"{host} has no address")
 
 
 def _connect_unix(sock: socket.socket, path: str, timeout_s: float) -> None:

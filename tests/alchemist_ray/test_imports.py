@@ -27,8 +27,7 @@ NOT_ON_RANKS = {"ray", "alchemist_ray", "gymnasium", "torch"}
 # A rank is assembled here and nowhere else.
 ALLOWED = {("mpi_workers/entry_points.py", "ali")}
 # Libraries see matrices, values and failures; a rank's gang and communicator only as types.
-ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.wire.values", "mpi_workers.wire.signature",
-               "mpi_workers.wire.names",
+ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.wire.signature",
                "mpi_workers.wire.names",
                "mpi_workers.failures")  # fmt: skip
 ALI_MAY_ALSO_USE = {

@@ -23,7 +23,7 @@ from alchemist_ray.clients.spark import jobs, jvm
 from alchemist_ray.errors import IncompleteMatrixError, TransferError
 from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.description import NodeTimes, TransferTarget
-from mpi_workers.data.transfers import Progress, RowWriter
+from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
 
@@ -263,7 +263,7 @@ class NumberedSource(SparkSource):
             return
         panel = max(1, PANEL // (n * self.dtype.itemsize))
         zeros = np.zeros((min(panel, len(missing)), n), self.dtype)
-        with RowWriter(connection.nodes, target) as writer:
+        with MatrixWriter(connection.nodes, target) as writer:
             for start in range(0, len(missing), panel):
                 rows = missing[start : start + panel]
                 writer.write_rows(zeros[: len(rows)], rows)
@@ -297,7 +297,7 @@ class BlocksSource(SparkSource):
                     f"block {(i, j)} appears twice: drop duplicates, or add them up"
                 )
             seen.add((i, j))
-        with RowWriter(connection.nodes, target) as writer:
+        with MatrixWriter(connection.nodes, target) as writer:
             for (i, j), shape in self._blocks():
                 if (i, j) not in seen:
                     origin = (i * self._block[0], j * self._block[1])

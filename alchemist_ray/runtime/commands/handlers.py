@@ -22,7 +22,7 @@ from alchemist_ray.runtime.recovery.command_log import NOT_KEPT, CommandLog, sen
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.values import places
+from mpi_workers.wire.names import places
 
 NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
 FREE_DELAY_S = 0.02  # in which the next command may take a free along

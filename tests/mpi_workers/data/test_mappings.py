@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from mpi_workers.data import node_connections
 from mpi_workers.data.node_connections import NodeConnections
@@ -70,11 +69,10 @@ def test_the_number_of_kept_mappings_is_bounded(host: support.Host) -> None:
         host.free(target.matrix)
 
 
-def test_idle_mappings_are_dropped(host: support.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_connections, "IDLE_S", 1.0)
+def test_idle_mappings_are_dropped(host: support.Host) -> None:
     array = numbers((500, 40))
     target = new(host, distribution_of("VC_STAR", array.shape, 2))
-    ranks = NodeConnections(host.endpoints("near"))
+    ranks = NodeConnections(host.endpoints("near"), idle_s=1.0)
     before = mappings()
     send(ranks, target, (array, (0, 0)))
     host.seal(target.matrix)

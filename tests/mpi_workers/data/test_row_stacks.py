@@ -66,7 +66,7 @@ def test_a_stack_is_cut_like_its_array() -> None:
     array = numbers((20, 6))
     parts = [block for block, _ in cut(array, [3, 5, 1])]
     for start, stop in ((0, 20), (2, 9), (3, 8), (8, 9), (17, 20)):
-        part = RowStack(parts)[start:stop]
+        part = RowStack(parts)[start:stop, :]
         assert np.array_equal(np.concatenate(part.arrays), array[start:stop])
         assert part.shape == (stop - start, 6)
         assert part.nbytes == array[start:stop].nbytes

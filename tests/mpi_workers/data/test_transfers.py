@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mpi_workers.data import streams, transfers
 from mpi_workers.data.node_connections import NodeConnections
-from mpi_workers.data.transfers import MatrixReader, MatrixWriter, RowWriter
+from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock
@@ -329,15 +329,27 @@ def test_rows_may_be_sent_in_any_order(
     array = numbers((97, 31))
     target = new(host, distribution_of(name, array.shape))
     order = np.random.default_rng(3).permutation(len(array))
-    with RowWriter(gangs[route], target) as writer:
+    with MatrixWriter(gangs[route], target) as writer:
         for numbers_of_rows in np.array_split(order, 4):
             rows = np.sort(numbers_of_rows)
             writer.write_rows(array[rows], rows)
-        with pytest.raises(Failure, match="do not fit into a 97 x 31 matrix"):
-            writer.write_rows(array[:2], np.array([3, 97]))
     host.seal(target.matrix)
     assert np.array_equal(fetch(gangs[route], target), array)
     assert sum(times.nbytes for times in writer.times.values()) == array.nbytes
+    host.free(target.matrix)
+
+
+@routes
+def test_rows_outside_of_the_matrix_are_refused(
+    host: support.Host, gangs: dict[str, NodeConnections], route: str
+) -> None:
+    target = new(host, distribution_of("VC_STAR", (97, 31)))
+    with (
+        pytest.raises(Failure, match="ascending numbers of rows of a 97 x 31 matrix") as caught,
+        MatrixWriter(gangs[route], target) as writer,
+    ):
+        writer.write_rows(numbers((2, 31)), np.array([3, 97]))
+    assert caught.value.kind == "ShapeError"
     host.free(target.matrix)
 
 
