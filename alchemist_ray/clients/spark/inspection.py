@@ -29,6 +29,7 @@ from alchemist_ray.clients.spark.sources import (
     SCALAR,
     VECTOR,
     BlocksSource,
+    Column,
     NumberedSource,
     OrderedSource,
     SparkSource,
@@ -90,9 +91,9 @@ def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
         case IndexedRowMatrix():
             return _of_indexed(source, dtype, connection)
         case CoordinateMatrix():
-            watch = connection.ping
             work = partial(source.toBlockMatrix, BLOCK, BLOCK)
-            blocks = jobs.run(_session(), "put a CoordinateMatrix into blocks", work, watch)
+            what = "put a CoordinateMatrix into blocks"
+            blocks = jobs.run(_session(), what, work, connection.ping)
             return _of_blocks(blocks, "CoordinateMatrix", dtype, connection)
         case BlockMatrix():
             return _of_blocks(source, "BlockMatrix", dtype, connection)
@@ -117,15 +118,11 @@ def _of_frame(frame: Any, kind: str, wanted: Any, connection: GangConnection) ->
     fields = frame.schema.fields
     if not fields:
         raise ShapeError("the DataFrame has no columns: there is nothing to send")
-    names = [field.name for field in fields]
-    kinds, dtypes = zip(*(_column(field) for field in fields), strict=True)
-    dtype = chosen_dtype(np.result_type(*dtypes), wanted)
+    columns = [_column(field) for field in fields]
+    dtype = chosen_dtype(np.result_type(*(column["type"] for column in columns)), wanted)
     plain = _plain(frame, fields)
-    widths = _widths(plain, list(kinds), names, connection)
-    return OrderedSource(
-        frame.sparkSession, plain, kind, names, list(kinds), widths, dtypes, dtype,
-        connection,
-    )  # fmt: skip
+    _measure(plain, columns, connection)
+    return OrderedSource(frame.sparkSession, kind, columns, dtype, connection, frame=plain)
 
 
 def _plain(frame: Any, fields: list[types.StructField]) -> Any:
@@ -147,42 +144,43 @@ def _plain(frame: Any, fields: list[types.StructField]) -> Any:
     )
 
 
-def _column(field: types.StructField) -> tuple[str, np.dtype[Any]]:
-    """Kind and dtype of a column. Raises `DtypeError`."""
+def _column(field: types.StructField) -> Column:
+    """A column, as far as its type says what it is. Raises `DtypeError`."""
     kind = field.dataType
     if type(kind) in _DTYPES:
-        return SCALAR, _DTYPES[type(kind)]
+        return {"name": field.name, "kind": SCALAR, "width": 1, "type": _DTYPES[type(kind)].name}
     if isinstance(kind, MLVectorUDT | VectorUDT):
-        return VECTOR, FLOAT64
+        return {"name": field.name, "kind": VECTOR, "type": "float64"}
     if isinstance(kind, types.ArrayType) and type(kind.elementType) in _DTYPES:
         if isinstance(kind.elementType, types.DecimalType):
             raise DtypeError(f"column {field.name!r} is {kind.simpleString()}: cast it to double")
-        return LIST, _DTYPES[type(kind.elementType)]
+        return {"name": field.name, "kind": LIST, "type": _DTYPES[type(kind.elementType)].name}
     raise DtypeError(
         f"column {field.name!r} is {kind.simpleString()}, which is neither numeric nor a vector: "
         "drop it (df.drop) or cast it"
     )
 
 
-def _widths(
-    frame: Any, kinds: list[str], names: list[str], connection: GangConnection
-) -> list[int]:
-    """Matrix columns of each column; for vectors and lists, the length of their first row."""
-    if all(kind == SCALAR for kind in kinds):
-        return [1] * len(kinds)
-    wide = [c for c, kind in zip(frame.columns, kinds, strict=True) if kind != SCALAR]
-    watch = connection.ping
-    first = jobs.run(frame.sparkSession, "read the first row", frame.select(*wide).head, watch)
+def _measure(frame: Any, columns: list[Column], connection: GangConnection) -> None:
+    """Set the widths of vectors and lists: the lengths in the first row."""
+    wide = {
+        name: column
+        for name, column in zip(frame.columns, columns, strict=True)
+        if column["kind"] != SCALAR
+    }
+    if not wide:
+        return
+    head = frame.select(*wide).head
+    first = jobs.run(frame.sparkSession, "read the first row", head, connection.ping)
     if first is None:
         raise ShapeError(NO_ROWS)
-    widths = []
-    for c, kind, name in zip(frame.columns, kinds, names, strict=True):
-        if kind != SCALAR and first[c] is None:
+    for name, column in wide.items():
+        if first[name] is None:
             raise DtypeError(
-                f"column {name!r} has nulls, which a matrix cannot represent: drop them first"
+                f"column {column['name']!r} has nulls, which a matrix cannot represent: drop them "
+                "first"
             )
-        widths.append(1 if kind == SCALAR else len(first[c]))
-    return widths
+        column["width"] = len(first[name])
 
 
 def _of_rows(matrix: RowMatrix, wanted: Any, connection: GangConnection) -> SparkSource:
@@ -198,12 +196,10 @@ def _of_rows(matrix: RowMatrix, wanted: Any, connection: GangConnection) -> Spar
     columns = jobs.run(session, "read the first row", width, connection.ping)
     if columns is None:
         raise ShapeError(NO_ROWS)
+    column = {"name": "value", "kind": VECTOR, "width": columns, "type": "float64"}
     dtype = chosen_dtype(FLOAT64, wanted)
     rows = _java(matrix).rows().toJavaRDD()
-    return OrderedSource(
-        session, None, "RowMatrix", ["value"], [VECTOR], [columns], [FLOAT64], dtype, connection,
-        rows,
-    )  # fmt: skip
+    return OrderedSource(session, "RowMatrix", [column], dtype, connection, rdd=rows)
 
 
 def _java(matrix: Any) -> Any:
@@ -217,8 +213,7 @@ def _shape(matrix: Any, what: str, connection: GangConnection) -> tuple[int, int
     def count() -> tuple[int, int]:
         return int(matrix.numRows()), int(matrix.numCols())
 
-    watch = connection.ping
-    return jobs.run(_session(), f"count the rows of a {what}", count, watch)
+    return jobs.run(_session(), f"count the rows of a {what}", count, connection.ping)
 
 
 def _of_indexed(matrix: IndexedRowMatrix, wanted: Any, connection: GangConnection) -> SparkSource:

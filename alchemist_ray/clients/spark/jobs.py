@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
@@ -19,8 +18,6 @@ T = TypeVar("T")
 POLL_INTERVAL_S = 0.5  # between checks of the gang
 CANCEL_TIMEOUT_S = 20.0  # for a cancelled job to end
 MESSAGE_CHARS = 2000  # of a message from Spark
-
-_settings = threading.Lock()
 
 
 def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], object]) -> T:
@@ -87,21 +84,3 @@ def _without_stack(message: str | None) -> str:
     """A message from the JVM without its stack trace."""
     lines = (message or "no reason given").partition("\nDriver stacktrace")[0].splitlines()
     return "\n".join(line for line in lines if not line.startswith("\tat "))[:MESSAGE_CHARS]
-
-
-@contextlib.contextmanager
-def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of the Spark session in a context. Its other jobs run with them too."""
-    with _settings:
-        before = {key: spark.conf.get(key, None) for key in wanted}
-        try:
-            for key, value in wanted.items():
-                spark.conf.set(key, value)
-            yield
-        finally:
-            with contextlib.suppress(Py4JError, OSError):
-                for key, value in before.items():
-                    if value is None:
-                        spark.conf.unset(key)
-                    else:
-                        spark.conf.set(key, value)

@@ -11,12 +11,10 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from py4j.protocol import Py4JError
 
 from alchemist_ray.clients.spark import jobs, jvm
@@ -32,18 +30,9 @@ MIN_BATCH = 256 << 10  # 256 KiB: smaller batches of columns are sent as rows, i
 BATCH_ROWS_OF_CACHE = 10_000  # Spark's default
 SCALAR, VECTOR, LIST = "scalar", "vector", "list"  # kinds of columns
 
-# Partitions must be the same in both jobs.
-FIXED_PARTITIONS = {"spark.sql.adaptive.enabled": "false"}
-
-# Of each task, its report, and the numbers of the rows or blocks that it has sent.
-Answers = list[tuple[Any, NDArray[np.int64]]]
-
-
-class Sent(NamedTuple):
-    """The reports of all tasks, and the numbers of all rows or blocks that were sent."""
-
-    reports: list[Any]
-    places: NDArray[np.int64]
+# Of a column of Spark: name, kind, width (columns of the matrix), type (dtype of its elements).
+Column = dict[str, Any]
+Reports = list[dict[str, Any]]  # of the tasks
 
 
 class SparkSource:
@@ -62,12 +51,7 @@ class SparkSource:
     columns: Sequence[str] = ()
 
     def __init__(
-        self,
-        spark: Any,
-        kind: str,
-        shape: Shape,
-        dtype: np.dtype[Any],
-        rdd: Any = None,
+        self, spark: Any, kind: str, shape: Shape, dtype: np.dtype[Any], rdd: Any = None
     ) -> None:
         self._spark = spark
         self._rdd = rdd
@@ -90,30 +74,30 @@ class SparkSource:
         """Send every element from the executors; missing rows and blocks are zero."""
         if 0 in self.shape:
             return {}
-        spark = self._spark
-        sender = jvm.sender(spark)
+        sender = jvm.sender(self._spark)
         described = jvm.description(connection.endpoints, target)
-
-        def action() -> Answers:
-            return self._answers(sender, described)
-
-        answers = jobs.run(spark, f"send a {self._kind}", action, partial(_watch, connection))
-        reports = [report for report, _ in answers]
+        reports: Reports = jobs.run(
+            self._spark,
+            f"send a {self._kind}",
+            lambda: json.loads(self._sent(sender, described, _cores(self._spark))),
+            connection.ping,
+        )
         _check(reports)
         times: dict[int, NodeTimes] = {}
         for part in (NodeTimes(**fields) for each in reports for fields in each["times"]):
             times.setdefault(part.node, NodeTimes(part.node, part.route)).add(part)
-        places = np.concatenate([np.empty(0, np.int64), *(its for _, its in answers)])
-        self._complete(connection, target, Sent(reports, places))
+        self._complete(connection, target, reports)
         if progress is not None:
             progress(self.shape[0] * self.shape[1] * self.dtype.itemsize)
         return times
 
-    def _answers(self, sender: Any, description: dict[str, Any]) -> Answers:
-        """The report of each task, and the numbers of what it has sent."""
+    def _sent(self, sender: Any, description: dict[str, Any], cores: int) -> str:
+        """Send the elements; the reports of the tasks, as JSON."""
         raise NotImplementedError
 
-    def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
+    def _complete(
+        self, connection: GangConnection, target: TransferTarget, reports: Reports
+    ) -> None:
         """Check what was sent, and send zeros for missing rows and blocks."""
         raise NotImplementedError
 
@@ -123,11 +107,7 @@ def _cores(spark: Any) -> int:
     return max(1, cores)
 
 
-def _watch(connection: GangConnection) -> None:
-    connection.ping()  # raises if the gang is lost
-
-
-def _check(reports: Sequence[dict[str, Any]]) -> None:
+def _check(reports: Reports) -> None:
     for each in reports:
         if "failure" in each:
             raise Failure.from_map(each["failure"])
@@ -141,69 +121,59 @@ def _check(reports: Sequence[dict[str, Any]]) -> None:
 
 
 class OrderedSource(SparkSource):
-    """Rows without numbers, ordered by partition and then within each."""
+    """Rows without numbers, ordered by partition and then within each; they are counted here."""
 
     def __init__(
         self,
         spark: Any,
-        frame: Any,
         kind: str,
-        names: list[str],
-        kinds: list[str],
-        widths: list[int],
-        elements: Sequence[np.dtype[Any]],
+        columns: list[Column],
         dtype: np.dtype[Any],
         connection: GangConnection,
+        *,
+        frame: Any = None,
         rdd: Any = None,
     ) -> None:
-        self._names, self._kinds, self._widths = names, kinds, widths
-        self._elements = elements  # of each column, before they are converted to `dtype`
-        self.columns = names if sum(widths) == len(names) else ()  # a vector has more than its name
-        self._spark, self._frame = spark, frame  # None, if the rows are those of `rdd`
-        sender = self._sender = jvm.sender(spark)
+        width = sum(column["width"] for column in columns)
+        if width == len(columns):  # a vector has more than its name
+            self.columns = [column["name"] for column in columns]
+        self._described = columns
+        self._scalars = all(column["kind"] == SCALAR for column in columns)
+        self._sender = jvm.sender(spark)
         self._stored: Any = None  # the batches of Spark's cache, if the frame is made of them
         self._rows = rdd  # in the form in which they were counted, if it is that of sending
+        self._frame: Any = None  # else the frame, with the same partitions in each job
 
-        def action() -> list[Any]:
-            if rdd is None and all(each == SCALAR for each in kinds):
-                self._stored = sender.stored(self._frame._jdf)
-                if self._stored is not None:
-                    self._rows = self._stored.rdd()
-            if self._rows is not None:
-                pairs: list[Any] = json.loads(sender.count(self._rows, _cores(spark)))
-                return pairs
-            with jobs.settings(spark, FIXED_PARTITIONS):
-                rows = sender.rows(self._frame.select()._jdf)
-                pairs = json.loads(sender.count(rows, _cores(spark)))
-                return pairs
+        def count() -> list[Any]:
+            if frame is not None and self._scalars:
+                self._stored = self._sender.stored(frame._jdf)
+                self._rows = self._stored and self._stored.rdd()
+            if self._rows is None:
+                self._frame = self._sender.fixed(frame._jdf)
+            rows = self._frame if self._rows is None else self._rows
+            pairs: list[Any] = json.loads(self._sender.count(rows, _cores(spark)))
+            return pairs
 
-        counted = jobs.run(
-            spark, f"count the rows of a {kind}", action, partial(_watch, connection)
-        )
-        counts = dict(counted)
+        counts = dict(jobs.run(spark, f"count the rows of a {kind}", count, connection.ping))
         sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
         self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
-        super().__init__(spark, kind, (self._starts[-1], sum(widths)), dtype, rdd)
+        super().__init__(spark, kind, (self._starts[-1], width), dtype, rdd)
 
-    def _answers(self, sender: Any, description: dict[str, Any]) -> Answers:
-        columns = [
-            {"name": name, "kind": kind, "width": width, "type": element.name}
-            for name, kind, width, element in zip(
-                self._names, self._kinds, self._widths, self._elements, strict=True
-            )
-        ]
+    def _sent(self, sender: Any, description: dict[str, Any], cores: int) -> str:
+        columns = self._described
         batches, rows = self._stored, self._rows
         if rows is None:
-            with jobs.settings(self._spark, FIXED_PARTITIONS):
-                if self._in_batches():
-                    batches = sender.batches(self._frame._jdf)
-                rows = sender.rows(self._frame._jdf) if batches is None else batches.rdd()
+            batches = sender.batches(self._frame) if self._in_batches() else None
+            rows = sender.rows(self._frame) if batches is None else batches.rdd()
         if batches is not None:
-            for column, ordinal in zip(columns, json.loads(batches.ordinals()), strict=True):
-                column["ordinal"] = ordinal
+            ordinals = json.loads(batches.ordinals())
+            columns = [
+                column | {"ordinal": ordinal}
+                for column, ordinal in zip(columns, ordinals, strict=True)
+            ]
         spec = json.dumps(description | {"columns": columns, "starts": self._starts})
-        reports = json.loads(sender.ordered(rows, _cores(self._spark), spec))
-        return [(report, np.empty(0, np.int64)) for report in reports]
+        reports: str = sender.ordered(rows, cores, spec)
+        return reports
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
@@ -219,13 +189,13 @@ class OrderedSource(SparkSource):
 
     def _in_batches(self) -> bool:
         """Whether the frame may have batches that are worth a message each."""
-        if any(kind != SCALAR for kind in self._kinds):
-            return False
         rows = min(BATCH_ROWS_OF_CACHE, self.shape[0] // max(1, len(self._starts) - 1))
-        return rows * self.shape[1] * self.dtype.itemsize >= MIN_BATCH
+        return self._scalars and rows * self.shape[1] * self.dtype.itemsize >= MIN_BATCH
 
-    def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
-        seen = {int(part): rows for each in sent.reports for part, rows in each["seen"].items()}
+    def _complete(
+        self, connection: GangConnection, target: TransferTarget, reports: Reports
+    ) -> None:
+        seen = {int(part): rows for each in reports for part, rows in each["seen"].items()}
         for part, (start, stop) in enumerate(pairwise(self._starts)):
             if seen.get(part, 0) != stop - start:
                 raise TransferError(
@@ -238,26 +208,26 @@ class OrderedSource(SparkSource):
 class NumberedSource(SparkSource):
     """Rows with numbers; missing rows are zero."""
 
-    def _answers(self, sender: Any, description: dict[str, Any]) -> Answers:
-        column = {"name": "vector", "kind": "vector", "width": self.shape[1], "type": "float64"}
-        spec = json.dumps(description | {"columns": [column]})
-        answers = []
-        for report in json.loads(sender.numbered(self._rdd, _cores(self._spark), spec)):
-            sent = np.empty(0, np.int64)
-            if (places := report.pop("places", None)) is not None:
-                bits = np.frombuffer(zlib.decompress(base64.b64decode(places["bits"])), np.uint8)
-                sent = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + places["first"]
-            answers.append((report, sent))
-        return answers
+    def _sent(self, sender: Any, description: dict[str, Any], cores: int) -> str:
+        column = {"name": "vector", "kind": VECTOR, "width": self.shape[1], "type": "float64"}
+        reports: str = sender.numbered(
+            self._rdd, cores, json.dumps(description | {"columns": [column]})
+        )
+        return reports
 
-    def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
+    def _complete(
+        self, connection: GangConnection, target: TransferTarget, reports: Reports
+    ) -> None:
         m, n = self.shape
         there = np.zeros(m, bool)
-        there[sent.places] = True
-        if np.count_nonzero(there) != len(sent.places):
-            ordered = np.sort(sent.places)
-            row = ordered[:-1][np.diff(ordered) == 0][0]
-            raise IncompleteMatrixError(f"row {row} appears twice: drop duplicates, or add them up")
+        for each in reports:  # a task refuses its own duplicates
+            bits = np.frombuffer(zlib.decompress(base64.b64decode(each["bits"])), np.uint8)
+            rows = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + each["first"]
+            if there[rows].any():
+                raise IncompleteMatrixError(
+                    f"row {rows[there[rows]][0]} appears twice: drop duplicates, or add them up"
+                )
+            there[rows] = True
         missing = np.flatnonzero(~there)
         if not len(missing):
             return
@@ -273,25 +243,21 @@ class BlocksSource(SparkSource):
     """Blocks with numbers; missing blocks are zero."""
 
     def __init__(
-        self,
-        spark: Any,
-        kind: str,
-        shape: Shape,
-        dtype: np.dtype[Any],
-        rdd: Any,
-        block: Shape,
+        self, spark: Any, kind: str, shape: Shape, dtype: np.dtype[Any], rdd: Any, block: Shape
     ) -> None:
         self._block = block
         super().__init__(spark, kind, shape, dtype, rdd)
 
-    def _answers(self, sender: Any, description: dict[str, Any]) -> Answers:
+    def _sent(self, sender: Any, description: dict[str, Any], cores: int) -> str:
         spec = json.dumps(description | {"block": self._block})
-        reports = json.loads(sender.blocks(self._rdd, _cores(self._spark), spec))
-        return [(each, np.array(each.pop("blocks", []), np.int64).reshape(-1)) for each in reports]
+        reports: str = sender.blocks(self._rdd, cores, spec)
+        return reports
 
-    def _complete(self, connection: GangConnection, target: TransferTarget, sent: Sent) -> None:
+    def _complete(
+        self, connection: GangConnection, target: TransferTarget, reports: Reports
+    ) -> None:
         seen: set[tuple[int, int]] = set()
-        for i, j in sent.places.reshape(-1, 2).tolist():
+        for i, j in (place for each in reports for place in each["blocks"]):
             if (i, j) in seen:
                 raise IncompleteMatrixError(
                     f"block {(i, j)} appears twice: drop duplicates, or add them up"

@@ -112,12 +112,13 @@ def test_cached_columns_are_sent_without_rows(
     frame = als.send_matrix(X).to_spark(spark).coalesce(1).cache()
     chosen = frame.select(*[frame[f"c{j}"].alias(f"d{j}") for j in range(11, 1, -1)])
     batches = spark._jvm.alchemist.spark.Batches
+    fixed = spark._jvm.alchemist.spark.Sender.fixed
     assert json.loads(batches.stored(chosen._jdf).ordinals()) == list(range(11, 1, -1))
     B = als.send_matrix(chosen, layout="MC_MR")
     assert B.columns == tuple(f"d{j}" for j in range(11, 1, -1))
     np.testing.assert_array_equal(B.fetch(), X[:, 11:1:-1])
-    assert batches.of(frame.selectExpr("hash(c0)")._jdf) is None
-    assert batches.of(frame.limit(3)._jdf) is None
+    assert batches.of(fixed(frame.selectExpr("hash(c0)")._jdf)) is None
+    assert batches.of(fixed(frame.limit(3)._jdf)) is None
     frame.unpersist(True)
 
 
@@ -127,7 +128,8 @@ def test_a_cache_with_a_column_twice_and_one_that_spark_reads_by_rows(
 ) -> None:
     X = values("float64", (4000, 150))
     frame = als.send_matrix(X).to_spark(spark).select(*columns).coalesce(1).cache()
-    assert spark._jvm.alchemist.spark.Batches.of(frame._jdf) is not None
+    java = spark._jvm.alchemist.spark
+    assert java.Batches.of(java.Sender.fixed(frame._jdf)) is not None
     B = als.send_matrix(frame)
     assert B.columns == tuple(columns)
     np.testing.assert_array_equal(B.fetch(), X[:, [int(name[1:]) for name in columns]])

@@ -7,7 +7,6 @@ import java.util.Map;
 import org.apache.spark.api.java.JavaRDD;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
-import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
@@ -71,20 +70,10 @@ public final class Batches {
 
     /**
      * Batches that Spark makes of its cache or of files; null if it computes the rows, and does more
-     * than to rename and to choose columns.
+     * than to rename and to choose columns. Adaptive execution would hide the plan.
      */
-    public static Batches of(Dataset<Row> frame) {
-        Batches found = of(frame.queryExecution().executedPlan()); // Spark keeps it with the frame
-        if (found != null) {
-            return found;
-        }
-        SparkSession session = frame.sparkSession().cloneSession();
-        session.conf().set("spark.sql.adaptive.enabled", "false"); // it hides the plan
-        return of(Dataset.ofRows(session, frame.queryExecution().analyzed())
-                .queryExecution().executedPlan());
-    }
-
-    private static Batches of(SparkPlan plan) {
+    public static Batches of(Dataset<Row> fixed) {
+        SparkPlan plan = fixed.queryExecution().executedPlan();
         List<ExprId> columns = ids(plan);
         while (!inColumns(plan)) {
             if (plan instanceof ProjectExec) {

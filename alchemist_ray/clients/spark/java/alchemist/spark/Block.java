@@ -27,30 +27,18 @@ final class Block implements Closeable {
     private static final int MIN_RUN = 16; // rows: longer runs are sent as regions
 
     final byte[] bytes;
-    private final Target target;
+    final Target target;
     private final int rowBytes;
     private final long[] numbers; // of the rows
     private int count;
-    private final List<Connection> connections = new ArrayList<>();
-    private final List<List<RankBlock>> near = new ArrayList<>(); // of each node; null: another node
-    private final boolean far; // whether any is
-    private final long[] sent; // bytes and nanoseconds, of each node in turn
+    private final List<Connection> connections;
+    private final boolean far; // whether any is to another node
 
     Block(Target target) throws IOException {
         this.target = target;
-        sent = new long[2 * target.nodes.size()];
         rowBytes = target.cols * target.element.nbytes;
-        try {
-            for (Target.Node node : target.nodes) {
-                connections.add(Connection.open(node, target));
-                Connection last = connections.get(connections.size() - 1);
-                near.add(last.map(target, node, target.columns(), true));
-            }
-        } catch (IOException | RuntimeException error) {
-            close();
-            throw error;
-        }
-        far = near.contains(null);
+        connections = Connection.all(target, target.columns(), true);
+        far = connections.stream().anyMatch(node -> !node.near);
         int rows = (far ? BLOCK_BYTES : NEAR_BYTES) / Math.max(1, rowBytes);
         int most = BLOCK_BYTES / Math.max(1, rowBytes);
         numbers = new long[Math.max(1, far ? most : Math.min(most, Math.max(NEAR_ROWS, rows)))];
@@ -77,15 +65,11 @@ final class Block implements Closeable {
 
     /** Send the rows that wait. */
     void flush() throws IOException {
-        for (int k = 0; k < near.size(); k++) {
-            if (near.get(k) != null) {
-                long began = System.nanoTime();
-                for (RankBlock rank : near.get(k)) {
-                    rank.putRows(bytes, rowBytes, numbers, count);
-                }
-                sent[2 * k + 1] += System.nanoTime() - began;
-            }
+        long began = System.nanoTime();
+        for (Connection node : connections) {
+            node.blocks.forEach(rank -> rank.putRows(bytes, rowBytes, numbers, count));
         }
+        took(began);
         if (far) {
             stream();
         }
@@ -103,16 +87,12 @@ final class Block implements Closeable {
                 while (last < count && numbers[last] == numbers[last - 1] + 1) {
                     last++;
                 }
-                putRegion(first, last);
+                long[] region = {numbers[first], numbers[last - 1] + 1, 0, target.cols};
+                stream(region, true, bytes, first * rowBytes);
             }
         } else {
             putRows();
         }
-    }
-
-    private void putRegion(int first, int last) throws IOException {
-        long[] region = {numbers[first], numbers[last - 1] + 1, 0, target.cols};
-        stream(region, true, bytes, first * rowBytes);
     }
 
     /** Whether any element goes to another node. */
@@ -123,24 +103,22 @@ final class Block implements Closeable {
     /** Rows of columns on this node: tiles that are read once for all ranks. */
     RankBlock.Part[] parts(long row, int count) {
         List<RankBlock.Part> found = new ArrayList<>();
-        for (List<RankBlock> ranks : near) {
-            if (ranks != null) {
-                int most = Math.max(NEAR_RUN * ranks.size(), TILE_BYTES / target.element.nbytes);
-                for (int start = 0; start < count; start += most) {
-                    for (RankBlock rank : ranks) {
-                        found.add(rank.part(row, start, Math.min(most, count - start)));
-                    }
+        for (Connection node : connections) {
+            int least = NEAR_RUN * node.blocks.size();
+            int most = Math.max(least, TILE_BYTES / target.element.nbytes);
+            for (int start = 0; start < count; start += most) {
+                for (RankBlock rank : node.blocks) {
+                    found.add(rank.part(row, start, Math.min(most, count - start)));
                 }
             }
         }
         return found.toArray(new RankBlock.Part[0]);
     }
 
-    /** Elements were written to this node in so many nanoseconds. */
-    void took(long nanos) {
-        for (int k = 0; k < near.size(); k++) {
-            sent[2 * k + 1] += near.get(k) != null ? nanos : 0;
-        }
+    /** Elements were written to this node since a time. */
+    void took(long began) {
+        long nanos = System.nanoTime() - began;
+        connections.stream().filter(node -> node.near).forEach(node -> node.sentNanos += nanos);
     }
 
     /** Send a region that is stored by columns, without gaps. */
@@ -154,7 +132,7 @@ final class Block implements Closeable {
                 part.put(col, stored, first);
             }
         }
-        took(System.nanoTime() - began);
+        took(began);
         if (far) {
             stream(region, false, stored, 0);
         }
@@ -164,20 +142,15 @@ final class Block implements Closeable {
     void stream(long[] region, boolean byRow, byte[] stored, int first) throws IOException {
         int itemsize = target.element.nbytes;
         long length = byRow ? region[3] - region[2] : region[1] - region[0];
-        for (int k = 0; k < connections.size(); k++) {
-            if (near.get(k) != null) {
+        for (Connection to : connections) {
+            if (to.near) {
                 continue;
             }
-            Target.Node node = target.nodes.get(k);
-            Connection connection = connections.get(k);
-            Share share = new Share(node, region, itemsize, byRow);
+            Share share = new Share(to.node, region, itemsize, byRow);
             if (share.nbytes() > 0) {
-                long began = System.nanoTime();
-                connection.beginPut(target.request(node, region, byRow), share.nbytes());
-                share.send(connection, stored, first, length * itemsize);
-                connection.flush();
-                sent[2 * k] += share.nbytes();
-                sent[2 * k + 1] += System.nanoTime() - began;
+                to.beginPut(target.request(to.node, region, byRow), share.nbytes());
+                share.send(to, stored, first, length * itemsize);
+                to.endPut();
             }
         }
     }
@@ -194,23 +167,18 @@ final class Block implements Closeable {
             }
             ascending.putLong(numbers[order[k]]);
         }
-        for (int k = 0; k < connections.size(); k++) {
-            if (near.get(k) == null) {
-                long began = System.nanoTime();
-                sent[2 * k] +=
-                        putRows(target.nodes.get(k), connections.get(k), order, ascending.array());
-                sent[2 * k + 1] += System.nanoTime() - began;
+        for (Connection to : connections) {
+            if (!to.near) {
+                putRows(to, order, ascending.array());
             }
         }
     }
 
-    /** The bytes that were sent. */
-    private long putRows(Target.Node node, Connection connection, Integer[] order, byte[] ascending)
-            throws IOException {
+    private void putRows(Connection to, Integer[] order, byte[] ascending) throws IOException {
         int itemsize = target.element.nbytes;
         List<int[]> columns = new ArrayList<>();
         long size = 0;
-        for (Share.Runs[] product : node.products) {
+        for (Share.Runs[] product : to.node.products) {
             int[] cols = IntStream.range(0, target.cols)
                     .filter(product[1]::contains).toArray();
             columns.add(cols);
@@ -219,22 +187,21 @@ final class Block implements Closeable {
             }
         }
         if (size == 0) {
-            return 0;
+            return;
         }
-        Map<String, Object> body = target.request(node);
+        Map<String, Object> body = target.request(to.node);
         body.put("rows", ascending);
-        connection.beginPut(body, size * itemsize);
+        to.beginPut(body, size * itemsize);
         for (int p = 0; p < columns.size(); p++) {
             for (Integer k : order) {
-                if (node.products.get(p)[0].contains(numbers[k])) {
+                if (to.node.products.get(p)[0].contains(numbers[k])) {
                     for (int col : columns.get(p)) {
-                        connection.write(bytes, k * rowBytes + col * itemsize, itemsize);
+                        to.write(bytes, k * rowBytes + col * itemsize, itemsize);
                     }
                 }
             }
         }
-        connection.flush();
-        return size * itemsize;
+        to.endPut();
     }
 
     static Failure duplicate(String what) {
@@ -246,25 +213,21 @@ final class Block implements Closeable {
     /** Wait until the nodes have stored and counted everything; the times of each node. */
     List<Map<String, Object>> finish() throws IOException {
         flush();
-        for (int k = 0; k < connections.size(); k++) {
-            if (near.get(k) == null) {
-                connections.get(k).beginSync();
-                continue;
+        for (Connection node : connections) {
+            if (node.near) {
+                node.beginUnmap(target);
+            } else {
+                node.beginSync();
             }
-            for (RankBlock rank : near.get(k)) {
-                rank.close();
-                sent[2 * k] += rank.written() * target.element.nbytes;
-            }
-            connections.get(k).beginUnmap(target, near.get(k));
         }
         List<Map<String, Object>> times = new ArrayList<>();
-        for (int k = 0; k < connections.size(); k++) {
-            Map<String, Object> answer = connections.get(k).endSync();
+        for (Connection node : connections) {
+            Map<String, Object> answer = node.endSync();
             Map<String, Object> its = new LinkedHashMap<>();
-            its.put("node", target.nodes.get(k).number);
-            its.put("route", near.get(k) == null ? "TCP" : "shared memory");
-            its.put("nbytes", sent[2 * k]);
-            its.put("send_s", sent[2 * k + 1] / 1e9);
+            its.put("node", node.node.number);
+            its.put("route", node.near ? "shared memory" : "TCP");
+            its.put("nbytes", node.sentBytes);
+            its.put("send_s", node.sentNanos / 1e9);
             its.put("receive_s", answer.getOrDefault("receive_s", 0.0));
             its.put("deserialize_s", answer.getOrDefault("place_s", 0.0));
             times.add(its);
@@ -274,13 +237,6 @@ final class Block implements Closeable {
 
     @Override
     public void close() throws IOException {
-        for (List<RankBlock> ranks : near) {
-            if (ranks != null) {
-                ranks.forEach(RankBlock::close);
-            }
-        }
-        for (Connection connection : connections) {
-            connection.close();
-        }
+        Connection.closeAll(connections);
     }
 }

@@ -2,13 +2,14 @@ package alchemist.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import java.io.IOException;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import org.apache.spark.mllib.linalg.DenseVector;
 import org.apache.spark.mllib.linalg.SparseVector;
 import org.apache.spark.mllib.linalg.Vector;
 import org.apache.spark.mllib.linalg.distributed.IndexedRow;
 import org.apache.spark.sql.catalyst.InternalRow;
-import org.apache.spark.sql.catalyst.expressions.SpecializedGetters;
 import org.apache.spark.sql.catalyst.expressions.UnsafeArrayData;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.catalyst.util.ArrayData;
@@ -21,82 +22,27 @@ import org.apache.spark.unsafe.Platform;
 final class Columns {
     private static final byte SPARSE = 0;
 
-    private final String[] names;
-    private final String[] types; // bool, int8, ..., float64; of the elements of vectors and lists
-    private final boolean[] vectors;
-    private final int[] widths; // 1: a scalar, if it is neither vector nor list
-    private final boolean[] scalars;
-    private final int[] ordinals; // of the columns in a batch
-    private final Element element;
-    private final boolean[] same; // columns whose elements are stored as those of the matrix
+    final List<Column> all = new ArrayList<>();
+    private final Element element; // of the matrix
     private final boolean words; // all columns are 8 bytes that are the element's own
 
     Columns(JsonNode json, Element element) {
-        int count = json.size();
         this.element = element;
-        names = new String[count];
-        types = new String[count];
-        vectors = new boolean[count];
-        scalars = new boolean[count];
-        widths = new int[count];
-        ordinals = new int[count];
-        same = new boolean[count];
-        boolean all = true;
-        for (int k = 0; k < count; k++) {
-            JsonNode column = json.get(k);
-            names[k] = column.get("name").asText();
-            types[k] = column.get("type").asText();
-            vectors[k] = column.get("kind").asText().equals("vector");
-            scalars[k] = column.get("kind").asText().equals("scalar");
-            widths[k] = column.get("width").asInt();
-            ordinals[k] = column.path("ordinal").asInt();
-            same[k] = types[k].equalsIgnoreCase(element.name());
-            all &= scalars[k] && same[k];
-        }
-        words = all && element.nbytes == 8;
+        json.forEach(column -> all.add(new Column(column)));
+        words = element.nbytes == 8
+                && all.stream().allMatch(column -> column.scalar && column.same);
     }
 
     int width() {
-        return Arrays.stream(widths).sum();
-    }
-
-    /** The place of a column in a batch. */
-    int ordinal(int k) {
-        return ordinals[k];
-    }
-
-    /** The type of a column's elements. */
-    String type(int k) {
-        return types[k];
-    }
-
-    /** Whether a column's elements are stored as those of the matrix. */
-    boolean same(int k) {
-        return same[k];
+        return all.stream().mapToInt(column -> column.width).sum();
     }
 
     /** Copy rows {@code [start, start + count)} of a batch of scalars to a block, by columns. */
     void read(ColumnarBatch batch, int start, int count, byte[] block) throws IOException {
-        for (int k = 0, at = 0; k < names.length; k++, at += count * element.nbytes) {
-            read(batch.column(ordinals[k]), k, start, count, block, at);
-        }
-    }
-
-    /** Copy a part of a column of scalars. */
-    void read(ColumnVector column, int k, int start, int count, byte[] block, int at)
-            throws IOException {
-        for (int j = 0; column.hasNull() && j < count; j++) {
-            if (column.isNullAt(start + j)) {
-                throw nulls(k);
-            }
-        }
-        if (same(k) && element == Element.FLOAT64) {
-            element.store(block, at, column.getDoubles(start, count), names[k]);
-            return;
-        }
-        ColumnarArray values = new ColumnarArray(column, start, count);
-        for (int j = 0; j < count; j++) {
-            scalar(values, j, k, block, at + j * element.nbytes);
+        int at = 0;
+        for (Column column : all) {
+            column.read(batch.column(column.ordinal), start, count, block, at);
+            at += count * element.nbytes;
         }
     }
 
@@ -106,20 +52,19 @@ final class Columns {
             read((InternalRow) row, block, at);
             return;
         }
+        Column column = all.get(0);
         Vector vector = row instanceof IndexedRow ? ((IndexedRow) row).vector() : (Vector) row;
-        checkWidth(vector.size(), 0);
+        column.checkWidth(vector.size());
         if (vector instanceof DenseVector) {
-            element.store(block, at, ((DenseVector) vector).values(), names[0]);
+            element.store(block, at, ((DenseVector) vector).values(), column.name);
             return;
         }
         SparseVector sparse = (SparseVector) vector;
-        for (int j = 0; j < widths[0]; j++) {
-            element.store(block, at + j * element.nbytes, 0L, names[0]);
-        }
         int[] indices = sparse.indices();
+        column.zero(block, at);
         for (int j = 0; j < indices.length; j++) {
             int place = at + indices[j] * element.nbytes;
-            element.store(block, place, sparse.values()[j], names[0]);
+            element.store(block, place, sparse.values()[j], column.name);
         }
     }
 
@@ -129,106 +74,123 @@ final class Columns {
             int bits = UnsafeRow.calculateBitSetWidthInBytes(packed.numFields());
             Platform.copyMemory(
                     packed.getBaseObject(), packed.getBaseOffset() + bits,
-                    block, Block.BASE + at, 8L * names.length);
+                    block, Block.BASE + at, 8L * all.size());
             return;
         }
-        for (int k = 0; k < names.length; k++) {
-            if (row.isNullAt(k)) {
-                throw nulls(k);
+        for (int k = 0; k < all.size(); k++) {
+            Column column = all.get(k);
+            column.read(row, k, block, at);
+            at += column.width * element.nbytes;
+        }
+    }
+
+    /** A column of Spark, and its elements in a row of the matrix. */
+    final class Column {
+        final String name;
+        final Element from; // of vectors and lists, their elements
+        final int ordinal; // in a batch
+        final boolean same; // its elements are stored as those of the matrix
+        private final boolean scalar, vector; // a list if neither
+        private final int width;
+
+        private Column(JsonNode json) {
+            name = json.get("name").asText();
+            from = Element.of(json.get("type").asText());
+            scalar = json.get("kind").asText().equals("scalar");
+            vector = json.get("kind").asText().equals("vector");
+            width = json.get("width").asInt();
+            ordinal = json.path("ordinal").asInt();
+            same = from == element;
+        }
+
+        /** Copy a part of a column of scalars. */
+        void read(ColumnVector column, int start, int count, byte[] block, int at)
+                throws IOException {
+            for (int j = 0; column.hasNull() && j < count; j++) {
+                if (column.isNullAt(start + j)) {
+                    throw nulls();
+                }
             }
-            if (scalars[k]) {
-                scalar(row, k, k, block, at);
-            } else if (vectors[k]) {
-                vector(row.getStruct(k, 4), k, block, at);
+            if (same && element == Element.FLOAT64) {
+                element.store(block, at, column.getDoubles(start, count), name);
+                return;
+            }
+            ColumnarArray values = new ColumnarArray(column, start, count);
+            for (int j = 0; j < count; j++) {
+                element.store(block, at + j * element.nbytes, values, j, from, name);
+            }
+        }
+
+        private void read(InternalRow row, int field, byte[] block, int at) throws IOException {
+            if (row.isNullAt(field)) {
+                throw nulls();
+            }
+            if (scalar) {
+                element.store(block, at, row, field, from, name);
+            } else if (vector) {
+                vector(row.getStruct(field, 4), block, at);
             } else {
-                ArrayData list = row.getArray(k);
-                checkWidth(list.numElements(), k);
-                values(list, k, block, at);
-            }
-            at += widths[k] * element.nbytes;
-        }
-    }
-
-    /** Store a field of a row, or an element of an array. */
-    private void scalar(SpecializedGetters row, int field, int k, byte[] block, int at)
-            throws IOException {
-        switch (types[k]) {
-            case "bool":
-                element.store(block, at, row.getBoolean(field) ? 1L : 0L, names[k]);
-                break;
-            case "int8":
-                element.store(block, at, (long) row.getByte(field), names[k]);
-                break;
-            case "int16":
-                element.store(block, at, (long) row.getShort(field), names[k]);
-                break;
-            case "int32":
-                element.store(block, at, (long) row.getInt(field), names[k]);
-                break;
-            case "int64":
-                element.store(block, at, row.getLong(field), names[k]);
-                break;
-            case "float32":
-                element.store(block, at, (double) row.getFloat(field), names[k]);
-                break;
-            default:
-                element.store(block, at, row.getDouble(field), names[k]);
-        }
-    }
-
-    private void vector(InternalRow vector, int k, byte[] block, int at) throws IOException {
-        ArrayData values = vector.getArray(3);
-        if (vector.getByte(0) != SPARSE) {
-            checkWidth(values.numElements(), k);
-            values(values, k, block, at);
-            return;
-        }
-        checkWidth(vector.getInt(1), k);
-        ArrayData indices = vector.getArray(2);
-        for (int j = 0; j < widths[k]; j++) {
-            element.store(block, at + j * element.nbytes, 0L, names[k]);
-        }
-        for (int j = 0; j < indices.numElements(); j++) {
-            int place = at + indices.getInt(j) * element.nbytes;
-            element.store(block, place, values.getDouble(j), names[k]);
-        }
-    }
-
-    private void values(ArrayData list, int k, byte[] block, int at) throws IOException {
-        int count = list.numElements();
-        for (int j = 0; !vectors[k] && j < count; j++) {
-            if (list.isNullAt(j)) {
-                throw nulls(k);
+                ArrayData list = row.getArray(field);
+                for (int j = 0; j < list.numElements(); j++) {
+                    if (list.isNullAt(j)) {
+                        throw nulls();
+                    }
+                }
+                values(list, block, at);
             }
         }
-        if (list instanceof UnsafeArrayData && same[k]) {
-            UnsafeArrayData packed = (UnsafeArrayData) list;
-            long start = packed.getBaseOffset()
-                    + UnsafeArrayData.calculateHeaderPortionInBytes(count);
-            Platform.copyMemory(
-                    packed.getBaseObject(), start,
-                    block, Block.BASE + at, (long) count * element.nbytes);
-            return;
-        }
-        for (int j = 0; j < count; j++) {
-            scalar(list, j, k, block, at + j * element.nbytes);
-        }
-    }
 
-    private void checkWidth(int found, int k) throws IOException {
-        if (found != widths[k]) {
-            throw new Failure(
-                    "ShapeError",
-                    "column '" + names[k] + "' has a row of " + found + " elements where others "
-                            + "have " + widths[k] + ": the rows of a matrix must have the same "
-                            + "length");
+        private void vector(InternalRow vector, byte[] block, int at) throws IOException {
+            ArrayData values = vector.getArray(3);
+            if (vector.getByte(0) != SPARSE) {
+                values(values, block, at);
+                return;
+            }
+            checkWidth(vector.getInt(1));
+            ArrayData indices = vector.getArray(2);
+            zero(block, at);
+            for (int j = 0; j < indices.numElements(); j++) {
+                int place = at + indices.getInt(j) * element.nbytes;
+                element.store(block, place, values.getDouble(j), name);
+            }
         }
-    }
 
-    Failure nulls(int k) {
-        return new Failure(
-                "DtypeError",
-                "column '" + names[k] + "' has nulls, which a matrix cannot represent: fill or drop "
-                        + "them first (df.na.fill, df.na.drop)");
+        private void values(ArrayData list, byte[] block, int at) throws IOException {
+            int count = list.numElements();
+            checkWidth(count);
+            if (list instanceof UnsafeArrayData && same) {
+                UnsafeArrayData packed = (UnsafeArrayData) list;
+                long start = packed.getBaseOffset()
+                        + UnsafeArrayData.calculateHeaderPortionInBytes(count);
+                Platform.copyMemory(
+                        packed.getBaseObject(), start,
+                        block, Block.BASE + at, (long) count * element.nbytes);
+                return;
+            }
+            for (int j = 0; j < count; j++) {
+                element.store(block, at + j * element.nbytes, list, j, from, name);
+            }
+        }
+
+        private void zero(byte[] block, int at) {
+            Arrays.fill(block, at, at + width * element.nbytes, (byte) 0);
+        }
+
+        private void checkWidth(int found) throws IOException {
+            if (found != width) {
+                throw new Failure(
+                        "ShapeError",
+                        "column '" + name + "' has a row of " + found + " elements where others "
+                                + "have " + width + ": the rows of a matrix must have the same "
+                                + "length");
+            }
+        }
+
+        Failure nulls() {
+            return new Failure(
+                    "DtypeError",
+                    "column '" + name + "' has nulls, which a matrix cannot represent: fill or "
+                            + "drop them first (df.na.fill, df.na.drop)");
+        }
     }
 }

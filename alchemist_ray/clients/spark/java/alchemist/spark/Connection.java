@@ -33,8 +33,8 @@ import javax.crypto.spec.SecretKeySpec;
  * same node, which the endpoint proves ({@code node_proof.py}), the ranks' memory is mapped.
  */
 final class Connection implements Closeable {
-    static final int HELLO = 1, WELCOME = 2, REFUSED = 3, PUT = 7, GET = 8, DATA = 9, MAP = 10;
-    static final int UNMAP = 11, SYNC = 12, CHALLENGE = 13, PROOF = 14, SAME_NODE = 15;
+    private static final int HELLO = 1, WELCOME = 2, REFUSED = 3, PUT = 7, GET = 8, DATA = 9, MAP = 10;
+    private static final int UNMAP = 11, SYNC = 12, CHALLENGE = 13, PROOF = 14, SAME_NODE = 15;
 
     private static final byte[] MAGIC = "ALCH".getBytes(StandardCharsets.US_ASCII);
     private static final short VERSION = 3;
@@ -47,36 +47,54 @@ final class Connection implements Closeable {
     private static final int SOCKET_BYTES = 1 << 20;
     private static final int STAGING_BYTES = 512 << 10;
 
+    final Target.Node node;
+    boolean near; // this process is on the node, and has mapped the ranks' memory
+    final List<RankBlock> blocks = new ArrayList<>(); // if it is
+    long sentBytes, sentNanos, putBegan;
     private final SocketChannel channel;
     private final String name;
-    private boolean near; // this process is on the node, and may map the ranks' memory
     private ByteBuffer buffer; // a part of a payload on its way
     private long payload; // bytes of the last frame's payload
     private long left; // of them, not yet read
 
-    private Connection(SocketChannel channel, String name) {
+    private Connection(SocketChannel channel, Target.Node node) {
         this.channel = channel;
-        this.name = name;
+        this.node = node;
+        name = node.host + ":" + node.port;
     }
 
-    static Connection open(Target.Node node, Target target) throws IOException {
-        SocketChannel channel = SocketChannel.open();
+    /**
+     * Connections to all nodes of a matrix. Where this process is on the node of a rank, its block
+     * is mapped, to read the chosen columns, or to write them until {@link #beginUnmap}.
+     */
+    static List<Connection> all(Target target, int[] chosen, boolean write) throws IOException {
+        List<Connection> found = new ArrayList<>();
         try {
-            channel.setOption(StandardSocketOptions.SO_SNDBUF, SOCKET_BYTES);
-            channel.socket().connect(new InetSocketAddress(node.host, node.port), CONNECT_TIMEOUT_MS);
-            channel.socket().setSoTimeout(STALL_TIMEOUT_MS);
-            channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
-            channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
-            Connection connection = new Connection(channel, node.host + ":" + node.port);
-            connection.authenticate(target.token);
-            boolean near =
-                    channel.socket().getInetAddress().equals(channel.socket().getLocalAddress());
-            connection.near = near && target.mapped && connection.sameNode();
-            return connection;
+            for (Target.Node node : target.nodes) {
+                Connection one = new Connection(SocketChannel.open(), node);
+                found.add(one);
+                one.open(target);
+                InetSocketAddress peer = (InetSocketAddress) one.channel.getRemoteAddress();
+                InetSocketAddress here = (InetSocketAddress) one.channel.getLocalAddress();
+                if (target.mapped && peer.getAddress().equals(here.getAddress())
+                        && one.sameNode()) {
+                    one.map(target, chosen, write);
+                }
+            }
         } catch (IOException | RuntimeException error) {
-            channel.close();
+            closeAll(found);
             throw error;
         }
+        return found;
+    }
+
+    private void open(Target target) throws IOException {
+        channel.setOption(StandardSocketOptions.SO_SNDBUF, SOCKET_BYTES);
+        channel.socket().connect(new InetSocketAddress(node.host, node.port), CONNECT_TIMEOUT_MS);
+        channel.socket().setSoTimeout(STALL_TIMEOUT_MS);
+        channel.setOption(StandardSocketOptions.TCP_NODELAY, true);
+        channel.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
+        authenticate(target.token);
     }
 
     private void authenticate(String token) throws IOException {
@@ -84,7 +102,7 @@ final class Connection implements Closeable {
         new SecureRandom().nextBytes(nonce);
         send(HELLO, Collections.singletonMap("nonce", nonce));
         Map<String, Object> challenge = expect(CHALLENGE);
-        byte[] theirs = bytes(challenge, "nonce"), proof = bytes(challenge, "proof");
+        byte[] theirs = (byte[]) challenge.get("nonce"), proof = (byte[]) challenge.get("proof");
         byte[] fields = MessagePack.pack(Collections.singletonMap("role", "data"));
         if (!MessageDigest.isEqual(proof, proof("listening", token, nonce, theirs, new byte[0]))) {
             throw new Failure(
@@ -115,14 +133,6 @@ final class Connection implements Closeable {
         }
     }
 
-    private static byte[] bytes(Map<String, Object> body, String key) throws IOException {
-        Object value = body.get(key);
-        if (!(value instanceof byte[]) || ((byte[]) value).length != NONCE_BYTES) {
-            throw new IOException("malformed handshake: no valid '" + key + "'");
-        }
-        return (byte[]) value;
-    }
-
     /** Whether this process finds the endpoint's files: it is on its node, and of its user. */
     private boolean sameNode() throws IOException {
         send(SAME_NODE, Collections.emptyMap());
@@ -137,40 +147,28 @@ final class Connection implements Closeable {
         }
     }
 
-    /**
-     * The ranks' blocks of the matrix in this process's memory, to read the chosen columns, or to
-     * write them until {@link #beginUnmap}; null if this process is on another node.
-     */
-    List<RankBlock> map(Target target, Target.Node node, int[] chosen, boolean write)
-            throws IOException {
-        if (!near) {
-            return null;
-        }
+    private void map(Target target, int[] chosen, boolean write) throws IOException {
         Map<String, Object> body = target.request(node);
         body.put("write", write);
         body.put("paths", true);
         send(MAP, body);
         Map<String, Object> answer = expect(MAP);
         List<?> parts = (List<?>) answer.get("parts"), paths = (List<?>) answer.get("paths");
-        List<RankBlock> found = new ArrayList<>();
-        try {
-            for (int k = 0; k < node.held.size(); k++) {
-                long nbytes = (Long) ((List<?>) parts.get(k)).get(2);
-                found.add(new RankBlock(
-                        target, node.held.get(k), chosen, (String) paths.get(k), nbytes));
-            }
-        } catch (IOException | RuntimeException error) {
-            found.forEach(RankBlock::close);
-            throw error;
+        near = true;
+        for (int k = 0; k < node.held.size(); k++) {
+            long nbytes = (Long) ((List<?>) parts.get(k)).get(2);
+            blocks.add(new RankBlock(
+                    target, node.held.get(k), chosen, (String) paths.get(k), nbytes));
         }
-        return found;
     }
 
-    /** End the use of {@link #map}, and tell the ranks how much was written. */
-    void beginUnmap(Target target, List<RankBlock> blocks) throws IOException {
+    /** End the use of the blocks, and tell the ranks how much was written. */
+    void beginUnmap(Target target) throws IOException {
         List<Object> written = new ArrayList<>();
         for (RankBlock block : blocks) {
+            block.close();
             written.add(Arrays.asList(block.rank, block.written()));
+            sentBytes += block.written() * target.element.nbytes;
         }
         Map<String, Object> body = new LinkedHashMap<>();
         body.put("matrix", target.matrix);
@@ -178,8 +176,10 @@ final class Connection implements Closeable {
         send(UNMAP, body);
     }
 
-    /** Begin a PUT; its payload follows through {@link #write}, then {@link #flush}. */
+    /** Begin a PUT; its payload follows through {@link #write}, then {@link #endPut}. */
     void beginPut(Map<String, Object> body, long nbytes) throws IOException {
+        sentBytes += nbytes;
+        putBegan = System.nanoTime();
         sendHead(PUT, body, nbytes);
         buffer = buffer != null ? buffer : ByteBuffer.allocateDirect(STAGING_BYTES);
         buffer.clear();
@@ -196,8 +196,13 @@ final class Connection implements Closeable {
         }
     }
 
+    void endPut() throws IOException {
+        flush();
+        sentNanos += System.nanoTime() - putBegan;
+    }
+
     /** Stream the buffer. Fails with the endpoint's reason if it has refused the frame. */
-    void flush() throws IOException {
+    private void flush() throws IOException {
         buffer.flip();
         try {
             while (buffer.hasRemaining()) {
@@ -330,8 +335,15 @@ final class Connection implements Closeable {
         into.flip();
     }
 
+    static void closeAll(List<Connection> some) throws IOException {
+        for (Connection one : some) {
+            one.close();
+        }
+    }
+
     @Override
-    public void close() throws IOException {
+    public void close() throws IOException { // it ends the use of the ranks' memory
+        blocks.forEach(RankBlock::close);
         channel.close();
     }
 }

@@ -2,20 +2,58 @@ package alchemist.spark;
 
 import java.io.IOException;
 import java.util.Locale;
+import org.apache.spark.sql.catalyst.expressions.SpecializedGetters;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.unsafe.Platform;
 
-/** The dtypes of matrices, and how a value of Spark is stored as one without loss. */
+/**
+ * The dtypes of Spark's columns (matrices have none of INT8 and INT16), and how a value of Spark is
+ * stored without loss.
+ */
 enum Element {
-    BOOL(1), INT32(4), INT64(8), FLOAT32(4), FLOAT64(8);
+    BOOL(1, DataTypes.BooleanType), INT8(1, DataTypes.ByteType), INT16(2, DataTypes.ShortType),
+    INT32(4, DataTypes.IntegerType), INT64(8, DataTypes.LongType),
+    FLOAT32(4, DataTypes.FloatType), FLOAT64(8, DataTypes.DoubleType);
 
     final int nbytes;
+    final DataType type;
 
-    Element(int nbytes) {
+    Element(int nbytes, DataType type) {
         this.nbytes = nbytes;
+        this.type = type;
     }
 
     static Element of(String dtype) {
         return valueOf(dtype.toUpperCase(Locale.ROOT));
+    }
+
+    /** Store a field of a row, or an element of an array, which is a {@code from} there. */
+    void store(
+            byte[] block, int at, SpecializedGetters row, int field, Element from, String column)
+            throws IOException {
+        switch (from) {
+            case BOOL:
+                store(block, at, row.getBoolean(field) ? 1L : 0L, column);
+                break;
+            case INT8:
+                store(block, at, (long) row.getByte(field), column);
+                break;
+            case INT16:
+                store(block, at, (long) row.getShort(field), column);
+                break;
+            case INT32:
+                store(block, at, (long) row.getInt(field), column);
+                break;
+            case INT64:
+                store(block, at, row.getLong(field), column);
+                break;
+            case FLOAT32:
+                store(block, at, (double) row.getFloat(field), column);
+                break;
+            default:
+                store(block, at, row.getDouble(field), column);
+        }
     }
 
     void store(byte[] block, int at, double value, String column) throws IOException {

@@ -17,9 +17,8 @@ final class Fetcher implements Closeable {
     final Target target;
     private final int[] chosen; // columns of the rows, ascending
     private final List<int[]> runs = new ArrayList<>(); // chosen[from, to): read by one request
-    private final List<Connection> connections = new ArrayList<>();
-    private final List<List<RankBlock>> near = new ArrayList<>(); // of each node; null: another node
-    private byte[] gapped = {}; // rows of a run with columns that are not chosen
+    private List<Connection> connections; // null: not yet
+    private boolean far; // whether any is to another node
 
     Fetcher(Target target) {
         this(target, target.columns());
@@ -44,15 +43,13 @@ final class Fetcher implements Closeable {
             return;
         }
         connect();
-        if (near.contains(null)) {
+        if (far) {
             for (int[] run : runs) {
                 receive(start, count, run, into, first + run[0] * target.element.nbytes, stride);
             }
         }
-        for (List<RankBlock> ranks : near) {
-            if (ranks != null) {
-                ranks.forEach(rank -> rank.getRows(start, count, into, first, stride));
-            }
+        for (Connection node : connections) {
+            node.blocks.forEach(rank -> rank.getRows(start, count, into, first, stride));
         }
     }
 
@@ -60,19 +57,15 @@ final class Fetcher implements Closeable {
     private void receive(long start, int count, int[] run, byte[] into, int first, int stride)
             throws IOException {
         int nbytes = target.element.nbytes, left = chosen[run[0]], right = chosen[run[1] - 1] + 1;
-        boolean direct = right - left == run[1] - run[0];
-        int rowBytes = direct ? stride : Math.multiplyExact(right - left, nbytes);
-        if (!direct && gapped.length < (long) count * rowBytes) {
-            gapped = new byte[Math.multiplyExact(count, rowBytes)];
+        long[] region = {start, start + count, left, right};
+        if (right - left == run[1] - run[0]) {
+            receive(region, true, into, first, stride);
+            return;
         }
-        for (int k = 0; k < connections.size(); k++) {
-            if (near.get(k) == null) {
-                receive(
-                        k, new long[] {start, start + count, left, right}, true,
-                        direct ? into : gapped, direct ? first : 0, rowBytes);
-            }
-        }
-        for (int row = 0; !direct && row < count; row++) {
+        int rowBytes = Math.multiplyExact(right - left, nbytes);
+        byte[] gapped = new byte[Math.multiplyExact(count, rowBytes)];
+        receive(region, true, gapped, 0, rowBytes);
+        for (int row = 0; row < count; row++) {
             for (int k = run[0], to = first + row * stride; k < run[1]; k++, to += nbytes) {
                 int from = row * rowBytes + (chosen[k] - left) * nbytes;
                 System.arraycopy(gapped, from, into, to, nbytes);
@@ -84,12 +77,9 @@ final class Fetcher implements Closeable {
     void columns(long[] region, byte[] into) throws IOException {
         connect();
         int count = Math.toIntExact(region[1] - region[0]), stride = count * target.element.nbytes;
-        for (int k = 0; k < connections.size(); k++) {
-            if (near.get(k) == null) {
-                receive(k, region, false, into, 0, stride);
-                continue;
-            }
-            for (RankBlock rank : near.get(k)) {
+        receive(region, false, into, 0, stride);
+        for (Connection node : connections) {
+            for (RankBlock rank : node.blocks) {
                 RankBlock.Part part = rank.part(region[0], 0, count);
                 for (long col = region[2]; col < region[3]; col++) {
                     part.get(col, into, (int) (col - region[2]) * stride);
@@ -99,34 +89,31 @@ final class Fetcher implements Closeable {
     }
 
     private void connect() throws IOException {
-        while (near.size() < target.nodes.size()) {
-            Target.Node node = target.nodes.get(near.size());
-            Connection connection = Connection.open(node, target);
-            connections.add(connection);
-            near.add(connection.map(target, node, chosen, false));
+        if (connections == null) {
+            connections = Connection.all(target, chosen, false);
+            far = connections.stream().anyMatch(node -> !node.near);
         }
     }
 
-    private void receive(
-            int k, long[] region, boolean byRow, byte[] into, int first, int stride)
+    /** The share of other nodes of a region. */
+    private void receive(long[] region, boolean byRow, byte[] into, int first, int stride)
             throws IOException {
-        Target.Node node = target.nodes.get(k);
-        Share share = new Share(node, region, target.element.nbytes, byRow);
-        if (share.nbytes() > 0) {
-            connections.get(k).get(target.request(node, region, byRow), share.nbytes());
-            share.receive(connections.get(k), into, first, stride);
+        for (Connection from : connections) {
+            if (from.near) {
+                continue;
+            }
+            Share share = new Share(from.node, region, target.element.nbytes, byRow);
+            if (share.nbytes() > 0) {
+                from.get(target.request(from.node, region, byRow), share.nbytes());
+                share.receive(from, into, first, stride);
+            }
         }
     }
 
     @Override
     public void close() throws IOException {
-        for (List<RankBlock> ranks : near) {
-            if (ranks != null) {
-                ranks.forEach(RankBlock::close);
-            }
-        }
-        for (Connection connection : connections) {
-            connection.close(); // it ends the use of the ranks' memory
+        if (connections != null) {
+            Connection.closeAll(connections);
         }
     }
 }

@@ -9,8 +9,6 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.NoSuchElementException;
 import java.util.function.LongFunction;
-import org.apache.spark.Dependency;
-import org.apache.spark.Partition;
 import org.apache.spark.TaskContext;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.mllib.linalg.DenseMatrix;
@@ -25,9 +23,6 @@ import org.apache.spark.mllib.linalg.distributed.MatrixEntry;
 import org.apache.spark.mllib.linalg.distributed.RowMatrix;
 import org.apache.spark.rdd.RDD;
 import scala.Tuple2;
-import scala.collection.AbstractIterator;
-import scala.collection.Seq$;
-import scala.reflect.ClassTag$;
 
 /** A matrix as one of MLlib's: lazy, tasks fetch the elements. The session calls it through py4j. */
 public final class Matrices {
@@ -40,7 +35,7 @@ public final class Matrices {
 
     public static RowMatrix rows(JavaSparkContext spark, String spec, int partitions) {
         Target target = Target.parse(spec);
-        RDD<Vector> rows = new Fetched<>(
+        RDD<Vector> rows = fetched(
                 spark, batches(target, partitions), partitions, spec, true, Vector.class,
                 (region, block, element) -> each(region, row -> row(row, region, block, element)));
         return new RowMatrix(rows, target.rows, target.cols);
@@ -49,7 +44,7 @@ public final class Matrices {
     public static IndexedRowMatrix indexedRows(
             JavaSparkContext spark, String spec, int partitions) {
         Target target = Target.parse(spec);
-        RDD<IndexedRow> rows = new Fetched<>(
+        RDD<IndexedRow> rows = fetched(
                 spark, batches(target, partitions), partitions, spec, true, IndexedRow.class,
                 (region, block, element) -> each(
                         region,
@@ -60,7 +55,7 @@ public final class Matrices {
     /** The nonzero elements. */
     public static CoordinateMatrix entries(JavaSparkContext spark, String spec, int partitions) {
         Target target = Target.parse(spec);
-        RDD<MatrixEntry> entries = new Fetched<>(
+        RDD<MatrixEntry> entries = fetched(
                 spark, batches(target, partitions), partitions, spec, true, MatrixEntry.class,
                 (region, block, element) -> {
                     List<MatrixEntry> found = new ArrayList<>();
@@ -89,7 +84,7 @@ public final class Matrices {
                 });
             }
         }
-        RDD<Tuple2<Tuple2<Object, Object>, Matrix>> blocks = new Fetched<>(
+        RDD<Tuple2<Tuple2<Object, Object>, Matrix>> blocks = fetched(
                 spark, regions, partitions, spec, false, Tuple2.class,
                 (region, block, element) -> {
                     int height = (int) (region[1] - region[0]);
@@ -138,108 +133,71 @@ public final class Matrices {
         return found;
     }
 
-    /** Objects that tasks make of a matrix. Spark's own functions of an RDD read class files. */
-    private static final class Fetched<T> extends RDD<T> {
-        private static final long serialVersionUID = 1;
+    /** Objects that tasks make of regions of a matrix. */
+    private static <T> RDD<T> fetched(
+            JavaSparkContext spark, List<long[]> regions, int partitions, String spec,
+            boolean byRow, Class<? super T> type, Conversion<T> conversion) {
+        return new PartitionTasks<>(
+                spark.parallelize(regions, partitions).rdd(), type,
+                (number, some) -> new Fetched<>(spec, byRow, some, conversion));
+    }
 
-        private final transient List<long[]> regions;
-        private final int count;
-        private final String spec;
+    private static final class Fetched<T> implements Iterator<T> {
+        private final Fetcher fetcher;
         private final boolean byRow;
+        private final Iterator<long[]> regions;
         private final Conversion<T> conversion;
+        private Iterator<T> batch = Collections.emptyIterator();
+        private byte[] block = {};
 
-        /** {@code type}: of Scala's arrays of them. */
-        Fetched(
-                JavaSparkContext spark, List<long[]> regions, int partitions, String spec,
-                boolean byRow, Class<? super T> type, Conversion<T> conversion) {
-            super(spark.sc(), Seq$.MODULE$.<Dependency<?>>empty(), ClassTag$.MODULE$.apply(type));
-            this.regions = regions;
-            count = partitions;
-            this.spec = spec;
+        Fetched(String spec, boolean byRow, Iterator<long[]> regions, Conversion<T> conversion) {
+            fetcher = new Fetcher(Target.parse(spec));
             this.byRow = byRow;
+            this.regions = regions;
             this.conversion = conversion;
-        }
-
-        @Override
-        public Partition[] getPartitions() {
-            Partition[] found = new Partition[count];
-            for (int k = 0; k < count; k++) {
-                int start = (int) ((long) regions.size() * k / count);
-                int stop = (int) ((long) regions.size() * (k + 1) / count);
-                found[k] = new Regions(k, new ArrayList<>(regions.subList(start, stop)));
-            }
-            return found;
-        }
-
-        @Override
-        public scala.collection.Iterator<T> compute(Partition split, TaskContext context) {
-            Fetcher fetcher = new Fetcher(Target.parse(spec));
-            context.addTaskCompletionListener(ended -> {
+            TaskContext.get().addTaskCompletionListener(ended -> {
                 try {
                     fetcher.close();
                 } catch (IOException error) {
                     throw new UncheckedIOException(error);
                 }
             });
-            Iterator<long[]> some = ((Regions) split).regions.iterator();
-            return new AbstractIterator<T>() {
-                private Iterator<T> batch = Collections.emptyIterator();
-                private byte[] block = {};
-
-                @Override
-                public boolean hasNext() {
-                    while (!batch.hasNext() && some.hasNext()) {
-                        long[] region = some.next();
-                        try {
-                            fetch(region);
-                        } catch (IOException error) {
-                            throw new UncheckedIOException(error);
-                        }
-                        batch = conversion.of(region, block, fetcher.target.element);
-                    }
-                    return batch.hasNext();
-                }
-
-                private void fetch(long[] region) throws IOException {
-                    int height = (int) (region[1] - region[0]);
-                    int stride = (int) (region[3] - region[2]) * fetcher.target.element.nbytes;
-                    int nbytes = Math.multiplyExact(height, stride);
-                    if (block.length < nbytes) {
-                        block = new byte[nbytes];
-                    }
-                    if (byRow) {
-                        fetcher.rows(region[0], height, block, 0, stride);
-                    } else {
-                        fetcher.columns(region, block);
-                    }
-                }
-
-                @Override
-                public T next() {
-                    if (!hasNext()) {
-                        throw new NoSuchElementException();
-                    }
-                    return batch.next();
-                }
-            };
-        }
-    }
-
-    /** Regions that a task fetches. */
-    private static final class Regions implements Partition {
-        private static final long serialVersionUID = 1;
-
-        final int index;
-        final List<long[]> regions;
-
-        Regions(int index, List<long[]> regions) {
-            this.index = index;
-            this.regions = regions;
         }
 
         @Override
-        public int index() {
-            return index;
+        public boolean hasNext() {
+            while (!batch.hasNext() && regions.hasNext()) {
+                long[] region = regions.next();
+                try {
+                    fetch(region);
+                } catch (IOException error) {
+                    throw new UncheckedIOException(error);
+                }
+                batch = conversion.of(region, block, fetcher.target.element);
+            }
+            return batch.hasNext();
+        }
+
+        private void fetch(long[] region) throws IOException {
+            int height = (int) (region[1] - region[0]);
+            int stride = (int) (region[3] - region[2]) * fetcher.target.element.nbytes;
+            int nbytes = Math.multiplyExact(height, stride);
+            if (block.length < nbytes) {
+                block = new byte[nbytes];
+            }
+            if (byRow) {
+                fetcher.rows(region[0], height, block, 0, stride);
+            } else {
+                fetcher.columns(region, block);
+            }
+        }
+
+        @Override
+        public T next() {
+            if (!hasNext()) {
+                throw new NoSuchElementException();
+            }
+            return batch.next();
         }
     }
 }

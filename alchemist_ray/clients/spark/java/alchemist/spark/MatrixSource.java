@@ -9,12 +9,14 @@ import java.util.Set;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
@@ -24,11 +26,11 @@ import org.apache.spark.sql.connector.read.SupportsPushDownOffset;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
-import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import org.apache.spark.unsafe.Platform;
 import scala.Option;
 
 /** A matrix as a DataFrame; the session calls it through py4j. */
@@ -49,16 +51,6 @@ public final class MatrixSource {
         return all.length > 0 ? frame.toDF(all) : frame;
     }
 
-    private static DataType type(Element element) {
-        switch (element) {
-            case BOOL: return DataTypes.BooleanType;
-            case INT32: return DataTypes.IntegerType;
-            case INT64: return DataTypes.LongType;
-            case FLOAT32: return DataTypes.FloatType;
-            default: return DataTypes.DoubleType;
-        }
-    }
-
     private static final class Matrix implements SupportsRead {
         private final String spec;
         private final Target target;
@@ -73,7 +65,7 @@ public final class MatrixSource {
             this.least = Math.min(least, partitions);
             StructField[] fields = new StructField[target.cols];
             for (int j = 0; j < fields.length; j++) {
-                fields[j] = DataTypes.createStructField("c" + j, type(target.element), false);
+                fields[j] = DataTypes.createStructField("c" + j, target.element.type, false);
             }
             schema = new StructType(fields);
         }
@@ -181,7 +173,7 @@ public final class MatrixSource {
             int count = (int) Math.max(1, Math.min(rows, wanted));
             InputPartition[] parts = new InputPartition[count];
             for (int k = 0; k < count; k++) {
-                parts[k] = new MatrixReaders.Rows(
+                parts[k] = new Rows(
                         start + rows * k / count, start + rows * (k + 1) / count);
             }
             return parts;
@@ -189,7 +181,7 @@ public final class MatrixSource {
 
         @Override
         public PartitionReaderFactory createReaderFactory() {
-            return new MatrixReaders(matrix.spec, columns());
+            return new Readers(matrix.spec, columns());
         }
 
         private int[] columns() {
@@ -207,6 +199,120 @@ public final class MatrixSource {
         @Override
         public int hashCode() {
             return Objects.hash(matrix, schema, start, stop);
+        }
+    }
+
+    /** Rows {@code [start, stop)} of the matrix. */
+    private static final class Rows implements InputPartition {
+        private static final long serialVersionUID = 1;
+
+        final long start, stop;
+
+        Rows(long start, long stop) {
+            this.start = start;
+            this.stop = stop;
+        }
+    }
+
+    /** Makes the readers of the partitions. Spark may read one again. */
+    private static final class Readers implements PartitionReaderFactory {
+        private static final long serialVersionUID = 1;
+
+        private final String target;
+        private final int[] columns; // that Spark needs, ascending
+
+        Readers(String target, int[] columns) {
+            this.target = target;
+            this.columns = columns;
+        }
+
+        @Override
+        public PartitionReader<InternalRow> createReader(InputPartition partition) {
+            return new RowReader(Target.parse(target), columns, (Rows) partition);
+        }
+    }
+
+    /**
+     * Rows in Spark's binary form: a word per 64 columns for nulls, then 8 bytes per element.
+     *
+     * <p>Elements of 8 bytes are fetched to where they belong. In columns, Spark would make the same
+     * rows of them, element by element.
+     */
+    private static final class RowReader implements PartitionReader<InternalRow> {
+        private static final int WORD = UnsafeRow.WORD_SIZE;
+
+        private final int cols, itemsize;
+        private final Fetcher fetcher;
+        private final long stop;
+        private long next; // to be fetched
+        private final int height; // rows that fit
+        private final int head, stride; // bytes of a row's nulls, and of all
+        private final byte[] rows;
+        private final byte[] narrow; // elements of less than a word
+        private int count, at; // rows that were fetched; the current one
+        private final UnsafeRow row;
+
+        RowReader(Target target, int[] columns, Rows part) {
+            cols = columns.length;
+            itemsize = target.element.nbytes;
+            fetcher = new Fetcher(target, columns);
+            next = part.start;
+            stop = part.stop;
+            head = UnsafeRow.calculateBitSetWidthInBytes(cols);
+            stride = Math.addExact(head, Math.multiplyExact(WORD, cols));
+            int fitting = Fetcher.BATCH_BYTES / Math.max(WORD, stride);
+            height = (int) Math.min(Math.max(1, fitting), stop - next);
+            rows = new byte[Math.multiplyExact(height, stride)];
+            narrow = itemsize == WORD ? null : new byte[height * cols * itemsize];
+            row = new UnsafeRow(cols);
+        }
+
+        @Override
+        public boolean next() throws IOException {
+            if (++at >= count) {
+                if (next >= stop) {
+                    return false;
+                }
+                fetch();
+            }
+            row.pointTo(rows, Block.BASE + (long) at * stride, stride);
+            return true;
+        }
+
+        private void fetch() throws IOException {
+            at = 0;
+            count = (int) Math.min(height, stop - next);
+            if (narrow == null) {
+                fetcher.rows(next, count, rows, head, stride);
+            } else {
+                fetcher.rows(next, count, narrow, 0, cols * itemsize);
+                widen();
+            }
+            next += count;
+        }
+
+        private void widen() {
+            long from = Block.BASE;
+            for (int k = 0; k < count; k++) {
+                long to = Block.BASE + (long) k * stride + head;
+                for (int j = 0; j < cols; j++, to += WORD, from += itemsize) {
+                    if (itemsize == 4) {
+                        Platform.putInt(rows, to, Platform.getInt(narrow, from));
+                    } else {
+                        Platform.putByte(rows, to, Platform.getByte(narrow, from));
+                    }
+                }
+            }
+        }
+
+        @Override
+        public InternalRow get() {
+            return row;
+        }
+
+        @Override
+        public void close() throws IOException {
+            fetcher.close();
         }
     }
 }

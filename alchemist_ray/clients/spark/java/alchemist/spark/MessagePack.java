@@ -1,6 +1,7 @@
 package alchemist.spark;
 
 import java.io.ByteArrayOutputStream;
+import java.io.DataOutputStream;
 import java.io.IOException;
 import java.nio.BufferUnderflowException;
 import java.nio.ByteBuffer;
@@ -16,65 +17,55 @@ final class MessagePack {
 
     private MessagePack() {}
 
-    static byte[] pack(Map<String, ?> map) {
-        ByteArrayOutputStream out = new ByteArrayOutputStream();
-        put(out, map);
-        return out.toByteArray();
+    static byte[] pack(Map<String, ?> map) throws IOException {
+        ByteArrayOutputStream packed = new ByteArrayOutputStream();
+        put(new DataOutputStream(packed), map);
+        return packed.toByteArray();
     }
 
-    private static void put(ByteArrayOutputStream out, Object value) {
+    private static void put(DataOutputStream out, Object value) throws IOException {
         if (value instanceof Map) {
-            Map<?, ?> map = (Map<?, ?>) value;
-            number(out, 0xdf, map.size(), 4);
-            for (Map.Entry<?, ?> entry : map.entrySet()) {
+            head(out, 0xdf, ((Map<?, ?>) value).size());
+            for (Map.Entry<?, ?> entry : ((Map<?, ?>) value).entrySet()) {
                 put(out, entry.getKey());
                 put(out, entry.getValue());
             }
         } else if (value instanceof List) {
-            List<?> list = (List<?>) value;
-            number(out, 0xdd, list.size(), 4);
-            for (Object item : list) {
+            head(out, 0xdd, ((List<?>) value).size());
+            for (Object item : (List<?>) value) {
                 put(out, item);
             }
         } else if (value instanceof String) {
             byte[] text = ((String) value).getBytes(StandardCharsets.UTF_8);
-            number(out, 0xdb, text.length, 4);
-            out.write(text, 0, text.length);
+            head(out, 0xdb, text.length);
+            out.write(text);
         } else if (value instanceof byte[]) {
-            byte[] bytes = (byte[]) value;
-            number(out, 0xc6, bytes.length, 4);
-            out.write(bytes, 0, bytes.length);
+            head(out, 0xc6, ((byte[]) value).length);
+            out.write((byte[]) value);
         } else if (value instanceof Boolean) {
             out.write((Boolean) value ? 0xc3 : 0xc2);
-        } else if (value instanceof Integer || value instanceof Long) {
-            number(out, 0xd3, ((Number) value).longValue(), 8);
         } else {
-            throw new IllegalArgumentException("cannot send a " + value.getClass() + " in a frame");
+            out.write(0xd3);
+            out.writeLong(((Number) value).longValue());
         }
     }
 
-    private static void number(ByteArrayOutputStream out, int code, long value, int bytes) {
+    private static void head(DataOutputStream out, int code, int length) throws IOException {
         out.write(code);
-        for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) {
-            out.write((int) (value >>> shift));
-        }
+        out.writeInt(length);
     }
 
-    /** A map with string keys. */
+    @SuppressWarnings("unchecked")
     static Map<String, Object> unpack(byte[] packed) throws IOException {
         if (packed.length == 0) {
             return new LinkedHashMap<>();
         }
         try {
             Object value = take(ByteBuffer.wrap(packed), 0);
-            if (!(value instanceof Map)) {
-                throw new IOException("the content of a frame is not a map");
+            if (value instanceof Map) {
+                return (Map<String, Object>) value;
             }
-            Map<String, Object> map = new LinkedHashMap<>();
-            for (Map.Entry<?, ?> entry : ((Map<?, ?>) value).entrySet()) {
-                map.put(String.valueOf(entry.getKey()), entry.getValue());
-            }
-            return map;
+            throw new IOException("the content of a frame is not a map");
         } catch (BufferUnderflowException error) {
             throw new IOException("malformed map in a frame");
         }
@@ -101,55 +92,56 @@ final class MessagePack {
             case 0xc0: return null;
             case 0xc2: return false;
             case 0xc3: return true;
-            case 0xc4: return bytes(in, in.get() & 0xff);
-            case 0xc5: return bytes(in, in.getShort() & 0xffff);
-            case 0xc6: return bytes(in, in.getInt());
+            case 0xc4: case 0xc5: case 0xc6: return bytes(in, number(in, 1 << code - 0xc4));
             case 0xca: return (double) in.getFloat();
             case 0xcb: return in.getDouble();
-            case 0xcc: return in.get() & 0xffL;
-            case 0xcd: return in.getShort() & 0xffffL;
-            case 0xce: return in.getInt() & 0xffffffffL;
-            case 0xcf: case 0xd3: return in.getLong();
+            case 0xcc: case 0xcd: case 0xce: case 0xcf: return number(in, 1 << code - 0xcc);
             case 0xd0: return (long) in.get();
             case 0xd1: return (long) in.getShort();
             case 0xd2: return (long) in.getInt();
-            case 0xd9: return text(in, in.get() & 0xff);
-            case 0xda: return text(in, in.getShort() & 0xffff);
-            case 0xdb: return text(in, in.getInt());
-            case 0xdc: return list(in, in.getShort() & 0xffff, depth);
-            case 0xdd: return list(in, in.getInt(), depth);
-            case 0xde: return map(in, in.getShort() & 0xffff, depth);
-            case 0xdf: return map(in, in.getInt(), depth);
+            case 0xd3: return in.getLong();
+            case 0xd9: case 0xda: case 0xdb: return text(in, number(in, 1 << code - 0xd9));
+            case 0xdc: case 0xdd: return list(in, number(in, 2 << code - 0xdc), depth);
+            case 0xde: case 0xdf: return map(in, number(in, 2 << code - 0xde), depth);
             default: throw new IOException("unknown type " + code + " in a frame");
         }
     }
 
-    private static byte[] bytes(ByteBuffer in, int length) throws IOException {
-        if (length < 0 || length > in.remaining()) {
-            throw new IOException("malformed map in a frame");
+    /** An unsigned number of so many bytes. */
+    private static long number(ByteBuffer in, int nbytes) {
+        long found = 0;
+        for (int k = 0; k < nbytes; k++) {
+            found = found << 8 | in.get() & 0xff;
         }
-        byte[] found = new byte[length];
+        return found;
+    }
+
+    private static byte[] bytes(ByteBuffer in, long length) {
+        if (length > in.remaining()) {
+            throw new BufferUnderflowException();
+        }
+        byte[] found = new byte[(int) length];
         in.get(found);
         return found;
     }
 
-    private static String text(ByteBuffer in, int length) throws IOException {
+    private static String text(ByteBuffer in, long length) {
         return new String(bytes(in, length), StandardCharsets.UTF_8);
     }
 
-    private static List<Object> list(ByteBuffer in, int length, int depth) throws IOException {
+    private static List<Object> list(ByteBuffer in, long length, int depth) throws IOException {
         List<Object> found = new ArrayList<>();
-        for (int k = 0; k != length; k++) {
+        for (long k = 0; k < length; k++) {
             found.add(take(in, depth + 1));
         }
         return found;
     }
 
-    private static Map<Object, Object> map(ByteBuffer in, int length, int depth)
+    private static Map<String, Object> map(ByteBuffer in, long length, int depth)
             throws IOException {
-        Map<Object, Object> found = new LinkedHashMap<>();
-        for (int k = 0; k != length; k++) {
-            Object key = take(in, depth + 1);
+        Map<String, Object> found = new LinkedHashMap<>();
+        for (long k = 0; k < length; k++) {
+            String key = String.valueOf(take(in, depth + 1));
             found.put(key, take(in, depth + 1));
         }
         return found;

@@ -27,8 +27,9 @@ final class PartitionTasks<T, U> extends RDD<U> {
 
     private final Task<T, U> task;
 
-    PartitionTasks(RDD<T> parent, Task<T, U> task) {
-        super(parent, PartitionTasks.<U>tag());
+    /** {@code type}: of Scala's arrays of the results. */
+    PartitionTasks(RDD<T> parent, Class<? super U> type, Task<T, U> task) {
+        super(parent, ClassTag$.MODULE$.<U>apply(type));
         this.task = task;
     }
 

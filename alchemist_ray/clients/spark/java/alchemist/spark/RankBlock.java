@@ -108,7 +108,7 @@ final class RankBlock implements Closeable {
                 for (long k = 0; k < runs.runs; k++, from += nbytes) {
                     long to = base + (runs.start + k * runs.period - row) * itemsize;
                     if (runs.width == 1) {
-                        RankBlock.this.get(from, into, to);
+                        copy(null, from, into, to);
                     } else {
                         Platform.copyMemory(null, from, into, to, nbytes);
                     }
@@ -123,27 +123,28 @@ final class RankBlock implements Closeable {
     }
 
     private void gather(byte[] stored, long from, long step, long to, int count) {
+        if (itemsize == 8) {
+            for (int k = 0; k < count; k++, from += step, to += 8) {
+                Platform.putLong(null, to, Platform.getLong(stored, from));
+            }
+            return;
+        }
+        for (int k = 0; k < count; k++, from += step, to += itemsize) {
+            copy(stored, from, null, to);
+        }
+    }
+
+    /** Copy an element. */
+    private void copy(byte[] source, long from, byte[] into, long to) {
         switch (itemsize) {
             case 8:
-                for (int k = 0; k < count; k++) {
-                    Platform.putLong(null, to, Platform.getLong(stored, from));
-                    from += step;
-                    to += 8;
-                }
+                Platform.putLong(into, to, Platform.getLong(source, from));
                 break;
             case 4:
-                for (int k = 0; k < count; k++) {
-                    Platform.putInt(null, to, Platform.getInt(stored, from));
-                    from += step;
-                    to += 4;
-                }
+                Platform.putInt(into, to, Platform.getInt(source, from));
                 break;
             default:
-                for (int k = 0; k < count; k++) {
-                    Platform.putByte(null, to, Platform.getByte(stored, from));
-                    from += step;
-                    to += 1;
-                }
+                Platform.putByte(into, to, Platform.getByte(source, from));
         }
     }
 
@@ -202,21 +203,8 @@ final class RankBlock implements Closeable {
         for (; col < columnFrom.length; col++) {
             long address = column(col, low, length), first = Block.BASE + columnFrom[col];
             for (int k = start; k < stop; k++) {
-                put(address + to[k], stored, first + from[k]);
+                copy(stored, first + from[k], null, address + to[k]);
             }
-        }
-    }
-
-    private void put(long to, byte[] stored, long from) {
-        switch (itemsize) {
-            case 8:
-                Platform.putLong(null, to, Platform.getLong(stored, from));
-                break;
-            case 4:
-                Platform.putInt(null, to, Platform.getInt(stored, from));
-                break;
-            default:
-                Platform.putByte(null, to, Platform.getByte(stored, from));
         }
     }
 
@@ -249,7 +237,7 @@ final class RankBlock implements Closeable {
         for (; col < width; col++) {
             long from = column(col, start * itemsize, (long) some * itemsize);
             for (int k = 0; k < some; k++, from += itemsize) {
-                get(from, into, to[k] + columnFrom[col]);
+                copy(null, from, into, to[k] + columnFrom[col]);
             }
         }
     }
@@ -273,19 +261,6 @@ final class RankBlock implements Closeable {
             Platform.putLong(into, row + toF, Platform.getLong(null, f + from));
             Platform.putLong(into, row + toG, Platform.getLong(null, g + from));
             Platform.putLong(into, row + toH, Platform.getLong(null, h + from));
-        }
-    }
-
-    private void get(long from, byte[] into, long to) {
-        switch (itemsize) {
-            case 8:
-                Platform.putLong(into, to, Platform.getLong(null, from));
-                break;
-            case 4:
-                Platform.putInt(into, to, Platform.getInt(null, from));
-                break;
-            default:
-                Platform.putByte(into, to, Platform.getByte(null, from));
         }
     }
 

@@ -1,9 +1,7 @@
 package alchemist.spark;
 
+import io.netty.util.internal.PlatformDependent;
 import java.io.IOException;
-import java.lang.reflect.Field;
-import java.lang.reflect.Method;
-import java.nio.Buffer;
 import java.nio.MappedByteBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.file.Files;
@@ -14,7 +12,6 @@ import java.nio.file.attribute.BasicFileAttributes;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
-import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import org.apache.spark.storage.StorageUtils;
@@ -31,7 +28,6 @@ final class Segment {
     private static final long WINDOW = 1L << 30; // Java maps at most 2 GiB at once
     private static final int WORD = 8;
     private static final long NEAR_FAULT = 64 << 10; // bytes that Linux maps when one is read
-    private static final long ADDRESS = addressField();
     private static final Map<Object, Segment> KEPT = new HashMap<>(); // by file and size
     private static Thread cleaner;
 
@@ -71,7 +67,7 @@ final class Segment {
             for (int k = 0; k < windows.length; k++) {
                 long length = Math.min(2 * WINDOW - WORD, nbytes - k * WINDOW);
                 mapped.add(file.map(FileChannel.MapMode.READ_WRITE, k * WINDOW, length));
-                windows[k] = Platform.getLong(mapped.get(k), ADDRESS);
+                windows[k] = PlatformDependent.directBufferAddress(mapped.get(k));
             }
         } catch (IOException | RuntimeException error) {
             mapped.forEach(StorageUtils::dispose);
@@ -94,27 +90,25 @@ final class Segment {
     /** Drop mappings that are idle, until there are none. */
     private static void clean() {
         synchronized (KEPT) {
-            while (!KEPT.isEmpty()) {
-                try {
+            try {
+                while (!KEPT.isEmpty()) {
                     KEPT.wait(IDLE_MS / 4);
-                } catch (InterruptedException error) { // drop all that no task uses
-                    Thread.currentThread().interrupt();
+                    KEPT.values().removeIf(Segment::dropped);
                 }
-                long now = System.currentTimeMillis();
-                boolean all = Thread.currentThread().isInterrupted();
-                for (Iterator<Segment> some = KEPT.values().iterator(); some.hasNext();) {
-                    Segment one = some.next();
-                    if (one.users == 0 && (all || now - one.released >= IDLE_MS)) {
-                        one.mapped.forEach(StorageUtils::dispose);
-                        some.remove();
-                    }
-                }
-                if (all) {
-                    break;
-                }
+            } catch (InterruptedException error) {
+                Thread.currentThread().interrupt();
             }
             cleaner = null;
         }
+    }
+
+    /** Drop the mapping if it is idle; whether it was. */
+    private boolean dropped() {
+        boolean idle = users == 0 && System.currentTimeMillis() - released >= IDLE_MS;
+        if (idle) {
+            mapped.forEach(StorageUtils::dispose);
+        }
+        return idle;
     }
 
     /** The most bytes that have one address. */
@@ -135,18 +129,5 @@ final class Segment {
             }
         }
         return address;
-    }
-
-    /** The place of the address in a buffer, which Java does not tell. */
-    private static long addressField() {
-        try {
-            Class<?> unsafe = Class.forName("sun.misc.Unsafe"); // javac does not know it for Java 8
-            Field only = unsafe.getDeclaredField("theUnsafe");
-            only.setAccessible(true);
-            Method offset = unsafe.getMethod("objectFieldOffset", Field.class);
-            return (Long) offset.invoke(only.get(null), Buffer.class.getDeclaredField("address"));
-        } catch (ReflectiveOperationException error) {
-            throw new ExceptionInInitializerError(error);
-        }
     }
 }

@@ -5,8 +5,6 @@ import org.apache.spark.sql.execution.columnar.ColumnAccessor$;
 import org.apache.spark.sql.execution.columnar.DefaultCachedBatch;
 import org.apache.spark.sql.execution.columnar.compression.PassThrough$;
 import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector;
-import org.apache.spark.sql.types.DataType;
-import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.unsafe.Platform;
 
 /**
@@ -27,9 +25,9 @@ final class Stored {
     private final int[] first; // the place of each column's first element
     private long direct; // columns of batches that were not decoded
 
-    Stored(Columns columns, Element element, Block block) {
+    Stored(Columns columns, Block block) {
         this.columns = columns;
-        this.element = element;
+        element = block.target.element;
         this.block = block;
         decoded = new byte[columns.width()][];
         values = new byte[columns.width()][];
@@ -50,7 +48,7 @@ final class Stored {
                 part.put(k, values[k], first[k]);
             }
         }
-        block.took(System.nanoTime() - began);
+        block.took(began);
         if (block.far()) {
             stream(row, batch.numRows());
         }
@@ -58,31 +56,28 @@ final class Stored {
 
     /** Find a column's values: as they are stored, or decoded. */
     private void find(DefaultCachedBatch batch, int k) throws IOException {
-        byte[] stored = batch.buffers()[columns.ordinal(k)];
+        Columns.Column column = columns.all.get(k);
+        byte[] stored = batch.buffers()[column.ordinal];
         if (Platform.getInt(stored, Block.BASE) > 0) {
-            throw columns.nulls(k);
+            throw column.nulls();
         }
         int encoding = Platform.getInt(stored, Block.BASE + 4);
-        if (columns.same(k) && encoding == PassThrough$.MODULE$.typeId()) {
+        if (column.same && encoding == PassThrough$.MODULE$.typeId()) {
             values[k] = stored;
             first[k] = HEADER_BYTES;
             direct++;
-        } else {
-            values[k] = decode(stored, k, batch.numRows());
-            first[k] = 0;
+            return;
         }
-    }
-
-    private byte[] decode(byte[] stored, int k, int rows) throws IOException {
+        int rows = batch.numRows();
         if (decoded[k] == null || decoded[k].length < rows * element.nbytes) {
             decoded[k] = new byte[rows * element.nbytes];
         }
-        DataType type = type(columns.type(k));
-        try (OnHeapColumnVector vector = new OnHeapColumnVector(rows, type)) {
-            ColumnAccessor$.MODULE$.decompress(stored, vector, type, rows);
-            columns.read(vector, k, 0, rows, decoded[k], 0);
+        try (OnHeapColumnVector vector = new OnHeapColumnVector(rows, column.from.type)) {
+            ColumnAccessor$.MODULE$.decompress(stored, vector, column.from.type, rows);
+            column.read(vector, 0, rows, decoded[k], 0);
         }
-        return decoded[k];
+        values[k] = decoded[k];
+        first[k] = 0;
     }
 
     /** Send the batch to other nodes, in parts that fit a block. */
@@ -98,18 +93,6 @@ final class Stored {
             block.stream(
                     new long[] {row + start, row + start + count, 0, values.length},
                     false, block.bytes, 0);
-        }
-    }
-
-    private static DataType type(String name) {
-        switch (name) {
-            case "bool": return DataTypes.BooleanType;
-            case "int8": return DataTypes.ByteType;
-            case "int16": return DataTypes.ShortType;
-            case "int32": return DataTypes.IntegerType;
-            case "int64": return DataTypes.LongType;
-            case "float32": return DataTypes.FloatType;
-            default: return DataTypes.DoubleType;
         }
     }
 }
