@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,15 @@ from alchemist_ray.arguments import (
     checked_path,
     checked_seconds,
     near,
+    positive_int,
 )
 from alchemist_ray.gang.options import START_TIMEOUT_S
 from alchemist_ray.runtime.cluster.placement import Reservation
 from envs.errors import EnvConfigError
 
-CHOICES = {
-    "placement": ("own", "inherit", "auto"),
-    "on_failure": ("raise", "truncate"),
-    "out_of_bounds": ("clip", "refuse"),
-}
 VECTOR_ONLY = ("copies", "agents", "gangs")
 MAX_RESTARTS = 10  # of gangs within an hour
+Check = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,53 +117,14 @@ class EnvConfig:
                 "config needs 'lib_name', the name of a simulator: 'rayleigh_benard', "
                 "'lammps_crystal', or your own with its file in 'lib_path'"
             )
-        for key in ("num_workers", "gangs", "copies", "agents", "port"):
-            if given.get(key) is not None or (key in ("num_workers", "gangs") and key in given):
-                given[key] = _integer(key, given[key], 1)
-        if "max_restarts" in given:
-            given["max_restarts"] = _integer("max_restarts", given["max_restarts"], 0)
-        for key in ("step_timeout_s", "start_timeout_s"):
-            if key in given:
-                given[key] = checked_seconds(
-                    f"config[{key!r}]", given[key], EnvConfigError, most=MAX_SECONDS
-                )
-        if given.get("cpus_per_worker") is not None:
-            given["cpus_per_worker"] = checked_cpus(
-                "config['cpus_per_worker']", given["cpus_per_worker"], EnvConfigError
-            )
-        for key, choices in CHOICES.items():
-            value = given.get(key, choices[0])
-            if key == "placement" and isinstance(value, Mapping):
-                _check_nodes(value)
-                continue
-            known = isinstance(value, str) and value in choices
-            if not known and not isinstance(value, Reservation):
-                allowed = ", ".join(map(repr, choices))
-                raise EnvConfigError(f"config[{key!r}] must be one of {allowed}; got {value!r}")
-        if "failure_reward" in given:
-            given["failure_reward"] = _reward(given["failure_reward"])
-        if not isinstance(given.get("check_finite", True), bool):
-            raise EnvConfigError(
-                f"config['check_finite']={given['check_finite']!r}: it must be True or False"
-            )
-        if given.get("hostname") == "" or not isinstance(given.get("hostname"), str | None):
-            raise EnvConfigError(
-                f"config['hostname']={given['hostname']!r}: it must be a host name or IP address"
-            )
-        if (given.get("port") or 0) > MAX_PORT:
-            raise EnvConfigError(f"config['port']={given['port']}: it must be 1 to {MAX_PORT}")
+        for key, check in CHECKS.items():
+            if key in given and not (given[key] is None and key in OPTIONAL):
+                given[key] = check(f"config[{key!r}]", given[key])
         if (given.get("hostname") is None) != (given.get("port") is None):
             raise EnvConfigError(
                 "config needs both 'hostname' and 'port' of a Ray cluster, or neither"
             )
-        if given.get("lib_path") is not None:
-            given["lib_path"] = _path(given["lib_path"])
-        sim = given.get("sim")
-        if sim is not None and not isinstance(sim, Mapping):
-            raise EnvConfigError(
-                f"config['sim']={sim!r}: it must be a dict of options of the simulator"
-            )
-        given["sim"] = dict(sim or {})
+        given["sim"] = dict(given.get("sim") or {})
         made = cls(**given)
         made.sim_json()
         if made.copies is not None and made.copies < made.gangs:
@@ -202,22 +160,92 @@ def _check_keys(given: Mapping[str, Any], known: list[str], vector: bool) -> Non
         raise EnvConfigError(f"unknown config key {key!r}{hint}. Keys: {', '.join(known)}")
 
 
-def _check_nodes(placement: Mapping[str, Any]) -> None:
-    valid = len(placement) > 0 and set(placement) <= {"labels", "resources"}
-    if not valid or not all(isinstance(part, Mapping) for part in placement.values()):
+def _whole(least: int, most: float = math.inf) -> Check:
+    def check(name: str, value: Any) -> int:
+        positive_int(name, value, EnvConfigError, least=least)
+        if value > most:
+            raise EnvConfigError(f"{name}={value}: it must be {least} to {most}")
+        return int(value)
+
+    return check
+
+
+def _seconds(name: str, value: Any) -> float:
+    return checked_seconds(name, value, EnvConfigError, most=MAX_SECONDS)
+
+
+def _one_of(*choices: str) -> Check:
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            allowed = ", ".join(map(repr, choices))
+            raise EnvConfigError(f"{name} must be one of {allowed}; got {value!r}")
+        return value
+
+    return check
+
+
+def _that_is(requirement: str, fits: Callable[[Any], bool]) -> Check:
+    def check(name: str, value: Any) -> Any:
+        with contextlib.suppress(TypeError, ValueError):
+            if fits(value):
+                return value
+        raise EnvConfigError(f"{name}={value!r}: it must be {requirement}")
+
+    return check
+
+
+def _placement(name: str, value: Any) -> Any:
+    if isinstance(value, Reservation):
+        return value
+    if not isinstance(value, Mapping):
+        return _one_of("own", "inherit", "auto")(name, value)
+    valid = len(value) > 0 and set(value) <= {"labels", "resources"}
+    if not valid or not all(isinstance(part, Mapping) for part in value.values()):
         raise EnvConfigError(
-            f"config['placement']={dict(placement)!r}: for nodes of your choice it must be "
+            f"{name}={dict(value)!r}: for nodes of your choice it must be "
             "{'labels': {key: value}, 'resources': {name: amount of each rank}}, or one of the two"
         )
-    for key, value in placement.get("labels", {}).items():
-        if not isinstance(key, str) or not isinstance(value, str):
+    for key, label in value.get("labels", {}).items():
+        if not isinstance(key, str) or not isinstance(label, str):
             raise EnvConfigError(
-                f"config['placement']: the label {key!r}: {value!r} must consist of two strings"
+                f"{name}: the label {key!r}: {label!r} must consist of two strings"
             )
-    for name, amount in placement.get("resources", {}).items():
-        if name == "CPU":
-            raise EnvConfigError("config['placement']: give the CPUs of a rank by cpus_per_worker")
-        checked_cpus(f"config['placement']: the resource {name!r}", amount, EnvConfigError)
+    for resource, amount in value.get("resources", {}).items():
+        if resource == "CPU":
+            raise EnvConfigError(f"{name}: give the CPUs of a rank by cpus_per_worker")
+        checked_cpus(f"{name}: the resource {resource!r}", amount, EnvConfigError)
+    return value
+
+
+_FINITE = _that_is(
+    "a finite number", lambda number: math.isfinite(number) and not isinstance(number, bool)
+)
+
+# The check of each key: it takes the key's name and value, and returns the value or raises.
+CHECKS: dict[str, Check] = {
+    "lib_path": lambda name, value: str(checked_path(name, value, EnvConfigError)),
+    "num_workers": _whole(1),
+    "hostname": _that_is(
+        "a host name or IP address", lambda host: isinstance(host, str) and host != ""
+    ),
+    "port": _whole(1, MAX_PORT),
+    "sim": _that_is(
+        "a dict of options of the simulator", lambda options: isinstance(options, Mapping)
+    ),
+    "step_timeout_s": _seconds,
+    "start_timeout_s": _seconds,
+    "placement": _placement,
+    "cpus_per_worker": lambda name, value: checked_cpus(name, value, EnvConfigError),
+    "max_restarts": _whole(0),
+    "on_failure": _one_of("raise", "truncate"),
+    "failure_reward": lambda name, value: float(_FINITE(name, value)),
+    "check_finite": _that_is("True or False", lambda flag: isinstance(flag, bool)),
+    "out_of_bounds": _one_of("clip", "refuse"),
+    "copies": _whole(1),
+    "agents": _whole(1),
+    "gangs": _whole(1),
+}
+OPTIONAL = ("lib_path", "hostname", "port", "sim", "cpus_per_worker", "copies", "agents")
 
 
 def _plain(value: Any) -> Any:
@@ -225,27 +253,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} {value!r}")
-
-
-def _reward(value: Any) -> float:
-    """A finite number. Raises `EnvConfigError`."""
-    with contextlib.suppress(TypeError, ValueError):
-        if math.isfinite(value) and not isinstance(value, bool):
-            return float(value)
-    raise EnvConfigError(f"config['failure_reward']={value!r}: it must be a finite number")
-
-
-def _integer(key: str, value: Any, least: int) -> int:
-    try:
-        number = int(value)
-        if isinstance(value, bool) or number != float(value) or number < least:
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        raise EnvConfigError(
-            f"config[{key!r}]={value!r}: it must be an integer, at least {least}"
-        ) from None
-    return number
-
-
-def _path(value: Any) -> str:
-    return str(checked_path("config['lib_path']", value, EnvConfigError))

@@ -16,6 +16,7 @@ After a `SimulationError` or a `GangLostError` the environment must be reset.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from alchemist_ray.errors import AlchemistError
 
@@ -52,6 +53,11 @@ class StepTimeoutError(GangLostError, TimeoutError):
 
 class RestartLimitError(EnvError):
     """More gangs were lost within an hour than ``max_restarts`` allows."""
+
+
+def of_failure(error: EnvError) -> dict[str, Any]:
+    """The `info` of a step that failed, with ``on_failure="truncate"``."""
+    return {"gang_lost": isinstance(error, GangLostError), "failure": str(error)}
 
 
 def for_caller(error: EnvError) -> BaseException:

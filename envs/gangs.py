@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,26 +19,8 @@ from envs.records import Records
 from envs.simulation import Simulation
 from envs.spec import SimulatorSpec
 
-Work = Callable[[Simulation], Records]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The results of a step of all gangs.
-
-    Attributes
-    ----------
-    records : Records
-        Of all copies; zeros for the copies of a gang that failed or had nothing to do.
-    failures : dict of int to EnvError
-        By copy: why its episode has ended.
-    """
-
-    records: Records
-    failures: dict[int, EnvError]
-
-    def first_failure(self) -> EnvError | None:
-        return next(iter(self.failures.values()), None)
+# Work of a gang: its simulation, its copies, and the numbers and seeds of those that begin.
+Work = Callable[[Simulation, range, list[int], list[int]], Records]
 
 
 class Gangs:
@@ -87,62 +69,53 @@ class Gangs:
     def stop_episodes(self) -> None:
         """End all episodes: `begin` must come next."""
         for part in self._parts:
-            part.stop_episode()
+            part.running = False
 
     def interrupt(self) -> None:
         """Cancel the orders in progress, from another thread."""
         for part in self._parts:
             part.interrupt()
 
-    def begin(self, seeds: dict[int, int]) -> Outcome:
+    def begin(self, seeds: dict[int, int]) -> Records:
         """Begin an episode in the copies of `seeds`; starts the gangs that are missing."""
-        return self._each(lambda copies: self._begin(copies, seeds))
+        busy = [number for number, copies in enumerate(self._ranges) if seeds.keys() & set(copies)]
+        return self._each(busy, seeds, lambda part, _, which, given: part.begin(which, given))
 
-    def advance(self, actions: NDArray[np.float64], seeds: dict[int, int]) -> Outcome:
+    def advance(self, actions: NDArray[np.float64], seeds: dict[int, int]) -> Records:
         """Advance every copy; those of `seeds` begin an episode instead.
 
         On a gang without an episode, only the copies of `seeds` begin.
         """
-        return self._each(lambda copies: self._advance(copies, actions, seeds))
 
-    def _begin(self, copies: range, seeds: dict[int, int]) -> Work | None:
-        which = [copy for copy in copies if copy in seeds]
-        if not which:
-            return None
-        local = [copy - copies.start for copy in which]
-        return lambda part: part.begin(local, [seeds[copy] for copy in which])
+        def work(part: Simulation, copies: range, which: list[int], given: list[int]) -> Records:
+            if not part.running:
+                return part.begin(which, given)
+            return part.advance(actions[copies.start : copies.stop], which, given)
 
-    def _advance(
-        self, copies: range, actions: NDArray[np.float64], seeds: dict[int, int]
-    ) -> Work | None:
-        which = [copy for copy in copies if copy in seeds]
-        local = [copy - copies.start for copy in which]
-        mine = actions[copies.start : copies.stop]
+        return self._each(range(len(self._parts)), seeds, work)
 
-        def work(part: Simulation) -> Records:
-            given = [seeds[copy] for copy in which]
-            return part.advance(mine, local, given) if part.running else part.begin(local, given)
+    def _each(self, busy: Sequence[int], seeds: dict[int, int], work: Work) -> Records:
+        """Do the work of some gangs, all at once, and put the results together.
 
-        return work
-
-    def _each(self, work_for: Callable[[range], Work | None]) -> Outcome:
-        """Run the work of each gang, all at once, and put the results together."""
+        The records of copies of a gang that failed or had nothing to do are zeros.
+        """
         found: list[Records | EnvError | None] = [None] * len(self._parts)
 
-        def run(number: int, work: Work) -> None:
-            part = self._parts[number]
+        def run(number: int) -> None:
+            part, copies = self._parts[number], self._ranges[number]
+            which = [copy for copy in copies if copy in seeds]
+            local, given = [copy - copies.start for copy in which], [seeds[copy] for copy in which]
             try:
-                found[number] = work(part)
+                found[number] = work(part, copies, local, given)
             except (SimulationError, GangLostError) as error:
-                part.stop_episode()
+                part.running = False
                 found[number] = error
 
-        works = [(i, work) for i, c in enumerate(self._ranges) if (work := work_for(c)) is not None]
-        if self._threads is None or len(works) == 1:
-            for number, work in works:
-                run(number, work)
+        if self._threads is None or len(busy) == 1:
+            for number in busy:
+                run(number)
         else:
-            futures = [self._threads.submit(run, *each) for each in works]
+            futures = [self._threads.submit(run, number) for number in busy]
             try:
                 wait(futures)
             except BaseException:  # Ctrl-C: the threads must be back before the next step
@@ -153,16 +126,10 @@ class Gangs:
                 future.result()
         return self._merged(found)
 
-    def _merged(self, found: Sequence[Records | EnvError | None]) -> Outcome:
-        failures: dict[int, EnvError] = {}
-        for copies, result in zip(self._ranges, found, strict=True):
-            if isinstance(result, EnvError):
-                failures |= dict.fromkeys(copies, result)
-            elif result is not None:
-                failures |= {copies.start + i: why for i, why in result.unusable.items()}
+    def _merged(self, found: Sequence[Records | EnvError | None]) -> Records:
         only = found[0]
         if len(found) == 1 and isinstance(only, Records):
-            return Outcome(only, failures)
+            return only
         spec = self.spec
         records = Records(
             [np.zeros((self.copies, leaf.count), leaf.dtype) for leaf in spec.observed.leaves],
@@ -171,13 +138,17 @@ class Gangs:
             {},
         )
         for copies, result in zip(self._ranges, found, strict=True):
-            if isinstance(result, Records):
+            if isinstance(result, EnvError):
+                records.failures.update(dict.fromkeys(copies, result))
+            elif result is not None:
                 part = slice(copies.start, copies.stop)
                 for whole, mine in zip(records.observations, result.observations, strict=True):
                     whole[part] = mine
                 records.scores[part] = result.scores
                 records.ended[part] = result.ended
-        return Outcome(records, failures)
+                for copy, why in result.failures.items():
+                    records.failures[copies.start + copy] = why
+        return records
 
     def picture(self, copy: int) -> NDArray[np.float32]:
         """The rendered field of a copy."""

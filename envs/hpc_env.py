@@ -12,7 +12,14 @@ from gymnasium.utils import EzPickle
 from numpy.typing import NDArray
 
 from envs.config import EnvConfig
-from envs.errors import EnvConfigError, EnvError, GangLostError, SimulationError, for_caller
+from envs.errors import (
+    EnvConfigError,
+    EnvError,
+    GangLostError,
+    SimulationError,
+    for_caller,
+    of_failure,
+)
 from envs.pictures import check_mode, coloured
 from envs.records import Records
 from envs.simulation import Simulation
@@ -158,11 +165,10 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
             records = simulation.advance(numbers)
             self._check(records)
         except (SimulationError, GangLostError) as error:
-            simulation.stop_episode()
+            simulation.running = False
             if not self._truncates:
                 raise for_caller(error) from error.__cause__
-            info = {"gang_lost": isinstance(error, GangLostError), "failure": str(error)}
-            info |= simulation.losses.info()
+            info = of_failure(error) | simulation.losses.info()
             return copy.deepcopy(self._last), simulation.config.failure_reward, False, True, info
         self._steps += 1
         length = self.simulator.episode_length
@@ -176,8 +182,8 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
         )
 
     def _check(self, records: Records) -> None:
-        if records.unusable:
-            raise records.unusable[0]
+        if records.failures:
+            raise records.failures[0]
 
     def _observation(self, records: Records) -> Any:
         observation = self.simulator.observed.one(records.observations)

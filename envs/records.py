@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.config import EnvConfig
-from envs.errors import NotFiniteError
+from envs.errors import EnvError, NotFiniteError
 from envs.spec import SimulatorSpec
 
 
@@ -26,14 +26,14 @@ class Records:
     scores : ndarray, shape (copies, agents + number of info names)
     ended : ndarray of bool, shape (copies,)
         Whether the simulation says that its episode has ended.
-    unusable : dict of int to NotFiniteError
-        Copies whose observation or scores failed the checks of ``check_finite``.
+    failures : dict of int to EnvError
+        By copy: why its episode has ended. The numbers of such a copy cannot be used.
     """
 
     observations: list[NDArray[Any]]
     scores: NDArray[np.float64]
     ended: NDArray[np.bool_]
-    unusable: dict[int, NotFiniteError]
+    failures: dict[int, EnvError]
 
 
 class Decoder:
@@ -64,14 +64,14 @@ class Decoder:
             self._parts = [table[name] for name in self._names]
         scores = self._scores.copy()
         observations = [part.copy() for part in self._parts]
-        unusable: dict[int, NotFiniteError] = {}
+        failures: dict[int, EnvError] = {}
         if self._config.check_finite and not _finite(scores, *observations):
             # The rank sets the end of the episode to NaN if an integer does not fit its dtype.
             valid: NDArray[np.bool_] = np.asarray(np.isfinite(scores).all(axis=1))
             for part in observations:
                 valid &= np.isfinite(part).all(axis=1)
-            unusable = {copy: self._error(copy, scores, steps) for copy in which if not valid[copy]}
-        return Records(observations, scores[:, :-1], scores[:, -1] == 1.0, unusable)
+            failures = {copy: self._error(copy, scores, steps) for copy in which if not valid[copy]}
+        return Records(observations, scores[:, :-1], scores[:, -1] == 1.0, failures)
 
     def _error(
         self, copy: int, scores: NDArray[np.float64], steps: NDArray[np.int64]

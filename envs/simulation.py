@@ -13,12 +13,12 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from alchemist_ray import AlchemistSession
@@ -101,8 +101,7 @@ def open_session(owner: object, config: EnvConfig) -> AlchemistSession:
     if group is not None:
         _chosen[session] = group
     # At exit, sessions close themselves.
-    weakref.finalize(owner, _dropped.put, session).atexit = False
-    _reaper.start()
+    weakref.finalize(owner, _dropped().put, session).atexit = False
     if config.hostname is not None and config.port is not None:
         try:
             session.connect_to_alchemist(config.hostname, config.port)
@@ -129,7 +128,9 @@ def release_dropped(workers: int, cpus_per_worker: float) -> None:
     """
     if ray.available_resources().get("CPU", 0.0) + 1e-9 < workers * cpus_per_worker:
         gc.collect()
-        _reaper.wait(RELEASE_S)
+        done = threading.Event()
+        _dropped().put(done)
+        done.wait(RELEASE_S)
 
 
 def _join_cluster(config: EnvConfig) -> None:
@@ -179,42 +180,26 @@ def _placement(placement: str | Reservation, config: EnvConfig) -> str | Reserva
     return "inherit"
 
 
-class _Reaper:
-    """Closes the sessions of collected simulations, in a thread of its own.
+@cache
+def _dropped() -> queue.SimpleQueue[AlchemistSession | threading.Event]:
+    """Sessions of collected simulations, which a thread closes; it sets an event in its turn.
 
     The garbage collector can run in the middle of a call to Ray, where closing is not possible.
     """
+    dropped: queue.SimpleQueue[AlchemistSession | threading.Event] = queue.SimpleQueue()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until the sessions that were dropped so far are closed."""
-        done = threading.Event()
-        _dropped.put(done)
-        self.start()
-        done.wait(timeout_s)
-
-    def _run(self) -> None:
+    def close() -> None:
         while True:
-            item = _dropped.get()
+            item = dropped.get()
             if isinstance(item, threading.Event):
                 item.set()
             else:
-                with while_connected(), contextlib.suppress(AlchemistError, RayError):
+                with while_connected(), contextlib.suppress(Exception):  # nobody can be told
                     close_session(item)
             del item
 
-
-_dropped: queue.SimpleQueue[AlchemistSession | threading.Event] = queue.SimpleQueue()
-_reaper = _Reaper()
+    threading.Thread(target=close, name="close-environments", daemon=True).start()
+    return dropped
 
 
 HEADER = 64  # bytes before the data, as in ali/simulator/spec.py
@@ -279,6 +264,9 @@ class Simulation:
     spec : SimulatorSpec
     copies : int
         Number of independent simulations. May be set before the first `begin`.
+    running : bool
+        Whether an episode is in progress. Set it to False to end it on this side: `begin` must
+        come next.
 
     Raises
     ------
@@ -302,7 +290,7 @@ class Simulation:
         self._shared: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._begun = False  # an episode on this gang
         self._raised = False  # a rank, in the last call
-        self._running = False
+        self.running = False
         self._closed = False
         self._lost, self._rate = False, RestartRate()  # of the last gang: the next is a restart
         with contextlib.suppress(IndexError):
@@ -344,7 +332,7 @@ class Simulation:
         raw = self._call("begin", which, seeds)
         self._steps[list(which)] = 0
         records = self._records(raw, which)
-        self._begun = self._running = True
+        self._begun = self.running = True
         return records
 
     def advance(
@@ -367,9 +355,9 @@ class Simulation:
         except (SimulationError, GangLostError) as error:
             self.losses.add(DROPPED, self.copies, type(error).__name__)
             raise
-        if records.unusable:
-            cause = next(iter(records.unusable.values()))
-            self.losses.add(DROPPED, len(records.unusable), cause)
+        if records.failures:
+            cause = next(iter(records.failures.values()))
+            self.losses.add(DROPPED, len(records.failures), cause)
         self.losses.stepped(self.copies)
         return records
 
@@ -377,15 +365,6 @@ class Simulation:
         # Nothing is returned where the records are in shared memory, until the next step.
         table = np.frombuffer(raw, np.uint8) if raw else self._shared
         return self._decoder(table, which, self._steps)
-
-    @property
-    def running(self) -> bool:
-        """Whether an episode is in progress."""
-        return self._running
-
-    def stop_episode(self) -> None:
-        """End the episode on this side: `begin` must come next."""
-        self._running = False
 
     def interrupt(self) -> None:
         """Cancel the order in progress, from another thread."""
@@ -470,12 +449,12 @@ class Simulation:
                 raise BadActionError(str(error.args[0]), **error.facts) from None
             raise
         except RoutineError as error:
-            self._running = False
+            self.running = False
             self._raised = True
             self._drop_channel()
             raise SimulationError(f"{error}\ncall reset() to begin again", **error.facts) from error
         except BaseException:
-            self._running = False  # Ctrl-C: the state of the simulation is unknown
+            self.running = False  # Ctrl-C: the state of the simulation is unknown
             self._drop_channel()
             raise
 
@@ -594,7 +573,7 @@ class Simulation:
                 self._give_up()
 
     def _give_up(self) -> None:
-        self._begun = self._running = self._raised = False
+        self._begun = self.running = self._raised = False
         self._routines = {}
         self._drop_channel()
         self._lost = True
@@ -604,7 +583,7 @@ class Simulation:
 
     def _end(self) -> None:
         self.losses.export()
-        self._begun = self._running = False
+        self._begun = self.running = False
         self._routines = {}
         channel, self._channel = self._channel, None
         if channel is not None and not channel.close() and self._session is not None:
@@ -622,5 +601,5 @@ class Simulation:
 
     def __repr__(self) -> str:
         ranks = f"{self.config.num_workers} rank{'s' if self.config.num_workers > 1 else ''}"
-        state = "closed" if self._closed else ("running" if self._running else "no episode")
+        state = "closed" if self._closed else ("running" if self.running else "no episode")
         return f"{self.config.lib_name} on {ranks}: {state}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from numpy.typing import NDArray
 
 from alchemist_ray.errors import ResourceError
 from envs.config import EnvConfig
-from envs.errors import EnvConfigError, EnvError, GangLostError, for_caller
-from envs.gangs import Gangs, Outcome
+from envs.errors import EnvConfigError, EnvError, for_caller, of_failure
+from envs.gangs import Gangs
 from envs.hpc_env import SEEDS
 from envs.pictures import check_mode, coloured
+from envs.records import Records
 from envs.spec import ActionCheck
 from envs.stepping import SteppedEnv
 
@@ -179,21 +179,21 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         self._begin({copy: self._drawn(copy, seeds[copy]) for copy in ordered})
         self._steps[ordered] = 0
         self._over[ordered] = False
-        return self._observation(), self._counts(np.ones(self._copies, bool))
+        return self._observation(), self._added({}, range(self._copies), gangs.losses.info())
 
     def _begin(self, seeds: dict[int, int]) -> None:
         """Begin episodes; with ``on_failure="truncate"``, try again what fails."""
         gangs = self._open()
         for left in reversed(range(1 + (self._retries if self._truncates else 0))):
-            outcome = gangs.begin(seeds)
-            self._observe(outcome, [copy for copy in seeds if copy not in outcome.failures])
-            if not outcome.failures:
+            records = gangs.begin(seeds)
+            self._observe(records, [copy for copy in seeds if copy not in records.failures])
+            if not records.failures:
                 return
             if not left:
-                self._raise(outcome)
+                self._raise(records)
             # Episodes that were in progress on a gang that is lost now: the next step says so.
-            self._lost |= {c: why for c, why in outcome.failures.items() if c not in seeds}
-            seeds = {copy: seeds[copy] for copy in outcome.failures if copy in seeds}
+            self._lost |= {c: why for c, why in records.failures.items() if c not in seeds}
+            seeds = {copy: seeds[copy] for copy in records.failures if copy in seeds}
 
     def step(self, actions: Any) -> Step:
         """Advance every copy by a time step; those whose episode is over begin the next one.
@@ -215,28 +215,29 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         fresh = np.flatnonzero(self._over).tolist()
         lost = {copy: why for copy, why in self._lost.items() if not self._over[copy]}
         begun = {copy: self._drawn(copy, None) for copy in (*fresh, *lost)}
-        outcome = gangs.advance(numbers, begun)
-        if self._lost:
-            outcome, self._lost = replace(outcome, failures=outcome.failures | lost), {}
-        if outcome.failures and not self._truncates:
-            self._raise(outcome)
+        records = gangs.advance(numbers, begun)
+        records.failures.update(lost)
+        self._lost = {}
+        if records.failures and not self._truncates:
+            self._raise(records)
         failed = np.zeros(self._copies, bool)
-        failed[list(outcome.failures)] = True
+        failed[list(records.failures)] = True
         stepped = ~self._over
-        self._observe(outcome, np.flatnonzero(~failed))
+        self._observe(records, np.flatnonzero(~failed))
         if again := [copy for copy in fresh if failed[copy]]:
             self._begin({copy: self._drawn(copy, None) for copy in again})
         self._steps += 1
         self._steps[fresh] = 0
         length = self.simulator.episode_length
-        records = outcome.records
         terminated = records.ended & stepped & ~failed
         truncated = stepped & (failed | (length is not None and self._steps >= (length or 0)))
         self._over = terminated | truncated
         rewards = np.where(failed[:, None], self._failure_reward, records.scores[:, : self._agents])
         infos = self._info(records.scores, stepped & ~failed)
-        if outcome.failures:
-            infos |= self._failure_info(outcome, failed & stepped)
+        for copy, error in records.failures.items():
+            if stepped[copy]:
+                info = of_failure(error) | gangs.losses.info()
+                infos = self._added(infos, [copy], info)
         if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and self._over.any():
             infos = self._begin_at_once(infos)
         return (
@@ -260,19 +261,18 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         kept = _of(infos, ~ended) | {"final_obs": last, "_final_obs": ended}
         return kept | {"final_info": final, "_final_info": ended.copy()}
 
-    def _raise(self, outcome: Outcome) -> None:
+    def _raise(self, records: Records) -> None:
         """Raise the first failure; all episodes must be reset then."""
         self._open().stop_episodes()
-        error = outcome.first_failure()
-        assert error is not None
+        error = next(iter(records.failures.values()))
         raise for_caller(error) from error.__cause__
 
-    def _observe(self, outcome: Outcome, copies: Any) -> None:
+    def _observe(self, records: Records, copies: Any) -> None:
         """Keep the observations of these copies."""
         if len(copies) == self._copies:
-            self._observations = outcome.records.observations
+            self._observations = records.observations
             return
-        for kept, found in zip(self._observations, outcome.records.observations, strict=True):
+        for kept, found in zip(self._observations, records.observations, strict=True):
             kept[copies] = found[copies]
 
     def _observation(self) -> Any:
@@ -296,18 +296,14 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
                 infos[f"_{name}"] = mask.copy()
         return infos
 
-    def _failure_info(self, outcome: Outcome, failed: NDArray[np.bool_]) -> dict[str, Any]:
-        lost = np.zeros(self._copies, bool)
-        failure = np.full(self._copies, None, object)
-        for copy, error in outcome.failures.items():
-            lost[copy] = isinstance(error, GangLostError)
-            failure[copy] = str(error)
-        mask = failed.repeat(self._agents)
-        infos: dict[str, Any] = {
-            "gang_lost": lost.repeat(self._agents), "_gang_lost": mask,
-            "failure": failure.repeat(self._agents), "_failure": mask.copy(),
-        }  # fmt: skip
-        return infos | self._counts(failed)
+    def _added(
+        self, infos: dict[str, Any], copies: Iterable[int], info: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Infos with those of some copies, the same for each of their sub-environments."""
+        for copy in copies if info else ():
+            for env in range(copy * self._agents, (copy + 1) * self._agents):
+                infos = self._add_info(infos, info, env)
+        return infos
 
     def infos_by_env(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
         """The infos of `reset` or `step` as a dict for each sub-environment."""
@@ -322,14 +318,6 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             }
             for env in range(self.num_envs)
         ]
-
-    def _counts(self, copies: NDArray[np.bool_]) -> dict[str, Any]:
-        """The counts of losses, if there were any, for some copies."""
-        infos: dict[str, Any] = {}
-        for name, count in self._open().losses.info().items():
-            infos[name] = np.full(self.num_envs, count)
-            infos[f"_{name}"] = copies.repeat(self._agents)
-        return infos
 
     # --- seeds ---
 

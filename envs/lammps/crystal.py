@@ -26,8 +26,8 @@ MELT = """\
 clear
 units lj
 atom_style atomic
-lattice fcc {density}
-region box block 0 {cells} 0 {cells} 0 {cells}
+lattice fcc {p.density}
+region box block 0 {p.cells} 0 {p.cells} 0 {p.cells}
 create_box 1 box
 create_atoms 1 box
 mass 1 1.0
@@ -37,13 +37,13 @@ neighbor 0.3 bin
 compute order all orientorder/atom degrees 1 6 components 6 nnn 12
 thermo_style custom step temp pe press
 thermo 1000000
-timestep {timestep}
+timestep {p.timestep}
 velocity all create {velocity} {seed} loop geom
 fix motion all nve
-fix bath all langevin {hot} {start} {damping} {seed}
-run {melt_steps}
-fix bath all langevin {start} {start} {damping} {seed_after}
-run {melt_steps}
+fix bath all langevin {hot} {start} {p.damping} {seed}
+run {p.melt_steps}
+fix bath all langevin {start} {start} {p.damping} {seed_after}
+run {p.melt_steps}
 """
 
 
@@ -110,16 +110,12 @@ class Crystal:
         self.sound = False
         self.run(
             MELT.format(
-                density=p.density,
-                cells=p.cells,
-                timestep=p.timestep,
-                damping=p.damping,
+                p=p,
                 velocity=2 * HOT,
                 hot=HOT,
                 start=START,
                 seed=first,
                 seed_after=self._next_seed(),
-                melt_steps=p.melt_steps,
             )
         )
         self.sound = True

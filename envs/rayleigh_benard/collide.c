@@ -19,7 +19,7 @@
  * every node goes through the same operations wherever the slabs are cut, so results are bit-identical on
  * any number of ranks. The pitch of a column is a whole number of packs. The nodes above the plate
  * are computed too, but no node of the fluid reads them. */
-#include "collide.h"
+#include "lattice.h"
 
 #if defined(__AVX512F__)
 #define PACK_BYTES 64

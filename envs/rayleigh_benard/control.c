@@ -1,11 +1,7 @@
 /* Heaters and episodes of a controlled Rayleigh-Benard cell. */
-#include "control.h"
+#include "simulation.h"
 
 #include <math.h>
-
-#include "columns.h"
-#include "lattice.h"
-#include "measure.h"
 
 #define PI 3.14159265358979323846
 
@@ -24,8 +20,6 @@ static uint64_t next_bits(uint64_t *state) {
 }
 
 static double uniform(uint64_t *state) { return (double)(next_bits(state) >> 11) * 0x1p-53; }
-
-void simulation_seed(simulation *S, int64_t seed) { S->random = (uint64_t)seed; }
 
 /* --- temperatures --- */
 

@@ -1,7 +1,5 @@
 /* Fields of a cell as matrices: pictures and saved states. */
-#include "columns.h"
-#include "lattice.h"
-#include "library.h"
+#include "simulation.h"
 
 /* Fill each rank's part of a matrix from the whole matrix in column-major order. */
 static void fill(alchemist_matrix *A, const double *columns) {
@@ -32,8 +30,8 @@ static int whole_state(alchemist_call *call, const lattice *L) {
 
 ROUTINE(routine_render) {
     (void)in;
-    const simulation *S = simulated(call);
-    if (S == NULL || whole_state(call, S->L)) return ALCHEMIST_FAILED;
+    SIMULATION(S);
+    if (whole_state(call, S->L)) return ALCHEMIST_FAILED;
     const lattice *L = S->L;
     const int64_t height = L->cell.height, rows = height + 2;
     double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));
@@ -56,8 +54,8 @@ enum { STEPS, ACTIONS, RANDOM_HIGH, RANDOM_LOW, COMMON };
 
 ROUTINE(routine_save_state) {
     (void)in;
-    const simulation *S = simulated(call);
-    if (S == NULL || whole_state(call, S->L)) return ALCHEMIST_FAILED;
+    SIMULATION(S);
+    if (whole_state(call, S->L)) return ALCHEMIST_FAILED;
     const lattice *L = S->L;
     const int64_t record = lattice_record(L), rows = record + COMMON;
     double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));
@@ -78,8 +76,7 @@ ROUTINE(routine_save_state) {
 
 ROUTINE(routine_load_state) {
     (void)out;
-    simulation *S = simulated(call);
-    if (S == NULL) return ALCHEMIST_FAILED;
+    SIMULATION(S);
     lattice *L = S->L;
     const int64_t record = lattice_record(L), rows = record + COMMON;
     const alchemist_matrix *A = in[0].matrix;

@@ -1,8 +1,6 @@
 /* The slab of a rank: memory, plates, halo and time steps. */
 #include "lattice.h"
 
-#include "collide.h"
-
 #include <math.h>
 
 static const int TOWARDS_X[POPULATIONS] = {0, 1, 0, -1, 0, 1, -1, -1, 1, 0, 1, 0, -1, 0};
@@ -263,4 +261,35 @@ int lattice_run(alchemist_call *call, lattice *L, int64_t steps) {
     }
     L->torn = 0;
     return ALCHEMIST_OK;
+}
+
+/* --- gathering --- */
+
+int gather_columns(alchemist_call *call, const lattice *L, const double *mine, int64_t count,
+                   double **all) {
+    const size_t own = (size_t)(L->columns * count), whole = (size_t)(L->cell.width * count);
+    const size_t ranks = (size_t)call->size;
+    MPI_Datatype column;
+    MPI_Request request;
+    /* The result begins the block, and everything else that MPI accesses follows it. */
+    double *block = malloc((whole + own) * sizeof(double) + 2 * ranks * sizeof(int));
+    if (block == NULL)
+        return alchemist_fail(call, "not enough memory to gather %zu numbers on rank %d", whole,
+                              call->rank);
+    int *counts = (int *)(block + whole + own), *shifts = counts + ranks;
+    memcpy(block + whole, mine, own * sizeof(double));
+    for (int r = 0; r < call->size; r++) {
+        shifts[r] = (int)lattice_first(L->cell.width, call->size, r);
+        counts[r] = (int)lattice_first(L->cell.width, call->size, r + 1) - shifts[r];
+    }
+    MPI_Type_contiguous((int)count, MPI_DOUBLE, &column);
+    MPI_Type_commit(&column);
+    int code = ALCHEMIST_OK;
+    if (MPI_Iallgatherv(block + whole, (int)L->columns, column, block, counts, shifts, column,
+                        call->comm, &request))
+        code = alchemist_fail(call, "MPI could not gather columns");
+    MPI_Type_free(&column); /* MPI keeps it until the exchange ends */
+    if (code == ALCHEMIST_OK) code = alchemist_wait(call, &request);
+    if (code == ALCHEMIST_OK) *all = block; /* else MPI may still write to it */
+    return code;
 }

@@ -2,30 +2,26 @@
  * of a simulator (docs/environments.md) and routines that measure the physics. */
 #include <math.h>
 
-#include "lattice.h"
-#include "library.h"
-#include "measure.h"
+#include "simulation.h"
 
 /* --- episodes --- */
 
 static ROUTINE(seed) {
     (void)out;
-    simulation *S = simulated(call);
-    if (S == NULL) return ALCHEMIST_FAILED;
-    simulation_seed(S, in[0].integer);
+    SIMULATION(S);
+    S->random = (uint64_t)in[0].integer;
     return ALCHEMIST_OK;
 }
 
 static ROUTINE(reset) {
     (void)in, (void)out;
-    simulation *S = simulated(call);
-    return S == NULL ? ALCHEMIST_FAILED : simulation_reset(call, S);
+    SIMULATION(S);
+    return simulation_reset(call, S);
 }
 
 static ROUTINE(step) {
     (void)out;
-    simulation *S = simulated(call);
-    if (S == NULL) return ALCHEMIST_FAILED;
+    SIMULATION(S);
     if (in[0].count != S->task.heaters)
         return alchemist_refuse(call, "an action has %lld numbers, one per heater, not %lld",
                                 (long long)S->task.heaters, (long long)in[0].count);
@@ -38,13 +34,10 @@ static ROUTINE(step) {
 
 static ROUTINE(get_state) {
     (void)in;
-    simulation *S = simulated(call);
-    double *numbers;
-    if (S == NULL) return ALCHEMIST_FAILED;
-    int code = simulation_measure(call, S);
-    if (code) return code;
+    MEASURED(S);
     const int64_t seen = 3 * S->task.probe_rows * S->task.heaters;
-    if ((code = give_numbers(call, out, S->task.agents * seen, &numbers))) return code;
+    double *numbers = give_numbers(call, out, S->task.agents * seen);
+    if (numbers == NULL) return ALCHEMIST_FAILED;
     for (int64_t agent = 0; agent < S->task.agents; agent++)
         simulation_observe(S, agent, numbers + agent * seen);
     return ALCHEMIST_OK;
@@ -52,14 +45,10 @@ static ROUTINE(get_state) {
 
 static ROUTINE(get_score) {
     (void)in;
-    simulation *S = simulated(call);
-    double *numbers;
-    if (S == NULL) return ALCHEMIST_FAILED;
-    int code = simulation_measure(call, S);
-    if (code) return code;
+    MEASURED(S);
     const measures *found = &S->found;
-    code = give_numbers(call, out, S->task.agents + 4 + S->task.heaters, &numbers);
-    if (code) return code;
+    double *numbers = give_numbers(call, out, S->task.agents + 4 + S->task.heaters);
+    if (numbers == NULL) return ALCHEMIST_FAILED;
     for (int64_t agent = 0; agent < S->task.agents; agent++)
         *numbers++ = simulation_reward(S, agent);
     *numbers++ = found->nusselt;
@@ -72,10 +61,7 @@ static ROUTINE(get_score) {
 
 static ROUTINE(is_terminated) {
     (void)in;
-    simulation *S = simulated(call);
-    if (S == NULL) return ALCHEMIST_FAILED;
-    int code = simulation_measure(call, S);
-    if (code) return code;
+    MEASURED(S);
     out[0].flag = !isfinite(S->found.nusselt) || !isfinite(S->found.kinetic_energy);
     return ALCHEMIST_OK;
 }
@@ -86,8 +72,7 @@ static void close_simulation(void *state) { simulation_free(state); }
 
 static ROUTINE(run) {
     (void)out;
-    simulation *S = simulated(call);
-    if (S == NULL) return ALCHEMIST_FAILED;
+    SIMULATION(S);
     if (in[0].integer < 0)
         return alchemist_refuse(call, "cannot run %lld steps: the number must be 0 or more",
                                 (long long)in[0].integer);
@@ -97,10 +82,7 @@ static ROUTINE(run) {
 
 static ROUTINE(measure) {
     (void)in;
-    simulation *S = simulated(call);
-    if (S == NULL) return ALCHEMIST_FAILED;
-    int code = simulation_measure(call, S);
-    if (code) return code;
+    MEASURED(S);
     const measures *found = &S->found;
     const double numbers[] = {
         found->nusselt, found->nusselt_bottom, found->nusselt_top, found->kinetic_energy,

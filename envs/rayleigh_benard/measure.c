@@ -2,12 +2,9 @@
  *
  * Every rank measures its own columns and adds up those of all ranks in the same order, so the
  * results are bit-identical on any number of ranks. */
-#include "measure.h"
+#include "simulation.h"
 
 #include <math.h>
-
-#include "columns.h"
-#include "lattice.h"
 
 /* Numbers per column: sums over its nodes, heat through the plates, and from PROBES on the sums
  * over the nodes of each probe: temperatures, then u, then v. */

@@ -1,8 +1,7 @@
 /* The routines setup (checks the parameters, builds the simulation) and spec (describes it). */
 #include <math.h>
 
-#include "library.h"
-#include "measure.h"
+#include "simulation.h"
 
 /* The parameters, in their order. */
 enum {
@@ -82,11 +81,10 @@ ROUTINE(routine_setup) {
 
 ROUTINE(routine_spec) {
     (void)in;
-    const simulation *S = simulated(call);
-    if (S == NULL) return ALCHEMIST_FAILED;
+    SIMULATION(S);
     const task_parameters *task = &S->task;
     const long long seen = (long long)(3 * task->probe_rows * task->heaters);
-    char observed[64], acted[64], local[64];
+    char observed[64], acted[64];
     size_t room = 1200 + 40 * (size_t)task->heaters;
     char *text = call->host->allocate(call, room);
     if (text == NULL) return ALCHEMIST_FAILED;
@@ -114,10 +112,9 @@ ROUTINE(routine_spec) {
                          : "0.8 (reference - nusselt) + 0.2 (reference - nusselt above the heater "
                            "and the two beside it) / 4",
         HOT + task->amplitude);
-    for (int64_t j = 0; j < task->heaters; j++) {
-        snprintf(local, sizeof local, ", \"nusselt_above_%lld\"", (long long)j);
-        length += (size_t)snprintf(text + length, room - length, "%s", local);
-    }
+    for (int64_t j = 0; j < task->heaters; j++)
+        length += (size_t)snprintf(text + length, room - length, ", \"nusselt_above_%lld\"",
+                                   (long long)j);
     snprintf(text + length, room - length, "]}");
     out[0].string = text;
     return ALCHEMIST_OK;

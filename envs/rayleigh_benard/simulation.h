@@ -1,8 +1,8 @@
-/* The state of a control problem: heaters in the bottom plate, probes in the fluid, episodes. */
+/* A control problem: heaters in the bottom plate, probes in the fluid, episodes; its routines. */
 #ifndef RAYLEIGH_BENARD_SIMULATION_H
 #define RAYLEIGH_BENARD_SIMULATION_H
 
-#include "slab.h"
+#include "lattice.h"
 
 typedef struct {
     int64_t heaters;        /* equal pieces of the bottom plate */
@@ -48,6 +48,66 @@ static inline int64_t piece_begins(int64_t j, int64_t pieces, int64_t whole) {
 }
 static inline int64_t piece_of(int64_t node, int64_t pieces, int64_t whole) {
     return (2 * node + 1) * pieces / (2 * whole);
+}
+
+/* --- control.c --- */
+
+/* Allocate, spin up, and set the reference (NAN: the Nusselt number after the spin-up).
+ * Collective. */
+int simulation_new(alchemist_call *call, const cell_parameters *cell, const task_parameters *task,
+                   double reference, simulation **made);
+void simulation_free(simulation *S);
+
+int simulation_reset(alchemist_call *call, simulation *S);
+int simulation_step(alchemist_call *call, simulation *S, const double *action);
+
+/* Deviations of the heaters from their mean for an action: the nearest profile of zero mean within
+ * the amplitude. The action is clipped to [-1, 1]; then all numbers are shifted by the same amount
+ * until the mean of the clipped result is 0. */
+void heaters_from(const task_parameters *task, const double *action, double *heaters);
+
+/* --- measure.c --- */
+
+/* Observations are clipped to this. Only a diverged simulation reaches it. */
+#define OBSERVABLE 10.0
+
+/* Numbers measured per column. */
+int64_t measured_of_a_column(const task_parameters *task);
+
+/* Bring S->found, S->local and S->probes up to date. Collective. */
+int simulation_measure(alchemist_call *call, simulation *S);
+
+/* The observation of an agent: the probes, beginning with its own heater; 3 probe_rows heaters
+ * numbers. */
+void simulation_observe(const simulation *S, int64_t agent, double *observation);
+double simulation_reward(const simulation *S, int64_t agent);
+
+/* --- routines: setup.c, fields.c, library.c --- */
+
+#define ROUTINE(NAME) int NAME(alchemist_call *call, const alchemist_value *in, alchemist_value *out)
+
+ROUTINE(routine_setup);
+ROUTINE(routine_spec);
+ROUTINE(routine_render);
+ROUTINE(routine_save_state);
+ROUTINE(routine_load_state);
+
+/* Declare the simulation `S` of a routine, which fails before setup. */
+#define SIMULATION(S)                                                                     \
+    simulation *S = call->state;                                                          \
+    if (S == NULL) return alchemist_fail(call, "there is no simulation yet: call setup() first")
+/* The same, with S->found, S->local and S->probes of the current step. */
+#define MEASURED(S)                                  \
+    SIMULATION(S);                                   \
+    const int measured = simulation_measure(call, S); \
+    if (measured != ALCHEMIST_OK) return measured
+
+/* Allocate a result that is a list of numbers. NULL, and the error is set, without memory. */
+static inline double *give_numbers(alchemist_call *call, alchemist_value *out, int64_t count) {
+    double *numbers = call->host->allocate(call, (size_t)count * sizeof(double));
+    out->numbers = numbers;
+    out->count = count;
+    return numbers;
 }
 
 #endif

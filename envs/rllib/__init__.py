@@ -17,10 +17,13 @@ gangs over several nodes. Written for the new API stack (EnvRunners, Learners) o
 """
 
 from envs.errors import step_failed
-from envs.rllib.callbacks import GangCallbacks
 from envs.rllib.configuration import configure
-from envs.rllib.env_runner import GangEnvRunner, GangMultiAgentEnvRunner
-from envs.rllib.multi_agent import HPCSimulatorMultiAgentEnv
+from envs.rllib.env_runner import (
+    GangCallbacks,
+    GangEnvRunner,
+    GangMultiAgentEnvRunner,
+    HPCSimulatorMultiAgentEnv,
+)
 from envs.rllib.resources import env_runner_resources, spanning
 
 __all__ = [

@@ -16,8 +16,7 @@ from ray.tune.search.variant_generator import generate_variants
 from alchemist_ray.arguments import known_options, positive_int
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from envs.errors import EnvConfigError
-from envs.rllib.callbacks import GangCallbacks
-from envs.rllib.env_runner import GangEnvRunner, GangMultiAgentEnvRunner
+from envs.rllib.env_runner import GangCallbacks, GangEnvRunner, GangMultiAgentEnvRunner
 from envs.rllib.resources import (
     RUNNER_CPUS,
     SPANNING,

@@ -1,17 +1,24 @@
-"""RLlib's env runners for gangs: placement, restarts, permanent errors, metrics."""
+"""RLlib's env runners for gangs: placement, restarts, permanent errors, metrics; multi-agent."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.runtime.cluster.placement import Reservation, within
+from envs.agents import Agent, AgentsByName, StepResult
 from envs.config import MAX_RESTARTS
 from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError
 from envs.losses import EVENTS, RestartRate, in_this_process
@@ -19,6 +26,8 @@ from envs.rllib.resources import SPANNING, cpus_per_rank, gang_bundles
 
 # Errors that a new environment may fix. Other errors of this package end the sampling.
 TRANSIENT = (SimulationError, GangLostError, GroupFailedError)
+ASK_TIMEOUT_S = 10.0
+NO_RUNNER_S = 120.0  # longer than Ray needs to restart a runner with its gang
 
 
 class _NoSpaces(dict[str, Any]):
@@ -150,3 +159,54 @@ class GangEnvRunner(_GangRunner, SingleAgentEnvRunner):
 
 class GangMultiAgentEnvRunner(_GangRunner, MultiAgentEnvRunner):
     """For `HPCSimulatorMultiAgentEnv`."""
+
+
+class HPCSimulatorMultiAgentEnv(AgentsByName, MultiAgentEnv):  # type: ignore[misc]
+    __doc__ = AgentsByName.__doc__
+
+    def __init__(self, config: Mapping[str, Any] | None = None, **options: Any) -> None:
+        AgentsByName.__init__(self, config, **options)
+        MultiAgentEnv.__init__(self)
+
+    def step(self, actions: Mapping[Agent, Any]) -> StepResult:  # type: ignore[override]
+        """As `AgentsByName.step`, with the key ``__all__`` for the end of the episode."""
+        found, rewards, terminated, truncated, infos = AgentsByName.step(self, actions)
+        for ends in (terminated, truncated):
+            ends["__all__"] = all(ends.values())
+        return found, rewards, terminated, truncated, infos
+
+
+class GangCallbacks(RLlibCallback):
+    """Raises the error with which env runners have given up; reports `timesteps_total`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_healthy = time.monotonic()
+
+    def on_train_result(self, *, algorithm: Algorithm, result: dict[str, Any], **_: Any) -> None:
+        # For Tune's stop={"timesteps_total": n}: the new API stack does not report it.
+        result.setdefault("timesteps_total", result.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0))
+        group = algorithm.env_runner_group
+        if group is None or group.num_remote_env_runners() == 0:
+            return  # errors of a local runner are raised by themselves
+        healthy = group.num_healthy_remote_env_runners()
+        if healthy:
+            self._last_healthy = time.monotonic()
+        if healthy == group.num_remote_env_runners():
+            return
+        errors = group.foreach_env_runner(
+            lambda runner: getattr(runner, "gave_up", None),
+            local_env_runner=False,
+            healthy_only=False,
+            timeout_seconds=ASK_TIMEOUT_S,
+        )
+        for error in errors:
+            if error:
+                raise error
+        if time.monotonic() - self._last_healthy > NO_RUNNER_S:
+            raise RestartLimitError(
+                f"no env runner has been alive for {NO_RUNNER_S:.0f} s: they died more often than "
+                "max_runner_restarts allows, or cannot start. Their logs contain the reason"
+            )
+        if not healthy:
+            time.sleep(1.0)  # an iteration without runners does nothing and ends at once

@@ -31,7 +31,7 @@ NAN = math.nan
 CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
 KEYS: list[tuple[dict[str, Any], str]] = [
     ({"worker": 2}, r"unknown config key 'worker' \(did you mean 'num_workers'\?\)"),
-    ({"num_workers": math.inf}, "num_workers'.=inf: it must be an integer"),
+    ({"num_workers": math.inf}, "num_workers'.=inf: it must be a whole number"),
     ({"cpus_per_worker": 0}, "cpus_per_worker'.=0: it must be a finite number greater than 0"),
     ({"cpus_per_worker": -1}, "cpus_per_worker'.=-1: "),
     ({"cpus_per_worker": "x"}, "cpus_per_worker'.='x': "),
