@@ -90,12 +90,10 @@ def computeSVD(
     1e-4 of the largest), and for wider matrices, ARPACK. The error is rounding times the largest
     value; that of MLlib, which takes roots of the Gram matrix's eigenvalues, is 1e-8 times it.
     """
-    als = session or current_session()
-    with _sent(als, matrix) as A:
+    with _sent(session, matrix) as (linalg, A):
         m, n = A.shape
         if not 1 <= k <= n:
             raise BadArgumentError(f"computeSVD: k={k} must be 1 to {n}, the number of columns")
-        linalg = als.load_library("linalg")
         rank = min(k, m, n)
         method = "gram" if min(m, n) <= GRAM else "arpack"
         S, U, V = linalg.truncated_svd(A, rank=rank, method=method)
@@ -114,10 +112,10 @@ def computeSVD(
     S.free()
     V.free()
     left = None
+    if computeU and kept < len(s):
+        whole, U = U, linalg.slice(U, col_start=0, col_stop=kept)
+        whole.free()
     if computeU:
-        if kept < len(s):
-            whole, U = U, linalg.slice(U, col_start=0, col_stop=kept)
-            whole.free()
         left = _as_mllib(U, matrix)
     else:
         U.free()
@@ -132,23 +130,17 @@ def computePrincipalComponents(
     As MLlib's `RowMatrix.computePrincipalComponents` up to signs: the element of largest absolute
     value of each component is positive. k is at most min(m, n).
     """
-    als = session or current_session()
-    with _sent(als, matrix) as A:
-        found = als.load_library("linalg").pca(A, k=k)
-    components = found[0].fetch()
-    for handle in found:
+    with _sent(session, matrix) as (linalg, A):
+        components, *others = linalg.pca(A, k=k)
+    for handle in others:
         handle.free()
-    return _dense(components.T)
+    return _dense(_taken(components).T)
 
 
 def computeGramianMatrix(matrix: Any, *, session: AlchemistSession | None = None) -> DenseMatrix:
     """A^T A, an (n, n) DenseMatrix."""
-    als = session or current_session()
-    with _sent(als, matrix) as A:
-        G = als.load_library("linalg").gram(A)
-    gram = G.fetch()
-    G.free()
-    return _dense(gram)
+    with _sent(session, matrix) as (linalg, A):
+        return _dense(_taken(linalg.gram(A)))
 
 
 def multiply(matrix: Any, other: Any, *, session: AlchemistSession | None = None) -> Any:
@@ -167,16 +159,14 @@ def multiply(matrix: Any, other: Any, *, session: AlchemistSession | None = None
     DtypeError
         If MLlib does not multiply such a pair.
     """
-    als = session or current_session()
     blocks = isinstance(matrix, theirs.BlockMatrix), isinstance(other, theirs.BlockMatrix)
     if any(blocks) and not all(blocks):
         raise DtypeError(
             f"multiply takes two BlockMatrix, or a matrix of rows and a local DenseMatrix; not a "
             f"{type(matrix).__name__} and a {type(other).__name__}"
         )
-    with _sent(als, matrix) as A, _sent(als, other) as B:
-        C = als.load_library("linalg").matmul(A, B)
-    return _as_mllib(C, matrix, other)
+    with _sent(session, matrix, other) as (linalg, A, B):
+        return _as_mllib(linalg.matmul(A, B), matrix, other)
 
 
 def tallSkinnyQR(
@@ -186,20 +176,18 @@ def tallSkinnyQR(
 
     The signs of R's rows are not determined, as in MLlib. m must be at least n.
     """
-    als = session or current_session()
-    with _sent(als, matrix) as A:
+    with _sent(session, matrix) as (linalg, A):
         if A.shape[0] < A.shape[1]:
             m, n = A.shape
             raise BadArgumentError(
                 f"tallSkinnyQR: the matrix is {m} x {n}, with fewer rows than columns"
             )
-        Q, R = als.load_library("linalg").qr(A)
-    upper = R.fetch()
-    R.free()
+        Q, R = linalg.qr(A)
+    upper = _dense(_taken(R))
     if not computeQ:
         Q.free()
-        return QRDecomposition(None, _dense(upper))
-    return QRDecomposition(_as_mllib(Q, matrix), _dense(upper))
+        return QRDecomposition(None, upper)
+    return QRDecomposition(_as_mllib(Q, matrix), upper)
 
 
 def columnSimilarities(
@@ -212,10 +200,8 @@ def columnSimilarities(
     if not threshold >= 0:
         raise BadArgumentError(f"columnSimilarities: threshold={threshold}: it must be at least 0")
     als = session or current_session()
-    with _sent(als, matrix) as A:
-        G = als.load_library("linalg").gram(A)
-    gram = G.fetch()
-    G.free()
+    with _sent(als, matrix) as (linalg, A):
+        gram = _taken(linalg.gram(A))
     lengths = np.sqrt(np.diag(gram))
     lengths[lengths == 0] = 1
     cosines = np.triu(gram / np.outer(lengths, lengths), 1)
@@ -230,9 +216,8 @@ def CondEst(matrix: Any, *, session: AlchemistSession | None = None) -> float:
 
     Named after the wrapper of the paper (Gittens et al. 2018).
     """
-    als = session or current_session()
-    with _sent(als, matrix) as A:
-        return float(als.load_library("linalg").condest(A, ord="2"))
+    with _sent(session, matrix) as (linalg, A):
+        return float(linalg.condest(A, ord="2"))
 
 
 # --- by changing one import -------------------------------------------------------------
@@ -273,13 +258,22 @@ class BlockMatrix(theirs.BlockMatrix):
 
 
 @contextlib.contextmanager
-def _sent(als: AlchemistSession, matrix: Any) -> Iterator[Handle]:
-    """Send a matrix, and free it at the end of the context."""
-    handle = als.send_matrix(matrix)
-    try:
-        yield handle
-    finally:
-        handle.free()
+def _sent(session: AlchemistSession | None, *matrices: Any) -> Iterator[tuple[Any, ...]]:
+    """The library on the gang, and the matrices there; they are freed at the end."""
+    als = session or current_session()
+    with contextlib.ExitStack() as stack:
+        handles = []
+        for matrix in matrices:
+            handles.append(als.send_matrix(matrix))
+            stack.callback(handles[-1].free)
+        yield als.load_library("linalg"), *handles
+
+
+def _taken(handle: Handle) -> NDArray[Any]:
+    """Fetch a matrix, and free it."""
+    array: NDArray[Any] = handle.fetch()
+    handle.free()
+    return array
 
 
 def _spark() -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from pyspark.mllib.linalg.distributed import (
@@ -19,10 +18,16 @@ from alchemist_ray.clients.spark import jvm
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
-from mpi_workers.data.description import DataEndpoints, TransferTarget
-from mpi_workers.matrix.layout import Distribution, Shape
+from mpi_workers.data.description import TransferTarget
+from mpi_workers.matrix.layout import Distribution
 
-KINDS = ("DataFrame", "RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix")
+# Of each kind that is made of rows, MLlib's class and the method of `Matrices.java`.
+BY_ROWS: dict[str, tuple[Any, str]] = {
+    "RowMatrix": (RowMatrix, "rows"),
+    "IndexedRowMatrix": (IndexedRowMatrix, "indexedRows"),
+    "CoordinateMatrix": (CoordinateMatrix, "entries"),
+}
+KINDS = ("DataFrame", *BY_ROWS, "BlockMatrix")
 PARTITION = 64 << 20  # 64 MiB: approximate maximum of a partition
 BLOCK = 1024  # rows and columns of a block, as MLlib's own default
 
@@ -81,7 +86,7 @@ def to_spark(
         )
     connection = gang_of(handle)
     connection.check(handle)
-    endpoints, (m, n) = connection.endpoints, handle.stored_shape
+    m, n = handle.stored_shape
     if not n or (not m and kind != "DataFrame"):
         raise ShapeError(
             f"{handle.name} has shape {handle.shape}: MLlib's matrices need at least one row "
@@ -92,49 +97,23 @@ def to_spark(
     target = TransferTarget(
         handle.id, Distribution(handle.layout, handle.stored_shape, connection.grid), handle.dtype
     )
-    down, across = block or (BLOCK, BLOCK)
     jvm.sender(spark)  # the jar is there
-    found = _found(spark, endpoints, target, kind, (down, across), handle.columns)
-    match kind:
-        case "DataFrame":
-            return found
-        case "RowMatrix":
-            return RowMatrix(found, m, n)
-        case "IndexedRowMatrix":
-            return IndexedRowMatrix(found, m, n)
-        case "CoordinateMatrix":
-            return CoordinateMatrix(found, m, n)
-    return BlockMatrix(found, down, across, m, n)
-
-
-def _found(
-    spark: Any,
-    endpoints: DataEndpoints,
-    target: TransferTarget,
-    kind: str,
-    block: Shape,
-    names: Sequence[str],
-) -> Any:
-    """A DataFrame, or an object of MLlib in the JVM."""
-    m, n = target.distribution.shape
+    described = json.dumps(jvm.description(connection.endpoints, target))
     nbytes = m * n * target.dtype.itemsize
-    described = json.dumps(jvm.description(endpoints, target))
     rows = _partitions(spark, m, nbytes)
+    java, context = spark._jvm.alchemist.spark, spark.sparkContext._jsc
     if kind == "DataFrame":
-        source = spark._jvm.alchemist.spark.MatrixSource
-        # py4j would ask for each name
-        frame = source.frame(spark._jsparkSession, described, rows, json.dumps(names))
-        return DataFrame(frame, spark)
-    context, matrices = spark.sparkContext._jsc, spark._jvm.alchemist.spark.Matrices
-    match kind:
-        case "RowMatrix":
-            return matrices.rows(context, described, rows)
-        case "IndexedRowMatrix":
-            return matrices.indexedRows(context, described, rows)
-        case "CoordinateMatrix":
-            return matrices.entries(context, described, rows)
-    parts = _partitions(spark, math.ceil(m / block[0]) * math.ceil(n / block[1]), nbytes)
-    return matrices.blocks(context, described, parts, *map(int, block))
+        names = json.dumps(handle.columns)  # py4j would ask for each name
+        return DataFrame(
+            java.MatrixSource.frame(spark._jsparkSession, described, rows, names), spark
+        )
+    if kind in BY_ROWS:
+        matrix, method = BY_ROWS[kind]
+        return matrix(getattr(java.Matrices, method)(context, described, rows), m, n)
+    down, across = map(int, block or (BLOCK, BLOCK))
+    parts = _partitions(spark, math.ceil(m / down) * math.ceil(n / across), nbytes)
+    found = java.Matrices.blocks(context, described, parts, down, across)
+    return BlockMatrix(found, down, across, m, n)
 
 
 def _partitions(spark: Any, count: int, nbytes: int) -> int:
