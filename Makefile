@@ -130,7 +130,7 @@ papers: $(READY)
 client-wheel: $(BARE)
 	$(BIN)/uv build --wheel alchemist_ray/gateway/wheel --out-dir dist
 
-# The Spark client's jar, which the wheel takes along; without a JDK the wheel has none.
+# The Spark client's jar, which the wheel takes along; without pyspark and a Java the wheel has none.
 jar: $(READY)
 	$(JAR)
 
@@ -141,7 +141,7 @@ dist: $(READY)
 	$(BIN)/uv build --quiet --wheel alchemist_ray/gateway/wheel --out-dir dist
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 
-# With Spark, the jar is in the image: it has no JDK.
+# With Spark, the jar is in the image.
 image: $(if $(findstring spark,$(EXTRAS)),jar)
 	podman build --tag $(TAG) $(if $(CA),--secret 'id=ca$(COMMA)src=$(CA)') \
 	  $(foreach name,BASE EXTRAS PACKAGES,$(if $(filter undefined,$(origin $(name))),,--build-arg '$(name)=$($(name))')) \

@@ -45,7 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jar = subprocess.run(
         command, timeout=BUILD_TIMEOUT_S, check=False, capture_output=True, cwd=ROOT
     )
-    (out / "jar").write_bytes(jar.stdout)  # empty without Spark or a JDK
+    (out / "jar").write_bytes(jar.stdout)  # empty without Spark or a Java
     return uv_build(ROOT, out)
 
 
@@ -80,7 +80,7 @@ def test_the_wheel_has_the_jar_for_spark(built: Path) -> None:
     """As `make dist` builds it; an installed package finds it by the same name."""
     jar = (built / "jar").read_text().strip()
     if not jar:
-        pytest.skip("the jar needs pyspark and a JDK")
+        pytest.skip("the jar needs pyspark and a Java")
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".jar")]

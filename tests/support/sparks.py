@@ -16,7 +16,7 @@ JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 SPARK = [  # the marks of every file of tests with Spark
     pytest.mark.skipif(
-        shutil.which("javac") is None, reason="Spark's jar needs a JDK, and the PATH has no javac"
+        shutil.which("java") is None, reason="Spark needs Java, and the PATH has none"
     ),
     pytest.mark.timeout(300, func_only=True),
     # PySpark 3.5's own.

@@ -1,8 +1,8 @@
 """The jar: executors' JVMs move rows to and from the ranks.
 
-`java/` has the sources in Java, and those of the API for Scala. Their jar is in the wheel and in
-the image; in a clone `make env` builds it, or the first use, where there is a JDK. It is added to a
-Spark that already runs without it (`spark.jars`).
+`java/` has the sources, in Scala, whose compiler is among Spark's jars. Their jar is in the wheel
+and in the image; in a clone `make env` builds it, or the first use. It is added to a Spark that
+already runs without it (`spark.jars`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from mpi_workers.matrix.node_shares import chunk_bytes, products
 
 SOURCES = Path(__file__).with_name("java")
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
-JAVAC = ("--release", "8", "-Xlint:-options", "-encoding", "UTF-8")
 SCALAC = ("-cp", f"{SPARK_JARS}/*", "scala.tools.nsc.Main", "-usejavacp", "-encoding", "UTF-8")
 MANIFEST = f"Manifest-Version: 1.0\nImplementation-Version: {__version__}\n"
-BUILD_TIMEOUT_S = 120.0
+BUILD_TIMEOUT_S = 300.0  # 10 s on a quiet machine
 
 JAR = "alchemist-spark"
 SOURCE = "alchemist.spark.MatrixSource"
@@ -87,7 +86,7 @@ def _attach(context: Any, jar: Path) -> None:
 
 def build() -> Path:
     """The jar of these sources, from the last build or a new one. Raises `TransferError`."""
-    sources = sorted(SOURCES.rglob("*.java")) + sorted(SOURCES.rglob("*.scala"))
+    sources = sorted(SOURCES.rglob("*.scala"))
     digest = hashlib.sha256(f"{pyspark.__version__.rpartition('.')[0]} {__version__}".encode())
     for source in sources:
         digest.update(source.read_bytes())
@@ -104,21 +103,22 @@ def build() -> Path:
 
 def _compile(sources: list[Path], jar: Path) -> Path:
     home = os.environ.get("JAVA_HOME", "")
-    java, javac = (
-        (shutil.which(name, path=f"{home}/bin") if home else None) or shutil.which(name)
-        for name in ("java", "javac")
-    )
-    if java is None or javac is None:
+    java = (shutil.which("java", path=f"{home}/bin") if home else None) or shutil.which("java")
+    if java is None:
         raise _no_jar(
-            "it is not built, and no JDK was found to build it (javac): install one (apt-get "
-            "install default-jdk; JAVA_HOME names it), or a wheel of alchemist-on-ray with the jar"
+            "it is not built, and no Java was found to build it: install one (apt-get install "
+            "default-jre; JAVA_HOME names it), or a wheel of alchemist-on-ray with the jar"
         )
-    in_java = [str(path) for path in sources if path.suffix == ".java"]
-    in_scala = [str(path) for path in sources if path.suffix == ".scala"]
     with tempfile.TemporaryDirectory(dir=jar.parent) as folder:
-        _run(javac, *JAVAC, "-cp", f"{SPARK_JARS}/*", "-d", folder, *in_java)
-        if in_scala:  # Spark's jars have the compiler
-            _run(java, *SCALAC, "-d", folder, *in_scala)
+        command = [java, *SCALAC, "-d", folder, *map(str, sources)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise _no_jar(f"{java} failed: {error}") from error
+        if done.returncode:
+            raise _no_jar(f"{java} failed: {(done.stdout + done.stderr).strip()[-500:]}")
         unfinished = Path(folder) / "new.jar"
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("META-INF/MANIFEST.MF", MANIFEST)
@@ -131,21 +131,10 @@ def _compile(sources: list[Path], jar: Path) -> Path:
     return jar
 
 
-def _run(*words: str) -> None:
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise _no_jar(f"{words[0]} failed: {error}") from error
-    if done.returncode:
-        raise _no_jar(f"{words[0]} failed: {(done.stdout + done.stderr).strip()[-500:]}")
-
-
 def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, Any]:
     """A matrix to send, as `Target` reads it.
 
-    The products of runs are computed here, so that Java needs to know no layout.
+    The products of runs are computed here, so that Scala needs to know no layout.
     """
     by_node: dict[int, list[int]] = {}
     for rank, *_copies in target.distribution.owners():

@@ -21,7 +21,7 @@ from alchemist_ray.gang.registry import gang_of
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution
 
-# Of each kind that is made of rows, MLlib's class and the method of `Matrices.java`.
+# Of each kind that is made of rows, MLlib's class and the method of `Matrices.scala`.
 BY_ROWS: dict[str, tuple[Any, str]] = {
     "RowMatrix": (RowMatrix, "rows"),
     "IndexedRowMatrix": (IndexedRowMatrix, "indexedRows"),
@@ -69,7 +69,7 @@ def to_spark(
     StaleHandleError
         If the gang has ended.
     TransferError
-        If Spark has no jar of Alchemist, and none can be built: there is no JDK.
+        If Spark has no jar of Alchemist, and none can be built.
     BadArgumentError
         If `kind` is not one of these.
 

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import DtypeError, IncompleteMatrixError, ShapeError, TransferError
+from alchemist_ray.errors import DtypeError, TransferError
 from tests.support.sparks import SPARK
 
 pytestmark = SPARK
@@ -95,33 +96,6 @@ def test_every_kind_of_mllib_has_the_values_of_any_dtype(
         np.testing.assert_array_equal(B.fetch(), X, err_msg=kind)
 
 
-def test_elements_of_blocks_are_converted_without_loss(
-    als: AlchemistSession, spark: Any, jvm: Any
-) -> None:
-    matrix = als.send_matrix(np.array([[1.0, 1e39]])).to_spark(spark, kind="BlockMatrix")
-    with pytest.raises(DtypeError, match=r"1\.0E39, which float32"):
-        als.send_matrix(matrix, dtype="float32")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_cached_columns_are_sent_without_rows(
-    als: AlchemistSession, spark: Any, jvm: Any, dtype: str
-) -> None:
-    """Spark's cache has columns; they may be chosen, ordered and renamed."""
-    X = values(dtype, (40_000, 12))
-    frame = als.send_matrix(X).to_spark(spark).coalesce(1).cache()
-    chosen = frame.select(*[frame[f"c{j}"].alias(f"d{j}") for j in range(11, 1, -1)])
-    batches = spark._jvm.alchemist.spark.Batches
-    fixed = spark._jvm.alchemist.spark.Sender.fixed
-    assert json.loads(batches.stored(chosen._jdf).ordinals()) == list(range(11, 1, -1))
-    B = als.send_matrix(chosen, layout="MC_MR")
-    assert B.columns == tuple(f"d{j}" for j in range(11, 1, -1))
-    np.testing.assert_array_equal(B.fetch(), X[:, 11:1:-1])
-    assert batches.of(fixed(frame.selectExpr("hash(c0)")._jdf)) is None
-    assert batches.of(fixed(frame.limit(3)._jdf)) is None
-    frame.unpersist(True)
-
-
 @pytest.mark.parametrize("columns", [["c0", "c0", "c2", "c1"], [f"c{j}" for j in range(150)]])
 def test_a_cache_with_a_column_twice_and_one_that_spark_reads_by_rows(
     als: AlchemistSession, spark: Any, jvm: Any, columns: list[str]
@@ -134,6 +108,23 @@ def test_a_cache_with_a_column_twice_and_one_that_spark_reads_by_rows(
     assert B.columns == tuple(columns)
     np.testing.assert_array_equal(B.fetch(), X[:, [int(name[1:]) for name in columns]])
     frame.unpersist(True)
+
+
+def test_columns_of_a_file_are_sent_without_rows(
+    als: AlchemistSession, spark: Any, jvm: Any, tmp_path: Path
+) -> None:
+    X = values("float64", (40_000, 12))
+    als.send_matrix(X).to_spark(spark).coalesce(1).write.parquet(str(tmp_path / "x"))
+    frame = spark.read.parquet(str(tmp_path / "x"))
+    chosen = frame.select(*[frame[f"c{j}"].alias(f"d{j}") for j in range(11, 1, -1)])
+    java = spark._jvm.alchemist.spark
+    ordinals = json.loads(java.Batches.of(java.Sender.fixed(chosen._jdf)).ordinals())
+    assert sorted(ordinals) == list(range(10))
+    B = als.send_matrix(chosen, layout="MC_MR")
+    assert B.columns == tuple(f"d{j}" for j in range(11, 1, -1))
+    np.testing.assert_array_equal(B.fetch(), X[:, 11:1:-1])
+    for computed in (frame.selectExpr("hash(c0)"), frame.limit(3)):
+        assert java.Batches.of(java.Sender.fixed(computed._jdf)) is None
 
 
 def test_nulls_and_other_types_in_cached_columns(
@@ -153,24 +144,6 @@ def test_nulls_and_other_types_in_cached_columns(
     frame.unpersist(True)
 
 
-@pytest.mark.parametrize("layout", ["VC_STAR", "MC_MR", "MD_STAR"])
-def test_rows_in_any_order_go_to_their_numbers(
-    als: AlchemistSession, spark: Any, jvm: Any, layout: str
-) -> None:
-    from pyspark.mllib.linalg import Vectors
-    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
-
-    X = values("float64")
-    order = [int(i) for i in np.random.default_rng(2).permutation(len(X))[:300]]
-    sparse = [Vectors.sparse(5, [1, 3], X[i, [1, 3]]) if i % 2 else X[i] for i in order]
-    pairs = [IndexedRow(i, row) for i, row in zip(order, sparse, strict=True)]
-    matrix = IndexedRowMatrix(spark.sparkContext.parallelize(pairs, 3), *X.shape)
-    want = np.zeros_like(X)
-    want[order] = X[order]
-    want[[i for i in order if i % 2]] *= [0, 1, 0, 1, 0]
-    np.testing.assert_array_equal(als.send_matrix(matrix, layout=layout).fetch(), want)
-
-
 def test_columns_of_all_kinds_are_joined(als: AlchemistSession, spark: Any, jvm: Any) -> None:
     frame = spark.sql(
         "select cast(id as tinyint) a, cast(id as smallint) b, cast(id / 2 as float) c,"
@@ -182,47 +155,13 @@ def test_columns_of_all_kinds_are_joined(als: AlchemistSession, spark: Any, jvm:
     np.testing.assert_array_equal(als.send_matrix(frame).fetch(), want)
 
 
-@pytest.mark.parametrize(
-    ("query", "dtype", "error", "words"),
-    [
-        ("select if(id = 7, null, id) x from range(9)", None, DtypeError, "'x' has nulls"),
-        ("select array(1.0D, if(id = 7, null, 2.0D)) x from range(9)", None, DtypeError, "nulls"),
-        ("select sequence(0, if(id = 7, 3, 2)) x from range(9)", None, ShapeError, "row of 4 "),
-        ("select id + 2147483640 x from range(9)", "int32", DtypeError, "2147483648, which int32"),
-        ("select id * 1e39D x from range(9)", "float32", DtypeError, "1.0E39, which float32"),
-    ],
-)
-def test_wrong_rows_are_refused(
-    als: AlchemistSession, spark: Any, jvm: Any, query: str, dtype: Any, error: Any, words: str
-) -> None:
-    before = len(als.list_matrices())
-    with pytest.raises(error, match=words):
-        als.send_matrix(spark.sql(query), dtype=dtype)
-    assert len(als.list_matrices()) == before
-
-
-def test_wrong_numbers_of_rows_are_refused(als: AlchemistSession, spark: Any, jvm: Any) -> None:
-    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
-
-    def matrix(numbers: list[int]) -> Any:
-        pairs = [IndexedRow(i, [1.0, 2.0]) for i in numbers]
-        return IndexedRowMatrix(spark.sparkContext.parallelize(pairs, 2), 5, 2)
-
-    with pytest.raises(IncompleteMatrixError, match="row 3 appears twice"):
-        als.send_matrix(matrix([0, 3, 1, 3]))
-    with pytest.raises(IncompleteMatrixError, match="row 3 appears twice"):
-        als.send_matrix(matrix([3, 3, 1, 2]))
-    with pytest.raises(ShapeError, match="row 5 is outside"):
-        als.send_matrix(matrix([0, 1, 5]))
-
-
 def test_an_error_in_the_data_is_spark_s_own(als: AlchemistSession, spark: Any, jvm: Any) -> None:
     frame = spark.sql("select if(id = 7, raise_error('seven'), id) x from range(9)")
     with pytest.raises(TransferError, match="seven"):
         als.send_matrix(frame.selectExpr("cast(x as double) x"))
 
 
-def test_without_a_jdk_the_error_names_what_is_missing(
+def test_without_a_java_the_error_names_what_is_missing(
     als: AlchemistSession, spark: Any, jvm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     A = als.send_matrix(np.ones((2, 2)))
@@ -235,5 +174,5 @@ def test_without_a_jdk_the_error_names_what_is_missing(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     frame = spark.range(3)
     for use in (lambda: als.send_matrix(frame), lambda: A.to_spark(spark)):
-        with pytest.raises(TransferError, match=r"needs the jar of Alchemist.*no JDK was found"):
+        with pytest.raises(TransferError, match=r"needs the jar of Alchemist.*no Java was found"):
             use()

@@ -1,0 +1,283 @@
+package alchemist.spark
+
+import java.io.{Closeable, EOFException, IOException}
+import java.net.{InetSocketAddress, SocketTimeoutException, StandardSocketOptions}
+import java.nio.ByteBuffer
+import java.nio.channels.SocketChannel
+import java.nio.charset.StandardCharsets.{US_ASCII, UTF_8}
+import java.nio.file.{Files, InvalidPathException, Paths}
+import java.security.{MessageDigest, SecureRandom}
+import java.util.Arrays
+import javax.crypto.Mac
+import javax.crypto.spec.SecretKeySpec
+
+import scala.collection.mutable.ArrayBuffer
+
+/** An authenticated connection to a node's data endpoint: frames and payloads.
+  *
+  * The format is described in `mpi_workers/wire/frames.py` and `handshake.py`. On the same node, which
+  * the endpoint proves (`node_memory.py`), the ranks' memory is mapped.
+  */
+private[spark] final class Connection private (target: Target, val node: Target.Node)
+    extends Closeable {
+  import Connection._
+
+  /** The ranks' blocks in this process's memory; none if this process is on another node. */
+  val blocks = new ArrayBuffer[RankBlock]
+
+  /** Whether this process is on the node, and has mapped the ranks' memory. */
+  var near = false
+  var sentBytes, sentNanos = 0L
+
+  private val channel = SocketChannel.open()
+  private val name = s"${node.host}:${node.port}"
+  private var putBegan = 0L
+  private var buffer: ByteBuffer = _ // a part of a payload on its way
+  private var payload = 0L // bytes of the last frame's payload
+  private var left = 0L // of them, not yet read
+
+  private def open(chosen: Array[Int], write: Boolean): Unit = {
+    channel.setOption(StandardSocketOptions.SO_SNDBUF, Int.box(SOCKET_BYTES))
+    channel.socket.connect(new InetSocketAddress(node.host, node.port), CONNECT_TIMEOUT_MS)
+    channel.socket.setSoTimeout(STALL_TIMEOUT_MS)
+    channel.setOption(StandardSocketOptions.TCP_NODELAY, Boolean.box(true))
+    channel.setOption(StandardSocketOptions.SO_KEEPALIVE, Boolean.box(true))
+    authenticate()
+    val local = channel.socket.getInetAddress == channel.socket.getLocalAddress
+    if (target.mapped && local && sameNode()) map(chosen, write)
+  }
+
+  private def authenticate(): Unit = {
+    val nonce = new Array[Byte](NONCE_BYTES)
+    new SecureRandom().nextBytes(nonce)
+    send(HELLO, Map("nonce" -> nonce))
+    val challenge = expect(CHALLENGE)
+    val theirs = challenge("nonce").asInstanceOf[Array[Byte]]
+    def proof(side: String, fields: Array[Byte]): Array[Byte] = {
+      val key = MessageDigest.getInstance("SHA-256").digest(target.token.getBytes(UTF_8))
+      val mac = Mac.getInstance("HmacSHA256")
+      mac.init(new SecretKeySpec(key, "HmacSHA256"))
+      Seq((CONTEXT + side).getBytes(US_ASCII), nonce, theirs, fields).foreach(mac.update(_: Array[Byte]))
+      mac.doFinal()
+    }
+    val given = challenge("proof").asInstanceOf[Array[Byte]]
+    if (!MessageDigest.isEqual(given, proof("listening", Array.empty))) {
+      throw Failure("AuthError", s"the process at $name does not have the gang's token: it belongs " +
+        "to another gang, or is not Alchemist's")
+    }
+    val fields = MessagePack.pack(Map("role" -> "data"))
+    send(PROOF, Map("proof" -> proof("connecting", fields), "fields" -> fields))
+    expect(WELCOME)
+  }
+
+  /** Whether this process finds the endpoint's files: it is on its node, and of its user. */
+  private def sameNode(): Boolean = {
+    send(SAME_NODE, Map.empty)
+    val answer = expect(SAME_NODE)
+    val nonce = answer("nonce").asInstanceOf[Array[Byte]]
+    try {
+      val path = Paths.get(answer("path").asInstanceOf[String])
+      Files.isRegularFile(path) && Files.size(path) == nonce.length && // not a pipe
+        MessageDigest.isEqual(nonce, Files.readAllBytes(path))
+    } catch {
+      case _: IOException | _: InvalidPathException => false
+    }
+  }
+
+  private def map(chosen: Array[Int], write: Boolean): Unit = {
+    send(MAP, target.request(node) + ("write" -> write) + ("paths" -> true))
+    val answer = expect(MAP)
+    val parts = answer("parts").asInstanceOf[Seq[Seq[Any]]]
+    val paths = answer("paths").asInstanceOf[Seq[String]]
+    near = true
+    for (((held, part), path) <- node.held.zip(parts).zip(paths)) {
+      blocks += new RankBlock(target, held, chosen, path, part(2).asInstanceOf[Long])
+    }
+  }
+
+  /** End the use of the blocks, and tell the ranks how much was written. */
+  def beginUnmap(): Unit = {
+    blocks.foreach(_.close())
+    sentBytes += blocks.map(_.written).sum * target.element.nbytes
+    val written = blocks.map(block => Seq(block.rank, block.written))
+    send(UNMAP, Map("matrix" -> target.matrix, "written" -> written))
+  }
+
+  /** Begin a PUT; its payload follows through `write`, then `endPut`. */
+  def beginPut(body: Map[String, Any], nbytes: Long): Unit = {
+    sentBytes += nbytes
+    putBegan = System.nanoTime
+    send(PUT, body, nbytes)
+    if (buffer == null) buffer = ByteBuffer.allocateDirect(STAGING_BYTES)
+    buffer.clear()
+  }
+
+  def write(bytes: Array[Byte], at: Int, length: Int): Unit = {
+    var done = 0
+    while (done < length) {
+      if (!buffer.hasRemaining) flush()
+      val part = math.min(length - done, buffer.remaining)
+      buffer.put(bytes, at + done, part)
+      done += part
+    }
+  }
+
+  def endPut(): Unit = {
+    flush()
+    sentNanos += System.nanoTime - putBegan
+  }
+
+  /** Stream the buffer. Fails with the endpoint's reason if it has refused the frame. */
+  private def flush(): Unit = {
+    buffer.flip()
+    orRefusal {
+      while (buffer.hasRemaining) {
+        if (channel.socket.getInputStream.available > 0) {
+          throw new IOException("the data endpoint refused the data")
+        }
+        channel.write(buffer)
+      }
+    }
+    buffer.clear()
+  }
+
+  /** Ask for a payload of this size, which `read` returns. */
+  def get(body: Map[String, Any], nbytes: Long): Unit = {
+    send(GET, body)
+    expect(DATA)
+    left = payload
+    if (left != nbytes) throw new IOException(s"the node sent $left bytes instead of $nbytes")
+    if (buffer == null) buffer = ByteBuffer.allocate(STAGING_BYTES)
+    buffer.limit(0)
+  }
+
+  def read(into: Array[Byte], at: Int, length: Int): Unit = {
+    var done = 0
+    while (done < length) {
+      if (!buffer.hasRemaining) {
+        buffer.clear()
+        buffer.limit(math.min(buffer.capacity, left).toInt)
+        left -= buffer.limit()
+        read(buffer)
+      }
+      val part = math.min(length - done, buffer.remaining)
+      buffer.get(into, at + done, part)
+      done += part
+    }
+  }
+
+  /** Ask the endpoint to store and count everything. */
+  def beginSync(): Unit = send(SYNC, Map.empty)
+
+  /** Wait until it has; its times. */
+  def endSync(): Map[String, Any] = expect(SYNC)
+
+  private def send(kind: Int, body: Map[String, Any], payloadBytes: Long = 0): Unit = {
+    val packed = if (body.isEmpty) Array.emptyByteArray else MessagePack.pack(body)
+    val head = ByteBuffer.allocate(HEADER_BYTES + packed.length)
+    head.put(MAGIC).putShort(VERSION).putShort(kind.toShort)
+    head.putInt(packed.length).putLong(payloadBytes).put(packed).flip()
+    orRefusal(while (head.hasRemaining) channel.write(head))
+  }
+
+  /** An error of writing, or the reason that the endpoint gave before it closed the connection. */
+  private def orRefusal(writing: => Unit): Unit =
+    try writing
+    catch {
+      case error: IOException =>
+        if (channel.isOpen) { // not interrupted
+          try expect(SYNC)
+          catch {
+            case failure: Failure => throw failure
+            case again: IOException => error.addSuppressed(again)
+          }
+        }
+        throw error
+    }
+
+  /** The map of the next frame, which must be of this kind. */
+  private def expect(kind: Int): Map[String, Any] = {
+    val head = ByteBuffer.allocate(HEADER_BYTES)
+    read(head)
+    val magic = new Array[Byte](MAGIC.length)
+    head.get(magic)
+    val version = head.getShort
+    val found = head.getShort
+    val mapBytes = head.getInt
+    payload = head.getLong
+    if (!Arrays.equals(magic, MAGIC) || version != VERSION) {
+      throw new IOException(s"$name does not speak version $VERSION of Alchemist's protocol: " +
+        "install the same alchemist-on-ray on both sides")
+    }
+    if (mapBytes < 0 || mapBytes > MAP_LIMIT) {
+      throw new IOException(s"a map of $mapBytes bytes is over the limit")
+    }
+    val packed = ByteBuffer.allocate(mapBytes)
+    read(packed)
+    val body = MessagePack.unpack(packed.array)
+    if (found == REFUSED) throw new Failure(body)
+    if (found != kind) throw new IOException(s"expected a frame of kind $kind, got $found")
+    body
+  }
+
+  /** Fill a buffer with an array, and flip it. */
+  private def read(into: ByteBuffer): Unit = {
+    val stream = channel.socket.getInputStream // a channel's own read has no limit
+    while (into.hasRemaining) {
+      val found =
+        try stream.read(into.array, into.arrayOffset + into.position(), into.remaining)
+        catch {
+          case error: SocketTimeoutException => throw new IOException(
+            s"the data endpoint at $name sent nothing for ${STALL_TIMEOUT_MS / 1000} s", error)
+        }
+      if (found < 0) throw new EOFException(s"the data endpoint at $name closed the connection")
+      into.position(into.position() + found)
+    }
+    into.flip()
+  }
+
+  override def close(): Unit = { // it ends the use of the ranks' memory
+    blocks.foreach(_.close())
+    channel.close()
+  }
+}
+
+private[spark] object Connection {
+  private val HELLO = 1
+  private val WELCOME = 2
+  private val REFUSED = 3
+  private val PUT = 7
+  private val GET = 8
+  private val DATA = 9
+  private val MAP = 10
+  private val UNMAP = 11
+  private val SYNC = 12
+  private val CHALLENGE = 13
+  private val PROOF = 14
+  private val SAME_NODE = 15
+
+  private val MAGIC = "ALCH".getBytes(US_ASCII)
+  private val VERSION: Short = 3
+  private val CONTEXT = s"alchemist-on-ray wire $VERSION "
+  private val HEADER_BYTES = 20
+  private val MAP_LIMIT = 64 << 20
+  private val NONCE_BYTES = 32
+  private val CONNECT_TIMEOUT_MS = 10000
+  private val STALL_TIMEOUT_MS = 600000 // as STALL_TIMEOUT_S of node_connection.py
+  private val SOCKET_BYTES = 1 << 20
+  private val STAGING_BYTES = 512 << 10
+
+  /** Connections to all nodes of a matrix. Where this process is on the node of a rank, its block is
+    * mapped, to read the chosen columns, or to write them until `beginUnmap`.
+    */
+  def all(target: Target, chosen: Array[Int], write: Boolean): List[Connection] = {
+    val found = target.nodes.map(new Connection(target, _))
+    try found.foreach(_.open(chosen, write))
+    catch {
+      case error: Throwable =>
+        found.foreach(_.close())
+        throw error
+    }
+    found
+  }
+}
