@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from envs.errors import EnvError
+from envs.gangs import Gangs
+from envs.simulation import Simulation
 
-
-class OnGangs(Protocol):
-    """A simulation on one or more gangs."""
-
-    def interrupt(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-S = TypeVar("S", bound=OnGangs)
+S = TypeVar("S", Simulation, Gangs)
 
 
 class SteppedEnv(Generic[S]):

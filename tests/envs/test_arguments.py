@@ -30,7 +30,11 @@ pytestmark = pytest.mark.timeout(120, func_only=True)
 NAN = math.nan
 CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
 KEYS: list[tuple[dict[str, Any], str]] = [
-    ({"worker": 2}, r"unknown config key 'worker' \(did you mean 'num_workers'\?\)"),
+    ({"worker": 2}, r"key 'worker' \(did you mean 'num_workers'\?\)\. Keys: "),
+    ({"lib_name": None}, "needs 'lib_name'"),
+    ({"num_workers": 0}, r"\['num_workers'\]=0: .* at least 1"),
+    ({"num_workers": 1.5}, "num_workers"),
+    ({"num_workers": None}, "num_workers"),
     ({"num_workers": math.inf}, "num_workers'.=inf: it must be a whole number"),
     ({"cpus_per_worker": 0}, "cpus_per_worker'.=0: it must be a finite number greater than 0"),
     ({"cpus_per_worker": -1}, "cpus_per_worker'.=-1: "),
@@ -44,7 +48,17 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"hostname": 5, "port": 6379}, "hostname'.=5: it must be a host name"),
     ({"hostname": "h", "port": 70_000}, "port'.=70000: it must be 1 to 65535"),
     ({"hostname": "", "port": 6379}, "hostname'.='': it must be a host name"),
+    ({"hostname": "h"}, "both 'hostname' and 'port'"),
     ({"out_of_bounds": np.zeros(2)}, "out_of_bounds'. must be one of"),
+    ({"out_of_bounds": 1}, "out_of_bounds'. must be one of"),
+    ({"on_failure": "ignore"}, "on_failure'. must be one of"),
+    ({"check_finite": "yes"}, "check_finite'.='yes': it must be True or False"),
+    ({"step_timeout_s": -1}, "step_timeout_s"),
+    ({"max_restarts": -1}, "max_restarts"),
+    ({"sim": [1]}, "'sim'"),
+    ({"sim": {"a": {1, 2}}}, "JSON"),
+    ({"copies": 3}, "'copies'.*HPCSimulatorVectorEnv"),
+    ({"placement": "here"}, r"config\['placement'\] must be one of 'own'.*; got 'here'"),
     ({"placement": {"labels": {"zone": 5}}}, "label 'zone': 5 must consist of two strings"),
     ({"placement": {"resources": {"memory": "x"}}}, "resource 'memory'='x': it must be a finite"),
     ({"placement": {"resources": {"CPU": 2}}}, "by cpus_per_worker"),
@@ -57,6 +71,9 @@ def test_keys_of_a_config(cluster: str, key: dict[str, Any], said: str) -> None:
     with pytest.raises(EnvConfigError, match=said):
         HPCSimulatorEnv({**CONFIG, **key})
     assert {gang.name for gang in AlchemistSession.list()} == before
+    none: Any = []
+    with pytest.raises(EnvConfigError, match="it must be a dict"):
+        HPCSimulatorEnv(none)
 
 
 @pytest.mark.parametrize("num_envs", ["x", 0, -1, 1.5, NAN, True])

@@ -209,34 +209,6 @@ def test_copies_of_it_are_new_ones(make: Make) -> None:
         other.close()
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({}, "needs 'lib_name'"),
-        ({"lib_name": "x", "num_wokers": 2}, "'num_wokers'.*did you mean 'num_workers'.*Keys: "),
-        ({"lib_name": "x", "num_workers": 0}, r"\['num_workers'\]=0: .* at least 1"),
-        ({"lib_name": "x", "num_workers": 1.5}, "num_workers"),
-        ({"lib_name": "x", "num_workers": None}, "num_workers"),
-        (
-            {"lib_name": "x", "placement": "here"},
-            r"config\['placement'\] must be one of 'own'.*; got 'here'",
-        ),
-        ({"lib_name": "x", "step_timeout_s": -1}, "step_timeout_s"),
-        ({"lib_name": "x", "max_restarts": -1}, "max_restarts"),
-        ({"lib_name": "x", "hostname": "h"}, "both 'hostname' and 'port'"),
-        ({"lib_name": "x", "sim": [1]}, "'sim'"),
-        ({"lib_name": "x", "sim": {"a": {1, 2}}}, "JSON"),
-        ({"lib_name": "x", "lib_path": 3}, "lib_path"),
-        ({"lib_name": "x", "copies": 3}, "'copies'.*HPCSimulatorVectorEnv"),
-        ([], "it must be a dict"),
-    ],
-)
-def test_a_config_that_cannot_be_is_refused_before_anything_starts(config: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as caught:
-        HPCSimulatorEnv(config)
-    assert isinstance(caught.value, AlchemistError)
-
-
 def test_what_is_no_simulator_is_told_so_and_leaves_nothing(cluster: str, tmp_path: Path) -> None:
     HPCSimulatorEnv(CONFIG, sim={"size": 6}).close()
     before = ranks()

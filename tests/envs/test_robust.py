@@ -22,7 +22,6 @@ from envs import (
     EnvError,
     GangLostError,
     HPCSimulatorEnv,
-    HPCSimulatorVectorEnv,
     NotFiniteError,
     SimulationError,
     StepTimeoutError,
@@ -391,9 +390,3 @@ def test_a_missing_cluster_is_a_warning(cluster: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "no Ray cluster at 127.0.0.1:9" in done.stderr
-
-
-def test_what_is_no_choice_of_a_key_is_refused() -> None:
-    for key, value in (("on_failure", "ignore"), ("out_of_bounds", 1), ("check_finite", "yes")):
-        with pytest.raises(EnvConfigError, match=f"'{key}'.*must be"):
-            HPCSimulatorVectorEnv(CONFIG, **{key: value})
