@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
@@ -40,31 +41,28 @@ def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], obje
     """
     context = spark.sparkContext
     group = f"alchemist-{uuid.uuid4().hex}"
-    result: list[T] = []
-    errors: list[BaseException] = []
+    done: Future[T] = Future()
 
     def work() -> None:
         try:
             context.setJobGroup(group, f"Alchemist: {what}", interruptOnCancel=True)
-            result.append(action())
+            done.set_result(action())
         except BaseException as error:
-            errors.append(error)
+            done.set_exception(error)
 
-    thread = InheritableThread(target=work, daemon=True)
-    thread.start()
+    InheritableThread(target=work, daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(POLL_INTERVAL_S)
-            if thread.is_alive():
-                alive()
+        while not wait([done], POLL_INTERVAL_S).done:
+            alive()
     except BaseException:
         with contextlib.suppress(Exception):  # Spark may have ended
             context.cancelJobGroup(group)
-        thread.join(CANCEL_TIMEOUT_S)
+        wait([done], CANCEL_TIMEOUT_S)
         raise
-    if errors:
-        raise _as_transfer_error(what, errors[0]) from errors[0]
-    return result[0]
+    try:
+        return done.result()
+    except BaseException as error:
+        raise _as_transfer_error(what, error) from error
 
 
 def _as_transfer_error(what: str, error: BaseException) -> BaseException:

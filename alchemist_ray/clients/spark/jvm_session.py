@@ -20,27 +20,17 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
-from pyspark.mllib.linalg.distributed import (
-    BlockMatrix,
-    CoordinateMatrix,
-    IndexedRowMatrix,
-    RowMatrix,
-)
 from pyspark.sql import DataFrame, SparkSession
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.clients.spark.results import MLLIB
 from alchemist_ray.errors import AlchemistError, BadArgumentError
 from alchemist_ray.session import AlchemistSession
 
 WAIT_S = 3600  # for a request; then it asks again
 END_S = 50.0  # for the session to end, before the JVM kills this process
 
-_MATRICES: dict[str, type[Any]] = {
-    "RowMatrix": RowMatrix,
-    "IndexedRowMatrix": IndexedRowMatrix,
-    "CoordinateMatrix": CoordinateMatrix,
-    "BlockMatrix": BlockMatrix,
-}
+_MATRICES = {kind: matrix for kind, (matrix, _) in MLLIB.items()}
 
 
 class JvmSession:

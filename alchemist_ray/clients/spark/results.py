@@ -21,13 +21,14 @@ from alchemist_ray.gang.registry import gang_of
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution
 
-# Of each kind that is made of rows, MLlib's class and the method of `Matrices.scala`.
-BY_ROWS: dict[str, tuple[Any, str]] = {
+# Of each kind, MLlib's class and the method of `Matrices.scala`.
+MLLIB: dict[str, tuple[Any, str]] = {
     "RowMatrix": (RowMatrix, "rows"),
     "IndexedRowMatrix": (IndexedRowMatrix, "indexedRows"),
     "CoordinateMatrix": (CoordinateMatrix, "entries"),
+    "BlockMatrix": (BlockMatrix, "blocks"),
 }
-KINDS = ("DataFrame", *BY_ROWS, "BlockMatrix")
+KINDS = ("DataFrame", *MLLIB)
 PARTITION = 64 << 20  # 64 MiB: approximate maximum of a partition
 BLOCK = 1024  # rows and columns of a block, as MLlib's own default
 
@@ -107,13 +108,13 @@ def to_spark(
         return DataFrame(
             java.MatrixSource.frame(spark._jsparkSession, described, rows, names), spark
         )
-    if kind in BY_ROWS:
-        matrix, method = BY_ROWS[kind]
-        return matrix(getattr(java.Matrices, method)(context, described, rows), m, n)
+    matrix, method = MLLIB[kind]
+    make = getattr(java.Matrices, method)
+    if kind != "BlockMatrix":
+        return matrix(make(context, described, rows), m, n)
     down, across = map(int, block or (BLOCK, BLOCK))
     parts = _partitions(spark, math.ceil(m / down) * math.ceil(n / across), nbytes)
-    found = java.Matrices.blocks(context, described, parts, down, across)
-    return BlockMatrix(found, down, across, m, n)
+    return matrix(make(context, described, parts, down, across), down, across, m, n)
 
 
 def _partitions(spark: Any, count: int, nbytes: int) -> int:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,12 +118,11 @@ def init_spark(
     for key in OPTION_KEYS:
         settings[key] = f"{JAVA_OPTIONS} {settings.get(key, '')}".strip()
     begun, deadline = time.time(), time.monotonic() + start_timeout_s
-    sessions: list[Any] = []
-    errors: list[BaseException] = []
+    started: Future[Any] = Future()
 
     def work() -> None:
         try:
-            sessions.append(
+            started.set_result(
                 raydp.init_spark(
                     app_name,
                     num_executors,
@@ -133,27 +133,27 @@ def init_spark(
                 )
             )
         except BaseException as error:
-            errors.append(error)
+            started.set_exception(error)
 
     thread = threading.Thread(target=work, name="start-spark", daemon=True)
     thread.start()
     try:
-        thread.join(start_timeout_s)
-        if errors:
-            raise LaunchError(
-                f"Spark did not start: {_first_line(errors[0])}{_log_tail(begun)}"
-            ) from errors[0]
-        if not sessions:
+        if not wait([started], start_timeout_s).done:
             raise LaunchError(
                 f"Spark has not started in {start_timeout_s:g} s (start_timeout_s): its JVM hangs "
                 f"or has ended, or the machine is busy{_log_tail(begun)}"
             )
-        _wait_for_executors(sessions[0], num_executors, deadline, start_timeout_s, begun)
+        if (failure := started.exception()) is not None:
+            raise LaunchError(
+                f"Spark did not start: {_first_line(failure)}{_log_tail(begun)}"
+            ) from failure
+        spark = started.result()
+        _wait_for_executors(spark, num_executors, deadline, start_timeout_s, begun)
     except BaseException:
         _clean(app_name, thread)
         raise
-    _cancel_jobs_on_ctrl_c(sessions[0].sparkContext)
-    return sessions[0]
+    _cancel_jobs_on_ctrl_c(spark.sparkContext)
+    return spark
 
 
 def stop_spark() -> None:

@@ -61,10 +61,7 @@ private[alchemist] final class Helper private (spark: SparkSession) {
       check()
       answer = request.answers.poll(POLL_MS, TimeUnit.MILLISECONDS)
     }
-    answer match {
-      case failed: Failed => throw new AlchemistException(failed.kind, failed.message)
-      case Succeeded(value) => value
-    }
+    answer.fold({ case (kind, message) => throw new AlchemistException(kind, message) }, identity)
   }
 
   private def check(): Unit = if (!process.isAlive) {
@@ -113,11 +110,12 @@ private[alchemist] object Helper {
   }
 
   final class Request(val operation: String, val arguments: JList[Any], val dropped: JList[Any]) {
-    private[alchemist] val answers = new LinkedBlockingQueue[Answer]
+    /** A kind of error and its message, or a value. */
+    private[alchemist] val answers = new LinkedBlockingQueue[Either[(String, String), Any]]
 
-    def succeed(value: Any): Unit = answers.add(Succeeded(value))
+    def succeed(value: Any): Unit = answers.add(Right(value))
 
-    def fail(kind: String, message: String): Unit = answers.add(new Failed(kind, message))
+    def fail(kind: String, message: String): Unit = answers.add(Left(kind -> message))
 
     def matrix(
         id: Long, name: String, rows: Long, cols: Long, dtype: String, layout: String): Matrix =
@@ -130,8 +128,4 @@ private[alchemist] object Helper {
 
   /** A matrix in the arguments of a routine. */
   final class MatrixId(val id: Long)
-
-  private[alchemist] sealed trait Answer
-  private[alchemist] final case class Succeeded(value: Any) extends Answer
-  private[alchemist] final class Failed(val kind: String, val message: String) extends Answer
 }

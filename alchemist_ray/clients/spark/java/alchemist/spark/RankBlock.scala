@@ -25,6 +25,7 @@ private[spark] final class RankBlock(
   private val here = chosen.indices.filter(k => places(chosen(k)) >= 0).toArray
   private val columns = here.map(k => places(chosen(k))) // their places in the block
   private val columnFrom = here.map(_ * itemsize) // and their first bytes in a row
+  private val GROUP = 8
   if (height * held.cols.count(target.cols) * itemsize > nbytes) {
     throw new IOException(s"rank $rank has $nbytes bytes for its block")
   }
@@ -127,136 +128,96 @@ private[spark] final class RankBlock(
 
   /** Write the elements of this rank of whole rows, in any order. */
   def putRows(stored: Array[Byte], rowBytes: Int, numbers: Array[Long], count: Int): Unit = {
-    if (rowBytes * count.toLong > stored.length) {
-      throw new IndexOutOfBoundsException(s"$count rows of $rowBytes bytes")
-    }
-    val from = new Array[Int](count)
-    val to = new Array[Long](count)
+    val from = new Array[Long](count)
+    val place = new Array[Long](count)
     var some = 0
     var k = 0
     while (k < count) {
-      val place = rows.position(numbers(k))
-      if (place >= 0) {
-        from(some) = k * rowBytes
-        to(some) = place * itemsize
-        some += 1
-      }
+      place(some) = rows.position(numbers(k)) * itemsize
+      from(some) = k.toLong * rowBytes
+      if (place(some) >= 0) some += 1
       k += 1
     }
     var start = 0
     while (start < some) { // rows that have one address
-      var low = to(start)
+      var low = place(start)
       var high = low
       var stop = start + 1
       while (stop < some &&
-          math.max(high, to(stop)) - math.min(low, to(stop)) + itemsize <= Segment.MOST) {
-        low = math.min(low, to(stop))
-        high = math.max(high, to(stop))
+          math.max(high, place(stop)) - math.min(low, place(stop)) + itemsize <= Segment.MOST) {
+        low = math.min(low, place(stop))
+        high = math.max(high, place(stop))
         stop += 1
       }
-      k = start
-      while (k < stop) {
-        to(k) -= low
-        k += 1
-      }
-      putRows(stored, from, to, start, stop, low, high + itemsize - low)
+      move(stored, from, place, start, stop, low, high + itemsize - low, write = true)
       start = stop
     }
     written += some.toLong * columnFrom.length
   }
 
-  private def putRows(
-      stored: Array[Byte], from: Array[Int], to: Array[Long], start: Int, stop: Int, low: Long,
-      length: Long): Unit = {
-    var col = 0
-    while (itemsize == 8 && col + 4 <= columnFrom.length) { // of one cache line, if neighbours
-      val a = column(col, low, length)
-      val b = column(col + 1, low, length)
-      val c = column(col + 2, low, length)
-      val d = column(col + 3, low, length)
-      val fromA = Block.BASE + columnFrom(col)
-      val fromB = Block.BASE + columnFrom(col + 1)
-      val fromC = Block.BASE + columnFrom(col + 2)
-      val fromD = Block.BASE + columnFrom(col + 3)
-      var k = start
-      while (k < stop) {
-        val row = from(k)
-        val place = to(k)
-        Platform.putLong(null, a + place, Platform.getLong(stored, fromA + row))
-        Platform.putLong(null, b + place, Platform.getLong(stored, fromB + row))
-        Platform.putLong(null, c + place, Platform.getLong(stored, fromC + row))
-        Platform.putLong(null, d + place, Platform.getLong(stored, fromD + row))
-        k += 1
-      }
-      col += 4
-    }
-    while (col < columnFrom.length) {
-      val address = column(col, low, length)
-      val first = Block.BASE + columnFrom(col)
-      var k = start
-      while (k < stop) {
-        copy(stored, first + from(k), null, address + to(k))
-        k += 1
-      }
-      col += 1
-    }
-  }
-
-  /** The address of some rows of a chosen column. */
-  private def column(k: Int, low: Long, length: Long): Long =
-    segment.address(columns(k) * height * itemsize + low, length)
-
   /** Read the elements of this rank of whole rows; the first row begins at `first`. */
   def getRows(row: Long, count: Int, into: Array[Byte], first: Int, rowBytes: Int): Unit = {
     val start = rows.count(row)
     val some = (rows.count(row + count) - start).toInt
-    val width = columnFrom.length
-    if (some == 0 || width == 0) return
-    val end = first + (count - 1L) * rowBytes + columnFrom(width - 1) + itemsize
-    if (first < 0 || rowBytes < 0 || end > into.length) {
-      throw new IndexOutOfBoundsException(s"$count rows of $rowBytes bytes")
-    }
     val to = new Array[Long](some)
+    val place = new Array[Long](some)
     var found = 0
     var k = 0
     while (k < count) {
       if (rows.contains(row + k)) {
-        to(found) = Block.BASE + first + k.toLong * rowBytes
+        to(found) = first + k.toLong * rowBytes
+        place(found) = (start + found) * itemsize
         found += 1
       }
       k += 1
     }
-    var col = 0
-    while (itemsize == 8 && col + 4 <= width) {
-      val a = column(col, 8 * start, 8L * some)
-      val b = column(col + 1, 8 * start, 8L * some)
-      val c = column(col + 2, 8 * start, 8L * some)
-      val d = column(col + 3, 8 * start, 8L * some)
-      val toA = columnFrom(col)
-      val toB = columnFrom(col + 1)
-      val toC = columnFrom(col + 2)
-      val toD = columnFrom(col + 3)
-      k = 0
-      while (k < some) {
-        val place = to(k)
-        val from = 8L * k
-        Platform.putLong(into, place + toA, Platform.getLong(null, a + from))
-        Platform.putLong(into, place + toB, Platform.getLong(null, b + from))
-        Platform.putLong(into, place + toC, Platform.getLong(null, c + from))
-        Platform.putLong(into, place + toD, Platform.getLong(null, d + from))
-        k += 1
-      }
-      col += 4
+    if (some > 0) {
+      val length = some.toLong * itemsize
+      move(into, to, place, 0, some, start * itemsize, length, write = false)
     }
-    while (col < width) {
-      var from = column(col, start * itemsize, some.toLong * itemsize)
-      k = 0
-      while (k < some) {
-        copy(null, from, into, to(k) + columnFrom(col))
-        from += itemsize
+  }
+
+  /** Copy rows of an array to the block, or from it: row k of [start, stop) begins at byte `at(k)` of
+    * the array, and at byte `place(k)` of each column, which is one of `length` bytes from `low` on.
+    * Columns are copied in groups that fill a cache line of the row.
+    */
+  private def move(
+      array: Array[Byte], at: Array[Long], place: Array[Long], start: Int, stop: Int, low: Long,
+      length: Long, write: Boolean): Unit = {
+    val width = if (columnFrom.isEmpty) 0 else columnFrom.last + itemsize
+    var k = start
+    while (k < stop) { // nothing below checks the array's bounds
+      if (at(k) < 0 || at(k) + width > array.length) {
+        throw new IndexOutOfBoundsException(s"a row at ${at(k)} of ${array.length} bytes")
+      }
+      k += 1
+    }
+    val address = new Array[Long](GROUP)
+    val offset = new Array[Long](GROUP)
+    for (col <- columnFrom.indices by GROUP) {
+      val some = math.min(GROUP, columnFrom.length - col)
+      for (j <- 0 until some) {
+        address(j) = segment.address(columns(col + j) * height * itemsize + low, length) - low
+        offset(j) = Block.BASE + columnFrom(col + j)
+      }
+      k = start
+      while (k < stop) {
+        val row = at(k)
+        val there = place(k)
+        var j = 0
+        if (write) {
+          while (j < some) {
+            copy(array, row + offset(j), null, address(j) + there)
+            j += 1
+          }
+        } else {
+          while (j < some) {
+            copy(null, address(j) + there, array, row + offset(j))
+            j += 1
+          }
+        }
         k += 1
       }
-      col += 1
     }
   }
 
