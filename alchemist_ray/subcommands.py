@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -13,6 +14,36 @@ def add_subcommand(commands: Any, name: str, text: str, **options: Any) -> argpa
         name, help=text, description=sentence(text), **options
     )
     return parser
+
+
+def add_options(parser: argparse.ArgumentParser, rows: Iterable[Sequence[Any]]) -> None:
+    """Add options from a table.
+
+    Parameters
+    ----------
+    rows : iterable of tuple
+        Flags, with the name of the value in the help, or (in lower case) in the result:
+        ``"-t --time SECONDS time_s"``; a default, or a type; the help, in which ``%(default)s`` is
+        the default; a map of further arguments of `add_argument`, if any. Of the defaults, False
+        makes an option without a value, a tuple lists the choices, and a list collects values.
+    """
+    for flags, value, text, *more in rows:
+        names = [word for word in flags.split() if word.startswith("-")]
+        options: dict[str, Any] = {"help": text} | (more[0] if more else {})
+        for word in flags.split()[len(names) :]:
+            options["metavar" if word.isupper() else "dest"] = word
+        match value:
+            case False:
+                options["action"] = "store_true"
+            case tuple():
+                options["choices"] = value
+            case list():
+                options |= {"action": "append", "default": value}
+            case _ if callable(value):
+                options["type"] = value
+            case _:
+                options |= {"type": type(value), "default": value}
+        parser.add_argument(*names, **options)
 
 
 def sentence(text: str) -> str:

@@ -24,7 +24,7 @@ from alchemist_ray.runtime.cluster.ray_calls import ask
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.session import AlchemistSession
-from alchemist_ray.subcommands import positive, sentence
+from alchemist_ray.subcommands import add_options, positive, sentence
 from mpi_workers.matrix.sizes import readable
 
 WATCH_S = 2.0
@@ -215,37 +215,32 @@ def _age(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
+OPTIONS: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "status": (
+        ("--json", False, "print JSON, sizes in bytes"),
+        ("--watch SECONDS", positive, "repeat (default: every %(const)s s) until Ctrl-C",
+         {"nargs": "?", "const": WATCH_S}),
+    ),
+    "logs": (
+        ("--rank", int, "only the output of this rank"),
+        ("--lines", LINES, "the last N lines (default: %(default)s; 0: all)"),
+        ("--follow", False, "print new lines until Ctrl-C"),
+    ),
+    "trace": (
+        ("--out FILE", str, "file to write (default: NAME.json)"),
+        ("--last SECONDS", positive, "only commands of the last SECONDS (default: %(default).0f)",
+         {"default": EARLIER_S}),
+    ),
+}  # fmt: skip
+
+
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"alchemist {command}",
         description=sentence(HELP[command]),
         epilog="The Ray cluster is that of RAY_ADDRESS, or the one on this machine.",
     )
-    if command == "status":
-        parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-        parser.add_argument(
-            "--watch",
-            nargs="?",
-            type=positive,
-            const=WATCH_S,
-            metavar="SECONDS",
-            help=f"repeat (default: every {WATCH_S:g} s) until Ctrl-C",
-        )
-        return parser
-    parser.add_argument("name", help="name or id of the gang, as in `alchemist status`")
-    if command == "logs":
-        parser.add_argument("--rank", type=int, help="only the output of this rank")
-        parser.add_argument(
-            "--lines", type=int, default=LINES, help=f"the last N lines (default: {LINES}; 0: all)"
-        )
-        parser.add_argument("--follow", action="store_true", help="print new lines until Ctrl-C")
-    elif command == "trace":
-        parser.add_argument("--out", metavar="FILE", help="file to write (default: NAME.json)")
-        parser.add_argument(
-            "--last",
-            type=positive,
-            default=EARLIER_S,
-            metavar="SECONDS",
-            help=f"only commands of the last SECONDS (default: {EARLIER_S:.0f})",
-        )
+    if command != "status":
+        parser.add_argument("name", help="name or id of the gang, as in `alchemist status`")
+    add_options(parser, OPTIONS.get(command, ()))
     return parser

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import expand
 
@@ -202,13 +204,8 @@ SHOWN = 4
 
 def other_users() -> list[str]:
     """Return the names of other people with processes on this machine."""
-    uids = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
-                uids.add(folder.stat().st_uid)
-    names = (_person(uid) for uid in uids if uid != os.getuid())
-    return sorted(name for name in names if name is not None)
+    uids = {process.info["uids"].effective for process in psutil.process_iter(["uids"])}
+    return sorted(filter(None, map(_person, uids - {os.getuid()})))
 
 
 def _person(uid: int) -> str | None:

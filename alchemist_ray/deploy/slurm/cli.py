@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from alchemist_ray.deploy.slurm import allocation, container, gateway, program, script, sites
-from alchemist_ray.deploy.slurm.keeper import RayInJob, RayOptions
+from alchemist_ray.deploy.slurm import allocation, container, program, script, sites
+from alchemist_ray.deploy.slurm.keeper import RayInJob
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated, interrupt_on_termination
 from alchemist_ray.errors import JobError
 from alchemist_ray.gateway.protocol import PORT
@@ -23,7 +25,7 @@ from alchemist_ray.launchers import SETTINGS
 from alchemist_ray.launchers import VARIABLE as LAUNCHER
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
-from alchemist_ray.subcommands import add_subcommand, positive
+from alchemist_ray.subcommands import add_options, add_subcommand, positive
 
 USAGE = """\
 Run Ray and gangs in a {system} job.
@@ -43,6 +45,46 @@ BEYOND = ("PartitionConfig", "PartitionTimeLimit", "PartitionNodeLimit")  # reas
 NEVER = re.compile(r"node configuration is not available|time limit is invalid|more .* than", re.I)
 
 
+VERBS = {
+    "submit": "write a job script and submit it",
+    "run": "start Ray, run a program, stop Ray",
+    "start": "start Ray on this job's nodes and keep it",
+    "stop": "stop the Ray of `start`",
+    "sites": "list all known sites",
+}
+# Subcommands that take the option, and its row (see `add_options`).
+OPTIONS: tuple[tuple[Any, ...], ...] = (
+    ("submit", "-N --nodes", 1, "number of nodes (default: 1)"),
+    ("submit", "-t --time", "60", "time limit, in minutes or H:MM:SS (default: 60)"),
+    ("submit", "-c --cpus", int, "CPUs on each node (default: whole nodes)"),
+    ("submit", "--mem memory", "", "memory on each node, in the notation of the batch system"),
+    ("submit", "-p --partition", "", "partition or queue"),
+    ("submit", "-A --account", "", "account to charge"),
+    ("submit", "-q --qos", "", "quality of service"),
+    ("submit", "-J --name", "", "the job's name (default: the program's)"),
+    ("submit", "-o --option options", [], "further option of the batch system, as --option=--x=y"),
+    ("submit", "--folder", str,
+     "folder for script, log and token (default: in ~/.alchemist/jobs)"),
+    ("submit", "--dialect", sites.SCHEDULERS,
+     "batch system whose directives the script uses (default: %(default)s)"),
+    ("submit", "--dry-run", False, "only print the script"),
+    ("run", "--spare SECONDS", int,
+     "time from SIGTERM to the end of the job (default: the site's)"),
+    ("start", "--foreground", False, "stay until Ctrl-C or `stop`"),
+    ("start", "--gateway PORT", int,
+     "also start a gateway for clients without Ray (default port: %(const)s)",
+     {"nargs": "?", "const": PORT}),
+    ("run start", "--cpus-per-node", int, "CPUs of each node for Ray (default: all)"),
+    ("submit run start", "--container IMAGE", str,
+     "run Ray, the program and the ranks in this image"),
+    ("submit run start", "--container-runtime", str, "container runtime (default: the site's)"),
+    ("submit run start", "--start-timeout SECONDS start_timeout_s", positive,
+     f"time limit without progress (default: {START_VARIABLE}, or {START_S:.0f})"),
+    ("submit run start", "--site", str,
+     f"name or path of a site file (default: {sites.DEFAULT})"),
+)  # fmt: skip
+
+
 def main(argv: Sequence[str]) -> int:
     """Run a subcommand of ``alchemist slurm`` or ``alchemist pbs``. Returns the exit code."""
     words = list(argv)
@@ -51,8 +93,9 @@ def main(argv: Sequence[str]) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)} (COMMAND comes after --)")
     options.command = words[cut + 1 :]
+    run = {"submit": _submit, "run": _run, "start": _start, "stop": _stop, "sites": _sites}
     try:
-        return int(options.do(options))
+        return run[options.verb](options)
     except Terminated as ending:
         print(f"alchemist: ended by {ending}", file=sys.stderr)
         return 128 + ending.number
@@ -66,77 +109,14 @@ def _parser(system: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(system=system)
-    commands = parser.add_subparsers(dest="verb", required=True)
-    usage = f"alchemist {system} {{}} [options] -- COMMAND"
-    submit = add_subcommand(
-        commands, "submit", "write a job script and submit it", usage=usage.format("submit")
-    )
-    submit.add_argument("-N", "--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    submit.add_argument(
-        "-t", "--time", default="60", help="time limit, in minutes or H:MM:SS (default: 60)"
-    )
-    submit.add_argument("-c", "--cpus", type=int, help="CPUs on each node (default: whole nodes)")
-    submit.add_argument(
-        "--mem", default="", help="memory on each node, in the notation of the batch system"
-    )
-    submit.add_argument("-p", "--partition", default="", help="partition or queue")
-    submit.add_argument("-A", "--account", default="", help="account to charge")
-    submit.add_argument("-q", "--qos", default="", help="quality of service")
-    submit.add_argument("-J", "--name", default="", help="the job's name (default: the program's)")
-    submit.add_argument(
-        "-o", "--option", action="append", default=[],
-        help="further option of the batch system, as --option=--x=y",
-    )  # fmt: skip
-    submit.add_argument(
-        "--folder", help="folder for script, log and token (default: in ~/.alchemist/jobs)"
-    )
-    submit.add_argument(
-        "--dialect",
-        choices=sites.SCHEDULERS,
-        default=system,
-        help=f"batch system whose directives the script uses (default: {system})",
-    )
-    submit.add_argument("--dry-run", action="store_true", help="only print the script")
-    submit.set_defaults(do=_submit)
-    run = add_subcommand(
-        commands, "run", "start Ray, run a program, stop Ray", usage=usage.format("run")
-    )
-    run.add_argument(
-        "--spare",
-        type=int,
-        metavar="SECONDS",
-        help="time from SIGTERM to the end of the job (default: the site's)",
-    )
-    run.set_defaults(do=_run)
-    start = add_subcommand(commands, "start", "start Ray on this job's nodes and keep it")
-    start.add_argument("--foreground", action="store_true", help="stay until Ctrl-C or `stop`")
-    start.add_argument(
-        "--gateway", nargs="?", type=int, const=PORT, metavar="PORT",
-        help=f"also start a gateway for clients without Ray (default port: {PORT})",
-    )  # fmt: skip
-    start.set_defaults(do=_start)
-    stop = add_subcommand(commands, "stop", "stop the Ray of `start`")
-    stop.set_defaults(do=_stop)
-    listed = add_subcommand(commands, "sites", "list all known sites")
-    listed.set_defaults(do=_sites)
-    for command in (run, start):
-        command.add_argument(
-            "--cpus-per-node", type=int, help="CPUs of each node for Ray (default: all)"
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb, text in VERBS.items():
+        takes = f"alchemist {system} {verb} [options] -- COMMAND"
+        command = add_subcommand(
+            verbs, verb, text, usage=takes if verb in ("submit", "run") else None
         )
-    for command in (submit, run, start):
-        command.add_argument(
-            "--container", metavar="IMAGE", help="run Ray, the program and the ranks in this image"
-        )
-        command.add_argument("--container-runtime", help="container runtime (default: the site's)")
-        command.add_argument(
-            "--start-timeout",
-            type=positive,
-            metavar="SECONDS",
-            help=f"time limit without progress (default: {START_VARIABLE}, or {START_S:.0f})",
-        )
-        command.add_argument(
-            "--site", help=f"name or path of a site file (default: {sites.DEFAULT})"
-        )
+        add_options(command, [row for of, *row in OPTIONS if verb in of.split()])
+        command.set_defaults(dialect=system)
     return parser
 
 
@@ -151,18 +131,10 @@ def _sites(options: argparse.Namespace) -> int:
 
 def _submit(options: argparse.Namespace) -> int:
     site = sites.load(options.site)
+    options.name = options.name or _name(options.command)
+    options.image = container.chosen(site, options.container, options.container_runtime)
     request = script.Request(
-        nodes=options.nodes,
-        time=options.time,
-        name=options.name or _name(options.command),
-        cpus=options.cpus,
-        memory=options.mem,
-        partition=options.partition,
-        account=options.account,
-        qos=options.qos,
-        options=options.option,
-        start_timeout_s=options.start_timeout,
-        image=container.chosen(site, options.container, options.container_runtime),
+        **{field.name: getattr(options, field.name) for field in fields(script.Request)}
     )
     folder = JobFolder(Path(options.folder).absolute() if options.folder else _fresh(request.name))
     # By its full path: the job starts in another folder.
@@ -199,18 +171,20 @@ def _queued(words: list[str]) -> str:
     """Submit a script; the job's number."""
     if words[0] == SUBMIT["slurm"]:
         _check_possible(words[0], Path(words[-1]))
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = _asked(*words)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise JobError(f"{words[0]} failed: {said}\n--dry-run prints the script")
     return done.stdout.strip().split()[-1]
 
 
+def _asked(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
 def _check_possible(tool: str, script: Path) -> None:
     """Refuse a request that can never start: Slurm may keep it in the queue for ever."""
-    tested = subprocess.run(
-        [tool, "--test-only", str(script)], capture_output=True, text=True, check=False
-    )
+    tested = _asked(tool, "--test-only", str(script))
     said = " ".join(tested.stderr.split())
     if tested.returncode and NEVER.search(said):
         raise JobError(
@@ -224,10 +198,8 @@ def _warn_of_limits(job: str) -> None:
     reason, partition, limit, nodes = allocation.squeue(job, "%r|%P|%l|%D") or [""] * 4
     if reason not in BEYOND:
         return
-    allowed = subprocess.run(
-        ["sinfo", "--noheader", "--partition", partition, "--format", "%l (-t), %s nodes (-N)"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    about = ("--format", "%l (-t), %s nodes (-N)")
+    allowed = _asked("sinfo", "--noheader", "--partition", partition, *about)
     print(
         f"warning: job {job} waits ({reason}): it requests {limit} (-t), {nodes} nodes (-N), but "
         f"partition {partition} allows {allowed.stdout.strip()}: `scancel {job}`",
@@ -277,10 +249,11 @@ def _cluster(options: argparse.Namespace, folder: JobFolder, signals: Signals) -
         allocation.current(os.environ),
         site,
         folder,
-        RayOptions(options.cpus_per_node, options.start_timeout or _start_s()),
         signals.check,
-        words,
-        {name: os.environ[name] for name in (LAUNCHER, *SETTINGS) if name in os.environ},
+        container=words,
+        settings={name: os.environ[name] for name in (LAUNCHER, *SETTINGS) if name in os.environ},
+        cpus_per_node=options.cpus_per_node,
+        start_timeout_s=options.start_timeout_s or _start_s(),
     )
 
 
@@ -343,7 +316,7 @@ def _start(options: argparse.Namespace) -> int:
         assert cluster.address is not None
         _say_up(cluster)
         if options.gateway is not None:
-            print(gateway.serve(cluster.address, folder, options.gateway), flush=True)
+            print(program.serve_gateway(cluster.address, folder, options.gateway), flush=True)
         try:
             while True:
                 signals.check()
@@ -357,7 +330,7 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
     folder.make()
     log = folder.path / "keeper.log"
     words = [sys.executable, "-m", "alchemist_ray.cli", options.system, "start", "--foreground"]
-    words += ["--start-timeout", str(options.start_timeout or _start_s())]
+    words += ["--start-timeout", str(options.start_timeout_s or _start_s())]
     for name in ("site", "cpus_per_node", "container", "container_runtime"):
         if value := getattr(options, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -385,7 +358,7 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
         f"  alchemist slurm stop                      stops it"
     )
     if options.gateway is not None:
-        print(gateway.serve(address, folder, options.gateway))
+        print(program.serve_gateway(address, folder, options.gateway))
     return 0
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Self
 
 from alchemist_ray.deploy.slurm import allocation
@@ -20,30 +20,29 @@ from mpi_workers.wire.frames import Body
 SLOW_S = 30.0  # a longer start is explained
 
 
-@dataclass(frozen=True, slots=True)
-class RayOptions:
-    """CPUs of each node for Ray (None: the job's), and the time limit without progress."""
-
-    cpus: int | None = None
-    start_timeout_s: float = 120.0
-
-
+@dataclass(slots=True)
 class RayInJob:
     """Ray on the nodes of a job (a context manager).
 
-    Parameters
+    Attributes
     ----------
     allocation : Allocation
     site : Site
     folder : JobFolder
         For token and address.
-    options : RayOptions
     check : callable()
         Called while waiting; raises to end the wait (a signal has arrived).
-    container : sequence of str
+    container : list of str
         Command prefix that runs a program in the job's image; empty without an image.
-    settings : mapping
+    settings : dict
         Environment variables with launcher settings, for programs that join later.
+    cpus_per_node : int, optional
+        CPUs of each node for Ray. None: the job's.
+    start_timeout_s : float
+        Time limit of the start without progress.
+    warnings : list of str
+    address : JobCluster or None
+        None until Ray is up.
 
     Raises
     ------
@@ -51,34 +50,29 @@ class RayInJob:
         If Ray does not start.
     """
 
-    def __init__(
-        self,
-        allocation: Allocation,
-        site: Site,
-        folder: JobFolder,
-        options: RayOptions,
-        check: Callable[[], None],
-        container: Sequence[str] = (),
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
-        self._allocation = allocation
-        self._site = site
-        self._folder = folder
-        self._options = options
-        self._check = check
-        self._container = list(container)
-        self._settings = dict(settings or {})
-        self._supervisors = Supervisors(allocation, site, folder, container)
-        self._hello: dict[str, Body] = {}
-        self._up: set[str] = set()
-        self._lost: set[str] = set()
-        self._retried: dict[str, str] = {}  # output of starts of Ray that were repeated
-        self._ready = False
-        self._began = time.monotonic()
-        self._progress = (self._began, "the job's step")  # the last, and its subject
-        self._slowest = (0.0, "")
-        self.warnings: list[str] = []
-        self.address: JobCluster | None = None
+    allocation: Allocation
+    site: Site
+    folder: JobFolder
+    check: Callable[[], None]
+    container: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    cpus_per_node: int | None = None
+    start_timeout_s: float = 120.0
+    warnings: list[str] = field(default_factory=list, init=False)
+    address: JobCluster | None = field(default=None, init=False)
+    _supervisors: Supervisors = field(init=False)
+    _hello: dict[str, Body] = field(default_factory=dict, init=False)
+    _up: set[str] = field(default_factory=set, init=False)
+    _lost: set[str] = field(default_factory=set, init=False)
+    _retried: dict[str, str] = field(default_factory=dict, init=False)  # output of failed starts
+    _ready: bool = field(default=False, init=False)
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _progress: tuple[float, str] = field(init=False)  # time of the last, and its subject
+    _slowest: tuple[float, str] = field(default=(0.0, ""), init=False)
+
+    def __post_init__(self) -> None:
+        self._supervisors = Supervisors(self.allocation, self.site, self.folder, self.container)
+        self._progress = (self._began, "the job's step")
 
     def __enter__(self) -> Self:
         try:
@@ -94,11 +88,11 @@ class RayInJob:
     # --- start ---
 
     def _start(self) -> None:
-        self._folder.make()
-        nodes = self._allocation.nodes
+        self.folder.make()
+        nodes = self.allocation.nodes
         self._supervisors.start()
         self._await(lambda: len(self._hello) == len(nodes), self._missing)
-        self.warnings += allocation.check(self._allocation, self._hello, self._site.nodes.shared)
+        self.warnings += allocation.check(self.allocation, self._hello, self.site.nodes.shared)
         first = self._block()
         head = next((node for node in nodes if is_this_node(node.name)), nodes[0])
         address = f"{self._hello[head.name]['ip']}:{first}"
@@ -107,25 +101,23 @@ class RayInJob:
         for node in nodes:
             if node is not head:
                 self._order_start(node, first, address, head=False)
-        limit_s = self._options.start_timeout_s
-        self._supervisors.tell(
-            head.name, "await", address=address, nodes=len(nodes), limit_s=limit_s
-        )
+        wait = {"address": address, "nodes": len(nodes), "limit_s": self.start_timeout_s}
+        self._supervisors.tell(head.name, "await", **wait)
         self._await(lambda: self._ready, self._without_ray)
         self.address = JobCluster(
             address=address,
-            job=self._allocation.job,
+            job=self.allocation.job,
             head=head.name,
             nodes=[node.name for node in nodes],
             cpus=sum(self._cpus(node) for node in nodes),
             keeper_host=os.uname().nodename,
             keeper_pid=os.getpid(),
-            container=self._container,
-            settings=self._settings,
+            container=self.container,
+            settings=self.settings,
         )
         for node in nodes:
             self._supervisors.tell(node.name, "settled")
-        self._folder.write_cluster(self.address)
+        self.folder.write_cluster(self.address)
         took = time.monotonic() - self._began
         if took > SLOW_S:
             waited, subject = self._slowest
@@ -134,7 +126,7 @@ class RayInJob:
             )
 
     def _cpus(self, node: Node) -> int:
-        return self._options.cpus or node.cpus
+        return self.cpus_per_node or node.cpus
 
     def _order_start(self, node: Node, first: int, address: str, *, head: bool) -> None:
         self._supervisors.tell(
@@ -145,13 +137,13 @@ class RayInJob:
             first=first,
             cpus=self._cpus(node),
             memory=node.memory_nbytes or 0,
-            object_store=self._site.nodes.object_store,
-            metrics=self._site.nodes.metrics,
+            object_store=self.site.nodes.object_store,
+            metrics=self.site.nodes.metrics,
         )
 
     def _block(self) -> int:
         """Return the first port of a block that is free on every node."""
-        job = self._allocation.job
+        job = self.allocation.job
         free = set.intersection(*(set(hello["free"]) for hello in self._hello.values()))
         if not free:
             raise JobError(
@@ -162,10 +154,10 @@ class RayInJob:
 
     def _await(self, done: Callable[[], bool], subject: Callable[[], str]) -> None:
         """Wait for the nodes as long as they make progress. Raises `JobError`."""
-        limit_s = self._options.start_timeout_s
+        limit_s = self.start_timeout_s
         self._progressed(subject())
         while not done():
-            self._check()
+            self.check()
             if time.monotonic() > self._progress[0] + limit_s:
                 raise JobError(
                     f"{self._output()}\n{subject()} did not start: no progress in {limit_s:.0f} s "
@@ -214,11 +206,11 @@ class RayInJob:
         return True
 
     def _missing(self) -> str:
-        missing = [n.name for n in self._allocation.nodes if n.name not in self._hello]
+        missing = [n.name for n in self.allocation.nodes if n.name not in self._hello]
         return f"the supervisors on {', '.join(missing)}"
 
     def _without_ray(self) -> str:
-        missing = [n.name for n in self._allocation.nodes if n.name not in self._up]
+        missing = [n.name for n in self.allocation.nodes if n.name not in self._up]
         return f"Ray on {', '.join(missing)}" if missing else "the cluster's count of its nodes"
 
     def _output(self) -> str:
@@ -254,6 +246,6 @@ class RayInJob:
     def stop(self) -> None:
         """Stop Ray on all nodes and wait until they are clean."""
         with contextlib.suppress(OSError):
-            self._folder.token.unlink()  # first: the time may not suffice for the rest
+            self.folder.token.unlink()  # first: the time may not suffice for the rest
         self._supervisors.stop()
-        self._folder.clear()
+        self.folder.clear()

@@ -9,6 +9,7 @@ all descendants, and removes the node's folder.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,14 +27,109 @@ from types import FrameType
 from typing import Any
 
 from alchemist_ray.deploy.slurm import allocation, container
-from alchemist_ray.deploy.slurm.folder import NodeFolder
 from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
 from alchemist_ray.deploy.slurm.relay import Relay
+from alchemist_ray.errors import JobError
 from alchemist_ray.runtime.cluster.network import local_address
-from mpi_workers.node import processes
+from mpi_workers.node import cleanup, processes
 from mpi_workers.node.processes import end_descendants
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind, WireError
+
+PREFIX = "alch-"
+# Ray's sockets: <temp-dir>/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store
+RAY_TAIL = len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+UNIX_LIMIT = 107
+SEGMENT = "mpich_shm_*"
+SEGMENT_S = 5.0  # processes that need a segment have mapped it by this age
+
+
+class NodeFolder:
+    """``<tmp>/alch-<job>``, of mode 700, locked while its supervisor runs.
+
+    Raises
+    ------
+    JobError
+        If it cannot be created, exists already, or its path is too long for Unix sockets.
+    """
+
+    def __init__(self, tmp: str, job: str) -> None:
+        number = job.partition(".")[0]  # PBS: 123.server
+        self.path = Path(os.path.expandvars(tmp)) / f"{PREFIX}{number}"
+        self.ray = self.path / "r"
+        self.log = self.path / "ray.log"
+        if len(str(self.ray)) + RAY_TAIL > UNIX_LIMIT:
+            raise JobError(
+                f"{self.ray} is too long for the Unix sockets in it (at most "
+                f"{UNIX_LIMIT - RAY_TAIL} bytes): set nodes.tmp of the site file to a shorter one"
+            )
+        self._lock = -1
+        self._sweep()
+        try:
+            self.path.mkdir(mode=0o700)
+        except FileExistsError:
+            raise JobError(
+                f"{self.path} on {os.uname().nodename} exists already: another Ray of this job "
+                "runs there, or another user's job has the same number"
+            ) from None
+        except OSError as error:
+            raise JobError(
+                f"cannot create a folder for the job's sockets on {os.uname().nodename}: {error}; "
+                "set nodes.tmp of the site file to another place"
+            ) from None
+        self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _sweep(self) -> None:
+        """Remove folders of this user's jobs whose supervisor was killed."""
+        for path in self.path.parent.glob(f"{PREFIX}*"):
+            try:
+                if path.is_symlink() or path.stat().st_uid != os.getuid():
+                    continue
+                lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _clear(path)
+            except OSError:
+                continue  # its supervisor runs
+            finally:
+                os.close(lock)
+
+    def shared_memory(self) -> int:
+        """Return the bytes of free shared memory on this node."""
+        about = os.statvfs(cleanup.SHM)
+        return int(about.f_bavail * about.f_frsize * 0.9)
+
+    def remove(self) -> None:
+        """Remove the folder, and segments that the job's gangs left in /dev/shm."""
+        _clear(self.path)
+        _unlink_unused()
+        os.close(self._lock)
+
+
+def _clear(path: Path) -> None:
+    before, tempfile.tempdir = tempfile.tempdir, str(path)
+    try:
+        cleanup.sweep()
+    finally:
+        tempfile.tempdir = before
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _unlink_unused() -> None:
+    """Remove this user's segments that no process has mapped: of ranks that died in MPI_Init.
+
+    A gang's proxy knows the names of its segments. Under another launcher it learns them when its
+    ranks connect, which these never did.
+    """
+    old = time.time() - SEGMENT_S
+    with suppress(OSError):
+        for path, about in cleanup.unused([SEGMENT]):
+            if about.st_ctime < old:
+                path.unlink()
+
 
 END_TIMEOUT_S = 4.0  # for an orderly end of Ray
 OUTPUT_NBYTES = 4 << 10  # the end of Ray's output that errors quote
@@ -43,6 +140,7 @@ QUICK_S = 20.0
 STORE_MIN_NBYTES = 80 << 20  # Ray's minimum for its object store
 DROPPED = ("RAY_ADDRESS", "PMI_", "PMIX_")  # variables of another Ray, or of a launcher
 NO_PROGRAM = 127
+PROGRAMS = "alchemist_ray.deploy.slurm.ray_programs"
 
 News = tuple[str, dict[str, Any]]
 
@@ -113,7 +211,7 @@ class RayNode:
             role = ["--head", f"--port={numbers['gcs']}", "--include-dashboard=false"]
             names = allocation.NAMES[1:]
         self._command = [
-            *self._python, "-m", "alchemist_ray.deploy.slurm.ray_start", "--block",
+            *self._python, "-m", PROGRAMS, "start", "--block",
             "--disable-usage-stats",
             "--log-color=false",
             f"--node-ip-address={self._ip}",
@@ -129,14 +227,8 @@ class RayNode:
 
     def await_nodes(self, address: str, nodes: int, limit_s: float) -> None:
         """Start to wait until the cluster has this many nodes."""
-        words = [
-            "-m",
-            "alchemist_ray.deploy.slurm.wait_for_nodes",
-            address,
-            str(nodes),
-            str(limit_s),
-        ]
-        self._waiting = self._spawn([*self._python, *words], self._ready_log)
+        words = [*self._python, "-m", PROGRAMS, "wait", address, str(nodes), str(limit_s)]
+        self._waiting = self._spawn(words, self._ready_log)
 
     def news(self) -> Iterator[News]:
         """Yield events since the last call.

@@ -1,4 +1,4 @@
-"""The program of a job: runs on the head's node, gets signals, returns its exit code."""
+"""The program of a job, and a gateway for clients without Ray: run on the head's node."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from alchemist_ray.deploy.slurm import allocation
+from alchemist_ray.deploy.slurm import allocation, container
 from alchemist_ray.deploy.slurm.allocation import is_this_node
 from alchemist_ray.deploy.slurm.keeper import RayInJob
-from alchemist_ray.deploy.slurm.signals import Signals, Terminated
+from alchemist_ray.deploy.slurm.signals import Signals, Terminated, exit_code
 from alchemist_ray.deploy.slurm.supervisors import step_base
+from alchemist_ray.errors import JobError
 from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from mpi_workers.node.processes import die_with_parent
 
 POLL_INTERVAL_S = 0.1
 TEARDOWN_S = 15  # of a job's spare time, to stop Ray
 LEAST_GRACE_S = 5
+GATEWAY_TIMEOUT_S = 120.0
 
 
 def command_on_head(command: Sequence[str], address: JobCluster) -> list[str]:
@@ -37,6 +39,16 @@ def in_image(command: Sequence[str], address: JobCluster) -> list[str]:
     if not address.container:
         return list(command)
     return [*address.container, "/usr/bin/env", "-C", os.getcwd(), *command]
+
+
+def _on_head(
+    command: Sequence[str], address: JobCluster, folder: JobFolder, base: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the words that run a command on the head's node, in the job's image, and their env."""
+    inside = in_image(command, address)
+    words = command_on_head(inside, address)
+    env = dict(base) if words == inside else step_base(base)
+    return words, env | folder.environment(address, env)
 
 
 def run(
@@ -65,15 +77,11 @@ def run(
     JobError
         If Ray is lost; the program has been ended then.
     """
-    inside = in_image(command, address)
-    words = command_on_head(inside, address)
-    env = base if words == inside else step_base(base)
+    words, env = _on_head(command, address, folder, base)
     keeper = os.getpid()
     try:
         program = subprocess.Popen(
-            words,
-            env=env | folder.environment(address, env),
-            preexec_fn=lambda: die_with_parent(keeper, signal.SIGTERM),
+            words, env=env, preexec_fn=lambda: die_with_parent(keeper, signal.SIGTERM)
         )
     except OSError as error:
         print(f"alchemist: {words[0]}: {error.strerror}", file=sys.stderr)
@@ -103,8 +111,36 @@ def run(
         raise
     finally:
         signals.program_has_terminal = False
-    code = program.returncode
-    return 128 - code if code < 0 else code
+    return exit_code(program)
+
+
+def serve_gateway(address: JobCluster, folder: JobFolder, port: int) -> str:
+    """Start a gateway on the head's node, which ends with the job's Ray.
+
+    Returns
+    -------
+    str
+        Its address, fingerprint and files.
+
+    Raises
+    ------
+    JobError
+        If it does not start; Ray runs on.
+    """
+    python = container.PYTHON if address.container else sys.executable
+    command = [python, "-m", "alchemist_ray.cli", "gateway", f"--port={port}"]
+    words, env = _on_head(command, address, folder, os.environ)
+    try:
+        done = subprocess.run(
+            words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=GATEWAY_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        problem = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem:
+        raise JobError(f"Ray is up, but its gateway did not start: {problem}")
+    return done.stdout.strip()
 
 
 def _end(program: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -23,8 +23,9 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+from alchemist_ray.deploy.slurm.signals import end, exit_code
+
 VARIABLE = "ALCHEMIST_RELAY"  # path of the socket
-END_TIMEOUT_S = 4.0  # for a step to end after SIGTERM
 POLL_INTERVAL_S = 0.1
 OUTSIDE = ("PATH", "HOME", "USER")  # the caller's values are the image's
 LIMIT_NBYTES = 16 << 20  # of command and environment
@@ -88,13 +89,8 @@ def _run(caller: socket.socket) -> int:
             os.close(fd)
     while step.poll() is None:
         if select.select([caller], [], [], POLL_INTERVAL_S)[0]:  # the caller ends, or has ended
-            step.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                step.wait(END_TIMEOUT_S)
-            step.kill()
-            step.wait()
-    code = step.returncode
-    return 128 - code if code < 0 else code
+            end(step, 0.0)
+    return exit_code(step)
 
 
 def main(argv: list[str]) -> int:
@@ -117,7 +113,8 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, leave)
         asked = json.dumps({"argv": argv, "env": dict(os.environ)}).encode() + b"\n"
         sent = socket.send_fds(supervisor, [asked], [1, 2])
-        supervisor.sendall(asked[sent:])
+        if sent < len(asked):  # else the answer may have come, and the connection have ended
+            supervisor.sendall(asked[sent:])
         told = supervisor.makefile().read()
     return int(json.loads(told)) if told else NO_PROGRAM
 

@@ -1,9 +1,14 @@
-"""Signals that end a job: recorded on arrival, checked where it is safe to end."""
+"""Signals that end a job: recorded on arrival, checked where it is safe; ends of processes."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+from contextlib import suppress
 from types import FrameType
+from typing import Any
+
+END_TIMEOUT_S = 5.0  # for a process to end after a signal
 
 
 class Terminated(BaseException):
@@ -38,3 +43,21 @@ class Signals:
         """Raise `Terminated` if a signal has arrived."""
         if self.received is not None:
             raise Terminated(self.received)
+
+
+def end(process: subprocess.Popen[Any], wait_s: float) -> None:
+    """Wait for a process, then SIGTERM and SIGKILL it: a killed srun would leave its tasks."""
+    for stop in (process.terminate, process.kill):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
+            return
+        stop()
+        wait_s = END_TIMEOUT_S
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(wait_s)
+
+
+def exit_code(process: subprocess.Popen[Any]) -> int:
+    """Return the exit code of a process that has ended, as a shell reports it."""
+    code = int(process.returncode)
+    return 128 - code if code < 0 else code

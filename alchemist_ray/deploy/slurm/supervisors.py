@@ -19,6 +19,7 @@ from typing import Any
 
 from alchemist_ray.deploy.slurm.allocation import Allocation, is_same_node, is_this_node
 from alchemist_ray.deploy.slurm.node import NodeTask
+from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import DROPPED, step_environment
@@ -32,7 +33,6 @@ from mpi_workers.wire.sockets import listen_tcp
 
 POLL_INTERVAL_S = 0.1
 STOP_TIMEOUT_S = 10.0  # for the nodes to clean up
-STEP_TIMEOUT_S = 5.0  # for their step to end afterwards
 OUTPUT_NBYTES = 4 << 10  # the end of the step's output that errors quote
 
 
@@ -192,18 +192,5 @@ class Supervisors:
             left -= {name for name, body in self.news() if body["op"] in ("gone", "lost")}
         for connection in self._nodes.values():
             connection.hang_up()
-        self._end_step(STEP_TIMEOUT_S if not self._lost else 0.0)
-
-    def _end_step(self, wait_s: float) -> None:
-        if self._step is None:
-            return
-        for end, limit_s in (
-            (None, wait_s),
-            (self._step.terminate, STEP_TIMEOUT_S),
-            (self._step.kill, STEP_TIMEOUT_S),
-        ):
-            if end is not None:
-                end()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._step.wait(limit_s)
-                return
+        if self._step is not None:
+            end(self._step, END_TIMEOUT_S if not self._lost else 0.0)

@@ -34,7 +34,7 @@ from alchemist_ray.observe.doctor.node import usable_cores
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.session import AlchemistSession
-from alchemist_ray.subcommands import positive
+from alchemist_ray.subcommands import add_options, positive
 from alchemist_ray.version import __version__
 
 FORMAT = 1
@@ -387,45 +387,31 @@ def _count(text: str) -> int:
     return int(text)
 
 
+OPTIONS: tuple[tuple[Any, ...], ...] = (
+    ("--workers", _count, "MPI ranks (default: one for each core)"),
+    ("--label", os.uname().nodename, "name of the result"),
+    ("--json", False, "print JSON, for --compare and programs"),
+    ("--seconds", positive,
+     "seconds of the longest measurements; the whole run takes about four times this (default: "
+     f"{SECONDS:g})", {"default": SECONDS}),
+    ("--launcher", "auto", "launcher of the ranks (default: auto)"),
+    ("--compare FILE", Path,
+     "no FILE: measure in plain MPI, a gang, a container and guests; one FILE: measure and compare "
+     "with it; two: compare them", {"nargs": "*"}),
+    ("--container COMMAND", CONTAINER,
+     "--compare without FILE: the command that runs a command in a container (default: "
+     "%(default)s)"),
+    ("--guest NAME", "vc",
+     "--compare without FILE: the virtual cluster, which this machine has joined (default: vc)"),
+)  # fmt: skip
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="alchemist bench",
-        description=USAGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    shown: Any = {
+        "description": USAGE,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
+    parser = argparse.ArgumentParser(prog="alchemist bench", **shown)
     kinds = parser.add_subparsers(dest="kind", required=True)
-    check = kinds.add_parser(
-        "hpc",
-        help="measure, or compare",
-        description=USAGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    check.add_argument("--workers", type=_count, help="MPI ranks (default: one for each core)")
-    check.add_argument("--label", default=os.uname().nodename, help="name of the result")
-    check.add_argument("--json", action="store_true", help="print JSON, for --compare and programs")
-    check.add_argument(
-        "--seconds",
-        type=positive,
-        default=SECONDS,
-        help="seconds of the longest measurements; the whole run takes about four times this "
-        f"(default: {SECONDS:g})",
-    )
-    check.add_argument("--launcher", default="auto", help="launcher of the ranks (default: auto)")
-    check.add_argument("--compare", nargs="*", type=Path, metavar="FILE",
-                       help="no FILE: measure in plain MPI, a gang, a container and guests; one "
-                       "FILE: measure and compare with it; two: compare them")  # fmt: skip
-    check.add_argument(
-        "--container",
-        default=CONTAINER,
-        metavar="COMMAND",
-        help="--compare without FILE: the command that runs a command in a container (default: "
-        f"{CONTAINER})",
-    )
-    check.add_argument(
-        "--guest",
-        default="vc",
-        metavar="NAME",
-        help="--compare without FILE: the virtual cluster, which this machine has joined "
-        "(default: vc)",
-    )
+    add_options(kinds.add_parser("hpc", help="measure, or compare", **shown), OPTIONS)
     return parser

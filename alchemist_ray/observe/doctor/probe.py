@@ -25,23 +25,23 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
 from alchemist_ray.launchers.srun import srun_command
 from alchemist_ray.observe.doctor import node
 from alchemist_ray.observe.doctor.finding import (
     BAD,
-    LIMIT_S,
     OK,
-    WARN,
     Expected,
     Finding,
+    graded,
+    named,
     run_checks,
-    to_map,
 )
 from mpi_workers.node.processes import die_with_parent
 from mpi_workers.wire.interfaces import interfaces
@@ -112,14 +112,9 @@ def dial(
 def _dial(to: str, host: str, port: int, limit_s: float) -> dict[str, Any]:
     try:
         with socket.create_connection((host, port), limit_s) as connection:
-            connection.settimeout(limit_s)
             asked = time.time()
-            text = b""
-            while not text.endswith(b"\n") and len(text) < HELLO_NBYTES:
-                piece = connection.recv(HELLO_NBYTES)
-                if not piece:
-                    break
-                text += piece
+            with connection.makefile("rb") as answer:
+                text = answer.readline(HELLO_NBYTES)
             got = time.time()
         who, clock = json.loads(text)
     except TimeoutError:
@@ -146,28 +141,28 @@ def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     versions : mapping
         By node, then by package.
     """
-    findings = []
-    packages = list(dict.fromkeys(package for told in versions.values() for package in told))
-    agreed = []
-    for package in packages:
-        having = Counter(told.get(package, "none") for told in versions.values())
-        usual, _ = having.most_common(1)[0]
+    findings, agreed = [], []
+    for package in dict.fromkeys(package for told in versions.values() for package in told):
+        having = {name: told.get(package, "none") for name, told in versions.items()}
+        [(usual, _)] = Counter(having.values()).most_common(1)
         agreed.append(f"{package} {usual}")
-        for name, told in versions.items():
-            if (has := told.get(package, "none")) != usual:
-                findings.append(
-                    Finding(
-                        BAD, f"{package} {has}, the others have {usual}",
-                        "install the same version there (one environment on a shared file system, "
-                        "or one image); check PYTHONPATH",
-                        node=name, check="versions"
-                    )
-                )  # fmt: skip
-    return findings or [Finding(OK, ", ".join(agreed), check="versions")]
+        findings += [
+            Finding(
+                BAD, f"{package} {has}, the others have {usual}",
+                "install the same version there (one environment on a shared file system, or one "
+                "image); check PYTHONPATH",
+                node=name,
+            )
+            for name, has in having.items() if has != usual
+        ]  # fmt: skip
+    return named("versions", findings or [Finding(OK, ", ".join(agreed))])
 
 
-def reached(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
-    """Check that nodes reach each other; `dialled` has the results of `network.dial` by node."""
+Calls = Mapping[str, Sequence[Mapping[str, Any]]]  # by node: the results of `dial` there
+
+
+def reached(dialled: Calls) -> list[Finding]:
+    """Check that nodes reach each other."""
     pairs = [(node, told) for node, calls in dialled.items() for told in calls]
     failed = [(node, told) for node, told in pairs if told["why"]]
     if not pairs:
@@ -189,7 +184,7 @@ def reached(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]
     ]  # fmt: skip
 
 
-def clocks(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
+def clocks(dialled: Calls) -> list[Finding]:
     """Check that the nodes' clocks agree, within the accuracy of the round trips."""
     offsets = [
         (abs(told["ahead"]) - told["within"], told, node)
@@ -200,14 +195,14 @@ def clocks(dialled: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Finding]:
     if not offsets:
         return []
     least, told, node = max(offsets, key=lambda entry: entry[0])
-    exactly = f"known to {told['within'] * 1e3:.1f} ms"
-    message = f"{told['to']} is {told['ahead']:+.3f} s from {node} ({exactly})"
-    status = BAD if least >= CLOCK_BAD_S else WARN if least >= CLOCK_WARN_S else OK
-    advice = (
+    found = graded(
+        -least, -CLOCK_BAD_S, -CLOCK_WARN_S,
+        f"{told['to']} is {told['ahead']:+.3f} s from {node} (known to {told['within'] * 1e3:.1f} "
+        "ms)",
         "run chronyd or ntpd on every node: munge and tokens fail between different times, make "
-        "rebuilds too much or too little, and logs cannot be compared"
-    )
-    return [Finding(status, message, advice, check="clocks")]
+        "rebuilds too much or too little, and logs cannot be compared",
+    )  # fmt: skip
+    return named("clocks", [found])
 
 
 PIECE_CHARS = 700  # srun forwards at most 1024 bytes of several tasks at a time
@@ -232,10 +227,10 @@ class Probe:
 
     def examine(self, expected: Mapping[str, Any], peers: int) -> dict[str, Any]:
         """Run all checks of the node. Returns `findings`, `versions` and `interfaces`."""
-        wanted = _expected(expected)
         checks = node.checks(self._ray_address, self._ray_cpus, peers)
+        findings = run_checks(checks, Expected(**expected))
         return {
-            "findings": to_map(f.on(self.name) for f in run_checks(checks, wanted, LIMIT_S)),
+            "findings": [asdict(replace(found, node=self.name)) for found in findings],
             "versions": node.versions(),
             "interfaces": interfaces(),
         }
@@ -244,7 +239,7 @@ class Probe:
         """Open a listener for the other nodes. Returns its address."""
         self.stop_listening()
         towards = next((name for name in others if name != self.name), "")
-        address = node.own_address(_expected(expected), self._ray_address, towards)
+        address = node.own_address(Expected(**expected), self._ray_address, towards)
         self._listener = Listener(self.name, address)
         return list(self._listener.address)
 
@@ -263,10 +258,6 @@ class Probe:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-
-def _expected(told: Mapping[str, Any]) -> Expected:
-    return Expected(**{**told, "interface": tuple(told["interface"])})
 
 
 def main() -> None:
@@ -288,9 +279,6 @@ def main() -> None:
             sys.stdout.write(f"{probe.name}|{int(number < len(pieces))}|{piece}\n")
             sys.stdout.flush()
     os._exit(0)  # without waiting for a check that hangs
-
-
-END_TIMEOUT_S = 5.0
 
 
 def start(
@@ -319,17 +307,6 @@ def start(
         errors="replace",
         preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),
     )  # fmt: skip
-
-
-def end(step: subprocess.Popen[Any]) -> None:
-    """Wait for the step, then end it: a killed srun would leave its tasks until the job's end."""
-    for stop in (step.terminate, step.kill):
-        try:
-            step.wait(END_TIMEOUT_S)
-            return
-        except subprocess.TimeoutExpired:
-            stop()
-    step.wait()
 
 
 MODULE = "alchemist_ray.observe.doctor.probe"
@@ -439,8 +416,9 @@ class StepProbes:
         self._step = start(names, MODULE, options=["--kill-on-bad-exit=0"], stdin=subprocess.PIPE)
         self._answers: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._words: list[str] = []
-        for read in (self._read, self._listen):
-            threading.Thread(target=read, daemon=True).start()
+        assert self._step.stderr is not None
+        for read, *given in ((self._read,), (self._words.extend, self._step.stderr)):
+            threading.Thread(target=read, args=given, daemon=True).start()
 
     def _read(self) -> None:
         assert self._step.stdout is not None
@@ -455,11 +433,6 @@ class StepProbes:
                 with contextlib.suppress(ValueError):
                     self._answers.put((name, json.loads(parts.pop(name))))
         self._answers.put(None)  # the step is over
-
-    def _listen(self) -> None:
-        assert self._step.stderr is not None
-        for line in self._step.stderr:
-            self._words.append(line)
 
     def ask(self, method: str, *arguments: Any, limit_s: float) -> dict[str, Any]:
         assert self._step.stdin is not None
@@ -486,7 +459,7 @@ class StepProbes:
         assert self._step.stdin is not None
         with contextlib.suppress(OSError):
             self._step.stdin.close()  # the probes end
-        end(self._step)
+        end(self._step, END_TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,17 @@ import json
 import os
 import subprocess
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from alchemist_ray.deploy.slurm.signals import end
 from alchemist_ray.errors import AlchemistError, LaunchError
 from alchemist_ray.launchers.srun import DEFAULT_PMI, PMI
 from alchemist_ray.observe.doctor import probe
-from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding
-from alchemist_ray.observe.doctor.node import fits
+from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding, named
+from alchemist_ray.observe.doctor.node import unfit
 from alchemist_ray.observe.doctor.probe import StepProbes
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.placement import Reservation
@@ -51,84 +52,76 @@ def examine(
             took = time.monotonic() - start
             told = session.load_library("hpc").routine("about").options(timeout_s=CALL_S)()
     except LaunchError as error:
-        return [
-            Finding(
-                BAD, f"{gang} failed to start: {_line(error)}",
-                "the message names the cause; for PMI see `srun --mpi=list`, and mpi.launcher and "
-                "mpi.pmi of the site file; the gang's stderr is in the log of Ray's worker",
-                check="gang"
-            )
-        ]  # fmt: skip
+        found = Finding(
+            BAD, f"{gang} failed to start: {_line(error)}",
+            "the message names the cause; for PMI see `srun --mpi=list`, and mpi.launcher and "
+            "mpi.pmi of the site file; the gang's stderr is in the log of Ray's worker",
+        )  # fmt: skip
+        return named("gang", [found])
     except (AlchemistError, ValueError) as error:
-        return [
-            Finding(BAD, f"{type(error).__name__}: {_line(error)}", "see the message", check="gang")
-        ]  # fmt: skip
-    ranks = [json.loads(text) for text in told]
-    slow = took > SLOW_S
-    findings = [
-        Finding(
-            WARN if slow else OK,
-            f"{gang} in {took:.1f} s",
-            "cold file system or overloaded node: with a cold file system, the second start is "
-            "faster", check="gang"
+        return named(
+            "gang", [Finding(BAD, f"{type(error).__name__}: {_line(error)}", "see the message")]
         )
-    ]  # fmt: skip
-    return findings + judged(ranks, expected, names)
+    found = Finding(
+        WARN if took > SLOW_S else OK, f"{gang} in {took:.1f} s",
+        "cold file system or overloaded node: with a cold file system, the second start is faster",
+    )  # fmt: skip
+    return named("gang", [found]) + judged([json.loads(text) for text in told], expected, names)
 
 
 def _line(error: Exception) -> str:
     return " ".join(str(error.args[0] if error.args else error).split())[:600]
 
 
-def judged(
-    ranks: Sequence[Mapping[str, Any]], expected: Expected, names: Mapping[str, str]
-) -> list[Finding]:
+Rank = Mapping[str, Any]  # the report of a rank: `ali.hpc.about`
+
+
+def judged(ranks: Sequence[Rank], expected: Expected, names: Mapping[str, str]) -> list[Finding]:
     """Interpret the ranks' reports; `names` has the nodes' interfaces by address."""
-    talk = network(ranks, expected, names)
-    return [*world(ranks), *library(ranks, expected), *cores(ranks), *talk]
+    checks = {
+        "PMI": world(ranks),
+        "MPI of the ranks": library(ranks, expected),
+        "threads of the ranks": cores(ranks),
+        "network of the ranks": [network(ranks, expected, names)],
+    }
+    return [found for check, findings in checks.items() for found in named(check, findings)]
 
 
-def world(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def world(ranks: Sequence[Rank]) -> list[Finding]:
     """Check that the ranks form one MPI world."""
     sizes = {rank["size"] for rank in ranks}
     if sizes == {len(ranks)} and [rank["rank"] for rank in ranks] == list(range(len(ranks))):
-        return [Finding(OK, f"one world of {len(ranks)}, ranks in order", check="PMI")]
+        return [Finding(OK, f"one world of {len(ranks)}, ranks in order")]
     return [
         Finding(
             BAD, f"{len(ranks)} ranks in worlds of {sorted(sizes)}",
             "the launcher's PMI does not fit the MPI: set another mpi.pmi in the site file",
-            check="PMI"
         )
     ]  # fmt: skip
 
 
-def library(ranks: Sequence[Mapping[str, Any]], expected: Expected) -> list[Finding]:
+def library(ranks: Sequence[Rank], expected: Expected) -> list[Finding]:
     """Check that all ranks use the same MPI, and the site's."""
-    check = "MPI of the ranks"
-    kinds = Counter((r["version"], r["family"], r["library"]) for r in ranks)
-    (version, family, path), _ = kinds.most_common(1)[0]
-    message = f"{version}, {family}, {path}"
-    findings = []
-    for other, kind, path_there in kinds:
-        if (other, kind) != (version, family) or path_there != path:
-            hosts = sorted(
-                {r["host"] for r in ranks if (r["version"], r["library"]) == (other, path_there)}
-            )
-            worse = (other, kind) != (version, family)
-            findings.append(
-                Finding(
-                    BAD if worse else WARN,
-                    f"{other}, {kind}, {path_there}; others: {message}",
-                    "use one MPI: the same environment, modules and LD_LIBRARY_PATH on all nodes",
-                    node=", ".join(hosts), check=check
-                )
-            )  # fmt: skip
-    return findings or [fits(check, message, path, expected) or Finding(OK, message, check=check)]
+    hosts: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for rank in ranks:
+        hosts[rank["version"], rank["family"], rank["library"]].append(rank["host"])
+    usual = max(hosts, key=lambda kind: len(hosts[kind]))
+    message = ", ".join(usual)
+    findings = [
+        Finding(
+            BAD if kind[:2] != usual[:2] else WARN,
+            f"{', '.join(kind)}; others: {message}",
+            "use one MPI: the same environment, modules and LD_LIBRARY_PATH on all nodes",
+            node=", ".join(sorted(set(there)))
+        )
+        for kind, there in hosts.items() if kind != usual
+    ]  # fmt: skip
+    return findings or [unfit(message, usual[2], expected) or Finding(OK, message)]
 
 
-def cores(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def cores(ranks: Sequence[Rank]) -> list[Finding]:
     """Check that each thread of the ranks has a core."""
-    by_host: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    by_host: dict[str, list[Rank]] = defaultdict(list)
     for rank in ranks:
         by_host[rank["host"]].append(rank)
     findings = []
@@ -141,48 +134,38 @@ def cores(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
                     f"{counted(len(there), 'rank')} with {counted(wanted, 'thread')} on "
                     f"{counted(has, 'core')}",
                     "use fewer ranks per node, or threads_per_worker=1: MPI and BLAS threads that "
-                    "share a "
-                    "core wait for each other. One core for many ranks: the step may be bound to "
-                    "it (srun --cpu-bind=none)",
-                    node=host, check="threads of the ranks"
+                    "share a core wait for each other. One core for many ranks: the step may be "
+                    "bound to it (srun --cpu-bind=none)",
+                    node=host
                 )
             )  # fmt: skip
     threads = sorted({rank["threads"] for rank in ranks})
     message = f"{threads[0] if len(threads) == 1 else threads} per rank, enough cores"
-    return findings or [Finding(OK, message, check="threads of the ranks")]
+    return findings or [Finding(OK, message)]
 
 
-def network(
-    ranks: Sequence[Mapping[str, Any]], expected: Expected, names: Mapping[str, str]
-) -> list[Finding]:
+def network(ranks: Sequence[Rank], expected: Expected, names: Mapping[str, str]) -> Finding:
     """Check the network between ranks; `names` has the nodes' interfaces by address."""
-    check = "network of the ranks"
     if len({rank["host"] for rank in ranks}) < 2:
-        return [Finding(INFO, "one node: shared memory", check=check)]
+        return Finding(INFO, "one node: shared memory")
     fabrics = sorted({fabric for rank in ranks for fabric in rank["fabrics"]})
-    used = {address for rank in ranks for address in rank["addresses"]}
-    by_name = Counter(names.get(address, address) for address in used)
-    over = ", ".join(sorted(by_name)) or "nothing"
+    used = {names.get(address, address) for rank in ranks for address in rank["addresses"]}
+    over = ", ".join(sorted(used)) or "nothing"
     message = f"TCP over {over}; fabric: {', '.join(fabrics) or 'none'}"
     if expected.launcher == "srun" and not fabrics:
-        return [
-            Finding(
-                WARN, f"{message}; {expected.site} starts ranks by srun for its fabric",
-                "check that the ranks use the vendor's MPI; MPICH_OFI_VERBOSE=1 makes Cray MPICH "
-                "print its provider", check=check
-            )
-        ]  # fmt: skip
-    wrong = [n for n in by_name if not any(fnmatchcase(n, p) for p in expected.interface)]
+        return Finding(
+            WARN, f"{message}; {expected.site} starts ranks by srun for its fabric",
+            "check that the ranks use the vendor's MPI; MPICH_OFI_VERBOSE=1 makes Cray MPICH "
+            "print its provider",
+        )  # fmt: skip
+    wrong = [n for n in used if not any(fnmatchcase(n, p) for p in expected.interface)]
     if expected.interface and wrong and not fabrics:
-        return [
-            Finding(
-                WARN,
-                f"{message}; the site {expected.site} requires {expected.interface[0]}",
-                "set UCX_NET_DEVICES or FI_TCP_IFACE to the interface for MPI ([environment] of "
-                "the site file)", check=check
-            )
-        ]  # fmt: skip
-    return [Finding(OK, message, check=check)]
+        return Finding(
+            WARN, f"{message}; the site {expected.site} requires {expected.interface[0]}",
+            "set UCX_NET_DEVICES or FI_TCP_IFACE to the interface for MPI ([environment] of "
+            "the site file)",
+        )  # fmt: skip
+    return Finding(OK, message)
 
 
 STEP_TIMEOUT_S = 60.0
@@ -206,48 +189,33 @@ def srun_world(names: Sequence[str], expected: Expected, ranks_per_node: int) ->
     )  # fmt: skip
     try:
         out, err = ranks.communicate(timeout=STEP_TIMEOUT_S)
-        found = judged_step(pmi, size, ranks.returncode, out, err, advice)
+        problem = _problem(size, ranks.returncode, out, err)
     except subprocess.TimeoutExpired as late:
         words = _short((late.stderr or b"").decode(errors="replace"))
-        message = f"--mpi={pmi}: no MPI_Init within {STEP_TIMEOUT_S:g} s {words}".rstrip()
-        found = Finding(BAD, message, advice, check="PMI of srun")
-        ranks.terminate()
+        problem = f"no MPI_Init within {STEP_TIMEOUT_S:g} s {words}".rstrip()
     finally:
-        probe.end(ranks)
-    if found.status == BAD:
-        clean(names, time.monotonic() - began)
-    return [found]
-
-
-def clean(names: Sequence[str], age_s: float) -> None:
-    """Remove shared memory of ranks that were killed in MPI_Init."""
-    probes = StepProbes(names)
-    try:
-        probes.ask("sweep", age_s + CLOCK_S, limit_s=SWEEP_TIMEOUT_S)
-    finally:
+        end(ranks, 0.0)
+    if problem:  # of ranks that were killed in MPI_Init
+        probes = StepProbes(names)
+        probes.ask("sweep", time.monotonic() - began + CLOCK_S, limit_s=SWEEP_TIMEOUT_S)
         probes.close()
+    message = f"--mpi={pmi}: {problem or f'one world of {size}'}"
+    return [Finding(BAD if problem else OK, message, advice, check="PMI of srun")]
 
 
-def judged_step(pmi: str, size: int, code: int, out: str, err: str, advice: str) -> Finding:
-    """Interpret the step's output."""
+def _problem(size: int, code: int, out: str, err: str) -> str:
+    """Interpret the step's output; empty if its ranks form one world."""
     sizes = [json.loads(line)["size"] for line in out.splitlines() if line.startswith("{")]
     if code == 0 and sizes == [size] * size:
-        return Finding(OK, f"--mpi={pmi}: one world of {size}", check="PMI of srun")
-    words = _short(err)
+        return ""
     if sizes and set(sizes) != {size}:
-        message = (
-            f"--mpi={pmi}: {len(sizes)} ranks in worlds of {sorted(set(sizes))} instead of {size}"
-        )
-    else:
-        message = f"--mpi={pmi}: exit code {code}, {len(sizes)} of {size} ranks answered: {words}"
-    return Finding(BAD, message, advice, check="PMI of srun")
+        return f"{len(sizes)} ranks in worlds of {sorted(set(sizes))} instead of {size}"
+    return f"exit code {code}, {len(sizes)} of {size} ranks answered: {_short(err)}"
 
 
 def _short(err: str) -> str:
     """Shorten: the beginning shows the cause, the end the consequence."""
     words = " ".join(err.split())
-    return (
-        words
-        if len(words) <= 2 * SHOWN_CHARS
-        else f"{words[:SHOWN_CHARS]} ... {words[-SHOWN_CHARS:]}"
-    )
+    if len(words) <= 2 * SHOWN_CHARS:
+        return words
+    return f"{words[:SHOWN_CHARS]} ... {words[-SHOWN_CHARS:]}"

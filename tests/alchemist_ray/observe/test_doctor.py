@@ -215,8 +215,8 @@ def test_a_containers_memory_is_what_counts(confined: Path) -> None:
 
 def test_more_cpus_than_cores_are_seen() -> None:
     cores = node.usable_cores()
-    assert next(iter(node.cores(cores))).status == OK
-    found = next(iter(node.cores(cores + 1)))
+    assert next(iter(node.cores(Expected(), cores))).status == OK
+    found = next(iter(node.cores(Expected(), cores + 1)))
     assert found.status == WARN
     assert "share cores" in found.message
 
@@ -225,7 +225,7 @@ def test_others_that_compute_there_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     if os.getloadavg()[0] == 0:
         pytest.skip("nothing at all has run here for a minute")
     monkeypatch.setattr(node, "BUSY", 0.0)
-    (load,) = (f for f in node.cores(0.0) if f.check == "load")
+    (load,) = (f for f in node.cores(Expected(), 0.0) if f.check == "load")
     assert load.status == WARN
 
 
@@ -253,12 +253,12 @@ def test_the_sites_mpi_is_looked_for() -> None:
     assert message["status"] == OK
     path = message["message"].rpartition(", ")[2]
     ours = Expected("ours", (), path)
-    assert node.fits("MPI library", "x", path, ours) is None
-    wrong = node.fits("MPI library", "x", path, Expected("ours", (), "/elsewhere/libmpi.so.12"))
+    assert node.unfit("x", path, ours) is None
+    wrong = node.unfit("x", path, Expected("ours", (), "/elsewhere/libmpi.so.12"))
     assert wrong is not None
     assert wrong.status == BAD
     assert "MPI4PY_LIBMPI=/elsewhere" in wrong.advice
-    unset = node.fits("MPI library", "x", path, SITE)
+    unset = node.unfit("x", path, SITE)
     assert unset is not None
     assert "NOWHERE_DIR is not set" in unset.advice
 
@@ -379,6 +379,5 @@ def test_the_table_puts_nodes_together() -> None:
     assert "bad  shm                        n2: 64 MB\n" in text
     assert "-> a larger one" in text
     assert text.endswith("3 nodes: 1 bad, 0 warnings\n")
-    assert finding.exit_code(findings) == 1
-    assert finding.exit_code(findings[:3]) == 0
+    assert [finding.verdict(some) for some in (findings, findings[:3])] == [BAD, OK]
     assert json.loads(finding.as_json(findings, nodes))["status"] == BAD

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from alchemist_ray.deploy.slurm.folder import PREFIX, SEGMENT_S, NodeFolder
+from alchemist_ray.deploy.slurm.node import PREFIX, SEGMENT_S, NodeFolder
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers import VARIABLE as LAUNCHER
 from alchemist_ray.runtime.cluster import batch_job
@@ -151,7 +151,7 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_job() -> None:
     tmp.mkdir()
     try:
         code = (
-            "import os; from alchemist_ray.deploy.slurm.folder import NodeFolder\n"
+            "import os; from alchemist_ray.deploy.slurm.node import NodeFolder\n"
             f"NodeFolder({str(tmp)!r}, '1').log.write_text('x'); os._exit(9)"
         )
         subprocess.run([sys.executable, "-c", code], check=False, timeout=60)

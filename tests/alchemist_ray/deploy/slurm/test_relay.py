@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alchemist_ray.deploy.slurm import relay
 from alchemist_ray.deploy.slurm.relay import OUTSIDE, VARIABLE, Relay
 from tests.support import traces
 
@@ -88,3 +92,25 @@ def test_a_command_that_cannot_start_says_why(ask: Any, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 126
     assert "Exec format error" in err
+
+
+def test_an_answer_before_the_end_of_the_request_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Relay(tmp_path / "relay")
+    send = socket.send_fds
+
+    def slowly(sock: socket.socket, *given: Any) -> int:
+        sent = send(sock, *given)
+        select.select([sock], [], [], GONE_S)  # the answer
+        time.sleep(0.1)  # the end of the connection
+        return sent
+
+    monkeypatch.setattr(relay.socket, "send_fds", slowly)
+    monkeypatch.setenv(VARIABLE, str(served.path))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert relay.main(["no-such-launcher"]) == 127
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        served.close()

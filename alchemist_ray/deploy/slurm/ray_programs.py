@@ -1,18 +1,31 @@
-"""Wait until a Ray cluster has N nodes: ``python -m alchemist_ray.deploy.slurm.wait_for_nodes``."""
+"""Programs of a job's Ray: ``python -m alchemist_ray.deploy.slurm.ray_programs start|wait ...``."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
+from typing import Any
 
 import ray
+from ray.scripts import scripts
 
 POLL_INTERVAL_S = 0.1
 
 
-def main(address: str, nodes: int, limit_s: float) -> int:
-    """Return 0 when all nodes are alive, 1 after `limit_s` without another one.
+def start(options: list[str]) -> int:
+    """Run ``ray start`` without Ray Client's server.
+
+    Ray starts that server on the head whenever gRPC is installed, at all interfaces, and has no
+    option against it. Sessions do not use it.
+    """
+    commands: Any = scripts
+    commands.get_ray_client_dependency_error = lambda: "not used"
+    return int(commands.cli(["start", *options]) or 0)
+
+
+def wait(address: str, nodes: int, limit_s: float) -> int:
+    """Wait until a cluster has N nodes. Returns 0, or 1 after `limit_s` without another one.
 
     Each new node is printed: the supervisor takes the output for progress.
     """
@@ -38,4 +51,8 @@ def main(address: str, nodes: int, limit_s: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
+    match sys.argv[1:]:
+        case ["start", *options]:
+            sys.exit(start(options))
+        case ["wait", address, nodes, limit_s]:
+            sys.exit(wait(address, int(nodes), float(limit_s)))
