@@ -31,7 +31,6 @@ VIRSH_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.2
 READY, FAILED = "alchemist-guest: ready", "alchemist-guest: failed"
 PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-MAKE_S = 300.0  # for the file system of a volume
 TAIL = 2000  # characters of a guest's console
 
 
@@ -172,17 +171,7 @@ def make_volume(options: Options, guest: Guest) -> None:
     if options.volume is None or (path := volume_of(options, guest)).is_file():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    done = subprocess.run(
-        ["mke2fs", "-q", "-F", "-t", "ext4", "-E", "root_owner=0:0", new, f"{options.volume_gib}G"],
-        capture_output=True, text=True, timeout=MAKE_S, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        new.unlink(missing_ok=True)
-        raise JobError(
-            f"mke2fs cannot make the volume {path} on {os.uname().nodename}: {done.stderr.strip()}"
-        )
-    new.rename(path)
+    image.make_ext4(path, f"{options.volume_gib}G")
 
 
 def check_pages(options: Options, pages: Path = PAGES) -> None:

@@ -130,17 +130,20 @@ def _root_image(root: Path, image: Path) -> None:
         for path in (Path(folder) / name for name in names)
     )
     size = -(-int(nbytes * 1.1 + SPARE) >> 20)
-    new = image.with_suffix(".new")
+    make_ext4(image, f"{size}M", "-O", "^has_journal", "-m", "0", "-d", root)
+
+
+def make_ext4(path: Path, size: str, *options: str | Path) -> None:
+    """Make a file with an ext4 file system that root owns. Raises `JobError`."""
+    new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
-    done = subprocess.run(
-        ["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-E",
-         "root_owner=0:0", "-d", root, new, f"{size}M"],
-        capture_output=True, text=True, timeout=MAKE_S, check=False,
-    )  # fmt: skip
+    words = ["mke2fs", "-q", "-F", "-t", "ext4", "-E", "root_owner=0:0", *options, new, size]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=MAKE_S, check=False)
     if done.returncode:
         new.unlink(missing_ok=True)
-        raise JobError(f"mke2fs cannot make {image}: {done.stderr.strip()[-500:]}")
-    new.rename(image)
+        said = done.stderr.strip()[-500:]
+        raise JobError(f"mke2fs cannot make {path} on {os.uname().nodename}: {said}")
+    new.rename(path)
 
 
 def check(folder: Path) -> None:

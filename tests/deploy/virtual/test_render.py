@@ -285,7 +285,7 @@ def test_a_volume_is_made_once_and_kept(tmp_path: Path) -> None:
     host.make_volume(Options(cpus=1), guest)  # none is asked for
     assert len(list(path.parent.iterdir())) == 1
     bad = Options(cpus=1, volume=str(tmp_path / "full"), volume_gib=1 << 40)
-    with pytest.raises(JobError, match="mke2fs cannot make the volume"):
+    with pytest.raises(JobError, match="mke2fs cannot make"):
         host.make_volume(bad, guest)
     assert list((tmp_path / "full").iterdir()) == []
 
