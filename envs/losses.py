@@ -7,12 +7,12 @@ import threading
 import time
 from collections import Counter, deque
 
-from alchemist_ray.observe import metrics
+from alchemist_ray.observe import events, metrics
 
 HOUR_S = 3600.0
 EXPORT_S = 1.0  # between exports of the number of steps
 RESTARTS, TIMEOUTS, DROPPED = "gang_restarts", "step_timeouts", "dropped_steps"
-EVENTS = (RESTARTS, TIMEOUTS, DROPPED)
+EVENTS = tuple(events.SIMULATOR_LOSSES)
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -59,8 +59,8 @@ class Losses:
         with _lock:  # gangs of a vector environment step in threads
             self._counts[name] += count
             in_this_process[name] += count
-        log.warning("simulator %s: %s +%d: %s", self._simulator, name, count, cause)
-        metrics.count(f"alchemist_env_{name}_total", (self._simulator,), count)
+        loss = {"simulator": self._simulator, "name": name, "count": count, "cause": cause}
+        events.note(events.SIMULATOR_LOSSES[name], log, **loss)
 
     def stepped(self, copies: int) -> None:
         """Count a step of each of the copies, for the metrics."""

@@ -24,7 +24,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang import progress
 from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.observe import timeline
+from alchemist_ray.observe import events
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection, connect
@@ -141,7 +141,7 @@ class SocketChannel:
         return self._lost and self._lost.again()
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        begun = timeline.now()
+        begun = events.now()
         call = self._send(body, answered=True)
         try:
             while True:
@@ -162,7 +162,7 @@ class SocketChannel:
                 self._cancel(call)
             raise
         finally:
-            timeline.add(timeline.command_name(body), "command", begun)
+            events.note_span(events.COMMAND, events.command_name(body), begun)
             with self._changed:
                 self._calls.pop(call.ident, None)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from alchemist_ray.errors import GroupRecoveredError, TransferError, from_failure
 from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
-from alchemist_ray.observe import metrics, timeline
+from alchemist_ray.observe import events
 from mpi_workers.data.description import NodeTimes
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import WireError
@@ -59,14 +59,14 @@ def repeated(transfer: Callable[[], T]) -> T:
             continue
 
 
-def counted(direction: str, times: dict[int, NodeTimes], begun: timeline.Moment) -> None:
+def counted(direction: str, times: dict[int, NodeTimes], begun: events.Moment) -> None:
     """Count a transfer that has ended, by the routes that its bytes took."""
-    nbytes = sum(node.nbytes for node in times.values())
-    seconds = timeline.add(direction, "transfer", begun, nbytes=nbytes)
     routes: Counter[str] = Counter()
     for node in times.values():
         routes[node.route] += node.nbytes
-    for route, nbytes in routes.items():
-        metrics.count("alchemist_transferred_bytes_total", (direction, route), nbytes)
-        share = nbytes / max(1, routes.total())
-        metrics.count("alchemist_transfer_seconds_total", (direction, route), seconds * share)
+    total = routes.total()
+    parts = [
+        {"direction": direction, "route": route, "nbytes": nbytes, "share": nbytes / max(1, total)}
+        for route, nbytes in routes.items()
+    ]
+    events.note_span(events.TRANSFER, direction, begun, parts, nbytes=total)

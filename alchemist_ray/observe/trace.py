@@ -14,7 +14,7 @@ from alchemist_ray.arguments import checked_path
 from alchemist_ray.functions import run as user_code
 from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.observe import timeline
+from alchemist_ray.observe import events
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.rank.history import Entry, collected
 
@@ -53,9 +53,9 @@ def histories(connection: GangConnection, since: float) -> list[RankHistory]:
 def write_trace(connection: GangConnection, path: str | os.PathLike[str], last_s: float) -> Path:
     """Write a trace; see `SessionTraces.trace`."""
     since = time.time() - last_s
-    events = [*_process_events(since), *_rank_events(histories(connection, since))]
+    rows = [*_process_events(since), *_rank_events(histories(connection, since))]
     where = checked_path("path", path)
-    where.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+    where.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}) + "\n")
     return where
 
 
@@ -63,14 +63,14 @@ def _process_events(since: float) -> Iterable[Body]:
     pid = os.getpid()
     yield _named("process_name", pid, 0, f"{this_process()}: session")
     threads: dict[str, int] = {}
-    for event in timeline.since(since):
-        if event.name == OWN:
+    for span in events.since(since):
+        if span.name == OWN:
             continue
-        if event.thread not in threads:
-            threads[event.thread] = len(threads)
-            yield _named("thread_name", pid, threads[event.thread], event.thread)
-        tid = threads[event.thread]
-        yield _span(event.name, event.kind, event.begun, event.seconds, pid, tid, event.facts)
+        if span.thread not in threads:
+            threads[span.thread] = len(threads)
+            yield _named("thread_name", pid, threads[span.thread], span.thread)
+        tid = threads[span.thread]
+        yield _span(span.name, span.kind, span.begun, span.seconds, pid, tid, span.facts)
 
 
 def _rank_events(ranks: list[RankHistory]) -> Iterable[Body]:

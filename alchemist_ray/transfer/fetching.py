@@ -13,7 +13,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.progress import times_table, transfer_bar
 from alchemist_ray.gang.result_arrays import result_array
 from alchemist_ray.gang.transfer_retries import counted, repeated, watched
-from alchemist_ray.observe import timeline
+from alchemist_ray.observe import events
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.matrix.layout import Distribution
@@ -38,7 +38,7 @@ def _fetched(
     cols: slice | int | None,
     print_times: bool,
 ) -> NDArray[Any]:
-    begun = timeline.now()
+    begun = events.now()
     connection.check(ref)
     length, width = ref.stored_shape
     if cols is not None and len(ref.shape) < 2:

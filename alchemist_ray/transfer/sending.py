@@ -23,7 +23,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.progress import times_table, transfer_bar
 from alchemist_ray.gang.transfer_retries import RECOVERED, counted, repeated, watched
-from alchemist_ray.observe import timeline
+from alchemist_ray.observe import events
 from alchemist_ray.transfer.iterators import IteratorSource
 from alchemist_ray.transfer.sources import KeptSource, MatrixSource, source_for
 from mpi_workers.data.description import TransferTarget
@@ -112,7 +112,7 @@ def _send(
     durable: bool,
     print_times: bool,
 ) -> Any:
-    epoch, begun = connection.address.epoch, timeline.now()
+    epoch, begun = connection.address.epoch, events.now()
     sent_as = layout if copies(layout, connection.grid) == 1 else BASE_LAYOUT
     created = connection.request(
         {

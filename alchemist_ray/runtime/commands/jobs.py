@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from alchemist_ray.gang.progress import as_text
-from alchemist_ray.observe.timeline import command_name
+from alchemist_ray.observe.events import command_name
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.launch.nodes import CONTINUES, Round
 from mpi_workers.failures import Failure

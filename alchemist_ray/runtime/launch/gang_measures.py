@@ -1,4 +1,4 @@
-"""Reports of a gang for operators: its counts (`observe.metrics`), and lines in its log."""
+"""Reports of a gang for operators: its events (`observe.events`) and gauges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.observe import metrics
+from alchemist_ray.observe import events, metrics
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import default_grid, owners
 from mpi_workers.wire.frames import Body
@@ -46,30 +46,27 @@ class GangMeasures:
 
     # --- events ---
 
+    def _note(self, event: events.Event, **facts: object) -> None:
+        events.note(event, self._log, gang=self._gang, **facts)
+
     def started(self, seconds: float, ranks: str) -> None:
         """Its ranks are there; `ranks`: how many and where."""
-        metrics.count("alchemist_starts_total", ("ok",))
-        metrics.observe("alchemist_start_seconds", seconds)
-        self._log.info("gang started in %.2f s: %s", seconds, ranks)
+        self._note(events.STARTED, outcome="ok", seconds=seconds, ranks=ranks)
 
     def not_started(self, error: BaseException) -> None:
         """Its ranks did not start."""
-        metrics.count("alchemist_starts_total", ("failed",))
-        self._log.error("gang not started: %s", error)
+        self._note(events.NOT_STARTED, outcome="failed", error=error)
 
     def lost(self, error: AlchemistError) -> None:
         """Ranks were lost."""
-        cause = str(error.facts.get("cause", metrics.OTHER))
-        metrics.count("alchemist_failures_total", (self._gang, metrics.bounded(cause)))
+        cause = metrics.bounded(str(error.facts.get("cause", metrics.OTHER)))
         first = str(error).partition("\n")[0]  # the rest is in its own file
-        self._log.error("ranks lost: %s", first)
+        self._note(events.LOST, cause=cause, error=first)
 
     def recovered(self, *, there: bool) -> None:
         """The gang was started again, or that was given up."""
-        outcome = "ok" if there else "failed"
-        metrics.count("alchemist_recoveries_total", (self._gang, outcome))
         result = "started again" if there else "not started again: it has ended"
-        self._log.warning("gang %s", result)
+        self._note(events.RECOVERED, outcome="ok" if there else "failed", result=result)
 
     def ended(self, job: Job, begun: float, result: Body | Failure | None) -> None:
         """A command ended that ran since `begun` (`time.monotonic`)."""
@@ -81,10 +78,10 @@ class GangMeasures:
             failure = job.cancelled or result
             kind = failure.kind if isinstance(failure, Failure) else ""
             outcome = "cancelled" if kind in CANCELLED else "failed"
-        metrics.count("alchemist_calls_total", (self._gang, library, routine, outcome))
-        metrics.observe("alchemist_call_seconds", time.monotonic() - begun, (library, routine))
-        metrics.observe("alchemist_queue_seconds", begun - job.since, (self._gang,))
-        self._log.debug("%s: %s after %.4f s", job.name, outcome, time.monotonic() - begun)
+        self._note(
+            events.CALLED, name=job.name, library=library, routine=routine, outcome=outcome,
+            seconds=time.monotonic() - begun, queued_s=begun - job.since,
+        )  # fmt: skip
 
     # --- the present state ---
 
@@ -114,7 +111,7 @@ class GangMeasures:
     def hide(self) -> None:
         """The gang has ended."""
         self._set({})
-        self._log.info("gang ended")
+        self._note(events.ENDED)
 
     def _set(self, now: dict[tuple[str, metrics.Labels], float]) -> None:
         for key in self._shown | now:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import importlib.util
+import logging
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import RoutineError
-from alchemist_ray.observe import metrics
+from alchemist_ray.observe import events, metrics
 from alchemist_ray.runtime.commands.matrix_records import Record
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures, held_bytes
 from tests.deploy.kuberay.folders import queries
@@ -221,6 +222,25 @@ def test_every_query_of_the_dashboard_finds_what_is_exported(exported: Samples) 
 
 def test_the_page_has_the_table() -> None:
     assert metrics.table() in PAGE.read_text(), "paste metrics.table() into docs/metrics.md"
+
+
+def test_an_event_is_a_line_in_the_log_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+    declared = [value for value in vars(events).values() if isinstance(value, events.Event)]
+    assert len(declared) >= 8
+    for event in (*declared, *events.SIMULATOR_LOSSES.values()):
+        assert set(event.metrics) <= set(metrics.METRICS)
+    metrics.taken()
+    with caplog.at_level("INFO"):
+        log = logging.getLogger("gang")
+        events.note(events.STARTED, log, outcome="ok", seconds=1.5, ranks="2 on n1")
+        events.note(events.CALLED, log, gang="g", library="linalg", routine="svd", outcome="ok",
+                    name="linalg.svd", seconds=0.5, queued_s=0.25)  # fmt: skip
+    assert caplog.messages == ["gang started in 1.50 s: 2 on n1"]  # calls at level debug
+    counts = metrics.taken()
+    assert counts.added["alchemist_starts_total", ("ok",)] == 1
+    assert counts.times["alchemist_start_seconds", ()] == [1.5]
+    assert counts.added["alchemist_calls_total", ("g", "linalg", "svd", "ok")] == 1
+    assert counts.times["alchemist_queue_seconds", ("g",)] == [0.25]
 
 
 def test_labels_that_users_choose_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 import ali
 from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.errors import RoutineError
-from alchemist_ray.observe import timeline
+from alchemist_ray.observe import events
 from ali import scaffold
 from mpi_workers.rank import history, interruption
 from tests.support.build import needs_compiler
@@ -191,7 +191,7 @@ def test_keeping_the_history_costs_less_than_2_percent_of_an_empty_call(
         history.add(body, begun, seconds, min(mpi_s, seconds), peak_kib, failed=False)
 
     def in_program() -> None:
-        timeline.add("echo.nothing", "command", timeline.now())
+        events.note_span(events.COMMAND, "echo.nothing", events.now())
 
     kept_s = least(on_rank, 100, 100) + least(in_program, 100, 100)
     call_s = least(session.load_library("echo").nothing, 500)
