@@ -37,74 +37,53 @@ class Metric:
     text: str
 
 
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+# Name, kind, labels, text.
+TABLE = (
+    ("gangs", GAUGE, "gang state user", "gangs"),
+    ("ranks", GAUGE, "gang node", "MPI ranks that run"),
+    ("held_bytes", GAUGE, "gang node", "memory of a gang's matrices on a node, copies included"),
+    ("free_bytes", GAUGE, "node", "memory that the next matrix can use on a node with ranks"),
+    ("processes", GAUGE, "gang", "attached processes"),
+    ("queued_calls", GAUGE, "gang", "commands that wait for their turn"),
+    ("queue_seconds", HISTOGRAM, "gang", "time that commands waited for their turn"),
+    ("calls_total", COUNTER, "gang library routine outcome",
+     "commands that ended: routines, functions (library `run`) and commands of the gang itself "
+     "(library `gang`); outcome `ok`, `failed` or `cancelled`"),
+    ("call_seconds", HISTOGRAM, "library routine", "time that calls ran"),
+    ("starts_total", COUNTER, "outcome", "starts of gangs; outcome `ok` or `failed`"),
+    ("start_seconds", HISTOGRAM, "", "time of starts that succeeded"),
+    ("failures_total", COUNTER, "gang cause",
+     "losses of ranks; cause: a signal, `node lost`, `node leaving`, `ranks stuck in MPI`, ..."),
+    ("recoveries_total", COUNTER, "gang outcome",
+     "gangs that were started again (max_failures)"),
+    ("transferred_bytes_total", COUNTER, "direction route",
+     "elements moved; direction `send` or `fetch`"),
+    ("transfer_seconds_total", COUNTER, "direction route",
+     "time that callers waited for transfers"),
+    ("gateway_sessions", GAUGE, "user", "processes with a session through a gateway"),
+    ("gateway_bytes_total", COUNTER, "direction", "elements that a gateway has passed on"),
+    ("gateway_refusals_total", COUNTER, "of cause",
+     "refusals of a gateway; of `connection` or `command`, cause: the class of the error"),
+    ("env_steps_total", COUNTER, "simulator", "steps of environments"),
+    ("env_gang_restarts_total", COUNTER, "simulator",
+     "gangs that were started because the one before was lost"),
+    ("env_step_timeouts_total", COUNTER, "simulator",
+     "steps and resets that exceeded step_timeout_s"),
+    ("env_dropped_steps_total", COUNTER, "simulator",
+     "steps of sub-environments that failed and were not simulated"),
+)  # fmt: skip
 METRICS = {
-    "alchemist_gangs": Metric("gauge", ("gang", "state", "user"), "gangs"),
-    "alchemist_ranks": Metric("gauge", ("gang", "node"), "MPI ranks that run"),
-    "alchemist_held_bytes": Metric(
-        "gauge", ("gang", "node"), "memory of a gang's matrices on a node, copies included"
-    ),
-    "alchemist_free_bytes": Metric(
-        "gauge", ("node",), "memory that the next matrix can use on a node with ranks"
-    ),
-    "alchemist_processes": Metric("gauge", ("gang",), "attached processes"),
-    "alchemist_queued_calls": Metric("gauge", ("gang",), "commands that wait for their turn"),
-    "alchemist_queue_seconds": Metric(
-        "histogram", ("gang",), "time that commands waited for their turn"
-    ),
-    "alchemist_calls_total": Metric(
-        "counter",
-        ("gang", "library", "routine", "outcome"),
-        "commands that ended: routines, functions (library `run`) and commands of the gang itself "
-        "(library `gang`); outcome `ok`, `failed` or `cancelled`",
-    ),
-    "alchemist_call_seconds": Metric("histogram", ("library", "routine"), "time that calls ran"),
-    "alchemist_starts_total": Metric(
-        "counter", ("outcome",), "starts of gangs; outcome `ok` or `failed`"
-    ),
-    "alchemist_start_seconds": Metric("histogram", (), "time of starts that succeeded"),
-    "alchemist_failures_total": Metric(
-        "counter",
-        ("gang", "cause"),
-        "losses of ranks; cause: a signal, `node lost`, `node leaving`, `ranks stuck in MPI`, ...",
-    ),
-    "alchemist_recoveries_total": Metric(
-        "counter", ("gang", "outcome"), "gangs that were started again (max_failures)"
-    ),
-    "alchemist_transferred_bytes_total": Metric(
-        "counter", ("direction", "route"), "elements moved; direction `send` or `fetch`"
-    ),
-    "alchemist_transfer_seconds_total": Metric(
-        "counter", ("direction", "route"), "time that callers waited for transfers"
-    ),
-    "alchemist_gateway_sessions": Metric(
-        "gauge", ("user",), "processes with a session through a gateway"
-    ),
-    "alchemist_gateway_bytes_total": Metric(
-        "counter", ("direction",), "elements that a gateway has passed on"
-    ),
-    "alchemist_gateway_refusals_total": Metric(
-        "counter",
-        ("of", "cause"),
-        "refusals of a gateway; of `connection` or `command`, cause: the class of the error",
-    ),
-    "alchemist_env_steps_total": Metric("counter", ("simulator",), "steps of environments"),
-    "alchemist_env_gang_restarts_total": Metric(
-        "counter", ("simulator",), "gangs that were started because the one before was lost"
-    ),
-    "alchemist_env_step_timeouts_total": Metric(
-        "counter", ("simulator",), "steps and resets that exceeded step_timeout_s"
-    ),
-    "alchemist_env_dropped_steps_total": Metric(
-        "counter", ("simulator",), "steps of sub-environments that failed and were not simulated"
-    ),
+    f"alchemist_{name}": Metric(kind, tuple(labels.split()), text)
+    for name, kind, labels, text in TABLE
 }
 # Ray's exporter gives the middle of its bucket to each time in the `_sum` of a histogram.
 METRICS |= {
     f"{name.removesuffix('seconds')}time_seconds_total": Metric(
-        "counter", about.labels, f"sum of `{name}` (its `_sum` is a guess)"
+        COUNTER, about.labels, f"sum of `{name}` (its `_sum` is a guess)"
     )
     for name, about in METRICS.items()
-    if about.kind == "histogram"
+    if about.kind == HISTOGRAM
 }
 
 

@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import ray
@@ -20,7 +20,6 @@ from alchemist_ray.observe.bench.hpc import (
     Measure,
     Result,
     compare_places,
-    geometric_mean,
     goodness,
     result,
 )

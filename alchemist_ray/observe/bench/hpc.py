@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import math
 import os
 import re
 import shlex
@@ -23,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import ray
@@ -145,36 +145,31 @@ def side_by_side(results: Sequence[Result], missing: Mapping[str, str]) -> str:
         If a result has no measure in common with the first.
     """
     first, *others = results
-    found = [ratios(its, first)["ratios"] for its in others]
-    for its, theirs in zip(others, found, strict=True):
-        if not theirs:
+    gains = [ratios(its, first)["ratios"] for its in others]
+    for its, gain in zip(others, gains, strict=True):
+        if not gain:
             raise BenchError(f"{its.label} and {first.label} have no measure in common")
+    columns = [
+        {m.what: f"{m.value:.4g} ({gain.get(m.what, 1.0):.2f})" for m in its.measures}
+        for its, gain in zip(others, gains, strict=True)
+    ]
+    absent = ["-"] * len(missing)
+    rows = [["", *(its.label for its in results), *missing, ""]]
+    for m in first.measures:
+        cells = [column.get(m.what, "-") for column in columns]
+        rows.append([m.what, f"{m.value:.4g}", *cells, *absent, m.unit])
+    means = [f"({geometric_mean(gain.values()):.2f})" for gain in gains]
+    rows.append(["geometric mean", "", *means, *absent, ""])
     same = len({(its.ranks, its.nodes) for its in results}) == 1
     sizes = "; ".join(f"{its.label}: {_size(its)}, {its.mpi}" for its in results)
-    labels = [its.label for its in results] + list(missing)
     lines = [sizes if same else f"different sizes: {sizes}"]
-    lines.append(f"{'':44}" + "".join(f"{label:>18}" for label in labels))
-    for measure in first.measures:
-        cells = [f"{measure.value:.4g}"]
-        for its, theirs in zip(others, found, strict=True):
-            values = (f"{m.value:.4g} ({theirs[m.what]:.2f})" for m in its.measures
-                      if m.what == measure.what)  # fmt: skip
-            cells.append(next(values, "-"))
-        cells += ["-"] * len(missing)
-        lines.append(
-            f"{measure.what:44}" + "".join(f"{cell:>18}" for cell in cells) + f"  {measure.unit}"
-        )
-    means = [f"({geometric_mean(list(theirs.values())):.2f})" for theirs in found]
-    means += ["-"] * len(missing)
-    lines.append(f"{'geometric mean':44}{'':18}" + "".join(f"{mean:>18}" for mean in means))
+    lines += [
+        f"{name:44}{''.join(f'{cell:>18}' for cell in cells)}  {unit}".rstrip()
+        for name, *cells, unit in rows
+    ]
     lines.append(f"in brackets: ratio to {first.label}; over 1 is better than {first.label}")
     lines += [f"{label}: not measured: {reason}" for label, reason in missing.items()]
     return "\n".join(lines) + "\n"
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of positive numbers."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def goodness(one: Measure, other: Measure) -> float:
