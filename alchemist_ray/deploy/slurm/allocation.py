@@ -44,14 +44,9 @@ class Node:
 class Allocation:
     """The job that this process is in."""
 
-    scheduler: str
     job: str
     nodes: tuple[Node, ...]
     uses_srun: bool
-
-    @property
-    def cpus(self) -> int:
-        return sum(node.cpus for node in self.nodes)
 
 
 def is_same_node(name: str, other: str) -> bool:
@@ -113,7 +108,7 @@ def _slurm(env: Mapping[str, str]) -> Allocation:
         Node(name, n, mebibytes * MEBI or None)
         for name, n, mebibytes in zip(names, cpus, memory, strict=True)
     ]
-    return Allocation("slurm", job, tuple(nodes), uses_srun=True)
+    return Allocation(job, tuple(nodes), uses_srun=True)
 
 
 def _pbs(env: Mapping[str, str]) -> Allocation:
@@ -127,7 +122,7 @@ def _pbs(env: Mapping[str, str]) -> Allocation:
     counted = Counter(lines)  # a line for each CPU; with PBS Pro, for each chunk
     each = int(env.get("NCPUS") or env.get("PBS_NUM_PPN") or 1)
     nodes = [Node(name, max(times, each)) for name, times in counted.items()]
-    return Allocation("pbs", job, tuple(nodes), uses_srun="SLURM_JOB_ID" in env)
+    return Allocation(job, tuple(nodes), uses_srun="SLURM_JOB_ID" in env)
 
 
 ASK_TIMEOUT_S = 5.0

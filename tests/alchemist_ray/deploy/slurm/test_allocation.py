@@ -27,7 +27,7 @@ JOB = {
 
 def test_a_slurm_job() -> None:
     job = allocation.current({**JOB, "SLURM_MEM_PER_CPU": "1000"})
-    assert (job.scheduler, job.job, job.uses_srun, job.cpus) == ("slurm", "4711", True, 160)
+    assert (job.job, job.uses_srun) == ("4711", True)
     assert job.nodes == (
         Node("nid0009", 64, 64000 * MEBI),
         Node("nid0010", 64, 64000 * MEBI),
@@ -43,7 +43,7 @@ def test_a_pbs_job(tmp_path: Path) -> None:
     listed.write_text("b\nb\na\na\n")
     env = {"PBS_JOBID": "12.server", "PBS_NODEFILE": str(listed)}
     job = allocation.current(env)
-    assert (job.scheduler, job.job, job.uses_srun) == ("pbs", "12.server", False)
+    assert (job.job, job.uses_srun) == ("12.server", False)
     assert job.nodes == (Node("b", 2), Node("a", 2))
     assert allocation.current({**env, "NCPUS": "8"}).nodes[0] == Node("b", 8)
     assert allocation.current({**env, "SLURM_JOB_ID": "12"}).uses_srun  # Slurm's torque wrappers

@@ -13,7 +13,7 @@ from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.slurm.allocation import Allocation, Node
 from alchemist_ray.errors import JobError
 
-JOB = Allocation("slurm", "7", (Node("nid1", 4), Node("nid2", 4)), uses_srun=True)
+JOB = Allocation("7", (Node("nid1", 4), Node("nid2", 4)), uses_srun=True)
 
 
 def nodes(cores: int, others: list[str]) -> dict[str, dict[str, Any]]:
@@ -44,7 +44,7 @@ def test_a_shared_node_is_named_or_refused(found: dict[str, Any], reason: str) -
 
 
 def test_a_job_of_one_node_opens_no_mpi_port() -> None:
-    alone = Allocation("slurm", "7", JOB.nodes[1:], uses_srun=True)
+    alone = Allocation("7", JOB.nodes[1:], uses_srun=True)
     assert allocation.check(alone, nodes(8, ["ada"]), "refuse") == []
 
 
