@@ -1,23 +1,51 @@
-"""The keeper: starts Ray on all nodes of a job, watches it, and stops it; a gateway in a job."""
+"""The keeper: starts Ray on all nodes of a job by their supervisors, watches it, and stops it.
+
+One step of the job starts a supervisor on every node; they connect back.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import queue
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Self
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 from alchemist_ray.deploy.slurm import allocation
-from alchemist_ray.deploy.slurm.allocation import Allocation, Node, is_this_node
+from alchemist_ray.deploy.slurm.allocation import Allocation, Node, is_same_node, is_this_node
+from alchemist_ray.deploy.slurm.node import NodeTask
+from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
 from alchemist_ray.deploy.slurm.sites import Site
-from alchemist_ray.deploy.slurm.supervisors import Supervisors
 from alchemist_ray.errors import JobError
-from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
-from mpi_workers.wire.frames import Body
+from alchemist_ray.launchers.srun import DROPPED, step_environment
+from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
+from alchemist_ray.runtime.cluster.network import address_of, address_towards
+from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.blocking import Connection
+from mpi_workers.wire.frames import Body, Kind, WireError
+from mpi_workers.wire.interfaces import interfaces
+from mpi_workers.wire.sockets import listen_tcp
 
+POLL_INTERVAL_S = 0.1
+STOP_TIMEOUT_S = 10.0  # for the nodes to clean up
+OUTPUT_NBYTES = 4 << 10  # the end of the step's output that errors quote
+NODES_LOG = "nodes.log"
 SLOW_S = 30.0  # a longer start is explained
+
+
+def step_base(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for a new step of the job, without variables of another step."""
+    kept = {k: v for k, v in env.items() if not k.startswith(DROPPED)}
+    return kept | step_environment(env)
 
 
 @dataclass(slots=True)
@@ -60,7 +88,11 @@ class RayInJob:
     start_timeout_s: float = 120.0
     warnings: list[str] = field(default_factory=list, init=False)
     address: JobCluster | None = field(default=None, init=False)
-    _supervisors: Supervisors = field(init=False)
+    _events: queue.Queue[tuple[str, Body]] = field(default_factory=queue.Queue, init=False)
+    _nodes: dict[str, Connection] = field(default_factory=dict, init=False)
+    _broken: set[str] = field(default_factory=set, init=False)  # lost connections
+    _step: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _listener: socket.socket | None = field(default=None, init=False)
     _hello: dict[str, Body] = field(default_factory=dict, init=False)
     _up: set[str] = field(default_factory=set, init=False)
     _lost: set[str] = field(default_factory=set, init=False)
@@ -71,7 +103,6 @@ class RayInJob:
     _slowest: tuple[float, str] = field(default=(0.0, ""), init=False)
 
     def __post_init__(self) -> None:
-        self._supervisors = Supervisors(self.allocation, self.site, self.folder, self.container)
         self._progress = (self._began, "the job's step")
 
     def __enter__(self) -> Self:
@@ -90,7 +121,7 @@ class RayInJob:
     def _start(self) -> None:
         self.folder.make()
         nodes = self.allocation.nodes
-        self._supervisors.start()
+        self._start_step()
         self._await(lambda: len(self._hello) == len(nodes), self._missing)
         self.warnings += allocation.check(self.allocation, self._hello, self.site.nodes.shared)
         first = self._block()
@@ -102,7 +133,7 @@ class RayInJob:
             if node is not head:
                 self._order_start(node, first, address, head=False)
         wait = {"address": address, "nodes": len(nodes), "limit_s": self.start_timeout_s}
-        self._supervisors.tell(head.name, "await", **wait)
+        self._tell(head.name, "await", **wait)
         self._await(lambda: self._ready, self._without_ray)
         self.address = JobCluster(
             address=address,
@@ -116,7 +147,7 @@ class RayInJob:
             settings=self.settings,
         )
         for node in nodes:
-            self._supervisors.tell(node.name, "settled")
+            self._tell(node.name, "settled")
         self.folder.write_cluster(self.address)
         took = time.monotonic() - self._began
         if took > SLOW_S:
@@ -129,7 +160,7 @@ class RayInJob:
         return self.cpus_per_node or node.cpus
 
     def _order_start(self, node: Node, first: int, address: str, *, head: bool) -> None:
-        self._supervisors.tell(
+        self._tell(
             node.name,
             "start",
             head=head,
@@ -163,12 +194,12 @@ class RayInJob:
                     f"{self._output()}\n{subject()} did not start: no progress in {limit_s:.0f} s "
                     "(--start-timeout)"
                 )
-            if (code := self._supervisors.exit_code()) is not None:
+            if self._step is not None and (code := self._step.poll()) is not None:
                 raise JobError(
                     f"{self._output()}\nthe step that starts Ray on the nodes ended with exit code "
                     f"{code}: see its output above, and the job's log"
                 )
-            for name, body in self._supervisors.news():
+            for name, body in self._news():
                 if self._is_progress(name, body):
                     self._progressed(subject())
 
@@ -215,12 +246,113 @@ class RayInJob:
 
     def _output(self) -> str:
         """Return the output of the supervisors and of repeated starts of Ray."""
-        parts = [f"output of the supervisors:\n{self._supervisors.output() or '(none)'}"]
+        said = ""
+        with contextlib.suppress(OSError):
+            text = (self.folder.path / NODES_LOG).read_bytes()[-OUTPUT_NBYTES:]
+            said = text.decode(errors="replace").strip()
+        parts = [f"output of the supervisors:\n{said or '(none)'}"]
         parts += [
             f"Ray on {name}, before it was started again:\n{text}"
             for name, text in self._retried.items()
         ]
         return "\n".join(parts)
+
+    def _start_step(self) -> None:
+        """Start a supervisor on every node, by one step of the job."""
+        token = self.folder.new_token()
+        task = NodeTask(
+            keeper=self._listen(token),
+            token=str(self.folder.token),
+            job=self.allocation.job,
+            tmp=self.site.nodes.tmp,
+            interface=list(self.site.nodes.interface),
+            container=self.container,
+        )
+        words = [sys.executable, "-m", "alchemist_ray.deploy.slurm.node", json.dumps(asdict(task))]
+        command = [*self._once_per_node(), *words]
+        if shutil.which(command[0]) is None:
+            raise JobError(
+                f"starting a step on every node needs {command[0]!r}, which was not found on PATH"
+            )
+        with open(self.folder.path / NODES_LOG, "wb") as out:
+            self._step = subprocess.Popen(
+                command,
+                env=step_base(os.environ) | {FOLDER_VARIABLE: str(self.folder.path)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # Ctrl-C is for the program; `stop` ends the step
+            )
+
+    def _once_per_node(self) -> list[str]:
+        if not self.allocation.uses_srun:
+            return shlex.split(self.site.nodes.start)
+        count = len(self.allocation.nodes)
+        return [
+            "srun", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+            "--no-kill", "--kill-on-bad-exit=0", "--mpi=none", "--cpu-bind=none", "--quiet",
+            "--input=none", "--job-name=alchemist-ray",
+        ]  # fmt: skip
+
+    # --- connections ---
+
+    def _listen(self, token: str) -> str:
+        nodes = self.allocation.nodes
+        with contextlib.suppress(JobError):  # a login host may lack the nodes' network
+            if self.site.nodes.interface:
+                return self._open(token, address_of(self.site.nodes.interface, interfaces()))
+        other = next((node.name for node in nodes if not is_this_node(node.name)), nodes[0].name)
+        return self._open(token, address_towards(other))
+
+    def _open(self, token: str, ip: str) -> str:
+        self._listener, address = listen_tcp(ip)
+        acceptor = Acceptor([self._listener], token, {})
+        threading.Thread(target=self._accept, args=(acceptor,), daemon=True).start()
+        return address
+
+    def _accept(self, acceptor: Acceptor) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(acceptor):  # until `stop`
+            while True:
+                for peer in acceptor.poll():
+                    threading.Thread(target=self._serve, args=peer, daemon=True).start()
+
+    def _serve(self, connection: Connection, hello: Body) -> None:
+        """Serve one node: its HELLO, then its events, until the connection ends."""
+        name = ""
+        try:
+            name = self._name_of(hello)
+            self._nodes[name] = connection
+            self._events.put((name, {"op": "hello", **hello}))
+            while True:
+                self._events.put((name, connection.recv().body))
+        except WireError as error:
+            connection.close()
+            self._events.put(
+                (name, {"op": "lost"} if name else {"op": "unknown", "why": str(error)})
+            )
+
+    def _name_of(self, hello: Body) -> str:
+        names = (str(hello["name"]), str(hello["hostname"]))
+        for node in self.allocation.nodes:
+            if node.name in names or is_same_node(node.name, names[1]):
+                return node.name
+        listed = ", ".join(node.name for node in self.allocation.nodes)
+        raise WireError(f"{' or '.join(dict.fromkeys(names))} is not a node of this job: {listed}")
+
+    def _tell(self, name: str, op: str, **fields: Any) -> None:
+        """Send a command to a node; a lost node ignores it."""
+        with contextlib.suppress(WireError, KeyError):
+            self._nodes[name].send(Kind.COMMAND, {"op": op, **fields})
+
+    def _news(self) -> list[tuple[str, Body]]:
+        """Return events since the last call, by node; wait a moment for the first."""
+        news = []
+        with contextlib.suppress(queue.Empty):
+            news.append(self._events.get(timeout=POLL_INTERVAL_S))
+            while True:
+                news.append(self._events.get_nowait())
+        self._broken |= {name for name, body in news if body["op"] == "lost"}
+        return news
 
     # --- while it runs ---
 
@@ -233,7 +365,7 @@ class RayInJob:
             If the head is one of them: Ray is lost.
         """
         lost = []
-        for name, body in self._supervisors.news():
+        for name, body in self._news():
             if body["op"] in ("lost", "ray_ended") and name not in self._lost:
                 self._lost.add(name)
                 lost.append(name)
@@ -247,5 +379,17 @@ class RayInJob:
         """Stop Ray on all nodes and wait until they are clean."""
         with contextlib.suppress(OSError):
             self.folder.token.unlink()  # first: the time may not suffice for the rest
-        self._supervisors.stop()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # ends the acceptor, which closes it
+        for name in list(self._nodes):
+            self._tell(name, "stop")
+        left = set(self._nodes) - self._broken
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while left and time.monotonic() < deadline:
+            left -= {name for name, body in self._news() if body["op"] in ("gone", "lost")}
+        for connection in self._nodes.values():
+            connection.hang_up()
+        if self._step is not None:
+            end(self._step, END_TIMEOUT_S if not self._broken else 0.0)
         self.folder.clear()

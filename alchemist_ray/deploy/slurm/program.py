@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from alchemist_ray.deploy.slurm import allocation, container
 from alchemist_ray.deploy.slurm.allocation import is_this_node
-from alchemist_ray.deploy.slurm.keeper import RayInJob
+from alchemist_ray.deploy.slurm.keeper import RayInJob, step_base
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated, exit_code
-from alchemist_ray.deploy.slurm.supervisors import step_base
 from alchemist_ray.errors import JobError
 from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from mpi_workers.node.processes import die_with_parent

@@ -14,6 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.virtual_cluster import host
 from alchemist_ray.deploy.virtual_cluster.options import PORT, Options
@@ -185,11 +187,10 @@ def _keeper_runs(folder: Path) -> bool:
         name, pid = (folder / KEEPER).read_text().split()
         if name != os.uname().nodename:
             return True  # unknown here: wait for the time limit
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, ValueError):
+        keeper = psutil.Process(int(pid))
+        return str(folder) in keeper.cmdline() and keeper.status() != psutil.STATUS_ZOMBIE
+    except (OSError, ValueError, psutil.Error):
         return False
-    return str(folder).encode() in words and state not in "ZX"
 
 
 def to_join(options: Options, folder: Path) -> str:
