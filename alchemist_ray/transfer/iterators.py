@@ -22,7 +22,7 @@ from alchemist_ray.errors import (
     ShapeError,
 )
 from alchemist_ray.gang.connection import GangConnection
-from mpi_workers.data.description import NodeTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.layout import Shape, stored_shape
 
@@ -115,8 +115,7 @@ class IteratorSource:
                 connection.nodes, target, progress, connection.options.buffer_bytes
             ) as writer:
                 writer.write_block(block, place)
-            for rank, part in writer.times.items():
-                times.setdefault(rank, NodeTimes(rank, part.route)).add(part)
+            add_times(times, writer.times)
         return times
 
     def _placed(self) -> Iterator[tuple[Array, Shape]]:

@@ -1,7 +1,9 @@
 """Jobs on a node: inspect and send blocks of its object store; move matrices to other ranks.
 
 By the node's agent; and by the user's process, if they lie on its node. A job opens several
-objects at once, without a copy, checks each of them, and writes into the ranks' memory.
+objects at once, without a copy, checks each of them, and writes into the ranks' memory. Cutting a
+block by layout has a cost per block and rank, and one per column: small or low blocks that are
+adjacent are copied into a panel first, others are written from where they are.
 
 Every node of the new incarnation moves a part of each matrix: it reads panels from the old ranks,
 wherever they are, and writes them to the new ones. No data pass through the GroupManager.
@@ -13,7 +15,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -33,7 +35,6 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.gang.connection import NODE_FAILED
-from alchemist_ray.transfer.block_joining import panels
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter, Progress
@@ -151,6 +152,7 @@ def _named(error: AlchemistError, label: str) -> AlchemistError:
 
 
 OPENED = 64 << 20  # 64 MiB: objects opened at once
+PANEL = 16 << 20  # 16 MiB: the largest panel of small blocks that are written as one
 
 
 def together(sizes: Sequence[int]) -> Iterator[slice]:
@@ -194,12 +196,12 @@ class SendJob:
     endpoints: DataEndpoints
     target: TransferTarget
     reader: BlockDecoder
-    origins: tuple[Origin, ...]
-    shapes: tuple[Shape, ...]
-    labels: tuple[str, ...]
+    pieces: tuple[SourceBlock, ...]  # without their sources
 
     def run(self, refs: Sequence[ray.ObjectRef]) -> dict[int, NodeTimes]:
-        pieces = list(map(SourceBlock, refs, self.origins, self.shapes, self.labels))
+        """Send the objects, one for each piece."""
+        filled = zip(self.pieces, refs, strict=True)
+        pieces = [piece._replace(source=ref) for piece, ref in filled]
         return write(_nodes_of(self.gang, self.endpoints), self.target, self.reader, pieces)
 
 
@@ -232,12 +234,8 @@ def _groups(pieces: Sequence[SourceBlock], itemsize: int) -> Iterator[Sequence[S
     if not any(isinstance(piece.source, ray.ObjectRef) for piece in pieces):
         yield pieces
         return
-    start = nbytes = 0
-    for i, piece in enumerate(pieces):
-        nbytes += piece.shape[0] * piece.shape[1] * itemsize
-        if nbytes >= OPENED or i + 1 == len(pieces):
-            yield pieces[start : i + 1]
-            start, nbytes = i + 1, 0
+    for some in together([math.prod(piece.shape) * itemsize for piece in pieces]):
+        yield pieces[some]
 
 
 def _opened_blocks(
@@ -286,6 +284,92 @@ def cut(
     return found
 
 
+class _Box(NamedTuple):
+    """A rectangle of the matrix that some blocks cover."""
+
+    row0: int
+    col0: int
+    row1: int
+    col1: int
+    members: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return (self.row1 - self.row0) * (self.col1 - self.col0)
+
+    def continues(self, other: _Box, axis: int) -> bool:
+        """Whether the other one begins where this one ends, and is as wide (high)."""
+        if axis == 1:
+            return (self.row0, self.row1, self.col1) == (other.row0, other.row1, other.col0)
+        return (self.col0, self.col1, self.row1) == (other.col0, other.col1, other.row0)
+
+    def join(self, other: _Box) -> _Box:
+        return _Box(self.row0, self.col0, other.row1, other.col1, (*self.members, *other.members))
+
+
+def panels(
+    blocks: Sequence[ArrayBlock],
+    dtype: np.dtype[Any],
+    is_small: Callable[[NDArray[Any]], bool],
+    share_out: Callable[[Callable[[int], object], Sequence[int]], None],
+) -> Iterator[Sequence[ArrayBlock]]:
+    """The same elements in larger blocks, where blocks are adjacent.
+
+    Those that are not small come as they are, all at once. What is yielded must be
+    used before the next is asked for. `share_out` runs a function for each of some numbers, in
+    this thread or in several.
+    """
+    most = PANEL // dtype.itemsize
+    boxes, whole = [], []
+    for i, block in enumerate(blocks):
+        (r, c), (m, n) = block.origin, block.array.shape
+        if is_small(block.array):
+            boxes.append(_Box(r, c, r + m, c + n, (i,)))
+        else:
+            whole.append(block)
+    boxes.sort(key=lambda box: (box.row0, box.col0))
+    joined = _joined(_joined(boxes, 1, most), 0, most)
+    whole += [blocks[box.members[0]] for box in joined if len(box.members) == 1]
+    if whole:
+        yield whole
+    for box in joined:
+        if len(box.members) == 1:
+            continue
+        panel = _scratch()[: box.size * dtype.itemsize].view(dtype)
+        panel = panel.reshape(box.row1 - box.row0, box.col1 - box.col0)
+
+        share_out(partial(_place, blocks, box, panel), box.members)
+        yield [ArrayBlock(panel, (box.row0, box.col0))]
+
+
+def _place(blocks: Sequence[ArrayBlock], box: _Box, panel: NDArray[Any], i: int) -> None:
+    """Copy a member of a box to where it belongs in the box's panel."""
+    (r, c), (m, n) = blocks[i].origin, blocks[i].array.shape
+    r, c = r - box.row0, c - box.col0
+    np.copyto(panel[r : r + m, c : c + n], blocks[i].array, casting="same_kind")
+
+
+def _joined(boxes: Sequence[_Box], axis: int, most: int) -> list[_Box]:
+    found: list[_Box] = []
+    for box in boxes:
+        if found and found[-1].continues(box, axis) and found[-1].size + box.size <= most:
+            found[-1] = found[-1].join(box)
+        else:
+            found.append(box)
+    return found
+
+
+_own = threading.local()
+
+
+def _scratch() -> NDArray[np.uint8]:
+    """This thread's memory for a panel: warm after the first."""
+    if not hasattr(_own, "scratch"):
+        _own.scratch = np.empty(PANEL, np.uint8)
+    scratch: NDArray[np.uint8] = _own.scratch
+    return scratch
+
+
 # The agent's open connections and mappings, by gang.
 _warm: dict[str, NodeConnections] = {}
 _warming = threading.Lock()
@@ -318,7 +402,7 @@ def _forget(ended: str) -> None:
             _warm.pop(gang).close()
 
 
-PANEL_BYTES = 8 << 20  # 8 MiB are read, then written
+MOVED_BYTES = 8 << 20  # 8 MiB are read, then written
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,10 +487,10 @@ def _move(
 
 
 def panels_of(shape: Shape, itemsize: int) -> Iterator[Region]:
-    """Cut a matrix into panels of about `PANEL_BYTES`: whole rows, unless these are longer."""
+    """Cut a matrix into panels of about `MOVED_BYTES`: whole rows, unless these are longer."""
     m, n = shape
-    width = max(1, min(n, PANEL_BYTES // itemsize))
-    height = max(1, PANEL_BYTES // (itemsize * width))
+    width = max(1, min(n, MOVED_BYTES // itemsize))
+    height = max(1, MOVED_BYTES // (itemsize * width))
     for i in range(0, m, height):
         for j in range(0, n, width):
             yield Region(i, min(i + height, m), j, min(j + width, n))

@@ -18,7 +18,7 @@ from alchemist_ray.errors import TransferError
 from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
 from alchemist_ray.transfer.node_jobs import BlockDecoder, SendJob, SourceBlock, write
 from alchemist_ray.transfer.object_location import OWN_BYTES, agent_of, answer_of, locate_objects
-from mpi_workers.data.description import NodeTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 
 JOB_BYTES = 64 << 20  # 64 MiB sent by one job; the store can free them afterwards
@@ -162,9 +162,7 @@ class BlockSender:
                     self._connection.endpoints,
                     self._target,
                     self._decoder,
-                    tuple(block.origin for block in blocks),
-                    tuple(block.shape for block in blocks),
-                    tuple(block.label for block in blocks),
+                    tuple(block._replace(source=None) for block in blocks),
                 )
                 ref = agent_of(node).run.remote(job, [block.source for block in blocks])
                 self._jobs[ref] = (node, blocks)
@@ -181,22 +179,18 @@ class BlockSender:
     def _send_local(self) -> None:
         blocks = self._taken(self._local, OWN_BYTES)
         nodes = self._connection.nodes
-        self._add_times(write(nodes, self._target, self._decoder, blocks, self._progress))
+        add_times(self.times, write(nodes, self._target, self._decoder, blocks, self._progress))
         self.in_flight -= sum(map(self._nbytes, blocks))
 
     def _collect(self, jobs: list[Any]) -> None:
         for ref in jobs:
             node, blocks = self._jobs.pop(ref)
             self._running[node] -= 1
-            self._add_times(answer_of(ref, node))
+            add_times(self.times, answer_of(ref, node))
             nbytes = sum(map(self._nbytes, blocks))
             self.in_flight -= nbytes
             if self._progress is not None:
                 self._progress(nbytes)
-
-    def _add_times(self, times: dict[int, NodeTimes]) -> None:
-        for node, part in times.items():
-            self.times.setdefault(node, NodeTimes(node, part.route)).add(part)
 
     def _nbytes(self, block: SourceBlock) -> int:
         return block.shape[0] * block.shape[1] * self._target.dtype.itemsize

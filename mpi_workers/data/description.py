@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,12 @@ class NodeTimes:
         self.send_s += other.send_s
         self.receive_s += other.receive_s
         self.deserialize_s += other.deserialize_s
+
+
+def add_times(total: dict[int, NodeTimes], more: Mapping[int, NodeTimes]) -> None:
+    """Add the times of a part of a transfer, by node."""
+    for node, times in more.items():
+        total.setdefault(node, NodeTimes(node, times.route)).add(times)
 
 
 @dataclass(frozen=True, slots=True)

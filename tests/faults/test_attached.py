@@ -246,7 +246,7 @@ def test_a_child_forked_while_a_thread_of_the_parent_fetches_can_fetch(
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     child = context.Process(target=_fetch_in_child, args=(handle, answers))
-    with worker_fetch._lock:
+    with registry.gang_of(handle).nodes._lock:  # as a transfer of another thread may
         child.start()
     try:
         assert answers.get(timeout=60) == 12

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from dask.base import get_scheduler
 from dask.core import flatten
-from dask.delayed import Delayed, delayed
+from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from alchemist_ray.errors import AlchemistError, TransferError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, SendJob, SourceBlock
-from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
+from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget, add_times
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, Progress
 from mpi_workers.failures import Failure
@@ -78,29 +78,21 @@ def send(
     for chunk, block in zip(flatten(array.to_delayed().tolist()), blocks, strict=True):
         if not block.shape[0] or not block.shape[1]:
             continue
-        shown = (block.origin,), (block.shape,), (block.label,)
-        job = SendJob(gang, connection.endpoints, target, _DECODER, *shown)
-        tasks.append(_delayed(job, chunk))
+        job = SendJob(gang, connection.endpoints, target, _DECODER, (block,))
+        tasks.append(delayed(_write, pure=False)(job, chunk))  # not merged with an equal one
         sizes.append(block.shape[0] * block.shape[1] * itemsize)
     futures = computing.compute(tasks, retries=0)
     nbytes = dict(zip((future.key for future in futures), sizes, strict=True))
     times: dict[int, NodeTimes] = {}
     try:
         for future in _finished(futures, connection):
-            for part in _result(future).values():
-                times.setdefault(part.node, NodeTimes(part.node, part.route)).add(part)
+            add_times(times, _result(future))
             if progress is not None:
                 progress(nbytes[future.key])
     except BaseException:
         computing.cancel(futures, force=True)
         raise
     return times
-
-
-def _delayed(job: SendJob, chunk: Any) -> Delayed:
-    """A task that is not repeated for an equal one."""
-    found: Delayed = delayed(_write, pure=False)(job, chunk)
-    return found
 
 
 def _write(job: SendJob, chunk: Any) -> dict[int, NodeTimes]:

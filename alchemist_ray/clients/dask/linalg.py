@@ -36,7 +36,6 @@ from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.clients.dask.results import to_dask
 from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.errors import ShapeError
-from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.session import AlchemistSession
 from alchemist_ray.transfer.sending import send
 
@@ -59,30 +58,24 @@ def engine(session: AlchemistSession) -> Iterator[None]:
         _chosen.reset(before)
 
 
-def _connection(session: Any) -> GangConnection:
-    connection: GangConnection = (session or _chosen.get(None) or current_session()).connection
-    return connection
+def _engine(session: Any) -> Engine:
+    return (session or _chosen.get(None) or current_session()).connection.part(Engine)
 
 
-@contextlib.contextmanager
-def _sent(connection: GangConnection, *arrays: Any, promote: bool = True) -> Iterator[list[Handle]]:
-    """Send arrays, promoted as by numpy.linalg; they are freed at the end of the context."""
+def _call(session: Any, routine: str, *arrays: Any, promote: bool = True, **options: Any) -> Any:
+    """Call a routine with arrays that are sent for it, promoted as by numpy.linalg."""
+    chosen = _engine(session)
     handles: list[Handle] = []
     try:
         for array in arrays:
             kind = array.dtype.kind
             small = promote and (kind in "biu" or array.dtype.itemsize < 4)
-            handles.append(
-                send(
-                    connection,
-                    array,
-                    dtype=("float64" if kind in "biu" else "float32") if small else None,
-                )
-            )
-        yield handles
+            dtype = ("float64" if kind in "biu" else "float32") if small else None
+            handles.append(send(chosen.connection, array, dtype=dtype))
+        return chosen.call(routine, *handles, **options)
     finally:
         for handle in handles:
-            connection.free(handle)
+            chosen.connection.free(handle)
 
 
 def _array(a: Any, name: str = "a", dims: tuple[int, ...] = (2,)) -> Any:
@@ -128,26 +121,18 @@ def svd(
     """
     if full_matrices:
         raise NotImplementedError("full_matrices=True: only the thin factors are computed")
-    u, s, v = _svd(_array(a), session)
-    return (*_signed(coerce_signs, u, s, v),)
+    return _svd(_array(a), session, coerce_signs)
 
 
-def _signed(wanted: bool, u: Any, s: Any, v: Any) -> tuple[Any, Any, Any]:
-    if wanted:
+def _svd(
+    a: Any, session: Any, coerce_signs: bool, routine: str = "svd", **options: Any
+) -> tuple[Any, Any, Any]:
+    S, U, V = _call(session, routine, a, **options)
+    u = to_dask(U, (_sizes(a, 0, U.shape[0]), -1))
+    adjoint = _engine(session).transpose(V, conjugate=True)
+    v = to_dask(adjoint, (-1, _sizes(a, 1, V.shape[0])))
+    if coerce_signs:
         u, v = svd_flip(u, v)
-    return u, s, v
-
-
-def _svd(a: Any, session: Any, rank: int | None = None, **options: Any) -> tuple[Any, Any, Any]:
-    connection = _connection(session)
-    with _sent(connection, a) as (A,):
-        if rank is None:
-            S, U, V = connection.part(Engine).call("svd", A)
-        else:
-            S, U, V = connection.part(Engine).call("truncated_svd", A, rank=rank, **options)
-        m, n = A.shape
-        u = to_dask(U, (_sizes(a, 0, m), -1))
-        v = to_dask(connection.part(Engine).transpose(V, conjugate=True), (-1, _sizes(a, 1, n)))
     return u, to_dask(S, -1), v
 
 
@@ -190,16 +175,17 @@ def svd_compressed(
     smaller = min(a.shape)
     rank = operator.index(k) if np.isnan(smaller) else min(operator.index(k), int(smaller))
     subspace = max(MIN_SUBSPACE, rank + n_oversamples)
-    u, s, v = _svd(
+    return _svd(
         a,
         session,
-        rank,
+        coerce_signs,
+        "truncated_svd",
+        rank=rank,
         method="randomized",
         oversampling=subspace - rank,
         power_iterations=n_power_iter,
         seed=_seed(seed),
     )
-    return _signed(coerce_signs, u, s, v)
 
 
 def _seed(seed: Any) -> int:
@@ -217,11 +203,8 @@ def qr(a: Any, *, session: Any = None) -> tuple[Any, Any]:
     q, r : dask arrays, shapes (m, k) and (k, n), k = min(m, n)
     """
     a = _array(a)
-    connection = _connection(session)
-    with _sent(connection, a) as (A,):
-        Q, R = connection.part(Engine).call("qr", A)
-        m, n = A.shape
-    return to_dask(Q, (_sizes(a, 0, m), -1)), to_dask(R, (-1, _sizes(a, 1, n)))
+    Q, R = _call(session, "qr", a)
+    return to_dask(Q, (_sizes(a, 0, Q.shape[0]), -1)), to_dask(R, (-1, _sizes(a, 1, R.shape[1])))
 
 
 def tsqr(
@@ -236,7 +219,7 @@ def tsqr(
     `_max_vchunk_size` has no effect.
     """
     if compute_svd:
-        return _svd(_array(data, "data"), session)
+        return _svd(_array(data, "data"), session, coerce_signs=False)
     return qr(data, session=session)
 
 
@@ -251,11 +234,9 @@ def matmul(a: Any, b: Any, *, session: Any = None) -> Any:
     """
     a, b = _array(a, "a", (1, 2)), _array(b, "b", (1, 2))
     dtype = np.result_type(a.dtype, b.dtype)
-    connection = _connection(session)
     # int64 wraps at 2**64: the lower bits of its sums are those of every other integer's.
     exact = [x.astype("int64") for x in (a, b)] if dtype.kind in "biu" else [a, b]
-    with _sent(connection, *exact, promote=dtype.kind not in "biu") as (A, B):
-        C = connection.part(Engine).call("matmul", A, B)
+    C = _call(session, "matmul", *exact, promote=dtype.kind not in "biu")
     sides = [(x, axis) for x, axis in ((a, 0), (b, 1)) if x.ndim == 2]
     sizes = tuple(_sizes(*side, n) for side, n in zip(sides, C.shape, strict=True))
     return to_dask(C, sizes).astype(dtype, copy=False)
@@ -280,9 +261,7 @@ def lstsq(a: Any, b: Any, *, session: Any = None) -> tuple[Any, Any, Any, Any]:
     s : dask array, shape (min(m, n),)
     """
     a, b = _array(a), _array(b, "b", (1, 2))
-    connection = _connection(session)
-    with _sent(connection, a, b) as (A, B):
-        X, squares, rank, s = connection.part(Engine).call("least_squares", A, B)
+    X, squares, rank, s = _call(session, "least_squares", a, b)
     x = to_dask(X, -1 if b.ndim == 1 else (-1, _sizes(b, 1, X.shape[1])))
     return x, to_dask(squares, -1), da.from_array(np.asarray(int(rank))), to_dask(s, -1)
 
@@ -297,12 +276,9 @@ def cholesky(a: Any, lower: bool = False, *, session: Any = None) -> Any:
     """
     a = _array(a)
     _square(a, "cholesky")
-    connection = _connection(session)
-    with _sent(connection, a) as (A,):
-        L = connection.part(Engine).call("cholesky", A)
-        factor = L if lower else connection.part(Engine).transpose(L, conjugate=True)
-        n = A.shape[0]
-    return to_dask(factor, (_sizes(a, 0, n), _sizes(a, 1, n)))
+    L = _call(session, "cholesky", a)
+    factor = L if lower else _engine(session).transpose(L, conjugate=True)
+    return to_dask(factor, tuple(_sizes(a, axis, L.shape[0]) for axis in (0, 1)))
 
 
 def solve(
@@ -321,8 +297,5 @@ def solve(
         raise ValueError(f"assume_a={assume_a!r}: it must be 'gen' or 'pos'")
     a, b = _array(a), _array(b, "b", (1, 2))
     _square(a, "solve")
-    connection = _connection(session)
-    with _sent(connection, a, b) as (A, B):
-        assume = "positive" if assume_a == "pos" else "general"
-        X = connection.part(Engine).call("solve", A, B, assume=assume)
+    X = _call(session, "solve", a, b, assume="positive" if assume_a == "pos" else "general")
     return to_dask(X, tuple(_sizes(b, axis, length) for axis, length in enumerate(X.shape)))

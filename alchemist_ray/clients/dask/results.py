@@ -35,22 +35,16 @@ class FetchedByIndex:
         self.dtype = handle.dtype
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
-        """Fetch with NumPy's indexing rules; dask's optimizer passes users' slices here."""
-        keys = list(key) if isinstance(key, tuple) else [key]
-        axes = [axis for axis, k in enumerate(keys) if k is not None]  # None: a new axis
-        keys += [slice(None)] * (self.ndim - len(axes))
-        axes = [axis for axis, k in enumerate(keys) if k is not None]
-        wanted: list[slice] = []
-        for axis, length in zip(axes, self.shape, strict=True):
-            part, keys[axis] = _bounds(keys[axis], length)
-            wanted.append(part)
+        """Fetch the elements of slices and integers; None is a new axis."""
+        keys = key if isinstance(key, tuple) else (key,)
+        wanted = [k for k in keys if k is not None]
+        wanted += [slice(None)] * (self.ndim - len(wanted))
         handle = self._handle
         read = partial(fetch, handle) if isinstance(handle, MatrixRef) else handle.fetch
-        found = read(*wanted)
-        for axis in reversed(range(self.ndim)):
-            found = found[(slice(None),) * axis + (keys[axes[axis]],)]
-        new = [i for i, k in enumerate(k for k in keys if not np.isscalar(k)) if k is None]
-        return np.expand_dims(found, tuple(new)) if new else found
+        found = read(*(k if isinstance(k, slice) else slice(k, k + 1 or None) for k in wanted))
+        return found[
+            tuple(slice(None) if isinstance(k, slice) else k if k is None else 0 for k in keys)
+        ]
 
     def __dask_tokenize__(self) -> Any:
         handle = self._handle
@@ -124,20 +118,10 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
         chunks=normal,
         name=f"alchemist-{tokenize(source, normal)}",
         asarray=False,
+        fancy=False,  # dask itself picks elements by lists and masks
         inline_array=True,
         meta=np.empty((0,) * source.ndim, handle.dtype),
     )
-
-
-def _bounds(key: Any, length: int) -> tuple[slice, Any]:
-    """The slice to fetch for an index along an axis, and the index into what was fetched."""
-    if isinstance(key, slice):
-        return key, slice(None)
-    chosen = np.arange(length)[key]
-    if not np.size(chosen):
-        return slice(0, 0), np.asarray(chosen, int)
-    low, high = int(np.min(chosen)), int(np.max(chosen))
-    return slice(low, high + 1), chosen - low
 
 
 def _whole_chunks(handle: MatrixRef) -> Any:
