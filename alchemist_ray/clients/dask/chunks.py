@@ -17,6 +17,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import ray
+from dask.array.core import slices_from_chunks
 from dask.base import optimize
 from dask.core import flatten
 from dask.delayed import Delayed, delayed
@@ -92,9 +93,8 @@ class ChunksSource:
                 values = value = None
             else:
                 wait_for_cpu("Dask", "persist")
-                limit = _in_flight_limit(
-                    max(m * n for m, n in self._shapes()) * self.dtype.itemsize
-                )
+                largest = max(math.prod(block.shape) for block in blocks)
+                limit = _in_flight_limit(largest * self.dtype.itemsize)
                 compute(
                     self._array,
                     lambda i, value: _add(sender, blocks[i]._replace(source=value)),
@@ -102,21 +102,15 @@ class ChunksSource:
                 )
         return sender.times
 
-    def _shapes(self) -> list[Shape]:
-        rows, cols = self._chunks
-        return list(itertools.product(rows, cols))
-
     def _blocks(self) -> list[SourceBlock]:
-        rows, cols = ([0, *itertools.accumulate(sizes)][:-1] for sizes in self._chunks)
-        origins = itertools.product(rows, cols)
-        where = itertools.product(*(range(len(sizes)) for sizes in self._chunks))
+        indices = itertools.product(*(range(len(sizes)) for sizes in self._chunks))
         return [
             SourceBlock(
-                None, origin, shape,
-                f"chunk {index} (rows {origin[0]} to {origin[0] + shape[0]}) of the dask array "
+                None, (rows.start, cols.start), (rows.stop - rows.start, cols.stop - cols.start),
+                f"chunk {index} (rows {rows.start} to {rows.stop}) of the dask array "
                 f"{self._array.name}",
             )
-            for origin, shape, index in zip(origins, self._shapes(), where, strict=True)
+            for (rows, cols), index in zip(slices_from_chunks(self._chunks), indices, strict=True)
         ]  # fmt: skip
 
 

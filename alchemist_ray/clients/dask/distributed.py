@@ -171,6 +171,3 @@ class AttachedMatrix:
                 nodes.close()
         found = out[:: chosen[0].step, :: chosen[1].step]
         return found.reshape(found.shape[: len(self.shape)])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AttachedMatrix, (self._endpoints, self._target, self.shape)
