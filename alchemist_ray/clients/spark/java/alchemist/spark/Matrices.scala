@@ -14,7 +14,7 @@ object Matrices {
   def rows(spark: JavaSparkContext, spec: String, partitions: Int): RowMatrix = {
     val target = Target.parse(spec)
     new RowMatrix(
-      byRow[Vector](spark, spec, partitions, (_, values) => Iterator.single(new DenseVector(values))),
+      byRow[Vector](spark, spec, partitions, (_, values) => new DenseVector(values)),
       target.rows, target.cols)
   }
 
@@ -22,17 +22,18 @@ object Matrices {
     val target = Target.parse(spec)
     new IndexedRowMatrix(
       byRow[IndexedRow](spark, spec, partitions, (row, values) =>
-        Iterator.single(IndexedRow(row, new DenseVector(values)))),
+        IndexedRow(row, new DenseVector(values))),
       target.rows, target.cols)
   }
 
   /** The nonzero elements. */
   def entries(spark: JavaSparkContext, spec: String, partitions: Int): CoordinateMatrix = {
     val target = Target.parse(spec)
-    new CoordinateMatrix(
-      byRow[MatrixEntry](spark, spec, partitions, (row, values) =>
-        values.indices.iterator.filter(values(_) != 0).map(j => MatrixEntry(row, j, values(j)))),
-      target.rows, target.cols)
+    val found = byRow[Iterator[MatrixEntry]](spark, spec, partitions, (row, values) =>
+      values.indices.iterator.filter(values(_) != 0).map(j => MatrixEntry(row, j, values(j))))
+    val entries = new PartitionTasks[Iterator[MatrixEntry], MatrixEntry](
+      found, (_, some) => some.flatMap(identity))
+    new CoordinateMatrix(entries, target.rows, target.cols)
   }
 
   /** Blocks of `down` rows and `across` columns; the last ones are smaller. */
@@ -62,7 +63,7 @@ object Matrices {
   /** Objects made of each row, which are fetched in batches: at least one in each partition. */
   private def byRow[T: ClassTag](
       spark: JavaSparkContext, spec: String, partitions: Int,
-      of: (Long, Array[Double]) => Iterator[T]): RDD[T] = {
+      of: (Long, Array[Double]) => T): RDD[T] = {
     val target = Target.parse(spec)
     val fitting = Fetcher.BATCH_BYTES / (target.cols.toLong * target.element.nbytes)
     val share = (target.rows + partitions - 1) / partitions
@@ -76,7 +77,7 @@ object Matrices {
       val stride = Math.multiplyExact(cols, element.nbytes)
       val stored = new Array[Byte](Math.multiplyExact(count, stride))
       fetcher.rows(region.row0, count, stored, 0, stride)
-      Iterator.range(0, count).flatMap { k =>
+      Iterator.range(0, count).map { k =>
         val values = new Array[Double](cols)
         element.load(stored, k * stride, values)
         of(region.row0 + k, values)

@@ -110,6 +110,12 @@ private[spark] final class RankBlock(
         k += 1
       }
     }
+    while (itemsize == 4 && k < count) {
+      Platform.putInt(null, to, Platform.getInt(stored, from))
+      from += step
+      to += 4
+      k += 1
+    }
     while (k < count) {
       copy(stored, from, null, to)
       from += step
@@ -205,7 +211,17 @@ private[spark] final class RankBlock(
         val row = at(k)
         val there = place(k)
         var j = 0
-        if (write) {
+        if (itemsize == 8 && write) { // a loop without a choice is quicker
+          while (j < some) {
+            Platform.putLong(null, address(j) + there, Platform.getLong(array, row + offset(j)))
+            j += 1
+          }
+        } else if (itemsize == 8) {
+          while (j < some) {
+            Platform.putLong(array, row + offset(j), Platform.getLong(null, address(j) + there))
+            j += 1
+          }
+        } else if (write) {
           while (j < some) {
             copy(array, row + offset(j), null, address(j) + there)
             j += 1
