@@ -60,6 +60,7 @@ RUN_BY = {
     },
     "docs/scala.md": {
         "import alchemist": "tests/alchemist_ray/clients/spark/test_scala.py",
+        "package alchemist.libA": "tests/alchemist_ray/clients/spark/test_scala.py",
         "spark-submit": "tests/alchemist_ray/clients/spark/test_scala.py",
         "GEMM.apply": "shown only: the classes are those of the Scala program",
     },

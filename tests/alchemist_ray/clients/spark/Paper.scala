@@ -1,11 +1,22 @@
-// The listing of Gittens et al. 2018, nearly as printed, and what a program does with its results.
+// The listing of Gittens et al. 2018, III-D, with a wrapper of one's own, and what a program does
+// with its results.
 
-import alchemist.{AlchemistContext, AlchemistException, AlMatrix}
-import alchemist.linalg.{CondEst, GEMM, QRDecomposition, TruncatedSVD}
+import alchemist.{Alchemist, AlMatrix}
+import alchemist.AlchemistException
+import alchemist.libA.QRDecomposition
+import alchemist.linalg.{CondEst, GEMM, TruncatedSVD}
 
 import org.apache.spark.mllib.linalg.Vectors
 import org.apache.spark.mllib.linalg.distributed.{IndexedRow, IndexedRowMatrix, RowMatrix}
 import org.apache.spark.sql.SparkSession
+
+package alchemist.libA {
+  object QRDecomposition {
+    def apply(A: AlMatrix): (AlMatrix, AlMatrix) = A.context.run("libA", "qr", A) match {
+      case Array(q: AlMatrix, r: AlMatrix) => (q, r)
+    }
+  }
+}
 
 object Paper {
   def main(args: Array[String]): Unit = {
@@ -18,7 +29,7 @@ object Paper {
     })
 
     // --- the listing ---
-    val ac = new AlchemistContext(sc, numWorkers)
+    val ac = new Alchemist.AlchemistContext(sc, numWorkers)
     ac.registerLibrary("libA", ALILibLocation)
 
     val alA = AlMatrix(A)

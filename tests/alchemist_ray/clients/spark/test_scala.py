@@ -20,7 +20,12 @@ pytestmark = SPARK
 LISTING = Path(__file__).with_name("Paper.scala")
 LIBRARY = '''
 import numpy as np
-from ali import Context, DistMatrix, routine
+from ali import Context, DistMatrix, linalg, routine
+
+@routine("Q", "R")
+def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+    """The factors of A = Q R."""
+    return linalg.qr(ctx, A)
 
 @routine("condNum")
 def condest(ctx: Context, A: DistMatrix) -> float:

@@ -8,11 +8,12 @@ import org.apache.spark.sql.DataFrame
   *
   * The matrix is freed by `free`, or some time after the program has dropped the object.
   *
+  * @param context what sent or computed it: a wrapper calls its routine by `context.run`
   * @param dtype NumPy's name: "float64", ...
   * @param layout its distribution over the ranks, as Elemental names it
   */
 final class AlMatrix private[alchemist] (
-    private[alchemist] val context: AlchemistContext,
+    val context: AlchemistContext,
     private[alchemist] val id: Long,
     val name: String,
     val numRows: Long,

@@ -145,6 +145,11 @@ object AlchemistContext {
   }
 }
 
+/** The 2018 paper's name of the context: `new Alchemist.AlchemistContext(sc, numWorkers)`. */
+object Alchemist {
+  type AlchemistContext = alchemist.AlchemistContext
+}
+
 /** An error of Alchemist.
   *
   * @param kind its class in Python's `alchemist_ray.errors`
