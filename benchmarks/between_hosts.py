@@ -50,12 +50,12 @@ def run() -> Report:
         return report
     with Hosts(2) as hosts:
         near, far = hosts[0], hosts[1]
-        with _served(far, NODE) as node, _served(far, PLAIN) as plain:
+        with served(far, NODE) as node, served(far, PLAIN) as plain:
             told = near.run(
                 sys.executable, "-m", "benchmarks.between_hosts", node, plain, limit_s=LIMIT_S
             )
         hosts.start_ray([2, 0], store_bytes=1 << 30)
-        with _served(far, PLAIN, math.isqrt(math.prod(TALL))) as plain:
+        with served(far, PLAIN, math.isqrt(math.prod(TALL))) as plain:
             of_blocks = near.call(
                 "benchmarks.between_hosts:measured_blocks", far.ip, plain, limit_s=LIMIT_S
             )
@@ -88,7 +88,7 @@ def _add_blocks(report: Report, found: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-class _served:  # a context manager
+class served:  # a context manager
     """A program on a host that prints the address that it listens at."""
 
     def __init__(self, host: Host, program: str, n: int = N) -> None:
@@ -129,15 +129,15 @@ def _measured(node: str, plain: str) -> dict[str, list[float]]:
             reader.read_block(out, (0, 0))  # connects
         sockets = [socket.create_connection((host, int(port))) for _ in range(streams)]
         works |= {
-            f"plain send {streams}": _plain(sockets, A, b"r"),
+            f"plain send {streams}": plain_streams(sockets, A, b"r"),
             f"send {streams}": _sending(nodes, distribution, A),
-            f"plain fetch {streams}": _plain(sockets, out, b"s"),
+            f"plain fetch {streams}": plain_streams(sockets, out, b"s"),
             f"fetch {streams}": _fetching(nodes, distribution, out),
         }
     return {name: list(took.turns) for name, took in in_turns(works, ROUNDS).items()}
 
 
-def _plain(sockets: list[socket.socket], array: Any, order: bytes) -> Callable[[], None]:
+def plain_streams(sockets: list[socket.socket], array: Any, order: bytes) -> Callable[[], None]:
     parts = [memoryview(part).cast("B") for part in np.array_split(array, len(sockets))]
     threads = ThreadPoolExecutor(len(sockets))
 
@@ -182,7 +182,7 @@ def measured_blocks(far: str, plain: str) -> dict[str, Any]:
     there = inside.task_on(far)
     A = np.random.default_rng(0).random(TALL)
     with AlchemistSession(2, progress=False) as als:
-        works: dict[str, Callable[[], object]] = {"plain": _plain(sockets, out, b"s")}
+        works: dict[str, Callable[[], object]] = {"plain": plain_streams(sockets, out, b"s")}
         for count in BLOCKS:
             x = dask.array.from_array(A, chunks=(len(A) // count, -1)) + 0.0
             kept = x.persist(scheduler=ray_dask_get, ray_remote_args=there)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import papers
-from benchmarks.papers import condest, factors, layouts, rl, session, spark, svd_scaling
+from benchmarks.papers import condest, factors, layouts, links, rl, session, spark, svd_scaling
 from benchmarks.papers.__main__ import EXPERIMENTS, main
 from benchmarks.papers.experiment import PAGES, Page, Sample, Setting, repeated, side
 from benchmarks.papers.phases import measured
@@ -146,6 +146,32 @@ def test_each_factor_of_a_send_is_compared_in_all_settings_of_the_others(
     ratios = factors._ratios(times)
     assert set(ratios["shape"]) == {2.0}
     assert set(ratios["layout"]) == {1.0}
+
+
+@pytest.mark.root
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(links.missing() is not None, reason=str(links.missing()))
+def test_links_have_their_rate_and_delay_and_hide_what_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = links.Link(1, 5)
+    monkeypatch.setattr(links, "LINKS", (links.Link(0, 0), slow))
+    page = links.run(Setting("small", runs=2, divide=25))
+    took = {name: min(turns) for name, turns in page.data[str(slow)].items()}
+    assert 0.005 < took["round trip 1"] < 0.02
+    bits = 64 * 500 * 500
+    for name in ("plain send 1", "plain fetch 4", "send 2", "fetch 4"):
+        assert 0.1 < bits / took[name] / 1e9 < 1.0, name
+    page.save(TINY, tmp_path)
+    assert (tmp_path / "links.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("both", "hidden"), [(5.0, 0), (4.0, 50), (3.0, 100), (2.0, 100)])
+def test_a_transfer_is_hidden_by_what_both_take_less_than_their_sum(
+    both: float, hidden: float
+) -> None:
+    took = {"send of 9": [2.0], "product of 9": [3.0], "send during product of 9": [both]}
+    assert links._hidden_share(took, "send", 9) == hidden
 
 
 def test_the_scaling_of_an_svd_is_measured_without_spark(cluster: str, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ RUN_BY = {
         "make image": "tests/deploy/container/test_image.py",
         'about = "our cluster"': HERE,
         "--container": HERE,
+        "ALCHEMIST_JOB_FOLDER": "tests/deploy/slurm/test_spark_apart.py",
     },
     "docs/two-notebooks.md": {"ray start": "shown only: the test of the page has a cluster"},
     "docs/virtual-cluster.md": {

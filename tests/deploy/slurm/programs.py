@@ -174,5 +174,31 @@ def vanish() -> int:
     return 0
 
 
+def spark() -> int:
+    """Sends from Spark's executors on this node to ranks on the nodes of another job, and back."""
+    from tests.support.sparks import Sparks  # noqa: PLC0415
+
+    started = Sparks()
+    rows = 20_000
+    expected = np.arange(rows)[:, None] * [1.0, 0.5] + [0.0, 3.0]
+    session = started.executors()
+    frame = session.range(0, rows, 1, 4).selectExpr("double(id) x", "id * 0.5 + 3 y").cache()
+    names = session.sparkContext.range(4, numSlices=4).map(lambda _: os.uname().nodename).collect()
+    tell("executors", sorted(set(names)))
+    for size, strategy in ((1, "STRICT_PACK"), (2, "STRICT_PACK"), (2, "STRICT_SPREAD")):
+        with AlchemistSession(size, strategy=strategy, progress=False) as als:
+            hosts = sorted({host for _, host, _ in workers(als)})
+            A = als.send_matrix(frame)
+            begin = time.monotonic()
+            B = als.send_matrix(frame)
+            seconds = time.monotonic() - begin
+            same = np.array_equal(A.fetch(), expected) and np.array_equal(B.fetch(), expected)
+            back = B.to_spark(session).selectExpr("sum(x)", "sum(y)").first()
+            sums = np.allclose(list(back), expected.sum(axis=0))
+            tell(f"{size} {strategy}", [hosts, bool(same and sums), seconds])
+    started.stop()
+    return 0
+
+
 if __name__ == "__main__":
     sys.exit(globals()[sys.argv[1]](*sys.argv[2:]))
