@@ -596,6 +596,18 @@ def kernels(ctx: Context, seconds: float = 1.0) -> tuple[list[str], list[str]]:
     return as_json(found), about(ctx)
 
 
+@routine("hpl", "hpcg")
+def weak(ctx: Context, seconds: float = 1.0) -> tuple[float, float]:
+    """GFLOP/s of HPL and HPCG; a rank has as many elements and points in every gang."""
+    n = round(N_SYSTEM * ctx.size**0.5)
+    return hpl(ctx, n, seconds)[0], hpcg(ctx, N_GRID, seconds=seconds)[0]
+
+
+def bare_weak(gang: Gang, seconds: float) -> tuple[float, float]:
+    """The same in a plain MPI program, without Ray."""
+    return weak(Context(gang, {}), seconds)
+
+
 def bare(gang: Gang, seconds: float) -> list[list[str]]:
     """The kernels in a plain MPI program, without Ray."""
     return list(kernels(Context(gang, {}), seconds))

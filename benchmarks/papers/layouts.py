@@ -1,7 +1,7 @@
 """Rothauge et al. (2019), Figure 5: layouts, buffer sizes and shapes; how much sends vary.
 
 Sent from one array of this process, once through shared memory and once by TCP streams over
-loopback, which is the route between nodes.
+loopback, which is the route between nodes; and from an IndexedRowMatrix, as in the paper.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray import AlchemistSession
+from benchmarks.clients_spark import in_jvm, local_spark
 from benchmarks.harness import timed
 from benchmarks.papers.experiment import BLUE, ORANGE, Page, Sample, Setting
+from benchmarks.papers.spark import missing
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.data.node_connections import NodeConnections
 
@@ -28,10 +30,10 @@ BUFFERS = {
 BASE = "VC_STAR", "100 MB"
 SENDS = {"small": 10, "node": 50, "cluster": 50}
 NBYTES = {"small": 120 * 10**6, "node": 2 * 10**9, "cluster": 2 * 10**9}
-NARROW = 100  # columns of the narrow matrix, rows of the wide one
-RANKS = 4
-SQUARE_GRID = 4  # ranks: with fewer, MC_MR and STAR_VC are the same distribution
+ASPECTS = {"narrow": 20.0, "wide": 1.25}  # the paper's rows / columns: both are tall
+RANKS = 4  # a square grid; on fewer ranks MC_MR and STAR_VC are one distribution
 ROUTES = ("shared memory", "TCP")
+PARTITIONS = 4  # of the IndexedRowMatrix
 MARGIN = 1.05  # smaller differences are noise
 
 
@@ -62,27 +64,35 @@ def run(setting: Setting) -> Page:
     """Every layout, buffer and shape in turns; quartiles relative to `BASE`."""
     nbytes = int(NBYTES[setting.scale] / (setting.divide or 1))
     sends = SENDS[setting.scale] if setting.divide is None else setting.runs
-    length = max(NARROW, nbytes // 8 // NARROW)
-    shapes = {"narrow": (length, NARROW), "wide": (NARROW, length)}
-    ranks = min(RANKS, max(2, setting.cores)) if setting.scale == "small" else RANKS
+    shapes = {
+        name: (round((nbytes / 8 * aspect) ** 0.5), round((nbytes / 8 / aspect) ** 0.5))
+        for name, aspect in ASPECTS.items()
+    }
+    sizes = " and ".join(f"{m} x {n} ({name})" for name, (m, n) in shapes.items())
     page = Page(
         "layouts",
         "Rothauge et al. 2019, Figure 5: layouts, buffer sizes and shapes",
-        f"the paper's layouts and buffers; {sends} sends of each (the paper: 50) to {ranks} ranks, "
-        f"{nbytes / 1e6:.0f} MB as {length} x {NARROW} (narrow) and {NARROW} x {length} (wide); "
+        f"the paper's layouts, buffers and aspect ratios (20 and 1.25); {sends} sends of each (the "
+        f"paper: 50) to {RANKS} ranks, {nbytes / 1e6:.0f} MB as {sizes}; "
         "a buffer is `AlchemistSession(buffer_bytes=...)`, the bytes that one step moves",
         figure_inches=(11.0, 7.0),
     )
     times: dict[Case, list[float]] = {}
-    with AlchemistSession(ranks, progress=False) as als:
+    rows: dict[tuple[str, str], list[float]] = {}
+    with AlchemistSession(RANKS, progress=False) as als:
         for shape, (m, n) in shapes.items():
             A = np.random.default_rng(0).random((m, n))
             for route in ROUTES:
                 with routed(als, route):
                     _sends(als, A, sends, times, route, shape)
+        if (reason := missing(setting)) is None:
+            with local_spark() as spark:
+                for shape, (m, n) in shapes.items():
+                    _sends_of_rows(als, spark, (m, n), sends, rows, shape)
     _tables(page, times)
-    _verdicts(page, times, ranks)
-    page.data = {", ".join(case): found for case, found in times.items()}
+    _verdicts(page, times)
+    _rows(page, rows, reason)
+    page.data = {", ".join(case): found for case, found in [*times.items(), *rows.items()]}
     page.draw = lambda figure: _draw(figure, times)
     return page
 
@@ -99,6 +109,24 @@ def _sends(
                 took = timed(partial(_send, als, A, layout))
                 if turn:  # the first one maps memory and opens streams
                     times.setdefault((route, shape, layout, name), []).append(took)
+
+
+def _sends_of_rows(
+    als: AlchemistSession,
+    spark: Any,
+    size: tuple[int, int],
+    sends: int,
+    rows: dict[tuple[str, str], list[float]],
+    shape: str,
+) -> None:
+    handle = als.send_matrix(np.random.default_rng(0).random(size))
+    with in_jvm(spark, handle, PARTITIONS) as matrix:
+        handle.free()
+        for turn in range(sends + 1):
+            for layout in LAYOUTS:
+                took = timed(partial(_send, als, matrix, layout))
+                if turn:
+                    rows.setdefault((shape, layout), []).append(took)
 
 
 def _send(als: AlchemistSession, A: Any, layout: str) -> None:
@@ -123,7 +151,7 @@ def _tables(page: Page, times: dict[Case, list[float]]) -> None:
         add(route, shape, layout, *cells)
     page.notes.append(
         "Relative to the mean of VC_STAR with a buffer of 100 MB on the same route with the same "
-        "shape, as in the figure, whose axis goes from 1.0 to 1.8."
+        "shape, as in the figure (its axis ends at 1.8)."
     )
     add = page.table(
         "route", "shape", "seconds, VC_STAR, 100 MB", "spread / mean", "longest / shortest"
@@ -150,7 +178,7 @@ def _median(times: dict[Case, list[float]], **wanted: str) -> float:
     return _quartiles(found)[1]
 
 
-def _verdicts(page: Page, times: dict[Case, list[float]], ranks: int) -> None:
+def _verdicts(page: Page, times: dict[Case, list[float]]) -> None:
     for route in ROUTES:
         small, good = (_median(times, route=route, buffer=name) for name in ("100 KB", "100 MB"))
         page.conclude(
@@ -160,23 +188,9 @@ def _verdicts(page: Page, times: dict[Case, list[float]], ranks: int) -> None:
             + ("is a message to the ranks' node and back" if route == "TCP" else
                "costs a call, but no message: elements are copied straight into the ranks' memory"),
         )  # fmt: skip
-        rows, blocks, columns = (_median(times, route=route, layout=name) for name in LAYOUTS)
-        claim = f"VC_STAR is fastest, then MC_MR, then STAR_VC ({route})"
-        medians = f"the medians are as 1 to {blocks / rows:.2f} to {columns / rows:.2f}"
-        if ranks < SQUARE_GRID:
-            page.not_comparable(claim, f"on {ranks} ranks two of the layouts are one; {medians}")
-        else:
-            page.conclude(
-                rows <= MARGIN * blocks and blocks <= MARGIN * columns, claim,
-                f"{medians}: the pass that copies the elements also cuts them by layout",
-            )  # fmt: skip
-        narrow, wide = (median(times[route, shape, *BASE]) for shape in ("narrow", "wide"))
-        page.conclude(
-            wide < narrow / MARGIN,
-            f"wide matrices are faster than narrow ones ({route})",
-            f"wide takes {wide / narrow:.2f} of the time of narrow: steps are cut by bytes, and no "
-            "row is a message of its own",
-        )
+        _order(page, [_median(times, route=route, layout=name) for name in LAYOUTS], route)
+        narrow, wide = (median(times[route, shape, *BASE]) for shape in ASPECTS)
+        _wide(page, wide / narrow, route, "steps are cut by bytes, and no row is a message")
         small, good = (_box(times, route, name) for name in ("100 KB", "100 MB"))
         page.conclude(
             small > MARGIN * good,
@@ -184,6 +198,48 @@ def _verdicts(page: Page, times: dict[Case, list[float]], ranks: int) -> None:
             f"the boxes of 100 KB are {small / good:.1f} times as high as those of 100 MB: a send "
             "of many steps is disturbed more often, by about the same time at each",
         )
+
+
+def _order(page: Page, medians: list[float], where: str) -> None:
+    """Both halves of the claim about layouts: which is fastest, and which is slowest."""
+    rows, blocks, columns = medians
+    ratios = f"the medians are as 1 to {blocks / rows:.2f} to {columns / rows:.2f}"
+    page.conclude(
+        rows * MARGIN < min(blocks, columns), f"VC_STAR is faster than MC_MR and STAR_VC ({where})",
+        f"{ratios}; differences below {100 * (MARGIN - 1):.0f} % are noise",
+    )  # fmt: skip
+    page.conclude(
+        columns > MARGIN * max(rows, blocks),
+        f"STAR_VC, for which rows are cut into columns, is slowest ({where})",
+        f"{ratios}: one pass copies the elements and cuts them by layout",
+    )
+
+
+def _wide(page: Page, ratio: float, where: str, why: str) -> None:
+    page.conclude(
+        ratio < 1 / MARGIN,
+        f"wide matrices are faster than narrow ones ({where})",
+        f"wide takes {ratio:.2f} of the time of narrow: {why}",
+    )
+
+
+def _rows(page: Page, rows: dict[tuple[str, str], list[float]], reason: str | None) -> None:
+    """Sends from Spark: table and verdicts."""
+    where = "from an IndexedRowMatrix"
+    add = page.table(where, *(f"{name}, s: median (quartiles)" for name in LAYOUTS))
+    if reason is not None:
+        add(f"not measured: {reason}", *["-"] * len(LAYOUTS))
+        return
+    for shape in ASPECTS:
+        quartiles = [_quartiles(rows[shape, layout]) for layout in LAYOUTS]
+        add(shape, *(f"{middle:.3g} ({low:.3g}-{high:.3g})" for low, middle, high in quartiles))
+    middles = {case: median(found) for case, found in rows.items()}
+    base = {shape: middles[shape, LAYOUTS[0]] for shape in ASPECTS}
+    relative = [
+        median(middles[shape, layout] / base[shape] for shape in ASPECTS) for layout in LAYOUTS
+    ]
+    _order(page, relative, where)
+    _wide(page, base["wide"] / base["narrow"], where, "rows travel in blocks, not one by one")
 
 
 def _box(times: dict[Case, list[float]], route: str, buffer: str) -> float:

@@ -25,6 +25,8 @@ def test_places_are_in_columns_and_missing_ones_named(
     page.save(TINY, tmp_path)
     text = (tmp_path / "sandia.md").read_text()
     assert "| hpl, n = 1500 | GFLOP/s |" in text
+    assert "| weak scaling: ranks | HPL, GFLOP/s: native |" in text
+    assert len(page.data["weak, 2 ranks"]["gang"]) == TINY.runs
     assert "geometric mean of the ratios to native" in text
     assert "- guest: not measured: no virtual cluster 'vc'" in text
     assert "cannot be tested here:** on one node a guest under KVM is nearly as fast" in text

@@ -195,7 +195,7 @@ def spark() -> int:
             same = np.array_equal(A.fetch(), expected) and np.array_equal(B.fetch(), expected)
             back = B.to_spark(session).selectExpr("sum(x)", "sum(y)").first()
             sums = np.allclose(list(back), expected.sum(axis=0))
-            tell(f"{size} {strategy}", [hosts, bool(same and sums), seconds])
+            tell(f"{strategy}-{size}", [hosts, bool(same and sums), seconds])
     started.stop()
     return 0
 

@@ -39,7 +39,7 @@ def test_rows_go_from_sparks_job_to_the_nodes_of_the_gangs_job(slurm: Slurm, sub
     (sparks,) = spark.told("executors")
     ranks = [node.name for node in slurm.nodes if node.name != sparks]
     assert sparks in [node.name for node in slurm.nodes]
-    for case, nodes in (("1 STRICT_PACK", 1), ("2 STRICT_PACK", 1), ("2 STRICT_SPREAD", 2)):
+    for case, nodes in (("STRICT_PACK-1", 1), ("STRICT_PACK-2", 1), ("STRICT_SPREAD-2", 2)):
         hosts, same, _ = spark.told(case)
         assert same, case
         assert len(hosts) == nodes
