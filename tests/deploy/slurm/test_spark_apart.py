@@ -27,7 +27,8 @@ def test_rows_go_from_sparks_job_to_the_nodes_of_the_gangs_job(slurm: Slurm, sub
     (listing,) = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", DOCS.read_text(), re.DOTALL)
     script = slurm.shared / "spark.sh"
     script.write_text(
-        listing.replace("$HOME/.alchemist/jobs/JOB", str(folder))
+        listing.replace("$HOME/.alchemist/jobs/$job", str(folder))
+        .replace("job=JOB", f"job={gangs.number}")
         .replace("python program.py", " ".join(PROGRAM) + " spark")
     )  # fmt: skip
     log = slurm.shared / "spark.log"
