@@ -11,10 +11,10 @@ import pytest
 from alchemist_ray.deploy.slurm import sites
 from alchemist_ray.errors import JobError, SiteError
 
-SHIPPED = ["cray-cs", "cray-ex", "cray-xc", "generic-slurm"]
+SHIPPED = ["cray-cs", "cray-cs-slurm", "cray-ex", "cray-xc", "generic-slurm"]
 
 
-def test_four_sites_are_shipped_and_say_what_they_are() -> None:
+def test_sites_are_shipped_and_say_what_they_are() -> None:
     assert sorted(path.stem for path in sites.SHIPPED.glob("*.toml")) == SHIPPED
     for name in SHIPPED:
         site = sites.load(name)
@@ -77,7 +77,7 @@ def test_sites_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_site_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match=r"no site 'cori'.*cray-cs, cray-ex, cray-xc"):
+    with pytest.raises(SiteError, match=r"no site 'cori'.*cray-cs, cray-cs-slurm, cray-ex, cray-xc"):
         sites.load("cori")
     with pytest.raises(SiteError, match="no site file"):
         sites.load(str(tmp_path / "none.toml"))
