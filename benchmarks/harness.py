@@ -127,31 +127,19 @@ class Report:
         if self.peers:
             told["peers"] = [asdict(peer) for peer in self.peers]
         (RESULTS / f"{self.name}.json").write_text(json.dumps(told, indent=1) + "\n")
-        self._draw()
-        page = RESULTS / f"{self.name}.md"
-        begin, end = f"<!-- {self.name} -->\n", f"<!-- /{self.name} -->"
-        before, _, rest = page.read_text().partition(begin)
-        page.write_text(f"{before}{begin}{self.table()}{end}{rest.partition(end)[2]}")
-
-    def _draw(self) -> None:
-        import matplotlib as mpl
-
-        mpl.use("agg")
-        from matplotlib import pyplot as plt
-
         heights = [0.6 + 0.45 * len(self.rows)]
         if self.peers:
             operations = {peer.operation for peer in self.peers}
             heights.append(0.6 + 0.3 * (len(self.peers) + len(operations)))
-        figure, panels = plt.subplots(
-            len(heights), figsize=(8, sum(heights)), height_ratios=heights, layout="constrained",
-            squeeze=False,
-        )  # fmt: skip
-        self._draw_targets(panels[0, 0])
-        if self.peers:
-            self._draw_peers(panels[1, 0])
-        figure.savefig(RESULTS / f"{self.name}.png", dpi=90)
-        plt.close(figure)
+
+        def draw(figure: Any) -> None:
+            panels = figure.subplots(len(heights), height_ratios=heights, squeeze=False)
+            self._draw_targets(panels[0, 0])
+            if self.peers:
+                self._draw_peers(panels[1, 0])
+
+        save_figure(draw, RESULTS / f"{self.name}.png", (8, sum(heights)))
+        write_part(RESULTS / f"{self.name}.md", self.name, self.table())
 
     def _draw_targets(self, axes: Any) -> None:
         scores = [
@@ -183,6 +171,24 @@ class Report:
         axes.set_xlabel(
             "time, x the first implementation of the operation\n(orange: what transfers add)"
         )
+
+
+def save_figure(draw: Callable[[Any], None], path: Path, inches: tuple[float, float]) -> None:
+    """Draw on a matplotlib figure and write it as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, dpi=90, layout="constrained")
+    FigureCanvasAgg(figure)
+    draw(figure)
+    figure.savefig(path)
+
+
+def write_part(page: Path, name: str, text: str) -> None:
+    """Replace the text between the markers of a page."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(f"{before}{begin}{text}{end}{rest.partition(end)[2]}")
 
 
 def ratio_axis(axes: Any) -> None:

@@ -21,7 +21,15 @@ from typing import Any
 
 import ray
 
-from benchmarks.harness import BLUE, ORANGE, RESULTS, blas_kernels, timed
+from benchmarks.harness import (
+    BLUE,
+    ORANGE,
+    RESULTS,
+    blas_kernels,
+    save_figure,
+    timed,
+    write_part,
+)
 
 SCALES = ("small", "node", "cluster")
 PAGES = RESULTS / "papers"
@@ -197,22 +205,11 @@ class Page:
         }  # fmt: skip
         (folder / f"{self.name}.json").write_text(json.dumps(told, indent=1) + "\n")
         if self.draw is not None:
-            self._picture(self.draw, folder / f"{self.name}.png")
+            save_figure(self.draw, folder / f"{self.name}.png", self.figure_inches)
         page = folder / f"{self.name}.md"
-        begin, end = f"<!-- {self.name} -->\n", f"<!-- /{self.name} -->"
         if not page.exists():
-            page.write_text(f"# {self.source}\n\n{begin}{end}\n")
-        before, _, rest = page.read_text().partition(begin)
-        page.write_text(f"{before}{begin}{self.text(setting)}{end}{rest.partition(end)[2]}")
-
-    def _picture(self, draw: Callable[[Any], None], path: Path) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=self.figure_inches, dpi=90, layout="constrained")
-        FigureCanvasAgg(figure)
-        draw(figure)
-        figure.savefig(path)
+            page.write_text(f"# {self.source}\n\n<!-- {self.name} -->\n<!-- /{self.name} -->\n")
+        write_part(page, self.name, self.text(setting))
 
 
 def _line(cells: Sequence[object]) -> str:

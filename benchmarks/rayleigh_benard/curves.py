@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import save_figure
+
 
 @dataclass(slots=True)
 class Curve:
@@ -38,17 +40,11 @@ class Curve:
         return path
 
     def draw(self, path: Path, title: str = "") -> Path:
-        """Draw it as a PNG. Raises `ImportError` where matplotlib is missing."""
-        try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f"pictures need {error.name}: pip install 'alchemist-on-ray[envs]'"
-            ) from None
-        figure = Figure(figsize=(7.2, 4.0), dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
+        """Draw it as a PNG."""
+        save_figure(lambda figure: self._draw_on(figure.subplots(), title), path, (7.2, 4.0))
+        return path
+
+    def _draw_on(self, axes: Any, title: str) -> None:
         exploring: dict[str, Any] = {"color": "#9aa7b5", "lw": 1.2}
         itself: dict[str, Any] = {"color": "#b2182b", "marker": "o", "ms": 4}
         for points, label, style in (
@@ -67,5 +63,3 @@ class Curve:
         if self.training or self.validation:
             axes.legend(loc="center right", fontsize=8, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path)
-        return path

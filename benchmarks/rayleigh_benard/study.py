@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness import save_figure
 from benchmarks.rayleigh_benard.baselines import (
     HEATERS,
     POLICIES,
@@ -274,14 +275,15 @@ def read(results: Path) -> Runs:
 
 
 def report(results: Path) -> str:
-    """The table, as Markdown; draws ``study.png`` beside the results, if there is matplotlib."""
+    """The table, as Markdown; draws ``study.png`` beside the results."""
     runs = read(results)
     rows = [
         "| Ra | policy | seeds | control steps | Nu, mean of the seeds ± standard deviation "
         "| best .. worst seed | last 100 actions |",
         "|---|---|---|---|---|---|---|",
     ]
-    for rayleigh in sorted({key[0] for key in runs}):
+    numbers = sorted({key[0] for key in runs})
+    for rayleigh in numbers:
         for method, name in NAMES.items():
             found = runs.get((rayleigh, method))
             if not found:
@@ -295,28 +297,14 @@ def report(results: Path) -> str:
                 f"| {rayleigh:.1e} | {name} | {len(found)} | {steps} | {means.mean():.3f}{spread} "
                 f"| {between} | {late:.3f} |"
             )
-    draw(runs, results / "study.png")
+    if numbers:
+        size = 5.2 * len(numbers), 4.0
+        save_figure(lambda figure: draw_on(figure, runs), results / "study.png", size)
     return "\n".join(rows)
 
 
-def draw(runs: Runs, path: Path) -> None:
-    """Validated Nusselt numbers by control steps: the mean of the seeds, and their range."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        return
-    numbers = sorted({key[0] for key in runs})
-    if not numbers:
-        return
-    figure = Figure(figsize=(5.2 * len(numbers), 4.0), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw_on(figure, runs)
-    figure.savefig(path)
-
-
 def draw_on(figure: Any, runs: Runs) -> None:
-    """The curves of `draw` on a matplotlib figure."""
+    """Validated Nusselt numbers by control steps: the mean of the seeds, and their range."""
     numbers = sorted({key[0] for key in runs})
     for column, rayleigh in enumerate(numbers, 1):
         axes = figure.add_subplot(1, len(numbers), column)
