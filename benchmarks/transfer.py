@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
+from benchmarks import streams
 from benchmarks.harness import Peer, Report, Time, Turns, in_turns, timed
 from mpi_workers.matrix import copy_kernels
 
 N = 4000
+SIDE = 2500  # of the matrix that is streamed, 50 MB
 LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC")
 COMPILED, TILED = 0.65, 0.45  # of np.copyto: with the compiled copy kernel, and without
 FRESH = {"contiguous columns": 0.5, "another order": 0.35}  # of A.copy()
@@ -59,9 +57,14 @@ def run() -> Report:
         _fresh_memory(report, als)
         _few_rows(report, als)
     report.notes.append(f"Copies between array orders: {copy_kernels.description()}.")
-    for what, ratio, detail in between_nodes():
-        name = f"between nodes, {what}, per stream"
-        report.add(name, ratio, 0.9, "x plain stream", detail=detail)
+    with streams.served(streams.NODE, SIDE) as node, streams.served(streams.PLAIN, SIDE) as plain:
+        between = streams.measured(node, plain, SIDE, (1,), 9)
+    for what in ("send", "fetch"):
+        ours, bare = (min(between[f"{kind}{what} 1"]) for kind in ("", "plain "))
+        report.add(
+            f"between nodes, {what}, per stream", bare / ours, 0.9, "x plain stream",
+            detail=f"plain {8e-9 * SIDE**2 / bare:.2f} GB/s",
+        )  # fmt: skip
     return report
 
 
@@ -159,138 +162,6 @@ def _few_rows(report: Report, als: AlchemistSession) -> None:
     report.add("first fetch of 3 rows, 800 MB / 4 MB", ratio, 1.5, "x", at_most=True, detail=detail)
     large.free()
     small.free()
-
-
-# --- the path between nodes, on loopback: a data endpoint with one rank, and one stream ----
-
-NODE = """
-import sys, tempfile, threading, numpy as np
-from mpi_workers.data.endpoint import DataEndpoint
-from mpi_workers.data.rank_memory import RankMemory
-from mpi_workers.matrix.layout import Distribution
-from mpi_workers.matrix.memory import Pool
-from mpi_workers.matrix.storage import Storage
-from mpi_workers.wire import sockets
-
-storage = Storage(0, Pool(1 << 31, shared=True))
-distribution = Distribution("VC_STAR", (int(sys.argv[1]), int(sys.argv[1])), (1, 1))
-for ident in (1, 2):
-    storage.put(ident, storage.new(distribution, np.dtype("float64")), sealed=ident == 2)
-with tempfile.TemporaryDirectory() as folder:
-    unix, near = sockets.listen_unix(folder + "/data.sock")
-    tcp, far = sockets.listen_tcp(sys.argv[2])
-    endpoint = DataEndpoint([unix, tcp], "token", range(1))
-    threading.Thread(target=endpoint.serve, daemon=True).start()
-    memory = RankMemory(storage, "token", near)
-    print(far, flush=True)
-    sys.stdin.read()
-"""
-
-# Serves plain streams: an order, r (receive) or s (send), and the number of bytes.
-PLAIN = """
-import socket, sys, threading, numpy as np
-buffer = np.zeros(int(sys.argv[1]) ** 2)
-
-def serve(peer):
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    while (order := peer.recv(9, socket.MSG_WAITALL)):
-        view = memoryview(buffer).cast("B")[: int.from_bytes(order[1:], "little")]
-        if order[:1] == b"r":
-            got = 0
-            while got < len(view):
-                got += peer.recv_into(view[got:])
-            peer.sendall(b"k")
-        else:
-            peer.sendall(view)
-
-with socket.create_server((sys.argv[2], 0)) as server:
-    print("%s:%s" % server.getsockname(), flush=True)
-    while True:
-        peer, _ = server.accept()
-        threading.Thread(target=serve, args=(peer,), daemon=True).start()
-"""
-
-
-def between_nodes() -> list[tuple[str, float, str]]:
-    """Ratios of our stream to a bare one of the same bytes, in and out."""
-
-    from mpi_workers.data import node_connections
-    from mpi_workers.data.description import DataEndpoints, NodeAddress, TransferTarget
-    from mpi_workers.data.node_connections import NodeConnections
-    from mpi_workers.data.transfers import MatrixReader, MatrixWriter
-    from mpi_workers.matrix.layout import Distribution
-
-    n = 2500
-    A = np.random.default_rng(1).random((n, n))
-    out = np.zeros_like(A)
-    found = []
-    with _child(NODE, n) as node, _child(PLAIN, n) as plain:
-        address = node.stdout.readline().strip()
-        port = int(plain.stdout.readline().rpartition(":")[2])
-        node_connections.STREAMS = 1
-        about = NodeAddress(0, 1, (address,))
-        nodes = NodeConnections(DataEndpoints("token", (about,)))
-        distribution = Distribution("VC_STAR", (n, n), (1, 1))
-        peer = socket.create_connection(("127.0.0.1", port))
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        raw = memoryview(A).cast("B")
-        into = memoryview(out).cast("B")
-
-        length = len(raw).to_bytes(8, "little")
-
-        def plain_out() -> None:
-            peer.sendall(b"r" + length)
-            peer.sendall(raw)
-            peer.recv(1)
-
-        def plain_in() -> None:
-            peer.sendall(b"s" + length)
-            got = 0
-            while got < len(into):
-                got += peer.recv_into(into[got:])
-
-        def ours_out() -> None:
-            with MatrixWriter(nodes, TransferTarget(1, distribution, A.dtype)) as writer:
-                writer.write_block(A, (0, 0))
-
-        def ours_in() -> None:
-            with MatrixReader(nodes, TransferTarget(2, distribution, A.dtype)) as reader:
-                reader.read_block(out, (0, 0))
-
-        times = in_turns(
-            {"a": plain_out, "send": ours_out, "b": plain_in, "fetch": ours_in}, rounds=9
-        )
-        found = [
-            ("send", times["a"] / times["send"], f"plain {A.nbytes / times['a'] / 1e9:.2f} GB/s"),
-            ("fetch", times["b"] / times["fetch"], f"plain {A.nbytes / times['b'] / 1e9:.2f} GB/s"),
-        ]
-        peer.close()
-        nodes.close()
-    return found
-
-
-def _child(program: str, n: int) -> Any:
-    return _Child(
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(n), "127.0.0.1"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[1],
-        )
-    )
-
-
-class _Child:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def __enter__(self) -> subprocess.Popen[str]:
-        return self._process
-
-    def __exit__(self, *exc: object) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 if __name__ == "__main__":

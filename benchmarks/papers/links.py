@@ -21,11 +21,10 @@ import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession
-from benchmarks.between_hosts import plain_streams, served
 from benchmarks.harness import in_turns, timed
 from benchmarks.papers.experiment import BLUE, ORANGE, Page, Setting, side
 from benchmarks.papers.layouts import routed
-from benchmarks.transfer import PLAIN
+from benchmarks.streams import PLAIN, plain_sockets, plain_streams, served
 from mpi_workers.data import node_connections
 from tests.faults import inside
 from tests.faults.hosts import PROBE, Hosts, why_not
@@ -79,7 +78,7 @@ def run(setting: Setting) -> Page:
     found: dict[Link, Found] = {}
     with Hosts(2) as hosts, linked(hosts) as shape, ExitStack() as stack:
         hosts.start_ray(CPUS, store_bytes=1 << 30)
-        plain = stack.enter_context(served(hosts[0], PLAIN, n))
+        plain = stack.enter_context(served(PLAIN, n, hosts[0]))
         for link in LINKS:
             shape(link)
             print(f"  {link}", flush=True)
@@ -130,12 +129,11 @@ def linked(hosts: Hosts) -> Iterator[Callable[[Link], None]]:
 def measured(plain: str, n: int, sides: list[int], runs: int) -> Found:
     """Everything over the link as it is now; the ranks are on the first host, or on both."""
     inside.join(2)
-    host, _, port = plain.rpartition(":")
     found: Found = {}
     with AlchemistSession(2, strategy="STRICT_PACK", progress=False) as als:
         A = np.random.default_rng(1).random((n, n))
         for streams in STREAMS:
-            sockets = [socket.create_connection((host, int(port))) for _ in range(streams)]
+            sockets = plain_sockets(plain, streams)
             node_connections.STREAMS = streams
             with routed(als, "TCP"):
                 found |= _streams(als, A, sockets, runs)
