@@ -15,7 +15,7 @@ import pytest
 from tests.deploy.slurm.cluster import ROOT, Slurm
 from tests.deploy.slurm.conftest import PROGRAM, START_S, Submitted, assert_clean
 
-pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="Spark's jar needs a JDK")
+pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java")
 DOCS = ROOT / "docs" / "slurm.md"
 
 
