@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -178,38 +178,34 @@ class ObjectMessages(MPI.Intracomm):
         return _unpickled(buffer, sizes)
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        size = np.empty(1, np.int64)
+        sizes = everything = None
         if self.rank == root:
-            objects = list(sendobj)
-            if len(objects) != self.size:
-                raise ValueError(
-                    f"scatter needs {self.size} objects, one for each rank; got {len(objects)}"
-                )
-            parts = [pickle.dumps(item) for item in objects]
-            sizes = np.array([len(part) for part in parts], np.int64)
-            self.Scatter(sizes, size, root)
-            mine = np.empty(int(size[0]), np.uint8)
-            everything = np.frombuffer(b"".join(parts), np.uint8)
-            self.Scatterv([everything, sizes.tolist()], mine, root)
-        else:
-            self.Scatter(None, size, root)
-            mine = np.empty(int(size[0]), np.uint8)
-            self.Scatterv(None, mine, root)
+            data, sizes = self._packed("scatter", sendobj)
+            everything = [data, sizes.tolist()]
+        size = np.empty(1, np.int64)
+        self.Scatter(sizes, size, root)
+        mine = np.empty(int(size[0]), np.uint8)
+        self.Scatterv(everything, mine, root)
         return pickle.loads(mine.tobytes())
 
     def alltoall(self, sendobj: Any) -> list[Any]:
-        parts = [pickle.dumps(item) for item in sendobj]
-        if len(parts) != self.size:
-            raise ValueError(
-                f"alltoall needs {self.size} objects, one for each rank; got {len(parts)}"
-            )
-        counts = np.array([len(part) for part in parts], np.int64)
+        data, counts = self._packed("alltoall", sendobj)
         sizes = np.empty(self.size, np.int64)
         self.Alltoall(counts, sizes)
         buffer = np.empty(int(sizes.sum()), np.uint8)
-        data = np.frombuffer(b"".join(parts), np.uint8)
         self.Alltoallv([data, counts.tolist()], [buffer, sizes.tolist()])
         return _unpickled(buffer, sizes)
+
+    def _packed(
+        self, name: str, objects: Iterable[Any]
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """An object for each rank, pickled; their sizes."""
+        parts = [pickle.dumps(item) for item in objects]
+        if len(parts) != self.size:
+            raise ValueError(
+                f"{name} needs {self.size} objects, one for each rank; got {len(parts)}"
+            )
+        return np.frombuffer(b"".join(parts), np.uint8), np.array([*map(len, parts)], np.int64)
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
         if self.size <= FLAT_SIZE:

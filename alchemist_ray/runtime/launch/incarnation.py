@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,8 @@ from mpi_workers.node.specs import GangPlan, NodePlan
 
 END_TIMEOUT_S = 5.0
 LOST_NODE_TIMEOUT_S = 1.0  # the same for a node that was lost
-POLL_INTERVAL_S = 1.0  # between checks of proxies that have not connected yet
-LATE_S = 2.0  # for a step of a start that has its own limit to say what it waits for
+POLL_INTERVAL_S = 1.0  # between checks of proxies that have not connected yet; for an answer
+LATE_S = 2.0  # for a reservation, which has its own limit, to say what it waits for
 KEEP_SHARE = 4  # a quarter of a node's free memory may be kept warm, for some seconds
 
 
@@ -96,10 +96,14 @@ class Incarnation:
             In time; no process of the incarnation is left then.
         """
         request = self.request
-        deadline = time.monotonic() + request.options.start_timeout_s
+        limit_s = request.options.start_timeout_s
+        deadline = asyncio.get_running_loop().time() + limit_s
         try:
-            async with asyncio.timeout(request.options.start_timeout_s + LATE_S):
-                return await self._start(cpus, first_epoch, token, deadline)
+            self.stage = "waiting for CPUs"
+            async with asyncio.timeout_at(deadline + LATE_S):
+                await cpus.reserve(request.workers, limit_s)
+            async with asyncio.timeout_at(deadline):
+                return await self._start(cpus.nodes(request.workers), first_epoch, token)
         except (AlchemistError, asyncio.CancelledError):
             await self.release()
             raise
@@ -108,30 +112,22 @@ class Incarnation:
             await self.release()
             raise LaunchError(
                 f"the gang of {counted(request.workers, 'worker')} did not start within "
-                f"{request.options.start_timeout_s:.0f} s. Last stage: {stage}. All its processes "
-                "were ended. If the nodes are slow, increase start_timeout_s"
+                f"{limit_s:.0f} s. Last stage: {stage}. All its processes were ended. If the nodes "
+                "are slow, increase start_timeout_s"
             ) from None
         except (RayError, OSError) as error:
             await self.release()
             raise LaunchError(f"the gang did not start: {error}") from error
 
     async def _start(
-        self, cpus: GangCpus, first_epoch: int, token: str, deadline: float
+        self, nodes: Sequence[tuple[str, int]], first_epoch: int, token: str
     ) -> GangAddress:
-        def left() -> float:
-            return max(0.1, deadline - time.monotonic())
-
         request = self.request
-        self.stage = "waiting for CPUs"
-        await cpus.reserve(request.workers, left())
         self.stage = "waiting for the nodes' agents"
-        nodes = cpus.nodes(request.workers)
-        found = await asyncio.wait_for(
-            result_of(self._driver.agents.remote([node for node, _ in nodes])), left()
-        )
+        found = await result_of(self._driver.agents.remote([node for node, _ in nodes]))
         launcher = LAUNCHERS[request.options.launcher](os.environ | request.settings)
         order = launcher.order([about["name"] for _, about in found])
-        nodes, found = tuple(nodes[i] for i in order), [found[i] for i in order]
+        nodes, found = [nodes[i] for i in order], [found[i] for i in order]
         self.agents = [agent for agent, _ in found]
         facts = [about for _, about in found]
         self.nodes = self._dispatcher.new_nodes(len(nodes), request.workers)
@@ -157,8 +153,8 @@ class Incarnation:
         starting = [
             result_of(agent.launch.remote(plan, node)) for node, agent in enumerate(self.agents)
         ]
-        await asyncio.wait_for(asyncio.gather(*starting), left())
-        await self._checked_in(plan, deadline)
+        await asyncio.gather(*starting)
+        await self._checked_in(plan)
         self.address = GangAddress(
             gang=self._gang,
             session=request.session,
@@ -178,24 +174,21 @@ class Incarnation:
         )
         return self.address
 
-    async def _checked_in(self, plan: GangPlan, deadline: float) -> None:
+    async def _checked_in(self, plan: GangPlan) -> None:
         """Wait for all ranks, and notice proxies that ended before they connected.
 
-        Raises what ended the gang, `LaunchError`, or `TimeoutError`.
+        Raises what ended the gang, or `LaunchError`.
         """
         while not self.nodes.ready.done():
-            left = deadline - time.monotonic()
-            await asyncio.wait([self.nodes.ready], timeout=max(0.0, min(POLL_INTERVAL_S, left)))
-            late = [plan.nodes[i].ip for i in self.nodes.not_ready() if not self.nodes.ready.done()]
-            if late and left <= 0:
-                self.stage = f"initialising MPI: ranks on {', '.join(late)} have not checked in"
-                raise TimeoutError
+            late = ", ".join(plan.nodes[i].ip for i in self.nodes.not_ready())
+            self.stage = f"initialising MPI: ranks on {late} have not checked in"
+            await asyncio.wait([self.nodes.ready], timeout=POLL_INTERVAL_S)
             asked = self.nodes.not_connected()
+            # The gang does not depend on an agent that does not answer.
             answers = [
-                asyncio.wait_for(result_of(self.agents[i].runs.remote(plan.gang)), max(0.1, left))
+                asyncio.wait_for(result_of(self.agents[i].runs.remote(plan.gang)), POLL_INTERVAL_S)
                 for i in asked
             ]
-            # The gang does not depend on an agent that does not answer.
             for i, runs in zip(
                 asked, await asyncio.gather(*answers, return_exceptions=True), strict=True
             ):

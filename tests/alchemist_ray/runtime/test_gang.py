@@ -11,9 +11,11 @@ import pytest
 from alchemist_ray.errors import GroupFailedError, LaunchError, SessionError
 from alchemist_ray.gang.info import GangState
 from alchemist_ray.gang.options import GangOptions
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.gang import Gang
 from alchemist_ray.runtime.launch.gang_request import GangRequest
-from alchemist_ray.runtime.launch.incarnation import Incarnation
+from alchemist_ray.runtime.launch.incarnation import POLL_INTERVAL_S, Incarnation
+from mpi_workers.node.specs import GangPlan, NodePlan
 
 
 def test_a_loss_with_the_last_ready_rank_is_a_failed_start(
@@ -56,3 +58,33 @@ def test_no_state_is_skipped(cluster: str) -> None:
     assert reached == set(GangState)
     assert all(GangState.NONE in {*state.next, *(n for s in state.next for n in s.next)}
                for state in GangState if state.has_ranks)  # fmt: skip
+
+
+class HungAgent:
+    """An agent whose calls are not answered."""
+
+    def __init__(self) -> None:
+        self.runs = self
+
+    def remote(self, gang: str) -> asyncio.Future[bool]:
+        return asyncio.get_running_loop().create_future()
+
+
+def test_a_start_does_not_wait_for_an_agent_that_does_not_answer() -> None:
+    """It was asked once whether a slow proxy lives, and had all the time of the start to answer."""
+
+    async def start() -> float:
+        dispatcher = Dispatcher(lambda error: False, lambda: None)
+        request = GangRequest(GangOptions(1), 1, "s0", "ben@host", {})
+        incarnation = Incarnation("g0", "g0.1", 1, request, dispatcher, None)
+        incarnation.nodes = nodes = dispatcher.new_nodes(1, 1)
+        incarnation.agents = [HungAgent()]  # type: ignore[list-item]
+        plan = GangPlan("g0.1", (NodePlan("10.0.0.1", 1),), 1, "token", (), 0, 60.0)
+        loop = asyncio.get_running_loop()
+        loop.call_later(POLL_INTERVAL_S + 0.2, nodes.ready.set_result, None)
+        begun = loop.time()
+        await asyncio.wait_for(incarnation._checked_in(plan), 20)
+        assert incarnation.stage.endswith("ranks on 10.0.0.1 have not checked in")
+        return loop.time() - begun
+
+    assert asyncio.run(start()) < 2 * POLL_INTERVAL_S + 1

@@ -48,34 +48,10 @@ def gatherv_buffer(comm: Comm) -> Any:
     return buffer
 
 
-def scatter_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(3)
-    comm.Scatter(np.arange(3.0 * comm.size) if comm.rank == 0 else None, buffer, root=0)
-    return buffer
-
-
 def scatterv_buffer(comm: Comm) -> Any:
     buffer = np.zeros(comm.rank + 1)
     source = [np.arange(float(sum(_counts(comm)))), _counts(comm)] if comm.rank == 0 else None
     comm.Scatterv(source, buffer, root=0)
-    return buffer
-
-
-def allgather_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(4 * comm.size)
-    comm.Allgather(_own(comm), buffer)
-    return buffer
-
-
-def allgatherv_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(sum(_counts(comm)))
-    comm.Allgatherv(_own(comm, comm.rank + 1), [buffer, _counts(comm)])
-    return buffer
-
-
-def alltoall_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(2 * comm.size)
-    comm.Alltoall(_own(comm, 2 * comm.size), buffer)
     return buffer
 
 
@@ -100,33 +76,9 @@ def reduce_buffer(comm: Comm) -> Any:
     return buffer
 
 
-def allreduce_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(4)
-    comm.Allreduce(_own(comm), buffer, op=MPI.SUM)
-    return buffer
-
-
 def allreduce_in_place(comm: Comm) -> Any:
     buffer = _own(comm)
     comm.Allreduce(MPI.IN_PLACE, buffer)
-    return buffer
-
-
-def reduce_scatter_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(comm.rank + 1)
-    comm.Reduce_scatter(_own(comm, sum(_counts(comm))), buffer, _counts(comm))
-    return buffer
-
-
-def reduce_scatter_block_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(2)
-    comm.Reduce_scatter_block(_own(comm, 2 * comm.size), buffer)
-    return buffer
-
-
-def scan_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(4)
-    comm.Scan(_own(comm), buffer)
     return buffer
 
 
@@ -155,14 +107,6 @@ def _ring(comm: Comm, send: Callable[..., None]) -> Any:
     return [buffer.sum(), status.Get_source(), status.Get_tag(), status.Get_count(MPI.DOUBLE)]
 
 
-def send_recv_buffer(comm: Comm) -> Any:
-    return _ring(comm, comm.Send)
-
-
-def ssend_recv_buffer(comm: Comm) -> Any:
-    return _ring(comm, comm.Ssend)
-
-
 def sendrecv_buffer(comm: Comm) -> Any:
     after, before = _next(comm)
     buffer, status = np.zeros(1 << 17), MPI.Status()
@@ -180,46 +124,6 @@ def probe_then_recv(comm: Comm) -> Any:
     message.Recv(buffer)
     request.Wait()
     return buffer
-
-
-def bcast_object(comm: Comm) -> Any:
-    return comm.bcast(_object(comm) if comm.rank == comm.size - 1 else None, comm.size - 1)
-
-
-def gather_object(comm: Comm) -> Any:
-    return comm.gather(_object(comm), comm.size - 1)
-
-
-def allgather_object(comm: Comm) -> Any:
-    return comm.allgather(_object(comm))
-
-
-def scatter_object(comm: Comm) -> Any:
-    return comm.scatter([["x" * r, r] for r in range(comm.size)] if comm.rank == 0 else None, 0)
-
-
-def alltoall_object(comm: Comm) -> Any:
-    return comm.alltoall([[comm.rank, "y" * r] for r in range(comm.size)])
-
-
-def reduce_object(comm: Comm) -> Any:
-    return comm.reduce(10 ** (20 * comm.rank), MPI.SUM, comm.size - 1)  # beyond 64 bits
-
-
-def allreduce_object(comm: Comm) -> Any:
-    return comm.allreduce([comm.rank])  # lists are joined: the order is the ranks'
-
-
-def allreduce_maxloc(comm: Comm) -> Any:
-    return comm.allreduce((comm.rank % 2, comm.rank), MPI.MAXLOC)
-
-
-def scan_object(comm: Comm) -> Any:
-    return comm.scan([comm.rank])
-
-
-def exscan_object(comm: Comm) -> Any:
-    return comm.exscan([comm.rank])
 
 
 def send_recv_object(comm: Comm) -> Any:
@@ -258,13 +162,51 @@ def split(comm: Comm) -> Any:
     return total
 
 
-METHODS: tuple[Callable[[Comm], Any], ...] = (
-    bcast_buffer, gather_buffer, gatherv_buffer, scatter_buffer, scatterv_buffer,
-    allgather_buffer, allgatherv_buffer, alltoall_buffer, alltoallv_buffer, alltoallw_buffer,
-    reduce_buffer, allreduce_buffer, allreduce_in_place, reduce_scatter_buffer,
-    reduce_scatter_block_buffer, scan_buffer, exscan_buffer, barrier, send_recv_buffer,
-    ssend_recv_buffer, sendrecv_buffer, probe_then_recv, bcast_object, gather_object,
-    allgather_object, scatter_object, alltoall_object, reduce_object, allreduce_object,
-    allreduce_maxloc, scan_object, exscan_object, send_recv_object, sendrecv_object,
-    probe_object, split,
+def _filled(buffer: Any, call: Callable[[Any], None]) -> Any:
+    call(buffer)
+    return buffer
+
+
+IN_STEPS = (
+    bcast_buffer, gather_buffer, gatherv_buffer, scatterv_buffer, alltoallv_buffer,
+    alltoallw_buffer, reduce_buffer, allreduce_in_place, exscan_buffer, barrier, sendrecv_buffer,
+    probe_then_recv, send_recv_object, sendrecv_object, probe_object, split,
 )  # fmt: skip
+METHODS: dict[str, Callable[[Comm], Any]] = {
+    "scatter_buffer": lambda c: _filled(
+        np.zeros(3),
+        lambda b: c.Scatter(np.arange(3.0 * c.size) if c.rank == 0 else None, b, root=0),
+    ),
+    "allgather_buffer": lambda c: _filled(np.zeros(4 * c.size), lambda b: c.Allgather(_own(c), b)),
+    "allgatherv_buffer": lambda c: _filled(
+        np.zeros(sum(_counts(c))), lambda b: c.Allgatherv(_own(c, c.rank + 1), [b, _counts(c)])
+    ),
+    "alltoall_buffer": lambda c: _filled(
+        np.zeros(2 * c.size), lambda b: c.Alltoall(_own(c, 2 * c.size), b)
+    ),
+    "allreduce_buffer": lambda c: _filled(
+        np.zeros(4), lambda b: c.Allreduce(_own(c), b, op=MPI.SUM)
+    ),
+    "reduce_scatter_buffer": lambda c: _filled(
+        np.zeros(c.rank + 1), lambda b: c.Reduce_scatter(_own(c, sum(_counts(c))), b, _counts(c))
+    ),
+    "reduce_scatter_block_buffer": lambda c: _filled(
+        np.zeros(2), lambda b: c.Reduce_scatter_block(_own(c, 2 * c.size), b)
+    ),
+    "scan_buffer": lambda c: _filled(np.zeros(4), lambda b: c.Scan(_own(c), b)),
+    # Of objects, in one expression.
+    "send_recv_buffer": lambda c: _ring(c, c.Send),
+    "ssend_recv_buffer": lambda c: _ring(c, c.Ssend),
+    "bcast_object": lambda c: c.bcast(_object(c) if c.rank == c.size - 1 else None, c.size - 1),
+    "gather_object": lambda c: c.gather(_object(c), c.size - 1),
+    "allgather_object": lambda c: c.allgather(_object(c)),
+    "scatter_object": lambda c: c.scatter(
+        [["x" * r, r] for r in range(c.size)] if c.rank == 0 else None, 0
+    ),
+    "alltoall_object": lambda c: c.alltoall([[c.rank, "y" * r] for r in range(c.size)]),
+    "reduce_object": lambda c: c.reduce(10 ** (20 * c.rank), MPI.SUM, c.size - 1),  # beyond 64 bits
+    "allreduce_object": lambda c: c.allreduce([c.rank]),  # joined in the order of the ranks
+    "allreduce_maxloc": lambda c: c.allreduce((c.rank % 2, c.rank), MPI.MAXLOC),
+    "scan_object": lambda c: c.scan([c.rank]),
+    "exscan_object": lambda c: c.exscan([c.rank]),
+} | {method.__name__: method for method in IN_STEPS}
