@@ -30,6 +30,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,9 @@ def _start(cpus: int, limit_s: float) -> None:
     tighten()
     for attempt in (1, 2):
         others = descendants([os.getpid()])
-        slow = threading.Timer(SLOW_START_S, _report_slow, (folder, begun))
+        logs = f"{folder or _ray_folder()}/session_latest/logs"
+        words = "Ray has been starting for %.0f s; its logs are in %s"
+        slow = threading.Timer(SLOW_START_S, log.warning, (words, SLOW_START_S, logs))
         slow.daemon = True
         slow.start()
         try:
@@ -220,14 +223,6 @@ def _end_left(others: Collection[int], folder: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _report_slow(folder: Path | None, begun: float) -> None:
-    log.warning(
-        "Ray has been starting for %.0f s; its logs are in %s/session_latest/logs",
-        time.monotonic() - begun,
-        folder or _ray_folder(),
-    )
-
-
 def _logs_of(folder: Path | None) -> str:
     """The processes of Ray that ended or never answered, by their logs."""
     logs = (folder or _ray_folder()) / "session_latest" / "logs"
@@ -255,14 +250,11 @@ def shared_cpus(workers: int, cpus: float) -> float:
     return min(cpus, int(share * CPU_PARTS) / CPU_PARTS) or cpus
 
 
-_warned: set[tuple[int, int]] = set()
-
-
+@cache
 def warn_of_shared_cores(ranks: int, threads: int) -> None:
     """One warning, if this machine has fewer cores than the ranks that it runs have threads."""
     cores = physical_cores()
-    if ranks * threads > cores and (ranks, threads) not in _warned:
-        _warned.add((ranks, threads))
+    if ranks * threads > cores:
         log.warning(
             "%d ranks of %d thread%s share the %d physical cores of this machine: each step waits "
             "for the slowest. For speed use num_workers=%d, or a machine with more cores",

@@ -24,55 +24,14 @@ from mpi_workers.node.stacks import by_stack, named
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
+FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
+DRAIN_S = 30.0  # time for ranks to return from a call that failed on another rank
+REPORT_S = 1.0  # time for proxies to report the ranks that did not return, and their stacks
+# A rank's death can crash its MPI peers. Wait, so that the first death is reported as the cause.
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
+BLAME_S = 0.2
 CONTINUES = "; the gang continues"  # at the end of messages, while it is true
 PLACES = 4  # that a message names
-
-
-class StuckRanks:
-    """Ranks that have not returned from the call of a round, as their proxies report them."""
-
-    def __init__(self, seq: int = 0) -> None:
-        self.seq = seq
-        self._ranks: set[int] = set()
-        self._stacks: dict[int, list[str]] = {}
-
-    def add(self, body: Body) -> None:
-        """Take a report."""
-        self._ranks.update(body["ranks"])
-        self._stacks.update({int(rank): stack for rank, stack in body["stacks"].items()})
-
-    def ask_again(self) -> None:
-        """Forget the ranks, which report again; stacks are kept until newer ones arrive."""
-        self._ranks.clear()
-
-    def where(self) -> str:
-        """A line for each stack; see `by_stack`."""
-        stacks = {rank: self._stacks[rank] for rank in self._ranks & self._stacks.keys()}
-        return "".join(f"\n{line}" for line in by_stack(stacks))
-
-    def still_running(self, message: str, doing: str, limit_s: float) -> str:
-        """Add to the message of a cancelled call that they have not returned from it."""
-        return (
-            f"{message.removesuffix(CONTINUES)}; {self._named()} still in {doing or 'it'}, and the "
-            f"gang is ended if that lasts {limit_s:.0f} s{self.where()}"
-        )
-
-    def error(self, what: str, error: Body, limit_s: float) -> GroupFailedError:
-        """The end of the gang: they did not return from a call that failed or was cancelled."""
-        ranks = sorted(self._ranks)
-        return GroupFailedError(
-            f"a call {what} and {named(ranks) if ranks else 'ranks'} did not return within "
-            f"{limit_s:.0f} s: they are in native code, or in a blocking MPI call (a library in C "
-            "can use alchemist_wait, alchemist_allreduce and alchemist_check). The gang was ended; "
-            f"{NEXT_GANG}{self.where()}",
-            rank=ranks[0] if ranks else error.get("facts", {}).get("rank"),
-            cause="ranks stuck in MPI",
-        )
-
-    def _named(self) -> str:
-        ranks = sorted(self._ranks)
-        verb = "is" if len(ranks) == 1 else "are"
-        return f"{named(ranks) if ranks else 'ranks'} {verb}"
 
 
 def waited(places: dict[str, list[int]]) -> str:
@@ -106,6 +65,8 @@ class Round(Replies):
         Why the caller no longer waits.
     begun : float
         When it was sent, by `time.monotonic`.
+    stuck, stacks
+        Ranks that have not returned from it, as their proxies report them, and where they are.
     """
 
     def __init__(self, missing: int, doing: str, collective: bool) -> None:
@@ -116,6 +77,8 @@ class Round(Replies):
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cancelled: Failure | None = None
         self.begun = time.monotonic()
+        self.stuck: set[int] = set()
+        self.stacks: dict[int, list[str]] = {}
         self._left = asyncio.Event()
 
     def described(self) -> Body:
@@ -141,6 +104,34 @@ class Round(Replies):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._left.wait(), limit_s)
         return self._left.is_set()
+
+    def _where(self) -> str:
+        """A line for each stack; see `by_stack`."""
+        stacks = {rank: self.stacks[rank] for rank in self.stuck & self.stacks.keys()}
+        return "".join(f"\n{line}" for line in by_stack(stacks))
+
+    def still_running(self, message: str) -> str:
+        """Add to the message of a cancelled call that ranks have not returned from it."""
+        verb = "is" if len(self.stuck) == 1 else "are"
+        return (
+            f"{message.removesuffix(CONTINUES)}; {self._stuck_ranks()} {verb} still in "
+            f"{self.doing or 'it'}, and the gang is ended if that lasts {DRAIN_S:.0f} s"
+            f"{self._where()}"
+        )
+
+    def _stuck_ranks(self) -> str:
+        return named(sorted(self.stuck)) if self.stuck else "ranks"
+
+    def stuck_error(self, what: str, error: Body) -> GroupFailedError:
+        """The end of the gang: ranks did not return from a call that failed or was cancelled."""
+        return GroupFailedError(
+            f"a call {what} and {self._stuck_ranks()} did not return within {DRAIN_S:.0f} s: they "
+            "are in native code, or in a blocking MPI call (a library in C can use alchemist_wait, "
+            "alchemist_allreduce and alchemist_check). The gang was ended; "
+            f"{NEXT_GANG}{self._where()}",
+            rank=min(self.stuck, default=error.get("facts", {}).get("rank")),
+            cause="ranks stuck in MPI",
+        )
 
     def drop(self, error: AlchemistError) -> None:
         """The gang is lost."""
@@ -203,13 +194,6 @@ def recovered_words(call: str, losses: int, restored: str) -> str:
     )
 
 
-FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
-DRAIN_S = 30.0  # time for ranks to return from a call that failed on another rank
-# MPI crashes in a rank when the one that it talks to is gone: that is known from its node soon.
-CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
-BLAME_S = 0.2
-REPORT_S = 1.0  # time for proxies to report the ranks that did not return, and their stacks
-
 T = TypeVar("T")
 _numbers = itertools.count(1)
 
@@ -269,7 +253,6 @@ class Nodes:
         self._renew = False
         self.leave: Callable[[AlchemistError], bool] | None = None
         self.unreferenced: list[int] = []  # matrices that the next round frees
-        self._stuck = StuckRanks()
         self._crashed: set[int] = set()  # nodes with a rank that crashed
         self._tasks: set[asyncio.Task[None]] = set()
         self._pmi_nodes = 0
@@ -349,7 +332,10 @@ class Nodes:
             case "rank_failed":
                 self._rank_failed(node, body)
             case "ranks_running":
-                self._stuck.add(body)
+                if (under_way := self._rounds.get(body["seq"])) is not None:
+                    under_way.stuck.update(body["ranks"])
+                    for rank, stack in body["stacks"].items():
+                        under_way.stacks[int(rank)] = stack
             case "rank_ended":
                 self._rank_ended(node, body)
             case "endpoint_ended":
@@ -468,10 +454,10 @@ class Nodes:
     async def _after_cancelling(self, seq: int, under_way: Round, why: Failure) -> None:
         if await under_way.left(FIRST_ERROR_S) or under_way.over.done():
             return
-        self._ask_who_runs(seq)
+        self._ask_who_runs(seq, under_way)
         if await under_way.left(REPORT_S):
             return
-        why.message = self._stuck.still_running(why.message, under_way.doing, DRAIN_S)
+        why.message = under_way.still_running(why.message)
         under_way.finish()
         await self._end_if_stuck(seq, under_way, "was cancelled", why.to_map())
 
@@ -479,15 +465,12 @@ class Nodes:
         """End the gang if ranks do not return from a call that failed or was cancelled."""
         if await under_way.left(DRAIN_S):
             return
-        self._ask_who_runs(seq)
+        self._ask_who_runs(seq, under_way)
         if not await under_way.left(REPORT_S):
-            self.fail(self._stuck.error(what, error, DRAIN_S))
+            self.fail(under_way.stuck_error(what, error))
 
-    def _ask_who_runs(self, seq: int) -> None:
-        if self._stuck.seq == seq:
-            self._stuck.ask_again()
-        else:
-            self._stuck = StuckRanks(seq)
+    def _ask_who_runs(self, seq: int, under_way: Round) -> None:
+        under_way.stuck.clear()  # stacks are kept until newer ones arrive
         self._send_all({"op": "report_running", "seq": seq})
 
     def _reply(self, body: Body) -> None:
