@@ -33,13 +33,16 @@ RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")  # in memory.
 
 def available_bytes() -> int:
     """Bytes that can be allocated: the kernel's estimate for the node, and the cgroups' limits."""
-    fields = dict(
-        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
-    )
-    available = int(fields["MemAvailable"].split()[0]) << 10
+    available = _meminfo("MemAvailable")
     cgroup = MemoryCgroup.find()
     bound = cgroup.available() if cgroup is not None else None
     return max(0, available if bound is None else min(available, bound))
+
+
+def _meminfo(name: str) -> int:
+    """Bytes of a field of /proc/meminfo."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,8 @@ class NodeAllocations:
             if make_room():
                 continue
             now = time.monotonic()
-            if now > deadline or (not others and now > asked_at + ROOM_S):
+            hopeless = nbytes > _meminfo("MemTotal")
+            if now > deadline or hopeless or (not others and now > asked_at + ROOM_S):
                 yield max(0, spare)
                 return
             time.sleep(RETRY_S)
