@@ -1,9 +1,9 @@
-"""Helpers for routines of all libraries: checks of arguments, local blocks, panels, the norm."""
+"""Helpers for routines of all libraries: checks of arguments, local blocks, panels, norms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from ali.interface import Context
 from mpi_workers.failures import Failure
+from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix, check_range, narrows
-from mpi_workers.matrix.layout import check_layout
+from mpi_workers.matrix.layout import check_layout, clip, mirrored
 
 Array = NDArray[Any]
 
@@ -78,6 +79,23 @@ def require_same_rows(routine: str, A: DistMatrix, B: DistMatrix, names: str = "
     )
 
 
+def product_sizes(
+    A: DistMatrix, B: DistMatrix, transpose_a: str, transpose_b: str
+) -> tuple[int, int, int]:
+    """m, k, n of op(A) (m, k) times op(B) (k, n), op being "N", "T" or "C". Raises `Failure`."""
+    for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
+        require_choice("matmul", name, value, ("N", "T", "C"))
+    m, k = A.shape if transpose_a == "N" else A.shape[::-1]
+    rows, n = B.shape if transpose_b == "N" else B.shape[::-1]
+    require(
+        k == rows,
+        "ShapeError",
+        f"matmul: A is {shape_text(A)} ({transpose_a}) and B is {shape_text(B)} ({transpose_b}); "
+        "op(A) must have as many columns as op(B) has rows",
+    )
+    return m, k, n
+
+
 def require_choice(
     routine: str,
     name: str,
@@ -91,6 +109,70 @@ def require_choice(
         kind,
         f"{routine}: {name} must be one of {', '.join(choices)}; got {value!r}",
     )
+
+
+def require_range(
+    routine: str,
+    name: str,
+    value: float,
+    low: float,
+    high: float = math.inf,
+    *,
+    above: bool = False,
+    note: str = "",
+) -> None:
+    """Raise BadArgumentError unless ``low <= value <= high``; `above`: ``low < value``.
+
+    `note` follows the bounds in the message.
+    """
+    bounds = f"{low} to {high}" if high < math.inf else f"{'above' if above else 'at least'} {low}"
+    require(
+        (low < value if above else low <= value) and value <= high,
+        "BadArgumentError",
+        f"{routine}: {name}={value}; it must be {bounds}{note}",
+    )
+
+
+def require_real(routine: str, **matrices: DistMatrix) -> None:
+    """Raise DtypeError if one of the matrices is complex."""
+    for name, matrix in matrices.items():
+        require(
+            matrix.dtype.kind != "c",
+            "DtypeError",
+            f"{routine}: {name} is {matrix.dtype}; it must be real",
+        )
+
+
+def require_finite(ctx: Context, routine: str, **local: Array) -> None:
+    """Raise LinAlgError on all ranks if one has NaN or infinity in a local array. Collective.
+
+    One pass over the arrays and a word from each rank for each of them.
+    """
+    mine = np.array([_finite(array) for array in local.values()], np.int32)
+    every = np.empty((ctx.size, len(mine)), np.int32)
+    ctx.comm.Allgather(mine, every)
+    for name, good in zip(local, every.min(axis=0).tolist(), strict=True):
+        require(good == 1, "LinAlgError", f"{routine}: {name} contains NaN or infinity")
+
+
+def _finite(array: Array) -> bool:
+    if array.dtype.kind in "bi":
+        return True
+    flat = array.ravel(order="K")
+    step = CHUNK // array.itemsize
+    return all(np.isfinite(flat[i : i + step]).all() for i in range(0, flat.size, step))
+
+
+def finite_norm(ctx: Context, routine: str, matrix: DistMatrix) -> float:
+    """`frobenius`; raises LinAlgError if it is not a number of the matrix's dtype."""
+    scale = frobenius(ctx, matrix)
+    dtype = float_dtype(matrix.dtype)
+    require(
+        scale <= float(np.finfo(dtype).max),
+        "LinAlgError",
+        f"{routine}: A contains NaN or infinity, or is too large (its norm is {scale})",
+    )
+    return scale
 
 
 def require_layout(routine: str, layout: str) -> None:
@@ -115,6 +197,44 @@ def panels(stop: int, width: int) -> Iterator[slice]:
     """Cut ``range(stop)`` into half-open slices of `width`."""
     for start in range(0, stop, width):
         yield slice(start, min(start + width, stop))
+
+
+def keep_triangle(matrix: DistMatrix, *, lower: bool) -> None:
+    """Zero the elements above the diagonal, or below it."""
+    local = block(matrix)
+    for j, col in enumerate(matrix.cols):
+        if lower:
+            local[: len(clip(matrix.rows, 0, col)), j] = 0
+        else:
+            local[len(clip(matrix.rows, 0, col + 1)) :, j] = 0
+
+
+def set_diagonal(matrix: DistMatrix, values: Array | float, k: int = 0) -> DistMatrix:
+    """Set the elements ``(i, i + k)`` to a number or to ``values[i]``; the matrix."""
+    local = block(matrix)
+    for j, col in enumerate(matrix.cols):
+        if col - k in matrix.rows:
+            value = values[col - k] if isinstance(values, np.ndarray) else values
+            local[matrix.rows.index(col - k), j] = value
+    return matrix
+
+
+def phases(values: Array) -> tuple[Array, Array]:
+    """``v / abs(v)`` (1 where v is 0), and the absolute values."""
+    wide = np.result_type(values.dtype, np.float64)  # divides subnormal numbers exactly
+    length = np.abs(values.astype(wide))
+    turn = np.where(length > 0, values, 1) / np.where(length > 0, length, 1)
+    return turn.astype(values.dtype), length
+
+
+def transposed(ctx: Context, A: DistMatrix, *, conjugate: bool = False) -> DistMatrix:
+    """A^T or A^H in the mirrored layout: every rank transposes its own block."""
+    B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, mirrored(A.layout))
+    if A.local.size:
+        copy_kernels.copy(B.local, A.local.T)
+        if conjugate and A.dtype.kind == "c":
+            np.conjugate(B.local, out=B.local)
+    return B
 
 
 def floating(array: Array) -> Array:
@@ -160,3 +280,57 @@ def _add_squares(scale: float, total: float, values: Array) -> tuple[float, floa
         scale = top
     values /= scale
     return scale, total + float(values @ values)
+
+
+COLUMNS = 4  # vectors at a time
+ITERATIONS = 5
+
+
+def norm_estimate(
+    ctx: Context,
+    n: int,
+    dtype: np.dtype[np.generic],
+    times: Callable[[Array], Array],
+    adjoint: Callable[[Array], Array],
+) -> float:
+    """A lower bound of the 1-norm of an n x n matrix, the same on every rank. Collective.
+
+    The matrix is known by its products only. Source: Higham, Tisseur, "A block algorithm for matrix
+    1-norm estimation, with an application to 1-norm pseudospectra", SIAM J. Matrix Anal. Appl.
+    21(4), 2000 (algorithm 2.4, without the search for parallel columns).
+
+    Parameters
+    ----------
+    times, adjoint : callable
+        Products of the matrix and its adjoint with (n, r) arrays that are the same on every rank.
+
+    Notes
+    -----
+    At most `ITERATIONS` products of each kind with `COLUMNS` vectors.
+    """
+    width, rng = min(COLUMNS, n), np.random.default_rng(0)
+    vectors = rng.choice([-1.0, 1.0], (n, width)) / n
+    vectors[:, 0] = 1 / n
+    X = vectors.astype(dtype)
+    best, chosen, used = 0.0, np.empty(0, np.int64), np.zeros(n, bool)
+    for count in range(ITERATIONS):
+        ctx.check()
+        Y = times(X)
+        sizes = np.abs(Y).sum(axis=0, dtype=np.float64)
+        signs = phases(Y)[0]
+        heights = np.abs(adjoint(signs)).max(axis=1)
+        top = int(np.argmax(sizes))
+        better = bool(sizes[top] > best)
+        best = max(best, float(sizes[top]))
+        # Unit vectors of the highest rows follow, unless the best one was such a vector already.
+        finished = not better or (count > 0 and bool(heights.max() <= heights[chosen[top]]))
+        order = np.argsort(-heights, kind="stable")
+        chosen = order[~used[order]][:width]
+        # Rank 0 decides: other ranks may round differently.
+        finished, best, chosen = ctx.comm.bcast((finished or not chosen.size, best, chosen))
+        if finished:
+            break
+        used[chosen] = True
+        X = np.zeros((n, chosen.size), dtype)
+        X[chosen, range(chosen.size)] = 1
+    return best

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from ali.blocks import require, require_choice, require_same_rows, require_square, shape_text
+from ali.blocks import (
+    block,
+    keep_triangle,
+    product_sizes,
+    require,
+    require_choice,
+    require_finite,
+    require_range,
+    require_same_rows,
+    require_square,
+    set_diagonal,
+    shape_text,
+)
 from ali.elemental.library import positive
 from ali.elemental.views import (
     ADJOINT,
@@ -16,7 +26,7 @@ from ali.elemental.views import (
     NORMAL,
     TRANSPOSE,
     Elemental,
-    set_diagonal,
+    started,
 )
 from ali.interface import Context, routine
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -65,16 +75,7 @@ def matmul(
 
     Error: 4 eps, relative to |C|. Peak memory: 2.5 times arguments and results.
     """
-    for what, given in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
-        require_choice("matmul", what, given, tuple(ORIENTATIONS))
-    m, k = A.shape if transpose_a == "N" else A.shape[::-1]
-    rows, n = B.shape if transpose_b == "N" else B.shape[::-1]
-    require(
-        k == rows,
-        "ShapeError",
-        f"matmul: A is {shape_text(A)} ({transpose_a}) and B is {shape_text(B)} ({transpose_b}); "
-        "op(A) must have as many columns as op(B) has rows",
-    )
+    m, _, n = product_sizes(A, B, transpose_a, transpose_b)
     with Elemental(ctx) as el:
         A, B = el.floats(A, B)
         C = el.zeros((m, n), A.dtype)
@@ -115,10 +116,8 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """
     require_square("solve", A)
     require_same_rows("solve", A, B)
-    with Elemental(ctx) as el:
-        A, B = el.floats(A, B)
-        el.finite("solve", A, B)
-        X = el.copy(B)
+    with started(ctx, "solve", A=A, B=B) as (el, A, B):
+        X: DistMatrix = el.copy(B)
         el("LinearSolveDist", X.dtype, A, X)
     return X
 
@@ -156,10 +155,8 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     results.
     """
     require_same_rows("lstsq", A, B)
-    with Elemental(ctx) as el:
-        A, B = el.floats(A, B)
-        el.finite("lstsq", A, B)
-        X = el.zeros((A.shape[1], B.shape[1]), A.dtype)
+    with started(ctx, "lstsq", A=A, B=B) as (el, A, B):
+        X: DistMatrix = el.zeros((A.shape[1], B.shape[1]), A.dtype)
         el("LeastSquaresDist", X.dtype, NORMAL, A, B, X)
     return X
 
@@ -204,16 +201,14 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     require_same_rows("ridge", A, B)
     positive("ridge", "lam", lam)
     (m, n), k = A.shape, B.shape[1]
-    with Elemental(ctx) as el:
-        A, B = el.floats(A, B)
-        el.finite("ridge", A, B)
+    with started(ctx, "ridge", A=A, B=B) as (el, A, B):
         stacked, below = el.zeros((m + n, n), A.dtype), el.zeros((m + n, k), A.dtype)
         for source, target in ((A, stacked), (B, below)):
             top = ctx.to_layout(source, "MC_MR").local
             if top.size:  # the first m rows of the longer matrix lie on the same ranks
                 target.local[: len(top)] = top
-        set_diagonal(stacked, math.sqrt(lam), below=m)
-        X = el.zeros((n, k), A.dtype)
+        set_diagonal(stacked, math.sqrt(lam), -m)
+        X: DistMatrix = el.zeros((n, k), A.dtype)
         el("LeastSquaresDist", X.dtype, NORMAL, stacked, below, X)
     return X
 
@@ -248,7 +243,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     with Elemental(ctx) as el:
         (A,) = el.floats(A)
         if ord in BY_SVD:
-            el.finite("norm", A)
+            require_finite(ctx, "norm", A=A.local)
         return el.number("NormDist", A.dtype, A, NORMS[ord])
 
 
@@ -288,9 +283,7 @@ def cond(ctx: Context, A: DistMatrix, ord: str = "2") -> float:
     require_choice("cond", "ord", ord, ("2", "1", "inf", "fro", "max"))
     if ord != "2":
         require_square("cond", A)
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("cond", A)
+    with started(ctx, "cond", A=A) as (el, A):
         found = el.number("ConditionDist", A.dtype, A, NORMS[ord])
     return found if found == found else math.inf
 
@@ -325,10 +318,8 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     Error: 2 eps, |A - L L^H| / |A|. Peak memory: 1.8 times arguments and results.
     """
     require_square("cholesky", A)
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("cholesky", A)
-        L = el.copy(A)
+    with started(ctx, "cholesky", A=A) as (el, A):
+        L: DistMatrix = el.copy(A)
         el("CholeskyDist", L.dtype, LOWER, L)
         el("MakeTrapezoidalDist", L.dtype, LOWER, L, 0)
     return L
@@ -367,18 +358,14 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
     Error: 8 eps, |A[P] - L U| / |A|. Peak memory: 1.9 times arguments and results.
     """
     m, k = A.shape[0], min(A.shape)
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("lu", A)
+    with started(ctx, "lu", A=A) as (el, A):
         packed, swaps = el.copy(A), el.permutation()
         el("LUPartialPivDist", packed.dtype, packed, swaps)
         P = el.indices(swaps, m)
         L, U = ctx.empty((m, k), packed.dtype, "MC_MR"), _upper(ctx, packed, k)
-    if L.local.size:
-        below = np.array(L.rows)[:, None] > np.array(L.cols)[None, :]
-        L.local[...] = np.where(below, packed.local[:, : len(L.cols)], 0)
-    set_diagonal(L, 1)
-    return L, U, P
+    block(L)[...] = block(packed)[:, : len(L.cols)]
+    keep_triangle(L, lower=True)
+    return set_diagonal(L, 1), U, P
 
 
 @routine("Q", "R")
@@ -412,9 +399,7 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Error: 25 eps, |A - Q R| / |A| and |Q^H Q - I|. Peak memory: 4.2 times arguments and results.
     """
     (m, n), k = A.shape, min(A.shape)
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("qr", A)
+    with started(ctx, "qr", A=A) as (el, A):
         R = el.empty((k, n), A.dtype)
         if m >= n:
             Q = el.copy(A)
@@ -461,9 +446,7 @@ def qr_pivoted(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, Dis
     results.
     """
     (m, n), k = A.shape, min(A.shape)
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("qr_pivoted", A)
+    with started(ctx, "qr_pivoted", A=A) as (el, A):
         packed, swaps = el.copy(A), el.permutation()
         real = packed.local.real.dtype
         scalars, signs = el.own(A.dtype, "MD_STAR"), el.own(real, "MD_STAR")
@@ -512,15 +495,9 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
     and results.
     """
     m, n = A.shape
-    most = min(m, n - 1)
-    require(
-        1 <= rank <= most,
-        "BadArgumentError",
-        f"interpolative: rank={rank}; it must be 1 to {most} for a {shape_text(A)} matrix",
-    )
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("interpolative", A)
+    matrix = f" for a {shape_text(A)} matrix"
+    require_range("interpolative", "rank", rank, 1, min(m, n - 1), note=matrix)
+    with started(ctx, "interpolative", A=A) as (el, A):
         require(
             el.number("NormDist", A.dtype, A, MAX_NORM) > 0,
             "RoutineError",
@@ -535,9 +512,8 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
 def _upper(ctx: Context, packed: DistMatrix, k: int) -> DistMatrix:
     """The upper trapezoid of the first k rows, which lie on the same ranks."""
     U = ctx.empty((k, packed.shape[1]), packed.dtype, "MC_MR")
-    if U.local.size:
-        below = np.array(U.rows)[:, None] > np.array(U.cols)[None, :]
-        U.local[...] = np.where(below, 0, packed.local[: len(U.rows)])
+    block(U)[...] = block(packed)[: len(U.rows)]
+    keep_triangle(U, lower=False)
     return U
 
 
@@ -575,9 +551,7 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     arguments and results.
     """
     (m, n), k = A.shape, min(A.shape)
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("svd", A)
+    with started(ctx, "svd", A=A) as (el, A):
         S = el.empty((k, 1), A.local.real.dtype, "STAR_STAR")
         U, V = el.empty((m, k), A.dtype), el.empty((n, k), A.dtype)
         el("SVDDist", A.dtype, A, U, S, V)
@@ -613,10 +587,8 @@ def singular_values(ctx: Context, A: DistMatrix) -> DistMatrix:
     Error: 12 eps, relative to the largest singular value. Peak memory: 4.3 times arguments and
     results.
     """
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("singular_values", A)
-        S = el.empty((min(A.shape), 1), A.local.real.dtype, "STAR_STAR")
+    with started(ctx, "singular_values", A=A) as (el, A):
+        S: DistMatrix = el.empty((min(A.shape), 1), A.local.real.dtype, "STAR_STAR")
         el("SingularValuesDist", A.dtype, A, S)
     return S
 
@@ -681,9 +653,7 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     """
     require_square("eigh", A)
     n = A.shape[0]
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("eigh", A)
+    with started(ctx, "eigh", A=A) as (el, A):
         W = el.zeros((n, 1), A.local.real.dtype, "STAR_STAR")
         V = el.zeros((n, n), A.dtype)
         if el.number("NormDist", A.dtype, A, MAX_NORM) == 0:  # for which Elemental sets no V
@@ -720,9 +690,7 @@ def polar(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Error: 80 eps, |A - Q P| / |A| and |Q^H Q - I|. Peak memory: 4.6 times arguments and results.
     """
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("polar", A)
+    with started(ctx, "polar", A=A) as (el, A):
         Q, P = el.copy(A), el.zeros((A.shape[1], A.shape[1]), A.dtype)
         el("PolarDecompDist", A.dtype, Q, P)
         mirror = "MakeHermitianDist" if A.dtype.kind == "c" else "MakeSymmetricDist"
@@ -758,13 +726,12 @@ def pinv(ctx: Context, A: DistMatrix) -> DistMatrix:
     Error: 400 eps, of an X of a well-conditioned A, relative to |X|. Peak memory: 3.6 times
     arguments and results.
     """
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("pinv", A)
+    with started(ctx, "pinv", A=A) as (el, A):
         m, n = A.shape
         if el.number("NormDist", A.dtype, A, MAX_NORM) == 0:
-            return el.zeros((n, m), A.dtype)
+            return ctx.zeros((n, m), A.dtype, "MC_MR")
         work = el.own(A.dtype)
         el("CopyDist", A.dtype, A, work)
         el("PseudoinverseDist", A.dtype, work)
-        return el.taken(work, A.dtype)
+        X: DistMatrix = el.taken(work, A.dtype)
+    return X

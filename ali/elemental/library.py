@@ -441,16 +441,6 @@ def column(matrix: DistMatrix, rows: int, name: str, what: str) -> None:
     )
 
 
-def real(name: str, *matrices: DistMatrix) -> None:
-    """Require real matrices."""
-    for matrix in matrices:
-        require(
-            matrix.dtype.kind != "c",
-            "DtypeError",
-            f"{name}: a matrix is {matrix.dtype}; this routine needs a real one",
-        )
-
-
 def positive(name: str, what: str, value: float) -> None:
     """Require a number > 0 that is finite."""
     require(

@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ali.blocks import require, require_same_rows
-from ali.elemental.library import column, positive, real
-from ali.elemental.views import Elemental
+from ali.blocks import require, require_range, require_real, require_same_rows, transposed
+from ali.elemental.library import column, positive
+from ali.elemental.views import Elemental, started
 from ali.interface import Context, routine
-from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import mirrored
 
 ADMM = 0  # ElNNLSApproach
 STEP_TOL = 1e-4  # of ADMM inside nmf: the next iteration improves on its result
@@ -65,25 +63,21 @@ def nmf(
     Error: 0.01 times |A|, as |A - X Y^T|, for an A of that rank. Peak memory: 8.5 times arguments
     and results.
     """
-    (m, n), most = A.shape, min(A.shape)
-    require(1 <= rank <= most, "BadArgumentError", f"nmf: rank={rank} is not between 1 and {most}")
-    require(
-        iterations >= 1, "BadArgumentError", f"nmf: iterations={iterations}: it must be at least 1"
-    )
-    real("nmf", A)
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("nmf", A)
-    least = np.array([A.local.min(initial=0)], np.float64)
+    m, n = A.shape
+    require_range("nmf", "rank", rank, 1, min(m, n))
+    require_range("nmf", "iterations", iterations, 1)
+    require_real("nmf", A=A)
+    with started(ctx, "nmf", A=A) as (_, A):
+        least = np.array([A.local.min(initial=0)], np.float64)
     ctx.comm.Allreduce(least.copy(), least, MPI.MIN)
     require(least[0] >= 0, "RoutineError", f"nmf: A contains a negative number, {least[0]}")
     scale = math.sqrt(_sums(ctx, (A.local.astype(np.float64) ** 2).sum())[0] / (m * n))
     A = ctx.to_layout(A, "MC_MR")
-    mirrored = _transposed(ctx, A)
+    turned = transposed(ctx, A)
     X = _uniform(ctx, (m, rank), A.dtype, seed)
     for iteration in range(iterations):
-        Y = ctx.to_layout(_transposed(ctx, _coefficients(ctx, X, A, scale)), "VC_STAR")
-        X = ctx.to_layout(_transposed(ctx, _coefficients(ctx, Y, mirrored, scale)), "VC_STAR")
+        Y = ctx.to_layout(transposed(ctx, _coefficients(ctx, X, A, scale)), "VC_STAR")
+        X = ctx.to_layout(transposed(ctx, _coefficients(ctx, Y, turned, scale)), "VC_STAR")
         ctx.progress((iteration + 1) / iterations, f"nmf: iteration {iteration + 1}")
     return X, Y
 
@@ -134,14 +128,8 @@ def rpca(
     positive("rpca", "tol", tol)
     if weight != 0:
         positive("rpca", "weight", weight)
-    require(
-        max_iterations >= 1,
-        "BadArgumentError",
-        f"rpca: max_iterations={max_iterations}: it must be at least 1",
-    )
-    with Elemental(ctx) as el:
-        (A,) = el.floats(A)
-        el.finite("rpca", A)
+    require_range("rpca", "max_iterations", max_iterations, 1)
+    with started(ctx, "rpca", A=A) as (el, A):
         A = ctx.to_layout(A, "MC_MR")
         L, S = el.zeros((m, n), A.dtype), el.zeros((m, n), A.dtype)
         total = _sums(ctx, np.abs(A.local).sum(dtype=np.float64))
@@ -219,15 +207,21 @@ def _coefficients(ctx: Context, X: DistMatrix, B: DistMatrix, scale: float) -> D
     return Z
 
 
-def _transposed(ctx: Context, A: DistMatrix) -> DistMatrix:
-    """The transpose in the mirrored layout: nothing is communicated."""
-    B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, mirrored(A.layout))
-    if A.local.size:
-        copy_kernels.copy(B.local, A.local.T)
-    return B
-
-
 QP = 1  # ElNNLSApproach
+
+
+def _fitted(
+    ctx: Context, name: str, function: str, A: DistMatrix, b: DistMatrix, **weights: float
+) -> DistMatrix:
+    """The x of an optimization problem in A and the column b, with weights > 0."""
+    column(b, A.shape[0], name, "b")
+    require_real(name, A=A, b=b)
+    for what, weight in weights.items():
+        positive(name, what, weight)
+    with started(ctx, name, A=A, b=b) as (el, A, b):
+        x: DistMatrix = el.zeros((A.shape[1], 1), A.dtype)
+        el(function, A.dtype, A, b, *weights.values(), x)
+    return x
 
 
 @routine("x", like={"x": "b"})
@@ -261,16 +255,7 @@ def lasso(ctx: Context, A: DistMatrix, b: DistMatrix, lam: float) -> DistMatrix:
     Error: 50 eps, by which the conditions of optimality are missed, relative to lam. Peak memory:
     84.0 times arguments and results, with m = 2 n = 300.
     """
-    require_same_rows("lasso", A, b)
-    column(b, A.shape[0], "lasso", "b")
-    real("lasso", A, b)
-    positive("lasso", "lam", lam)
-    with Elemental(ctx) as el:
-        A, b = el.floats(A, b)
-        el.finite("lasso", A, b)
-        x = el.zeros((A.shape[1], 1), A.dtype)
-        el("BPDNDist", A.dtype, A, b, lam, x)
-    return x
+    return _fitted(ctx, "lasso", "BPDNDist", A, b, lam=lam)
 
 
 @routine("x", like={"x": "b"})
@@ -301,17 +286,7 @@ def elastic_net(ctx: Context, A: DistMatrix, b: DistMatrix, lam1: float, lam2: f
     Error: 150 eps, by which the conditions of optimality are missed, relative to lam1. Peak memory:
     84.0 times arguments and results, with m = 2 n = 300.
     """
-    require_same_rows("elastic_net", A, b)
-    column(b, A.shape[0], "elastic_net", "b")
-    real("elastic_net", A, b)
-    positive("elastic_net", "lam1", lam1)
-    positive("elastic_net", "lam2", lam2)
-    with Elemental(ctx) as el:
-        A, b = el.floats(A, b)
-        el.finite("elastic_net", A, b)
-        x = el.zeros((A.shape[1], 1), A.dtype)
-        el("ENDist", A.dtype, A, b, lam1, lam2, x)
-    return x
+    return _fitted(ctx, "elastic_net", "ENDist", A, b, lam1=lam1, lam2=lam2)
 
 
 @routine("x", like={"x": "b"})
@@ -346,14 +321,7 @@ def basis_pursuit(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     """
     m, n = A.shape
     require(m <= n, "ShapeError", f"basis_pursuit: A is {m} x {n}; it must not be tall")
-    column(b, m, "basis_pursuit", "b")
-    real("basis_pursuit", A, b)
-    with Elemental(ctx) as el:
-        A, b = el.floats(A, b)
-        el.finite("basis_pursuit", A, b)
-        x = el.zeros((n, 1), A.dtype)
-        el("BPDist", A.dtype, A, b, x)
-    return x
+    return _fitted(ctx, "basis_pursuit", "BPDist", A, b)
 
 
 @routine("x", like={"x": "b"})
@@ -389,14 +357,7 @@ def least_absolute(ctx: Context, A: DistMatrix, b: DistMatrix) -> DistMatrix:
     """
     m, n = A.shape
     require(m >= n, "ShapeError", f"least_absolute: A is {m} x {n}; it must not be wide")
-    column(b, m, "least_absolute", "b")
-    real("least_absolute", A, b)
-    with Elemental(ctx) as el:
-        A, b = el.floats(A, b)
-        el.finite("least_absolute", A, b)
-        x = el.zeros((n, 1), A.dtype)
-        el("LAVDist", A.dtype, A, b, x)
-    return x
+    return _fitted(ctx, "least_absolute", "LAVDist", A, b)
 
 
 @routine("w", "bias", like={"w": "d"})
@@ -436,11 +397,9 @@ def svm(ctx: Context, A: DistMatrix, d: DistMatrix, lam: float) -> tuple[DistMat
     """
     m, n = A.shape
     column(d, m, "svm", "d")
-    real("svm", A, d)
+    require_real("svm", A=A, d=d)
     positive("svm", "lam", lam)
-    with Elemental(ctx) as el:
-        A, d = el.floats(A, d)
-        el.finite("svm", A, d)
+    with started(ctx, "svm", A=A, d=d) as (el, A, d):
         labels = np.asarray(ctx.to_layout(d, "STAR_STAR").local)
         require(
             bool((np.abs(labels) == 1).all()), "RoutineError", "svm: d has values other than 1, -1"
@@ -481,10 +440,8 @@ def nnls(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     memory: 6.5 times arguments and results, with m = 2 n = 300.
     """
     require_same_rows("nnls", A, B)
-    real("nnls", A, B)
-    with Elemental(ctx) as el:
-        A, B = el.floats(A, B)
-        el.finite("nnls", A, B)
-        X = el.zeros((A.shape[1], B.shape[1]), A.dtype)
+    require_real("nnls", A=A, B=B)
+    with started(ctx, "nnls", A=A, B=B) as (el, A, B):
+        X: DistMatrix = el.zeros((A.shape[1], B.shape[1]), A.dtype)
         el("NNLSXDist", A.dtype, A, B, X, el.control("NNLS", A.dtype, approach=QP))
     return X

@@ -8,21 +8,20 @@ same communicator, and matrix objects for reuse (the C interface cannot delete t
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
-from ali.blocks import require, shape_text
+from ali.blocks import require, require_finite, shape_text
 from ali.elemental.library import LETTERS, LibEl
 from ali.interface import Context
 from ali.native.host import ignored_errors_raised
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
-
-Array = NDArray[Any]
 
 COLUMN_MAJOR = 1  # ElGridOrderType
 LOWER, UPPER = 0, 1  # ElUpperOrLower
@@ -165,13 +164,6 @@ class Elemental:
                 matrix = cast
             found.append(matrix)
         return found
-
-    def finite(self, name: str, *matrices: DistMatrix) -> None:
-        """Refuse NaN and infinity, on which iterations may never end. Collective."""
-        good = all(bool(np.isfinite(m.local).all()) for m in matrices)
-        everywhere = np.array([good], np.int32)
-        self.ctx.comm.Allreduce(everywhere.copy(), everywhere, MPI.MIN)
-        require(bool(everywhere[0]), "LinAlgError", f"{name}: a matrix contains NaN or infinity")
 
     def _check_size(self, shape: tuple[int, int], layout: str) -> None:
         """Check sizes against ElInt, also for the copies in MC_MR that Elemental makes."""
@@ -356,9 +348,14 @@ def _letter(dtype: Any) -> str:
     return LETTERS[np.dtype(dtype).name]
 
 
-def set_diagonal(matrix: DistMatrix, value: float, *, below: int = 0) -> DistMatrix:
-    """Set the elements (j + below, j) on the ranks that hold them; the matrix."""
-    for j, col in enumerate(matrix.cols):
-        if col + below in matrix.rows:
-            matrix.local[matrix.rows.index(col + below), j] = value
-    return matrix
+@contextmanager
+def started(ctx: Context, routine: str, **matrices: DistMatrix) -> Iterator[tuple[Any, ...]]:
+    """`Elemental`, and the matrices with one floating dtype; NaN and infinity are refused.
+
+    On those iterations may never end. Collective.
+    """
+    with Elemental(ctx) as el:
+        found = el.floats(*matrices.values())
+        local = {name: matrix.local for name, matrix in zip(matrices, found, strict=True)}
+        require_finite(ctx, routine, **local)
+        yield (el, *found)

@@ -12,7 +12,17 @@ import math
 import numpy as np
 from scipy.sparse import csr_array
 
-from ali.blocks import CHUNK, Array, block, float_dtype, panels, require, shape_text
+from ali.blocks import (
+    CHUNK,
+    Array,
+    block,
+    float_dtype,
+    panels,
+    require,
+    require_range,
+    require_real,
+    shape_text,
+)
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from mpi_workers.matrix import copy_kernels
@@ -84,19 +94,11 @@ def kmeans(
     memory: 1.7 times arguments and results.
     """
     m, dtype = A.shape[0], float_dtype(A.dtype)
-    require(A.dtype.kind != "c", "DtypeError", f"kmeans: A is {A.dtype}; it must be real")
+    require_real("kmeans", A=A)
     require(A.shape[1] > 0, "ShapeError", f"kmeans: A is {shape_text(A)}; it has no columns")
-    require(
-        1 <= k <= m,
-        "BadArgumentError",
-        f"kmeans: k must be 1 to {m}, the number of rows of A; got {k}",
-    )
-    require(
-        max_iterations >= 1,
-        "BadArgumentError",
-        f"kmeans: max_iterations={max_iterations} is below 1",
-    )
-    require(tol >= 0, "BadArgumentError", f"kmeans: tol={tol}: it must be at least 0")
+    require_range("kmeans", "k", k, 1, m, note=", the number of rows of A")
+    require_range("kmeans", "max_iterations", max_iterations, 1)
+    require_range("kmeans", "tol", tol, 0)
     rows = _Rows(ctx, block(ctx.to_layout(A, "VC_STAR")).astype(dtype, copy=False), m)
     centers = rows.first_centers(k, seed)
     limit = tol * rows.variance

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ali.blocks import CHUNK, Array, block, panels, require, require_layout, shape_text
+from ali.blocks import CHUNK, Array, panels, require, require_layout, set_diagonal, shape_text
 from ali.interface import Context, routine
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
@@ -133,8 +133,7 @@ def eye(
     """
     n = m if n is None else n
     A = ctx.zeros((m, n), _checked("eye", m, n, dtype, layout), layout)
-    _set_diagonal(A, np.ones(m, A.dtype), k)
-    return A
+    return set_diagonal(A, 1, k)
 
 
 @routine("D")
@@ -167,8 +166,7 @@ def diag(ctx: Context, A: DistMatrix) -> DistMatrix:
     )
     values = ctx.to_layout(A, "STAR_STAR").local.reshape(-1)
     D = ctx.zeros((values.size, values.size), A.dtype)
-    _set_diagonal(D, values)
-    return D
+    return set_diagonal(D, values)
 
 
 @routine("A")
@@ -277,14 +275,6 @@ def _fill_rows(
         for row, values in zip(rows, some, strict=False):
             draw(streams.at(row), values)
         copy_kernels.copy(A.local[part], some[: len(rows)])
-
-
-def _set_diagonal(A: DistMatrix, values: Array, k: int = 0) -> None:
-    """Set elements ``(i, i + k)`` to ``values[i]``; every rank has all values."""
-    local = block(A)
-    for j, col in enumerate(A.cols):
-        if col - k in A.rows:
-            local[A.rows.index(col - k), j] = values[col - k]
 
 
 def _checked(name: str, m: int, n: int, dtype: str, layout: str) -> np.dtype[Any]:

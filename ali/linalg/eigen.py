@@ -27,8 +27,8 @@ from ali.blocks import (
     CHUNK,
     Array,
     block,
+    finite_norm,
     float_dtype,
-    frobenius,
     panel_width,
     panels,
     require,
@@ -133,9 +133,7 @@ class RankOne:
             mine[:, at] = value, nearest, delta[nearest]
             failure = failure or info
         require(not any(ctx.comm.allgather(failure)), "LinAlgError", "eigh: a root was not found")
-        both = np.empty((3, k))
-        for q, part in enumerate(ctx.comm.allgather(mine)):
-            both[:, q :: ctx.size] = part
+        both = gather_rows(ctx, mine.T, 0, k).T
         self.values, self._poles, self._off = both[0], d[both[1].astype(np.int64)], both[2]
         own = range(ctx.rank, k, ctx.size)
         squares = np.empty(len(own))
@@ -145,10 +143,7 @@ class RankOne:
             gaps = d[rows, None] - d
             gaps[range(len(rows)), rows] = -1
             squares[some] = np.prod(ratios / gaps, axis=1)
-        self._z = np.empty(k)
-        for q, part in enumerate(ctx.comm.allgather(squares)):
-            self._z[q :: ctx.size] = np.sqrt(part)
-        self._z = np.copysign(self._z, z)
+        self._z = np.copysign(np.sqrt(gather_rows(ctx, squares[:, None], 0, k)[:, 0]), z)
 
     def _differences(self, d: Array, some: slice = slice(None)) -> Array:
         """``d_i - values_j`` to full relative accuracy."""
@@ -430,12 +425,7 @@ def eigh(ctx: Context, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix,
     lower = block(rows)
     for i, row in enumerate(rows.rows):
         lower[i, row + 1 :] = 0  # the upper triangle may hold NaN
-    scale = frobenius(ctx, rows)
-    require(
-        np.isfinite(scale) and scale <= float(np.finfo(dtype).max),
-        "LinAlgError",
-        f"eigh: A contains NaN or infinity, or is too large (its norm is {scale})",
-    )
+    scale = finite_norm(ctx, "eigh", rows)
     if n <= (ON_ONE_RANK if ctx.size > 1 else LAPACK_LIMIT):
         return _on_one_rank(ctx, rows)
     index = range(len(rows.rows)), rows.rows

@@ -18,6 +18,7 @@ from ali.blocks import (
     block,
     float_dtype,
     require,
+    require_range,
     require_same_rows,
     require_square,
 )
@@ -125,11 +126,7 @@ def checked_tol(
     """The tolerance; for a negative one `default`, or 1000 times that in single precision."""
     require(tol != 0, "BadArgumentError", f"{name}: tol=0 cannot be reached")
     require(tol == tol, "BadArgumentError", f"{name}: tol is NaN")
-    require(
-        max_iterations >= 0,
-        "BadArgumentError",
-        f"{name}: max_iterations={max_iterations}: it must be at least 0",
-    )
+    require_range(name, "max_iterations", max_iterations, 0)
     if tol > 0:
         return tol
     return default * (1000 if np.finfo(dtype).eps > 1e-10 else 1)

@@ -15,7 +15,8 @@ from ali.blocks import (
     block,
     float_dtype,
     panels,
-    require,
+    require_range,
+    require_real,
     require_same_rows,
 )
 from ali.interface import Context, routine
@@ -140,14 +141,10 @@ def random_features_ridge(
     m, r = Y.shape
     name = "random_features_ridge"
     _check(name, X, features, sigma)
-    require(Y.dtype.kind != "c", "DtypeError", f"{name}: Y is {Y.dtype}; it must be real")
+    require_real(name, Y=Y)
     require_same_rows(name, X, Y, "XY")
-    require(lam > 0, "BadArgumentError", f"{name}: lam={lam}: it must be above 0")
-    require(
-        keep_bytes >= 0,
-        "BadArgumentError",
-        f"{name}: keep_bytes={keep_bytes}: it must be at least 0",
-    )
+    require_range(name, "lam", lam, 0, above=True)
+    require_range(name, "keep_bytes", keep_bytes, 0)
     mapped = _Features(ctx, X, features, sigma, seed)
     tol = checked_tol(name, tol, mapped.dtype, max_iterations, 1e-6)
     right = block(ctx.to_layout(Y, "VC_STAR")).astype(mapped.dtype, copy=False)
@@ -214,11 +211,7 @@ def random_features_predict(
     Error: 4 eps, relative to the largest element. Peak memory: 1.2 times arguments and results.
     """
     _check("random_features_predict", X, W.shape[0], sigma)
-    require(
-        W.dtype.kind != "c",
-        "DtypeError",
-        f"random_features_predict: W is {W.dtype}; it must be real",
-    )
+    require_real("random_features_predict", W=W)
     mapped = _Features(ctx, X, W.shape[0], sigma, seed)
     weights = block(ctx.to_layout(W, "STAR_STAR")).astype(mapped.dtype, copy=False)
     Y = ctx.empty((X.shape[0], W.shape[1]), mapped.dtype)
@@ -266,6 +259,6 @@ class _Features:
 
 
 def _check(name: str, X: DistMatrix, features: int, sigma: float) -> None:
-    require(X.dtype.kind != "c", "DtypeError", f"{name}: X is {X.dtype}; it must be real")
-    require(features >= 1, "BadArgumentError", f"{name}: features={features} is below 1")
-    require(sigma > 0, "BadArgumentError", f"{name}: sigma={sigma}: it must be above 0")
+    require_real(name, X=X)
+    require_range(name, "features", features, 1)
+    require_range(name, "sigma", sigma, 0, above=True)

@@ -14,8 +14,9 @@ from ali.blocks import (
     block,
     float_dtype,
     frobenius,
-    require,
     require_choice,
+    require_finite,
+    require_range,
     require_same_rows,
 )
 from ali.interface import Context, routine
@@ -293,7 +294,7 @@ def _least_squares(
     tall = local.conj().T if wide else local
     right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
     limit = rcond if rcond >= 0 else max(m, n) * float(np.finfo(dtype).eps)
-    _refuse_nonfinite(ctx, name, tall, right)
+    require_finite(ctx, name, A=tall, B=right)
     if stays_spread(ctx, small):
         A, B = as_rows(ctx, A, dtype), as_rows(ctx, B, dtype)
         return minimize(ctx, A, B, limit, name != "lstsq")
@@ -361,13 +362,13 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     """
     (m, n), r = A.shape, B.shape[1]
     require_same_rows("ridge", A, B)
-    require(lam > 0, "BadArgumentError", f"ridge: lam={lam}: it must be above 0 (for 0 use lstsq)")
+    require_range("ridge", "lam", lam, 0, above=True, note=" (for 0 use lstsq)")
     dtype = float_dtype(A.dtype, B.dtype)
     wide, small = m < n, min(m, n)
     local = block(ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")).astype(dtype, copy=False)
     tall = local.conj().T if wide else local
     right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
-    _refuse_nonfinite(ctx, "ridge", tall, right)
+    require_finite(ctx, "ridge", A=tall, B=right)
     if exceeds_share(ctx, max(m, n), small):
         return regularized(ctx, as_rows(ctx, A, dtype), as_rows(ctx, B, dtype), lam)
     count = tall.shape[0]
@@ -397,10 +398,3 @@ def _stacked(left: Array, right: Array | None, more: int = 0) -> Array:
     if right is not None:
         whole[:m, n:] = right
     return whole
-
-
-def _refuse_nonfinite(ctx: Context, name: str, *arrays: Array) -> None:
-    bad = np.array([not np.isfinite(array).all() for array in arrays], np.int64)
-    found = sum_over_ranks(ctx.comm, bad)
-    for letter, count in zip("AB", found.tolist(), strict=True):
-        require(count == 0, "LinAlgError", f"{name}: {letter} contains NaN or infinity")

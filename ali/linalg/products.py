@@ -36,10 +36,11 @@ from ali.blocks import (
     panel_width,
     panels,
     require,
+    require_choice,
     shape_text,
+    transposed,
 )
 from ali.interface import Context, routine
-from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Distribution, mirrored
 
@@ -360,11 +361,7 @@ def matmul(
     Error: 4 eps, relative to |C|. Peak memory: 1.1 times arguments and results.
     """
     for name, how in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
-        require(
-            how in OPERATIONS,
-            "BadArgumentError",
-            f"matmul: {name} must be one of N, T (transposed), C (its conjugate); got {how!r}",
-        )
+        require_choice("matmul", name, how, OPERATIONS)
     left = operand(A, transpose_a if A.ndim == 2 else "N")
     right = operand(B, transpose_b if B.ndim == 2 else "N")
     inner_sizes = left.shape[A.ndim - 1], right.shape[0]
@@ -432,9 +429,4 @@ def transpose(ctx: Context, A: DistMatrix, conjugate: bool = False) -> DistMatri
 
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
-    B = ctx.empty((A.shape[1], A.shape[0]), A.dtype, mirrored(A.layout))
-    if A.local.size:
-        copy_kernels.copy(B.local, A.local.T)
-        if conjugate and A.dtype.kind == "c":
-            B.local.imag *= -1
-    return B
+    return transposed(ctx, A, conjugate=conjugate)

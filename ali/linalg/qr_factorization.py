@@ -31,10 +31,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import scipy.linalg
 
-from ali.blocks import CHUNK, Array, block, floating, panel_width, panels
+from ali.blocks import (
+    CHUNK,
+    Array,
+    block,
+    floating,
+    norm_estimate,
+    panel_width,
+    panels,
+    phases,
+)
 from ali.interface import Context
 from ali.linalg.collectives import sum_over_ranks
-from ali.linalg.norm_estimate import norm_estimate
 from ali.linalg.products import inner
 from ali.linalg.triangular import (
     PANEL_COLUMNS,
@@ -538,7 +546,7 @@ def thin_qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     signs: Array | None = None
     corner = ctx.empty((k, k), local.dtype, "CIRC_CIRC")  # whole on rank 0
     if factors.r is not None:
-        turn, length = _phases(np.diagonal(factors.r))
+        turn, length = phases(np.diagonal(factors.r))
         signs = np.diag(turn)
         corner.local[...] = turn.conj()[:, None] * factors.r
         np.fill_diagonal(corner.local, length)
@@ -561,19 +569,9 @@ def _by_panels(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Q = form_q(ctx, Q, found)
     r = block(R)
     k, mine = R.shape[0], range(len(R.rows))
-    diagonal = np.empty(k, dtype)
-    for q, part in enumerate(ctx.comm.allgather(r[mine, R.rows])):
-        diagonal[q :: ctx.size] = part
-    turn, length = _phases(diagonal)
+    diagonal = gather_rows(ctx, r[mine, R.rows][:, None], 0, k)[:, 0]
+    turn, length = phases(diagonal)
     r *= turn[R.rows, None].conj()
     r[mine, R.rows] = length[R.rows]
     block(Q)[...] *= turn
     return Q, R
-
-
-def _phases(diagonal: Array) -> tuple[Array, Array]:
-    """The phases (1 where it is 0) and the absolute values of a diagonal."""
-    wide = np.result_type(diagonal.dtype, np.float64)  # divides subnormal numbers exactly
-    length = np.abs(diagonal.astype(wide))
-    turn = np.where(length > 0, diagonal, 1) / np.where(length > 0, length, 1)
-    return turn.astype(diagonal.dtype), length

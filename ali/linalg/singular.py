@@ -40,13 +40,15 @@ from ali.blocks import (
     CHUNK,
     Array,
     block,
+    finite_norm,
     float_dtype,
     floating,
     frobenius,
     panel_width,
     panels,
-    require,
+    phases,
     require_choice,
+    require_range,
     shape_text,
 )
 from ali.interface import Context, routine
@@ -370,12 +372,7 @@ def hermitian_factor(ctx: Context, Q: DistMatrix, A: DistMatrix) -> DistMatrix:
 
 def unitary_factor(ctx: Context, name: str, A: DistMatrix) -> DistMatrix:
     """The nearest matrix to A with orthonormal columns; m >= n, VC_STAR, floating. Collective."""
-    scale = frobenius(ctx, A)
-    require(
-        math.isfinite(scale) and scale <= float(np.finfo(A.dtype).max),
-        "LinAlgError",
-        f"{name}: A contains NaN or infinity, or is too large (its norm is {scale})",
-    )
+    scale = finite_norm(ctx, name, A)
     m, n = A.shape
     if scale == 0:
         return ctx.new_replicated(np.eye(m, n, dtype=A.dtype), "VC_STAR")
@@ -480,10 +477,8 @@ def svd_in_rows(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, DistMatr
     if n and S.min() <= NOISE * n * float(np.finfo(A.dtype).eps) * S.max():
         # QDWH does not bring the directions of singular values at the level of noise to length 1.
         found = qr_factorization.factor(ctx, U)
-        turn = np.empty(n, A.dtype)
         mine = block(U)[range(len(U.rows)), U.rows]
-        for q, part in enumerate(ctx.comm.allgather(mine)):
-            turn[q :: ctx.size] = np.where(part == 0, 1, part / np.abs(np.where(part, part, 1)))
+        turn, _ = phases(gather_rows(ctx, mine[:, None], 0, n)[:, 0])
         U = qr_factorization.form_q(ctx, U, found)
         block(U)[...] *= turn
     return _descending(S, U, V)
@@ -650,20 +645,12 @@ def truncated_svd(
     results.
     """
     smaller = min(A.shape)
-    require(
-        1 <= rank <= smaller,
-        "BadArgumentError",
-        f"truncated_svd: rank={rank}; it must be 1 to {smaller} for a {shape_text(A)} matrix",
-    )
-    require(tol >= 0, "BadArgumentError", f"truncated_svd: tol={tol}: it must be at least 0")
-    for name, value in (
-        ("max_iterations", max_iterations),
-        ("oversampling", oversampling),
-        ("power_iterations", power_iterations),
-    ):
-        require(
-            value >= 0, "BadArgumentError", f"truncated_svd: {name}={value}: it must be at least 0"
-        )
+    matrix = f" for a {shape_text(A)} matrix"
+    require_range("truncated_svd", "rank", rank, 1, smaller, note=matrix)
+    require_range("truncated_svd", "tol", tol, 0)
+    require_range("truncated_svd", "max_iterations", max_iterations, 0)
+    require_range("truncated_svd", "oversampling", oversampling, 0)
+    require_range("truncated_svd", "power_iterations", power_iterations, 0)
     require_choice("truncated_svd", "method", method, METHODS)
 
     steps, block_size = power_iterations + 1, rank + oversampling
@@ -806,13 +793,7 @@ def _tall(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, float]:
     wide = A.shape[0] < A.shape[1]
     A = ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")
     tall = floating(block(A).T if wide else block(A))
-    scale = frobenius(ctx, A)
-    require(
-        math.isfinite(scale) and scale <= float(np.finfo(tall.dtype).max),
-        "LinAlgError",
-        f"{name}: A contains NaN or infinity, or is too large (its norm is {scale})",
-    )
-    return tall, scale
+    return tall, finite_norm(ctx, name, A)
 
 
 def _decomposed(

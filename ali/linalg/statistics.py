@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ali.blocks import Array, block, float_dtype, require, shape_text
+from ali.blocks import Array, block, float_dtype, require, require_range, require_real, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import tree_reduce
 from ali.linalg.reductions import join_moments, moment_measure, reduce_matrix
@@ -83,13 +83,9 @@ def pca(
     memory: 2.4 times arguments and results.
     """
     m, n = A.shape
-    require(A.dtype.kind != "c", "DtypeError", f"pca: A is {A.dtype}; it must be real")
+    require_real("pca", A=A)
     require(m >= 2, "ShapeError", f"pca: A is {shape_text(A)}; it must have two rows or more")
-    require(
-        1 <= k <= min(m, n),
-        "BadArgumentError",
-        f"pca: k={k}; it must be 1 to {min(m, n)} for a {shape_text(A)} matrix",
-    )
+    require_range("pca", "k", k, 1, min(m, n), note=f" for a {shape_text(A)} matrix")
     dtype = float_dtype(A.dtype)
     rows = ctx.to_layout(A, "VC_STAR")
     measure, nothing = moment_measure(A.dtype)

@@ -21,6 +21,7 @@ from ali.blocks import (
     Array,
     block,
     float_dtype,
+    norm_estimate,
     panels,
     require,
     require_choice,
@@ -31,7 +32,6 @@ from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.indexing import diagonal_of
 from ali.linalg.native_libraries import METHODS, call
-from ali.linalg.norm_estimate import norm_estimate
 from ali.linalg.reductions import largest_sum
 from ali.linalg.singular import singular_values
 from ali.linalg.triangular import (
@@ -574,7 +574,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     -----
     "1": LU, and at most 10 solutions with 4 right-hand sides (Higham, Tisseur 2000): ``2/3 n^3 /
     ranks`` flops; measured beside the explicit inverse, n = 2000: 0.4 of the CPU time.
-    "2": as `svdvals`; accurate up to 1 / epsilon. Source: see ali/linalg/norm_estimate.py.
+    "2": as `svdvals`; accurate up to 1 / epsilon. Source: see ali/blocks.py.
 
     Error: 3 times at most. Peak memory: 4.4 times arguments and results.
     """

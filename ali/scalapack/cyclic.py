@@ -19,13 +19,13 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ali.blocks import require
+from ali.blocks import float_dtype, require, require_finite, shape_text
 from ali.interface import Context
 from ali.native.host import ignored_errors_raised
 from ali.scalapack.native import INT_MAX, BlacsGrid, Native, grid_of, real
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Indices, clip, form
+from mpi_workers.matrix.layout import form
 
 Array = NDArray[Any]
 
@@ -114,30 +114,45 @@ class Call:
     Parameters
     ----------
     ctx : Context
-    dtype : dtype
-        Of all matrices in the computation.
+    routine : str
+        Its name, for messages.
     kind : str
         A key of `BLOCKED_FROM`.
-    extent : int
-        The smallest dimension of the matrices.
     *operands : DistMatrix
         If one is in BLOCK_CYCLIC, the call works in its blocks, and the results have its layout.
+    finite : bool
+        Refuse NaN and infinity, on which ScaLAPACK's pivoting and iterations fail. Collective.
 
     Attributes
     ----------
+    dtype : dtype
+        Of all matrices in the computation: NumPy's common one, with integers and bool as float64.
     layout : str
         Of the matrices that ScaLAPACK takes without a copy, and of results.
     """
 
     def __init__(
-        self, ctx: Context, dtype: np.dtype[Any], kind: str, extent: int, *operands: DistMatrix
+        self, ctx: Context, routine: str, kind: str, *operands: DistMatrix, finite: bool = True
     ) -> None:
+        for matrix in operands:
+            require(
+                min(matrix.shape) >= 1 and max(matrix.shape) <= INT_MAX,
+                "ShapeError",
+                f"{routine}: a matrix is {shape_text(matrix)}; ScaLAPACK takes 1 to {INT_MAX} rows "
+                "and columns",
+            )
+        if finite:
+            names = (chr(ord("A") + i) for i in range(len(operands)))
+            require_finite(
+                ctx, routine, **{n: A.local for n, A in zip(names, operands, strict=True)}
+            )
         self.ctx = ctx
-        self.dtype = dtype
+        self.dtype = float_dtype(*(A.dtype for A in operands))
         self.native: Native = ctx.state["native"]
         self.grid = grid_of(ctx)
         self.layout = next((A.layout for A in operands if _in_blocks(A)), NATURAL)
         block = BLOCKS.get(kind, BLOCK)
+        extent = min(operands[0].shape)
         self.block = block if ctx.size == 1 or extent >= BLOCKED_FROM[kind] else 1
         if self.layout != NATURAL:
             self.block = form(self.layout).block or BLOCK
@@ -308,26 +323,6 @@ def _fits(ctx: Context, count: int) -> None:
         )
 
 
-def keep_lower(matrix: DistMatrix, *, unit: bool = False) -> None:
-    """Zero the elements above the diagonal; `unit`: set the diagonal to ones."""
-    for j, col in enumerate(matrix.cols):
-        above = _before(matrix.rows, col)
-        matrix.local[:above, j] = 0
-        if unit and col in matrix.rows:
-            matrix.local[above, j] = 1
-
-
-def keep_upper(matrix: DistMatrix) -> None:
-    """Zero the elements below the diagonal."""
-    for j, col in enumerate(matrix.cols):
-        matrix.local[_before(matrix.rows, col + 1) :, j] = 0
-
-
-def _before(owned: Indices, index: int) -> int:
-    """How many of the owned indices are below `index`."""
-    return len(clip(owned, 0, index))
-
-
 def diagonal(ctx: Context, matrix: Cyclic, offset: int = 0) -> NDArray[Any]:
     """The diagonal `offset` columns above the main one, on every rank. Collective: its length."""
     at, values = matrix.diagonal(offset)
@@ -336,13 +331,6 @@ def diagonal(ctx: Context, matrix: Cyclic, offset: int = 0) -> NDArray[Any]:
     everything = np.empty_like(mine)
     ctx.comm.Allreduce(mine, everything, MPI.SUM)
     return everything
-
-
-def phases(values: NDArray[Any]) -> NDArray[Any]:
-    """``v / abs(v)``, and 1 for zero."""
-    length = np.abs(values)
-    found: NDArray[Any] = np.where(length > 0, values, 1) / np.where(length > 0, length, 1)
-    return found.astype(values.dtype)
 
 
 def scale_rows(matrix: DistMatrix, factors: NDArray[Any]) -> None:

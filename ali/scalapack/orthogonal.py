@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ali.blocks import require, require_same_rows, shape_text
+from ali.blocks import keep_triangle, phases, require, require_same_rows, shape_text
 from ali.interface import Context, routine
-from ali.scalapack.cyclic import (
-    Call,
-    diagonal,
-    keep_lower,
-    keep_upper,
-    phases,
-    scale_cols,
-    scale_rows,
-    set_real_diagonal,
-)
-from ali.scalapack.native import computed_in, require_finite
+from ali.scalapack.cyclic import Call, diagonal, scale_cols, scale_rows, set_real_diagonal
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
@@ -51,18 +41,16 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Error: 30 eps, |A - Q R| / |A| and |Q^H Q - I|. Peak memory: 1.7 times arguments and results.
     """
-    dtype = computed_in("qr", A)
     (m, n), k = A.shape, min(A.shape)
-    require_finite(ctx, "qr", A)
-    call = Call(ctx, dtype, "geqrf", k, A)
+    call = Call(ctx, "qr", "geqrf", A)
     a = call.copy(A)
-    tau = np.zeros(a.cols + a.block, dtype)
+    tau = np.zeros(a.cols + a.block, call.dtype)
     call.run_with_work("p?geqrf", m, n, *a.submatrix, tau)
-    turn = phases(diagonal(ctx, a))
+    turn, _ = phases(diagonal(ctx, a))
     R = call.leading(a, k, n)
     call.run_with_work("p?orgqr", m, k, k, *a.submatrix, tau)
     Q = call.result(a) if n == k else call.leading(a, m, k)
-    keep_upper(R)
+    keep_triangle(R, lower=False)
     scale_rows(R, turn.conj())
     set_real_diagonal(R)
     scale_cols(Q, turn)
@@ -72,11 +60,11 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 def triangle(ctx: Context, A: DistMatrix) -> DistMatrix:
     """R of A = Q R, up to signs, without Q; A has at least as many rows as columns. Collective."""
     n = A.shape[1]
-    call = Call(ctx, computed_in("qr", A), "geqrf", n, A)
+    call = Call(ctx, "svdvals", "geqrf", A)
     a = call.copy(A)
     call.run_with_work("p?geqrf", *A.shape, *a.submatrix, np.zeros(a.cols + a.block, call.dtype))
     R = call.leading(a, n, n)
-    keep_upper(R)
+    keep_triangle(R, lower=False)
     return R
 
 
@@ -108,18 +96,16 @@ def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Error: 30 eps, |A - L Q| / |A| and |Q Q^H - I|. Peak memory: 2.3 times arguments and results.
     """
-    dtype = computed_in("lq", A)
     (m, n), k = A.shape, min(A.shape)
-    require_finite(ctx, "lq", A)
-    call = Call(ctx, dtype, "geqrf", k, A)
+    call = Call(ctx, "lq", "geqrf", A)
     a = call.copy(A)
-    tau = np.zeros(a.rows + a.block, dtype)
+    tau = np.zeros(a.rows + a.block, call.dtype)
     call.run_with_work("p?gelqf", m, n, *a.submatrix, tau)
-    turn = phases(diagonal(ctx, a))
+    turn, _ = phases(diagonal(ctx, a))
     L = call.leading(a, m, k)
     call.run_with_work("p?orglq", k, n, k, *a.submatrix, tau)
     Q = call.result(a) if m == k else call.leading(a, k, n)
-    keep_lower(L)
+    keep_triangle(L, lower=True)
     scale_cols(L, turn.conj())
     set_real_diagonal(L)
     scale_rows(Q, turn)
@@ -161,15 +147,13 @@ def lstsq(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     Error: 2 eps, |A^H (A X - B)| / (|A| (|A| |X| + |B|)). Peak memory: 3.1 times arguments and
     results.
     """
-    dtype = computed_in("lstsq", A, B)
     (m, n), k = A.shape, B.shape[1]
     require_same_rows("lstsq", A, B)
-    require_finite(ctx, "lstsq", A, B)
-    call = Call(ctx, dtype, "geqrf", min(m, n), A, B)
+    call = Call(ctx, "lstsq", "geqrf", A, B)
     a, b = call.copy(A), call.copy(B, max(m, n))
     call.run_with_work("p?gels", "N", m, n, k, *a.submatrix, *b.submatrix)
     lengths = np.abs(diagonal(ctx, a))
-    limit = max(m, n) * float(np.finfo(dtype).eps) * float(lengths.max())
+    limit = max(m, n) * float(np.finfo(call.dtype).eps) * float(lengths.max())
     require(
         float(lengths.min()) > limit,
         "LinAlgError",

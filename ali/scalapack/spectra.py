@@ -18,17 +18,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from ali.blocks import Array, block, count_owned, panel_width, panels, require, require_square
+from ali.blocks import (
+    Array,
+    block,
+    count_owned,
+    panel_width,
+    panels,
+    require,
+    require_square,
+    transposed,
+)
 from ali.interface import Context, routine
 from ali.lapack import Routine
 from ali.scalapack import cyclic
 from ali.scalapack.cyclic import Call, Cyclic
-from ali.scalapack.native import computed_in, real, require_finite
+from ali.scalapack.native import real
 from ali.scalapack.orthogonal import lq, qr, triangle
 from ali.scalapack.systems import matmul
-from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import mirrored
 
 LEAF = 48  # order of the matrices whose vectors LAPACK's QR iteration finds
 WIDTH = 256  # columns of a panel, at most
@@ -296,10 +303,9 @@ def eigh(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Error: 40 eps, |A - V W V^H| / |A| and |V^H V - I|. Peak memory: 3.7 times arguments and
     results.
     """
-    dtype = computed_in("eigh", A)
     n = require_square("eigh", A)
-    require_finite(ctx, "eigh", A)
-    call = Call(ctx, dtype, "syevd", n, A)
+    call = Call(ctx, "eigh", "syevd", A)
+    dtype = call.dtype
     a, v = call.copy(A), call.new(n, n)
     w = np.zeros(n, real(dtype))
     kinds: tuple[Any, ...] = (
@@ -355,9 +361,9 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
     Error: 100 eps, |A - U S V^H| / |A|, |U^H U - I| and |V^H V - I|. Peak memory: 2.9 times
     arguments and results.
     """
-    dtype = computed_in("svd", A)
     (m, n), k = A.shape, min(A.shape)
-    require_finite(ctx, "svd", A)
+    call = Call(ctx, "svd", "gebrd", A)
+    dtype = call.dtype
     if m > TALL * n:
         Q, R = qr(ctx, A)
         S, left, V = svd(ctx, R)
@@ -367,9 +373,8 @@ def svd(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix
         S, U, right = svd(ctx, L)
         return S, U, matmul(ctx, Q, right, "C")
     if m < n:
-        S, V, U = svd(ctx, _adjoint(ctx, A))
+        S, V, U = svd(ctx, ctx.to_layout(transposed(ctx, A, conjugate=True), A.layout))
         return S, U, V
-    call = Call(ctx, dtype, "gebrd", k, A)
     a = call.copy(A)
     length, kind = k + call.block, real(dtype)
     unused = call.vector(length, kind), call.vector(length, kind)  # the same diagonals are in a
@@ -428,11 +433,9 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     Error: 15 eps, relative to the largest singular value. Peak memory: 4.8 times arguments and
     results.
     """
-    dtype = computed_in("svdvals", A)
-    require_finite(ctx, "svdvals", A)
+    call = Call(ctx, "svdvals", "gesvd", A)
     if A.shape[0] > TALL * A.shape[1]:
         A = triangle(ctx, A)
-    call = Call(ctx, dtype, "gesvd", min(A.shape), A)
     return ctx.new_replicated(_values(call, call.copy(A), call.new(1, 1)))
 
 
@@ -457,14 +460,3 @@ def _values(call: Call, a: Cyclic, unused: Cyclic) -> Array:
         f"svdvals: no convergence (p?gesvd returned {info}); try linalg.svdvals",
     )
     return S
-
-
-def _adjoint(ctx: Context, matrix: DistMatrix) -> DistMatrix:
-    """The conjugate transpose, in the same layout."""
-    m, n = matrix.shape
-    turned = ctx.empty((n, m), matrix.dtype, mirrored(matrix.layout))
-    if matrix.local.size:
-        copy_kernels.copy(turned.local, matrix.local.T)
-        if turned.dtype.kind == "c":
-            np.conjugate(turned.local, out=turned.local)
-    return ctx.to_layout(turned, matrix.layout)

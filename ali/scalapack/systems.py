@@ -1,29 +1,34 @@
 """Linear systems: LU and Cholesky factorizations, solutions, condition; products and norms.
 
 Not with ``p?gecon``: for real random matrices the reference ScaLAPACK's (2.2) is up to fifty
-times too small, on one rank as well. The same algorithm is a few lines over ``p?getrs``.
+times too small, on one rank as well. `norm_estimate` needs ``p?getrs`` only.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ali.blocks import require, require_choice, require_same_rows, require_square, shape_text
+from ali.blocks import (
+    Array,
+    keep_triangle,
+    norm_estimate,
+    product_sizes,
+    require,
+    require_choice,
+    require_same_rows,
+    require_square,
+    set_diagonal,
+)
 from ali.interface import Context, routine
 from ali.scalapack.cyclic import (
     Call,
     Cyclic,
     indices,
-    keep_lower,
-    keep_upper,
-    phases,
     set_real_diagonal,
 )
-from ali.scalapack.native import computed_in, require_finite, scalar
+from ali.scalapack.native import scalar
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
@@ -58,11 +63,9 @@ def solve(ctx: Context, A: DistMatrix, B: DistMatrix) -> DistMatrix:
 
     Error: 2 eps, |A X - B| / (|A| |X| + |B|). Peak memory: 5.0 times arguments and results.
     """
-    dtype = computed_in("solve", A, B)
     n = require_square("solve", A)
     require_same_rows("solve", A, B)
-    require_finite(ctx, "solve", A, B)
-    call = Call(ctx, dtype, "getrf", n, A, B)
+    call = Call(ctx, "solve", "getrf", A, B)
     a, b = call.copy(A), call.copy(B)
     info = call.run("p?gesv", n, B.shape[1], *a.submatrix, a.pivots(), *b.submatrix)
     require(info == 0, "LinAlgError", f"solve: A is singular: pivot {info} of {n} is zero")
@@ -99,10 +102,8 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
 
     Error: 1 eps, |A - L L^H| / |A|. Peak memory: 2.6 times arguments and results.
     """
-    dtype = computed_in("cholesky", A)
     n = require_square("cholesky", A)
-    require_finite(ctx, "cholesky", A)
-    call = Call(ctx, dtype, "potrf", n, A)
+    call = Call(ctx, "cholesky", "potrf", A)
     a = call.copy(A)
     info = call.run("p?potrf", "L", n, *a.submatrix)
     require(
@@ -111,7 +112,7 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
         f"cholesky: A is not positive definite: its leading {info} x {info} part is not",
     )
     L = call.result(a)
-    keep_lower(L)
+    keep_triangle(L, lower=True)
     set_real_diagonal(L)
     return L
 
@@ -149,10 +150,8 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
 
     Error: 10 eps, |P A - L U| / |A|. Peak memory: 2.2 times arguments and results.
     """
-    dtype = computed_in("lu", A)
     (m, n), k = A.shape, min(A.shape)
-    require_finite(ctx, "lu", A)
-    call = Call(ctx, dtype, "getrf", k, A)
+    call = Call(ctx, "lu", "getrf", A)
     a = call.copy(A)
     pivots = a.pivots()
     call.run("p?getrf", m, n, *a.submatrix, pivots)
@@ -161,9 +160,9 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
         U, L = call.leading(a, k, n), call.result(a)
     else:
         L, U = call.leading(a, m, k), call.result(a)
-    keep_lower(L, unit=True)
-    keep_upper(U)
-    return L, U, P
+    keep_triangle(L, lower=True)
+    keep_triangle(U, lower=False)
+    return set_diagonal(L, 1), U, P
 
 
 def _permutation(
@@ -181,11 +180,6 @@ def _permutation(
     for i, other in enumerate(every.tolist()):
         order[i], order[other] = order[other], order[i]
     return np.array(order, np.int64)
-
-
-Array = NDArray[Any]
-
-MOST = 5  # steps: Higham has never seen more do any good
 
 
 @routine("condition")
@@ -214,76 +208,32 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
 
     Notes
     -----
-    An LU factorization (see `lu`), then at most 11 solves with one right-hand side and n words
-    summed for each. Cannot be interrupted while it computes. Sources: ScaLAPACK Users' Guide,
-    ``p?lange``, ``p?getrf``, ``p?getrs``; Higham 1988 (ACM TOMS 14, algorithm 674).
+    An LU factorization (see `lu`), then at most 10 solves with 4 right-hand sides, which every rank
+    receives. Cannot be interrupted while it computes. Sources: ScaLAPACK Users' Guide,
+    ``p?lange``, ``p?getrf``, ``p?getrs``; Higham, Tisseur 2000 (see ali/blocks.py).
 
     Error: 3 times at most. Peak memory: 4.8 times arguments and results.
     """
-    dtype = computed_in("condest", A)
     n = require_square("condest", A)
     require_choice("condest", "ord", ord, ("1", "inf"))
-    require_finite(ctx, "condest", A)
-    call = Call(ctx, dtype, "getrf", n, A)
+    call = Call(ctx, "condest", "getrf", A)
     a = call.copy(A)
     size = call.norm("1" if ord == "1" else "I", a)
     pivots = a.pivots()
     if size == 0.0 or call.run("p?getrf", n, n, *a.submatrix, pivots):
         return float("inf")
-    inverse = _Inverse(call, a, pivots)
+
+    def solved(B: Array, turned: str) -> Array:
+        b = call.copy(ctx.new_replicated(B, call.layout))
+        call.run("p?getrs", turned, n, B.shape[1], *a.submatrix, pivots, *b.submatrix)
+        return ctx.to_layout(call.result(b), "STAR_STAR").local
+
     # The infinity norm of a matrix is the 1-norm of its adjoint.
-    return size * _one_norm(n, inverse, *(("N", "C") if ord == "1" else ("C", "N")))
-
-
-class _Inverse:
-    """A^-1 from the factors of A, for vectors that every rank holds whole."""
-
-    def __init__(self, call: Call, factors: Cyclic, pivots: NDArray[np.int32]) -> None:
-        self._call = call
-        self._factors = factors
-        self._pivots = pivots
-        self._vector = call.new(factors.n, 1)
-        grid = call.grid  # the vector lies in the grid's first column
-        rows = indices(factors.n, factors.block, grid.row, grid.height)
-        self._rows = rows if grid.col == 0 else rows[:0]
-
-    def times(self, x: Array, turned: str) -> Array:
-        """A^-1 x ("N"), or its adjoint times x ("C"). Collective."""
-        mine = self._vector.data[: len(self._rows)]
-        mine[...] = x[self._rows]
-        self._call.run(
-            "p?getrs", turned, len(x), 1, *self._factors.submatrix, self._pivots,
-            *self._vector.submatrix,
-        )  # fmt: skip
-        part, everything = np.zeros_like(x), np.empty_like(x)
-        part[self._rows] = mine
-        self._call.ctx.comm.Allreduce(part, everything, MPI.SUM)
-        return everything
-
-
-def _one_norm(n: int, matrix: _Inverse, plain: str, adjoint: str) -> float:
-    """Lower bound of a matrix's 1-norm that is seldom far from it (Higham 1988)."""
-    dtype = matrix._vector.data.dtype
-    y = matrix.times(np.full(n, 1 / n, dtype), plain)
-    best = float(np.abs(y).sum())
-    last = -1
-    for _ in range(MOST):
-        gradient = np.abs(matrix.times(phases(y), adjoint))
-        steepest = int(gradient.argmax())
-        if last >= 0 and gradient[steepest] <= gradient[last]:
-            break
-        last = steepest
-        unit = np.zeros(n, dtype)
-        unit[steepest] = 1
-        y = matrix.times(unit, plain)
-        found = float(np.abs(y).sum())
-        if found <= best:
-            break
-        best = found
-    # A vector that no cancellation fits, against matrices made to mislead.
-    rising = (-1.0) ** np.arange(n) * (1 + np.arange(n) / max(1, n - 1))
-    other = float(np.abs(matrix.times(rising.astype(dtype), plain)).sum())
-    return max(best, 2 * other / (3 * n))
+    plain, adjoint = ("N", "C") if ord == "1" else ("C", "N")
+    inverse = norm_estimate(
+        ctx, n, call.dtype, lambda B: solved(B, plain), lambda B: solved(B, adjoint)
+    )
+    return size * inverse
 
 
 NORMS = {"fro": "F", "1": "1", "inf": "I", "max": "M"}
@@ -323,24 +273,14 @@ def matmul(
 
     Error: 5 eps, relative to |C|. Peak memory: 2.3 times arguments and results.
     """
-    dtype = computed_in("matmul", A, B)
-    for name, value in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
-        require_choice("matmul", name, value, ("N", "T", "C"))
-    m, k = A.shape if transpose_a == "N" else A.shape[::-1]
-    other, n = B.shape if transpose_b == "N" else B.shape[::-1]
-    require(
-        k == other,
-        "ShapeError",
-        f"matmul: A is {shape_text(A)} ({transpose_a}) and B is {shape_text(B)} ({transpose_b}); "
-        "op(A) must have as many columns as op(B) has rows",
-    )
-    call = Call(ctx, dtype, "gemm", min(m, n, k), A, B)
+    m, k, n = product_sizes(A, B, transpose_a, transpose_b)
+    call = Call(ctx, "matmul", "gemm", A, B, finite=False)
     a = call.operand(A)
     b = a if B is A else call.operand(B)
     c = call.new(m, n)
     call.run(
-        "p?gemm", transpose_a, transpose_b, m, n, k, scalar(1, dtype), *a.submatrix,
-        *b.submatrix, scalar(0, dtype), *c.submatrix, info=False,
+        "p?gemm", transpose_a, transpose_b, m, n, k, scalar(1, call.dtype), *a.submatrix,
+        *b.submatrix, scalar(0, call.dtype), *c.submatrix, info=False,
     )  # fmt: skip
     return call.result(c)
 
@@ -374,9 +314,8 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
 
     Error: 2 eps, relative to the norm. Peak memory: 3.2 times arguments and results.
     """
-    dtype = computed_in("norm", A)
     require_choice("norm", "ord", ord, tuple(NORMS))
-    call = Call(ctx, dtype, "lange", 0, A)
+    call = Call(ctx, "norm", "lange", A, finite=False)
     a = call.operand(A)
     mine = np.array([a.rows > 0 and a.cols > 0 and bool(np.isnan(a.data).any())], np.int32)
     nans = np.zeros(1, np.int32)

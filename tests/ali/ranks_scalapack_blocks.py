@@ -36,7 +36,7 @@ def in_place(gang: Gang) -> list[Any]:
         context = grid_of(ctx).context
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Call, "_move", refuse)
-            own: Cyclic = Call(ctx, A.dtype, "getrf", 1, A).operand(A)
+            own: Cyclic = Call(ctx, "lu", "getrf", A).operand(A)
             same = own.matrix is A and np.array_equal(own.desc, A.descriptor(context))
             check.true(same, ["the descriptor", what])
             h = a @ a.conj().T + np.eye(m, dtype=dtype)

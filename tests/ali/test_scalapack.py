@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_failures_on_the_way_reach_every_rank_alike(ranks: int) -> None:
         assert "does not have full rank" in words.pop(f"not of full rank, {way}")
     for name, said in words.items():
         routine = name.partition(",")[0]
-        assert said == f"LinAlgError: {routine}: a matrix contains NaN or infinity"
+        assert re.fullmatch(f"LinAlgError: {routine}: [AB] contains NaN or infinity", said)
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
