@@ -1,79 +1,24 @@
 """Which shared objects an ELF file needs, and which files the loader takes for them.
 
-Follows ld.so(8): RPATH, LD_LIBRARY_PATH, RUNPATH, the cache of ldconfig, the default folders.
+The loader itself is asked, as by ldd, and with ``LD_DEBUG=files``: it maps the files and runs none of
+their code. So RPATH, RUNPATH, LD_LIBRARY_PATH and the cache of ldconfig count as they do when the
+file is loaded.
 """
 
 from __future__ import annotations
 
-import functools
-import mmap
 import os
-import struct
+import re
+import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-MAGIC = b"\x7fELF\x02\x01"  # 64-bit, little-endian
-HEADER, SEGMENT, ENTRY = 64, 56, 16  # sizes of ELF's structures in bytes
-PT_LOAD, PT_DYNAMIC = 1, 2
-DT_NEEDED, DT_STRTAB, DT_RPATH, DT_RUNPATH = 1, 5, 15, 29
-CACHE, CACHE_MAGIC = Path("/etc/ld.so.cache"), b"glibc-ld.so.cache1.1"
-DEFAULT_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
+from ali.mpi_files import mapped_files
 
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The dynamic section of a shared object, as far as it names others."""
-
-    names: tuple[str, ...] = ()
-    rpath: tuple[str, ...] = ()  # folders, with $ORIGIN replaced
-    runpath: tuple[str, ...] = ()
-    machine: int = -1
-
-
-def needs(file: Path) -> Needs:
-    """The names that a file needs; nothing for a file that the loader would refuse."""
-    try:
-        with (
-            file.open("rb") as opened,
-            mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text,
-        ):
-            return _parsed(text, str(file.resolve().parent))
-    except (OSError, ValueError, OverflowError, struct.error):  # ValueError: an empty file
-        return Needs()
-
-
-def _parsed(text: mmap.mmap, origin: str) -> Needs:
-    if text[: len(MAGIC)] != MAGIC:
-        return Needs()
-    (machine,) = struct.unpack_from("<H", text, 18)
-    (first,) = struct.unpack_from("<Q", text, 32)
-    (count,) = struct.unpack_from("<H", text, 56)
-    segments = [struct.unpack_from("<IIQQQQ", text, first + i * SEGMENT) for i in range(count)]
-    entries: list[tuple[int, int]] = []
-    for kind, _, offset, _, _, nbytes in segments:
-        if kind == PT_DYNAMIC:
-            entries = list(
-                struct.iter_unpack("<qQ", text[offset : offset + nbytes // ENTRY * ENTRY])
-            )
-    strings = next((value for tag, value in entries if tag == DT_STRTAB), 0)
-    for kind, _, offset, address, _, nbytes in segments:
-        if kind == PT_LOAD and address <= strings < address + nbytes:
-            strings += offset - address
-            break
-
-    def named(wanted: int) -> Iterator[str]:
-        for tag, value in entries:
-            if tag == wanted:
-                start = strings + value
-                yield os.fsdecode(text[start : text.find(b"\0", start)])
-
-    def folders(wanted: int) -> tuple[str, ...]:
-        found = [folder for value in named(wanted) for folder in value.split(":") if folder]
-        return tuple(f.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for f in found)
-
-    runpath = folders(DT_RUNPATH)
-    return Needs(tuple(named(DT_NEEDED)), () if runpath else folders(DT_RPATH), runpath, machine)
+LOADER = re.compile(r"ld(64|-linux[\w-]*|-[\d.]+)\.so[\d.]*")
+NEEDED = re.compile(r"\s*\d+:\s+file=(\S+) \[\d+\];  needed by (.+) \[\d+\]")
+FOUND = re.compile(r"\s*(\S+) => (/.+) \(0x[0-9a-f]+\)")
+LIMIT_S = 60.0  # a file system that does not answer
 
 
 def chains(file: Path) -> Iterator[tuple[str, ...]]:
@@ -86,59 +31,28 @@ def chains(file: Path) -> Iterator[tuple[str, ...]]:
 
 
 def searched(file: Path) -> Iterator[tuple[tuple[str, ...], Path | None]]:
-    """The tuples of `chains`, each with the file that the loader takes for its last name."""
-    own = needs(file)
-    queue: list[tuple[tuple[str, ...], Needs, tuple[str, ...]]] = [((), own, own.rpath)]
-    seen: set[str] = set()
-    while queue:
-        chain, about, inherited = queue.pop(0)
-        for name in about.names:
-            if name in seen:
-                continue
-            seen.add(name)
-            found = _located(name, about, inherited)
-            yield (*chain, name), found
-            if found is not None:
-                below = needs(found)
-                queue.append(((*chain, name), below, (*below.rpath, *inherited)))
+    """The tuples of `chains`, each with the file that the loader takes for its last name.
 
-
-def _located(name: str, about: Needs, inherited: tuple[str, ...]) -> Path | None:
-    """The file that the loader takes for a name in an object's dynamic section."""
-    if "/" in name:
-        return Path(name)
-    variable = [f for f in os.environ.get("LD_LIBRARY_PATH", "").split(":") if f]
-    before = () if about.runpath else inherited
-    for folder in (*before, *variable, *about.runpath):
-        if _fits(Path(folder, name), about.machine):
-            return Path(folder, name)
-    cached = _cache().get(name, [])
-    for path in (*cached, *(f"{folder}/{name}" for folder in DEFAULT_FOLDERS)):
-        if _fits(Path(path), about.machine):
-            return Path(path)
-    return None
-
-
-def _fits(path: Path, machine: int) -> bool:
-    try:
-        with path.open("rb") as file:
-            head = file.read(20)
-    except OSError:
-        return False
-    return head.startswith(MAGIC) and head[18:] == struct.pack("<H", machine)
-
-
-@functools.cache
-def _cache() -> dict[str, list[str]]:
-    """Paths by name, from the cache of ldconfig; empty where it has another format."""
-    found: dict[str, list[str]] = {}
-    try:
-        text = CACHE.read_bytes()
-        if text.startswith(CACHE_MAGIC):
-            (count,) = struct.unpack_from("<I", text, 20)
-            for _, key, value, _, _ in struct.iter_unpack("<iIIIQ", text[48 : 48 + 24 * count]):
-                name, path = (os.fsdecode(text[at : text.index(b"\0", at)]) for at in (key, value))
-                found.setdefault(name, []).append(path)
-    except (OSError, ValueError, struct.error):
-        return {}
-    return found
+    Nothing for a file that the loader would refuse, or where the loader is not glibc's.
+    """
+    loader = next((path for path in mapped_files() if LOADER.fullmatch(Path(path).name)), None)
+    if loader is None:
+        return
+    kept = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    answer = subprocess.run(
+        [loader, str(file.resolve())],
+        env=kept | {"LD_TRACE_LOADED_OBJECTS": "1", "LD_DEBUG": "files"},
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    lines = os.fsdecode(answer.stdout + answer.stderr).splitlines()
+    found = {m[1]: m[2] for m in map(FOUND.fullmatch, lines) if m}
+    below: dict[str, tuple[str, ...]] = {
+        str(file.resolve()): ()
+    }  # by file: the names that lead to it
+    for name, needer in (m.groups() for m in map(NEEDED.fullmatch, lines) if m):
+        chain = (*below.get(needer, ()), name)
+        path = found.get(name, name if name.startswith("/") else None)
+        below[path or name] = chain
+        yield chain, None if path is None else Path(path)

@@ -23,8 +23,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ali.elf import DT_NEEDED, DT_STRTAB, ENTRY, HEADER, MAGIC, PT_DYNAMIC, PT_LOAD, SEGMENT
-
 LOADED = "libmpi.so.12"
 WANTED = "libmpich.so.12"
 
@@ -34,11 +32,12 @@ CORES = {
     "HASWELL": {"avx2", "fma"},
 }
 
-SYMBOL = 24  # bytes
+MAGIC = b"\x7fELF\x02\x01"  # 64-bit, little-endian
+HEADER, SEGMENT, ENTRY, SYMBOL = 64, 56, 16, 24  # sizes of ELF's structures in bytes
 PAGE = 0x10000  # 64 KiB: no kernel has larger pages
 READ_WRITE = 6
-DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 6, 10, 11, 14
-PT_GNU_STACK = 0x6474E551
+DT_NEEDED, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME = 1, 5, 6, 10, 11, 14
+PT_LOAD, PT_DYNAMIC, PT_GNU_STACK = 1, 2, 0x6474E551
 ET_DYN = 3
 
 
