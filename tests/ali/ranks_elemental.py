@@ -1,25 +1,196 @@
-"""Rank side of test_elemental.py: one launch for each number of ranks."""
+"""Rank side of test_elemental.py: one launch for each number of ranks.
+
+That results of linear algebra are right is in ranks_routines.py.
+"""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 
 from ali import elemental
 from ali.elemental.views import Elemental
+from ali.interface import Context
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import LAYOUTS, Shape
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_elemental_checks import context, values
-from tests.ali.ranks_elemental_linear import (
-    factorizations,
-    layouts,
-    numbers,
-    products,
-    spectra,
-    systems,
-)
-from tests.ali.ranks_elemental_models import factorised_data, models
+from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, failures_on_all_ranks, values
+
+
+def context(gang: Gang) -> Context:
+    """A context whose state lasts as long as the gang, as a loaded library's does."""
+    state = vars(gang).setdefault("elemental", {})
+    if not state:
+        elemental.load(state, None)
+    return Context(gang, state)
+
+
+def checks(gang: Gang) -> Checks:
+    check = Checks(gang)
+    check.ctx = context(gang)
+    return check
+
+
+def low(shape: Shape, dtype: str, rank: int) -> Array:
+    """A matrix of this rank, or of the least that the shape allows."""
+    rank = min(rank, *shape)
+    return values((shape[0], rank), dtype, 3) @ values((rank, shape[1]), dtype, 4)
+
+
+def layouts(gang: Gang) -> list[Any]:
+    """Elemental reads and writes the elements that are there, in every layout."""
+    check = checks(gang)
+    shapes = [(7, 5), (2, 13), (1, 1)][: 3 if gang.size <= 2 else 1]
+    for layout, dtype, shape in itertools.product(LAYOUTS, FLOATS, shapes):
+        a = values(shape, dtype)
+        A = check.distribute(a, layout)
+        with Elemental(check.ctx) as el:
+            read = el.zeros(shape, dtype, "STAR_STAR")
+            el("CopyDist", dtype, A, read)
+            written = el.zeros(shape, dtype, layout)
+            el("CopyDist", dtype, read, written)
+        check.true(np.array_equal(read.local, a), ["read", layout, dtype, shape])
+        check.true(np.array_equal(written.local, A.local), ["written", layout, dtype, shape])
+    grid = check.ctx.state["grid"]
+    check.true(len(grid.spare) <= 3 * len(LAYOUTS) * len(FLOATS), "objects are used again")
+    return check.result()
+
+
+def special(gang: Gang) -> list[Any]:
+    """Inputs that need an answer of their own: integers, singular and low-rank matrices."""
+    check = checks(gang)
+    ctx = check.ctx
+    for one, other in itertools.product(("int32", "bool", "complex64"), ("int64", "float64")):
+        a, b = values((7, 5), one), values((5, 9), other, 1)
+        C = elemental.matmul(ctx, check.distribute(a), check.distribute(b, "MC_MR"))
+        kind = np.result_type(a, b)
+        kind = np.dtype(np.float64) if kind.kind in "bi" else kind
+        check.close(check.whole(C), a.astype(kind) @ b, kind, [one, other])
+    whole = np.arange(12).reshape(4, 3)
+    norms = {kind: elemental.norm(ctx, check.distribute(whole), kind) for kind in ("fro", "max")}
+    check.true(abs(norms["fro"] - np.linalg.norm(whole)) < 1e-13, "norm of integers")
+    check.true(norms["max"] == 11, "max of integers")
+    for kind in ("2", "1"):
+        condition = elemental.cond(ctx, check.distribute(np.ones((4, 4))), kind)
+        check.true(condition > 1e15, ["singular", kind])
+    for shape, dtype, rank in itertools.product([(17, 17), (40, 6), (6, 31)], FLOATS, (2, 4)):
+        a, what = low(shape, dtype, 2), [shape, dtype, rank]
+        p, Z = map(check.whole, elemental.interpolative(ctx, check.distribute(a), rank))
+        r = len(Z)  # A has rank 2, within rounding
+        check.true(2 <= r <= rank and Z.shape[1] == shape[1] - r, [*what, Z.shape])
+        near = a[:, p.ravel()[:r]] @ np.hstack([np.eye(r, dtype=dtype), Z])
+        size = 5 * float(np.abs(a).max())
+        check.close(near, a[:, p.ravel()], dtype, ["interpolative", *what], size)
+        X = check.whole(elemental.pinv(ctx, check.distribute(a)))
+        limit = max(shape) * float(np.finfo(dtype).eps)
+        exact = np.linalg.pinv(a.astype(np.result_type(dtype, np.float64)), limit)
+        steep = 1 + float(np.linalg.norm(a, 2) * np.linalg.norm(exact, 2))
+        size = steep * float(np.abs(exact).max())
+        check.close(X, exact.astype(dtype), dtype, ["pinv", *what], size)
+        _, R, _ = elemental.qr_pivoted(ctx, check.distribute(a))
+        fall = np.abs(np.diagonal(check.whole(R)))
+        slack = 100 * float(np.finfo(dtype).eps) * float(fall[0])
+        check.true((np.diff(fall) <= slack).all(), ["falling", *what])
+        check.true((fall[2:] <= slack).all(), ["numerical rank", *what])
+    zero = check.distribute(np.zeros((4, 3)))
+    check.true(not check.whole(elemental.pinv(ctx, zero)).any(), "pinv of zero")
+    return check.result()
+
+
+def models(gang: Gang) -> list[Any]:
+    """On data whose answer is known, or by the conditions of optimality."""
+    check = checks(gang)
+    if gang.size > 2:  # interior points wait for each other thousands of times
+        _regressions(check, "float64", (10, 4))
+    else:
+        for dtype in ("float64", "float32"):
+            _regressions(check, dtype, (24, 9))
+            _other_regressions(check, dtype)
+    return check.result()
+
+
+def _sparse_data(shape: Shape, dtype: str) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(5)
+    a = rng.standard_normal(shape).astype(dtype)
+    truth = np.zeros((shape[1], 1), dtype)
+    truth[[1, 3]] = [[2], [-3]]
+    return a, truth, (a @ truth + 0.01 * rng.standard_normal((shape[0], 1))).astype(dtype)
+
+
+def _regressions(check: Checks, dtype: str, shape: Shape) -> None:
+    fine = 1e-5 if dtype == "float64" else 3e-2
+    a, truth, b = _sparse_data(shape, dtype)
+    A, B = check.distribute(a), check.distribute(b)
+    for name, lam2 in (("lasso", 0.0), ("elastic_net", 0.5)):
+        weights = (2.0, lam2) if lam2 else (2.0,)
+        x = check.whole(getattr(elemental, name)(check.ctx, A, B, *weights))
+        # The slope is 2 sign(x) where x is not zero, else between -2 and 2.
+        slope, there = a.T @ (b - a @ x) - 2 * lam2 * x, np.abs(x) > 1e-2
+        check.true((np.abs(slope) <= 2 + fine).all(), [name, "bound", dtype])
+        check.true((np.abs(slope - 2 * np.sign(x))[there] <= fine).all(), [name, "sign", dtype])
+        check.true((there == (truth != 0)).all(), [name, "support", dtype])
+
+
+def _other_regressions(check: Checks, dtype: str) -> None:
+    ctx, rng = check.ctx, np.random.default_rng(7)
+    fine = 1e-5 if dtype == "float64" else 3e-2
+    a, truth, _ = _sparse_data((24, 9), dtype)
+    A = check.distribute(a)
+    wide = rng.standard_normal((9, 16)).astype(dtype)
+    rare = np.zeros((16, 1), dtype)
+    rare[[3, 7]] = [[1], [-2]]
+    x = check.whole(
+        elemental.basis_pursuit(ctx, check.distribute(wide), check.distribute(wide @ rare))
+    )
+    check.true(np.abs(x - rare).max() <= fine, ["basis pursuit", dtype])
+    spoilt = a @ truth
+    spoilt[[3, 8]] += 100
+    x = check.whole(elemental.least_absolute(ctx, A, check.distribute(spoilt)))
+    check.true(np.abs(x - truth).max() <= fine, ["least absolute", dtype])
+    points = rng.standard_normal((24, 2)).astype(dtype)
+    sides = np.sign(points @ [[1], [-2]] + 0.3).astype(dtype)
+    points += 0.5 * sides * np.array([1, -2], dtype)
+    w, bias = elemental.svm(ctx, check.distribute(points), check.distribute(sides), 10.0)
+    margins = sides * (points @ check.whole(w) + bias)
+    check.true((margins > 0).all(), ["svm separates", dtype])
+    check.true(margins.min() >= 0.95, ["svm's margin", dtype])
+    targets = rng.standard_normal((24, 2)).astype(dtype)
+    x = check.whole(elemental.nnls(ctx, A, check.distribute(targets)))
+    slope = a.T @ (targets - a @ x)  # is 0 where x > 0, else not above 0
+    check.true(x.min() >= -1e-6, ["nnls, sign", dtype])
+    check.true(slope.max() <= 10 * fine, ["nnls, bound", dtype])
+    check.true((np.abs(slope * x) <= 10 * fine).all(), ["nnls, complementary", dtype])
+
+
+def factorised_data(gang: Gang) -> list[Any]:
+    check = checks(gang)
+    ctx, few = check.ctx, gang.size > 2
+    rng = np.random.default_rng(6)
+    a = rng.random((20, 3)) @ rng.random((3, 14))
+    for dtype in ("float64",) if few else ("float64", "float32"):
+        A = check.distribute(a.astype(dtype))
+        X, Y = map(check.whole, elemental.nmf(ctx, A, 3, iterations=2 if few else 8))
+        check.true(X.min() >= 0 and Y.min() >= 0 and X.dtype == dtype, ["nmf, sign", dtype])
+        check.true(X.shape == (20, 3) and Y.shape == (14, 3), ["nmf, shapes", dtype])
+        left = float(np.linalg.norm(a - X @ Y.T) / np.linalg.norm(a))
+        check.true(left <= (0.15 if few else 0.05), ["nmf", dtype, left])
+    for dtype in ("float64",) if few else FLOATS:
+        plain = low((30, 24), dtype, 2)
+        rare = 10 * values((30, 24), dtype, 8) * (rng.random((30, 24)) < 0.04)
+        tol = 1e-4 if few or dtype in ("float32", "complex64") else 1e-6
+        A = check.distribute((plain + rare).astype(dtype))
+        L, S = map(check.whole, elemental.rpca(ctx, A, tol=tol))
+        norm = np.linalg.norm(plain)
+        check.true(np.linalg.norm(L - plain) <= 100 * tol * norm, ["rpca, L", dtype])
+        check.true(np.linalg.norm(S - rare) <= 100 * tol * norm, ["rpca, S", dtype])
+    zero = check.distribute(np.zeros((4, 3)))
+    for found in map(check.whole, elemental.rpca(ctx, zero)):
+        check.true((found == 0).all(), "rpca of zero")
+    X, Y = map(check.whole, elemental.nmf(ctx, zero, 2, iterations=1))
+    check.true(np.isfinite(X).all() and (X @ Y.T == 0).all(), "nmf of zero")
+    return check.result()
 
 
 def controls(gang: Gang) -> dict[str, Any]:
@@ -36,18 +207,6 @@ def controls(gang: Gang) -> dict[str, Any]:
                 0 < ends.reg2Perm < 1,
             ]
     return found
-
-
-def said(gang: Gang, *calls: Any) -> list[str]:
-    """The error of a call on each rank."""
-    function, *arguments = calls
-    try:
-        function(context(gang), *arguments)
-        words = "nothing"
-    except Failure as failure:
-        words = f"{failure.kind}: {failure.message}"
-    everywhere: list[str] = gang.comm.allgather(words)
-    return everywhere
 
 
 def refusals(gang: Gang) -> dict[str, list[str]]:
@@ -90,7 +249,9 @@ def refusals(gang: Gang) -> dict[str, list[str]]:
         "Elemental, solve": (e.solve, ctx.zeros((4, 4), "float64"), ones),
         "after all": (e.matmul, wide, tall),
     }
-    return {name: said(gang, *call) for name, call in calls.items()}
+    return {
+        name: failures_on_all_ranks(ctx, call, ctx, *rest) for name, (call, *rest) in calls.items()
+    }
 
 
 def copies(gang: Gang) -> dict[str, int]:
@@ -164,7 +325,7 @@ def found(gang: Gang) -> str:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    functions = [layouts, products, factorizations, spectra, numbers, systems]
+    functions = [layouts, special]
     if gang.size <= 3:  # interior points wait for each other thousands of times
         functions += [models, factorised_data]
     found: dict[str, Any] = {function.__name__: function(gang) for function in functions}

@@ -25,11 +25,10 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.gang import Gang
-from tests.ali import stated_elemental, stated_linalg, stated_sparse
+from tests.ali import routine_table
 from tests.ali.ranks_linalg_checks import Array, Checks
 
-MATRICES = ("A", "B", "b", "d", "W", "X", "Y", "condition", "mask", "data",
-            "indices", "starts")  # fmt: skip
+MATRICES = routine_table.MATRICES
 EPS = float(np.finfo("float32").eps)
 MEMORY: dict[str, dict[str, Any]] = {
     "cond": {"A": "Q"},
@@ -37,30 +36,6 @@ MEMORY: dict[str, dict[str, Any]] = {
     "random_features_ridge": {"tol": 1.0},
 }
 PANEL = 1 << 20  # 1 MiB instead of 32: panels are stated apart
-
-
-def data(library: str, m: int, n: int, k: int, size: int) -> dict[str, Array]:
-    """Matrices by name: T and U tall, Q square, P positive definite, L triangular, ..."""
-    rng = np.random.default_rng(7)
-    q = rng.standard_normal((k, k))
-    if library == "sparse":
-        return {key: rng.standard_normal((m, cols)) for key, cols in (("T", n), ("Y", 3))} | (
-            stated_sparse.data(m, n, size)
-        )
-    return {
-        "T": rng.standard_normal((m, n)),
-        "U": rng.standard_normal((m, n)),
-        "Y": rng.standard_normal((m, 3)),
-        "Q": q,
-        "B": rng.standard_normal((k, 3)),
-        "P": q @ q.T + k * np.eye(k),
-        "L": np.tril(q) / k + np.eye(k),
-        "S": q[:20, :20] / 20 + np.eye(20),
-        "V": rng.standard_normal((k, 1)),
-        "W": rng.standard_normal((20, 3)),
-        "R": (rng.random((m, 1)) < 0.5).astype("int32"),
-        "C": (rng.random((1, n)) < 0.5).astype("int32"),
-    } | (stated_elemental.data(k) if library == "elemental" else {})
 
 
 def _shape(name: str, plain: dict[str, Array]) -> tuple[int, ...]:
@@ -75,12 +50,8 @@ def _sized(given: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 FORMATS = ("npy", "h5", "zarr", "parquet", "csv")
-LIBRARIES = {
-    "linalg": stated_linalg.CASES,
-    "scalapack": stated_linalg.OTHERS,
-    "elemental": stated_elemental.CASES,
-    "sparse": stated_sparse.CASES,
-}
+LIBRARIES = routine_table.LIBRARIES
+data = routine_table.data
 
 
 def loaded(check: Checks, library: str) -> Any:

@@ -21,8 +21,6 @@ results = functools.partial(launches.results, "tests.ali.ranks_linalg:everything
     ("function", "least"),
     [
         ("products", 180),
-        ("grams", 150),
-        ("qrs", 250),
         ("svds", 500),
         ("norms", 90),
         ("transposes", 160),
