@@ -14,6 +14,7 @@ from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     NUMBERS,
     Checks,
+    Refusals,
     failures_on_all_ranks,
     sample,
     small_panels,
@@ -306,54 +307,79 @@ def uniform_numbers(gang: Gang) -> dict[str, Any]:
     }
 
 
-def refused(gang: Gang) -> dict[str, list[str]]:
+def refused(gang: Gang) -> list[Any]:
     """The failures of bad calls on every rank."""
     ctx = Context(gang, {})
     A, B = ctx.zeros((4, 3), "float64"), ctx.zeros((3, 4), "float64")
     J, Z = ctx.zeros((4, 3), "int32"), ctx.zeros((4, 3), "complex64")
     minus = linalg.full(ctx, 4, 3, -1, "int32", "MC_MR")
-    calls: dict[str, Any] = {
-        "shapes": lambda: linalg.add(ctx, A, B),
-        "three shapes": lambda: linalg.where(ctx, A, A, B),
-        "op": lambda: linalg.elementwise(ctx, "plus", A, A),
-        "unary op": lambda: linalg.apply(ctx, "cosine", A),
-        "complex floor_divide": lambda: linalg.elementwise(ctx, "floor_divide", A, Z),
-        "complex floor": lambda: linalg.apply(ctx, "floor", Z),
-        "kind": lambda: linalg.elementwise_scalar(ctx, "add", A, 1, kind="double"),
-        "not whole": lambda: linalg.elementwise_scalar(ctx, "add", A, 1.5, kind="int"),
-        "not real": lambda: linalg.elementwise_scalar(ctx, "add", A, 1j, kind="float"),
-        "out of range": lambda: linalg.elementwise_scalar(ctx, "add", J, 2**40),
-        "power": lambda: linalg.elementwise(ctx, "power", J, minus),
-        "scalar power": lambda: linalg.elementwise_scalar(ctx, "power", J, -1),
-        "astype": lambda: linalg.astype(ctx, A, "float16"),
-        "drop": lambda: linalg.astype(ctx, Z, "float64"),
-        "axis": lambda: linalg.sum(ctx, A, 2),
-        "ddof": lambda: linalg.var(ctx, A, 0, -1),
-        "complex stats": lambda: linalg.column_stats(ctx, Z),
-        "ord": lambda: linalg.norm(ctx, A, "3"),
-        "step": lambda: linalg.slice(ctx, A, row_step=0),
-        "row 4": lambda: linalg.take_rows(ctx, A, [0, 4]),
-        "column -4": lambda: linalg.take_cols(ctx, A, [-4]),
-        "mask": lambda: linalg.select_rows(ctx, A, A),
-        "row mask": lambda: linalg.select_cols(ctx, A, A),
-        "side": lambda: linalg.concatenate(ctx, A, B),
-        "side axis": lambda: linalg.concatenate(ctx, A, A, 2),
-        "diag": lambda: linalg.diag(ctx, A),
-        "full shape": lambda: linalg.full(ctx, -1, 3, 1),
-        "full dtype": lambda: linalg.full(ctx, 2, 3, 1, "float16"),
-        "full layout": lambda: linalg.full(ctx, 2, 3, 1, "float32", "MC_MC"),
-        "full value": lambda: linalg.full(ctx, 2, 3, 1.5, "int32"),
-        "full imaginary": lambda: linalg.full(ctx, 2, 3, 1j, "float32"),
-        "uniform": lambda: linalg.random_uniform(ctx, -1, 3, 1),
-        "matmul": lambda: linalg.matmul(ctx, A, B, "X"),
-        "matmul shapes": lambda: linalg.matmul(ctx, A, B, "T"),
-    }
-    return {name: failures_on_all_ranks(ctx, call) for name, call in calls.items()}
+    says = Refusals(ctx, linalg)
+    says("add", "ShapeError: shapes 4 x 3 and 3 x 4 do not broadcast", A, B)
+    says("where", "ShapeError: shapes 4 x 3 and 4 x 3 and 3 x 4 do not broadcast", A, A, B)
+    says("elementwise", "BadArgumentError: op must be one of add, subtract", "plus", A, A)
+    says("apply", "BadArgumentError: op must be one of negative, abs", "cosine", A)
+    says(
+        "elementwise",
+        "DtypeError: floor_divide is not defined for float64 and",
+        "floor_divide",
+        A,
+        Z,
+    )
+    says("apply", "DtypeError: floor is not defined for complex64", "floor", Z)
+    says("elementwise_scalar", "BadArgumentError: kind must be one of", "add", A, 1, kind="double")
+    says(
+        "elementwise_scalar",
+        "BadArgumentError: 1.5 is not of kind 'int'",
+        "add",
+        A,
+        1.5,
+        kind="int",
+    )
+    says(
+        "elementwise_scalar",
+        "BadArgumentError: 1j is not of kind 'float'",
+        "add",
+        A,
+        1j,
+        kind="float",
+    )
+    says(
+        "elementwise_scalar",
+        "BadArgumentError: 1099511627776 cannot be held in int32",
+        "add",
+        J,
+        2**40,
+    )
+    says("elementwise", "RoutineError: integers to negative integer powers", "power", J, minus)
+    says("elementwise_scalar", "RoutineError: integers to negative integer powers", "power", J, -1)
+    says("astype", "DtypeError: dtype must be one of float32", A, "float16")
+    says("astype", "DtypeError: complex64 to float64 would drop the imaginary parts", Z, "float64")
+    says("sum", "BadArgumentError: axis must be 0", A, 2)
+    says("var", "BadArgumentError: ddof=-1: it must be at least 0", A, 0, -1)
+    says("column_stats", "DtypeError: A is complex64", Z)
+    says("norm", "BadArgumentError: ord must be one of fro, 1, inf", A, "3")
+    says("slice", "BadArgumentError: steps are (0, None)", A, row_step=0)
+    says("take_rows", "BadArgumentError: A has 4 rows, and index 4 is out", A, [0, 4])
+    says("take_cols", "BadArgumentError: A has 3 columns, and index -4 is", A, [-4])
+    says("select_rows", "ShapeError: the mask is 4 x 3 and A is 4 x 3; it must be 4 x 1", A, A)
+    says("select_cols", "ShapeError: the mask is 4 x 3 and A is 4 x 3; it must be 1 x 3", A, A)
+    says("concatenate", "ShapeError: A is 4 x 3 and B is 3 x 4; their numbers of columns", A, B)
+    says("concatenate", "BadArgumentError: axis=2 is neither 0 nor 1", A, A, 2)
+    says("diag", "ShapeError: A is 4 x 3; it must be one row or one column", A)
+    says("full", "ShapeError: -1 x 3 is not a shape", -1, 3, 1)
+    says("full", "DtypeError: dtype must be one of", 2, 3, 1, "float16")
+    says("full", "LayoutError: layout must be one of", 2, 3, 1, "float32", "MC_MC")
+    says("full", "BadArgumentError: 1.5 cannot be held in int32", 2, 3, 1.5, "int32")
+    says("full", "BadArgumentError: 1j cannot be held in float32", 2, 3, 1j, "float32")
+    says("random_uniform", "ShapeError: -1 x 3 is not a shape", -1, 3, 1)
+    says("matmul", "BadArgumentError: transpose_a must be one of", A, B, "X")
+    says("matmul", "ShapeError: A is 3 x 4 after transposing and B is 3 x 4; A must", A, B, "T")
+    return says.found
 
 
 def everything(gang: Gang) -> dict[str, Any]:
     functions = (
         sums_of_two, broadcasts, operations, functions_of_one, reductions, other_norms, slices,
-        diagonals_and_fills, uniform_numbers, refused,
+        diagonals_and_fills, uniform_numbers, refused
     )  # fmt: skip
     return {function.__name__: function(gang) for function in functions}

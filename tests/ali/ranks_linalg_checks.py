@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -142,6 +143,23 @@ def failures_on_all_ranks(ctx: Context, call: Callable[..., Any], *arguments: An
     except Failure as failure:
         said = f"{failure.kind}: {failure.message}"
     return list(ctx.comm.allgather(said))
+
+
+class Refusals:
+    """Calls of a library that all ranks refuse, and the words with which the message begins.
+
+    ``says("add", "ShapeError: shapes", A, B)`` calls add, for "ShapeError: add: shapes...".
+    """
+
+    def __init__(self, ctx: Context, library: Any) -> None:
+        self._ctx, self._library = ctx, library
+        self.found: list[tuple[str, list[str]]] = []
+
+    def __call__(self, routine: str, words: str, *arguments: Any, **options: Any) -> None:
+        call = functools.partial(getattr(self._library, routine), self._ctx, *arguments, **options)
+        kind, _, rest = words.partition(": ")
+        begins = f"{kind}: {routine}: {rest}" if rest else words
+        self.found.append((begins, failures_on_all_ranks(self._ctx, call)))
 
 
 def failures_on_rank_0(gang: Gang, calls: dict[str, Callable[[], Any]]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import numpy as np
 from ali import linalg
 from ali.interface import Context
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import Array, Checks, failures_on_all_ranks, small_panels, values
+from tests.ali.ranks_linalg_checks import Array, Checks, Refusals, small_panels, values
 
 REALS = ("float32", "float64", "int32")
 
@@ -143,36 +143,60 @@ def kernels(gang: Gang) -> dict[str, Any]:
     return {"off": off, "fit": fit, "values": same.tolist(), "checks": check.result()}
 
 
-def refused(gang: Gang) -> dict[str, list[str]]:
+def refused(gang: Gang) -> list[Any]:
     """The failures of bad calls on every rank."""
     ctx = Context(gang, {})
     A, Z = ctx.zeros((4, 3), "float64"), ctx.zeros((4, 3), "complex64")
     bad = linalg.full(ctx, 4, 3, float("nan"))
     row, y = ctx.zeros((1, 3), "float64"), ctx.zeros((4, 1), "float64")
-    ridge = linalg.random_features_ridge
-    calls: dict[str, Any] = {
-        "pca complex": lambda: linalg.pca(ctx, Z, 1),
-        "pca row": lambda: linalg.pca(ctx, row, 1),
-        "pca k": lambda: linalg.pca(ctx, A, 4),
-        "pca nan": lambda: linalg.pca(ctx, bad, 1),
-        "kmeans complex": lambda: linalg.kmeans(ctx, Z, 1),
-        "kmeans k": lambda: linalg.kmeans(ctx, A, 5),
-        "kmeans iterations": lambda: linalg.kmeans(ctx, A, 1, 0, 0),
-        "kmeans tol": lambda: linalg.kmeans(ctx, A, 1, 0, 9, -1.0),
-        "kmeans nan": lambda: linalg.kmeans(ctx, bad, 2),
-        "features": lambda: linalg.random_features(ctx, A, 0, 1.0),
-        "sigma": lambda: linalg.random_features(ctx, A, 5, 0.0),
-        "features complex": lambda: linalg.random_features(ctx, Z, 5, 1.0),
-        "ridge rows": lambda: ridge(ctx, A, row, 5, 1.0, 1.0),
-        "ridge lam": lambda: ridge(ctx, A, y, 5, 1.0, 0.0),
-        "ridge nan": lambda: ridge(ctx, bad, linalg.full(ctx, 4, 1, 1), 5, 1.0, 1.0),
-        "ridge iterations": lambda: ridge(
-            ctx, linalg.random_normal(ctx, 40, 2, 1), linalg.random_normal(ctx, 40, 1, 2), 30, 1.0,
-            1e-9, 0, 1e-12, 2,
-        ),
-        "predict complex": lambda: linalg.random_features_predict(ctx, A, Z, 1.0),
-    }  # fmt: skip
-    return {name: failures_on_all_ranks(ctx, call) for name, call in calls.items()}
+    says = Refusals(ctx, linalg)
+    says("pca", "DtypeError: A is complex64; it must be real", Z, 1)
+    says("pca", "ShapeError: A is 1 x 3; it must have two rows or more", row, 1)
+    says("pca", "BadArgumentError: k=4; it must be 1 to 3 for a 4 x 3 matrix", A, 4)
+    says("pca", "LinAlgError: A contains NaN or infinity", bad, 1)
+    says("kmeans", "DtypeError: A is complex64; it must be real", Z, 1)
+    says("kmeans", "BadArgumentError: k=5; it must be 1 to 4, the number of rows of A", A, 5)
+    says("kmeans", "BadArgumentError: max_iterations=0; it must be at least 1", A, 1, 0, 0)
+    says("kmeans", "BadArgumentError: tol=-1.0; it must be at least 0", A, 1, 0, 9, -1.0)
+    says("kmeans", "LinAlgError: A contains NaN or infinity", bad, 2)
+    says("random_features", "BadArgumentError: features=0; it must be at least 1", A, 0, 1.0)
+    says("random_features", "BadArgumentError: sigma=0.0; it must be above 0", A, 5, 0.0)
+    says("random_features", "DtypeError: X is complex64; it must be real", Z, 5, 1.0)
+    says(
+        "random_features_ridge",
+        "ShapeError: X is 4 x 3 and Y is 1 x 3; the numbers",
+        A,
+        row,
+        5,
+        1.0,
+        1.0,
+    )
+    says(
+        "random_features_ridge", "BadArgumentError: lam=0.0; it must be above 0", A, y, 5, 1.0, 0.0
+    )
+    says(
+        "random_features_ridge",
+        "LinAlgError: the matrices contain NaN or infinity",
+        bad,
+        linalg.full(ctx, 4, 1, 1),
+        5,
+        1.0,
+        1.0,
+    )
+    says(
+        "random_features_ridge",
+        "LinAlgError: did not converge: a relative res",
+        linalg.random_normal(ctx, 40, 2, 1),
+        linalg.random_normal(ctx, 40, 1, 2),
+        30,
+        1.0,
+        1e-9,
+        0,
+        1e-12,
+        2,
+    )
+    says("random_features_predict", "DtypeError: W is complex64; it must be real", A, Z, 1.0)
+    return says.found
 
 
 def everything(gang: Gang) -> dict[str, Any]:

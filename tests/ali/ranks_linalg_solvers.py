@@ -19,7 +19,7 @@ from tests.ali.ranks_linalg_checks import (
     NUMBERS,
     Array,
     Checks,
-    failures_on_all_ranks,
+    Refusals,
     orthonormal,
     sample,
     values,
@@ -182,7 +182,7 @@ def everything(gang: Gang) -> dict[str, Any]:
     return {function.__name__: function(gang) for function in functions}
 
 
-def troubles(gang: Gang) -> dict[str, list[str]]:
+def troubles(gang: Gang) -> list[Any]:
     """The failures of bad calls on every rank."""
     ctx = Context(gang, {})
     check = Checks(gang)
@@ -199,36 +199,69 @@ def troubles(gang: Gang) -> dict[str, list[str]]:
     B = ctx.zeros((20, 1), "float64")
     ones = linalg.full(ctx, 20, 1, 1)
     stiff = check.distribute(np.diag(np.arange(1.0, 21)))
-    calls: dict[str, Any] = {
-        "not square": lambda: linalg.cholesky(ctx, A),
-        "other rows": lambda: linalg.solve(ctx, P, A),
-        "assume": lambda: linalg.solve(ctx, P, B, "hermitian"),
-        "minor": lambda: linalg.cholesky(ctx, P),
-        "solve minor": lambda: linalg.solve(ctx, P, B, "positive"),
-        "nan minor": lambda: linalg.cholesky(ctx, linalg.add(ctx, P, N)),
-        "singular": lambda: linalg.solve(ctx, S, B),
-        "inv singular": lambda: linalg.inv(ctx, S),
-        "nan": lambda: linalg.solve(ctx, N, B),
-        "nan det": lambda: linalg.det(ctx, N),
-        "nan cond": lambda: linalg.condest(ctx, N),
-        "ord": lambda: linalg.condest(ctx, N, "fro"),
-        "triangle": lambda: linalg.solve_triangular(ctx, T, B),
-        "lstsq rows": lambda: linalg.lstsq(ctx, P, A),
-        "lstsq nan": lambda: linalg.lstsq(ctx, N, B),
-        "ridge nan": lambda: linalg.ridge(ctx, P, linalg.scale(ctx, ones, float("nan")), 1.0),
-        "ridge lam": lambda: linalg.ridge(ctx, P, B, 0.0),
-        "svd nan": lambda: linalg.svd(ctx, N),
-        "rank nan": lambda: linalg.matrix_rank(ctx, N),
-        "eigh": lambda: linalg.eigh(ctx, A),
-        "eigh nan": lambda: linalg.eigh(ctx, N),
-        "method": lambda: linalg.truncated_svd(ctx, P, 2, method="lanczos"),
-        "oversampling": lambda: linalg.truncated_svd(ctx, P, 2, oversampling=-1),
-        "cg shape": lambda: linalg.conjugate_gradient(ctx, A, A),
-        "cg tol": lambda: linalg.conjugate_gradient(ctx, P, B, 0.0),
-        "cg indefinite": lambda: linalg.conjugate_gradient(ctx, P, ones),
-        "cg nan": lambda: linalg.conjugate_gradient(ctx, N, ones),
-        "cg iterations": lambda: linalg.conjugate_gradient(ctx, stiff, ones, 1e-10, 5),
-        "after all": lambda: linalg.solve(ctx, stiff, ones),
-    }
     with small_blocks(6):
-        return {name: failures_on_all_ranks(ctx, call) for name, call in calls.items()}
+        says = Refusals(ctx, linalg)
+        says("cholesky", "ShapeError: A is 4 x 3; it must be square", A)
+        says("solve", "ShapeError: A is 20 x 20 and B is 4 x 3; the numbers of rows", P, A)
+        says(
+            "solve", "BadArgumentError: assume must be one of general, positive", P, B, "hermitian"
+        )
+        says(
+            "cholesky", "LinAlgError: A is not positive definite: its leading minor of order 14", P
+        )
+        says(
+            "solve",
+            "LinAlgError: A is not positive definite: its leading minor of order 14",
+            P,
+            B,
+            "positive",
+        )
+        says(
+            "cholesky",
+            "LinAlgError: A is not positive definite: its leading minor of order 14",
+            linalg.add(ctx, P, N),
+        )
+        says("solve", "LinAlgError: A is singular: pivot 8 of 20 is exactly zero", S, B)
+        says("inv", "LinAlgError: A is singular: pivot 8 of 20 is exactly zero", S)
+        says("solve", "LinAlgError: A contains NaN or infinity", N, B)
+        says("det", "LinAlgError: A contains NaN or infinity", N)
+        says("condest", "LinAlgError: A contains NaN or infinity", N)
+        says("condest", "BadArgumentError: ord must be one of 1, 2", N, "fro")
+        says("solve_triangular", "LinAlgError: A is singular: element (9, 9) of its diagonal", T, B)
+        says("lstsq", "ShapeError: A is 20 x 20 and B is 4 x 3; the numbers of rows", P, A)
+        says("lstsq", "LinAlgError: A contains NaN or infinity", N, B)
+        says(
+            "ridge",
+            "LinAlgError: B contains NaN or infinity",
+            P,
+            linalg.scale(ctx, ones, float("nan")),
+            1.0,
+        )
+        says("ridge", "BadArgumentError: lam=0.0; it must be above 0", P, B, 0.0)
+        says("svd", "LinAlgError: A contains NaN or infinity", N)
+        says("matrix_rank", "LinAlgError: A contains NaN or infinity", N)
+        says("eigh", "ShapeError: A is 4 x 3; it must be square", A)
+        says("eigh", "LinAlgError: A contains NaN or infinity", N)
+        says(
+            "truncated_svd",
+            "BadArgumentError: method must be one of arpack, ",
+            P,
+            2,
+            method="lanczos",
+        )
+        says(
+            "truncated_svd",
+            "BadArgumentError: oversampling=-1; it must be at least 0",
+            P,
+            2,
+            oversampling=-1,
+        )
+        says("conjugate_gradient", "ShapeError: A is 4 x 3; it must be square", A, A)
+        says("conjugate_gradient", "BadArgumentError: tol=0 cannot be reached", P, B, 0.0)
+        says("conjugate_gradient", "LinAlgError: A is not positive definite", P, ones)
+        says("conjugate_gradient", "LinAlgError: the matrices contain NaN or infinity", N, ones)
+        says(
+            "conjugate_gradient", "LinAlgError: did not converge: a relative", stiff, ones, 1e-10, 5
+        )
+        says("solve", "nothing", stiff, ones)
+        return says.found

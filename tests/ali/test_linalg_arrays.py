@@ -56,47 +56,9 @@ def test_uniform_numbers_are_uniform_and_independent() -> None:
     assert not np.isin(found["values"], found["other seed"]).any()
 
 
-WORDS = {
-    "shapes": "ShapeError: add: shapes 4 x 3 and 3 x 4 do not broadcast",
-    "three shapes": "ShapeError: where: shapes 4 x 3 and 4 x 3 and 3 x 4 do not broadcast",
-    "op": "BadArgumentError: elementwise: op must be one of add, subtract",
-    "unary op": "BadArgumentError: apply: op must be one of negative, abs",
-    "complex floor_divide": "DtypeError: elementwise: floor_divide is not defined for float64 and",
-    "complex floor": "DtypeError: apply: floor is not defined for complex64",
-    "kind": "BadArgumentError: elementwise_scalar: kind must be one of",
-    "not whole": "BadArgumentError: elementwise_scalar: 1.5 is not of kind 'int'",
-    "not real": "BadArgumentError: elementwise_scalar: 1j is not of kind 'float'",
-    "out of range": "BadArgumentError: elementwise_scalar: 1099511627776 cannot be held in int32",
-    "power": "RoutineError: elementwise: integers to negative integer powers",
-    "scalar power": "RoutineError: elementwise_scalar: integers to negative integer powers",
-    "astype": "DtypeError: astype: dtype must be one of float32",
-    "drop": "DtypeError: astype: complex64 to float64 would drop the imaginary parts",
-    "axis": "BadArgumentError: sum: axis must be 0",
-    "ddof": "BadArgumentError: var: ddof=-1: it must be at least 0",
-    "complex stats": "DtypeError: column_stats: A is complex64",
-    "ord": "BadArgumentError: norm: ord must be one of fro, 1, inf",
-    "step": "BadArgumentError: slice: steps are (0, None)",
-    "row 4": "BadArgumentError: take_rows: A has 4 rows, and index 4 is out",
-    "column -4": "BadArgumentError: take_cols: A has 3 columns, and index -4 is",
-    "mask": "ShapeError: select_rows: the mask is 4 x 3 and A is 4 x 3; it must be 4 x 1",
-    "row mask": "ShapeError: select_cols: the mask is 4 x 3 and A is 4 x 3; it must be 1 x 3",
-    "side": "ShapeError: concatenate: A is 4 x 3 and B is 3 x 4; their numbers of columns",
-    "side axis": "BadArgumentError: concatenate: axis=2 is neither 0 nor 1",
-    "diag": "ShapeError: diag: A is 4 x 3; it must be one row or one column",
-    "full shape": "ShapeError: full: -1 x 3 is not a shape",
-    "full dtype": "DtypeError: full: dtype must be one of",
-    "full layout": "LayoutError: full: layout must be one of",
-    "full value": "BadArgumentError: full: 1.5 cannot be held in int32",
-    "full imaginary": "BadArgumentError: full: 1j cannot be held in float32",
-    "uniform": "ShapeError: random_uniform: -1 x 3 is not a shape",
-    "matmul": "BadArgumentError: matmul: transpose_a must be one of",
-    "matmul shapes": "ShapeError: matmul: A is 3 x 4 after transposing and B is 3 x 4; A must",
-}
-
-
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_bad_calls_are_refused_by_all_ranks_alike(ranks: int) -> None:
-    launches.check_refused_alike(results(ranks)["refused"], ranks, WORDS)
+    launches.check_refused_alike(results(ranks)["refused"], ranks)
 
 
 class Operand:

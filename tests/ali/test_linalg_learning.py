@@ -48,27 +48,6 @@ def test_random_features_solve_the_normal_equations(ranks: int) -> None:
     assert np.allclose(found["values"], results(1)["kernels"]["values"], rtol=0, atol=1e-13)
 
 
-WORDS = {
-    "pca complex": "DtypeError: pca: A is complex64; it must be real",
-    "pca row": "ShapeError: pca: A is 1 x 3; it must have two rows or more",
-    "pca k": "BadArgumentError: pca: k=4; it must be 1 to 3 for a 4 x 3 matrix",
-    "pca nan": "LinAlgError: pca: A contains NaN or infinity",
-    "kmeans complex": "DtypeError: kmeans: A is complex64; it must be real",
-    "kmeans k": "BadArgumentError: kmeans: k=5; it must be 1 to 4, the number of rows of A",
-    "kmeans iterations": "BadArgumentError: kmeans: max_iterations=0; it must be at least 1",
-    "kmeans tol": "BadArgumentError: kmeans: tol=-1.0; it must be at least 0",
-    "kmeans nan": "LinAlgError: kmeans: A contains NaN or infinity",
-    "features": "BadArgumentError: random_features: features=0; it must be at least 1",
-    "sigma": "BadArgumentError: random_features: sigma=0.0; it must be above 0",
-    "features complex": "DtypeError: random_features: X is complex64; it must be real",
-    "ridge rows": "ShapeError: random_features_ridge: X is 4 x 3 and Y is 1 x 3; the numbers",
-    "ridge lam": "BadArgumentError: random_features_ridge: lam=0.0; it must be above 0",
-    "ridge nan": "LinAlgError: random_features_ridge: the matrices contain NaN or infinity",
-    "ridge iterations": "LinAlgError: random_features_ridge: did not converge: a relative res",
-    "predict complex": "DtypeError: random_features_predict: W is complex64; it must be real",
-}
-
-
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_bad_calls_are_refused_by_all_ranks_alike(ranks: int) -> None:
-    launches.check_refused_alike(results(ranks)["refused"], ranks, WORDS)
+    launches.check_refused_alike(results(ranks)["refused"], ranks)

@@ -32,43 +32,9 @@ def test_it_agrees_with_lapack(ranks: int, function: str, least: int) -> None:
     assert done >= (least if ranks < 3 or least < 20 else least / 3)
 
 
-MINOR = "A is not positive definite: its leading minor of order 14 is not"
-WORDS = {
-    "not square": "ShapeError: cholesky: A is 4 x 3; it must be square",
-    "other rows": "ShapeError: solve: A is 20 x 20 and B is 4 x 3; the numbers of rows must match",
-    "assume": "BadArgumentError: solve: assume must be one of general, positive",
-    "minor": f"LinAlgError: cholesky: {MINOR}",
-    "solve minor": f"LinAlgError: solve: {MINOR}",
-    "nan minor": f"LinAlgError: cholesky: {MINOR}",
-    "singular": "LinAlgError: solve: A is singular: pivot 8 of 20 is exactly zero",
-    "inv singular": "LinAlgError: inv: A is singular: pivot 8 of 20 is exactly zero",
-    "nan": "LinAlgError: solve: A contains NaN or infinity",
-    "nan det": "LinAlgError: det: A contains NaN or infinity",
-    "nan cond": "LinAlgError: condest: A contains NaN or infinity",
-    "ord": "BadArgumentError: condest: ord must be one of 1, 2",
-    "triangle": "LinAlgError: solve_triangular: A is singular: element (9, 9) of its diagonal",
-    "lstsq rows": "ShapeError: lstsq: A is 20 x 20 and B is 4 x 3; the numbers of rows must match",
-    "lstsq nan": "LinAlgError: lstsq: A contains NaN or infinity",
-    "ridge nan": "LinAlgError: ridge: B contains NaN or infinity",
-    "ridge lam": "BadArgumentError: ridge: lam=0.0; it must be above 0",
-    "svd nan": "LinAlgError: svd: A contains NaN or infinity",
-    "rank nan": "LinAlgError: matrix_rank: A contains NaN or infinity",
-    "eigh": "ShapeError: eigh: A is 4 x 3; it must be square",
-    "eigh nan": "LinAlgError: eigh: A contains NaN or infinity",
-    "method": "BadArgumentError: truncated_svd: method must be one of arpack, ",
-    "oversampling": "BadArgumentError: truncated_svd: oversampling=-1; it must be at least 0",
-    "cg shape": "ShapeError: conjugate_gradient: A is 4 x 3; it must be square",
-    "cg tol": "BadArgumentError: conjugate_gradient: tol=0 cannot be reached",
-    "cg indefinite": "LinAlgError: conjugate_gradient: A is not positive definite",
-    "cg nan": "LinAlgError: conjugate_gradient: the matrices contain NaN or infinity",
-    "cg iterations": "LinAlgError: conjugate_gradient: did not converge: a relative",
-    "after all": "nothing",
-}
-
-
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_bad_calls_are_refused_by_all_ranks_alike(ranks: int) -> None:
-    launches.check_refused_alike(results(ranks)["troubles"], ranks, WORDS)
+    launches.check_refused_alike(results(ranks)["troubles"], ranks)
 
 
 @pytest.mark.parametrize("seed", range(20))
