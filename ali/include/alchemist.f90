@@ -97,12 +97,11 @@ module alchemist
 
   ! A routine: in has one value per parameter, out one per result.
   abstract interface
-    function alchemist_function(call, in, out) bind(c) result(code)
+    integer(c_int) function alchemist_function(call, in, out) bind(c) result(code)
       import
       type(c_ptr), value :: call
       type(alchemist_value), intent(in) :: in(*)
       type(alchemist_value), intent(inout) :: out(*)
-      integer(c_int) :: code
     end function
     subroutine alchemist_close(state) bind(c)
       import
@@ -133,10 +132,10 @@ module alchemist
   end interface
 
   interface
-    function f_new_library(name, doc) bind(c, name="alchemist_f_new_library") result(library)
+    type(c_ptr) function f_new_library(name, doc) &
+        bind(c, name="alchemist_f_new_library") result(library)
       import
       character(kind=c_char), intent(in) :: name(*), doc(*)
-      type(c_ptr) :: library
     end function
     subroutine f_add_routine(library, name, doc, run) bind(c, name="alchemist_f_add_routine")
       import
@@ -162,55 +161,50 @@ module alchemist
       type(c_ptr), value :: library
       type(c_funptr), value :: close
     end subroutine
-    function alchemist_described(library) bind(c, name="alchemist_f_described") result(raw)
+    type(c_ptr) function alchemist_described(library) &
+        bind(c, name="alchemist_f_described") result(raw)
       import
       type(c_ptr), value :: library
-      type(c_ptr) :: raw
     end function
-    function alchemist_rank(call) bind(c, name="alchemist_f_rank") result(rank)
+    integer(c_int) function alchemist_rank(call) bind(c, name="alchemist_f_rank") result(rank)
       import
       type(c_ptr), value :: call
-      integer(c_int) :: rank
     end function
-    function alchemist_size(call) bind(c, name="alchemist_f_size") result(ranks)
+    integer(c_int) function alchemist_size(call) bind(c, name="alchemist_f_size") result(ranks)
       import
       type(c_ptr), value :: call
-      integer(c_int) :: ranks
     end function
     ! The library's own pointer, null at first, kept from call to call: one per session and rank.
-    function alchemist_state(call) bind(c, name="alchemist_f_state") result(state)
+    type(c_ptr) function alchemist_state(call) bind(c, name="alchemist_f_state") result(state)
       import
       type(c_ptr), value :: call
-      type(c_ptr) :: state
     end function
     subroutine alchemist_set_state(call, state) bind(c, name="alchemist_f_set_state")
       import
       type(c_ptr), value :: call, state
     end subroutine
-    function f_allocate(call, nbytes) bind(c, name="alchemist_f_allocate") result(memory)
+    type(c_ptr) function f_allocate(call, nbytes) &
+        bind(c, name="alchemist_f_allocate") result(memory)
       import
       type(c_ptr), value :: call
       integer(c_size_t), value :: nbytes
-      type(c_ptr) :: memory
     end function
     ! For MPI's Fortran interfaces: the gang's communicator. Read it in each call.
-    function alchemist_comm(call) bind(c, name="alchemist_f_comm") result(comm)
+    integer(c_int) function alchemist_comm(call) bind(c, name="alchemist_f_comm") result(comm)
       import
       type(c_ptr), value :: call
-      integer(c_int) :: comm
     end function
-    function f_fail(call, kind, message) bind(c, name="alchemist_f_fail") result(code)
+    integer(c_int) function f_fail(call, kind, message) &
+        bind(c, name="alchemist_f_fail") result(code)
       import
       type(c_ptr), value :: call
       integer(c_int), value :: kind
       character(kind=c_char), intent(in) :: message(*)
-      integer(c_int) :: code
     end function
     ! In long loops: code = alchemist_check(call); if (code /= ALCHEMIST_OK) return
-    function alchemist_check(call) bind(c, name="alchemist_f_check") result(code)
+    integer(c_int) function alchemist_check(call) bind(c, name="alchemist_f_check") result(code)
       import
       type(c_ptr), value :: call
-      integer(c_int) :: code
     end function
     subroutine f_progress(call, fraction, text) bind(c, name="alchemist_f_progress")
       import
@@ -228,65 +222,58 @@ module alchemist
       import
       type(c_ptr), value :: call
     end subroutine
-    function f_new(call, rows, cols, dimensions, dtype, layout) &
+    type(c_ptr) function f_new(call, rows, cols, dimensions, dtype, layout) &
         bind(c, name="alchemist_f_new") result(made)
       import
       type(c_ptr), value :: call
       integer(c_int64_t), value :: rows, cols
       integer(c_int), value :: dimensions, dtype, layout
-      type(c_ptr) :: made
     end function
-    function f_new_like(call, like) bind(c, name="alchemist_f_new_like") result(made)
+    type(c_ptr) function f_new_like(call, like) bind(c, name="alchemist_f_new_like") result(made)
       import
       type(c_ptr), value :: call
       type(alchemist_matrix), intent(in) :: like
-      type(c_ptr) :: made
     end function
-    function f_to_layout(call, matrix, layout) bind(c, name="alchemist_f_to_layout") result(made)
+    type(c_ptr) function f_to_layout(call, matrix, layout) &
+        bind(c, name="alchemist_f_to_layout") result(made)
       import
       type(c_ptr), value :: call
       type(alchemist_matrix), intent(in) :: matrix
       integer(c_int), value :: layout
-      type(c_ptr) :: made
     end function
-    function f_allreduce(call, values, count, kind, operation) &
+    integer(c_int) function f_allreduce(call, values, count, kind, operation) &
         bind(c, name="alchemist_f_allreduce") result(code)
       import
       type(c_ptr), value :: call, values
       integer(c_int), value :: count, kind, operation
-      integer(c_int) :: code
     end function
-    function f_exchange(call, out, to, in, from, count) &
+    integer(c_int) function f_exchange(call, out, to, in, from, count) &
         bind(c, name="alchemist_f_exchange") result(code)
       import
       type(c_ptr), value :: call, out, in
       integer(c_int), value :: to, from, count
-      integer(c_int) :: code
     end function
-    function f_attach(name, matrix) bind(c, name="alchemist_f_attach") result(code)
+    integer(c_int) function f_attach(name, matrix) bind(c, name="alchemist_f_attach") result(code)
       import
       character(kind=c_char), intent(in) :: name(*)
       type(alchemist_matrix), intent(out) :: matrix
-      integer(c_int) :: code
     end function
-    function f_create(name, rows, cols, dimensions, dtype, layout, matrix) &
+    integer(c_int) function f_create(name, rows, cols, dimensions, dtype, layout, matrix) &
         bind(c, name="alchemist_f_create") result(code)
       import
       character(kind=c_char), intent(in) :: name(*)
       integer(c_int64_t), value :: rows, cols
       integer(c_int), value :: dimensions, dtype, layout
       type(alchemist_matrix), intent(out) :: matrix
-      integer(c_int) :: code
     end function
     subroutine f_client_error(text, length) bind(c, name="alchemist_f_client_error")
       import
       character(kind=c_char), intent(out) :: text(*)
       integer(c_int), value :: length
     end subroutine
-    function c_strlen(text) bind(c, name="strlen") result(length)
+    integer(c_size_t) function c_strlen(text) bind(c, name="strlen") result(length)
       import
       type(c_ptr), value :: text
-      integer(c_size_t) :: length
     end function
   end interface
 
@@ -294,9 +281,8 @@ contains
 
   ! --- the description of a library: each parameter and result belongs to the last routine ---
 
-  function alchemist_library(name, doc) result(library)
+  type(c_ptr) function alchemist_library(name, doc) result(library)
     character(*), intent(in) :: name, doc
-    type(c_ptr) :: library
     library = f_new_library(name // c_null_char, doc // c_null_char)
   end function
 
@@ -343,21 +329,18 @@ contains
     call c_f_pointer(transfer(value%words(1), c_null_ptr), matrix)
   end function
 
-  function alchemist_integer(value) result(x)
+  integer(c_int64_t) function alchemist_integer(value) result(x)
     type(alchemist_value), intent(in) :: value
-    integer(c_int64_t) :: x
     x = value%words(1)
   end function
 
-  function alchemist_number(value) result(x)
+  real(c_double) function alchemist_number(value) result(x)
     type(alchemist_value), intent(in) :: value
-    real(c_double) :: x
     x = transfer(value%words(1), x)
   end function
 
-  function alchemist_flag(value) result(x)
+  logical function alchemist_flag(value) result(x)
     type(alchemist_value), intent(in) :: value
-    logical :: x
     x = iand(value%words(1), int(z'FFFFFFFF', c_int64_t)) /= 0
   end function
 
@@ -381,11 +364,10 @@ contains
     call c_f_pointer(transfer(value%words(1), c_null_ptr), x, [value%count])
   end function
 
-  function give_numbers(call, value, x) result(code)
+  integer(c_int) function give_numbers(call, value, x) result(code)
     type(c_ptr), intent(in) :: call
     type(alchemist_value), intent(inout) :: value
     real(c_double), intent(in) :: x(:)
-    integer(c_int) :: code
     type(c_ptr) :: memory
     real(c_double), pointer :: copy(:)
     memory = f_allocate(call, 8 * size(x, kind=c_size_t))
@@ -398,11 +380,10 @@ contains
     code = ALCHEMIST_OK
   end function
 
-  function give_text(call, value, x) result(code)
+  integer(c_int) function give_text(call, value, x) result(code)
     type(c_ptr), intent(in) :: call
     type(alchemist_value), intent(inout) :: value
     character(*), intent(in) :: x
-    integer(c_int) :: code
     type(c_ptr) :: memory
     character(kind=c_char), pointer :: copy(:)
     integer :: i
@@ -488,18 +469,16 @@ contains
   ! --- a call ---
 
   ! return value of a routine that has failed: code = alchemist_failed(call, "no convergence")
-  function alchemist_failed(call, message) result(code)
+  integer(c_int) function alchemist_failed(call, message) result(code)
     type(c_ptr), intent(in) :: call
     character(*), intent(in) :: message
-    integer(c_int) :: code
     code = f_fail(call, 0, message // c_null_char)
   end function
 
   ! The same for bad arguments. Check values that all ranks see, before the first message.
-  function alchemist_refused(call, message) result(code)
+  integer(c_int) function alchemist_refused(call, message) result(code)
     type(c_ptr), intent(in) :: call
     character(*), intent(in) :: message
-    integer(c_int) :: code
     code = f_fail(call, 1, message // c_null_char)
   end function
 
@@ -527,36 +506,32 @@ contains
   end function
 
   ! ScaLAPACK's block-cyclic layout with nb x nb blocks, nb >= 2.
-  pure function alchemist_block_cyclic(nb) result(layout)
+  pure integer(c_int) function alchemist_block_cyclic(nb) result(layout)
     integer, intent(in) :: nb
-    integer(c_int) :: layout
     layout = ALCHEMIST_MC_MR + 256_c_int * int(nb, c_int)
   end function
 
   ! The row of the matrix (from 0) in row i of the local array (from 1).
-  pure function alchemist_global_row(matrix, i) result(row)
+  pure integer(c_int64_t) function alchemist_global_row(matrix, i) result(row)
     type(alchemist_matrix), intent(in) :: matrix
     integer(c_int64_t), intent(in) :: i
-    integer(c_int64_t) :: row
     row = matrix%row_shift + (i - 1) / matrix%row_block * matrix%row_stride &
         + modulo(i - 1, matrix%row_block)
   end function
 
-  pure function alchemist_global_col(matrix, j) result(col)
+  pure integer(c_int64_t) function alchemist_global_col(matrix, j) result(col)
     type(alchemist_matrix), intent(in) :: matrix
     integer(c_int64_t), intent(in) :: j
-    integer(c_int64_t) :: col
     col = matrix%col_shift + (j - 1) / matrix%col_block * matrix%col_stride &
         + modulo(j - 1, matrix%col_block)
   end function
 
   ! ScaLAPACK's descriptor of a matrix in MC_MR, BLOCK or block-cyclic; the grid of `context` is
   ! that of blacs_gridinit(context, "C", height, width). False for other layouts.
-  function alchemist_descriptor(matrix, context, descriptor) result(found)
+  logical function alchemist_descriptor(matrix, context, descriptor) result(found)
     type(alchemist_matrix), intent(in) :: matrix
     integer, intent(in) :: context
     integer, intent(out) :: descriptor(9)
-    logical :: found
     found = modulo(matrix%layout, 256_c_int) == ALCHEMIST_MC_MR
     descriptor = [1, context, int(matrix%rows), int(matrix%cols), int(matrix%row_block), &
         int(matrix%col_block), 0, 0, max(1, int(matrix%local_rows))]
@@ -585,31 +560,28 @@ contains
     call c_f_pointer(f_to_layout(call, matrix, layout), made)
   end function
 
-  function allreduce_numbers(call, values, operation) result(code)
+  integer(c_int) function allreduce_numbers(call, values, operation) result(code)
     type(c_ptr), intent(in) :: call
     real(c_double), intent(inout), target, contiguous :: values(:)
     integer(c_int), intent(in) :: operation
-    integer(c_int) :: code
     code = f_allreduce(call, c_loc(values), size(values, kind=c_int), 0, operation)
   end function
 
-  function allreduce_integers(call, values, operation) result(code)
+  integer(c_int) function allreduce_integers(call, values, operation) result(code)
     type(c_ptr), intent(in) :: call
     integer(c_int64_t), intent(inout), target, contiguous :: values(:)
     integer(c_int), intent(in) :: operation
-    integer(c_int) :: code
     code = f_allreduce(call, c_loc(values), size(values, kind=c_int), 1, operation)
   end function
 
   ! Sends numbers to one rank and receives as many from another: the edges of a stencil's blocks. A
   ! rank outside of 0 to size - 1 is no neighbour, and `in` stays as it is. A wait that ends with
   ! the call.
-  function alchemist_exchange(call, out, to, in, from) result(code)
+  integer(c_int) function alchemist_exchange(call, out, to, in, from) result(code)
     type(c_ptr), intent(in) :: call
     real(c_double), intent(in), target, contiguous :: out(:)
     real(c_double), intent(inout), target, contiguous :: in(:)
     integer(c_int), intent(in) :: to, from
-    integer(c_int) :: code
     if (size(in) /= size(out)) then
       code = alchemist_failed(call, "alchemist_exchange: in and out differ in length")
       return
@@ -619,19 +591,18 @@ contains
 
   ! --- programs that als.run_program has started (alchemist_client.h) ---
 
-  function alchemist_attach(name, matrix) result(code)
+  integer(c_int) function alchemist_attach(name, matrix) result(code)
     character(*), intent(in) :: name
     type(alchemist_matrix), intent(out) :: matrix
-    integer(c_int) :: code
     code = f_attach(name // c_null_char, matrix)
   end function
 
-  function alchemist_create(name, rows, cols, dimensions, dtype, layout, matrix) result(code)
+  integer(c_int) function alchemist_create(name, rows, cols, dimensions, dtype, layout, matrix) &
+      result(code)
     character(*), intent(in) :: name
     integer(c_int64_t), intent(in) :: rows, cols
     integer(c_int), intent(in) :: dimensions, dtype, layout
     type(alchemist_matrix), intent(out) :: matrix
-    integer(c_int) :: code
     code = f_create(name // c_null_char, rows, cols, dimensions, dtype, layout, matrix)
   end function
 

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ali.files import parquet, paths, raw, routines, text, zarr3
+from ali.files import parquet, paths, raw, remote, routines, text, zarr3
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_files import BASE, NAMES, SUFFIXES, Checks, bits, values, written_by_others
@@ -62,11 +62,13 @@ def break_it(patch: pytest.MonkeyPatch, gang: Gang, suffix: str, fails: str) -> 
     if fails == "publishing":
         patch.setattr(paths.os, "replace", full)
         patch.setattr(paths, "_swap", full)
+        patch.setattr(zarr3, "publish", full)
         return
     kind: Any = {
         ".npy": raw.RawSink,
         ".h5": raw.RawSink,
         ".zarr": zarr3.ZarrSink,
+        "url": remote.RemoteArray,
         ".parquet": parquet.ParquetSink,
         ".csv": text.CsvSink,
     }[suffix]

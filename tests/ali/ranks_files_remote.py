@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ali.files import remote, routines
+from ali.files import routines
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_files import Checks, agreed, bits, read_alone, same, values
+from tests.ali.ranks_files_bad import break_it
 
 
 def url_round_trips(gang: Gang, folder: Path) -> int:
@@ -53,9 +54,9 @@ def url_atomic(gang: Gang, folder: Path) -> list[str]:
     path = folder / "A.zarr"
     url = f"file://{path}"
     matrix = check.ctx.new_replicated(values((40, 4), "float64", 4), "VC_STAR")
-    for fails in ("write", "close", "publish"):
+    for fails in ("writing", "ending", "publishing"):
         with pytest.MonkeyPatch.context() as patch:
-            break_it(patch, gang, fails)
+            break_it(patch, gang, "url", fails)
             said = check.said(lambda: routines.save(check.ctx, matrix, url))
         if "No space left on device" not in said or f"FileError: {url}" not in said:
             wrong.append(f"{fails}: {said}")
@@ -72,24 +73,3 @@ def url_atomic(gang: Gang, folder: Path) -> list[str]:
     if bits(check.whole(check.load(url))) != before:
         wrong.append("the other one was changed")
     return wrong
-
-
-def break_it(patch: pytest.MonkeyPatch, gang: Gang, fails: str) -> None:
-    """The last rank's second box, its end, or rank 0's last object find no room."""
-
-    def full(*_: object) -> None:
-        raise OSError(28, os.strerror(28))
-
-    if fails == "publish":
-        patch.setattr("ali.files.zarr3.publish", full)
-    elif gang.rank == gang.size - 1:
-        written = [0]
-        write = remote.RemoteArray.write
-
-        def second(self: remote.RemoteArray, box: object, array: object) -> None:
-            written[0] += 1
-            if written[0] == 2:
-                full()
-            write(self, box, array)
-
-        patch.setattr(remote.RemoteArray, fails, second if fails == "write" else full)
