@@ -1,8 +1,8 @@
 """Which shared objects an ELF file needs, and which files the loader takes for them.
 
-The loader itself is asked, as by ldd, and with ``LD_DEBUG=files``: it maps the files and runs none of
-their code. So RPATH, RUNPATH, LD_LIBRARY_PATH and the cache of ldconfig count as they do when the
-file is loaded.
+The loader itself is asked, as by ldd, and with ``LD_DEBUG=files``: it maps the files and runs none
+of their code. So RPATH, RUNPATH, LD_LIBRARY_PATH and the cache of ldconfig count as they do when
+the file is loaded.
 """
 
 from __future__ import annotations

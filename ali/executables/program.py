@@ -33,7 +33,7 @@ from ali.executables.process import (
     with_gangs_mpi,
     working_folder,
 )
-from ali.native.host import CMatrix, described
+from ali.native.host import STRUCTURES, declared, described
 from mpi_workers.failures import Failure, Interrupted, describe_status
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.matrix.layout import layout_of
@@ -48,26 +48,8 @@ ANSWER_S = 10.0  # time limit for a program to read answers that have filled its
 VERSION = 2
 
 
-class _Request(ctypes.Structure):
-    _fields_ = (
-        ("version", ctypes.c_int32),
-        ("operation", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("layout", ctypes.c_int32),
-        ("dimensions", ctypes.c_int32),
-        ("rows", ctypes.c_int64),
-        ("cols", ctypes.c_int64),
-        ("name", ctypes.c_char * 128),
-    )
-
-
-class _Reply(ctypes.Structure):
-    _fields_ = (
-        ("failed", ctypes.c_int32),
-        ("nbytes", ctypes.c_int64),
-        ("matrix", CMatrix),
-        ("message", ctypes.c_char * 512),
-    )
+CLIENT = declared("alchemist_client.h", STRUCTURES)
+Request, Reply = CLIENT["alchemist_client_request"], CLIENT["alchemist_client_reply"]
 
 
 class MatrixService:
@@ -102,7 +84,7 @@ class MatrixService:
     def serve(self) -> bool:
         """Answer one request; False at the end of the program."""
         try:
-            data = self._socket.recv(2 * ctypes.sizeof(_Request))
+            data = self._socket.recv(2 * ctypes.sizeof(Request))
             if not data:
                 return False
             reply, descriptors = self._answer(data)
@@ -111,24 +93,24 @@ class MatrixService:
             return False
         return True
 
-    def _answer(self, data: bytes) -> tuple[_Reply, list[int]]:
+    def _answer(self, data: bytes) -> tuple[Any, list[int]]:
         try:
             matrix = self._matrix(data)
             segment = matrix.block.segment
             if segment.fd < 0:
                 raise ValueError("its memory on this rank is not shared")
-            reply = _Reply(nbytes=segment.nbytes, matrix=described(matrix))
+            reply = Reply(nbytes=segment.nbytes, matrix=described(matrix))
             return reply, [segment.fd]
         except (ValueError, Failure) as error:
-            return _Reply(failed=1, message=str(error).encode()[:511]), []
+            return Reply(failed=1, message=str(error).encode()[:511]), []
 
     def _matrix(self, data: bytes) -> DistMatrix:
-        if len(data) != ctypes.sizeof(_Request) or int.from_bytes(data[:4], "little") != VERSION:
+        if len(data) != ctypes.sizeof(Request) or int.from_bytes(data[:4], "little") != VERSION:
             raise ValueError(
                 "the program was compiled with another version of alchemist_client.h: compile it "
                 "with that of `alchemist include`"
             )
-        request = _Request.from_buffer_copy(data)
+        request = Request.from_buffer_copy(data)
         name = request.name.decode(errors="replace")
         known = {**self._given, **self._made}
         if request.operation == ATTACH:

@@ -8,8 +8,10 @@ The gang is lost then, but code 0 and no word would be all that the user saw of 
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -38,115 +40,80 @@ READ, WRITTEN = 1 | 1 << 8, 1 | 2 << 8  # types of parameters: a matrix, and whe
 CComm: Any = ctypes.c_int if MPI._sizeof(MPI.COMM_NULL) == 4 else ctypes.c_void_p
 
 
-class CMatrix(ctypes.Structure):
-    _fields_ = (
-        ("rows", ctypes.c_int64),
-        ("cols", ctypes.c_int64),
-        ("dtype", ctypes.c_int),
-        ("layout", ctypes.c_int),
-        ("grid_height", ctypes.c_int32),
-        ("grid_width", ctypes.c_int32),
-        ("dimensions", ctypes.c_int32),
-        ("local_rows", ctypes.c_int64),
-        ("local_cols", ctypes.c_int64),
-        ("leading_dimension", ctypes.c_int64),
-        ("row_shift", ctypes.c_int64),
-        ("row_stride", ctypes.c_int64),
-        ("col_shift", ctypes.c_int64),
-        ("col_stride", ctypes.c_int64),
-        ("row_block", ctypes.c_int64),
-        ("col_block", ctypes.c_int64),
-        ("data", ctypes.c_void_p),
-    )
-
-
-class CUnion(ctypes.Union):
-    _fields_ = (
-        ("matrix", ctypes.c_void_p),
-        ("integer", ctypes.c_int64),
-        ("number", ctypes.c_double),
-        ("complex_number", ctypes.c_double * 2),
-        ("flag", ctypes.c_int32),
-        ("pointer", ctypes.c_void_p),  # of a string, and of every list
-    )
-
-
-class CValue(ctypes.Structure):
-    _anonymous_ = ("of",)
-    _fields_ = (("given", ctypes.c_int32), ("count", ctypes.c_int64), ("of", CUnion))
-
-
-class CCall(ctypes.Structure):
-    _fields_ = (
-        ("host", ctypes.c_void_p),
-        ("comm", CComm),
-        ("rank", ctypes.c_int32),
-        ("size", ctypes.c_int32),
-        ("grid_height", ctypes.c_int32),
-        ("grid_width", ctypes.c_int32),
-        ("state", ctypes.c_void_p),
-    )
-
-
-NEW_MATRIX = ctypes.CFUNCTYPE(
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int
+INCLUDE = Path(__file__).parents[1] / "include"
+C_TYPES: dict[str, Any] = {
+    "void": None, "int": ctypes.c_int, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double, "size_t": ctypes.c_size_t, "char": ctypes.c_char, "MPI_Comm": CComm,
+}  # fmt: skip
+DECLARED = re.compile(
+    r"^(?:typedef )?(enum|struct)(?: (\w+))? \{\n(.*?)^\} ?(\w*);"
+    r"|^typedef (\w+) \(\*(\w+)\)\((.*?)\);",
+    re.MULTILINE | re.DOTALL,
 )
-TO_LAYOUT = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-CHECK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_double, ctypes.c_char_p)
-FAIL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p)
-SPAN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
-RUN = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(CCall), ctypes.POINTER(CValue), ctypes.POINTER(CValue)
+
+
+def declared(header: str, known: dict[str, Any]) -> dict[str, Any]:
+    """The structures, enumerations and function types of a header of ours, and `known`."""
+    found = dict(known)
+    text = re.sub(r"/\*.*?\*/", "", (INCLUDE / header).read_text(), flags=re.DOTALL)
+    for kind, tag, body, name, result, function, parameters in DECLARED.findall(text):
+        if function:
+            taken = (_type(one, found, ctypes.POINTER) for one in parameters.split(","))
+            found[function] = ctypes.CFUNCTYPE(found[result], *taken)
+        elif kind == "enum":
+            found[name] = ctypes.c_int
+        else:
+            found[name or tag] = _structure(body, found)
+    return found
+
+
+def _structure(body: str, found: dict[str, Any]) -> type[ctypes.Structure]:
+    inner = re.search(r"union \{(.*?)\};", body, re.DOTALL)
+    fields: list[tuple[str, Any]] = []
+    anonymous: tuple[str, ...] = ()
+    if inner:
+        body, anonymous = body.replace(inner[0], ""), ("of",)
+        members = [field for line in inner[1].split(";") for field in _members(line, found, None)]
+        fields = [("of", type("Union", (ctypes.Union,), {"_fields_": members}))]
+    own = [field for line in body.split(";") for field in _members(line, found, ctypes.POINTER)]
+    made = {"_anonymous_": anonymous, "_fields_": own + fields}
+    return type("Structure", (ctypes.Structure,), made)
+
+
+def _members(line: str, found: dict[str, Any], pointer: Any) -> Iterator[tuple[str, Any]]:
+    """The members that a line declares; `pointer` makes pointers to structures, None: addresses."""
+    line = " ".join(line.split())
+    if function := re.fullmatch(r"(.+?)\(\*(\w+)\)\((.*)\)", line):
+        result, name, parameters = function.groups()
+        taken = (_type(one, found, None, text_too=True) for one in parameters.split(","))
+        yield name, ctypes.CFUNCTYPE(_type(result, found, None), *taken)
+    elif line:
+        start = re.match(r"(?:const )?\w+ ", line)
+        assert start is not None
+        for declarator in line[start.end() :].split(","):
+            name = declarator.strip("* ").removeprefix("const *")
+            stars = start[0] + "*" * declarator.count("*")
+            kind = _type(stars, found, pointer, text_too=pointer is not None)
+            length = re.search(r"\[(\d+)\]", name)
+            yield name.partition("[")[0], kind * int(length[1]) if length else kind
+
+
+def _type(text: str, found: dict[str, Any], pointer: Any, *, text_too: bool = False) -> Any:
+    """A type of C, with or without the name of what has it."""
+    words = text.replace("*", " * ").split()
+    base = found.get(next(word for word in words if word != "const"))
+    if "*" not in words:
+        return base
+    if text_too and words[:3] == ["const", "char", "*"]:
+        return ctypes.c_char_p
+    structure = isinstance(base, type) and issubclass(base, ctypes.Structure)
+    return pointer(base) if pointer and structure else ctypes.c_void_p
+
+
+STRUCTURES = declared("alchemist.h", C_TYPES)
+CMatrix, CValue, CCall, CHost, CLibrary = (
+    STRUCTURES[f"alchemist_{name}"] for name in ("matrix", "value", "call", "host", "library")
 )
-CLOSE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-class CHost(ctypes.Structure):
-    _fields_ = (
-        ("abi", ctypes.c_int32),
-        ("new_matrix", NEW_MATRIX),
-        ("to_layout", TO_LAYOUT),
-        ("allocate", ALLOCATE),
-        ("check", CHECK),
-        ("progress", PROGRESS),
-        ("fail", FAIL),
-        ("span", SPAN),
-    )
-
-
-class CParameter(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("type", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-        ("default_value", ctypes.c_char_p),
-    )
-
-
-class CResult(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("type", ctypes.c_int), ("doc", ctypes.c_char_p))
-
-
-class CRoutine(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("doc", ctypes.c_char_p),
-        ("run", RUN),
-        ("parameters", ctypes.POINTER(CParameter)),
-        ("results", ctypes.POINTER(CResult)),
-    )
-
-
-class CLibrary(ctypes.Structure):
-    _fields_ = (
-        ("abi", ctypes.c_int32),
-        ("name", ctypes.c_char_p),
-        ("doc", ctypes.c_char_p),
-        ("routines", ctypes.POINTER(CRoutine)),
-        ("close", CLOSE),
-    )
 
 
 ITEMS: dict[str, Any] = {
@@ -168,7 +135,7 @@ class Frame:
         self.message: str | None = None
         self.spans: list[Any] = []  # that have begun
         self._kept: list[Any] = []
-        self._matrices: dict[int, tuple[CMatrix, DistMatrix]] = {}
+        self._matrices: dict[int, tuple[Any, DistMatrix]] = {}
 
     def allocate(self, nbytes: int) -> int:
         """The address of `nbytes` new zero bytes."""
@@ -183,7 +150,7 @@ class Frame:
         self._matrices[where] = about, matrix
         return where
 
-    def matrix(self, where: int | None) -> tuple[CMatrix, DistMatrix]:
+    def matrix(self, where: int | None) -> tuple[Any, DistMatrix]:
         """The description at this address, and its matrix."""
         if not where:
             raise Failure("RoutineError", "was not set on this rank")
@@ -207,7 +174,7 @@ class Frame:
             )
         return matrix.with_ndim(ndim)
 
-    def store(self, value: Any, kind: str) -> CValue:
+    def store(self, value: Any, kind: str) -> Any:
         """An argument as a C value."""
         if value is None:
             return CValue(given=0)
@@ -226,15 +193,15 @@ class Frame:
             case "string":
                 text = ctypes.create_string_buffer(_bytes(value))
                 self._kept.append(text)
-                stored.pointer = ctypes.addressof(text)
+                stored.string = ctypes.addressof(text)
             case _:
                 items = [_bytes(v) for v in value] if kind == "list[string]" else value
                 array = (ITEMS[kind] * max(1, len(items)))(*items)
                 self._kept.append(array)
-                stored.count, stored.pointer = len(items), ctypes.addressof(array)
+                stored.count, stored.integers = len(items), ctypes.addressof(array)
         return stored
 
-    def load(self, stored: CValue, kind: str) -> Any:
+    def load(self, stored: Any, kind: str) -> Any:
         """A result as a Python value."""
         match kind:
             case "matrix":
@@ -248,16 +215,16 @@ class Frame:
             case "complex":
                 return complex(*stored.complex_number)
             case "string":
-                if not stored.pointer:
+                if not stored.string:
                     if self.context.rank != 0:  # only rank 0 must set what is not a matrix
                         return ""
                     raise Failure("RoutineError", "was not set on this rank")
-                return text_of(ctypes.string_at(stored.pointer))
-        if stored.count < 0 or (stored.count and not stored.pointer):
+                return text_of(ctypes.string_at(stored.string))
+        if stored.count < 0 or (stored.count and not stored.integers):
             raise Failure("RoutineError", f"is a list of {stored.count} elements at a null address")
         if not stored.count:
             return []
-        array = (ITEMS[kind] * stored.count).from_address(stored.pointer)
+        array = (ITEMS[kind] * stored.count).from_address(stored.integers)
         if kind == "list[string]":
             return [text_of(item) for item in array]
         return [bool(item) for item in array] if kind == "list[bool]" else list(array)
@@ -271,15 +238,10 @@ class Host:
 
     def __init__(self) -> None:
         self.frame: Frame | None = None
+        kinds = dict(CHost._fields_)
+        del kinds["abi"]
         self.functions = CHost(
-            HOST,
-            NEW_MATRIX(self._new_matrix),
-            TO_LAYOUT(self._to_layout),
-            ALLOCATE(self._allocate),
-            CHECK(self._check),
-            PROGRESS(self._progress),
-            FAIL(self._fail),
-            SPAN(self._span),
+            HOST, *(kind(getattr(self, f"_{name}")) for name, kind in kinds.items())
         )
 
     @property
@@ -354,7 +316,7 @@ def _layout(number: int) -> str:
         ) from None
 
 
-def described(matrix: DistMatrix) -> CMatrix:
+def described(matrix: DistMatrix) -> Any:
     """A rank's part of a matrix as C sees it; `data` is its address in this process."""
     both = matrix.distribution.runs(matrix.rank)
     rows, cols = both or (Runs(0, 1, 1), Runs(0, 1, 1))

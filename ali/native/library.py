@@ -30,7 +30,6 @@ from ali.native.host import (
     WRITTEN,
     CCall,
     CLibrary,
-    CRoutine,
     CValue,
     Frame,
     Host,
@@ -81,7 +80,7 @@ class NativeLibrary:
         self.host = Host()
         self._object = _open(name, path)
         self._library = self._look_up(path)
-        self._routines: dict[str, tuple[CRoutine, Signature]] = {}
+        self._routines: dict[str, tuple[Any, Signature]] = {}
         self._writes: dict[str, list[str] | None] = {}  # matrices that are changed, if declared
         for routine in _until_null(self._library.routines):
             signature = self._signature(routine)
@@ -92,7 +91,7 @@ class NativeLibrary:
             raise self._bad("it declares no routine")
         check_state_routines(name, {key: its for key, (_, its) in self._routines.items()})
 
-    def _look_up(self, path: Path) -> CLibrary:
+    def _look_up(self, path: Path) -> Any:
         try:
             entry = getattr(self._object, SYMBOL)
         except AttributeError as error:
@@ -115,7 +114,7 @@ class NativeLibrary:
     def _bad(self, words: str) -> Failure:
         return Failure("LibraryLoadError", f"library {self._name!r}: {words}")
 
-    def _signature(self, routine: CRoutine) -> Signature:
+    def _signature(self, routine: Any) -> Signature:
         name = text_of(routine.name)
         if not name.isidentifier():
             raise self._bad(f"{name!r} cannot be the name of a routine")
@@ -223,14 +222,14 @@ class NativeLibrary:
                 ) from None
         return found
 
-    def routine(self, name: str) -> tuple[CRoutine, Signature]:
+    def routine(self, name: str) -> tuple[Any, Signature]:
         """A routine in C, and its signature. Raises `Failure`."""
         if name not in self._routines:
             raise no_such_routine(self._name, name, self._routines)
         return self._routines[name]
 
     def enter(
-        self, run: Any, call: CCall, given: Any, results: Any, routine: str, frame: Frame
+        self, run: Any, call: Any, given: Any, results: Any, routine: str, frame: Frame
     ) -> None:
         """Call C with the library's state. Raises as `call`."""
         call.state = self._state
@@ -372,12 +371,12 @@ class PreparedCall:
         """Run it without arguments; its result, in memory of the library, until the next call."""
         self._frame = self._called(None)  # has the library's allocations
         found = self._found
-        where = found.count, found.pointer
+        where = found.count, found.numbers
         if where != self._where:
             self._where = where
             self._view = NOTHING
-            if found.count and found.pointer:
-                memory = (ctypes.c_double * found.count).from_address(found.pointer)
+            if found.count and found.numbers:
+                memory = (ctypes.c_double * found.count).from_address(found.numbers)
                 self._view = np.frombuffer(memory)
         return self._view
 
@@ -387,9 +386,9 @@ class PreparedCall:
             self._comm = self._gang.comm
             call.comm = MPI._handleof(self._gang.comm)
         if numbers is not None:
-            self._given.count, self._given.pointer = len(numbers), numbers.ctypes.data
+            self._given.count, self._given.numbers = len(numbers), numbers.ctypes.data
         found = self._found
-        found.count, found.pointer = 0, None
+        found.count, found.numbers = 0, None
         frame = Frame(self._context)
         self._library.enter(self._run, call, self._given, found, self._routine, frame)
         return frame

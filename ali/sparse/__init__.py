@@ -9,13 +9,6 @@ VC_STAR. On a gang that was resized since it was sent, p is the number of ranks 
 
 "Error" and "Peak memory" of docstrings are those of `ali.linalg`, measured for 2000 x 60 (errors)
 and 100000 x 120 elements (memory), a fifth of which are not zero.
-
-A sparse matrix is three ordinary matrices in VC_STAR with one row for each rank: the elements,
-their columns, and the starts of the rows, as in SciPy's CSR format, padded to the longest; the last
-three columns of the starts have the number of columns and elements of the sparse matrix, and the
-rank's number of rows. Rank r of p has the rows r, r + p, r + 2 p, ... of the sparse matrix, as in
-VC_STAR. On a gang that was resized since it was sent, p is the number of ranks at that time
-(`ali.sparse.dealing`).
 """
 
 from __future__ import annotations
