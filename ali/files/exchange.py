@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checka
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.files.formats import Box, Grain, Pick, Source
+from ali.files.formats import About, Box, Grain, Pick, Source
 from ali.files.paths import together
 from ali.interface import Context
 from mpi_workers.failures import Failure
@@ -42,6 +42,7 @@ from mpi_workers.matrix.layout import (
     positions,
     put,
     selector,
+    stored_shape,
     taken,
 )
 
@@ -178,6 +179,35 @@ def gathered(read: Callable[[range, range], Array], rows: Pick, cols: Pick) -> A
             out[to_rows, to_cols] = part
     assert out is not None  # neither is empty
     return out
+
+
+class ArraySource:
+    """A source for an array of a library that reads regions of it, as h5py and zarr do."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
+        shape, kind = stored_shape(self._array.shape), np.dtype(self._array.dtype)
+        return About(shape, kind, self.grain(), ndim=self._array.ndim)
+
+    def grain(self) -> Grain:
+        # A sharded array of Zarr is read shard by shard. A contiguous one of HDF5 has no chunks.
+        chunks = getattr(self._array, "shards", None) or self._array.chunks or (1, 1)
+        return Grain(*stored_shape(chunks))
+
+    def read(self, rows: Pick, cols: Pick) -> Array:
+        return gathered(self._region, rows, cols)
+
+    def _region(self, rows: range, cols: range) -> Array:
+        down = slice(rows.start, rows.stop)
+        if self._array.ndim < 2:
+            column = self._array[down] if self._array.ndim else self._array[()]
+            return np.reshape(np.asarray(column), (-1, 1))
+        return np.asarray(self._array[down, cols.start : cols.stop])
+
+    def close(self) -> None:
+        """Nothing is open between reads."""
 
 
 MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB

@@ -2,28 +2,26 @@
 
 A format is a module with a `Format` named `FORMAT`. Reading: `open` returns a `Source` on all
 ranks at once; it describes the file and reads any rows and columns on its own. Writing: `create`
-on rank 0, a `Sink` on each rank for its boxes, `finish` on all. Assignment to ranks, layouts,
+on rank 0, a `Sink` on each rank for its boxes, `finish` on all. A format names the options that it
+`takes`; others are refused before it is asked. Assignment to ranks, layouts,
 atomic replacement and agreement on errors are common code in other modules.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.files.paths import Place
+from ali.files.paths import Place, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import chosen_dtype
-from mpi_workers.matrix.layout import (
-    ArrayShape,
-    Shape,
-)
+from mpi_workers.matrix.layout import ArrayShape, Shape
 from mpi_workers.wire.names import SUFFIXES
 
 Pick = range | NDArray[np.int64]  # indices of a file, in the order of the matrix
@@ -152,32 +150,41 @@ class Sink(Protocol):
         """End the writing, and wait until the elements of this rank are on the disk."""
 
 
-class Format(Protocol):
+class Format:
     """A file format."""
 
-    folders: bool  # whether it writes a folder
-    urls: bool  # whether it can be written to a URL; see `remote.py`
+    urls = False  # whether it can be written to a URL; see `remote.py`
+    takes: Collection[str] = ()  # the options of `REFUSED` that it supports
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         """Collective; fails on all ranks alike."""
+        return together(ctx, place.path, lambda: self.look(place, options))
+
+    def look(self, place: Place, options: Options) -> Source:
+        """The source of this rank, where ranks open a file without each other's help."""
+        raise NotImplementedError
 
     def create(self, path: str, spec: Spec, old: str) -> Any:
         """Create a file on rank 0; the result is sent to all ranks.
 
         `old` is the path that it will replace; for a URL it is `path` itself.
         """
+        raise NotImplementedError
 
     def grain(self, spec: Spec) -> Grain:
-        """The grain at which boxes are cut."""
+        """The grain at which boxes are cut: whole rows, unless a format overrides it."""
+        return Grain(cols=spec.shape[1])
 
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> Sink:
         """The sink of this rank for a created file."""
+        raise NotImplementedError
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
         """Called when all boxes are written and sinks closed. Collective."""
 
     def owns(self, folder: str) -> bool:
         """Whether a folder holds one matrix of this format and nothing else: it may be replaced."""
+        return False
 
 
 def format_of(place: Place) -> Format:
@@ -225,17 +232,35 @@ def matrix_dtype(have: np.dtype[Any], wanted: str | None, path: str) -> np.dtype
         raise Failure("DtypeError", f"{path}: {error}") from None
 
 
-def checked_shape(shape: Sequence[int], path: str) -> ArrayShape:
-    """The shape, if it has up to two dimensions. Raises `Failure` (ShapeError)."""
+def checked(shape: Sequence[int], dtype: np.dtype[Any], path: str) -> ArrayShape:
+    """The shape of an array of numbers, if it has up to two dimensions.
+
+    Raises
+    ------
+    Failure
+        ShapeError, or DtypeError if its elements are not numbers.
+    """
     if len(shape) > 2:
         raise Failure(
             "ShapeError",
             f"{path}: an array of shape {tuple(shape)} has more than two dimensions",
         )
+    if dtype.kind not in "biufc":
+        raise Failure("DtypeError", f"{path}: elements of dtype {dtype} are not numbers")
     return tuple(map(int, shape))
 
 
-def refuse(place: Place, what: str, given: object) -> None:
-    """Refuse an option that a format does not support. Raises `Failure` (BadArgumentError)."""
-    if given:
-        raise Failure("BadArgumentError", f"{place.path}: {place.suffix} files have no {what}")
+REFUSED = {
+    "dataset": "data sets inside",
+    "header": "header lines",
+    "names": "names of columns",
+    "append": "other data sets to keep",
+    "index": "index",
+}
+
+
+def refuse(place: Place, options: Options, takes: Collection[str]) -> None:
+    """Refuse options other than those that `takes`. Raises `Failure` (BadArgumentError)."""
+    for name, what in REFUSED.items():
+        if getattr(options, name) and name not in takes:
+            raise Failure("BadArgumentError", f"{place.path}: {place.suffix} files have no {what}")

@@ -12,25 +12,19 @@ import os
 import shutil
 from typing import Any
 
-import numpy as np
-
-from ali.files.exchange import Array, gathered
-from ali.files.formats import About, Grain, Options, Pick, Source, Spec, checked_shape, refuse
-from ali.files.paths import Place, extra, together
+from ali.files.exchange import ArraySource
+from ali.files.formats import Options, Source, Spec, checked
+from ali.files.paths import Place, extra
 from ali.files.raw import RawFormat, RawSource
-from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.layout import stored_shape
 
 DEFAULT = "data"  # name of a data set that is written without a name
 
 
 class Hdf5(RawFormat):
-    def open(self, ctx: Context, place: Place, options: Options) -> Source:
-        return together(ctx, place.path, lambda: self._open(place, options))
+    takes = ("dataset", "append")
 
-    def _open(self, place: Place, options: Options) -> Source:
-        refuse(place, "header lines", options.header)
+    def look(self, place: Place, options: Options) -> Source:
         h5py = extra(place.path, "h5py")
         remote: Any = None
         if place.is_url:
@@ -45,13 +39,7 @@ class Hdf5(RawFormat):
             raise Failure("FileError", words) from None
         try:
             dataset = _dataset(h5py, file, options.dataset, place.path)
-            shape = checked_shape(dataset.shape, place.path)
-            if dataset.dtype.kind not in "biufc":
-                raise Failure(
-                    "DtypeError",
-                    f"{place.path}: elements of {dataset.name} are of dtype {dataset.dtype}, "
-                    "which are not numbers",
-                )
+            shape = checked(dataset.shape, dataset.dtype, f"{place.path}: {dataset.name}")
             offset = dataset.id.get_offset()
             # The bytes are NumPy's only if HDF5's type for the dtype is the same.
             plain = h5py.h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type()
@@ -69,7 +57,6 @@ class Hdf5(RawFormat):
         return RawSource(place.open(), offset, shape, dtype, by_columns=False)
 
     def create(self, path: str, spec: Spec, old: str) -> int:
-        refuse(Place(old), "names of columns", spec.options.names)
         h5py = extra(old, "h5py")
         appending = spec.options.append and os.path.exists(old)
         if appending:
@@ -103,30 +90,13 @@ class Hdf5(RawFormat):
         return offset or 0  # None: it has no elements
 
 
-class ChunkedSource:
+class ChunkedSource(ArraySource):
     """A data set that only the HDF5 library can read."""
 
     def __init__(self, file: Any, dataset: Any, remote: Any) -> None:
+        super().__init__(dataset)
         self._file = file
-        self._dataset = dataset
         self._remote = remote
-
-    def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
-        rows, columns = (*(self._dataset.chunks or (1, 1)), 1)[:2]
-        shape = stored_shape(self._dataset.shape)
-        grain = Grain(rows, columns)
-        return About(shape, self._dataset.dtype, grain, ndim=self._dataset.ndim)
-
-    def read(self, rows: Pick, cols: Pick) -> Array:
-        return gathered(self._region, rows, cols)
-
-    def _region(self, rows: range, cols: range) -> Array:
-        down = slice(rows.start, rows.stop)
-        if self._dataset.ndim < 2:
-            column: Array = self._dataset[down] if self._dataset.ndim else self._dataset[()]
-            return np.reshape(column, (-1, 1))
-        region: Array = self._dataset[down, cols.start : cols.stop]
-        return region
 
     def close(self) -> None:
         self._file.close()

@@ -6,22 +6,16 @@ import io
 
 from numpy.lib import format as npy_format
 
-from ali.files.formats import Options, Source, Spec, checked_shape, refuse
-from ali.files.paths import Place, together
+from ali.files.formats import Options, Spec, checked
+from ali.files.paths import Place
 from ali.files.raw import RawFormat, RawSource
-from ali.interface import Context
 from mpi_workers.failures import Failure
 
 HEADER = 64 << 10  # 64 KiB: none that NumPy writes of numbers is longer
 
 
 class Npy(RawFormat):
-    def open(self, ctx: Context, place: Place, options: Options) -> Source:
-        return together(ctx, place.path, lambda: self._open(place, options))
-
-    def _open(self, place: Place, options: Options) -> RawSource:
-        refuse(place, "data sets inside", options.dataset)
-        refuse(place, "header lines", options.header)
+    def look(self, place: Place, options: Options) -> RawSource:
         file = place.open()
         try:
             head = io.BytesIO(file.read(0, min(HEADER, file.size)))
@@ -35,22 +29,13 @@ class Npy(RawFormat):
                 shape, by_columns, dtype = reader(head)
             except (ValueError, EOFError, SyntaxError) as error:
                 raise Failure("FileError", f"{place.path} is not a .npy file: {error}") from None
-            if dtype.kind not in "biufc":
-                raise Failure(
-                    "DtypeError", f"{place.path}: elements of dtype {dtype} are not numbers"
-                )
-            return RawSource(
-                file, head.tell(), checked_shape(shape, place.path), dtype, by_columns=by_columns
-            )
+            shape = checked(shape, dtype, place.path)
+            return RawSource(file, head.tell(), shape, dtype, by_columns=by_columns)
         except BaseException:
             file.close()
             raise
 
     def create(self, path: str, spec: Spec, old: str) -> int:
-        place = Place(old)
-        refuse(place, "data sets inside", spec.options.dataset)
-        refuse(place, "names of columns", spec.options.names)
-        refuse(place, "other data sets to keep", spec.options.append)
         with open(path, "xb") as file:
             npy_format.write_array_header_1_0(
                 file, {"descr": spec.dtype.str, "fortran_order": False, "shape": spec.array_shape}

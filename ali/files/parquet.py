@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ali.files.exchange import Array, Buffers
-from ali.files.formats import About, Box, Grain, Options, Pick, Source, Spec, refuse
+from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
@@ -46,13 +46,10 @@ def names_of(spec: Spec) -> list[str]:
     return names
 
 
-class Parquet:
-    folders = True
-    urls = False
+class Parquet(Format):
+    takes = ("names", "index")
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
-        refuse(place, "data sets inside", options.dataset)
-        refuse(place, "header lines", options.header)
 
         def look() -> tuple[list[str], dict[int, tuple[list[tuple[str, str]], list[int]]]]:
             pyarrow = _pyarrow(place.path)
@@ -85,9 +82,6 @@ class Parquet:
         return together(ctx, place.path, make)
 
     def create(self, path: str, spec: Spec, old: str) -> list[str]:
-        place = Place(old)
-        refuse(place, "data sets inside", spec.options.dataset)
-        refuse(place, "other data sets to keep", spec.options.append)
         if spec.dtype.kind == "c":
             raise Failure(
                 "DtypeError",
@@ -102,14 +96,8 @@ class Parquet:
             sink.close()
         return names
 
-    def grain(self, spec: Spec) -> Grain:
-        return Grain(cols=spec.shape[1])
-
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> ParquetSink:
         return ParquetSink(_pyarrow(path), _part(path, rank), created)
-
-    def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
-        """Nothing is left to do."""
 
     def owns(self, folder: str) -> bool:
         return all(

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ali.files.exchange import gathered
-from ali.files.formats import About, Box, Grain, Pick, Spec
+from ali.files.formats import About, Box, Format, Grain, Pick, Spec
 from ali.files.paths import Bytes, begin_flush
-from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.layout import ArrayShape, Shape, as_slice, stored_shape
@@ -198,23 +197,14 @@ class RawSink:
                 os.close(fd)
 
 
-class RawFormat:
+class RawFormat(Format):
     """Common code to write formats that are one file with all elements contiguous.
 
     Their `create` returns the offset of the elements in the file.
     """
-
-    folders = False
-    urls = False
 
     def grain(self, spec: Spec) -> Grain:
         return Grain()
 
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> RawSink:
         return RawSink(path, created, spec.shape, spec.dtype)
-
-    def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
-        """Nothing is left to do."""
-
-    def owns(self, folder: str) -> bool:
-        return False

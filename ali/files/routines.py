@@ -37,7 +37,6 @@ from mpi_workers.matrix.layout import as_slice
 from mpi_workers.matrix.sizes import readable
 
 Picked = Pick
-WITH_INDEX = (".parquet", ".csv")  # tables to which pandas or Dask may have added an index
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix
 
 
@@ -260,6 +259,7 @@ def save(
     spec = Spec(A.shape, A.dtype, options, A.ndim)
     if header is not None and place.suffix != ".csv":
         raise Failure("BadArgumentError", f"{path}: {place.suffix} files have no header line")
+    refuse(place, options, kind.takes)
 
     if place.is_url:
         with remote.appearing(ctx, place):
@@ -267,7 +267,7 @@ def save(
         return
 
     def owned(folder: Path) -> bool:
-        return kind.folders and kind.owns(str(folder))
+        return kind.owns(str(folder))
 
     with replacing(ctx, path, token, owned) as temporary:
         _write(ctx, A, kind, spec, temporary, path)
@@ -356,9 +356,10 @@ def _source(
     delimiter: str,
     index: bool,
 ) -> Source:
-    refuse(place, "index", index and place.suffix not in WITH_INDEX)
     options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
-    return format_of(place).open(ctx, place, options)
+    kind = format_of(place)
+    refuse(place, options, kind.takes)
+    return kind.open(ctx, place, options)
 
 
 # --- rows and columns ---

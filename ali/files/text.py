@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ali.files.exchange import Array, share
-from ali.files.formats import About, Box, Grain, Options, Pick, Source, Spec, refuse
+from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
 from ali.files.parquet import names_of
 from ali.files.paths import Bytes, Place, extra, together
 from ali.interface import Context
@@ -40,12 +40,10 @@ def _pyarrow(path: str) -> Any:
     return extra(path, "pyarrow")
 
 
-class Csv:
-    folders = False
-    urls = False
+class Csv(Format):
+    takes = ("header", "names", "index")
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
-        refuse(place, "data sets inside", options.dataset)
         source = together(ctx, place.path, lambda: CsvSource(place, options))
         try:
             mine = together(ctx, place.path, lambda: source.count(ctx.rank, ctx.size))
@@ -56,9 +54,6 @@ class Csv:
         return source
 
     def create(self, path: str, spec: Spec, old: str) -> None:
-        place = Place(old)
-        refuse(place, "data sets inside", spec.options.dataset)
-        refuse(place, "other data sets to keep", spec.options.append)
         _delimiter(old, spec.options)
         if spec.dtype.kind == "c":
             raise Failure(
@@ -79,9 +74,6 @@ class Csv:
                     names
                 )
 
-    def grain(self, spec: Spec) -> Grain:
-        return Grain(cols=spec.shape[1])
-
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> CsvSink:
         return CsvSink(_pyarrow(path), _part(path, rank), spec)
 
@@ -91,9 +83,6 @@ class Csv:
         head = together(ctx, old, lambda: os.path.getsize(path))
         sizes = ctx.comm.allgather(together(ctx, old, lambda: os.path.getsize(part)))
         together(ctx, old, lambda: _copy(part, path, head + sum(sizes[: ctx.rank])))
-
-    def owns(self, folder: str) -> bool:
-        return False
 
 
 def _part(path: str, rank: int) -> str:

@@ -14,27 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ali.files.exchange import Array, gathered
-from ali.files.formats import (
-    About,
-    Box,
-    Grain,
-    Options,
-    Pick,
-    Sink,
-    Source,
-    Spec,
-    checked_shape,
-    refuse,
-)
+from ali.files.exchange import Array, ArraySource
+from ali.files.formats import Box, Format, Grain, Options, Sink, Source, Spec, checked, refuse
 from ali.files.paths import Place, begin_flush, extra, flush, together
 from ali.files.raw import Lines, RawSource
 from ali.files.remote import RemoteArray, publish, write_box
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.layout import stored_shape
 
 CHUNK = 8 << 20  # 8 MiB
 # In the folder of an array: metadata, and chunks or folders of them (zarr.json: "c/0/0", "c.0.0").
@@ -57,33 +43,23 @@ def _created(spec: Spec) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Zarr:
-    folders = True
+class Zarr(Format):
     urls = True
+    takes = ("dataset",)
 
-    def open(self, ctx: Context, place: Place, options: Options) -> Source:
-        return together(ctx, place.path, lambda: self._open(place, options))
-
-    def _open(self, place: Place, options: Options) -> ZarrSource:
-        refuse(place, "header lines", options.header)
+    def look(self, place: Place, options: Options) -> Source:
         zarr = extra(place.path, "zarr")
         try:
             opened = zarr.open(place.path, mode="r")
         except (FileNotFoundError, ValueError, KeyError) as error:
             raise Failure("FileError", f"{place.path} is not a Zarr array: {error}") from None
         array = _array(zarr, opened, options.dataset, place.path)
-        checked_shape(array.shape, place.path)
-        if array.dtype.kind not in "biufc":
-            raise Failure(
-                "DtypeError", f"{place.path}: elements of dtype {array.dtype} are not numbers"
-            )
-        return PlainChunks(array) if _is_plain(array) else ZarrSource(array)
+        checked(array.shape, array.dtype, place.path)
+        return PlainChunks(array) if _is_plain(array) else ArraySource(array)
 
     def create(self, path: str, spec: Spec, old: str) -> None:
         place = Place(old)
-        refuse(place, "data sets inside", spec.options.dataset)
-        refuse(place, "names of columns", spec.options.names)
-        refuse(place, "other data sets to keep", spec.options.append)
+        refuse(place, spec.options, takes=())  # a group is read, and not written
         zarr = extra(old, "zarr")
         if not place.is_url:
             zarr.create_array(path, **_created(spec))
@@ -113,31 +89,7 @@ class Zarr:
         return isinstance(node, dict) and node.get("node_type") == "array"  # not a group
 
 
-class ZarrSource:
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
-        # A sharded array is read shard by shard.
-        grain = Grain(*stored_shape(self._array.shards or self._array.chunks))
-        shape, ndim = stored_shape(self._array.shape), self._array.ndim
-        return About(shape, np.dtype(self._array.dtype), grain, ndim=ndim)
-
-    def read(self, rows: Pick, cols: Pick) -> Array:
-        return gathered(self._region, rows, cols)
-
-    def _region(self, rows: range, cols: range) -> Array:
-        down = slice(rows.start, rows.stop)
-        if self._array.ndim < 2:
-            found = self._array[down] if self._array.ndim else self._array[()]
-            return np.reshape(np.asarray(found), (-1, 1))
-        return np.asarray(self._array[down, cols.start : cols.stop])
-
-    def close(self) -> None:
-        """Nothing is open between reads."""
-
-
-class PlainChunks(ZarrSource):
+class PlainChunks(ArraySource):
     """Uncompressed chunks in files, with elements as in memory: read without zarr-python."""
 
     def take(self, rows: range, cols: range, target: Array) -> None:
