@@ -212,61 +212,46 @@ GOOD = '{.name = "f", .doc = "f", .run = run},'
 ENTRY = "alchemist_library_describe"
 
 
+def library(
+    routines: str = GOOD, abi: str = "ALCHEMIST_ABI", table: str = "routines", entry: str = ENTRY
+) -> str:
+    return LIBRARY % (routines, abi, table, entry)
+
+
 def parameter(words: str) -> str:
-    return f'{{.name = "f", .run = run, .parameters = ALCHEMIST_PARAMETERS({words})}},'
+    return library(f'{{.name = "f", .run = run, .parameters = ALCHEMIST_PARAMETERS({words})}},')
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("code", "words"),
     [
-        ((GOOD, "ALCHEMIST_ABI + 1", "routines", ENTRY), "built for ABI version 4; this is"),
-        ((GOOD, "ALCHEMIST_ABI", "routines", "some_other_name"), f"undefined symbol: {ENTRY}"),
-        (("", "ALCHEMIST_ABI", "routines", ENTRY), "declares no routine"),
-        ((GOOD, "ALCHEMIST_ABI", "NULL", ENTRY), "declares no routine"),
-        ((GOOD * 2, "ALCHEMIST_ABI", "routines", ENTRY), "routine 'f' twice"),
-        (('{.name = "f"},', "ALCHEMIST_ABI", "routines", ENTRY), "'f' has no function"),
+        (library(abi="ALCHEMIST_ABI + 1"), "built for ABI version 4; this is"),
+        (library(entry="some_other_name"), f"undefined symbol: {ENTRY}"),
+        (library(""), "declares no routine"),
+        (library(table="NULL"), "declares no routine"),
+        (library(GOOD * 2), "routine 'f' twice"),
+        (library('{.name = "f"},'), "'f' has no function"),
+        (library('{.name = "a b", .run = run},'), "'a b' cannot be the name"),
+        (parameter('{"p", 11, ""}'), "'p' has the unknown type 11"),
         (
-            ('{.name = "a b", .run = run},', "ALCHEMIST_ABI", "routines", ENTRY),
-            "'a b' cannot be the name",
-        ),
-        (
-            (parameter('{"p", 11, ""}'), "ALCHEMIST_ABI", "routines", ENTRY),
-            "'p' has the unknown type 11",
-        ),
-        (
-            (parameter('{"p", ALCHEMIST_INT, "", "0.5"}'), "ALCHEMIST_ABI", "routines", ENTRY),
+            parameter('{"p", ALCHEMIST_INT, "", "0.5"}'),
             "the default of 'p', '0.5', is not JSON for type int",
         ),
         (
-            (
-                parameter('{"p", ALCHEMIST_MATRIX_WRITTEN, ""}, {"q", ALCHEMIST_MATRIX, ""}'),
-                "ALCHEMIST_ABI",
-                "routines",
-                ENTRY,
-            ),
+            parameter('{"p", ALCHEMIST_MATRIX_WRITTEN, ""}, {"q", ALCHEMIST_MATRIX, ""}'),
             "declares changes of p: declare its other matrices too",
         ),
+        (parameter('{"p", ALCHEMIST_INT, "", "{"}'), "is not JSON for type int"),
         (
-            (parameter('{"p", ALCHEMIST_INT, "", "{"}'), "ALCHEMIST_ABI", "routines", ENTRY),
-            "is not JSON for type int",
-        ),
-        (
-            (
-                parameter('{"p", ALCHEMIST_INT, ""}, {"p", ALCHEMIST_INT, ""}'),
-                "ALCHEMIST_ABI",
-                "routines",
-                ENTRY,
-            ),
+            parameter('{"p", ALCHEMIST_INT, ""}, {"p", ALCHEMIST_INT, ""}'),
             "repeats the name of a parameter: p, p",
         ),
     ],
 )
-def test_a_library_that_will_not_do_says_why(
-    tmp_path: Path, fields: tuple[str, ...], words: str
-) -> None:
+def test_a_library_that_will_not_do_says_why(tmp_path: Path, code: str, words: str) -> None:
     source = tmp_path / "x.c"
-    source.write_text(LIBRARY % fields)
+    source.write_text(code)
     path = shared_object(source, tmp_path / "libx.so", "-Wno-unused")
     with pytest.raises(Failure, match=words) as caught:
         NativeLibrary("x", path)
@@ -302,9 +287,10 @@ def test_the_loaders_message_is_passed_on(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="there is no file") as caught:
         load("x", str(path))
     assert caught.value.kind == "LibraryNotFoundError"
-    path.write_text("not an object")
-    with pytest.raises(Failure, match=r"the loader cannot open it: .*libx\.so: file too short"):
-        load("x", str(path))
+    for content in ("", "not an object"):
+        path.write_text(content)
+        with pytest.raises(Failure, match=r"the loader cannot open it: .*libx\.so: file too short"):
+            load("x", str(path))
 
 
 @needs_compiler
@@ -312,7 +298,7 @@ def test_a_library_of_another_mpi_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "x.c"
     source.write_text("int nothing;\n")
     shared_object(source, tmp_path / "libmpi.so.40", "-Wl,-soname,libmpi.so.40")
-    source.write_text(LIBRARY % (GOOD, "ALCHEMIST_ABI", "routines", ENTRY))
+    source.write_text(library())
     path = shared_object(
         source, tmp_path / "libx.so", "-Wl,--no-as-needed", str(tmp_path / "libmpi.so.40")
     )
@@ -337,7 +323,7 @@ def test_a_library_of_another_mpi_is_refused_at_any_distance(
     for name in ("libsolver.so.3", "libwrapper.so"):
         own = [*flags, f"-l:{below.name}", f"-Wl,-soname,{name}"]
         below = shared_object(source, tmp_path / name, *own)
-    source.write_text(LIBRARY % (GOOD, "ALCHEMIST_ABI", "routines", ENTRY))
+    source.write_text(library())
     path = shared_object(source, tmp_path / "libx.so", *flags, f"-l:{below.name}")
     words = rf"is linked to {re.escape(foreign)} through libsolver\.so\.3 through libwrapper\.so"
     with pytest.raises(Failure, match=words):
@@ -351,7 +337,7 @@ def test_a_library_that_opens_another_mpi_by_itself_is_refused(tmp_path: Path) -
     other = shared_object(source, tmp_path / "libmpi.so.40", "-Wl,-soname,libmpi.so.40")
     source.write_text(
         "#include <dlfcn.h>\n"
-        + LIBRARY % (GOOD, "ALCHEMIST_ABI", "routines", ENTRY)
+        + library()
         + "__attribute__((constructor)) static void start(void) "
         + f'{{ dlopen("{other}", RTLD_NOW); }}\n'
     )
@@ -368,20 +354,13 @@ def test_a_library_that_opens_another_mpi_by_itself_is_refused(tmp_path: Path) -
     assert [f"{python} has loaded a second MPI" in words for words in said] == [True, True]
 
 
-def test_an_empty_file_is_no_library(tmp_path: Path) -> None:
-    (tmp_path / "libx.so").touch()
-    with pytest.raises(Failure, match="file too short"):
-        load("x", str(tmp_path / "libx.so"))
-
-
 @needs_compiler
 def test_a_missing_dependency_is_named(tmp_path: Path) -> None:
     source = tmp_path / "x.c"
     source.write_text("int nothing;\n")
     shared_object(source, tmp_path / "libgone.so", "-Wl,-soname,libgone.so")
     source.write_text(
-        LIBRARY % (GOOD, "ALCHEMIST_ABI", "routines", ENTRY)
-        + "extern int nothing;\nint *something(void) { return &nothing; }\n"
+        library() + "extern int nothing;\nint *something(void) { return &nothing; }\n"
     )
     path = shared_object(source, tmp_path / "libx.so", f"-L{tmp_path}", "-lgone")
     (tmp_path / "libgone.so").unlink()
@@ -394,7 +373,7 @@ def test_a_rebuilt_library_is_opened_again(tmp_path: Path) -> None:
     source, path = tmp_path / "x.c", tmp_path / "libx.so"
     for name in ("first", "second", "third"):
         routine = f'{{.name = "{name}", .doc = "", .run = run}},'
-        source.write_text(LIBRARY % (routine, "ALCHEMIST_ABI", "routines", ENTRY))
+        source.write_text(library(routine))
         path.unlink(missing_ok=True)
         shared_object(source, path)
         for _ in range(2):
