@@ -416,7 +416,7 @@ def _by_qr(ctx: Context, X: DistMatrix, a: float, b: float, c: float) -> None:
     stack = ctx.zeros((2 * n, n), X.dtype)
     s = block(stack)
     np.multiply(x, X.dtype.type(c**0.5), out=s[:count])
-    below = np.asarray(stack.rows)[count:] - n
+    below = np.asarray(stack.rows, np.int64)[count:] - n  # int64 also without rows
     s[range(count, len(s)), below] = 1
     qr_factorization.form_q(ctx, stack, qr_factorization.factor(ctx, stack, identity_from=n))
     x *= X.dtype.type(b / c)

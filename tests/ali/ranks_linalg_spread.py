@@ -11,6 +11,7 @@ from ali import DistMatrix, blocks, linalg
 from ali.interface import Context
 from ali.linalg.eigen import tridiagonal_eigh
 from mpi_workers.rank.gang import Gang
+from tests.ali import ranks_linalg_solvers
 from tests.ali.ranks_linalg_checks import (
     FLOATS,
     Checks,
@@ -18,7 +19,6 @@ from tests.ali.ranks_linalg_checks import (
     sample,
     values,
 )
-from tests.ali.ranks_linalg_solvers import least_squares
 from tests.ali.ranks_routines import spread
 from tests.ali.ranks_stated import PANEL, alone, peak
 
@@ -26,6 +26,10 @@ LAYOUTS = ("VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC")
 
 
 SHAPES = ((24, 24), (25, 17), (17, 25), (60, 9), (9, 60), (7, 7))
+
+
+def least_squares(gang: Gang) -> list[Any]:
+    return ranks_linalg_solvers.least_squares(gang, spread=True)
 
 
 def leading_vectors(gang: Gang) -> list[Any]:

@@ -156,6 +156,8 @@ def _one(check: Checks, module: Any, way: Way, case: tuple[Any, ...], layout: st
     try:
         results = getattr(module, name)(check.ctx, **(given | more | matrices))
     except Failure as failure:
+        if failure.kind == "LibraryNotFoundError":
+            raise
         return check.true(False, [*what, failure.message])
     results = results if isinstance(results, tuple) else (results,)
     for key, matrix in matrices.items():

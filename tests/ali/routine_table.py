@@ -132,6 +132,12 @@ def means(t: Array, centers: Array, labels: Array, *_: Any) -> float:
     return far(centers, [t[labels.ravel() == i].mean(axis=0) for i in range(len(centers))])
 
 
+def signed(a: Array, sign: complex, log: float) -> float:
+    """The error of a determinant's sign or phase, and of its logarithm."""
+    exact = np.linalg.slogdet(a)
+    return max(abs(sign - exact[0]), abs(log - exact[1]) / max(1.0, abs(exact[1])))
+
+
 def stats(t: Array, *found: Array) -> float:
     exact = (t.mean(axis=0), t.std(axis=0), t.min(axis=0), t.max(axis=0))
     return max(far(one, other) for one, other in zip(found, exact, strict=True))
@@ -250,7 +256,7 @@ LINALG: Cases = {
     "select_cols": [({"A": "T", "mask": "C"}, lambda t, c, b: far(b, t[:, c[0] != 0]))],
     "select_rows": [({"A": "T", "mask": "R"}, lambda t, r, b: far(b, t[r[:, 0] != 0]))],
     "slice": [({"A": "T", "row_start": 9, "row_step": 2}, lambda t, b: far(b, t[9::2]))],
-    "slogdet": [({"A": "P"}, lambda p, sign, log: abs(log / np.linalg.slogdet(p)[1] - 1))],
+    "slogdet": [({"A": name}, signed) for name in "PQ"],
     "solve": [
         ({"A": "Q", "B": "B"}, lambda q, b, x: lost(x, q, b)),
         ({"A": "P", "B": "B", "assume": "positive"}, lambda p, b, x: lost(x, p, b)),
