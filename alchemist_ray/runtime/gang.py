@@ -51,11 +51,10 @@ from alchemist_ray.runtime.launch.gang_cpus import GangCpus, in_thread
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
-from alchemist_ray.runtime.recovery.automatic_checkpoints import AutomaticCheckpoints
 from alchemist_ray.runtime.recovery.elastic import Elastic
-from alchemist_ray.runtime.recovery.kept_copies import KeptCopies
 from alchemist_ray.runtime.recovery.rebuilding import Rebuilding
 from alchemist_ray.runtime.recovery.resizing import Resizing
+from alchemist_ray.runtime.recovery.snapshots import Snapshots
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
@@ -117,13 +116,11 @@ class Gang:
         self._created = time.time()
         self._one_by_one = asyncio.Lock()
         self._one_resize = asyncio.Lock()
-        self._starting: asyncio.Future[GangAddress] | None = None
         self._recovery: asyncio.Task[None] | None = None
         self._clearing: asyncio.Task[None] | None = None
-        self._calls: set[str] = set()  # tokens of `.remote` calls under way
-        self._unwanted: set[str] = set()  # those whose ObjectRef is gone
+        self._wanted: dict[str, bool] = {}  # by token of a `.remote` call: is its ObjectRef there?
         self._resizes = 0  # that a process waits for
-        self._dropped = self._final = False
+        self._dropped = False
         self._tasks: set[asyncio.Task[Any]] = set()  # `drop` ends them
         self._watches: list[asyncio.Task[None]] = []  # the end of the ranks ends them
 
@@ -163,7 +160,7 @@ class Gang:
         GroupError
             If the gang is there or starts already.
         """
-        return await self._in_background(self._launch(request))
+        return await asyncio.shield(self._in_background(self._launch(request)))
 
     async def _launch(self, request: GangRequest) -> GangAddress:
         if self._dropped:
@@ -184,15 +181,14 @@ class Gang:
             self._enter(GangState.READY)
         except BaseException as error:
             self._measures.not_started(error)
-            logs.close(self._log)
-            self.address = None
-            await self._now.release()
-            await self.cpus.release()
+            await self._clear(serve=False)
             self._enter(GangState.NONE)
-            if request.options.detached:
-                self._leave_later(LEAVE_S)
+            self._leave_later(LEAVE_S)
             raise
-        self._started_at(begun)
+        ranks = f"{counted(self.request.workers, 'rank')} on {', '.join(self.nodes)}"
+        self._measures.started(time.monotonic() - begun, ranks)
+        self.dispatcher.use(self._now.nodes)
+        self._begin_watches()
         return self.address
 
     def _prepare(self, request: GangRequest) -> None:
@@ -201,7 +197,6 @@ class Gang:
         self._created = time.time()
         self._first_epoch = self.epoch = max(self.epoch, request.after) + 1
         self.failures = 0
-        self._final = False
         self._recovery = self._clearing = None
         self._watches = []
         folder = logs.folder_name(self._name, self._ident)
@@ -221,30 +216,28 @@ class Gang:
         self._token = secrets.token_hex(32)
         self._now = self._incarnation(request)
         self.resizing = Resizing(self.dispatcher, self.cpus, self._moving, self._use)
-        self._elastic = Elastic(self.cpus, self._resize, self._ready_address)
+        self._elastic = Elastic(self.cpus, self._resize, self._ready_address, self._watch)
 
     def _incarnation(self, request: GangRequest) -> Incarnation:
         run = f"{self._ident}.{self.epoch}"
         return Incarnation(self._name, run, self.epoch, request, self.dispatcher, self._driver)
 
-    def _started_at(self, begun: float) -> None:
-        """The ranks have been started: commands run, and the gang is watched."""
-        ranks = f"{counted(self.request.workers, 'rank')} on {', '.join(self.nodes)}"
-        self._measures.started(time.monotonic() - begun, ranks)
-        self._watch(self._show_measures())
-        self.dispatcher.use(self._now.nodes)
+    def _begin_watches(self) -> None:
         self._elastic.watch(self.request, self._now.nodes)
+        self._watch(self._show_measures())
         self._watch(self._keep_quota())
         if self.request.options.max_failures:  # so that little has to be repeated
-            self._watch(KeptCopies(self.dispatcher, self._ready_address).run())
+            snapshots = Snapshots(self.dispatcher, self._ready_address)
+            self._watch(snapshots.keep_copies())
             if (folder := self.request.checkpoint_folder) is not None:
-                commands = self.dispatcher.commands
-                self._watch(AutomaticCheckpoints(commands, self._ready_address, folder).run())
+                self._watch(snapshots.write_checkpoints(folder))
         if (limit_s := self.request.options.idle_timeout_s) is not None:
             self._in_background(self._end_when_idle(limit_s))
 
-    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+    def _watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do it in a task, which the end of the ranks ends."""
         self._watches.append(asyncio.get_running_loop().create_task(work))
+        return self._watches[-1]
 
     def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Do it in a task, which `drop` ends."""
@@ -375,22 +368,21 @@ class Gang:
 
     async def call(self, epoch: int, body: Body, holder: str = NO_HOLDER) -> Any:
         """A routine call whose results are what the user gets: values and handles."""
-        self._calls.add(holder)
+        self._wanted[holder] = True
         try:
             address = await self.gang_address()
             reply = await self.command(epoch, body, holder)
         finally:
-            self._calls.discard(holder)
-            if holder in self._unwanted:
-                self._unwanted.discard(holder)
+            if not self._wanted.pop(holder):
                 await self.end_results([holder])
         return results_of(reply, lambda record: Handle.from_record(record, address, ResultLease()))
 
     async def end_results(self, tokens: list[str]) -> None:
         """The ObjectRefs of calls are gone: their results are freed, or will be after the call."""
-        self._unwanted.update(self._calls.intersection(tokens))
         for token in tokens:
-            if token not in self._calls and self.state is not GangState.NONE:
+            if token in self._wanted:
+                self._wanted[token] = False
+            elif self.state is not GangState.NONE:
                 self.dispatcher.commands.lost(token)
 
     async def cancel(self) -> int:
@@ -416,17 +408,10 @@ class Gang:
 
     async def _own_gang(self, request: GangRequest) -> GangAddress:
         """The gang that is there, or one that is started now, also if the caller goes away."""
-        await self._started()
+        await self._leaves(GangState.STARTING)  # by a call that was cancelled
         with contextlib.suppress(AlchemistError):
             return await self.gang_address()
-        self._starting = asyncio.ensure_future(self.launch(request))
-        return await asyncio.shield(self._starting)
-
-    async def _started(self) -> None:
-        """Wait for a start that a cancelled call has left behind."""
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
-            self._starting = None
+        return await self.launch(request)
 
     async def _result(self, epoch: int, name: str, reply: Body) -> Any:
         """The value that a function has returned on rank 0."""
@@ -446,10 +431,9 @@ class Gang:
         for incarnation in filter(None, (self._now, self.resizing.next)):
             incarnation.remove_folder()  # now: if the owner is gone, Ray kills this actor next
         self.resizing.stop(error)
-        if self._recovery is not None and not self._recovery.done():
-            return True  # it notices
-        left = self.failures < self.request.options.max_failures
-        if self._final or not self.state.has_ranks or not left:
+        if self.state is GangState.RECOVERING:
+            return True  # `_recover` notices
+        if not self.state.has_ranks or self.failures >= self.request.options.max_failures:
             self._fail()
             return False
         self.failures += 1
@@ -458,13 +442,12 @@ class Gang:
         return True
 
     def _fail(self) -> None:
-        if self.state is GangState.ENDING:
+        if self.state in (GangState.FAILED, GangState.ENDING):
             return
         self._enter(GangState.FAILED)
         self.address = None
         self._clearing = asyncio.get_running_loop().create_task(self._clear(serve=True))
-        if self.request.options.detached:
-            self._leave_later(FAILED_KEPT_S)
+        self._leave_later(FAILED_KEPT_S)
 
     def _on_orphaned(self) -> None:
         """The owner's program is gone, and Ray ends this actor next: end the gang."""
@@ -604,7 +587,6 @@ class Gang:
         """
         if self.state is GangState.STARTING:
             raise GroupError(f"gang {self._name} {self.state.words}: wait until it is ready")
-        await self._started()
         await self._leaves(GangState.ENDING)
         if self.state is not GangState.NONE:
             self._enter(GangState.ENDING)
@@ -616,7 +598,7 @@ class Gang:
 
     async def kill(self, why: str) -> None:
         """End the ranks at once, and give the CPUs back."""
-        await self._started()
+        await self._leaves(GangState.STARTING)  # by a call of `function`
         if self.state is not GangState.NONE:
             self._kill(GroupFailedError(f"the gang was killed: {why}"))
         await self._release(SessionError(YIELDED))
@@ -632,13 +614,11 @@ class Gang:
 
     def _kill(self, error: AlchemistError) -> None:
         """End the ranks at once, and start no others; `_release` cleans up."""
-        self._final = True
         if self._recovery is not None:
             self._recovery.cancel()
-        if self.dispatcher.nodes.failure is None:
-            self.dispatcher.nodes.fail(error)
-        elif self.dispatcher.failure is None:  # while it was being started again
-            self._fail()
+        self._fail()
+        self.dispatcher.nodes.fail(error)
+        if self.dispatcher.failure is None:  # ranks had been lost before
             self.dispatcher.give_up(error)
 
     async def _release(self, error: AlchemistError) -> None:
@@ -653,8 +633,7 @@ class Gang:
             await self._clear(serve=False)
         finally:
             self._enter(GangState.NONE)
-        if self.request.options.detached:
-            self._leave_later(LEAVE_S)
+        self._leave_later(LEAVE_S)
 
     async def _stop_recovery(self) -> None:
         if self._recovery is not None:
@@ -666,7 +645,6 @@ class Gang:
         self.address = None
         self.resizing.stop(SessionError("the gang has ended"))
         await self.resizing.ended()
-        self._elastic.close()
         for task in self._watches:
             task.cancel()
         await self._now.release(serve=serve)
@@ -674,14 +652,15 @@ class Gang:
         logs.close(self._log)
 
     def _leave_later(self, after_s: float) -> None:
-        """End this actor, unless its gang has been started again by then."""
+        """End the actor of a detached gang, unless it has been started again by then."""
 
         async def leave(epoch: int) -> None:
             await asyncio.sleep(after_s)
             if epoch == self.epoch:
                 self._exit()
 
-        self._in_background(leave(self.epoch))
+        if self.request.options.detached:
+            self._in_background(leave(self.epoch))
 
     async def expect_launch(self) -> None:
         """End this actor if the process that made it has died before it could ask for a gang."""

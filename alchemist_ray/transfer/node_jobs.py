@@ -29,7 +29,6 @@ from alchemist_ray.dtypes import check_range, check_unmasked
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
-    ResourceError,
     ShapeError,
     TransferError,
     from_failure,
@@ -39,12 +38,9 @@ from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarge
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter, Progress
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.copy_kernels import ArrayBlock
-from mpi_workers.matrix.dist_matrix import local_nbytes
 from mpi_workers.matrix.layout import Shape
 from mpi_workers.matrix.node_shares import Region
-from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import runs_here
 from mpi_workers.wire.frames import WireError
 
@@ -403,29 +399,6 @@ def _forget(ended: str) -> None:
 
 
 MOVED_BYTES = 8 << 20  # 8 MiB are read, then written
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryJob:
-    """Checks that a node has the memory for its ranks' parts of some matrices."""
-
-    ranks: range
-    matrices: tuple[TransferTarget, ...]
-
-    def run(self, refs: Sequence[Any]) -> None:
-        """Raises `ResourceError`."""
-        needed = sum(
-            local_nbytes(matrix.distribution, rank, matrix.dtype)
-            for matrix in self.matrices
-            for rank in self.ranks
-        )
-        spare = available_bytes()
-        if needed > spare:
-            raise ResourceError(
-                f"the matrices need {readable(needed)} more memory on a node that has "
-                f"{readable(spare)} left: during a resize the old and the new ranks hold them. "
-                "Free handles, or add nodes"
-            )
 
 
 @dataclass(frozen=True, slots=True)

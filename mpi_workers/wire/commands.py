@@ -47,7 +47,7 @@ class Command:
         The scope of a token with which a gateway passes it on, empty: any token. None: a gateway
         does not pass it on. More is decided by `gateway.server.rights`.
     internal : bool
-        Only the GroupManager itself may queue it.
+        No process may send it: the GroupManager itself sends it to the ranks.
     repeatable : bool
         It changes nothing: a process sends it again when its connection was lost meanwhile.
     audited : bool
@@ -96,7 +96,7 @@ COMMANDS: dict[str, Command] = {
         "shape dtype layout name? source? columns?", "matrix layout shape dtype", audited=True
     ),
     "seal": _queued("matrix", "matrix", rerun=Rerun.NEVER),
-    "free": _queued("matrices forced?", "matrices", audited=True),
+    "free": _queued("matrices", "matrices", audited=True),
     "redistribute": _queued("source layout name?", "source matrix layout"),
     # Code.
     "load": _queued("library path? reload?", "library", audited=True, prints=True),
@@ -108,10 +108,7 @@ COMMANDS: dict[str, Command] = {
         "task uses pure?", "name first", _CODE, audited=True, prints=True, rerun=Rerun.IF_PURE
     ),
     "keep_result": _queued("", "matrix layout shape dtype", None, internal=True),
-    "discard": _queued("incarnation first", "first", None, internal=True),
-    # Operations of the GroupManager.
-    "keep_copies": Command(internal=True),
-    "resize": Command("matrices", internal=True),
+    "discard": _queued("", "first", None, internal=True),
     # Leases, and what the gang holds.
     "release": _at_once("matrices"),
     "hold": _at_once("matrices"),
@@ -137,18 +134,17 @@ COMMANDS: dict[str, Command] = {
 }  # fmt: skip
 
 
-def checked(body: Body, *, internal: bool = False) -> Command:
+def checked(body: Body) -> Command:
     """The command that a body asks for.
 
     Raises
     ------
     Failure
-        If it is unknown or lacks fields, or only the GroupManager may send it and that is not
-        its sender (`internal`).
+        If it is unknown or lacks fields, or no process may send it.
     """
     op = body.get("op")
     command = COMMANDS.get(op) if isinstance(op, str) else None
-    if command is None or (command.internal and not internal):
+    if command is None or command.internal:
         raise Failure("GroupError", f"unknown command {op!r}")
     if missing := [name for name in command.required if name not in body]:
         raise Failure("GroupError", f"malformed command {op!r}: it needs {', '.join(missing)}")

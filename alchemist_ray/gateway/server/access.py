@@ -313,8 +313,6 @@ def check(token: Token, body: Body, *, own: bool, changes: bool = True) -> None:
             _check_load(token, body.get("library"), body.get("path"))
         case "call":
             _check_shipped(token, body.get("library"))
-        case "free" if body.get("forced"):
-            raise Failure("AuthError", "a client of a gateway cannot free a matrix that others use")
         case "cancel_calls" if body.get("all") and not own:
             _require(token, "admin", "cancelling the calls of everyone on another user's gang")
 

@@ -22,11 +22,17 @@ def ask(ref: Any, timeout_s: float | None = None) -> Any:
     try:
         return ray.get(ref, timeout=timeout_s)
     except RayTaskError as error:
-        if isinstance(error.cause, AlchemistError):
-            raise error.cause from None
-        if isinstance(error.cause, Failure):
-            raise from_failure(error.cause) from None
+        if (cause := told(error)) is not error:
+            raise cause from None
         raise
+
+
+def told(error: BaseException) -> BaseException:
+    """The package's error, if an actor or a rank has raised one; else the same exception."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, Failure):
+        return from_failure(cause)
+    return cause if isinstance(cause, AlchemistError) else error
 
 
 def ask_manager(ref: Any, timeout_s: float | None = None) -> Any:

@@ -8,21 +8,23 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from alchemist_ray.runtime.cluster.user_limits import ByteQuota
-from alchemist_ray.runtime.commands import effects
 from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
-from alchemist_ray.runtime.commands.matrix_records import Record, check_unused, matrices_of
+from alchemist_ray.runtime.commands.matrix_records import Record, matrices_of
 from alchemist_ray.runtime.launch.nodes import Nodes, table_of
 from alchemist_ray.runtime.recovery.command_log import NOT_KEPT, CommandLog, sent
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import places
+from mpi_workers.wire.names import SAVE_STATE, places
+
+Work = Callable[[], Awaitable[Any]]  # what the gang itself does in a turn among the commands
 
 NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
 FREE_DELAY_S = 0.02  # in which the next command may take a free along
@@ -35,16 +37,14 @@ class Commands:
     ----------
     nodes : Nodes
         Carry them out; those of the next incarnation after a failure.
-    soon : callable(body)
-        Queues a command before all others.
+    soon : callable(op, work)
+        Has work of the gang done before all commands that wait.
     users : callable(holders)
         Descriptions of the other programs among these holders.
     log : CommandLog
 
     Attributes
     ----------
-    own : dict of str to callable()
-        Operations of the GroupManager that take a turn like commands: `keep_copies`, `resize`.
     stale : dict of int to str
         Matrices that were lost with ranks and could not be rebuilt, and why.
 
@@ -56,14 +56,13 @@ class Commands:
     def __init__(
         self,
         nodes: Nodes,
-        soon: Callable[[Body], None],
+        soon: Callable[[str, Work], None],
         users: Callable[[set[str]], list[str]],
         log: CommandLog,
     ) -> None:
         self.nodes = nodes
         self.log = log
         self.stale: dict[int, str] = {}
-        self.own: dict[str, Callable[[], Awaitable[None]]] = {}
         self._soon = soon
         self._users = users
         self._ids = 0
@@ -75,18 +74,11 @@ class Commands:
 
     async def create(self, body: Body, holder: str) -> Body:
         """Memory for a matrix that is sent next."""
-        fields = {"shape": body["shape"], "dtype": body["dtype"], "layout": body["layout"]}
-        self._check(**fields)
-        ident = self._new_id()
-        try:
-            await self.nodes.round("create", matrix=ident, **fields)
-        except Failure:
-            self._soon({"op": "free", "matrices": [ident], "forced": True})
-            raise
         source = {"kind": "sent", **body.get("source", {})}
-        record = self._record(ident, body.get("name"), fields, source, holder, sealed=False)
+        record = await self._make("create", body, source, holder, body.get("name"))
+        record.sealed = False
         record.columns = body.get("columns", [])
-        return {"matrix": ident}
+        return {"matrix": record.id}
 
     async def seal(self, body: Body, holder: str) -> Body:
         """A matrix has arrived: ranks check that every element is there."""
@@ -100,38 +92,36 @@ class Commands:
 
     async def free(self, body: Body, holder: str) -> Body:
         """Free matrices, unless other programs use them."""
-        if not body.get("forced"):
-            found = filter(None, map(self.matrices.get, body["matrices"]))
-            check_unused(found, holder, self._users)
-        known = [ident for ident in body["matrices"] if self.matrices.pop(ident, None)]
-        if body.get("forced"):
-            known = body["matrices"]
-        if known:
-            await self.nodes.round("free", matrices=known)
+        known = self._there(body)
+        for record in known:
+            if found := self._users(record.holders - {holder}):
+                raise Failure(
+                    "MatrixError",
+                    f"{record.name} was not freed: {', '.join(found)} still uses it. Free it after "
+                    "that program drops its handles or detaches",
+                )
+        await self._free([record.id for record in known])
         return {"freed": len(known)}
 
-    def _check(self, shape: list[int], dtype: str, layout: str) -> None:
-        """Check that a matrix is allowed; the ranks check that its memory is there."""
-        check_layout(layout)
-        nbytes = math.prod(stored_shape(shape)) * np.dtype(dtype).itemsize
-        self.quota.check(self.matrices.values(), nbytes)
+    async def _free(self, idents: Sequence[int]) -> None:
+        for ident in idents:
+            self.matrices.pop(ident, None)
+        if idents:
+            await self.nodes.round("free", matrices=idents)
+
+    def drop(self, *idents: int) -> None:
+        """Free matrices soon, of which no process knows; also if only some ranks have them."""
+        self._soon("free", lambda: self._free(idents))
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
         begin = time.monotonic()
         source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
-        self._check(**fields)
-        ident = self._new_id()
-        try:
-            await self.nodes.round(
-                "redistribute", collective=True, source=source.id, matrix=ident, **fields
-            )
-        except Failure:
-            self._soon({"op": "free", "matrices": [ident], "forced": True})
-            raise
         origin = {"kind": "layout", "of": source.id}
-        record = self._record(ident, body.get("name"), fields, origin, holder)
+        record = await self._make(
+            "redistribute", fields, origin, holder, body.get("name"), source=source.id
+        )
         record.columns = source.columns
         if source.layout == record.layout:
             record.shares_with(source)
@@ -139,16 +129,29 @@ class Commands:
         self.log.add(again, [source], [record], seconds=time.monotonic() - begin)
         return record.described()
 
-    def handler(self, op: str) -> Callable[[Body, str], Awaitable[Body]]:
-        """What carries out a queued command; no other one runs meanwhile."""
-        if op in self.own:
-            return self._run_own
-        found: Callable[[Body, str], Awaitable[Body]] = getattr(self, op)
-        return found
-
-    async def _run_own(self, body: Body, holder: str) -> Body:
-        await self.own[body["op"]]()
-        return {}
+    async def _make(
+        self,
+        op: str,
+        about: Body,
+        origin: Body,
+        holder: str,
+        name: str | None = None,
+        **more: Any,
+    ) -> Record:
+        """Have the ranks make one matrix; they check that its memory is there."""
+        fields = {key: about[key] for key in ("shape", "dtype", "layout")}
+        check_layout(fields["layout"])  # a proxy that gets another one refuses the gang
+        nbytes = math.prod(stored_shape(fields["shape"])) * np.dtype(fields["dtype"]).itemsize
+        self.quota.check(self.matrices.values(), nbytes)
+        ident = self._new_id()
+        try:
+            await self.nodes.round(
+                op, collective=op == "redistribute", matrix=ident, **fields, **more
+            )
+        except Failure:
+            self.drop(ident)
+            raise
+        return self._record(ident, name, fields, origin, holder)
 
     # --- code ---
 
@@ -175,8 +178,9 @@ class Commands:
         about = {"library": library, "routine": routine, "arguments": arguments}
         again, origin = {"op": "call", **about}, {"kind": "routine", **about}
         done, described = await self._logged(again, used, origin, holder, body.get("columns"))
+        results = self.libraries[library].routines[routine]["results"]
         return {
-            "names": self.libraries.result_names(library, routine),
+            "names": [name for name, _ in results],
             "values": [
                 {**value, "matrix": described.pop(0)} if isinstance(value, dict) else value
                 for value in done.value or []
@@ -192,25 +196,16 @@ class Commands:
         again = {**task, "op": "run", "uses": body["uses"], "pure": bool(body.get("pure"))}
         done, made = await self._logged(again, used, origin, holder)
         value = done.value
-        if "sizes" in value:  # too large for a reply
+        if "sizes" in value:  # too large for a reply: a vector on rank 0, which the caller fetches
+            words = -(-places(value["sizes"])[-1].stop // 8)
+            fields = {"shape": [words], "dtype": "int64", "layout": "CIRC_CIRC"}
             try:
-                value["matrix"] = await self._keep_result(value["sizes"], origin, holder)
+                kept = await self._make("keep_result", fields, origin, holder)
             except Failure:
                 self.release({"matrices": [about["matrix"] for about in made]}, holder)
                 raise
+            value["matrix"] = kept.described()
         return {"value": value, "matrices": made}
-
-    async def _keep_result(self, sizes: list[int], origin: Body, holder: str) -> Body:
-        """The result of a function as a vector on rank 0, which its caller fetches."""
-        fields: Body = {
-            "shape": [-(-places(sizes)[-1].stop // 8)],
-            "dtype": "int64",
-            "layout": "CIRC_CIRC",
-        }
-        self._check(**fields)
-        ident = self._new_id()
-        await self.nodes.round("keep_result", matrix=ident, **fields)
-        return self._record(ident, None, fields, origin, holder).described()
 
     async def _logged(
         self,
@@ -227,13 +222,12 @@ class Commands:
         self.quota.check(self.matrices.values(), 0)
         changed: list[Record] = []
         if self.log.enabled:
-            used, changed = effects.affected(self.libraries, self.matrices, again, used)
+            used, changed = self._affected(again, used)
         begin, first = time.monotonic(), self.next_id
         try:
             done = await self.nodes.round(collective=True, first=first, **again)
         except Failure:
-            here = {"incarnation": self.nodes.number, "first": first}
-            self._soon({"op": "discard", **here})
+            self._soon("discard", partial(self.discard, self.nodes, first))
             words = "a call that failed may have changed it in place"
             self.log.add(again, changed=changed, reason=words)
             raise
@@ -244,14 +238,26 @@ class Commands:
         self.log.add(again, used, made, changed, code=code, seconds=seconds)
         return done, described
 
-    async def discard(self, body: Body, holder: str) -> Body:
+    def _affected(self, body: Body, used: list[Record]) -> tuple[list[Record], list[Record]]:
+        """The inputs of a command, and its changes: matrices, their aliases, a library's state."""
+        idents = self.libraries.changed(body) if used else []
+        found = [self.matrices[ident] for ident in idents]
+        shared = set[int]().union(*(record.aliases for record in found)) - set(idents)
+        found += filter(None, map(self.matrices.get, sorted(shared)))
+        state = self.libraries.state(body.get("library", ""))
+        if state is None:
+            return used, found
+        if body["routine"] != SAVE_STATE and not self.libraries.pure(body):
+            found.append(state)
+        return [*used, state], found
+
+    async def discard(self, nodes: Nodes, first: int) -> None:
         """Free the results of a call on ranks where it succeeded: it failed on others.
 
         Ranks that were started since have none of them.
         """
-        if body["incarnation"] == self.nodes.number:
-            await self.nodes.round("discard", first=body["first"])
-        return {}
+        if nodes is self.nodes:
+            await nodes.round("discard", first=first)
 
     # --- what is held ---
 
@@ -276,22 +282,18 @@ class Commands:
         return record
 
     def _record(
-        self,
-        ident: int,
-        name: str | None,
-        fields: Body,
-        source: Body,
-        holder: str,
-        *,
-        sealed: bool = True,
+        self, ident: int, name: str | None, fields: Body, source: Body, holder: str
     ) -> Record:
         record = Record(
-            ident, name or f"matrix{ident}", tuple(fields["shape"]), fields["dtype"],
-            fields["layout"], sealed,
-            source, pinned=name is not None or holder == NO_HOLDER,
-        )  # fmt: skip
-        if holder != NO_HOLDER:
-            record.holders.add(holder)
+            ident,
+            name or f"matrix{ident}",
+            tuple(fields["shape"]),
+            fields["dtype"],
+            fields["layout"],
+            source=source,
+            holders={holder} - {NO_HOLDER},
+            pinned=name is not None or holder == NO_HOLDER,
+        )
         self.matrices[ident] = record
         return record
 
@@ -318,11 +320,9 @@ class Commands:
 
     def lost(self, holder: str) -> None:
         """A process is gone, and its leases with it, also those of its `.remote` results."""
-        self._release(self.matrices.values(), holder)
-        prefix = f"{holder}/"
         held = set[str]().union(*(record.holders for record in self.matrices.values()))
-        for token in [other for other in held if other.startswith(prefix)]:
-            self._release(self.matrices.values(), token)
+        for gone in (holder, *(token for token in held if token.startswith(f"{holder}/"))):
+            self._release(self.matrices.values(), gone)
         self.libraries.lost(holder)
 
     def _release(self, records: Iterable[Record], holder: str) -> None:
@@ -341,28 +341,28 @@ class Commands:
         """Free matrices, if no command has taken their numbers to the ranks meanwhile."""
         unheld, self.nodes.unreferenced = self.nodes.unreferenced, []
         if unheld:
-            self._soon({"op": "free", "matrices": unheld, "forced": True})
+            self.drop(*unheld)
 
     # --- answered at once, also while a command runs ---
 
     def release(self, body: Body, holder: str) -> Body:
         """A process no longer refers to matrices; those that no process refers to are freed."""
-        known = (self.matrices.get(ident) for ident in body["matrices"])
-        self._release((record for record in known if record is not None), holder)
+        self._release(self._there(body), holder)
         return {}
+
+    def _there(self, body: Body) -> list[Record]:
+        return [self.matrices[ident] for ident in body["matrices"] if ident in self.matrices]
 
     def hold(self, body: Body, holder: str) -> Body:
         """A process refers to matrices."""
-        for ident in body["matrices"]:
-            if (record := self.matrices.get(ident)) is not None and holder != NO_HOLDER:
-                record.holders.add(holder)
+        for record in self._there(body):
+            record.holders |= {holder} - {NO_HOLDER}
         return {}
 
     def pin(self, body: Body, holder: str) -> Body:
         """Matrices stay until they are freed by name: `Handle.keep`, and pickled handles."""
-        for ident in body["matrices"]:
-            if (record := self.matrices.get(ident)) is not None:
-                record.pinned = True
+        for record in self._there(body):
+            record.pinned = True
         return {}
 
     def list_matrices(self, body: Body, holder: str) -> Body:

@@ -1,11 +1,14 @@
-"""A command on its way through the dispatcher: who waits for it, and what its ranks print."""
+"""Commands on their way through the dispatcher: jobs, their queue, and fetches beside them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,46 +30,22 @@ def log(lines: Iterable[Line]) -> None:
     sys.stdout.flush()
 
 
-class Relay:
-    """A command's output, passed on to the client that waits for the command."""
-
-    def __init__(self, client: FrameProtocol, ident: int) -> None:
-        self._client = client
-        self._ident = ident
-        self._dropped: dict[int, int] = {}  # bytes, by rank
-
-    def pass_on(self, lines: list[Line]) -> None:
-        """Send lines, or drop them while the client is far behind with reading."""
-        transport = self._client.transport
-        if transport is not None and transport.get_write_buffer_size() > BACKLOG_NBYTES:
-            for rank, _, text in lines:
-                self._dropped[rank] = self._dropped.get(rank, 0) + len(text) + 1
-            return
-        self.end()
-        self._send(lines)
-
-    def end(self) -> None:
-        """Say what was dropped."""
-        if self._dropped:
-            dropped, self._dropped = self._dropped, {}
-            self._send([dropped_note(rank, nbytes) for rank, nbytes in sorted(dropped.items())])
-
-    def _send(self, lines: list[Line]) -> None:
-        self._client.send(Kind.EVENT, {"id": self._ident, "output": lines})
-
-
-# What a handler raises if a field of its command has a wrong type or value.
-MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-
 @dataclass(slots=True, eq=False)
 class Job:
     """A command and who waits for its answer: a connection, a future of the actor, or neither.
 
-    A process that does not wait for an answer sends its command without a number (`ident`).
-    `first_round` is the number of the first round that can belong to it, `cancelled` why it
-    is no longer wanted, `losses` how often ranks were lost while it ran, `internal` whether the
-    GroupManager sends it.
+    Attributes
+    ----------
+    ident : object
+        The number of the command at its sender; None: the process does not wait for an answer.
+    work : callable, optional
+        What the GroupManager itself does in a turn among the commands.
+    first_round : int
+        The number of the first round that can belong to it.
+    cancelled : Failure or None
+        Why it is no longer wanted.
+    losses : int
+        How often ranks were lost while it ran.
     """
 
     body: Body
@@ -74,24 +53,23 @@ class Job:
     connection: FrameProtocol | None = None
     ident: Any = None
     future: asyncio.Future[Body] | None = None
-    relay: Relay | None = None
+    work: Callable[[], Awaitable[Any]] | None = None
     timer: asyncio.TimerHandle | None = None
     first_round: int = 0
     cancelled: Failure | None = None
     answered: bool = False
     losses: int = 0
-    internal: bool = False
     since: float = field(default_factory=time.monotonic)
+    _dropped: dict[int, int] = field(default_factory=dict)  # bytes of output, by rank
 
     def answer(self, result: Body | Failure) -> None:
         """Send the result or the failure to the waiting client. Only the first call counts."""
         if self.answered:
             return
-        self.answered = True
         if self.timer is not None:
             self.timer.cancel()
-        if self.relay is not None:
-            self.relay.end()
+        self._show_dropped()
+        self.answered = True
         if self.connection is not None:
             self._reply(self.connection, result)
         elif self.future is not None and not self.future.done():
@@ -114,10 +92,29 @@ class Job:
             failure = Failure("TransferError", f"the answer to {op!r} cannot be sent: {error}")
             connection.send(Kind.REPLY, {"id": self.ident, "error": failure.to_map()})
 
+    def show(self, **event: Any) -> None:
+        """Send progress, or lines of output, to the process that waits for the answer."""
+        if self.connection is not None and not self.answered:
+            self.connection.send(Kind.EVENT, {"id": self.ident, **event})
+
+    def show_output(self, lines: list[Line]) -> None:
+        """Send lines, or drop them while the process is far behind with reading."""
+        transport = self.connection.transport if self.connection is not None else None
+        if transport is not None and transport.get_write_buffer_size() > BACKLOG_NBYTES:
+            for rank, _, text in lines:
+                self._dropped[rank] = self._dropped.get(rank, 0) + len(text) + 1
+            return
+        self._show_dropped()
+        self.show(output=lines)
+
+    def _show_dropped(self) -> None:
+        if self._dropped:
+            dropped, self._dropped = self._dropped, {}
+            self.show(output=[dropped_note(rank, n) for rank, n in sorted(dropped.items())])
+
     def notice(self, text: str) -> None:
         """Show a line to the process that waits for the answer."""
-        if self.relay is not None and not self.answered:
-            self.relay.pass_on([(-1, STDERR, text)])
+        self.show_output([(-1, STDERR, text)])
 
     @property
     def own(self) -> bool:
@@ -135,18 +132,14 @@ class Job:
         age_s = time.monotonic() - self.since
         return {"name": self.name, "state": state, "caller": caller, "age_s": age_s}
 
-    def malformed(self, error: Exception) -> Failure:
-        """The failure of a command whose fields are wrong."""
-        return Failure("GroupError", f"malformed command {self.body.get('op')!r}: {error!r}")
-
 
 def calls_of(active: Job | None, queue: Iterable[Job], left: Round | None) -> list[Body]:
-    """The calls of a gang for the catalogue.
+    """The calls of a gang for the catalogue, without those of the dispatcher itself.
 
     Parameters
     ----------
     active : Job, optional
-        The command that runs. Those of the dispatcher itself are not shown.
+        The command that runs.
     queue : iterable of Job
         Those that wait for it.
     left : Round, optional
@@ -156,7 +149,7 @@ def calls_of(active: Job | None, queue: Iterable[Job], left: Round | None) -> li
     calls = [] if left is None else [left.described()]
     if active is not None and not active.own:
         calls.append(active.described("running" if left is None else "queued"))
-    return calls + [job.described("queued") for job in queue]
+    return calls + [job.described("queued") for job in queue if not job.own]
 
 
 def late(limit_s: float) -> Failure:
@@ -165,3 +158,131 @@ def late(limit_s: float) -> Failure:
         "CallTimeoutError",
         f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled{CONTINUES}",
     )
+
+
+class JobQueue:
+    """Waiting commands. Work of the GroupManager comes first, then the senders in turn.
+
+    Parameters
+    ----------
+    sending : callable() -> bool
+        Whether matrices are being sent. A resize waits for them, and further ones wait for it.
+    """
+
+    def __init__(self, sending: Callable[[], bool]) -> None:
+        self._sending = sending
+        self._urgent: list[Job] = []
+        self._by_sender: OrderedDict[FrameProtocol | None, deque[Job]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Commands of senders that wait."""
+        return sum(map(len, self._by_sender.values()))
+
+    def __iter__(self) -> Iterator[Job]:
+        return itertools.chain(self._urgent, *self._by_sender.values())
+
+    def add(self, job: Job) -> None:
+        """Queue a command."""
+        if job.work is not None:
+            self._urgent.append(job)
+        else:
+            self._by_sender.setdefault(job.connection, deque()).append(job)
+
+    def next(self) -> Job | None:
+        """Take the next command that may run."""
+        resizing = False
+        for job in self._urgent:
+            if job.body["op"] != "resize" or not self._sending():
+                self._urgent.remove(job)
+                return job
+            resizing = True
+        for sender, queue in self._by_sender.items():
+            for job in queue:
+                if not resizing or job.body["op"] != "create":
+                    self._by_sender.move_to_end(sender)  # the others come first
+                    self.remove(job)
+                    return job
+        return None
+
+    def of(self, sender: FrameProtocol | None) -> tuple[Job, ...]:
+        """The waiting commands of a sender."""
+        return tuple(self._by_sender.get(sender, ()))
+
+    def remove(self, job: Job) -> None:
+        """Take a command out, if it waits."""
+        with contextlib.suppress(ValueError, KeyError):
+            if job.work is not None:
+                self._urgent.remove(job)
+                return
+            self._by_sender[job.connection].remove(job)
+            if not self._by_sender[job.connection]:
+                del self._by_sender[job.connection]
+
+    def drop(self, sender: FrameProtocol) -> None:
+        """Forget the commands of a sender that is gone."""
+        self._by_sender.pop(sender, None)
+
+    def clear(self) -> list[Job]:
+        """Take all commands out."""
+        waiting = list(self)
+        self._urgent.clear()
+        self._by_sender.clear()
+        return waiting
+
+
+class Reads:
+    """Fetches of a gang that several programs use, and the matrices that a command changes.
+
+    Fetches go directly to the ranks beside the commands. So a fetch asks for a number first, and
+    a command that changes its matrix waits for its end. At its end a fetch asks whether its number
+    still counted: it ends with its control connection, while its data connections go on.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[int, tuple[FrameProtocol | None, int]] = {}
+        self._numbers = itertools.count(1)
+        self._written: frozenset[int] = frozenset()
+        self._waiting: list[Job] = []
+        self._changed = asyncio.Event()
+
+    def begin(self, job: Job) -> None:
+        """Answer with the number of a read: at once, or after the command that writes."""
+        matrix = job.body["matrix"]
+        if matrix in self._written:
+            self._waiting.append(job)
+        else:
+            number = next(self._numbers)
+            self._under_way[number] = job.connection, matrix
+            job.answer({"read": number})
+
+    def end(self, number: int) -> bool:
+        """A read has ended; whether it counted until now."""
+        self._changed.set()
+        return self._under_way.pop(number, None) is not None
+
+    def lost(self, sender: FrameProtocol | None) -> None:
+        """A connection is gone: its reads do not count any longer."""
+        self._under_way = {n: read for n, read in self._under_way.items() if read[0] is not sender}
+        self._waiting = [job for job in self._waiting if job.connection is not sender]
+        self._changed.set()
+
+    async def begin_write(self, matrices: Iterable[int], job: Job) -> None:
+        """Wait until no process reads the matrices, or the job is cancelled; see `interrupt`.
+
+        New readers wait until `end_write`.
+        """
+        self._written = frozenset(matrices)
+        while job.cancelled is None and self._written & {m for _, m in self._under_way.values()}:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def interrupt(self) -> None:
+        """The command that waits for readers has been cancelled."""
+        self._changed.set()
+
+    def end_write(self) -> None:
+        """The command has ended."""
+        self._written = frozenset()
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
+            self.begin(job)

@@ -1,14 +1,19 @@
-"""The libraries of a gang: which file each is from, which processes use it, what state it keeps."""
+"""The libraries of a gang: which file each is from, which processes use it, what state it keeps.
+
+Libraries declare the effects of their routines, so this module also tells what a command changes,
+and whether it can be repeated.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from alchemist_ray.runtime.commands.matrix_records import Record
+from alchemist_ray.runtime.commands.matrix_records import Record, matrices_of
 from mpi_workers.failures import Failure
+from mpi_workers.wire.commands import COMMANDS, Rerun
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
 
@@ -18,13 +23,34 @@ Stamp = tuple[str | None, str]  # path, hash of the content
 
 
 @dataclass(slots=True)
-class _Loaded:
+class LoadedLibrary:
+    """A library that all ranks have loaded.
+
+    Attributes
+    ----------
+    described : dict
+        As the ranks describe it.
+    stamp : (str or None, str)
+        Its file.
+    state : Record or None
+        Its state, if that can be saved; the log treats it like a matrix.
+    holders : set of str
+        Ids of the processes that use it.
+    routines : dict of str to dict
+        Declarations, by name.
+    """
+
     described: Body
     stamp: Stamp
-    writes: dict[str, list[str]]
-    pure: frozenset[str]
-    state: Record | None  # if it can be saved; the log treats it like a matrix
-    holders: set[str] = field(default_factory=set)
+    holders: set[str]
+    state: Record | None = None
+    routines: dict[str, Body] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.routines = {fields["name"]: fields for fields in self.described["routines"]}
+        if {SAVE_STATE, LOAD_STATE} <= self.routines.keys():
+            name = f"the state of library {self.described['name']!r}"
+            self.state = Record(0, name, (), "bool", "")
 
 
 class LoadedLibraries:
@@ -38,14 +64,18 @@ class LoadedLibraries:
 
     def __init__(self, users: Callable[[set[str]], list[str]]) -> None:
         self._users = users
-        self._loaded: dict[str, _Loaded] = {}
+        self._loaded: dict[str, LoadedLibrary] = {}
         self._lost: dict[str, str] = {}  # libraries whose state could not be rebuilt, and why
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._loaded)
 
-    def __getitem__(self, name: str) -> Body:
-        return self._loaded[name].described
+    def __getitem__(self, name: str) -> LoadedLibrary:
+        return self._loaded[name]
+
+    def items(self) -> list[tuple[str, LoadedLibrary]]:
+        """The libraries at this moment."""
+        return list(self._loaded.items())
 
     def described(self) -> list[Body]:
         """The libraries with their signatures; file and version of a state that can be saved."""
@@ -85,39 +115,8 @@ class LoadedLibraries:
     def add(self, name: str, stamp: Stamp, described: Body, holder: str) -> None:
         """A library has been loaded on all ranks."""
         holders = self._loaded[name].holders if name in self._loaded else set()
-        routines = described["routines"]
-        writes = {r["name"]: r["writes"] for r in routines if r.get("writes") is not None}
-        pure = frozenset(r["name"] for r in routines if r.get("pure"))
-        state = None
-        if {SAVE_STATE, LOAD_STATE} <= {r["name"] for r in routines}:
-            state = Record(0, f"the state of library {name!r}", (), "bool", "", True, {})
-        self._loaded[name] = _Loaded(described, stamp, writes, pure, state, holders | {holder})
+        self._loaded[name] = LoadedLibrary(described, stamp, holders | {holder})
         self._lost.pop(name, None)
-
-    def writes(self, name: str, routine: str) -> Sequence[str]:
-        """Parameters that a routine changes in place, as its library has declared."""
-        loaded = self._loaded.get(name)
-        return () if loaded is None else loaded.writes.get(routine, ())
-
-    def result_names(self, name: str, routine: str) -> list[str]:
-        """Names of the results of a routine."""
-        routines = self[name]["routines"]
-        found = next(fields for fields in routines if fields["name"] == routine)
-        return [result for result, _ in found["results"]]
-
-    def pure(self, name: str, routine: str) -> bool:
-        """Whether a routine has no effects but its results and the matrices that it writes."""
-        loaded = self._loaded.get(name)
-        return loaded is not None and routine in loaded.pure
-
-    def declares(self, name: str, routine: str) -> bool:
-        """Whether it is known which matrices a routine changes."""
-        loaded = self._loaded.get(name)
-        return self.pure(name, routine) or (loaded is not None and routine in loaded.writes)
-
-    def stamps(self) -> dict[str, Stamp]:
-        """The file of each library."""
-        return {name: loaded.stamp for name, loaded in self._loaded.items()}
 
     def stamp(self, name: str) -> Stamp | None:
         """The file of a library; None if it is not loaded."""
@@ -150,6 +149,45 @@ class LoadedLibraries:
         """A process is gone."""
         for loaded in self._loaded.values():
             loaded.holders.discard(holder)
+
+    # --- effects of commands ---
+
+    def _called(self, body: Body) -> Body:
+        """The declaration of the routine that a command calls; empty if it is unknown."""
+        loaded = self._loaded.get(body["library"])
+        return {} if loaded is None else loaded.routines.get(body["routine"], {})
+
+    def pure(self, body: Body) -> bool:
+        """Whether a command has no effects but its results and the matrices that it writes."""
+        declared = self._called(body) if body["op"] == "call" else body
+        return bool(declared.get("pure"))
+
+    def written(self, body: Body) -> list[int]:
+        """The matrices that a command is declared to change in place."""
+        match body:
+            case {"op": "run", "uses": uses} if not self.pure(body):
+                return list(uses)
+            case {"op": "resize", "matrices": matrices}:
+                return list(matrices)  # the old ranks end: nothing must be read from them
+            case {"op": "call", "arguments": arguments}:
+                given = [arguments.get(name) for name in self._called(body).get("writes") or ()]
+                return [value["matrix"] for value in given if isinstance(value, dict)]
+        return []
+
+    def changed(self, body: Body) -> list[int]:
+        """The matrices that a command may change: all that it gets, where nothing is declared."""
+        if body["op"] == "call":
+            declared = self._called(body)
+            if not declared.get("pure") and declared.get("writes") is None:
+                return matrices_of(body)
+        return self.written(body)
+
+    def repeatable(self, body: Body) -> bool:
+        """Whether a command that was lost with a rank can be run again: no other effects."""
+        command = COMMANDS.get(body["op"])  # work of the GroupManager is in no table
+        if command is None or command.rerun is Rerun.NEVER:
+            return False
+        return command.rerun is Rerun.ALWAYS or self.pure(body)
 
 
 async def stamp_of(path: str | None) -> Stamp:

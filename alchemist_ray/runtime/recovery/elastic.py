@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -36,6 +37,8 @@ class Elastic:
     resize : callable(workers)
     address : callable() -> GangAddress or None
         Of the gang; None while it has no ranks.
+    begin : callable(coroutine) -> Task
+        Runs it until the gang ends.
     """
 
     def __init__(
@@ -43,12 +46,13 @@ class Elastic:
         cpus: GangCpus,
         resize: Callable[[int], Awaitable[None]],
         address: Callable[[], GangAddress | None],
+        begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._cpus = cpus
         self._resize = resize
         self._address = address
+        self._begin = begin
         self._growing: asyncio.Task[None] | None = None
-        self._moving: asyncio.Task[None] | None = None
 
     async def started(self, request: GangRequest) -> GangRequest:
         """The request with as many ranks as there are CPUs now, which are reserved."""
@@ -69,20 +73,14 @@ class Elastic:
         if request.bounds is None:
             return
         least, most = request.bounds
-        nodes.leave = lambda error: self._leave(nodes, error, least)
+        nodes.leave = partial(self._leave, nodes, least)
         if self._growing is None:
-            self._growing = _task(self._grow(request.options.cpus, most))
+            self._growing = self._begin(self._grow(request.options.cpus, most))
 
     def stop_growing(self) -> None:
         """The user has resized the gang."""
         if self._growing is not None:
             self._growing.cancel()
-
-    def close(self) -> None:
-        """The gang has ended."""
-        self.stop_growing()
-        if self._moving is not None:
-            self._moving.cancel()
 
     async def _grow(self, cpus: float, most: int) -> None:
         while True:
@@ -103,16 +101,15 @@ class Elastic:
             except (AlchemistError, RayError, TimeoutError):
                 continue  # the gang goes on as it was
 
-    def _leave(self, nodes: Nodes, error: AlchemistError, least: int) -> bool:
+    def _leave(self, nodes: Nodes, least: int, error: AlchemistError) -> bool:
         """Move to the other nodes, if they have CPUs for enough ranks."""
         address = self._address()
         if address is None:
             return False
         left = self._cpus.avoid(address.node_ids[error.facts["node"]])
-        if left < least:
-            return False
-        self._moving = _task(self._move_away(nodes, error, left))
-        return True
+        if left >= least:
+            self._begin(self._move_away(nodes, error, left))
+        return left >= least
 
     async def _move_away(self, nodes: Nodes, error: AlchemistError, workers: int) -> None:
         try:
@@ -124,7 +121,3 @@ class Elastic:
 def room(cpus: float) -> int:
     """For how many more ranks CPUs are free."""
     return int(ray.available_resources().get("CPU", 0.0) / cpus + 1e-9)
-
-
-def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    return asyncio.get_running_loop().create_task(work)

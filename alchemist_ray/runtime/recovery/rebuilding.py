@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ray.exceptions import RayError
-
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.errors import AlchemistError, GroupFailedError
+from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.runtime.commands.handlers import Commands
@@ -149,60 +147,43 @@ class Rebuilding:
         """All libraries, but for those that one of the commands loads."""
         libraries = self._commands.libraries
         later = {command.body["library"] for command in commands if command.body["op"] == "load"}
-        for name, stamp in libraries.stamps().items():
-            path = stamp[0]
-            if await stamp_of(path) != stamp:
+        for name, library in libraries.items():
+            path, _ = library.stamp
+            if await stamp_of(path) != library.stamp:
                 libraries.remove(name)
-            if name in later or libraries.stamp(name) is None:
-                continue
-            try:
-                await self._nodes.round("load", collective=True, library=name, path=path)
-            except Failure:
-                libraries.remove(name)  # calls of it are told that it is not loaded
+            elif name not in later:
+                try:
+                    await self._nodes.round("load", collective=True, library=name, path=path)
+                except Failure:
+                    libraries.remove(name)  # calls of it are told that it is not loaded
 
     async def _repeat(self, command: LoggedCommand) -> None:
         try:
             await self._run(command)
-        except (Failure, AlchemistError, RayError) as error:
+        except Exception as error:  # whatever it is, other matrices can be rebuilt
             if self._nodes.failure is not None:
                 command.losses += 1
                 raise self._nodes.failure.with_traceback(None) from None
             if isinstance(error, GroupFailedError):
                 raise
-            told = error.message if isinstance(error, Failure) else str(error)
-            self._obstacles[command] = f"{command.name} could not be repeated: {told}"
+            self._obstacles[command] = f"{command.name} could not be repeated: {error}"
             await self._nodes.round("free", matrices=[*command.made, *command.changed])
             self._there -= {*command.made, *command.changed}
             return
         self._there |= set(command.made)
 
     async def _run(self, command: LoggedCommand) -> None:
-        body = command.body
-        match body["op"]:
-            case "sent":
-                await self._send(command)
-            case "redistribute":
-                await self._nodes.round(
-                    "redistribute",
-                    collective=True,
-                    source=body["source"],
-                    matrix=command.made[0],
-                    layout=body["layout"],
-                )
-            case "load":
-                await self._check_sources(command)
-                fields = {key: body[key] for key in ("library", "path")}
-                await self._nodes.round("load", collective=True, **fields)
-            case _:
-                await self._check_sources(command)
-                first = command.made[0] if command.made else self._commands.next_id
-                done = await self._nodes.round(
-                    body["op"],
-                    collective=True,
-                    first=first,
-                    **{key: value for key, value in body.items() if key != "op"},
-                )
-                self._check_made(command, done.matrices or [])
+        op, fields = command.body["op"], {k: v for k, v in command.body.items() if k != "op"}
+        if op == "sent":
+            await self._send(command.made[0], command.source, fields)
+        elif op == "redistribute":
+            await self._nodes.round(op, collective=True, matrix=command.made[0], **fields)
+        else:
+            await self._check_sources(command)
+            if op != "load":
+                fields["first"] = command.made[0] if command.made else self._commands.next_id
+            done = await self._nodes.round(op, collective=True, **fields)
+            self._check_made(command, done.matrices or [])
 
     def _check_made(self, command: LoggedCommand, matrices: Sequence[Any]) -> None:
         """Whether a command has made matrices like those of the first time."""
@@ -244,18 +225,16 @@ class Rebuilding:
                 "again",
             )
 
-    async def _send(self, command: LoggedCommand) -> None:
-        body, ident = command.body, command.made[0]
-        fields = {key: body[key] for key in ("shape", "dtype", "layout")}
+    async def _send(self, ident: int, data: Any, fields: Body) -> None:
         await self._nodes.round("create", matrix=ident, **fields)
-        await in_thread(self._send_again, ident, command.source, body)
+        await in_thread(self._send_again, ident, data, fields)
         await self._nodes.round("seal", matrix=ident)
 
-    def _send_again(self, ident: int, data: Any, body: Body) -> None:
+    def _send_again(self, ident: int, data: Any, fields: Body) -> None:
         """In a thread: the data come from their nodes, as at the first time."""
         if self._connection is None:
             self._connection = GangConnection(self._address, Handle)
         connection = self._connection
-        source = source_for(data, body["dtype"], connection)
-        distribution = Distribution(body["layout"], source.shape, connection.grid)
+        source = source_for(data, fields["dtype"], connection)
+        distribution = Distribution(fields["layout"], source.shape, connection.grid)
         source.send(connection, TransferTarget(ident, distribution, source.dtype), None)

@@ -10,38 +10,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
 
 import numpy as np
-from ray.exceptions import RayError, RayTaskError
 
 from alchemist_ray.errors import (
     AlchemistError,
+    CancelledError,
     GroupError,
     GroupFailedError,
     LibraryLoadError,
     TransferError,
-    from_failure,
 )
 from alchemist_ray.gang.address import GangAddress, next_token
-from alchemist_ray.runtime.cluster.ray_calls import result_of
+from alchemist_ray.runtime.cluster.ray_calls import result_of, told
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
 from alchemist_ray.runtime.commands.matrix_records import Record
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.incarnation import Incarnation
-from alchemist_ray.runtime.recovery.kept_copies import SavedState, load_state, save_state
-from alchemist_ray.transfer.node_jobs import MemoryJob, MoveJob
+from alchemist_ray.runtime.recovery.snapshots import SavedState, save_state
+from alchemist_ray.transfer.node_jobs import MoveJob
 from alchemist_ray.transfer.sending import BASE_LAYOUT
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.layout import Distribution, Grid, copies, default_grid, stored_shape
-
-T = TypeVar("T")
-
-RETRY = "The gang is unchanged: call als.resize again"
+from mpi_workers.matrix.layout import Distribution, copies, default_grid, stored_shape
 
 
 class IncarnationCopy:
@@ -78,57 +72,32 @@ class IncarnationCopy:
 
         Raises `ResourceError` if a node does not have enough, and other errors as `run`.
         """
-        await self.check_memory()
         await self._unless_lost(self._create_matrices())
 
-    async def check_memory(self) -> None:
-        """Raise `ResourceError` if the nodes do not have the memory for both incarnations."""
-        matrices = tuple(
-            self._at(record, record.id, record.layout, self._target)
-            for record in self._separate(self._records())
-        )
-        jobs = [
-            result_of(agent.run.remote(MemoryJob(range(node.first, node.first + node.count),
-                                                 matrices), []))
-            for agent, node in zip(self._new.agents, self._target.nodes, strict=True)
-        ]  # fmt: skip
-        await self._unless_lost(asyncio.gather(*jobs))
-
     async def run(self) -> None:
-        """Copy everything. Raises `AlchemistError`."""
+        """Copy everything. Raises `Failure`, `AlchemistError` and `RayError`."""
         await self._unless_lost(self._copy())
 
-    async def _unless_lost(self, work: Awaitable[T]) -> T:
-        try:
-            return await self._old.nodes.unless_ended(self._new.nodes.unless_ended(work))
-        except Failure as failure:
-            raise from_failure(failure) from None
-        except RayTaskError as error:
-            if isinstance(error.cause, AlchemistError):
-                raise error.cause from None
-            raise TransferError(f"a node could not move its part: {error}. {RETRY}") from error
-        except RayError as error:
-            raise TransferError(f"the agent of a node has ended: {error}. {RETRY}") from error
+    async def _unless_lost(self, work: Awaitable[None]) -> None:
+        await self._old.nodes.unless_ended(self._new.nodes.unless_ended(work))
 
     async def _copy(self) -> None:
-        await self._load_libraries()
-        try:
-            for library in self._commands.libraries.states():
-                self._states.append(await save_state(self._commands, library))
-            await self._copy_matrices()
-            for saved in self._states:
-                await load_state(self._new.nodes, saved, self._commands.next_id)
-        finally:  # free them on both
-            self._old.nodes.unreferenced += [r.id for saved in self._states for r in saved.records]
-
-    async def _load_libraries(self) -> None:
-        for name, stamp in self._commands.libraries.stamps().items():
-            path = stamp[0]
-            if await stamp_of(path) != stamp:
+        commands, nodes = self._commands, self._new.nodes
+        for name, library in commands.libraries.items():
+            path, _ = library.stamp
+            if await stamp_of(path) != library.stamp:
                 raise LibraryLoadError(
                     f"{path} has changed since library {name!r} was loaded: load it again first"
                 )
-            await self._new.nodes.round("load", collective=True, library=name, path=path)
+            await nodes.round("load", collective=True, library=name, path=path)
+        try:
+            for name in commands.libraries.states():
+                self._states.append(await save_state(commands, name))
+            await self._copy_matrices()
+            for saved in self._states:
+                await saved.load(nodes, commands.next_id)
+        finally:  # free them on both
+            self._old.nodes.unreferenced += [r.id for saved in self._states for r in saved.records]
 
     # --- matrices ---
 
@@ -154,22 +123,21 @@ class IncarnationCopy:
         )
 
     def _at(self, record: Record, ident: int, layout: str, address: GangAddress) -> TransferTarget:
-        grid: Grid = default_grid(address.size)
+        grid = default_grid(address.size)
         distribution = Distribution(layout, stored_shape(record.shape), grid)
         return TransferTarget(ident, distribution, np.dtype(record.dtype))
 
     async def _create_matrices(self) -> None:
-        grid = default_grid(self._target.size)
         for record in self._separate(self._records()):
             if record.id in self._created:
                 continue
             ident, layout = record.id, record.layout
-            if copies(layout, grid) > 1:  # the ranks make the copies
+            if copies(layout, default_grid(self._target.size)) > 1:  # the ranks make the copies
                 ident, layout = -record.id, BASE_LAYOUT
             self._created[record.id] = self._at(record, ident, layout, self._target)
             shape, dtype = list(record.shape), record.dtype
             await self._new.nodes.round(
-                "create", matrix=ident, shape=shape, dtype=dtype, layout=layout
+                "create", matrix=ident, shape=shape, dtype=dtype, layout=layout, reserve=True
             )
 
     async def _copy_matrices(self) -> None:
@@ -192,11 +160,7 @@ class IncarnationCopy:
 
     async def _redistribute(self, source: int, record: Record) -> None:
         await self._new.nodes.round(
-            "redistribute",
-            collective=True,
-            source=source,
-            matrix=record.id,
-            layout=record.layout,
+            "redistribute", collective=True, source=source, matrix=record.id, layout=record.layout
         )
 
     async def _move(self, moves: list[tuple[Record, TransferTarget]]) -> None:
@@ -208,14 +172,9 @@ class IncarnationCopy:
         target = DataEndpoints(self._target.token, self._target.nodes)
         agents = self._new.agents
         if matrices:
-            await asyncio.gather(
-                *(
-                    result_of(
-                        agent.run.remote(MoveJob(source, target, matrices, i, len(agents)), [])
-                    )
-                    for i, agent in enumerate(agents)
-                )
-            )
+            jobs = [MoveJob(source, target, matrices, i, len(agents)) for i in range(len(agents))]
+            asked = [agent.run.remote(job, []) for agent, job in zip(agents, jobs, strict=True)]
+            await asyncio.gather(*map(result_of, asked))
 
 
 # What the loss of ranks means for a gang, but not for one that goes on with others.
@@ -237,7 +196,7 @@ class Resizing:
     Attributes
     ----------
     next : Incarnation or None
-        It is being started, or receives matrices.
+        It is being started, or receives matrices; the resize can still be stopped.
     """
 
     def __init__(
@@ -264,27 +223,22 @@ class Resizing:
         AlchemistError
             The gang goes on as it was.
         """
-        self._stopped, self._moved = None, False
+        await self.ended()  # of one whose caller was cancelled
+        self._stopped, self._moved, self.next = None, False, new
         self._task = asyncio.get_running_loop().create_task(self._run(old, new, address))
-        reason: Exception
         try:
-            await self._task
-            return
+            await asyncio.wait([self._task])
         except asyncio.CancelledError:
-            if self._stopped is None:
-                raise
-            reason = self._stopped
-        except Failure as failure:
-            reason = from_failure(failure)
-        except (AlchemistError, RayError, OSError) as error:
-            reason = error
-        if not self._moved:  # else it came too late
-            raise _unchanged(reason, old.request.workers) from None
+            self.stop(CancelledError("it was cancelled"))
+            raise
+        error = self._stopped if self._task.cancelled() else self._task.exception()
+        if error is not None and not self._moved:  # else it came too late
+            raise _unchanged(error, old.request.workers) from None
 
     def stop(self, why: AlchemistError) -> None:
         """End the resize that is under way, unless the new ranks have taken the place already."""
-        if self._task is not None and not self._moved:
-            self._stopped = self._stopped or why
+        if self._task is not None and self.next is not None and self._stopped is None:
+            self._stopped = why
             self._task.cancel()
 
     async def ended(self) -> None:
@@ -293,7 +247,6 @@ class Resizing:
             await asyncio.wait([self._task])
 
     async def _run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
-        self.next = new
         request = new.request
         try:
             # Not in `start`: if there are too few, none is started.
@@ -303,67 +256,48 @@ class Resizing:
             await copy.prepare()
             await self._in_turn(copy, new, target)
         finally:
-            self.next = None
-            if self._moved:
-                await _completed(self._end(old, request.workers))
-            else:
-                await _completed(self._end(new, old.request.workers))
+            self.next = None  # so that `stop` does not interrupt this
+            ended, left = (old, new) if self._moved else (new, old)
+            await ended.shutdown()
+            await ended.release()
+            await self._cpus.keep(left.request.workers)
 
     async def _in_turn(self, copy: IncarnationCopy, new: Incarnation, address: GangAddress) -> None:
         """Move all that the gang has; no command runs meanwhile."""
 
         async def move() -> None:
-            await copy.run()
-            self._use(new, address)
-            self._moved = True
+            with self._state():
+                await copy.run()
+                self._use(new, address)
+                self._moved, self.next = True, None
 
         moving: asyncio.Task[None] | None = None
 
         async def in_turn() -> None:
             nonlocal moving
             moving = asyncio.get_running_loop().create_task(move())
-            with self._state():
-                await asyncio.wait([moving])
+            await asyncio.wait([moving])
             if moving.cancelled():
                 raise Failure("CancelledError", "it was cancelled")
             moving.result()
 
         commands = self._dispatcher.commands
-        commands.own["resize"] = in_turn
         try:
             body = {"op": "resize", "matrices": commands.matrices}
-            await self._dispatcher.submit(body, internal=True)
+            await self._dispatcher.submit(body, work=in_turn)
         finally:
-            del commands.own["resize"]
             if moving is not None:
                 moving.cancel()
                 await asyncio.wait([moving])
 
-    async def _end(self, incarnation: Incarnation, workers: int) -> None:
-        """End one of two incarnations; the other one has this many ranks."""
-        await incarnation.shutdown()
-        await incarnation.release()
-        await self._cpus.keep(workers)
 
-
-def _unchanged(error: Exception, workers: int) -> AlchemistError:
+def _unchanged(error: BaseException, workers: int) -> AlchemistError:
     """The error for a user whose gang goes on as it was."""
-    known = error if isinstance(error, AlchemistError) else GroupError(str(error))
+    known = told(error)
+    if not isinstance(known, AlchemistError):
+        known = TransferError(f"{type(error).__name__}: {error}; call als.resize again")
     kind = GroupError if isinstance(known, GroupFailedError) else type(known)
     reason = ENDED.sub("", str(known.args[0]))
     return kind(
         f"the gang was not resized and goes on with its {workers} workers: {reason}", **known.facts
     )
-
-
-async def _completed(work: Coroutine[Any, Any, None]) -> None:
-    """Await work that is not left half done if this task is cancelled."""
-    task, cancelled = asyncio.get_running_loop().create_task(work), False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    task.result()
-    if cancelled:
-        raise asyncio.CancelledError

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from alchemist_ray.runtime.commands.dispatcher import Dispatcher, JobQueue
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
-from alchemist_ray.runtime.commands.jobs import Job
+from alchemist_ray.runtime.commands.jobs import Job, JobQueue
 from mpi_workers.failures import Failure
 from mpi_workers.rank.commands import RankCommands
 from mpi_workers.wire.commands import COMMANDS, Turn
+from mpi_workers.wire.frames import Body
 
 
 def test_a_command_that_meets_a_system_error_fails_alone() -> None:
@@ -23,11 +24,10 @@ def test_a_command_that_meets_a_system_error_fails_alone() -> None:
 
     async def both() -> None:
         dispatcher = Dispatcher(lambda _: False, lambda: None)
-        dispatcher.commands.own |= {"keep_copies": full, "resize": well}
         with pytest.raises(Failure, match="No space left"):
-            await asyncio.wait_for(dispatcher.submit({"op": "keep_copies"}, internal=True), 1)
-        body = {"op": "resize", "matrices": {}}
-        assert await asyncio.wait_for(dispatcher.submit(body, internal=True), 1) == {}
+            await asyncio.wait_for(dispatcher.submit({"op": "keep_copies"}, work=full), 1)
+        body: Body = {"op": "resize", "matrices": {}}
+        assert await asyncio.wait_for(dispatcher.submit(body, work=well), 1) == {}
 
     asyncio.run(both())
 
@@ -43,7 +43,9 @@ def test_every_command_has_its_handlers(op: str) -> None:
         assert callable(getattr(RankCommands, op))
 
 
-@pytest.mark.parametrize("op", [op for op, command in COMMANDS.items() if command.internal])
+@pytest.mark.parametrize(
+    "op", ["keep_copies", "resize", *(op for op, command in COMMANDS.items() if command.internal)]
+)
 def test_operations_of_the_manager_are_refused_from_others(op: str) -> None:
     async def ask() -> None:
         dispatcher = Dispatcher(lambda _: False, lambda: None)
@@ -53,12 +55,30 @@ def test_operations_of_the_manager_are_refused_from_others(op: str) -> None:
         asyncio.run(ask())
 
 
-def test_a_resize_whose_sender_is_gone_holds_up_no_other_matrix() -> None:
-    queue = JobQueue(sending=lambda: False)
-    queue.add(Job({"op": "resize", "matrices": []}), "gone")
-    queue.add(Job({"op": "create"}), "here")
-    queue.drop("gone")
-    assert len(queue) == 1
-    job = queue.next()
-    assert job is not None
-    assert job.body == {"op": "create"}
+def test_matrices_that_are_made_wait_for_a_resize_which_waits_for_those_that_are_sent() -> None:
+    async def well() -> None:
+        """A resize."""
+
+    sending = True
+    queue = JobQueue(sending=lambda: sending)
+    for job in (Job({"op": "create"}), Job({"op": "seal"}), Job({"op": "resize"}, work=well)):
+        queue.add(job)
+    order = [queue.next(), queue.next()]
+    sending = False
+    order += [queue.next(), queue.next(), queue.next()]
+    assert [job and job.body["op"] for job in order] == ["seal", None, "resize", "create", None]
+    assert len(queue) == 0
+
+
+def test_a_resize_that_is_dropped_holds_up_no_other_matrix() -> None:
+    async def well() -> None:
+        """A resize."""
+
+    queue = JobQueue(sending=lambda: True)
+    resize = Job({"op": "resize"}, work=well)
+    for job in (resize, Job({"op": "create"})):
+        queue.add(job)
+    assert queue.next() is None
+    queue.remove(resize)
+    assert [job.body["op"] for job in queue] == ["create"]
+    assert queue.next() is not None

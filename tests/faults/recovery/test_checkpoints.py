@@ -16,7 +16,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, FileError, StaleHandleError
-from alchemist_ray.runtime.recovery import automatic_checkpoints
+from alchemist_ray.runtime.recovery import snapshots
 from tests.faults.conftest import variables
 from tests.faults.recovery.conftest import Recovering
 from tests.faults.recovery.test_recovery import LIBRARY, X
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
 ) -> None:
     lib = saving.als.load_library("counting", LIBRARY)
     A = saving.als.send_matrix(LARGE, durable=True)
-    with variables(saving.manager, automatic_checkpoints, LEAST_S=0.5):
+    with variables(saving.manager, snapshots, CHECKPOINT_LEAST_S=0.5):
         B = lib.slow(A, 0.1)
         time.sleep(1.5)
         assert not (tmp_path / "checkpoint").exists()  # 0.1 s are repeated

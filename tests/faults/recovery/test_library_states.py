@@ -12,7 +12,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryLoadError, LibraryNotFoundError, RoutineError
-from alchemist_ray.runtime.recovery import kept_copies
+from alchemist_ray.runtime.recovery import snapshots
 from tests.faults.conftest import variables
 from tests.faults.recovery.conftest import Recovering
 from tests.support import traces
@@ -78,7 +78,7 @@ def test_a_library_that_is_loaded_again_starts_with_an_empty_state(gang: Recover
 
 def test_a_copy_of_the_state_is_kept_when_repeating_would_take_long(gang: Recovering) -> None:
     lib, A = walker(gang), gang.als.send_matrix(X)
-    with variables(gang.manager, kept_copies, FACTOR=1.0):  # also where a copy is slow
+    with variables(gang.manager, snapshots, COPY_FACTOR=1.0):  # also where a copy is slow
         for _ in range(3):
             lib.step(A, 0.3)
         assert traces.wait_until(lambda: "walking.step" not in repeated(gang), 10) is not None
@@ -104,8 +104,8 @@ def test_a_failed_call_ends_what_can_be_repeated_until_the_state_is_saved(
 
 
 def test_a_state_that_cannot_be_rebuilt(gang: Recovering) -> None:
-    with variables(gang.manager, kept_copies, POLL_INTERVAL_S=1000.0):  # nothing is copied
-        time.sleep(3 * kept_copies.POLL_INTERVAL_S)
+    with variables(gang.manager, snapshots, COPY_INTERVAL_S=1000.0):  # nothing is copied
+        time.sleep(3 * snapshots.COPY_INTERVAL_S)
         lib, A = walker(gang), gang.als.send_matrix(X)
         lib.step(A)
         with pytest.raises(RoutineError, match="half done"):

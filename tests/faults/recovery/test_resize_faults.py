@@ -25,9 +25,6 @@ from alchemist_ray.errors import (
     ResourceError,
     SessionError,
 )
-from alchemist_ray.transfer.node_jobs import MemoryJob
-from mpi_workers.data.description import TransferTarget
-from mpi_workers.matrix.layout import Distribution, default_grid
 from tests.faults.conftest import Call, assert_clean, left
 from tests.faults.recovery.conftest import Recovering
 from tests.faults.recovery.resizes import UNDER_WAY_S, X, cpus, same_numbers
@@ -213,12 +210,3 @@ def test_a_gang_on_the_cpus_of_a_task_can_only_shrink(clean: None) -> None:
     count, words = ray.get(task.remote(), timeout=60)
     assert count == 1
     assert "placement='own'" in words
-
-
-def test_too_little_memory_is_known_before() -> None:
-    distribution = Distribution("VC_STAR", (1 << 24, 1 << 24), default_grid(4))
-    target = TransferTarget(1, distribution, np.dtype("float64"))
-    with pytest.raises(ResourceError, match=r"need \d+\.\d TB more"):
-        MemoryJob(range(4), (target,)).run([])
-    small = TransferTarget(1, Distribution("VC_STAR", (4, 4), default_grid(4)), target.dtype)
-    MemoryJob(range(4), (small,)).run([])

@@ -1,16 +1,17 @@
-"""Copies of small matrices and of states of libraries in the GroupManager: they cut the log.
+"""What a gang keeps of its matrices and states by itself, so that little has to be repeated.
 
-A vector that thousands of commands have led to would be rebuilt by all of them. Once these have
-taken more than `LEAST_S`, the GroupManager fetches the vector, to send its copy after a failure.
-It does the same with the state of a library.
-
-The results of the first routine are the arguments of the second: values and matrices.
+- In the GroupManager: small matrices and states of libraries. A vector that thousands of commands
+  have led to would be rebuilt by all of them. Once these have taken more than `COPY_LEAST_S`, the
+  vector is fetched, to be sent again after a failure. So is the state of a library.
+- In the gang's checkpoint folder: all matrices, when the commands since the last checkpoint have
+  taken more than `CHECKPOINT_LEAST_S`, and `CHECKPOINT_FACTOR` times as long as writing takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.errors import GroupFailedError, GroupRecoveredError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.io.checkpoints import write_checkpoint
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record
@@ -31,15 +34,25 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
 
+COPY_INTERVAL_S = 0.1
+COPY_LEAST_S = 0.1  # of commands that have led to a matrix
+COPY_FACTOR = 20.0  # ... and at least this multiple of the time that the last copies took
+SMALL = 1 << 20  # 1 MiB
+TOGETHER = 64 << 20  # 64 MiB, of one gang; also of one state
+CHECKPOINT_INTERVAL_S = 1.0
+CHECKPOINT_LEAST_S = 10.0  # of commands: less is repeated
+CHECKPOINT_FACTOR = 2.0
+FIRST_RATE = 200e6  # bytes/s, until it has been measured
+
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The results of a library's `save_state`.
+    """The results of a library's `save_state`, which are the arguments of its `load_state`.
 
     Attributes
     ----------
     arguments : dict
-        Of `load_state`; of a matrix, its id.
+        Values; of a matrix, its id.
     records : list of Record
         The matrices, which no process has: free them.
     """
@@ -48,14 +61,17 @@ class SavedState:
     arguments: Body
     records: list[Record]
 
+    async def load(self, nodes: Nodes, next_id: int) -> None:
+        """Load it, on ranks that have its matrices. Raises as `Nodes.round`."""
+        await _call(nodes, self.library, LOAD_STATE, self.arguments, next_id)
+
 
 async def save_state(commands: Commands, library: str) -> SavedState:
     """Have the ranks save the state of a library. Raises as `Nodes.round`."""
-    nodes = commands.nodes
     try:
-        done = await _call(nodes, library, SAVE_STATE, {}, commands.next_id)
+        done = await _call(commands.nodes, library, SAVE_STATE, {}, commands.next_id)
     except Failure:
-        await nodes.round("discard", first=commands.next_id)
+        await commands.nodes.round("discard", first=commands.next_id)
         raise
     records = commands.unlisted(done.matrices)
     left = iter(records)
@@ -63,15 +79,9 @@ async def save_state(commands: Commands, library: str) -> SavedState:
         {"matrix": next(left).id} if isinstance(value, dict) else value
         for value in done.value or []
     ]
-    routines = commands.libraries[library]["routines"]
-    wanted = next(fields for fields in routines if fields["name"] == LOAD_STATE)
-    names = [parameter[0] for parameter in wanted["parameters"]]
+    parameters = commands.libraries[library].routines[LOAD_STATE]["parameters"]
+    names = [parameter[0] for parameter in parameters]
     return SavedState(library, dict(zip(names, values, strict=True)), records)
-
-
-async def load_state(nodes: Nodes, saved: SavedState, next_id: int) -> None:
-    """Load it, on ranks that have its matrices. Raises as `Nodes.round`."""
-    await _call(nodes, saved.library, LOAD_STATE, saved.arguments, next_id)
 
 
 async def _call(nodes: Nodes, library: str, routine: str, arguments: Body, first: int) -> Any:
@@ -80,15 +90,8 @@ async def _call(nodes: Nodes, library: str, routine: str, arguments: Body, first
     )
 
 
-POLL_INTERVAL_S = 0.1
-LEAST_S = 0.1  # of commands that have led to a matrix
-FACTOR = 20.0  # ... and at least this multiple of the time that the last copies took
-SMALL = 1 << 20  # 1 MiB
-TOGETHER = 64 << 20  # 64 MiB, of one gang; also of one state
-
-
-class KeptCopies:
-    """The copies of one gang.
+class Snapshots:
+    """The copies and checkpoints of one gang.
 
     Parameters
     ----------
@@ -99,28 +102,30 @@ class KeptCopies:
 
     def __init__(self, dispatcher: Dispatcher, address: Callable[[], GangAddress | None]) -> None:
         self._dispatcher = dispatcher
+        self._commands = dispatcher.commands
         self._address = address
         self._cost_s = 0.0  # of the last copies of matrices
         self._state_costs_s: dict[str, float] = {}  # by library, of its last copy
         self._state_tried: dict[str, LoggedCommand] = {}  # what its last copy followed
-        dispatcher.commands.own["keep_copies"] = self._copy
 
-    async def run(self) -> None:
+    # --- copies ---
+
+    async def keep_copies(self) -> None:
         """Keep copies until this task is cancelled."""
-        log, seen = self._dispatcher.commands.log, 0
+        log, seen = self._commands.log, 0
         while True:
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(COPY_INTERVAL_S)
             if log.count == seen:
                 continue  # an idle gang costs nothing
             seen = log.count
             if self._due() or self._due_states():
                 with contextlib.suppress(Failure):
-                    await self._dispatcher.submit({"op": "keep_copies"}, internal=True)
+                    await self._dispatcher.submit({"op": "keep_copies"}, work=self._copy)
 
     def _due(self) -> list[Record]:
         due, nbytes = [], 0
-        least_s = max(LEAST_S, FACTOR * self._cost_s)
-        for record in self._dispatcher.commands.matrices.values():
+        least_s = max(COPY_LEAST_S, COPY_FACTOR * self._cost_s)
+        for record in self._commands.matrices.values():
             if record.made_by is None or record.nbytes > SMALL:
                 continue
             nbytes += record.nbytes
@@ -131,8 +136,8 @@ class KeptCopies:
     def _due_states(self) -> list[str]:
         """Libraries; also one with a state that could not be rebuilt, because a call has failed."""
         due = []
-        for library, state in self._dispatcher.commands.libraries.states().items():
-            least_s = max(LEAST_S, FACTOR * self._state_costs_s.get(library, 0.0))
+        for library, state in self._commands.libraries.states().items():
+            least_s = max(COPY_LEAST_S, COPY_FACTOR * self._state_costs_s.get(library, 0.0))
             command = state.made_by
             if command is None or command is self._state_tried.get(library):
                 continue
@@ -154,10 +159,10 @@ class KeptCopies:
     async def _copy_matrices(self, address: GangAddress, records: list[Record]) -> None:
         arrays = await in_thread(_fetched, address, [record.described() for record in records])
         for record, array in zip(records, arrays, strict=True):
-            self._dispatcher.commands.log.copied(record, array)
+            self._commands.log.copied(record, array)
 
     async def _copy_state(self, address: GangAddress, library: str) -> None:
-        commands, begin = self._dispatcher.commands, time.monotonic()
+        commands, begin = self._commands, time.monotonic()
         state = commands.libraries.state(library)
         if state is not None and state.made_by is not None:
             self._state_tried[library] = state.made_by
@@ -170,10 +175,38 @@ class KeptCopies:
             self._state_costs_s[library] = time.monotonic() - begin
             commands.nodes.unreferenced += [record.id for record in saved.records]
 
+    # --- checkpoints ---
+
+    async def write_checkpoints(self, folder: str) -> None:
+        """Write checkpoints until this task is cancelled."""
+        rate, not_before_s = FIRST_RATE, 0.0  # of commands, after a checkpoint that failed
+        while True:
+            await asyncio.sleep(CHECKPOINT_INTERVAL_S)
+            address, spent_s = self._address(), self._commands.log.seconds
+            nbytes = sum(record.nbytes for record in self._commands.matrices.values())
+            due_s = max(CHECKPOINT_LEAST_S, CHECKPOINT_FACTOR * nbytes / rate, not_before_s)
+            if address is None or spent_s < due_s:
+                continue
+            begin = time.monotonic()
+            try:
+                await in_thread(_write, address, folder)
+            except (GroupFailedError, GroupRecoveredError):
+                continue
+            except Exception as error:  # such as OSError: the next one may succeed
+                not_before_s = 2 * spent_s
+                sys.stderr.write(
+                    f"no checkpoint could be written to {folder}: {error}. The last one and the "
+                    "log of commands are kept\n"
+                )
+                continue
+            rate, not_before_s = max(1.0, nbytes / (time.monotonic() - begin)), 0.0
+
 
 def _fetched(address: GangAddress, records: list[Body]) -> list[NDArray[Any]]:
-    connection = GangConnection(address, Handle)
-    try:
+    with contextlib.closing(GangConnection(address, Handle)) as connection:
         return [fetch(connection, connection.handle(record)) for record in records]
-    finally:
-        connection.close()
+
+
+def _write(address: GangAddress, folder: str) -> None:
+    with contextlib.closing(GangConnection(address, Handle)) as connection:
+        write_checkpoint(connection, folder, cut_log=True)
