@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -21,13 +21,6 @@ from mpi_workers.node import cleanup
 from mpi_workers.node.specs import GangPlan
 
 POLL_INTERVAL_S = 0.01  # between checks of a gang that is ending
-
-
-class NodeJob(Protocol):
-    """Of `transfer.node_jobs` or `transfer.node_jobs`."""
-
-    def run(self, refs: list[Any]) -> Any:
-        """Do it on this node; `refs` are objects of its store."""
 
 
 class Agent:
@@ -87,8 +80,11 @@ class Agent:
         """Remove leftovers of dead gangs and managers on this node; their number."""
         return cleanup.sweep()
 
-    def run(self, job: NodeJob, refs: list[Any]) -> Any:
-        """Inspect or send blocks of a matrix that are on this node; move matrices of a gang."""
+    def run(self, job: Any, refs: list[Any]) -> Any:
+        """Inspect or send blocks that are on this node; move matrices: see `transfer.node_jobs`.
+
+        `refs` are objects of its store.
+        """
         with self._lock:
             self._jobs += 1
         try:

@@ -113,28 +113,30 @@ class Driver:
         watch.add_done_callback(self._watches.discard)
 
     async def _watch(self, gang: str, run: str, group: PlacementGroup, node_id: str | None) -> None:
-        """Give a gang's CPUs back, and clear up, if its manager dies without having done so."""
-        try:
-            manager = find_gang(gang)
-            while True:
-                try:
-                    await result_of(manager.holding.remote(run))
-                    break
-                except (ActorUnavailableError, RayTaskError):  # the manager lives, and its gang
-                    await asyncio.sleep(UNAVAILABLE_S)
-            remove_placement_group(group)  # the manager may have given up before it was there
-        except (ValueError, RayActorError):
-            remove_placement_group(group)
-            if self._for_one_gang:
-                await asyncio.sleep(DYING_S)  # no later gang sweeps its folder away
-            if node_id in self._agents:
-                with contextlib.suppress(RayError):
-                    await result_of(self._agents[node_id].sweep.remote())
-            if self._for_one_gang:
-                await self.close()
-        finally:
-            del self._reservations[run]
-            self._limits.remove(run)
+        """Give a gang's CPUs back, and clear up if its manager dies without having done so."""
+        while True:
+            try:
+                await result_of(find_gang(gang).holding.remote(run))
+                died = False
+                break
+            except ActorUnavailableError:
+                pass
+            except (ValueError, RayActorError):
+                died = True
+                break
+            except RayError:  # the manager lives, and its gang
+                pass
+            await asyncio.sleep(UNAVAILABLE_S)
+        remove_placement_group(group)  # the manager may have given up before it was there
+        if died and self._for_one_gang:
+            await asyncio.sleep(DYING_S)  # no later gang sweeps its folder away
+        if died and node_id in self._agents:
+            with contextlib.suppress(RayError):
+                await result_of(self._agents[node_id].sweep.remote())
+        del self._reservations[run]
+        self._limits.remove(run)
+        if died and self._for_one_gang:
+            await self.close()
 
     def _recover(self) -> None:
         """At the first call, and so after a restart: watch over what is there."""

@@ -78,16 +78,19 @@ class RayGangs:
                 "this process has started Ray itself: the detached gang ends with it. Run "
                 "`ray start --head` first to keep gangs"
             )
-        self._driver = find_driver()  # without a reference, one that is not detached ends
-        self._driver.prewarm.remote()
+        self._find_actors().prewarm.remote()
         if others := other_versions():
             log.warning(
                 "alchemist-on-ray %s has gangs in this Ray cluster too, and this program has %s: "
                 "their gangs share the CPUs and cannot be attached to from here (docs/upgrades.md)",
                 " and ".join(others), __version__,
             )  # fmt: skip
+
+    def _find_actors(self) -> ActorHandle:
+        self._driver = find_driver()  # without a reference, one that is not detached ends
         if self._options.name is None:
             self._manager = manager_pool.take(self._owner)
+        return self._driver
 
     def move(self, address: str, port: int, *, in_use: bool) -> None:
         wanted = f"{address}:{port}"
@@ -105,9 +108,7 @@ class RayGangs:
         ray.shutdown()
         ray.init(address=wanted, log_to_driver=True)
         self._started_ray = False
-        self._driver = find_driver()
-        if self._options.name is None:
-            self._manager = manager_pool.take(self._owner)
+        self._find_actors()
 
     def start(self, num_workers: Workers) -> GangConnection:
         after = 0 if self._last is None else self._last.address.epoch
@@ -184,23 +185,22 @@ class RayGangs:
         manager, options = self._manager, self._options
         # One that has had no gang may still be starting, which `launch` waits for.
         if manager is None or (manager.launched and not manager.alive()):
-            if manager is not None and not self.detached:
-                manager.kill()
-            if options.name is None:
-                manager = manager_pool.take(self._owner)
-            else:
-                manager = start_named(options)
+            if not self.detached:
+                self._kill_manager()
+            named = options.name is not None
+            manager = start_named(options) if named else manager_pool.take(self._owner)
             self._manager = manager
         return manager
 
     def end(self, *, running: bool) -> bool:
-        fit = self._manager is not None and ray.is_initialized()
-        if running and self._manager is not None and fit:
-            try:
+        if self._manager is None or not ray.is_initialized():
+            return False
+        try:
+            if running:
                 ray.get(self._manager.handle.end.remote(), timeout=END_TIMEOUT_S)
-            except Exception:  # the manager is shutting down; errors are ignored
-                fit = False
-        return fit
+        except Exception:  # the manager is shutting down; errors are ignored
+            return False
+        return True
 
     def kill(self, why: str) -> None:
         if self._manager is None:
@@ -208,17 +208,16 @@ class RayGangs:
         try:
             ask_manager(self._manager.handle.kill.remote(why), KILL_TIMEOUT_S)
         except (AlchemistError, GetTimeoutError, ray.exceptions.RayError):
-            self._manager.kill()  # ranks end with it
-            self._manager = None
+            self._kill_manager()  # ranks end with it
 
     def close(self, *, reusable: bool) -> None:
-        manager, self._manager = self._manager, None
-        if manager is None or self.detached:
-            return
-        if reusable:
-            manager.give_back()
+        if self.detached:
+            self._manager = None
+        elif reusable and self._manager is not None:
+            self._manager.give_back()
+            self._manager = None
         else:
-            manager.kill()
+            self._kill_manager()
 
     def serve(self, **options: Any) -> Any:
         return registry.gateway_actor().serve(**options)
@@ -238,10 +237,14 @@ def open_gangs(session: str, options: GangOptions, owner: str = "") -> RayGangs:
     return opened
 
 
+def _join(address: str | None) -> None:
+    join_named(address)
+    join_ray(None, start=False)
+
+
 def attach(options: AttachOptions) -> tuple[RayGangs, GangConnection]:
     """A gang of another session, and a connection to it; see `AlchemistSession.attach`."""
-    join_named(options.address)
-    join_ray(None, start=False)
+    _join(options.address)
     manager = catalogue.find_manager(options.name)
     try:
         found: GangAddress = ask_manager(manager.attach.remote(), options.timeout_s)
@@ -256,13 +259,11 @@ def attach(options: AttachOptions) -> tuple[RayGangs, GangConnection]:
 
 def list_gangs(*, address: str | None, token: str | None) -> list[GangInfo]:
     """See `AlchemistSession.list`."""
-    join_named(address)
-    join_ray(None, start=False)
+    _join(address)
     return catalogue.list_gangs()
 
 
 def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
     """See `AlchemistSession.stop_gang`."""
-    join_named(address)
-    join_ray(None, start=False)
+    _join(address)
     catalogue.stop(name)

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import GroupFailedError
+from alchemist_ray.errors import GroupFailedError, ResourceError
 from alchemist_ray.runtime.cluster.names import NAMESPACE, agent_name, edition
 from mpi_workers.matrix.available_memory import MemoryCgroup
 from tests.support import traces
@@ -68,6 +68,15 @@ def test_an_oom_kill_is_named_and_the_other_gang_unharmed(limited: int) -> None:
         assert outcome.value.rank == 1
         assert neighbour.run(lambda comm: comm.allreduce(1)) == 1
         np.testing.assert_array_equal(x.fetch(), np.arange(12.0).reshape(4, 3))
+
+
+def test_a_resize_without_the_memory_for_both_is_refused(limited: int) -> None:
+    with AlchemistSession(1) as als:
+        A = als.send_matrix(np.ones((25, 1 << 20)))  # 200 MiB
+        with pytest.raises(ResourceError, match=r"goes on with its 1 workers: .*209\.7 MB"):
+            als.resize(2)
+        assert A[:, :3].sum() == 75
+        assert len(als.list_workers()) == 1
 
 
 def test_a_terminated_node_is_named_in_the_error(session: AlchemistSession) -> None:

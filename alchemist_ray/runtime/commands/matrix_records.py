@@ -37,8 +37,6 @@ class LoggedCommand:
         State of the file that it reads; another one makes the matrix a different one.
     reason : str
         Why it cannot be repeated; else empty.
-    seconds : float
-        How long it took.
     cost_s : float
         Time of the commands on the longest way from a source to here.
     depth : int
@@ -56,7 +54,6 @@ class LoggedCommand:
     code: Any = None
     stamp: str = ""
     reason: str = ""
-    seconds: float = 0.0
     cost_s: float = 0.0
     depth: int = 0
     losses: int = 0

@@ -85,7 +85,6 @@ class CommandLog:
             tuple(record.id for record in changed),
             source=source,
             code=code,
-            seconds=seconds,
             cost_s=seconds + max((parent.cost_s for parent in parents), default=0.0),
             depth=depth,
             reason=reason if depth <= DEPTH_LIMIT else TOO_LONG,
@@ -95,7 +94,6 @@ class CommandLog:
 
     def copied(self, record: Record, array: NDArray[Any]) -> None:
         """A copy of a matrix is kept: what led to it is no longer needed."""
-        record.made_by = None
         self.add(sent(record), made=[record], source=np.atleast_1d(array))
 
     def state_kept(
@@ -111,24 +109,18 @@ class CommandLog:
         self, body: Body, matrices: Mapping[int, Record], libraries: LoadedLibraries
     ) -> None:
         """Matrices and states of these versions are in files."""
-        code = libraries.stamp(FILES)
         for ident, version, path, stamp in body["matrices"]:
             record = matrices.get(ident)
             if record is not None and record.version == version:
-                self.loaded(record, path, stamp, code)
+                arguments = {"path": path, "layout": record.layout}
+                again = {"op": "call", "library": FILES, "routine": "load", "arguments": arguments}
+                self.add(again, made=[record], code=libraries.stamp(FILES))
+                self.stamp(record, stamp)
         for library, version, arguments in body.get("states", []):
             if (state := libraries.state(library)) is not None and state.version == version:
                 used = matrices_of({"op": "call", "arguments": arguments})
                 self.state_kept(libraries, library, arguments, [matrices[i] for i in used])
         self.seconds = 0.0
-
-    def loaded(self, record: Record, path: str, stamp: str, code: Any) -> None:
-        """A matrix is in a file: what led to it is no longer needed."""
-        arguments = {"path": path, "layout": record.layout}
-        body = {"op": "call", "library": FILES, "routine": "load", "arguments": arguments}
-        record.made_by = None
-        self.add(body, made=[record], code=code)
-        self.stamp(record, stamp)
 
     def stamp(self, record: Record, stamp: str) -> None:
         """The file that a matrix was loaded from: it is loaded again if it is still the same."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -143,3 +145,33 @@ def test_a_folder_that_not_all_nodes_see_is_refused(clean: None, tmp_path: Path)
 def test_a_checkpoint_needs_a_folder(gang: Recovering) -> None:
     with pytest.raises(BadArgumentError, match="checkpoint_folder"):
         gang.als.checkpoint()
+
+
+def test_a_checkpoint_that_fails_for_any_reason_is_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = SimpleNamespace(log=SimpleNamespace(seconds=100.0), matrices={})
+    written: list[str] = []
+
+    def write(address: object, folder: str) -> None:
+        if commands.log.seconds < 1000.0:
+            commands.log.seconds = 1000.0  # more has been computed since then
+            raise ValueError("a manifest that fits no JSON")
+        written.append(folder)
+
+    monkeypatch.setattr(snapshots, "_write", write)
+    monkeypatch.setattr(snapshots, "CHECKPOINT_INTERVAL_S", 0.01)
+
+    async def run() -> None:
+        dispatcher: Any = SimpleNamespace(commands=commands)
+        address: Any = object()
+        writing = asyncio.create_task(
+            snapshots.Snapshots(dispatcher, lambda: address).write_checkpoints("/folder")
+        )
+        while not written:
+            assert not writing.done()
+            await asyncio.sleep(0.01)
+        writing.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert "no checkpoint could be written to /folder: a manifest" in capsys.readouterr().err
