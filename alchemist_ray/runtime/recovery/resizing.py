@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 
@@ -101,26 +102,16 @@ class IncarnationCopy:
 
     # --- matrices ---
 
-    def _records(self) -> list[Record]:
+    def _groups(self) -> list[list[Record]]:
+        """The matrices, together those that share memory, shape, dtype and layout."""
         states = [record for saved in self._states for record in saved.records]
-        return [*(r for r in self._commands.matrices.values() if r.sealed), *states]
-
-    def _separate(self, records: list[Record]) -> list[Record]:
-        """Those that do not have the memory of an earlier one."""
-        return [record for record in records if self._first(records, record) is record]
-
-    @staticmethod
-    def _first(records: list[Record], record: Record) -> Record:
-        """The first matrix with the same memory, shape, dtype and layout."""
-        if not record.aliases:
-            return record
-        about = record.shape, record.dtype, record.layout
-        return next(
-            other
-            for other in records
-            if (other is record or other.id in record.aliases)
-            and (other.shape, other.dtype, other.layout) == about
-        )
+        found: dict[Any, list[Record]] = {}
+        for record in (*self._commands.matrices.values(), *states):
+            if record.sealed:
+                memory = min(record.aliases, default=record.id)
+                key = memory, record.shape, record.dtype, record.layout
+                found.setdefault(key, []).append(record)
+        return list(found.values())
 
     def _at(self, record: Record, ident: int, layout: str, address: GangAddress) -> TransferTarget:
         grid = default_grid(address.size)
@@ -128,7 +119,7 @@ class IncarnationCopy:
         return TransferTarget(ident, distribution, np.dtype(record.dtype))
 
     async def _create_matrices(self) -> None:
-        for record in self._separate(self._records()):
+        for record, *_ in self._groups():
             if record.id in self._created:
                 continue
             ident, layout = record.id, record.layout
@@ -142,8 +133,8 @@ class IncarnationCopy:
 
     async def _copy_matrices(self) -> None:
         await self._create_matrices()  # those that were made since `prepare`
-        nodes, records = self._new.nodes, self._records()
-        moves = [(record, self._created.pop(record.id)) for record in self._separate(records)]
+        nodes, groups = self._new.nodes, self._groups()
+        moves = [(record, self._created.pop(record.id)) for record, *_ in groups]
         if self._created:  # freed since then
             gone = [target.matrix for target in self._created.values()]
             await nodes.round("free", matrices=gone)
@@ -153,9 +144,8 @@ class IncarnationCopy:
             if target.matrix != record.id:
                 await self._redistribute(target.matrix, record)
                 await nodes.round("free", matrices=[target.matrix])
-        for record in records:
-            first = self._first(records, record)
-            if first is not record:
+        for first, *others in groups:
+            for record in others:
                 await self._redistribute(first.id, record)  # shares its memory
 
     async def _redistribute(self, source: int, record: Record) -> None:
