@@ -73,7 +73,7 @@ def test_an_oom_kill_is_named_and_the_other_gang_unharmed(limited: int) -> None:
 def test_a_resize_without_the_memory_for_both_is_refused(limited: int) -> None:
     with AlchemistSession(1) as als:
         A = als.send_matrix(np.ones((25, 1 << 20)))  # 200 MiB
-        with pytest.raises(ResourceError, match=r"goes on with its 1 workers: .*209\.7 MB"):
+        with pytest.raises(ResourceError, match=r"goes on with its 1 workers: .* left"):
             als.resize(2)
         assert A[:, :3].sum() == 75
         assert len(als.list_workers()) == 1

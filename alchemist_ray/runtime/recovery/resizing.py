@@ -128,7 +128,7 @@ class IncarnationCopy:
             self._created[record.id] = self._at(record, ident, layout, self._target)
             shape, dtype = list(record.shape), record.dtype
             await self._new.nodes.round(
-                "create", matrix=ident, shape=shape, dtype=dtype, layout=layout, reserve=True
+                "create", matrix=ident, shape=shape, dtype=dtype, layout=layout
             )
 
     async def _copy_matrices(self) -> None:
