@@ -358,7 +358,7 @@ def matmul(
     matrices: three panels of 32 MiB, a copy of an operand whose layout does not fit, and for "C" of
     a complex operand its local conjugate. Sources: see ali/linalg/products.py.
 
-    Error: 4 eps, relative to |C|. Peak memory: 1.1 times arguments and results.
+    Error: 8 eps, relative to |C|. Peak memory: 1.1 times arguments and results.
     """
     for name, how in (("transpose_a", transpose_a), ("transpose_b", transpose_b)):
         require_choice("matmul", name, how, OPERATIONS)

@@ -498,7 +498,7 @@ def det(ctx: Context, A: DistMatrix) -> complex:
     -----
     As `slogdet`.
 
-    Error: 5 eps, relative, of a well-conditioned A. Peak memory: 4.2 times arguments and results.
+    Error: 3 eps, relative, of a well-conditioned A. Peak memory: 4.2 times arguments and results.
     """
     require_square("det", A)
     sign, sizes = _pivots(ctx, "det", A)
