@@ -48,12 +48,12 @@ def refuse_loss(ctx: Context, values: Array, dtype: np.dtype[Any], what: str) ->
 
 
 def block(matrix: DistMatrix) -> Array:
-    """`matrix.local`; an empty one has its true shape, ``(0, n)`` instead of ``(0, 0)``."""
+    """`matrix.stored`; an empty one has its true shape, ``(0, n)`` instead of ``(0, 0)``."""
     both = matrix.distribution.runs(matrix.rank)
     if both is None:
-        return matrix.local
+        return matrix.stored
     rows, cols = (runs.count(length) for runs, length in zip(both, matrix.shape, strict=True))
-    return matrix.local.reshape(rows, cols, order="F")
+    return matrix.stored.reshape(rows, cols, order="F")
 
 
 def shape_text(matrix: DistMatrix) -> str:

@@ -20,6 +20,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -89,7 +90,7 @@ class Context:
     def zeros(self, shape: Sequence[int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
         """A distributed matrix of zeros; every rank must pass the same arguments.
 
-        `shape` is (m, n), or (m,) for a vector, which is stored as a column (`DistMatrix.ndim`).
+        `shape` is (m, n), or (m,) for a vector, or longer: see `DistMatrix` on how it is stored.
 
         Raises
         ------
@@ -201,7 +202,7 @@ class Context:
         """A matrix or vector in any layout from a small array that is the same on every rank."""
         matrix = self.empty(values.shape, values.dtype, layout)
         values = values.reshape(matrix.shape)
-        matrix.local[...] = taken(values, selector(matrix.rows), selector(matrix.cols))
+        matrix.stored[...] = taken(values, selector(matrix.rows), selector(matrix.cols))
         return matrix
 
 
@@ -271,6 +272,7 @@ def routine(
     vectors: Sequence[str] = (),
     writes: Sequence[str] | None = None,
     pure: bool = False,
+    any_axes: bool = False,
 ) -> Callable[[F], F]:
     """Declare a function as a routine of the library that the module defines.
 
@@ -290,6 +292,9 @@ def routine(
         It has no effects but its results and the matrices in `writes`: no files, no state. After
         the loss of a rank a gang with ``max_failures`` runs it again. A module with the variable
         ``PURE = True`` declares it for all its routines.
+    any_axes : bool
+        Its parameters take arrays of three axes and more, see `DistMatrix.local`. Other routines
+        refuse them, with advice to reshape.
 
     Notes
     -----
@@ -301,7 +306,7 @@ def routine(
 
     def declare(function: F) -> F:
         vars(function).update(
-            __alchemist__=describe(function, results),
+            __alchemist__=replace(describe(function, results), any_axes=any_axes),
             __alchemist_ndim__=ndim_of,
             __alchemist_writes__=None if writes is None else list(writes),
             __alchemist_pure__=pure,

@@ -114,6 +114,8 @@ def from_function(
 ) -> Any:
     """A matrix of ``function(i, j)``, or a vector of ``function(i)``, evaluated on the ranks."""
     wanted = rules.shape_of(shape)
+    if len(wanted) > 2:
+        raise ShapeError(f"from_function: shape {wanted}: give a matrix's, and reshape the result")
     A: Any = engine.call("filled", list(wanted), 0, rules.checked_dtype(dtype).name, layout)
 
     # Nested, so that it travels by value: ranks do not import alchemist_ray.

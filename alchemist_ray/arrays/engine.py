@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,10 +79,11 @@ class Engine:
             self._library = Library(self.connection, described, read_only=True)
         return self._library.routine(name)
 
-    def corners(self, A: Any, rows: bytes, cols: bytes, timeout_s: float) -> Any:
-        """Few rows and columns of A, within a time limit."""
+    def corners(self, A: Any, lists: Sequence[NDArray[np.int64]], timeout_s: float) -> Any:
+        """Few indices of each axis of A, within a time limit."""
         part = self._routine("part").options(timeout_s=timeout_s)
-        return part(A, [], [], row_list=rows, col_list=cols)
+        encoded = [rules.encode_index(one) for one in lists]
+        return part(A, [0, 0, -1] * len(lists), encoded, [one.size for one in lists])
 
     # --- element by element ---
 
@@ -202,17 +204,62 @@ class Engine:
         if not np.ndim(left) or not np.ndim(right):
             raise ShapeError("matmul: a number is not a matrix: use * to multiply by it")
         A = left if isinstance(left, MatrixRef) else right
-        return self.call("matmul", self.matrix(left, A), self.matrix(right, A))
+        left, right = self.matrix(left, A), self.matrix(right, A)
+        if max(left.ndim, right.ndim) <= 2:
+            return self.call("matmul", left, right)
+        k = left.shape[-1]
+        if k != right.shape[-2 if right.ndim > 1 else 0]:
+            raise ShapeError(f"matmul of shapes {left.shape} and {right.shape}: they do not match")
+        if right.ndim <= 2:  # the rows of all matrices, one below the other
+            rows = self.matmul(self.reshape(left, (-1, k)), right)
+            return self.reshape(rows, left.shape[:-1] + right.shape[1:])
+        if left.ndim == 1:
+            found = self.matmul(self.reshape(left, (1, k)), right)
+            return self.reshape(found, (*found.shape[:-2], found.shape[-1]))
+        try:
+            batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        except ValueError as error:
+            raise ShapeError(f"matmul of shapes {left.shape} and {right.shape}: {error}") from None
+        ends = left.shape[-2:], right.shape[-2:]
+        pair = [
+            self.reshape(x if x.shape[:-2] == batch else self.broadcast(x, batch + end), (-1, *end))
+            for x, end in zip((left, right), ends, strict=True)
+        ]
+        return self.reshape(self.call("matmul_each", *pair), (*batch, ends[0][0], ends[1][1]))
 
     # --- reductions ---
 
     def reduce(self, op: str, A: Any, axis: Any, *, keepdims: bool = False, ddof: int = 0) -> Any:
         """Sum, mean, var, std, min, max, any or all: a handle with one dimension less, or none."""
-        if axis == ():  # each element by itself
+        axes = rules.axes_of(axis, A.ndim)
+        if not axes and A.ndim:  # each element by itself
             found = self.reduce(op, self.reshape(A, (-1, 1)), 1, ddof=ddof)
             return self.reshape(found, A.shape)
-        along = rules.axis_of(axis, A.ndim)
-        return self.call("reduce", op, A, axis=along, ddof=ddof, keepdims=keepdims)
+        return self.call("reduce", op, A, axes, ddof=ddof, keepdims=keepdims)
+
+    def along(self, A: Any, axis: int, work: Callable[[Any, int], Any]) -> Any:
+        """An operation of matrices along rows or columns, along any axis of an array.
+
+        `work(matrix, axis)` gives a matrix whose other axis is as long as before.
+        """
+        if A.ndim < 3:
+            return work(A, axis)
+        others = [i for i in range(A.ndim) if i != axis]
+        lengths = [A.shape[i] for i in others]
+        if axis == 0:
+            found = work(self.reshape(A, (A.shape[0], math.prod(lengths))), 0)
+            return self.reshape(found, (found.shape[0], *lengths))
+        order = [*others, axis]
+        matrix = self.reshape(self.permute(A, order), (math.prod(lengths), A.shape[axis]))
+        found = work(matrix, 1)
+        found = self.reshape(found, (*lengths, found.shape[1]))
+        return self.permute(found, np.argsort(order).tolist())
+
+    def each(self, A: Any, work: Callable[[Any], Any]) -> Any:
+        """A function of matrices, element by element, of an array of any number of axes."""
+        if A.ndim < 3:
+            return work(A)
+        return self.reshape(work(self.reshape(A, A.stored_shape)), A.shape)
 
     # --- the rest ---
 
@@ -221,11 +268,26 @@ class Engine:
         return self.call("astype", A, A.dtype.name, columns=A.columns)
 
     def transpose(self, A: Any, *, conjugate: bool = False) -> Any:
-        """A^T, or A^H; a vector is its own."""
+        """A^T, or A^H, with all axes in reverse order; a vector is its own."""
         if A.ndim < 2:
             return self.unary("conj", A) if conjugate else A
+        if A.ndim > 2:
+            found = self.permute(A, list(reversed(range(A.ndim))))
+            return self.unary("conj", found) if conjugate else found
         found = self.call("transpose", A, conjugate=conjugate)
         return found if conjugate else found.mark_part_of(A)
+
+    def permute(self, A: Any, order: Sequence[int]) -> Any:
+        """The axes in another order."""
+        if list(order) == list(range(A.ndim)):
+            return A
+        if A.ndim == 2:
+            return self.transpose(A)
+        return self.call("permute", A, list(order)).mark_part_of(A)
+
+    def broadcast(self, A: Any, shape: Sequence[int]) -> Any:
+        """A copy in a shape to which A broadcasts."""
+        return self.call("broadcast", A, list(shape))
 
     def reshape(self, A: Any, shape: Any) -> Any:
         """A copy in another shape; -1 stands for the length that is left."""
@@ -242,13 +304,20 @@ class Engine:
             return self.copy(level[0])
         while len(level) > 1:
             pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
-            level = [
-                self.call("concatenate", *pair, axis=along, columns=_joined_columns(pair, along))
-                if len(pair) == 2
-                else pair[0]
-                for pair in pairs
-            ]
+            level = [self._joined(pair, along) if len(pair) == 2 else pair[0] for pair in pairs]
         return level[0]
+
+    def _joined(self, pair: Sequence[Any], along: int) -> Any:
+        if along < 1 or pair[0].ndim < 3:
+            columns = _joined_columns(pair, along)
+            return self.call("concatenate", *pair, axis=along, columns=columns)
+        shapes = [(*x.shape[:along], *x.shape[along + 1 :]) for x in pair]
+        if shapes[0] != shapes[1]:
+            raise ShapeError(
+                f"arrays of shapes {pair[0].shape} and {pair[1].shape} cannot be joined along axis "
+                f"{along}: the other lengths must be equal"
+            )
+        return self.call("join", *pair, along)
 
     def plan(self, op: str, A: Any, B: Any) -> OperandPlacement:
         """See `Handle.plan`."""

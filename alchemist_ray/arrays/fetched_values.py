@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.errors import (
     AlchemistError,
@@ -48,7 +47,7 @@ class FetchedValues(MatrixRef):
         Parameters
         ----------
         rows, cols : slice or int, optional
-            The part to fetch; an integer is a part of length 1. Of a vector only `rows`. Only
+            The part to fetch; an integer is a part of length 1. `cols` is for matrices. Only
             the range of rows and columns that spans it is moved: of ``slice(0, 100, 10)`` the
             first 91 rows. Default: all.
         print_times : bool
@@ -72,7 +71,7 @@ class FetchedValues(MatrixRef):
         return fetching.fetch(gang_of(self), self, rows, cols, print_times=print_times)
 
     def __iter__(self) -> Iterator[Any]:
-        """Numbers of a vector, or rows of a matrix, as NumPy's: they are fetched in blocks."""
+        """Numbers of a vector, or parts along the first axis: they are fetched in blocks."""
         if not self.shape:
             raise TypeError("cannot iterate over an array of shape ()")
         step = max(1, ITERATED_NBYTES // max(1, self.nbytes // max(1, self.shape[0])))
@@ -91,10 +90,13 @@ class FetchedValues(MatrixRef):
                 f"an array of shape {self.shape} is not a single number, and its truth value "
                 "is ambiguous: use .any(), .all() or .fetch()"
             )
-        if len(index) == 1 and len(self.shape) == 2:
+        if len(index) == 1 and len(self.shape) > 1:
             index = tuple(
                 map(int, np.unravel_index(range(math.prod(self.shape))[index[0]], self.shape))
             )
+        if len(self.shape) > 2:
+            one: Any = self
+            return one[index].fetch().item()
         return self.fetch(*index).item()
 
     def tolist(self) -> Any:
@@ -140,7 +142,7 @@ class FetchedValues(MatrixRef):
         return self._numbers(np.array2string)
 
     def __repr__(self) -> str:
-        length = " x ".join(map(str, self.shape)) if len(self.shape) == 2 else str(self.shape)
+        length = " x ".join(map(str, self.shape)) if len(self.shape) > 1 else str(self.shape)
         return (
             f"<Handle {self.name}: {length} {self.dtype}, {self.layout}, "
             f"{readable(self.nbytes)}, in gang {self.gang} (epoch {self.epoch})>\n{self}"
@@ -194,12 +196,9 @@ class FetchedValues(MatrixRef):
         edges = [
             range(length) if size <= SHOWN or length <= 2 * EDGE
             else [*range(EDGE + 1), *range(length - EDGE, length)]
-            for length in (*self.shape, 1, 1)[:2]
+            for length in self.shape
         ]  # fmt: skip
         lists = [np.asarray(edge, np.int64) for edge in edges]
-        shape = tuple(len(edge) for edge in lists)[: len(self.shape)]
-        engine = connection.part(Engine)
-        rows, cols = map(rules.encode_index, lists)
-        found = engine.corners(self, rows, cols, TEXT_TIMEOUT_S)
-        elements: NDArray[Any] = found.fetch().reshape(shape)
+        found = connection.part(Engine).corners(self, lists, TEXT_TIMEOUT_S)
+        elements: NDArray[Any] = found.fetch()
         return elements

@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from alchemist_ray.arrays import creation, rules
-from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.function_table import implements
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
+from mpi_workers.matrix.layout import MAX_AXES
+
+WHOLE = (slice(None),) * MAX_AXES
 
 # --- what it is -------------------------------------------------------------------------
 
@@ -36,9 +40,7 @@ def _ndim(engine: Engine, a: Any) -> int:
 
 @implements(np.size)
 def _size(engine: Engine, a: Any, axis: int | None = None) -> int:
-    along = rules.axis_of(axis, a.ndim)
-    size: int = a.size if along is None else a.shape[along]
-    return size
+    return math.prod(a.shape[i] for i in rules.axes_of(axis, a.ndim))
 
 
 @implements(np.result_type)
@@ -62,9 +64,8 @@ def _may_share_memory(engine: Engine, a: Any, b: Any, max_work: Any = None) -> b
 
 @implements(np.trace, np.linalg.trace)
 def _trace(engine: Engine, a: Any, /, offset: int = 0, *, dtype: Any = None) -> Any:
-    _require_matrix("np.trace", a)
     found = _diagonal(engine, a if dtype is None else engine.astype(a, dtype), offset)
-    return engine.reduce("sum", found, None)
+    return engine.reduce("sum", found, -1)
 
 
 @implements(np.transpose, np.permute_dims)
@@ -73,13 +74,14 @@ def _transpose(engine: Engine, a: Any, axes: Any = None) -> Any:
                                                         else axes)]  # fmt: skip
     if sorted(order) != list(range(a.ndim)):
         raise ShapeError(f"axes={axes}: they must be the axes of an array of shape {a.shape}")
-    return engine.transpose(a) if order == [1, 0] else a
+    return engine.permute(a, order)
 
 
 @implements(np.matrix_transpose, np.linalg.matrix_transpose)
 def _matrix_transpose(engine: Engine, x: Any, /) -> Any:
-    _require_matrix("np.matrix_transpose", x)
-    return engine.transpose(x)
+    if x.ndim < 2:
+        raise ShapeError(f"np.matrix_transpose of an array of shape {x.shape}: it has no matrices")
+    return _swapaxes(engine, x, -1, -2)
 
 
 def _require_matrix(name: str, a: Any) -> None:
@@ -151,14 +153,10 @@ def _column_stack(engine: Engine, tup: Sequence[Any]) -> Any:
 
 @implements(np.stack)
 def _stack(engine: Engine, arrays: Sequence[Any], axis: int = 0) -> Any:
-    if any(len(np.shape(x)) > 1 for x in arrays):
-        raise ShapeError("np.stack: the result would have three dimensions; use np.concatenate")
     if len({np.shape(x) for x in arrays}) > 1:
         raise ShapeError("np.stack: all arrays must have the same shape")
-    along = rules.axis_index(axis, len(np.shape(arrays[0])) + 1)
-    ndim = len(np.shape(arrays[0])) + 1
-    parts = [_with_axes(engine, x, ndim, front=along == 0) for x in arrays]
-    return engine.concatenate(parts, along)
+    along = rules.axis_index(axis, np.ndim(arrays[0]) + 1)
+    return engine.concatenate([np.expand_dims(x, along) for x in arrays], along)
 
 
 def _with_axes(engine: Engine, x: Any, ndim: int, *, front: bool = False) -> Any:
@@ -172,7 +170,15 @@ def _with_axes(engine: Engine, x: Any, ndim: int, *, front: bool = False) -> Any
 
 
 @implements(np.diagonal, np.linalg.diagonal)
-def _diagonal(engine: Engine, a: Any, /, offset: int = 0) -> Any:
+def _diagonal(
+    engine: Engine, a: Any, /, offset: int = 0, axis1: int | None = None, axis2: int | None = None
+) -> Any:
+    if a.ndim > 2:
+        first, second = (0 if axis1 is None else axis1), (1 if axis2 is None else axis2)
+        whole = np.moveaxis(a, (first, second), (0, 1))
+        index = np.arange(len(np.diagonal(np.empty(whole.shape[:2], np.bool_), offset)))
+        found = whole[index - min(offset, 0), index + max(offset, 0)]
+        return np.moveaxis(found, 0, -1)
     _require_matrix("np.diagonal", a)
     if offset:  # the main diagonal of a part
         a = a[:, offset:] if offset > 0 else a[-offset:]
@@ -195,36 +201,36 @@ def _diag(engine: Engine, v: Any, k: int = 0) -> Any:
 
 @implements(np.triu)
 def _triu(engine: Engine, m: Any, k: int = 0) -> Any:
-    return engine.call("triu", _rows_of(engine, "np.triu", m), int(k))
+    return _triangle(engine, "triu", m, k)
 
 
 @implements(np.tril)
 def _tril(engine: Engine, m: Any, k: int = 0) -> Any:
-    return engine.call("tril", _rows_of(engine, "np.tril", m), int(k))
+    return _triangle(engine, "tril", m, k)
 
 
-def _rows_of(engine: Engine, name: str, m: Any) -> Any:
-    """A matrix, or as NumPy has it a square one whose rows are all the vector."""
+def _triangle(engine: Engine, name: str, m: Any, k: int) -> Any:
+    """Of each matrix; of a vector, as NumPy has it, of a square one whose rows are all of it."""
     if m.ndim == 1:
-        return engine.call("broadcast", m, [m.size, m.size])
-    _require_matrix(name, m)
-    return m
+        m = engine.broadcast(m, [m.size, m.size])
+    if m.ndim > 2:
+        ones = creation.filled(engine, m.shape[-2:], 1, np.dtype(bool), LAYOUT)
+        return engine.where(engine.call(name, ones, int(k)), m, np.zeros((), m.dtype))
+    _require_matrix(f"np.{name}", m)
+    return engine.call(name, m, int(k))
 
 
 @implements(np.take)
 def _take(engine: Engine, a: Any, indices: Any, axis: Any = None) -> Any:
     if axis is None:
         return (a if a.ndim == 1 else engine.reshape(a, -1))[indices].mark_copy()
-    found = a[indices] if rules.axis_index(axis, a.ndim) == 0 else a[:, indices]
-    return found.mark_copy()
+    return a[(*WHOLE[: rules.axis_index(axis, a.ndim)], indices)].mark_copy()
 
 
 @implements(np.flip)
 def _flip(engine: Engine, m: Any, axis: Any = None) -> Any:
-    back, along = slice(None, None, -1), rules.axis_of(axis, m.ndim)
-    if m.ndim < 2:
-        return m[back] if m.ndim else m
-    return m[back if along != 1 else slice(None), back if along != 0 else slice(None)]
+    back = rules.axes_of(axis, m.ndim)
+    return m[tuple(slice(None, None, -1 if i in back else 1) for i in range(m.ndim))] if back else m
 
 
 @implements(np.copy)
@@ -423,7 +429,16 @@ def _roll(engine: Engine, a: Any, shift: Any, axis: Any = None) -> Any:
     shifts = [0] * a.ndim
     for by, along in zip(*map(np.ravel, np.broadcast_arrays(shift, axis)), strict=True):
         shifts[rules.axis_index(along, a.ndim)] += int(by)
-    return engine.call("roll", a, shifts)
+    if a.ndim < 3:
+        return engine.call("roll", a, shifts)
+    for along, by in enumerate(shifts):
+        pairs = [by, 0], [0, by]
+        a = engine.along(a, along, partial(_rolled, engine, pairs)) if by else a
+    return a
+
+
+def _rolled(engine: Engine, shifts: Sequence[list[int]], M: Any, axis: int) -> Any:
+    return engine.call("roll", M, shifts[axis])
 
 
 @implements(np.repeat)
@@ -432,7 +447,12 @@ def _repeat(engine: Engine, a: Any, repeats: Any, axis: Any = None) -> Any:
     times = engine.matrix(repeats)
     if times.dtype.kind != "i":
         raise ShapeError(f"np.repeat: repeats are {times.dtype}, not integers")
-    return engine.call("repeat", engine.matrix(a), times, axis=along)
+    whole = engine.matrix(a)
+    if along is None or whole.ndim < 3:
+        return engine.call(
+            "repeat", np.ravel(whole) if whole.ndim > 2 else whole, times, axis=along
+        )
+    return engine.along(whole, along, lambda M, i: engine.call("repeat", M, times, axis=i))
 
 
 @implements(np.tile)
@@ -440,15 +460,18 @@ def _tile(engine: Engine, A: Any, reps: Any) -> Any:
     times = [int(k) for k in np.atleast_1d(reps)]
     ndim = max(A.ndim, len(times))
     if ndim > 2:
-        raise ShapeError(f"np.tile with reps={reps}: arrays on ranks have up to two dimensions")
+        found = engine.reshape(A, (1,) * (ndim - A.ndim) + A.shape)
+        for along, k in enumerate([1] * (ndim - len(times)) + times):
+            parts = [found] * k if k else [found[(*WHOLE[:along], slice(0, 0))]]
+            found = engine.concatenate(parts, along) if k != 1 else found
+        return found
     times = [1] * (ndim - len(times)) + times + [1] * (2 - ndim)
     return engine.call("tile", A, times, ndim)
 
 
 @implements(np.broadcast_to)
 def _broadcast_to(engine: Engine, array: Any, shape: Any, subok: bool = False) -> Any:
-    found = engine.call("broadcast", array, list(rules.shape_of(shape)))
-    return found.mark_part_of(array)
+    return engine.broadcast(array, rules.shape_of(shape)).mark_part_of(array)
 
 
 @implements(np.broadcast_arrays)
@@ -471,7 +494,7 @@ def _unstack(engine: Engine, x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     if not x.ndim:
         raise ShapeError("np.unstack is not defined for an array of shape ()")
     along = rules.axis_index(axis, x.ndim)
-    return tuple(x[:, i] if along else x[i] for i in range(x.shape[along]))
+    return tuple(x[(*WHOLE[:along], i)] for i in range(x.shape[along]))
 
 
 @implements(np.array_split)
@@ -485,7 +508,7 @@ def _array_split(engine: Engine, ary: Any, indices_or_sections: Any, axis: int =
     else:
         cuts = [int(i) for i in indices_or_sections]
     parts = [slice(a, b) for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
-    return [ary[:, part] if along else ary[part] for part in parts]
+    return [ary[(*WHOLE[:along], part)] for part in parts]
 
 
 @implements(np.split)
@@ -540,30 +563,29 @@ def _flipud(engine: Engine, m: Any) -> Any:
 
 @implements(np.swapaxes)
 def _swapaxes(engine: Engine, a: Any, axis1: int, axis2: int) -> Any:
-    swapped = rules.axis_index(axis1, a.ndim) != rules.axis_index(axis2, a.ndim)
-    return engine.transpose(a) if swapped else a
+    order = list(range(a.ndim))
+    one, other = (rules.axis_index(axis, a.ndim) for axis in (axis1, axis2))
+    order[one], order[other] = other, one
+    return engine.permute(a, order)
 
 
 @implements(np.moveaxis)
 def _moveaxis(engine: Engine, a: Any, source: Any, destination: Any) -> Any:
-    order = np.moveaxis(np.empty((2, 3)[: a.ndim]), source, destination).shape
-    return engine.transpose(a) if order == (3, 2) else a
+    order = np.moveaxis(np.empty(range(a.ndim)), source, destination).shape
+    return engine.permute(a, order)
 
 
 @implements(np.meshgrid)
 def _meshgrid(
     engine: Engine, *xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy"
 ) -> tuple[Any, ...]:
-    if len(xi) > 2:
-        raise ShapeError(
-            f"np.meshgrid of {len(xi)} vectors has {len(xi)} dimensions, and arrays on ranks have "
-            "at most two: fetch the vectors"
-        )
     flat = [engine.reshape(engine.matrix(x), -1) for x in xi]
-    if len(flat) == 1:
-        return (engine.copy(flat[0]),)
-    across = 0 if indexing == "ij" else 1
-    shapes = [(1, -1), (-1, 1)] if across else [(-1, 1), (1, -1)]
-    lines = [engine.reshape(x, shape) for x, shape in zip(flat, shapes, strict=True)]
+    places = list(range(len(flat)))
+    if indexing == "xy":
+        places[:2] = places[:2][::-1]
+    lines = [
+        engine.reshape(x, [-1 if i == place else 1 for i in places])
+        for x, place in zip(flat, range(len(flat)), strict=True)
+    ]
     found = tuple(lines) if sparse else _broadcast_arrays(engine, *lines)
     return tuple(x.mark_copy() for x in found) if copy else found

@@ -28,7 +28,7 @@ class Handle(ArrayOperators):
     name : str
         As given to `send_matrix`, or ``matrix<id>``.
     shape : tuple of int
-        NumPy's: (m, n), (m,) or ().
+        NumPy's, with 0 to 8 axes.
     dtype : numpy.dtype
         One of float32, float64, complex64, complex128, int32, int64, bool.
     layout : str

@@ -1,14 +1,15 @@
 """``A[...]`` and ``A[...] = B``: NumPy's indices reduced to selections that the ranks carry out.
 
-An index becomes one selection for each stored axis, or a mask of all elements, or lists of
-positions; see `ali/arrays/selecting.py`.
+An index becomes one selection for each axis, or a mask of all elements, or the positions of single
+elements; see `ali/arrays/selecting.py`.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,40 +22,67 @@ from alchemist_ray.errors import BadIndexError, MatrixError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
 WHOLE = slice(None)
-AXES = ("rows", "columns")
+NEW = -1  # in place of an axis of A: an axis of length 1
+UNKNOWN = -1  # how many elements a mask on the ranks selects
 Selection = range | NDArray[np.int64] | Any  # Any: a vector on the ranks
 
 
-@dataclass(frozen=True, slots=True)
-class _Parsed:
-    """An index, by stored axis.
+class _Part:
+    """One selection for each axis of an array, and the axes of the result.
 
     Attributes
     ----------
-    rows, cols : Selection
-    drop : str
-        Axes that an integer selects, and new axes, as `part` of the ranks' library takes them.
-    shape : tuple of int, optional
-        The shape of a result that `part` cannot give: elements that two lists pick.
+    selections : list of Selection
+    axes : list of int
+        For each axis of the result, that of A, or `NEW`: an integer selects the others.
     """
 
-    rows: Selection
-    cols: Selection
-    drop: str
-    shape: tuple[int, ...] | None = None
+    def __init__(self, engine: Engine, A: Any, keys: Sequence[Any]) -> None:
+        self.selections: list[Selection] = []
+        self.axes: list[int] = []
+        for one in keys:
+            if one is None:
+                self.axes.append(NEW)
+                continue
+            axis = len(self.selections)
+            found = _selection(engine, one, A, axis)
+            if isinstance(found, int):
+                found = range(found, found + 1)
+            else:
+                self.axes.append(axis)
+            self.selections.append(found)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether NumPy would make a view of it."""
+        return all(isinstance(one, range) for one in self.selections)
+
+    @property
+    def shape(self) -> list[int]:
+        """Of the result."""
+        return [1 if axis == NEW else _count(self.selections[axis]) for axis in self.axes]
 
     def arguments(self) -> dict[str, Any]:
-        """For `part` and `assign`."""
-        found: dict[str, Any] = {"drop": self.drop}
-        for name, selection in (("row", self.rows), ("col", self.cols)):
-            found[f"{name}s"] = []
-            if isinstance(selection, range):
-                found[f"{name}s"] = [selection.start, selection.step, len(selection)]
-            elif isinstance(selection, np.ndarray):
-                found[f"{name}_list"] = rules.encode_index(selection)
+        """For `part` and `assign` of the ranks."""
+        steps: list[int] = []
+        found: dict[str, Any] = {"steps": steps, "lists": []}
+        for axis, one in enumerate(self.selections):
+            if isinstance(one, range):
+                steps += [one.start, one.step, len(one)]
+                continue
+            steps += [0, 0, -1]
+            if isinstance(one, np.ndarray):
+                found["lists"].append(rules.encode_index(one))
             else:
-                found[f"{name}_vector"] = selection
+                found["lists"].append(b"")
+                found |= {"vector": one, "axis": axis}
         return found
+
+
+def _count(selection: Selection) -> int:
+    if isinstance(selection, MatrixRef) and selection.dtype.kind == "b":
+        return UNKNOWN
+    return int(selection.shape[0]) if isinstance(selection, MatrixRef) else len(selection)
 
 
 def get(engine: Engine, A: Any, key: Any) -> Any:
@@ -63,33 +91,20 @@ def get(engine: Engine, A: Any, key: Any) -> Any:
     mask = _whole_mask(engine, A, key)
     if mask is not None:
         return engine.call("elements", A, mask)
-    table = _table(key)
-    if table is not None:
-        return _picked_by_table(engine, A, key, table)
-    parsed = _parsed(engine, A, key)
-    if parsed.shape is not None:
-        lists = [rules.encode_index(np.asarray(one)) for one in (parsed.rows, parsed.cols)]
-        return engine.call("pick", A, *lists, list(parsed.shape))
-    found = engine.call("part", A, columns=_columns(A, parsed), **parsed.arguments())
-    if isinstance(parsed.rows, range) and isinstance(parsed.cols, range):
-        found.mark_part_of(A)  # a view in NumPy
-    return found
-
-
-def _columns(A: Any, parsed: _Parsed) -> list[str]:
-    """Names of the columns of a matrix that is a part of A.
-
-    A selection that is on the ranks counts if this process knows its elements.
-    """
-    if not A.columns or parsed.drop:
-        return []
-    chosen = parsed.cols
-    if isinstance(chosen, MatrixRef):
-        known = chosen.known_elements()
-        if known is None:
-            return []
-        chosen = np.flatnonzero(known) if known.dtype.kind == "b" else known
-    return [A.columns[i] for i in chosen]
+    whole, keys = _without_tables(engine, A, expanded(A, key))
+    lists = [one for one in keys if _is_list(one)]
+    if lists and not _outer(lists) and (len(lists) > 1 or not _together(keys)):
+        if all(_is_list(one) or _is_integer(one) for one in keys):
+            rows, cols, shape = _positions(whole, keys)
+            return engine.call("pick", whole, rows, cols, shape)
+        whole, keys = _one_list(engine, whole, keys)
+    if any(len(np.shape(one)) > 1 for one in keys if _is_list(one)) and not _outer(lists):
+        return _table(engine, whole, keys)
+    keys = [np.ravel(one) if isinstance(one, np.ndarray) else one for one in keys]
+    part = _Part(engine, whole, keys)
+    found = engine.call("part", whole, shape=part.shape, columns=_columns(whole, part),
+                        **part.arguments())  # fmt: skip
+    return found.mark_part_of(A) if part.is_view else found
 
 
 def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
@@ -113,24 +128,46 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     if mask is not None:
         engine.call("assign_elements", A, mask, filling)
         return
-    table = _table(key)
-    if table is None:
-        parsed = _parsed(engine, A, key)
-    else:
-        keys = key if isinstance(key, tuple) else (key,)
-        if len(keys) != A.ndim or not all(_is_list(one) or _is_integer(one) for one in keys):
-            raise ShapeError("the index gives 3 dimensions: arrays on ranks have up to two")
-        parsed = _paired(A, [np.asarray(one) for one in (*keys, 0)[:2]], [])
-    if parsed.shape is not None:
-        lists = [rules.encode_index(np.asarray(one)) for one in (parsed.rows, parsed.cols)]
-        engine.call("put_elements", A, *lists, list(parsed.shape), filling)
+    keys = expanded(A, key)
+    first: Any = keys[0] if keys else None
+    rest = keys[1:]
+    if _mask_axes(first) > 1 and filling.ndim <= len(rest) and all(map(_is_whole, rest)):
+        chosen = engine.reshape(engine.matrix(first), (*first.shape, *(1,) * len(rest)))
+        put(engine, A, ..., engine.where(chosen, filling, A))
         return
-    if parsed.drop in ("row", "column", "vector"):
-        raise rules.unsupported(
-            "None in the index of an assignment",
-            "leave it out, and give the value the shape of A[...] without None",
-        )
-    engine.call("assign", A, filling, **parsed.arguments())
+    lists = [one for one in keys if _is_list(one)]
+    single = len(lists) == 1 and len(np.shape(lists[0])) == 1 and _together(keys)
+    if lists and not (single or _outer(lists)):
+        rows, cols, shape = _positions(A, keys)
+        engine.call("put_elements", A, rows, cols, shape, filling)
+        return
+    part = _Part(engine, A, [np.ravel(one) if isinstance(one, np.ndarray) else one for one in keys])
+    engine.call("assign", A, filling, shape=part.shape, axes=part.axes, **part.arguments())
+
+
+def expanded(A: Any, key: Any) -> list[Any]:
+    """One index for each axis of A, and None for each new one: without an ellipsis.
+
+    Raises
+    ------
+    BadIndexError
+        If there are too many.
+    """
+    keys = list(key) if isinstance(key, tuple) else [key]
+    dots = [i for i, one in enumerate(keys) if one is Ellipsis]
+    if len(dots) > 1:
+        raise BadIndexError("an index can have only one ellipsis (...)")
+    given = sum(_mask_axes(one) or 1 for one in keys if one is not None and one is not Ellipsis)
+    if given > A.ndim:
+        raise BadIndexError(f"{given} indices for an array of shape {A.shape}")
+    place = dots[0] if dots else len(keys)
+    keys[place : place + 1] = [WHOLE] * (A.ndim - given)
+    return keys
+
+
+def _mask_axes(one: Any) -> int:
+    """How many axes a mask selects from; 0: it is none."""
+    return len(one.shape) if getattr(one, "dtype", None) == np.bool_ else 0
 
 
 def _check_unmasked(key: Any) -> None:
@@ -138,28 +175,20 @@ def _check_unmasked(key: Any) -> None:
         check_unmasked(one, "the index")
 
 
-def _table(key: Any) -> int | None:
-    """Where in an index the only array of integers with two dimensions is; None if nowhere."""
-    keys = key if isinstance(key, tuple) else (key,)
-    found = [i for i, one in enumerate(keys) if _is_list(one) and len(np.shape(one)) == 2]
-    if len(found) != 1 or sum(map(_is_list, keys)) != 1:
-        return None
-    kind = keys[found[0]].dtype if hasattr(keys[found[0]], "dtype") else np.asarray(
-        keys[found[0]]).dtype  # fmt: skip
-    return None if kind.kind == "b" else found[0]
+def _columns(A: Any, part: _Part) -> list[str]:
+    """Names of the columns of a matrix that is a part of A.
 
-
-def _picked_by_table(engine: Engine, A: Any, key: Any, place: int) -> Any:
-    """As NumPy: the elements at each index of a matrix of indices, in its shape."""
-    keys = key if isinstance(key, tuple) else (key,)
-    table = keys[place] if isinstance(keys[place], MatrixRef) else np.asarray(keys[place])
-    flat = engine.reshape(table, -1) if isinstance(table, MatrixRef) else table.reshape(-1)
-    found = get(engine, A, (*keys[:place], flat, *keys[place + 1 :]))
-    if found.ndim != 1:
-        raise ShapeError(
-            f"the index gives {found.ndim + 1} dimensions: arrays on ranks have up to two"
-        )
-    return engine.reshape(found, table.shape)
+    A selection that is on the ranks counts if this process knows its elements.
+    """
+    if not A.columns or part.axes != [0, 1]:
+        return []
+    chosen = part.selections[1]
+    if isinstance(chosen, MatrixRef):
+        known = chosen.known_elements()
+        if known is None:
+            return []
+        chosen = np.flatnonzero(known) if known.dtype.kind == "b" else known
+    return [A.columns[i] for i in chosen]
 
 
 def _whole_mask(engine: Engine, A: Any, key: Any) -> Any:
@@ -182,59 +211,7 @@ def _whole_mask(engine: Engine, A: Any, key: Any) -> Any:
     return engine.matrix(key)
 
 
-def _parsed(engine: Engine, A: Any, key: Any) -> _Parsed:
-    keys, new = _expanded(A, key)
-    if _outer(keys):
-        keys = [np.asarray(keys[0])[:, 0], np.asarray(keys[1])[0]]
-        paired = False
-    else:
-        paired = sum(_is_list(one) for one in keys) == 2
-    if paired:
-        return _paired(A, keys, new)
-    found = [_selection(engine, one, A, axis) for axis, one in enumerate(keys)]
-    integers = [isinstance(one, int) for one in found]
-    rows, cols = (
-        [range(one, one + 1) if isinstance(one, int) else one for one in (*found, range(1))[:2]]
-        if found
-        else (range(1), range(1))
-    )
-    drop = "".join(name for name, is_int in zip("rc", integers, strict=False) if is_int)
-    if A.ndim == 1 and drop == "r":
-        drop = "rc"
-    if not new:
-        return _Parsed(rows, cols, drop)
-    left = len(found) - sum(integers)
-    if left + len(new) > 2:
-        raise ShapeError(
-            f"the index gives {left + len(new)} dimensions: arrays on ranks have up to two"
-        )
-    if left + len(new) == 1:
-        return _Parsed(rows, cols, "vector")
-    return _Parsed(rows, cols, "row" if left and new[0] == 0 else "column")
-
-
-def _expanded(A: Any, key: Any) -> tuple[list[Any], list[int]]:
-    """One index for each axis of A, and the positions of new axes in the result."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    dots = [i for i, one in enumerate(keys) if one is Ellipsis]
-    if len(dots) > 1:
-        raise BadIndexError("an index can have only one ellipsis (...)")
-    given = sum(one is not None and one is not Ellipsis for one in keys)
-    if given > A.ndim:
-        raise BadIndexError(f"{given} indices for an array of shape {A.shape}")
-    fill = [WHOLE] * (A.ndim - given)
-    if dots:
-        keys[dots[0] : dots[0] + 1] = fill
-    else:
-        keys += fill
-    new, position = [], 0
-    for one in keys:
-        if one is None:
-            new.append(position)
-        position += one is None or not _is_integer(one)
-    if len(keys) == 3 and _is_integer(keys[0]) and keys[1] is None and _is_list(keys[2]):
-        new = [1]  # as NumPy: an axis between two indices moves what they select to the front
-    return [one for one in keys if one is not None], new
+# --- several lists, masks and tables -----------------------------------------------------
 
 
 def _is_integer(given: Any) -> bool:
@@ -247,42 +224,136 @@ def _is_list(given: Any) -> bool:
     return isinstance(given, list | tuple | np.ndarray) and np.ndim(given) > 0
 
 
-def _outer(keys: list[Any]) -> bool:
-    """Whether they come from `numpy.ix_`: a column of rows and a row of columns."""
-    return (
-        len(keys) == 2
-        and all(isinstance(one, np.ndarray) and one.ndim == 2 for one in keys)
-        and keys[0].shape[1] == keys[1].shape[0] == 1
+def _is_whole(one: Any) -> bool:
+    return isinstance(one, slice) and one == WHOLE
+
+
+def _outer(lists: Sequence[Any]) -> bool:
+    """Whether they come from `numpy.ix_`: each selects along an axis of its own."""
+    n = len(lists)
+    return n > 1 and all(
+        isinstance(one, np.ndarray) and one.ndim == n and one.size == one.shape[i]
+        for i, one in enumerate(lists)
     )
 
 
-def _paired(A: Any, keys: list[Any], new: list[int]) -> _Parsed:
-    """Two lists: NumPy picks single elements, at their indices in pairs."""
-    if new:
-        raise rules.unsupported(
-            "an index of two lists with None",
-            "index first, and then add the axis: A[i, j][:, None]",
-        )
+def _together(keys: Sequence[Any]) -> bool:
+    """Whether lists and integers follow one another: else NumPy moves their axis to the front."""
+    places = [i for i, one in enumerate(keys) if _is_list(one) or _is_integer(one)]
+    return not places or places[-1] - places[0] == len(places) - 1
+
+
+def _without_tables(engine: Engine, A: Any, keys: list[Any]) -> tuple[Any, list[Any]]:
+    """Masks of several axes as lists: their axes become one."""
+    found: list[Any] = []
+    axis = 0
     for one in keys:
-        _check_length(int(np.prod(one.shape)) if isinstance(one, MatrixRef) else 0)
-    keys = [np.asarray(one) if isinstance(one, MatrixRef) else one for one in keys]
-    lists = [_list(one, A.stored_shape[axis], AXES[axis]) for axis, one in enumerate(keys)]
+        n = _mask_axes(one)
+        if n > 1:
+            there = A.shape[axis : axis + n]
+            if tuple(one.shape) != there:
+                raise BadIndexError(
+                    f"a mask of shape {tuple(one.shape)} does not fit the axes from {axis} on of "
+                    f"an array of shape {A.shape}"
+                )
+            shape = (*A.shape[:axis], math.prod(there), *A.shape[axis + n :])
+            A = engine.reshape(A, shape)
+            one = engine.reshape(one, -1) if isinstance(one, MatrixRef) else np.ravel(one)
+        found.append(one)
+        axis += one is not None
+    return A, found
+
+
+def _indices(A: Any, keys: Sequence[Any]) -> list[Any]:
+    """The lists and integers of an index, checked, with None for slices; broadcast."""
+    items = [one for one in keys if one is not None]
+    found = [
+        None if isinstance(one, slice)
+        else _list(np.asarray(one) if isinstance(one, MatrixRef) else one, A.shape[axis],
+                   _name(A, axis))
+        for axis, one in enumerate(items)
+    ]  # fmt: skip
+    shapes = [one.shape for one in found if one is not None]
     try:
-        rows, cols = np.broadcast_arrays(*lists)
+        shape = np.broadcast_shapes(*shapes)
     except ValueError:
+        told = " and ".join(map(str, shapes))
         raise BadIndexError(
-            f"lists of {lists[0].shape} rows and {lists[1].shape} columns do not broadcast: "
-            "write A[np.ix_(rows, cols)] for whole rows and columns"
+            f"lists of shapes {told} do not broadcast: write A[np.ix_(rows, cols)] for whole rows "
+            "and columns"
         ) from None
-    if rows.ndim > 2:
-        raise ShapeError(f"the index gives {rows.ndim} dimensions: arrays on ranks have up to two")
-    _check_length(rows.size)
-    return _Parsed(rows.reshape(-1), cols.reshape(-1), "", rows.shape)
+    return [None if one is None else np.broadcast_to(one, shape) for one in found]
+
+
+def _one_list(engine: Engine, A: Any, keys: list[Any]) -> tuple[Any, list[Any]]:
+    """The axes that lists and integers select become one, with one list.
+
+    As in NumPy, it takes the place of the first if they follow one another, else the front.
+    """
+    index = _indices(A, keys)
+    listed = [axis for axis, one in enumerate(index) if one is not None]
+    others = [axis for axis in range(A.ndim) if axis not in listed]
+    together = _together(keys)
+    first = listed[0] if together else 0
+    A = engine.permute(A, [*others[:first], *listed, *others[first:]])
+    lengths, rest = A.shape[first : first + len(listed)], A.shape[first + len(listed) :]
+    A = engine.reshape(A, (*A.shape[:first], math.prod(lengths), *rest))
+    shape = index[listed[0]].shape
+    chosen = [np.ravel(index[axis]) for axis in listed]
+    flat = np.ravel_multi_index(chosen, lengths).reshape(shape)
+    places = [i for i, one in enumerate(keys) if _is_list(one) or _is_integer(one)]
+    left = [one for i, one in enumerate(keys) if i not in places]
+    at = places[0] if together else 0
+    return A, [*left[:at], flat, *left[at:]]
+
+
+def _table(engine: Engine, A: Any, keys: list[Any]) -> Any:
+    """A list with several axes: they take the place of one."""
+    place = next(i for i, one in enumerate(keys) if _is_list(one))
+    table = keys[place] if isinstance(keys[place], MatrixRef) else np.asarray(keys[place])
+    flat = engine.reshape(table, -1) if isinstance(table, MatrixRef) else np.ravel(table)
+    found = get(engine, A, (*keys[:place], flat, *keys[place + 1 :]))
+    before = sum(not _is_integer(one) for one in keys[:place]) if _together(keys) else 0
+    return engine.reshape(found, (*found.shape[:before], *table.shape, *found.shape[before + 1 :]))
+
+
+def _positions(A: Any, keys: Sequence[Any]) -> tuple[bytes, bytes, list[int]]:
+    """The row and column in the stored matrix of each single element that an index selects."""
+    key = tuple(np.asarray(one) if isinstance(one, MatrixRef) else one for one in keys)
+    if all(_is_list(one) or _is_integer(one) for one in key):
+        rows, *others = _indices(A, key)
+    else:
+        try:
+            rows, *others = (
+                np.broadcast_to(
+                    np.arange(n).reshape([-1 if i == axis else 1 for i in range(A.ndim)]), A.shape
+                )[key]
+                for axis, n in enumerate(A.shape)
+            )
+        except IndexError as error:
+            raise BadIndexError(f"an array of shape {A.shape}: {error}") from None
+    if 8 * rows.size > rules.SMALL:
+        raise MatrixError(
+            f"lists of {rows.size:,} indices are too long to be sent in a command: use a mask of "
+            "A's shape, or fetch the rows"
+        )
+    cols = np.zeros(rows.shape, np.int64)
+    for one, length in zip(others, A.shape[1:], strict=True):
+        cols = cols * length + one
+    return rules.encode_index(np.ravel(rows)), rules.encode_index(np.ravel(cols)), list(rows.shape)
+
+
+# --- one axis ----------------------------------------------------------------------------
+
+
+def _name(A: Any, axis: int) -> str:
+    """What an index along an axis selects, for messages."""
+    return ("rows", "columns")[axis] if A.ndim < 3 else f"elements of axis {axis}"
 
 
 def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int:
     """One index, checked; raises `BadIndexError`."""
-    what, length = AXES[axis], A.shape[axis]
+    what, length = _name(A, axis), A.shape[axis]
     if isinstance(given, slice):
         try:
             return range(length)[given]
@@ -297,11 +368,6 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
         return given
     if _is_list(given):
         index = _list(given, length, what)
-        if index.ndim != 1:
-            raise BadIndexError(
-                f"{what} cannot be selected by an array of shape {index.shape}: give a list or a "
-                "1-D mask"
-            )
         return index if index.nbytes <= rules.SMALL else engine.sent(index)
     if isinstance(given, bool | np.bool_):
         raise BadIndexError(
@@ -320,7 +386,7 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
 
 
 def _list(listed: Any, length: int, what: str) -> NDArray[np.int64]:
-    """Indices >= 0, from a list of indices or a 1-D mask."""
+    """Indices >= 0, from indices or a 1-D mask."""
     given = np.asarray(listed)
     if given.dtype.kind == "b" and given.ndim == 1:
         if given.size != length:
@@ -338,11 +404,3 @@ def _list(listed: Any, length: int, what: str) -> NDArray[np.int64]:
     if wrong.any():
         raise BadIndexError(f"index {index[wrong][0]} is out of range for {length} {what}")
     return np.where(index < 0, index + length, index)
-
-
-def _check_length(count: int) -> None:
-    if 8 * count > rules.SMALL:
-        raise MatrixError(
-            f"two lists of {count:,} indices are too long to be sent in a command: use a mask of "
-            "A's shape, or fetch the rows"
-        )

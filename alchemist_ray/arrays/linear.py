@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import pairwise
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -208,19 +211,95 @@ def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
         for one, x in zip(axes, (A, B), strict=True)
     )
     lengths = [A.shape[i] for i in left], [B.shape[i] for i in right]
-    if lengths[0] != lengths[1] or A.ndim + B.ndim - 2 * len(left) > 2:
+    if lengths[0] != lengths[1]:
         raise ShapeError(
             f"np.tensordot of shapes {A.shape} and {B.shape} over the axes {left} and {right}: "
-            "lengths must match, and the result can have two dimensions"
+            "lengths must match"
         )
-    if len(left) == 1:
-        first = engine.transpose(A) if left == [0] else A
-        return engine.matmul(first, engine.transpose(B) if right == [1] else B)
-    if not left:
-        return np.outer(A, B) if A.ndim == B.ndim == 1 else A * B
-    turned = (left[0] < left[1]) != (right[0] < right[1])
-    product = engine.binary("multiply", A, engine.transpose(B) if turned else B)
-    return engine.astype(engine.reduce("sum", product, None), product.dtype, copy=False)
+    free = [[i for i in range(x.ndim) if i not in own] for x, own in ((A, left), (B, right))]
+    shape = [*(A.shape[i] for i in free[0]), *(B.shape[i] for i in free[1])]
+    inner = math.prod(lengths[0])
+    rows = engine.reshape(engine.permute(A, [*free[0], *left]), (A.size // max(1, inner), inner))
+    cols = engine.reshape(engine.permute(B, [*right, *free[1]]), (inner, B.size // max(1, inner)))
+    return engine.reshape(engine.matmul(rows, cols), shape)
+
+
+@implements(np.einsum)
+def _einsum(engine: Engine, subscripts: Any, *operands: Any, optimize: Any = "greedy") -> Any:
+    """Operands in pairs, each a product of matrices, in the order of `numpy.einsum_path`."""
+    if not isinstance(subscripts, str):
+        raise rules.unsupported(
+            "np.einsum without subscripts", "write np.einsum('ij,jk->ik', A, B)"
+        )
+    beside = next(x for x in operands if isinstance(x, MatrixRef))
+    arrays = [engine.matrix(x, beside) for x in operands]
+    common = np.result_type(*(x.dtype for x in arrays))
+    arrays = [engine.astype(x, common, copy=False) for x in arrays]
+    subscripts = _with_letters(subscripts.replace(" ", ""), [x.ndim for x in arrays])
+    inputs, _, output = subscripts.partition("->")
+    terms = list(zip(inputs.split(","), arrays, strict=True))
+    shapes = [np.broadcast_to(np.float64(0), x.shape) for _, x in terms]
+    for step in np.einsum_path(subscripts, *shapes, optimize=optimize or "greedy")[0][1:]:
+        taken = [terms.pop(i) for i in sorted(step, reverse=True)]
+        while len(taken) > 1:
+            needed = "".join([output, *(term for term, _ in (*terms, *taken[2:]))])
+            taken[:2] = [_pair(engine, taken[0], taken[1], needed)]
+        terms.append(taken[0])
+    term, found = _summed(engine, terms[0], output)
+    return engine.permute(found, [term.index(x) for x in output])
+
+
+def _with_letters(subscripts: str, ndims: Sequence[int]) -> str:
+    """Subscripts with an output, and with letters in place of each ellipsis."""
+    inputs, arrow, output = subscripts.partition("->")
+    terms = inputs.split(",")
+    more = [ndim + 3 - len(term) for ndim, term in zip(ndims, terms, strict=False) if "." in term]
+    free = [x for x in ascii_letters if x not in subscripts][: max(more, default=0)]
+    if not arrow:
+        letters = inputs.replace(",", "").replace(".", "")
+        output = "".join(sorted(x for x in set(letters) if letters.count(x) == 1))
+        output = "..." * bool(more) + output
+    hidden = iter(more)
+    terms = [
+        term.replace("...", "".join(free[len(free) - next(hidden) :])) if "." in term else term
+        for term in terms
+    ]
+    return f"{','.join(terms)}->{output.replace('...', ''.join(free))}"
+
+
+def _summed(engine: Engine, operand: tuple[str, Any], needed: str) -> tuple[str, Any]:
+    """An operand of `einsum`: the diagonals of repeated letters, summed over those not needed."""
+    term, A = operand
+    for letter in dict.fromkeys(term):
+        while term.count(letter) > 1:
+            i, j = term.index(letter), term.rindex(letter)
+            index = np.arange(A.shape[i])
+            A = np.moveaxis(A, (i, j), (0, 1))[index, index]
+            term = letter + term[:i] + term[i + 1 : j] + term[j + 1 :]
+    gone = tuple(axis for axis, letter in enumerate(term) if letter not in needed)
+    if gone:
+        A = engine.astype(engine.reduce("sum", A, gone), A.dtype, copy=False)
+    return "".join(letter for letter in term if letter in needed), A
+
+
+def _pair(
+    engine: Engine, one: tuple[str, Any], two: tuple[str, Any], needed: str
+) -> tuple[str, Any]:
+    """Two operands of `einsum` as one: a product of matrices for each index of both that stays."""
+    (a, A), (b, B) = _summed(engine, one, needed + two[0]), _summed(engine, two, needed + one[0])
+    batch, inner = ([x for x in a if x in b and (x in needed) == stays] for stays in (True, False))
+    rows, cols = [x for x in a if x not in b], [x for x in b if x not in a]
+    lengths = dict(zip(a + b, A.shape + B.shape, strict=True))
+
+    def matrices(term: str, X: Any, *sides: list[str]) -> Any:
+        moved = engine.permute(X, [term.index(x) for side in sides for x in side])
+        shape = [math.prod(lengths[x] for x in side) for side in sides]
+        return engine.reshape(moved, shape if batch else shape[1:])
+
+    left, right = matrices(a, A, batch, rows, inner), matrices(b, B, batch, inner, cols)
+    letters = [*batch, *rows, *cols]
+    found = engine.reshape(engine.matmul(left, right), [lengths[x] for x in letters])
+    return "".join(letters), found
 
 
 @implements(np.linalg.vecdot)
@@ -244,7 +323,7 @@ def _cross(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
                          "must have length 3")  # fmt: skip
 
     def turned(x: Any, order: list[int]) -> Any:
-        return x[:, order] if x.ndim == 2 and rules.axis_index(axis, 2) == 1 else x[order]
+        return np.take(x, order, axis=axis)
 
     one, two = [1, 2, 0], [2, 0, 1]
     ahead = engine.binary("multiply", turned(left, one), turned(right, two))
@@ -274,9 +353,9 @@ def _matrix_power(engine: Engine, a: Any, n: int) -> Any:
 
 @implements(np.linalg.norm)
 def _norm(engine: Engine, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    if axis is None and (x.ndim == 2 or ord is None):
+    if axis is None and (x.ndim == 2 or (ord is None and x.ndim < 3)):
         return _matrix_norm(engine, x, ord=ord, keepdims=keepdims)
-    if axis is not None and x.ndim == 2 and rules.axis_of(axis) is None:
+    if x.ndim == 2 and len(rules.axes_of(axis, 2)) == 2:
         return _matrix_norm(engine, x, ord=ord, keepdims=keepdims)
     return _vector_norm(engine, x, axis=axis, ord=2 if ord is None else ord, keepdims=keepdims)
 
@@ -294,7 +373,7 @@ def _matrix_norm(engine: Engine, x: Any, /, *, keepdims: bool = False, ord: Any 
 def _vector_norm(
     engine: Engine, x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2
 ) -> Any:
-    if rules.axis_of(axis, x.ndim) is None and ord == 2:
+    if x.ndim < 3 and len(rules.axes_of(axis, x.ndim)) == x.ndim and ord == 2:
         return _matrix_norm(engine, x, keepdims=keepdims)
     size = abs(x if x.dtype.kind in "fc" else x.astype(np.float64))
     match ord:

@@ -7,6 +7,7 @@ standard has the name, but for creation: that takes place on the gang.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +16,12 @@ import numpy as np
 from alchemist_ray.arrays import creation
 from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.function_dispatch import INSTEAD
+from alchemist_ray.arrays.function_table import FUNCTIONS
 from alchemist_ray.arrays.generator import Generator
 from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.gang.connection import GangConnection
+from mpi_workers.matrix.layout import MAX_AXES
 
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 CONSTANTS = ("e", "inf", "nan", "newaxis", "pi")
@@ -47,13 +50,13 @@ STANDARD, LINALG = frozenset(_STANDARD.split()), frozenset(_LINALG.split())
 
 
 class _Names:
-    """Attributes that are NumPy's, where the standard has them and handles do."""
+    """Attributes that are NumPy's, where the standard has them or handles do."""
 
     _numpy: Any = np
     _names: frozenset[str] = frozenset()
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._names:
+        if name in self._names or (name[0] != "_" and self._implemented(name)):
             return getattr(self._numpy, name)
         there = f"{self!r} has no {name!r}"
         if not name.startswith("_") and hasattr(self._numpy, name):
@@ -61,7 +64,12 @@ class _Names:
         raise AttributeError(there)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._names})
+        ours = filter(self._implemented, dir(self._numpy))
+        return sorted({*super().__dir__(), *self._names, *ours})
+
+    def _implemented(self, name: str) -> bool:
+        function = getattr(self._numpy, name, None)
+        return isinstance(function, Hashable) and function in FUNCTIONS
 
 
 class Linalg(_Names):
@@ -285,7 +293,7 @@ class Info:
     """The inspection functions of the standard."""
 
     def capabilities(self) -> dict[str, Any]:
-        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 2}
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": MAX_AXES}
 
     def default_device(self) -> str:
         return "gang"

@@ -66,11 +66,11 @@ class ArrayMethods(FetchedValues):
         return np.nonzero(self)
 
     def repeat(self, repeats: Any, axis: Any = None) -> Any:
-        """Repeat each element, row (``axis=0``) or column (1)."""
+        """Repeat each element, or each part along an axis."""
         return np.repeat(self, repeats, axis)
 
     def take(self, indices: Any, axis: Any = None) -> Any:
-        """Elements, rows (``axis=0``) or columns (1) at indices."""
+        """Elements, or parts along an axis, at indices."""
         return np.take(self, indices, axis)
 
     def searchsorted(self, v: Any, side: Any = "left", sorter: Any = None) -> Any:
@@ -89,7 +89,7 @@ class ArrayMethods(FetchedValues):
         return np.zeros(0).__dlpack_device__()
 
     def swapaxes(self, axis1: int, axis2: int) -> Any:
-        """The transpose, or the array itself if the axes are one."""
+        """With two axes exchanged: a copy."""
         return np.swapaxes(self, axis1, axis2)
 
 
@@ -128,7 +128,7 @@ def _in_place(op: str) -> Callable[[Any, Any], Any]:
 
 
 class ArrayOperators(ArrayMethods):
-    """Operators and methods of an array with up to two dimensions, computed where it is.
+    """Operators and methods of an array with up to eight axes, computed where it is.
 
     Notes
     -----
@@ -215,8 +215,7 @@ class ArrayOperators(ArrayMethods):
         Raises
         ------
         ShapeError
-            If an index is out of range, a mask does not fit, or the result would have three
-            dimensions.
+            If an index is out of range, or a mask does not fit.
 
         Notes
         -----
@@ -230,7 +229,7 @@ class ArrayOperators(ArrayMethods):
         Parameters
         ----------
         key : slice, int, ..., list of int, mask, or two of them
-            As in NumPy, except two lists of single elements.
+            As in NumPy; of three axes and more, one list, or one for each axis.
         value : number, array or Handle
             Broadcasts to the part, and is converted to the matrix's dtype.
 
@@ -293,7 +292,7 @@ class ArrayOperators(ArrayMethods):
 
     @property
     def ndim(self) -> int:
-        """Dimensions: 0, 1 or 2."""
+        """Axes: 0 to 8."""
         return len(self.shape)
 
     @property
@@ -343,7 +342,10 @@ class ArrayOperators(ArrayMethods):
         """The transpose: a copy in the mirrored layout; every rank transposes what it holds."""
         return self._engine.transpose(self)
 
-    mT = T
+    @property
+    def mT(self) -> Any:
+        """The transpose of each matrix: the last two axes are swapped."""
+        return np.matrix_transpose(self)
 
     def transpose(self, *axes: Any) -> Any:
         """The transpose, see `T`; with `axes` as in NumPy: ``A.transpose(1, 0)``."""

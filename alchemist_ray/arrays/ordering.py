@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,23 @@ def _along_or_number(axis: Any, a: Any) -> int | None:
     return None if a.ndim == 0 and axis in (0, -1) else _along(axis, a)
 
 
+def _flat(a: Any) -> Any:
+    """An array of three axes or more as a vector: for what does not depend on the shape."""
+    return np.ravel(a) if np.ndim(a) > 2 else a
+
+
+def _lines(engine: Engine, a: Any, along: int | None, work: Any) -> Any:
+    """An operation along an axis, or of all elements."""
+    if along is None:
+        return work(_flat(a), None)
+    return engine.along(a, along, work)
+
+
 @implements(np.sort)
 def _sort(engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
     along = _along(axis, a)
-    return engine.call("sort", a, axis=along, columns=a.columns if along == 0 else ())
+    columns = a.columns if along == 0 else ()
+    return _lines(engine, a, along, lambda M, i: engine.call("sort", M, axis=i, columns=columns))
 
 
 @implements(np.partition)
@@ -56,7 +70,8 @@ def _lexsort(engine: Engine, keys: Any) -> Any:
 def _argsort(
     engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None
 ) -> Any:
-    return engine.call("argsort", a, axis=_along_or_number(axis, a))
+    along = _along_or_number(axis, a)
+    return _lines(engine, a, along, lambda M, i: engine.call("argsort", M, axis=i))
 
 
 def _place(op: str) -> Implementation:
@@ -109,10 +124,18 @@ def _unique(
         if not any(asked):
             return values
     elif not any(asked):
-        return engine.call("unique", ar, equal_nan=equal_nan)
+        return engine.call("unique", _flat(ar), equal_nan=equal_nan)
     else:
-        values, *found = engine.call("unique_all", ar, equal_nan=equal_nan)
+        values, *found = _unique_elements(engine, ar, equal_nan=equal_nan)
     return (values, *(x for x, is_asked in zip(found, asked, strict=True) if is_asked))
+
+
+def _unique_elements(engine: Engine, x: Any, *, equal_nan: bool) -> tuple[Any, ...]:
+    """Distinct elements, the index of each, the place of each element, and counts."""
+    values, first, inverse, counts = engine.call("unique_all", _flat(x), equal_nan=equal_nan)
+    if inverse.shape != x.shape:
+        inverse = engine.reshape(inverse, x.shape)
+    return values, first, inverse, counts
 
 
 def _unique_lines(engine: Engine, a: Any, axis: int) -> tuple[Any, ...]:
@@ -121,7 +144,8 @@ def _unique_lines(engine: Engine, a: Any, axis: int) -> tuple[Any, ...]:
     Rows are numbered in the order of their first elements, then of their first two, and so on,
     until all rows have different numbers: two distributed sorts for each column up to there.
     """
-    lines = a if axis == 0 else engine.transpose(a)
+    given = np.moveaxis(a, axis, 0)
+    lines = engine.reshape(given, (given.shape[0], -1)) if a.ndim > 2 else given
     m, n = lines.shape
     order = engine.call("filled", [m], 0, "int64")
     for j in range(n):
@@ -131,29 +155,28 @@ def _unique_lines(engine: Engine, a: Any, axis: int) -> tuple[Any, ...]:
         if values.size == m:
             break
     _, first, inverse, counts = engine.call("unique_all", order)
-    found = lines[first]
-    return (found if axis == 0 else engine.transpose(found)), first, inverse, counts
+    return np.moveaxis(given[first], 0, axis), first, inverse, counts
 
 
 @implements(np.unique_values)
 def _unique_values(engine: Engine, x: Any) -> Any:
-    return engine.call("unique", x, equal_nan=False)
+    return _unique(engine, x, equal_nan=False)
 
 
 @implements(np.unique_all)
 def _unique_all(engine: Engine, x: Any) -> Any:
-    return UNIQUE_ALL(*engine.call("unique_all", x, equal_nan=False))
+    return UNIQUE_ALL(*_unique_elements(engine, x, equal_nan=False))
 
 
 @implements(np.unique_counts)
 def _unique_counts(engine: Engine, x: Any) -> Any:
-    values, _, _, counts = engine.call("unique_all", x, equal_nan=False)
+    values, _, _, counts = _unique_elements(engine, x, equal_nan=False)
     return UNIQUE_COUNTS(values, counts)
 
 
 @implements(np.unique_inverse)
 def _unique_inverse(engine: Engine, x: Any) -> Any:
-    values, _, inverse, _ = engine.call("unique_all", x, equal_nan=False)
+    values, _, inverse, _ = _unique_elements(engine, x, equal_nan=False)
     return UNIQUE_INVERSE(values, inverse)
 
 
@@ -167,7 +190,9 @@ def _isin(
     *,
     kind: Any = None,
 ) -> Any:
-    return engine.call("isin", *_both(engine, element, test_elements), invert=bool(invert))
+    given, table = _both(engine, element, test_elements)
+    table = _flat(table)
+    return engine.each(given, lambda M: engine.call("isin", M, table, invert=bool(invert)))
 
 
 @implements(np.union1d)
@@ -189,8 +214,8 @@ def _setdiff1d(engine: Engine, ar1: Any, ar2: Any) -> Any:
 
 def _members(engine: Engine, ar1: Any, ar2: Any, *, invert: bool) -> Any:
     left, right = _both(engine, ar1, ar2)
-    distinct = engine.call("unique", left)
-    return distinct[engine.call("isin", distinct, right, invert=invert)]
+    distinct = engine.call("unique", _flat(left))
+    return distinct[engine.call("isin", distinct, _flat(right), invert=invert)]
 
 
 def _both(engine: Engine, a: Any, b: Any) -> tuple[Any, Any]:
@@ -207,7 +232,8 @@ def _searchsorted(engine: Engine, a: Any, v: Any, side: str = "left", sorter: An
     table, values = _both(engine, a, v)
     if table.ndim != 1:
         raise ShapeError(f"np.searchsorted in an array of shape {table.shape}: give a vector")
-    return engine.call("searchsorted", table if sorter is None else table[sorter], values, side)
+    table = table if sorter is None else table[sorter]
+    return engine.each(values, lambda M: engine.call("searchsorted", table, M, side))
 
 
 @implements(np.digitize)
@@ -235,7 +261,18 @@ def _take_along_axis(engine: Engine, arr: Any, indices: Any, axis: Any = -1) -> 
         along = rules.axis_index(axis, table.ndim)
     if index.dtype.kind != "i":
         raise BadArgumentError(f"np.take_along_axis: indices are {index.dtype}, not integers")
-    return engine.call("take_along_axis", table, index, axis=along)
+    if table.ndim < 3:
+        return engine.call("take_along_axis", table, index, axis=along)
+    order = [*(i for i in range(table.ndim) if i != along), along]
+    table, index = engine.permute(table, order), engine.permute(index, order)
+    others = np.broadcast_shapes(table.shape[:-1], index.shape[:-1])
+    lines = [
+        engine.reshape(np.broadcast_to(x, (*others, x.shape[-1])), (math.prod(others), x.shape[-1]))
+        for x in (table, index)
+    ]
+    found = engine.call("take_along_axis", *lines, axis=1)
+    found = engine.reshape(found, (*others, index.shape[-1]))
+    return engine.permute(found, np.argsort(order).tolist())
 
 
 @implements(np.argwhere)
@@ -259,6 +296,7 @@ def _histogram(
     engine: Engine, a: Any, bins: Any = 10, range: Any = None, density: Any = None,
     weights: Any = None,
 ) -> Any:  # fmt: skip
+    a = _flat(a)
     whole = engine.astype(a, np.int32) if a.dtype.kind == "b" else a
     if isinstance(bins, str):
         if weights is not None:
@@ -270,7 +308,7 @@ def _histogram(
         edges = np.histogram_bin_edges(np.array(ends, whole.dtype), bins)
     else:
         edges = np.histogram_bin_edges(np.zeros(0, whole.dtype), bins, range)
-    weight = None if weights is None else engine.matrix(weights)
+    weight = None if weights is None else engine.matrix(_flat(weights))
     made = engine.matrix(edges)
     counts = engine.call("histogram", whole, made, int(bins) if regular else 0, weight)
     if density:

@@ -36,9 +36,11 @@ def separate(
 @functools.cache
 def _parameters(function: Any) -> list[str]:
     try:
-        return list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
     except ValueError:  # a few functions of NumPy have no signature
         return []
+    several = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    return [] if several else list(parameters)  # of einsum, no argument by position is `out`
 
 
 def write(engine: Engine, name: str, found: Any, out: Any, where: Any = True) -> Any:

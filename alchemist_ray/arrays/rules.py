@@ -13,6 +13,7 @@ from alchemist_ray.dtypes import DTYPES, check_unmasked
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.matrix.dist_matrix import check_dtype
+from mpi_workers.matrix.layout import MAX_AXES
 
 SMALL = 1 << 20  # 1 MiB: larger NumPy operands are sent, smaller ones travel in the command
 EXACT = 1 << 53  # integers up to here travel as they are
@@ -72,7 +73,7 @@ def operand(value: Any, beside: np.dtype[Any] | None = None) -> NDArray[Any]:
     DtypeError
         If its elements are not numbers, or some are masked.
     ShapeError
-        If it has three dimensions or more.
+        If it has more axes than arrays on ranks.
     """
     check_unmasked(value, "the operand")
     array = np.asarray(value)
@@ -81,10 +82,10 @@ def operand(value: Any, beside: np.dtype[Any] | None = None) -> NDArray[Any]:
             f"elements of dtype {array.dtype} are not numbers: if all of them are, x.astype(float) "
             "makes floats"
         )
-    if array.ndim > 2:
+    if array.ndim > MAX_AXES:
         raise ShapeError(
             f"an array of shape {array.shape} cannot be an operand: arrays on ranks have up to "
-            "two dimensions; x.reshape(len(x), -1) has a row for each of its parts"
+            f"{MAX_AXES} axes"
         )
     return array.astype(matrix_dtype(array.dtype, beside), copy=False)
 
@@ -130,23 +131,21 @@ def encode_index(index: NDArray[np.int64]) -> bytes:
 
 
 def axis_index(axis: Any, ndim: int) -> int:
-    """An axis as 0 or 1. Raises `ShapeError`."""
+    """An axis as 0 to `ndim` - 1. Raises `ShapeError`."""
     try:
         return range(ndim)[operator.index(axis)]
     except (IndexError, TypeError):
         raise ShapeError(f"axis={axis!r} is not an axis of a {ndim}-D array") from None
 
 
-def axis_of(axis: Any, ndim: int = 2) -> int | None:
-    """0, 1 or None (all) for an axis as NumPy takes it. Raises `ShapeError`."""
+def axes_of(axis: Any, ndim: int) -> list[int]:
+    """The axes that NumPy's `axis` stands for, None for all of them. Raises `ShapeError`."""
     if axis is None or (ndim == 0 and axis in (0, -1)):  # as NumPy has it
-        return None
+        return list(range(ndim))
     found = [axis_index(one, ndim) for one in (axis if isinstance(axis, tuple) else (axis,))]
     if len(set(found)) < len(found):
         raise ShapeError(f"axis={axis!r} names an axis twice")
-    if not found:
-        raise ShapeError("axis=() reduces nothing")
-    return None if len(found) == ndim else found[0]
+    return sorted(found)
 
 
 def shape_of(shape: Any) -> tuple[int, ...]:
@@ -157,9 +156,9 @@ def shape_of(shape: Any) -> tuple[int, ...]:
         )
     except TypeError:
         raise ShapeError(f"shape {shape!r}: it must be integers") from None
-    if len(found) > 2 or min(found, default=0) < 0:
+    if len(found) > MAX_AXES or min(found, default=0) < 0:
         raise ShapeError(
-            f"shape {shape!r}: arrays on ranks have up to two dimensions, and lengths must be >= 0"
+            f"shape {shape!r}: arrays on ranks have up to {MAX_AXES} axes, and lengths must be >= 0"
         )
     return found
 

@@ -6,6 +6,7 @@ histogram for every number of bins up to the square root of the size.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -28,7 +29,12 @@ def _scan(op: str, skip: bool = False) -> Implementation:
             whole = engine.where(engine.unary("isnan", whole), neutral, whole)
         number = a.ndim == 0 and axis in (0, -1)  # NumPy takes it as a vector
         along = None if axis is None or number else rules.axis_index(axis, a.ndim)
-        found = engine.call("cumulative", op, whole, axis=along)
+        if along is None:
+            found = engine.call("cumulative", op, np.ravel(whole) if whole.ndim > 2 else whole)
+        else:
+            found = engine.along(
+                whole, along, lambda M, i: engine.call("cumulative", op, M, axis=i)
+            )
         return found if dtype is None else engine.astype(found, dtype, copy=False)
 
     return scan
@@ -49,7 +55,10 @@ def _standard_scan(op: str) -> Implementation:
             raise ShapeError(f"np.cumulative_{op} of an array of shape {x.shape}: give axis=")
         whole = x if dtype is None else engine.astype(x, dtype, copy=False)
         along = 0 if axis is None else rules.axis_index(axis, x.ndim)
-        found = engine.call("cumulative", op, whole, axis=along, initial=bool(include_initial))
+        initial = bool(include_initial)
+        found = engine.along(
+            whole, along, lambda M, i: engine.call("cumulative", op, M, axis=i, initial=initial)
+        )
         return found if dtype is None else engine.astype(found, dtype, copy=False)
 
     return scan
@@ -216,28 +225,28 @@ def _quantiles(
     else:
         kind = np.asarray(getattr(np, name)(like, q, method=method)).dtype
         asked = np.asarray(q, np.float64) / (100.0 if name.endswith("percentile") else 1.0)
-    along = rules.axis_of(axis, a.ndim)
+    gone = rules.axes_of(axis, a.ndim)
+    kept = [i for i in range(a.ndim) if i not in gone]
     if name in ("nanquantile", "nanpercentile") and a.size == 0:
         return engine.reduce("nanmean", a, axis, keepdims=bool(keepdims))  # as NumPy
-    if (a.size if along is None else a.shape[along]) == 0 and method != "median":
+    count = math.prod(a.shape[i] for i in gone)
+    if not count and method != "median":
         raise ShapeError(f"np.{name}: the array has no elements (shape {a.shape})")
-    lengths = enumerate(a.shape)
-    if keepdims:
-        rest = [1 if along in (None, i) else n for i, n in lengths]
-    else:
-        rest = [n for i, n in lengths if along not in (None, i)]
-    shape = [*asked.shape, *rest]
-    if len(shape) > 2:
-        raise ShapeError(
-            f"np.{name}: the result would have shape {tuple(shape)}: arrays on ranks have up to "
-            "two dimensions; compute one quantile at a time"
-        )
-    flat = [asked.size, *rest] if asked.ndim == 2 else shape
+    rest = [1 if i in gone else n for i, n in enumerate(a.shape) if keepdims or i in kept]
+    numbers = a.size // count if count else math.prod(a.shape[i] for i in kept)
+    shape = (*asked.shape, *rest)
+    flat = shape
+    if a.ndim > 2 or len(shape) > 2:
+        flat = (asked.size, numbers) if kept else (asked.size,)
+    if a.ndim > 2:
+        a = engine.reshape(engine.permute(a, [*kept, *gone]), (numbers, count))
+        gone = [1] if kept else [0, 1]
+    along = gone[0] if len(gone) < a.ndim else None
     found = engine.call(
-        "quantile", a, asked.reshape(-1).tolist(), flat, axis=None if a.ndim < 2 else along,
-        method=method, skip_nan=name.startswith("nan"), dtype=kind.name,
+        "quantile", a, asked.reshape(-1).tolist(), list(flat), axis=along, method=method,
+        skip_nan=name.startswith("nan"), dtype=kind.name,
     )  # fmt: skip
-    return found if flat == shape else engine.reshape(found, shape)
+    return found if found.shape == shape else engine.reshape(found, shape)
 
 
 def _quantile_function(function: Any) -> None:
@@ -277,28 +286,27 @@ def _average(
     keepdims: Any = False,
 ) -> Any:  # fmt: skip
     whole = engine.matrix(a)
-    along = rules.axis_of(axis, whole.ndim)
+    axes = rules.axes_of(axis, whole.ndim)
     keep = bool(keepdims)
     if weights is None:
         found = engine.reduce("mean", whole, axis, keepdims=keep)
-        total: Any = whole.size if along is None else whole.shape[along]
+        total: Any = math.prod(whole.shape[i] for i in axes)
         return (found, np.full_like(found, total)) if returned else found
     weight = engine.matrix(weights)
     if weight.shape != whole.shape:
-        if axis is None or weight.shape != (whole.shape[along or 0],):
+        if axis is None or weight.shape != tuple(whole.shape[i] for i in axes):
             raise ShapeError(
                 f"np.average: weights of shape {weight.shape} for an array of {whole.shape}: give "
                 "a weight for each element, or for each index of axis="
             )
-        weight = engine.reshape(weight, (1, -1) if along == 1 else (-1, 1))
+        weight = engine.reshape(weight, [n if i in axes else 1 for i, n in enumerate(whole.shape)])
     kind = np.result_type(whole.dtype, weight.dtype)
     kind = np.result_type(kind, np.float64) if kind.kind in "bi" else kind
     weight = engine.astype(weight, kind, copy=False)
-    line = along if weight.shape == whole.shape else (1 if along == 1 else 0)
-    total = engine.reduce("sum", weight, line, keepdims=keep)
+    total = engine.reduce("sum", weight, axis, keepdims=keep)
     if bool(engine.reduce("any", engine.binary("equal", total, 0), None)):
         raise ZeroDivisionError("np.average: the weights sum to zero")
-    found = engine.reduce("sum", whole * weight, along, keepdims=keep) / total
+    found = engine.reduce("sum", whole * weight, axis, keepdims=keep) / total
     if not returned:
         return found
     return found, total if total.shape == found.shape else np.broadcast_to(total, found.shape)
@@ -370,7 +378,9 @@ def _interp(
         raise ShapeError(
             f"np.interp: points of shapes {places.shape} and {values.shape}; they must be vectors"
         )
-    return engine.call("interp", engine.matrix(x), places, values, left, right)
+    return engine.each(
+        engine.matrix(x), lambda M: engine.call("interp", M, places, values, left, right)
+    )
 
 
 @implements(np.nan_to_num)

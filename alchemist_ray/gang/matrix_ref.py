@@ -28,9 +28,9 @@ class MatrixRef:
         Number of the matrix on its gang.
     name : str
     shape : tuple of int
-        NumPy's shape: (m, n), (m,) or ().
+        NumPy's shape, of 0 to 8 axes.
     stored_shape : (int, int)
-        Rows and columns on the ranks: a vector is a column.
+        Rows and columns on the ranks: of the first axis, and of all others in C order.
     dtype : numpy.dtype
     layout : str
     session, gang : str

@@ -15,6 +15,7 @@ import numpy as np
 
 from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.clients import xarray
 from alchemist_ray.errors import BadArgumentError, DtypeError
 from alchemist_ray.gang.owner import GangOwner
 from alchemist_ray.io.saving import as_path, files_library, renamed
@@ -42,16 +43,20 @@ class SessionFiles(GangOwner):
         delimiter: str = ",",
         index: bool = False,
         format: str | None = None,
+        variable: str | None = None,
     ) -> Handle:
         """Load a matrix from a file that all nodes see; every rank reads its own part.
 
         Parameters
         ----------
         path : path_like
-            ``.npy``, HDF5 (``.h5 .hdf5``), Zarr (``.zarr``), Parquet (``.parquet``, a file or a
-            folder of them) or CSV (``.csv``). Or a URL (``s3://...``) that fsspec can open.
+            ``.npy``, HDF5 (``.h5 .hdf5``), NetCDF-4 (``.nc``), Zarr (``.zarr``), Parquet
+            (``.parquet``, a file or a folder of them) or CSV (``.csv``). Or a URL (``s3://...``)
+            that fsspec can open.
         dataset : str, optional
             Name in an HDF5 file or Zarr group, if there are several.
+        variable : str, optional
+            The same, as it is called in NetCDF.
         columns, rows : slice, int, list, ndarray, optional
             Load only these, in this order: indices, or one boolean per row or column. Columns of
             Parquet, and of CSV with a header, also by name.
@@ -98,6 +103,7 @@ class SessionFiles(GangOwner):
         connection = self.connection
         where = as_path(path)
         checked_matrix_name(name)
+        dataset = dataset if variable is None else variable
         chosen = {**_chosen("rows", "row", rows), **_chosen("columns", "column", columns)}
         library = files_library(connection)
         if _is_mask(rows) or _is_mask(columns):
@@ -132,6 +138,38 @@ class SessionFiles(GangOwner):
             columns=names,
         )  # fmt: skip
         return named
+
+    def open_dataset(
+        self, path: str | os.PathLike[str], variables: Sequence[str] | None = None
+    ) -> Any:
+        """A NetCDF-4 file or Zarr group as an `xarray.Dataset` of handles.
+
+        Parameters
+        ----------
+        path : path_like
+            ``.nc`` or ``.zarr``; this process and all nodes see it.
+        variables : sequence of str, optional
+            Default: all variables of numbers.
+
+        Returns
+        -------
+        xarray.Dataset
+            Coordinates are in this process, decoded (CF times); variables are handles. Missing
+            values are NaN, and packed numbers are unpacked, in xarray's dtypes; integers of less
+            than 32 bits that are not packed become int32.
+
+        Raises
+        ------
+        FileError, DtypeError, BadArgumentError
+            As `load_matrix`.
+        SessionError
+            Without xarray: ``pip install 'alchemist-on-ray[xarray]'``.
+
+        Notes
+        -----
+        The ranks read the variables in parallel, as `load_matrix`.
+        """
+        return xarray.open_dataset(self.load_matrix, path, variables)
 
     def send_blocks(
         self,

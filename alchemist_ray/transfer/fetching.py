@@ -41,8 +41,11 @@ def _fetched(
     begun = events.now()
     connection.check(ref)
     length, width = ref.stored_shape
-    if cols is not None and len(ref.shape) < 2:
-        raise ShapeError(f"cols={cols!r}: {ref.name} has shape {ref.shape}, and no columns")
+    if cols is not None and len(ref.shape) != 2:
+        raise ShapeError(
+            f"cols={cols!r}: {ref.name} has shape {ref.shape}, and no columns: A[...].fetch() "
+            "fetches a part of any axes"
+        )
     selected = _selected(rows, length, "rows"), _selected(cols, width, "cols")
     # Small results come with the routine's reply; for a table of times, they are fetched.
     known = None if print_times else ref.known_elements()
@@ -76,7 +79,9 @@ def _fetched(
 
 
 def _shape_of(ref: MatrixRef, selected: tuple[range, range]) -> tuple[int, ...]:
-    """The shape of a part: a vector's has one dimension, a number's has none."""
+    """The shape of a part: a vector's has one axis, a number's has none."""
+    if len(ref.shape) > 2:
+        return (len(selected[0]), *ref.shape[1:])
     return tuple(map(len, selected))[: len(ref.shape)]
 
 

@@ -24,7 +24,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
-from mpi_workers.matrix.layout import Shape, stored_shape
+from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
 
 BLOCK = 16 << 20  # 16 MiB: read at once; smaller blocks are collected up to it
 BAND = 8  # times BLOCK: a row of chunks that is larger is read in several pieces
@@ -54,8 +54,7 @@ class IteratorSource:
         Of the matrix. Blocks are converted to it.
     origin : dict
         Where it comes from, for the gang's record.
-    ndim : int
-        1 for a vector, whose shape is (m, 1).
+    array_shape : tuple of int
     """
 
     columns: Sequence[str] = ()
@@ -63,15 +62,14 @@ class IteratorSource:
     def __init__(
         self,
         blocks: Iterable[Any],
-        shape: Shape,
+        array_shape: ArrayShape,
         dtype: np.dtype[Any],
         origin: dict[str, Any],
-        ndim: int = 2,
     ) -> None:
         self._blocks = blocks
         self._origin = origin
-        self.shape = shape
-        self.ndim = ndim
+        self.array_shape = array_shape
+        self.shape: Shape = stored_shape(array_shape)
         self.dtype = dtype
 
     @classmethod
@@ -95,11 +93,11 @@ class IteratorSource:
                 "array with send_matrix"
             )
         dtype = chosen_dtype(given, given)
-        return cls(blocks, stored_shape(lengths), dtype, {"from": "blocks"}, len(lengths))
+        return cls(blocks, lengths, dtype, {"from": "blocks"})
 
     def provenance(self) -> dict[str, Any]:
         return {
-            **self._origin, "dtype": self.dtype.name, "shape": list(self.shape[: self.ndim])
+            **self._origin, "dtype": self.dtype.name, "shape": list(self.array_shape)
         }  # fmt: skip
 
     def send(
@@ -199,7 +197,8 @@ class DiskSource(IteratorSource):
         for rows, cols in pieces(source, self.shape, BLOCK):
             name = f"rows {rows.start} to {rows.stop} of {source!r}"
             try:
-                piece = np.asarray(source[(rows, cols)[: self.ndim]])
+                key = (rows, cols) if len(self.array_shape) == 2 else rows  # else whole rows
+                piece = np.asarray(source[key])
             except AlchemistError:
                 raise
             except Exception as error:  # of the file library
@@ -213,10 +212,11 @@ def pieces(source: Any, shape: Shape, block: int) -> Iterator[tuple[slice, slice
     chunks: Sequence[int] = getattr(source, "shards", None) or source.chunks or (1,)
     height, width = (*chunks, 1)[:2]
     m, n = shape
+    tall = len(chunks) < 3  # of three axes and more, whole rows are read
     nbytes = source.dtype.itemsize
     rows = max(1, block // max(1, n * nbytes) // height) * height
     cols = n
-    if height * n * nbytes > BAND * block:  # tall chunks, for example of one column each
+    if tall and height * n * nbytes > BAND * block:  # tall chunks, for example of one column each
         cols = max(1, block // (height * nbytes) // width) * width
     for row in range(0, m, rows):
         for col in range(0, n, max(1, cols)):
@@ -229,11 +229,8 @@ def disk_source(source: Any, wanted: Any) -> DiskSource:
     name = f"{source!r}"
     if shape is None or dtype is None:
         raise DtypeError(f"{name} is a group, not an array: choose an array inside it")
-    if len(shape) not in (1, 2):
-        raise ShapeError(
-            f"{name} is not a matrix: it must have one or two dimensions, not {len(shape)}"
-        )
-    whole = (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
+    if not 1 <= len(shape) <= MAX_AXES:
+        raise ShapeError(f"{name} must have 1 to {MAX_AXES} axes, not {len(shape)}")
     chosen = chosen_dtype(np.dtype(dtype), wanted)
     origin = {"from": type(source).__module__.partition(".")[0], "array": name}
-    return DiskSource(source, whole, chosen, origin, len(shape))
+    return DiskSource(source, tuple(map(int, shape)), chosen, origin)

@@ -13,7 +13,7 @@ from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixWriter, Progress
-from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.layout import MAX_AXES, Shape, stored_shape
 
 WIDENED = ("bfloat16",)  # dtypes of ml_dtypes, which NumPy takes for no numbers
 
@@ -26,9 +26,9 @@ class NumPySource:
     ) -> None:
         self.dtype = dtype
         self.columns = columns
-        self.ndim = array.ndim
-        self.array = array[:, np.newaxis] if array.ndim == 1 else array
-        self.shape: Shape = (self.array.shape[0], self.array.shape[1])
+        self.array_shape = array.shape
+        self.shape: Shape = stored_shape(array.shape)
+        self.array = array if array.ndim == 2 else array.reshape(self.shape)
 
     @classmethod
     def inspect(cls, data: Any, wanted: Any, columns: Sequence[str] = ()) -> NumPySource:
@@ -46,10 +46,9 @@ class NumPySource:
                 f"elements of dtype {array.dtype} are not numbers; a matrix has one of the dtypes "
                 f"{', '.join(DTYPES)}; if all of them are numbers, x.astype(float) makes floats"
             )
-        if array.ndim not in (1, 2):
+        if array.ndim > MAX_AXES:
             raise ShapeError(
-                f"an array of shape {array.shape} cannot be sent: it must have one or two "
-                "dimensions; x.reshape(len(x), -1) has a row for each of its parts"
+                f"an array of shape {array.shape} cannot be sent: it has more than {MAX_AXES} axes"
             )
         dtype = chosen_dtype(array.dtype, wanted)
         check_range(array, dtype, "the array")
@@ -57,12 +56,12 @@ class NumPySource:
 
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""
-        shape = list(self.shape[: self.ndim])
+        shape = list(self.array_shape)
         return {"from": "array", "dtype": str(self.array.dtype), "shape": shape}
 
     def kept(self) -> Any:
         """The elements: data that can be sent again, if they are kept."""
-        return self.array[:, 0] if self.ndim == 1 else self.array
+        return self.array.reshape(self.array_shape)
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None

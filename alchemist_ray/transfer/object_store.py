@@ -29,7 +29,6 @@ _READER = ArrayDecoder()
 class ObjectStoreSource:
     """A matrix that lies in pieces in the object store."""
 
-    ndim = 2
     columns: Sequence[str] = ()
 
     def __init__(

@@ -117,7 +117,7 @@ def _send(
     created = connection.request(
         {
             "op": "create",
-            "shape": list(source.shape[: source.ndim]),
+            "shape": list(getattr(source, "array_shape", source.shape)),
             "dtype": source.dtype.name,
             "layout": sent_as,
             "name": name,

@@ -28,9 +28,9 @@ class MatrixSource(Protocol):
     Attributes
     ----------
     shape : (int, int)
-        Rows and columns; a vector is a column.
-    ndim : int
-        Dimensions of the array: 1 or 2.
+        Rows and columns, see `stored_shape`.
+    array_shape : tuple of int, optional
+        Of the array, if it is no matrix.
     dtype : numpy.dtype
         Of the matrix.
     columns : sequence of str
@@ -38,7 +38,6 @@ class MatrixSource(Protocol):
     """
 
     shape: Shape
-    ndim: int
     dtype: np.dtype[Any]
     columns: Sequence[str]
 

@@ -3,6 +3,7 @@
 A gang loads it as ``ali.arrays``, in addition to any linalg that a user loads.
 """
 
+from ali.arrays.axes import join, matmul_each, permute, reshape
 from ali.arrays.lookup import (
     bincount,
     histogram,
@@ -25,16 +26,16 @@ from ali.arrays.selecting import (
     part,
     pick,
     put_elements,
-    reshape,
     update,
 )
 from ali.linalg import *  # noqa: F403
 from ali.linalg import PURE as PURE
 
 __all__ = [
-    "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "choose", "combine",
-    "cumulative", "draw", "elements", "filled", "histogram", "interp", "isin", "nan_to_num",
-    "nonzero", "outer", "part", "pick", "plan", "progression", "put_elements", "quantile",
-    "reduce", "repeat", "reshape", "roll", "round", "searchsorted", "sort", "take_along_axis",
-    "tile", "unique", "unique_all", "update",
+    "argsort", "array", "assign", "assign_elements", "bincount", "broadcast",
+    "choose", "combine", "cumulative", "draw", "elements", "filled", "histogram",
+    "interp", "isin", "join", "matmul_each", "nan_to_num", "nonzero", "outer", "part",
+    "permute", "pick", "plan", "progression", "put_elements", "quantile", "reduce", "repeat",
+    "reshape", "roll", "round", "searchsorted", "sort", "take_along_axis", "tile", "unique",
+    "unique_all", "update",
 ]  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ali.arrays.ordering import contiguous_rows, exchange, exchange_pieces, gathered, replied
+from ali.arrays.exchanges import exchange, exchange_pieces, gathered
+from ali.arrays.ordering import contiguous_rows, replied
 from ali.blocks import Array, block, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
@@ -148,7 +149,7 @@ def interp(
     return replied(ctx, R)
 
 
-@routine("B")
+@routine("B", any_axes=True)
 def nan_to_num(
     ctx: Context,
     A: DistMatrix,
@@ -178,7 +179,7 @@ def nan_to_num(
     return replied(ctx, B)
 
 
-@routine("B")
+@routine("B", any_axes=True)
 def round(ctx: Context, A: DistMatrix, decimals: int = 0) -> DistMatrix:
     """A copy with elements rounded to a number of decimals, halves to even.
 

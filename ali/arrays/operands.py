@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from ali.arrays import extremes
+from ali.arrays.exchanges import permuted, reshaped
 from ali.blocks import Array, require, require_choice, require_layout
 from ali.interface import Context, routine
 from ali.linalg import arithmetic, creation, products, reductions
 from ali.linalg.arithmetic import as_rows, broadcast_shape, common_layout, part_layout
 from ali.linalg.products import plan as product_plan
 from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
-from mpi_workers.matrix.layout import as_array, owners, stored_shape
+from mpi_workers.matrix.layout import MAX_AXES, as_array, owners, stored_shape
 
 REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,
@@ -100,7 +101,7 @@ def filled(
     No communication.
     """
     m, n = stored_shape(shape)
-    return creation.full(ctx, m, n, value, dtype, layout).with_ndim(len(shape))
+    return creation.full(ctx, m, n, value, dtype, layout).with_shape(tuple(shape))
 
 
 @routine("A")
@@ -133,7 +134,7 @@ def progression(
     return A
 
 
-@routine("C")
+@routine("C", any_axes=True)
 def combine(
     ctx: Context,
     op: str,
@@ -173,7 +174,7 @@ def combine(
     return arithmetic.elementwise(ctx, op, *((B, A) if reflected else (A, B)))
 
 
-@routine("C")
+@routine("C", any_axes=True)
 def choose(
     ctx: Context,
     condition: DistMatrix,
@@ -216,16 +217,16 @@ def choose(
     return arithmetic.where(ctx, condition, A, B)
 
 
-@routine("R")
+@routine("R", any_axes=True)
 def reduce(
     ctx: Context,
     op: str,
     A: DistMatrix,
-    axis: int | None = None,
+    axes: list[int] | None = None,
     ddof: int = 0,
     keepdims: bool = False,
 ) -> DistMatrix:
-    """Reduce an array along an axis.
+    """Reduce an array along some axes.
 
     Parameters
     ----------
@@ -233,8 +234,8 @@ def reduce(
         "sum", "mean", "var", "std", "min" or "max": the routine of linalg; "any" or "all"; "prod",
         "argmin", "argmax", or "nansum", "nanmean" and the like, which leave out nan.
     A : array
-    axis : int, optional
-        0: one number per column, 1: one per row, None: one in all.
+    axes : list of int, optional
+        None: one number of all elements.
     ddof : int
         See `var`; only for deviations.
     keepdims : bool
@@ -243,39 +244,46 @@ def reduce(
     Returns
     -------
     R : array
-        With one dimension less than A, or none. Up to 64 KiB in STAR_STAR, so that the reply
+        With the axes of A that stay. Up to 64 KiB in STAR_STAR, so that the reply
         contains the elements; larger ones in the layout of the routine.
 
     Raises
     ------
     BadArgumentError
-        If op or axis is unknown, or ddof is negative.
+        If op is unknown, or ddof is negative.
     ShapeError
         If there is no smallest or largest element, because there are none.
 
     Notes
     -----
-    Costs as the routine; for small results, every rank then gathers n, m or 1 words.
+    Costs as the routine; for small results, every rank then gathers them. Of three axes and more,
+    the array is first copied with the axes that stay as the rows or columns of a matrix, unless
+    they are the first or all others; no element moves.
     """
     require_choice("reduce", "op", op, [*REDUCTIONS, *TRUTH])
-    along = None if A.ndim < 2 else axis
-    reduced = A.shape[0] * A.shape[1] if along is None else A.shape[along]
+    whole = A.array_shape
+    gone = sorted(range(A.ndim) if axes is None else axes)
+    kept = [axis for axis in range(A.ndim) if axis not in gone]
     require(
-        reduced > 0 or op not in NEED_ELEMENTS,
+        op not in NEED_ELEMENTS or all(whole[axis] for axis in gone),
         "ShapeError",
-        f"{op}: an array of shape {A.array_shape} has no elements along axis {axis}",
+        f"{op}: an array of shape {whole} has no elements along axis {axes}",
     )
+    along = None
+    A = A.with_shape(A.shape) if not kept else A
+    if kept:  # the first axis stays the first: nothing moves
+        along = 0 if 0 in gone else 1
+        sides = (kept, gone) if along else (gone, kept)
+        A = permuted(ctx, A, [*sides[0], *sides[1]])
+        A = reshaped(ctx, A, [math.prod(whole[axis] for axis in side) for side in sides])
     if op in TRUTH:
         R = _truth(ctx, op, A, along)
     else:
         R = REDUCTIONS[op](ctx, A, axis=along, **({"ddof": ddof} if op in DEVIATIONS else {}))
     if R.nbytes <= REPLY_NBYTES:
         R = ctx.to_layout(R, "STAR_STAR")
-    if keepdims:
-        return R.with_ndim(A.ndim)
-    if A.ndim < 2 or along is None:
-        return R.with_ndim(0)
-    return (products.transpose(ctx, R) if along == 0 else R).with_ndim(1)
+    lengths = [1 if i in gone else n for i, n in enumerate(whole) if keepdims or i in kept]
+    return reshaped(ctx, R, lengths)
 
 
 def _truth(ctx: Context, op: str, A: DistMatrix, along: int | None) -> DistMatrix:
@@ -347,7 +355,7 @@ def decoded(name: str, values: bytes, shape: list[int], dtype: str) -> Array:
     require_choice(name, "dtype", dtype, DTYPES, "DtypeError")
     kind = np.dtype(dtype)
     require(
-        len(shape) <= 2 and min(shape, default=0) >= 0
+        len(shape) <= MAX_AXES and min(shape, default=0) >= 0
         and len(values) == math.prod(shape) * kind.itemsize,
         "BadArgumentError",
         f"{name}: values has {len(values)} bytes, which are not elements of {dtype} in the shape "
@@ -364,4 +372,4 @@ def with_shape(ctx: Context, A: DistMatrix, shape: Sequence[int]) -> DistMatrix:
     """
     if A.shape != stored_shape(shape):
         A = products.transpose(ctx, A)
-    return A.with_ndim(len(shape))
+    return A.with_shape(tuple(shape))

@@ -19,75 +19,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ali.arrays.exchanges import array_of, exchange_pieces, gathered, scratch
 from ali.arrays.operands import with_shape
-from ali.arrays.selecting import array_of
 from ali.blocks import CHUNK, Array, block, panels, require_choice
 from ali.interface import Context, routine
 from ali.linalg import products
 from ali.linalg.products import operand
 from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
-
-POOLED_NBYTES = 1 << 20  # 1 MiB: smaller scratch memory is not taken from the pool
-
-
-def scratch(ctx: Context, count: int, dtype: Any) -> Array:
-    """Uninitialised memory for `count` elements of this rank.
-
-    Large blocks come from the pool of matrices: they count as its memory does, and have no page
-    faults if they were used before.
-    """
-    if count * np.dtype(dtype).itemsize < POOLED_NBYTES:
-        return np.empty(count, dtype)
-    return ctx.empty((count * ctx.size,), dtype).local.reshape(-1)
-
-
-def exchange(ctx: Context, parts: Sequence[Array]) -> list[Array]:
-    """Send ``parts[r]`` (1-D, of one dtype) to rank r; the parts that the ranks sent here."""
-    received, ends = exchange_pieces(ctx, np.concatenate(parts), [part.size for part in parts])
-    return np.split(received, ends[:-1])
-
-
-def exchange_pieces(
-    ctx: Context, sent: Array, counts: Sequence[int] | Array, into: Array | None = None
-) -> tuple[Array, Array]:
-    """Cut an array into consecutive pieces, one for each rank, and send them. Collective.
-
-    Parameters
-    ----------
-    sent : ndarray, shape (k,)
-    counts : sequence of int
-        Elements for each rank.
-    into : ndarray, optional
-        Takes the pieces that arrive; exactly as many elements.
-
-    Returns
-    -------
-    received : ndarray
-        The pieces that the ranks sent here, one after another.
-    ends : ndarray of int64
-        Index at which each of them ends.
-    """
-    mine = np.asarray(counts, np.int64)
-    theirs = np.empty_like(mine)
-    ctx.comm.Alltoall(mine, theirs)
-    ends = np.cumsum(theirs)
-    total = int(ends[-1])
-    # Some more memory than is needed: so the next exchange, of a like size, can use it again.
-    received = scratch(ctx, total + total // 16, sent.dtype)[:total] if into is None else into
-    ctx.comm.Alltoallv([sent, (mine, np.cumsum(mine) - mine)], [received, (theirs, ends - theirs)])
-    return received, ends
-
-
-def gathered(ctx: Context, mine: Array) -> list[Array]:
-    """Arrays of all ranks, on every rank; all have as many dimensions, and the same dtype."""
-    tail = mine.shape[1:]
-    lengths = np.empty(ctx.size, np.int64)
-    ctx.comm.Allgather(np.array([len(mine)], np.int64), lengths)
-    counts = lengths * int(np.prod(tail, dtype=np.int64))
-    found = np.empty(int(counts.sum()), mine.dtype)
-    ctx.comm.Allgatherv(np.ascontiguousarray(mine), [found, (counts, np.cumsum(counts) - counts)])
-    parts = np.split(found, np.cumsum(counts)[:-1])
-    return [x.reshape(n, *tail) for x, n in zip(parts, lengths.tolist(), strict=True)]
 
 
 def contiguous_rows(ctx: Context, A: DistMatrix) -> tuple[Array, int]:
@@ -132,7 +70,7 @@ def from_contiguous(ctx: Context, rows: Array, start: int, shape: Sequence[int])
     found = ctx.empty(shape, rows.dtype)
     n = rows.shape[1]
     if size == 1:
-        found.local[...] = rows.reshape(found.local.shape)
+        found.stored[...] = rows.reshape(found.stored.shape)
         return found
     sent = scratch(ctx, rows.size, rows.dtype)
     counts, filled = [], 0
@@ -142,11 +80,11 @@ def from_contiguous(ctx: Context, rows: Array, start: int, shape: Sequence[int])
         sent[filled : filled + piece.size].reshape(piece.shape)[...] = piece
         filled += piece.size
     if n == 1:  # the local part is a column, in the order in which pieces arrive
-        exchange_pieces(ctx, sent, counts, found.local.reshape(-1, order="F"))
+        exchange_pieces(ctx, sent, counts, found.stored.reshape(-1, order="F"))
         return found
     received, _ = exchange_pieces(ctx, sent, counts)
-    if found.local.size:
-        found.local[...] = received.reshape(-1, n)
+    if found.stored.size:
+        found.stored[...] = received.reshape(-1, n)
     return found
 
 

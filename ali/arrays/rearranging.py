@@ -112,7 +112,7 @@ def tile(ctx: Context, A: DistMatrix, times: list[int], ndim: int) -> DistMatrix
     return _taken(ctx, source, index[0], index[1]).with_ndim(ndim)
 
 
-@routine("B")
+@routine("B", any_axes=True)
 def broadcast(ctx: Context, A: DistMatrix, shape: list[int]) -> DistMatrix:
     """A copy in a larger shape, to which A broadcasts.
 
@@ -139,6 +139,9 @@ def broadcast(ctx: Context, A: DistMatrix, shape: list[int]) -> DistMatrix:
     except ValueError:
         fits = False
     require(fits, "ShapeError", f"an array of shape {A.array_shape} does not broadcast to {shape}")
+    if len(shape) > 2:
+        zeros = ctx.zeros(shape, A.dtype)
+        return arithmetic.where(ctx, ctx.new_replicated(np.ones((), bool)), A, zeros)
     source = operand(A, "T") if A.ndim == 1 and len(shape) == 2 else A
     _check_indices(ctx, sum(stored_shape(shape)))
     index = [

@@ -1,7 +1,7 @@
 """`A[...]`, `A[...] = B` and operators in place on the ranks, by NumPy's rules.
 
-The client reduces every index to one selection for the rows and one for the columns, or to a
-mask of all elements, or to a list of element positions. A selection is one of
+The client reduces every index to one selection for each axis, or to a mask of all elements, or to
+a list of element positions. A selection is one of
 
 - a progression ``[start, step, count]``,
 - indices in the call, as little-endian int64,
@@ -12,73 +12,18 @@ All matrices here are in VC_STAR: a rank holds whole rows, every `size`-th.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ali.arrays.operands import decoded, with_shape
+from ali.arrays.exchanges import array_of, listed, positions_of, reshaped
+from ali.arrays.operands import decoded
 from ali.blocks import Array, block, refuse_loss, require
 from ali.interface import Context, routine
 from ali.linalg import arithmetic
 from ali.linalg.indexing import IndexMap, transfer
-from ali.linalg.products import operand
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
-from mpi_workers.matrix.layout import stored_shape
-
-
-def positions_of(ctx: Context, A: DistMatrix) -> Array:
-    """The positions in C order of this rank's elements, in the shape of its block."""
-    m, n = A.shape
-    return np.arange(ctx.rank, m, ctx.size, dtype=np.int64)[:, None] * n + np.arange(n)
-
-
-def array_of(ctx: Context, values: Array, positions: Array, shape: Sequence[int]) -> DistMatrix:
-    """An array from elements that ranks hold, each with its position. Collective.
-
-    Parameters
-    ----------
-    values, positions : ndarray, shape (k,)
-        Of this rank; over all ranks every position occurs once.
-    shape : sequence of int
-        Of the array.
-
-    Returns
-    -------
-    DistMatrix
-        In VC_STAR.
-
-    Notes
-    -----
-    Each element crosses the network once, with its position. Memory: three copies of this rank's
-    elements and positions.
-    """
-    size, (_, n) = ctx.size, stored_shape(shape)
-    found = ctx.empty(shape, values.dtype)
-    owner = positions // max(1, n) % size
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner, minlength=size).astype(np.int64)
-    theirs = np.empty(size, np.int64)
-    ctx.comm.Alltoall(counts, theirs)
-    places = _exchanged(ctx, positions[order], counts, theirs)
-    elements = _exchanged(ctx, values[order], counts, theirs)
-    if elements.size:
-        found.local[places // n // size, places % n] = elements
-    return found
-
-
-def _exchanged(ctx: Context, mine: Array, counts: Array, theirs: Array) -> Array:
-    width = mine.dtype.itemsize
-    received = np.empty(int(theirs.sum()), mine.dtype)
-    raw_in, raw_out = (np.ascontiguousarray(x).view(np.uint8) for x in (mine, received))
-    send, receive = counts * width, theirs * width
-    ctx.comm.Alltoallv((raw_in, (send, _starts(send))), (raw_out, (receive, _starts(receive))))
-    return received
-
-
-def _starts(counts: Array) -> Array:
-    return np.cumsum(counts) - counts
 
 
 def numbered(ctx: Context, mask: DistMatrix) -> tuple[Array, int]:
@@ -108,7 +53,7 @@ def numbered(ctx: Context, mask: DistMatrix) -> tuple[Array, int]:
 KEPT_NBYTES = 1 << 20  # 1 MiB: longer results of `pick` are distributed
 
 
-@routine("B")
+@routine("B", any_axes=True)
 def pick(
     ctx: Context, A: DistMatrix, row_list: bytes, col_list: bytes, shape: list[int]
 ) -> DistMatrix:
@@ -134,7 +79,7 @@ def pick(
     found = np.zeros(len(row_list) // 8, A.dtype)
     if any(group[0] == ctx.rank for group in A.distribution.owners()):
         mine, i, j = _own(A, row_list, col_list)
-        found[mine] = A.local[i, j]
+        found[mine] = A.stored[i, j]
     every = np.empty_like(found)
     ctx.comm.Allreduce(found.view(np.uint8), every.view(np.uint8), MPI.BOR)
     layout = "STAR_STAR" if every.nbytes <= KEPT_NBYTES else "VC_STAR"
@@ -143,7 +88,7 @@ def pick(
 
 def _own(A: DistMatrix, row_list: bytes, col_list: bytes) -> tuple[Array, Array, Array]:
     """Which of the listed elements this rank has, and their places in its block."""
-    down, across = (np.frombuffer(x, "<i8").astype(np.int64) for x in (row_list, col_list))
+    down, across = map(listed, (row_list, col_list))
     both = A.distribution.runs(A.rank)
     if both is None:
         return down[:0], down[:0], down[:0]
@@ -152,7 +97,7 @@ def _own(A: DistMatrix, row_list: bytes, col_list: bytes) -> tuple[Array, Array,
     return mine, rows.positions(down[mine]), cols.positions(across[mine])
 
 
-@routine(writes=("A",))
+@routine(writes=("A",), any_axes=True)
 def put_elements(
     ctx: Context,
     A: DistMatrix,
@@ -197,7 +142,7 @@ def put_elements(
     )
     assert every is not None
     mine, i, j = _own(A, row_list, col_list)
-    A.local[i, j] = castable(ctx, every, A.dtype)[mine]
+    A.stored[i, j] = castable(ctx, every, A.dtype)[mine]
 
 
 def castable(ctx: Context, values: Array, dtype: np.dtype[Any]) -> Array:
@@ -210,40 +155,36 @@ def castable(ctx: Context, values: Array, dtype: np.dtype[Any]) -> Array:
     return values
 
 
-@routine("B")
+@routine("B", any_axes=True)
 def part(
     ctx: Context,
     A: DistMatrix,
-    rows: list[int],
-    cols: list[int],
-    row_list: bytes = b"",
-    col_list: bytes = b"",
-    row_vector: DistMatrix | None = None,
-    col_vector: DistMatrix | None = None,
-    drop: str = "",
+    steps: list[int],
+    lists: list[bytes],
+    shape: list[int],
+    vector: DistMatrix | None = None,
+    axis: int = 0,
 ) -> DistMatrix:
-    """The selected rows and columns of an array, as a copy.
+    """The selected part of an array, as a copy.
 
     Parameters
     ----------
     A : array
-        A vector is a column.
-    rows, cols : list of int
-        A progression ``[start, step, count]``; empty if a list or vector is given.
-    row_list, col_list : bytes
-        Indices, 0 to the length - 1.
-    row_vector, col_vector : vector, optional
-        Of bool, or of integers from minus the length to the length - 1.
-    drop : str
-        Axes that an integer has selected, and new axes: "" (a matrix), "r" (rows were), "c",
-        "rc", "column", "row", "vector": of a selection of one row or column the shape (k, 1),
-        (1, k) or (k,).
+    steps : list of int
+        For each axis start, step and count; a count of -1: the next of `lists`.
+    lists : list of bytes
+        Indices, little-endian int64, 0 to the length - 1.
+    shape : list of int
+        Of the result; -1 stands for the number of elements that a mask in `vector` selects.
+    vector : vector, optional
+        In place of the list of an `axis`: bool, or integers, which may count from the end.
+    axis : int
 
     Returns
     -------
-    B : array, dtype of A
+    B : array of that shape, dtype of A
         Up to 64 KiB in STAR_STAR, so that the reply contains the elements; else in the layout of
-        A (a row that becomes a vector: in the mirrored layout).
+        A, or what `reshaped` makes of it.
 
     Raises
     ------
@@ -255,23 +196,42 @@ def part(
     Each element crosses the network at most once per copy in the layout. Every rank has all
     indices.
     """
-    down = _selected(ctx, "rows", A.shape[0], rows, row_list, row_vector)
-    across = _selected(ctx, "columns", A.shape[1], cols, col_list, col_vector)
+    down, across, known = _stored_index(ctx, A, steps, lists, shape, vector, axis)
     small = down.size * across.size * A.dtype.itemsize <= REPLY_NBYTES
     B = ctx.empty((down.size, across.size), A.dtype, "STAR_STAR" if small else A.layout)
     maps = [IndexMap(index, np.arange(index.size)) for index in (down, across)]
     transfer(ctx, A, B, maps[0], maps[1])
-    shapes = {
-        "": B.shape, "r": (across.size,), "c": (down.size,), "rc": (),
-        "column": (B.shape[0] * B.shape[1], 1), "row": (1, B.shape[0] * B.shape[1]),
-        "vector": (B.shape[0] * B.shape[1],),
-    }  # fmt: skip
-    if drop == "" and A.ndim < 2:
-        return B.with_ndim(A.ndim)
-    return with_shape(ctx, B, shapes[drop])
+    return reshaped(ctx, B, known)
 
 
-@routine("B")
+def _stored_index(
+    ctx: Context,
+    A: DistMatrix,
+    steps: list[int],
+    lists: list[bytes],
+    shape: list[int],
+    vector: DistMatrix | None,
+    axis: int,
+) -> tuple[Array, Array, list[int]]:
+    """Rows and columns of the stored matrix that a part selects, and the part's shape."""
+    given = iter(lists)
+    found = []
+    for i, length in enumerate(A.array_shape):
+        start, step, count = steps[3 * i : 3 * i + 3]
+        if count >= 0:
+            found.append(start + step * np.arange(count, dtype=np.int64))
+            continue
+        indices = listed(next(given))
+        found.append(indices if vector is None or i != axis else _of_vector(ctx, length, vector, i))
+    down = found[0] if found else np.zeros(1, np.int64)
+    across = np.zeros(1, np.int64)
+    for index, length in zip(found[1:], A.array_shape[1:], strict=True):
+        across = (across[:, None] * length + index).reshape(-1)
+    selected = found[axis].size if vector is not None else 0
+    return down, across, [selected if n < 0 else n for n in shape]
+
+
+@routine("B", any_axes=True)
 def elements(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
     """The elements where a mask is true, in C order.
 
@@ -301,7 +261,7 @@ def elements(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
     return array_of(ctx, block(A)[chosen], numbers[chosen], (count,))
 
 
-@routine("indices")
+@routine("indices", any_axes=True)
 def nonzero(ctx: Context, A: DistMatrix, axis: int) -> DistMatrix:
     """Indices along an axis of the elements that are not zero, in C order.
 
@@ -321,25 +281,23 @@ def nonzero(ctx: Context, A: DistMatrix, axis: int) -> DistMatrix:
     A = ctx.to_layout(A, "VC_STAR")
     numbers, count = numbered(ctx, A)
     chosen = numbers >= 0
-    n = max(1, A.shape[1])
-    positions = positions_of(ctx, A)[chosen]
-    return array_of(ctx, positions % n if axis else positions // n, numbers[chosen], (count,))
+    found = np.unravel_index(positions_of(ctx, A)[chosen], A.array_shape)[axis]
+    return array_of(ctx, found, numbers[chosen], (count,))
 
 
-@routine(writes=("A",))
+@routine(writes=("A",), any_axes=True)
 def assign(
     ctx: Context,
     A: DistMatrix,
     value: DistMatrix,
-    rows: list[int],
-    cols: list[int],
-    row_list: bytes = b"",
-    col_list: bytes = b"",
-    row_vector: DistMatrix | None = None,
-    col_vector: DistMatrix | None = None,
-    drop: str = "",
+    steps: list[int],
+    lists: list[bytes],
+    shape: list[int],
+    axes: list[int],
+    vector: DistMatrix | None = None,
+    axis: int = 0,
 ) -> None:
-    """Write to the selected rows and columns of A: ``A[rows, cols] = value``.
+    """Write to the selected part of A.
 
     Parameters
     ----------
@@ -347,8 +305,10 @@ def assign(
         It is changed.
     value : array
         Broadcasts to what `part` would return; it is converted to the dtype of A.
-    rows, cols, row_list, col_list, row_vector, col_vector, drop
-        As in `part`, without new axes. Of indices that occur twice, the last element counts.
+    steps, lists, shape, vector, axis
+        As in `part`. Of indices that occur twice, the last element counts.
+    axes : list of int
+        For each axis of that result the axis of A, or -1: a new one.
 
     Raises
     ------
@@ -361,39 +321,48 @@ def assign(
     -----
     As `part`, from the value to A.
     """
-    down = _selected(ctx, "rows", A.shape[0], rows, row_list, row_vector)
-    across = _selected(ctx, "columns", A.shape[1], cols, col_list, col_vector)
-    shapes = {"": (down.size, across.size), "r": (across.size,), "c": (down.size,), "rc": ()}
-    shape = (down.size,) if A.ndim == 1 and drop == "" else shapes[drop]
-    wanted = value.array_shape
-    while shape and len(wanted) > len(shape) and wanted[0] == 1:
-        wanted = wanted[1:]  # as NumPy does for the right-hand side
-    try:
-        fits = np.broadcast_shapes(wanted, shape) == shape
-    except ValueError:
-        fits = False
+    down, across, part_shape = _stored_index(ctx, A, steps, lists, shape, vector, axis)
+    lengths = value.array_shape
+    while len(lengths) > len(part_shape) and lengths[0] == 1:
+        lengths = lengths[1:]  # as NumPy does for the right-hand side
+    pairs = zip(lengths[::-1], part_shape[::-1], strict=False)
     require(
-        fits,
+        len(lengths) <= len(part_shape) and all(n in (1, there) for n, there in pairs),
         "ShapeError",
-        f"a value of shape {value.array_shape} does not broadcast to the selection, {shape}",
+        f"a value of shape {value.array_shape} does not broadcast to the selection, "
+        f"{tuple(part_shape)}",
     )
-    whole = (down.size, across.size)
-    if value.ndim and (value.shape[0] not in (1, whole[0]) or value.shape[1] not in (1, whole[1])
-                       or _is_row(A, value, drop)):  # fmt: skip
-        value = operand(value, "T")
-    if value.dtype != A.dtype or np.shares_memory(value.local, A.local):
-        own = ctx.empty(value.shape, A.dtype, value.layout)
-        own.local[...] = castable(ctx, value.local, A.dtype)
-        value = own
-    maps = []
-    for index, length in ((down, value.shape[0]), (across, value.shape[1])):
-        target, last = np.unique(index[::-1], return_index=True)
-        source = index.size - 1 - last
-        maps.append(IndexMap(source if length == index.size else np.zeros_like(source), target))
-    transfer(ctx, value, A, maps[0], maps[1])
+    if not down.size or not across.size:
+        return
+    own, whole = (
+        [1] * max(1, A.ndim) for _ in range(2)
+    )  # along the axes of A: the value, the part
+    padded = (1,) * (len(part_shape) - len(lengths)) + lengths
+    for n, length, to in zip(padded, part_shape, axes, strict=True):
+        if to >= 0:
+            own[to], whole[to] = n, length
+    if value.dtype != A.dtype or np.shares_memory(value.stored, A.stored):
+        converted = ctx.empty(value.array_shape, A.dtype, value.layout)
+        converted.stored[...] = castable(ctx, value.stored, A.dtype)
+        value = converted
+    value = reshaped(ctx, value, own)
+    source = np.zeros(1, np.int64)
+    for n, length in zip(own[1:], whole[1:], strict=True):
+        index = np.arange(length) if n == length else np.zeros(length, np.int64)
+        source = (source[:, None] * n + index).reshape(-1)
+    rows = np.arange(down.size) if own[0] == down.size else np.zeros(down.size, np.int64)
+    transfer(ctx, value, A, _last_of(rows, down), _last_of(source, across))
 
 
-@routine(writes=("A",))
+def _last_of(source: Array, target: Array) -> IndexMap:
+    """Each index of the target once, with the last of its sources."""
+    if (np.diff(target) > 0).all():
+        return IndexMap(source, target)
+    places, last = np.unique(target[::-1], return_index=True)
+    return IndexMap(source[::-1][last], places)
+
+
+@routine(writes=("A",), any_axes=True)
 def update(
     ctx: Context,
     op: str,
@@ -439,12 +408,7 @@ def update(
     arithmetic.binary(ctx, "update", op, A, B, in_place=True)
 
 
-def _is_row(A: DistMatrix, value: DistMatrix, drop: str) -> bool:
-    """Whether a vector stands for a row of the selection: always, unless that is a column."""
-    return value.ndim == 1 and A.ndim == 2 and drop != "c"
-
-
-@routine(writes=("A",))
+@routine(writes=("A",), any_axes=True)
 def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMatrix) -> None:
     """Write to the elements where a mask is true: ``A[mask] = value``.
 
@@ -470,9 +434,8 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
     _require_mask(A, mask)
     if value.shape == (1, 1) and value.ndim < 2:
         number = ctx.to_layout(value, "STAR_STAR").local[0, 0]
-        local = ctx.to_layout(mask, A.layout).local
-        chosen = local.astype(bool, copy=False)
-        np.copyto(A.local, castable(ctx, number, A.dtype), where=chosen, casting="unsafe")
+        chosen = ctx.to_layout(mask, A.layout).stored.astype(bool, copy=False)
+        np.copyto(A.stored, castable(ctx, number, A.dtype), where=chosen, casting="unsafe")
         return
     rows = ctx.to_layout(A, "VC_STAR")
     numbers, count = numbered(ctx, ctx.to_layout(mask, "VC_STAR"))
@@ -489,48 +452,9 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
         transfer(ctx, rows, A, maps[0], maps[1])
 
 
-@routine("B")
-def reshape(ctx: Context, A: DistMatrix, shape: list[int]) -> DistMatrix:
-    """The elements of A in C order in another shape; a copy.
-
-    Parameters
-    ----------
-    A : array
-    shape : list of int
-        With as many elements.
-
-    Returns
-    -------
-    B : array of that shape, dtype of A
-
-    Notes
-    -----
-    Axes of length 1 come and go without communication; otherwise each element crosses the
-    network once with its position, and B is in VC_STAR.
-    """
-    if A.shape == stored_shape(shape) or (1 in A.shape and A.shape[::-1] == stored_shape(shape)):
-        B = ctx.empty(A.shape, A.dtype, A.layout)
-        B.local[...] = A.local
-        return with_shape(ctx, B, shape)
-    A = ctx.to_layout(A, "VC_STAR")
-    values, positions = block(A).reshape(-1), positions_of(ctx, A).reshape(-1)
-    return array_of(ctx, values, positions, shape)
-
-
-def _selected(
-    ctx: Context,
-    what: str,
-    length: int,
-    progression: list[int],
-    listed: bytes,
-    vector: DistMatrix | None,
-) -> Array:
-    """The indices of one axis, the same on every rank."""
-    if vector is None:
-        if progression:
-            start, step, count = progression
-            return start + step * np.arange(count, dtype=np.int64)
-        return np.frombuffer(listed, "<i8").astype(np.int64, copy=False)
+def _of_vector(ctx: Context, length: int, vector: DistMatrix, axis: int) -> Array:
+    """The indices along an axis that a vector on the ranks selects, on every rank."""
+    what = ("rows", "columns")[axis] if axis < 2 else f"elements of axis {axis}"
     values = ctx.to_layout(vector, "STAR_STAR").local.reshape(-1)
     if vector.dtype.kind == "b":
         require(

@@ -188,13 +188,13 @@ class ArraySource:
         self._array = array
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
-        shape, kind = stored_shape(self._array.shape), np.dtype(self._array.dtype)
-        return About(shape, kind, self.grain(), ndim=self._array.ndim)
+        return About(tuple(self._array.shape), np.dtype(self._array.dtype), self.grain())
 
     def grain(self) -> Grain:
         # A sharded array of Zarr is read shard by shard. A contiguous one of HDF5 has no chunks.
         chunks = getattr(self._array, "shards", None) or self._array.chunks or (1, 1)
-        return Grain(*stored_shape(chunks))
+        rows, cols = stored_shape(chunks)
+        return Grain(rows, stored_shape(self._array.shape)[1] if self._array.ndim > 2 else cols)
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         return gathered(self._region, rows, cols)
@@ -204,6 +204,8 @@ class ArraySource:
         if self._array.ndim < 2:
             column = self._array[down] if self._array.ndim else self._array[()]
             return np.reshape(np.asarray(column), (-1, 1))
+        if self._array.ndim > 2:  # whole rows: all of the other axes
+            return np.asarray(self._array[down]).reshape(len(rows), -1)[:, cols.start : cols.stop]
         return np.asarray(self._array[down, cols.start : cols.stop])
 
     def close(self) -> None:
@@ -318,7 +320,7 @@ def scatter_rows(
                 if place is not None and mine_of is not None:
                     rows = mine_of[0].positions(place.rows)
                     cols = positions(matrix.cols, place.cols)
-                    matrix.local[rows, cols] = buffer if distance else packed
+                    matrix.stored[rows, cols] = buffer if distance else packed
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
 
 
@@ -422,7 +424,7 @@ def _put(box: Box | None, values: Array, part: LocalIndices, elements: Array) ->
 
 
 def _local(matrix: DistMatrix, part: LocalIndices) -> Array:
-    return matrix.local[positions(matrix.rows, part.rows), positions(matrix.cols, part.cols)]
+    return matrix.stored[positions(matrix.rows, part.rows), positions(matrix.cols, part.cols)]
 
 
 def _cuts(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[slice, slice]]:
@@ -580,14 +582,14 @@ def _fill(
     # Along the lines of the file, so that a piece of the work is contiguous in the file.
     axis = 1 if about.grain.by_columns else 0
     count = len(in_file[axis])
-    nbytes = matrix.local.size * matrix.dtype.itemsize
+    nbytes = matrix.stored.size * matrix.dtype.itemsize
     step = max(1, (PIECE if checked else DIRECT_PIECE) * count // nbytes)
     step -= step % LINES if step > LINES else 0
     for start in range(0, count, step):
         ctx.check()
         part = slice(start, min(start + step, count))
         pick = (part, slice(None)) if axis == 0 else (slice(None), part)
-        target = matrix.local[pick]
+        target = matrix.stored[pick]
         room = np.empty(target.shape, about.dtype.newbyteorder("=")) if checked else target
         source.take(in_file[0][pick[0]], in_file[1][pick[1]], room)
         if checked:

@@ -21,7 +21,7 @@ from ali.files.paths import Place, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import chosen_dtype
-from mpi_workers.matrix.layout import ArrayShape, Shape
+from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
 from mpi_workers.wire.names import SUFFIXES
 
 Pick = range | NDArray[np.int64]  # indices of a file, in the order of the matrix
@@ -98,28 +98,32 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description of the matrix in a file; the same on all ranks."""
+    """The description of the array in a file; the same on all ranks."""
 
-    shape: Shape  # rows and columns: a vector is a column
+    array_shape: ArrayShape
     dtype: np.dtype[Any]  # of the file: any kind of number, any byte order
     grain: Grain
     names: Sequence[str] = ()  # of its columns, where they have any
-    ndim: int = 2  # of the array
     order: Literal["C", "F"] = "C"  # of the arrays that `Source.read` returns
+
+    @property
+    def shape(self) -> Shape:
+        """Rows and columns, see `stored_shape`."""
+        return stored_shape(self.array_shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
     """An array to be written."""
 
-    shape: Shape  # rows and columns: a vector is a column
+    array_shape: ArrayShape
     dtype: np.dtype[Any]
     options: Options
-    ndim: int = 2
 
     @property
-    def array_shape(self) -> ArrayShape:
-        return self.shape[: self.ndim]
+    def shape(self) -> Shape:
+        """Rows and columns, see `stored_shape`."""
+        return stored_shape(self.array_shape)
 
 
 class Source(Protocol):
@@ -155,6 +159,7 @@ class Format:
 
     urls = False  # whether it can be written to a URL; see `remote.py`
     takes: Collection[str] = ()  # the options of `REFUSED` that it supports
+    any_axes = False  # whether it stores arrays of three axes and more
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         """Collective; fails on all ranks alike."""
@@ -233,17 +238,16 @@ def matrix_dtype(have: np.dtype[Any], wanted: str | None, path: str) -> np.dtype
 
 
 def checked(shape: Sequence[int], dtype: np.dtype[Any], path: str) -> ArrayShape:
-    """The shape of an array of numbers, if it has up to two dimensions.
+    """The shape of an array of numbers, if it has up to `MAX_AXES` axes.
 
     Raises
     ------
     Failure
         ShapeError, or DtypeError if its elements are not numbers.
     """
-    if len(shape) > 2:
+    if len(shape) > MAX_AXES:
         raise Failure(
-            "ShapeError",
-            f"{path}: an array of shape {tuple(shape)} has more than two dimensions",
+            "ShapeError", f"{path}: an array of shape {tuple(shape)} has more than {MAX_AXES} axes"
         )
     if dtype.kind not in "biufc":
         raise Failure("DtypeError", f"{path}: elements of dtype {dtype} are not numbers")

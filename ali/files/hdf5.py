@@ -17,6 +17,7 @@ from ali.files.formats import Options, Source, Spec, checked
 from ali.files.paths import Place, extra
 from ali.files.raw import RawFormat, RawSource
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import MAX_AXES
 
 DEFAULT = "data"  # name of a data set that is written without a name
 
@@ -58,6 +59,12 @@ class Hdf5(RawFormat):
 
     def create(self, path: str, spec: Spec, old: str) -> int:
         h5py = extra(old, "h5py")
+        if old.endswith(".nc"):
+            raise Failure(
+                "BadArgumentError",
+                f"{old}: NetCDF files are read, and not written: save to .h5, or fetch the array "
+                "and write it with xarray's to_netcdf",
+            )
         appending = spec.options.append and os.path.exists(old)
         if appending:
             shutil.copyfile(old, path)
@@ -111,7 +118,7 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
     def visit(inner: str, item: Any) -> None:
         if not isinstance(item, h5py.Dataset) or item.shape is None:  # h5py.Empty
             return
-        if item.dtype.kind in "biufc" and item.ndim < 3:
+        if item.dtype.kind in "biufc" and item.ndim <= MAX_AXES:
             found.append(inner)
 
     if name is not None:
@@ -137,8 +144,7 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
     file.visititems(lambda inner, item: names.append(inner))
     raise Failure(
         "DtypeError",
-        f"{path} has no data set of numbers with up to two dimensions"
-        + (f"; it has {', '.join(names)}" if names else ""),
+        f"{path} has no data set of numbers" + (f"; it has {', '.join(names)}" if names else ""),
     )
 
 

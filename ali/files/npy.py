@@ -30,6 +30,12 @@ class Npy(RawFormat):
             except (ValueError, EOFError, SyntaxError) as error:
                 raise Failure("FileError", f"{place.path} is not a .npy file: {error}") from None
             shape = checked(shape, dtype, place.path)
+            if by_columns and len(shape) > 2:
+                raise Failure(
+                    "ShapeError",
+                    f"{place.path}: an array of shape {shape} in Fortran's order: save it with "
+                    "np.save(path, np.ascontiguousarray(x))",
+                )
             return RawSource(file, head.tell(), shape, dtype, by_columns=by_columns)
         except BaseException:
             file.close()

@@ -54,7 +54,7 @@ class RawSource:
     def __init__(
         self, file: Bytes, offset: int, shape: ArrayShape, dtype: np.dtype[Any], *, by_columns: bool
     ) -> None:
-        self._ndim, shape = len(shape), stored_shape(shape)
+        self._array_shape, shape = shape, stored_shape(shape)
         nbytes = shape[0] * shape[1] * dtype.itemsize
         if file.size < offset + nbytes:
             file.close()
@@ -73,10 +73,9 @@ class RawSource:
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
         return About(
-            self._shape,
+            self._array_shape,
             self._dtype,
             Grain(by_columns=self._by_columns),
-            ndim=self._ndim,
             order="F" if self._by_columns else "C",
         )
 
@@ -198,6 +197,7 @@ class RawSink:
 
 
 class RawFormat(Format):
+    any_axes = True
     """Common code to write formats that are one file with all elements contiguous.
 
     Their `create` returns the offset of the elements in the file.

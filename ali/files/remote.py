@@ -90,8 +90,11 @@ class RemoteArray:
 
 
 def write_box(array: Any, box: Box, values: Array) -> None:
-    """Write a box of rows and columns into a Zarr array of up to two dimensions."""
+    """Write a box of rows and columns into a Zarr array; of three axes and more, whole rows."""
     where = (slice(box.rows.start, box.rows.stop), slice(box.cols.start, box.cols.stop))
+    if array.ndim > 2:
+        array[where[0]] = values.reshape(len(box.rows), *array.shape[1:])
+        return
     length = tuple(map(len, box))[: array.ndim]
     array[where[: array.ndim]] = values.reshape(length)
 

@@ -62,8 +62,8 @@ def load(
     Parameters
     ----------
     path : str
-        Its suffix selects the format: .npy, .h5, .hdf5, .zarr, .parquet (a file or a folder),
-        .csv. A path with ``://`` is a URL for fsspec.
+        Its suffix selects the format: .npy, .h5, .hdf5, .nc (NetCDF-4), .zarr, .parquet (a file or
+        a folder), .csv. A path with ``://`` is a URL for fsspec.
     dataset : str, optional
         Name of the array in an HDF5 file or a Zarr group with several.
     rows, columns : str, optional
@@ -92,8 +92,8 @@ def load(
 
     Returns
     -------
-    A : matrix, shape (m, n), or a vector of shape (m,)
-        A vector if the file has an array with one dimension; CSV and Parquet give a matrix.
+    A : array
+        With the axes of the array in the file; CSV and Parquet give a matrix.
     columns : list of str
         Names of its columns, if the file has names.
 
@@ -127,6 +127,9 @@ def load(
         def look() -> tuple[Picked, Picked, About, np.dtype[Any]]:
             there = source.about(None, None)
             m, n = there.shape
+            ndim = len(there.array_shape)
+            if ndim != 2 and (columns is not None or column_list is not None):
+                raise Failure("BadArgumentError", f"{path}: a {ndim}-D array has no columns")
             down = _picked(rows, row_list, m, f"{path}: rows")
             if column_names is not None:
                 across: Picked = _named(column_names, there.names, path)
@@ -134,15 +137,16 @@ def load(
                     raise Failure("BadArgumentError", f"{path}: columns are given twice")
             else:
                 across = _picked(columns, column_list, n, f"{path}: columns")
-            if there.ndim < 2 and (columns is not None or column_list is not None):
-                raise Failure("BadArgumentError", f"{path}: a 1-D array has no columns")
             wanted = None if dtype is None else matrix_dtype(np.dtype("?"), dtype, path)
             there = source.about(wanted, across)
             return down, across, there, matrix_dtype(there.dtype, dtype, path)
 
         down, across, there, kind = together(ctx, path, look)
         shape = (len(down), len(across))
-        A = ctx.empty(shape[: there.ndim], kind, layout)
+        ndim = len(there.array_shape)
+        A = ctx.empty(
+            shape[:ndim] if ndim < 3 else (shape[0], *there.array_shape[1:]), kind, layout
+        )
         names = [there.names[j] for j in across] if there.names else []
         one_cache = len(set(nodes)) == 1 and not place.is_url
         if one_cache and exchange.pays(source, A, down, across, ctx.size):
@@ -190,7 +194,7 @@ def _check_memory(path: str, there: About, cut: Sequence[Box], ranks: int) -> No
         )
 
 
-@routine(writes=())
+@routine(writes=(), any_axes=True)
 def save(
     ctx: Context,
     A: DistMatrix,
@@ -206,8 +210,9 @@ def save(
 
     Parameters
     ----------
-    A : matrix, shape (m, n), or vector, shape (m,)
-        In any layout. CSV and Parquet store a vector as one column, and bool in CSV as 0 and 1.
+    A : array
+        In any layout; of three axes and more not in CSV and Parquet. These store a vector as one
+        column, and CSV bool as 0 and 1.
     path : str
         Its suffix selects the format, as in `load`; Parquet is a folder with one file per rank,
         Zarr a folder. An existing file, or folder of the same format, is replaced in one step at
@@ -256,7 +261,13 @@ def save(
     options = Options(
         dataset=dataset, header=header, delimiter=delimiter, names=columns or (), append=append
     )
-    spec = Spec(A.shape, A.dtype, options, A.ndim)
+    spec = Spec(A.array_shape, A.dtype, options)
+    if A.ndim > 2 and not kind.any_axes:
+        raise Failure(
+            "ShapeError",
+            f"{path}: {place.suffix} has rows and columns, and the array {A.ndim} axes: save it as "
+            ".npy, .h5 or .zarr, or reshape it",
+        )
     if header is not None and place.suffix != ".csv":
         raise Failure("BadArgumentError", f"{path}: {place.suffix} files have no header line")
     refuse(place, options, kind.takes)

@@ -29,16 +29,18 @@ PLAIN = 1 << 15  # elements of a chunk from which on every rank opens its file d
 
 
 def _chunks(spec: Spec) -> tuple[int, int]:
-    """Whole rows, unless one is longer than a chunk."""
+    """Whole rows, unless a matrix has one that is longer than a chunk."""
     (m, n), itemsize = spec.shape, spec.dtype.itemsize
-    cols = max(1, min(n, CHUNK // itemsize))
+    cols = max(1, min(n, CHUNK // itemsize) if len(spec.array_shape) < 3 else n)
     return max(1, min(m, CHUNK // (cols * itemsize))), cols
 
 
 def _created(spec: Spec) -> dict[str, Any]:
     """Options of zarr.create_array."""
+    inner = tuple(max(1, n) for n in spec.array_shape[1:])
+    chunks = _chunks(spec) if len(inner) < 2 else (_chunks(spec)[0], *inner)
     return {
-        "shape": spec.array_shape, "dtype": spec.dtype, "chunks": _chunks(spec)[: spec.ndim],
+        "shape": spec.array_shape, "dtype": spec.dtype, "chunks": chunks[: len(spec.array_shape)],
         "compressors": None, "fill_value": 0, "zarr_format": 3,
     }  # fmt: skip
 
@@ -46,6 +48,7 @@ def _created(spec: Spec) -> dict[str, Any]:
 class Zarr(Format):
     urls = True
     takes = ("dataset",)
+    any_axes = True
 
     def look(self, place: Place, options: Options) -> Source:
         zarr = extra(place.path, "zarr")
@@ -159,7 +162,8 @@ class ZarrSink:
         down, across = _chunks(self._spec)
         for i in range(box.rows.start, box.rows.stop, down):
             for j in range(box.cols.start, box.cols.stop, across):
-                chunk = (i // down, j // across)[: self._spec.ndim]
+                ndim = len(self._spec.array_shape)
+                chunk = (i // down, j // across, *(0,) * (ndim - 2))[:ndim]
                 name = "/".join([self._path, "c", *map(str, chunk)])
                 with open(name, "rb") as file:
                     begin_flush(file.fileno())

@@ -22,6 +22,7 @@ from mpi_workers.matrix.layout import (
     sibling,
     stored_shape,
 )
+from mpi_workers.matrix.redistribution import redistribute
 
 BINARY: dict[str, Any] = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.true_divide,
@@ -158,20 +159,40 @@ def part_layout(layout: str, shape: Shape, whole: Shape) -> str:
 
 def aligned(
     ctx: Context, name: str, *operands: DistMatrix, layout: str = ""
-) -> tuple[ArrayShape, str, tuple[DistMatrix, ...]]:
-    """Shape and layout of the result, and the operands in matching layouts. Collective.
+) -> tuple[ArrayShape, str, tuple[Array, ...]]:
+    """Shape and layout of the result, and the operands' local blocks. Collective.
 
-    On every rank the operands' local blocks broadcast to that of the result.
+    On every rank the blocks broadcast to that of the result.
     """
     shape = broadcast_shape(name, operands)
     whole = stored_shape(shape)
+    if len(shape) > 2:
+        full = [x for x in operands if x.array_shape == shape]
+        layout = layout or common_layout(full, whole)
+        if len(full) < len(operands) and not divides_rows(layout):
+            layout = "VC_STAR"
+        return shape, layout, tuple(_spread(ctx, x, shape, layout) for x in operands)
     placed = as_rows(operands)
     layout = layout or common_layout(placed, whole)
-    moved = tuple(ctx.to_layout(x, part_layout(layout, x.shape, whole)) for x in placed)
+    moved = tuple(ctx.to_layout(x, part_layout(layout, x.shape, whole)).local for x in placed)
     return shape, layout, moved
 
 
-@routine("C")
+def divides_rows(layout: str) -> bool:
+    """Whether a rank has whole rows: all axes of an array but the first."""
+    rows, cols = distributions(layout)
+    return cols == "STAR" and rows != "MD"
+
+
+def _spread(ctx: Context, A: DistMatrix, shape: ArrayShape, layout: str) -> Array:
+    """This rank's block of an array that broadcasts to three axes or more, in a layout of rows."""
+    if A.array_shape == shape or (A.ndim == len(shape) and A.shape[0] > 1):
+        return ctx.to_layout(A, layout).local
+    padded = (1,) * (len(shape) - A.ndim) + A.array_shape
+    return ctx.to_layout(A, "STAR_STAR").local.reshape(padded)
+
+
+@routine("C", any_axes=True)
 def add(
     ctx: Context, A: DistMatrix, B: DistMatrix, alpha: complex = 1.0, beta: complex = 1.0
 ) -> DistMatrix:
@@ -217,18 +238,18 @@ def add(
         return C
     with ctx.floating_errors():
         if one == 1 and other == 1:
-            np.add(a.local, b.local, out=C.local, casting="same_kind")
+            np.add(a, b, out=C.local, casting="same_kind")
         elif one == 1 and other == -1:
-            np.subtract(a.local, b.local, out=C.local, casting="same_kind")
+            np.subtract(a, b, out=C.local, casting="same_kind")
         else:
             for part in _strips(C.local):
-                np.multiply(_strip(a.local, part), one, out=C.local[:, part], casting="same_kind")
-                scaled = np.multiply(_strip(b.local, part), other, dtype=dtypes[1])
+                np.multiply(_strip(a, part), one, out=C.local[:, part], casting="same_kind")
+                scaled = np.multiply(_strip(b, part), other, dtype=dtypes[1])
                 C.local[:, part] += scaled
     return C
 
 
-@routine("C")
+@routine("C", any_axes=True)
 def elementwise(ctx: Context, op: str, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """C = op(A, B), element by element.
 
@@ -280,11 +301,15 @@ def binary(
         _check_target(op, A, broadcast_shape(name, (A, B)), dtype)
     shape, layout, (a, b) = aligned(ctx, name, A, B, layout=A.layout if in_place else "")
     if op == "power" and A.dtype.kind == B.dtype.kind == "i":
-        _refuse_power(ctx, name, bool((b.local < 0).any()))
-    C = A if in_place else ctx.empty(shape, dtype, layout)
+        _refuse_power(ctx, name, bool((b < 0).any()))
+    C = A
+    if not in_place or layout != A.layout:
+        C = ctx.empty(shape, A.dtype if in_place else dtype, layout)
     if C.local.size:
         with ctx.floating_errors():
-            function(a.local, b.local, out=C.local, casting="unsafe")
+            function(a, b, out=C.local, casting="unsafe")
+    if in_place and C is not A:
+        redistribute(C, A, ctx.comm)
     return C
 
 
@@ -303,7 +328,7 @@ def _check_target(op: str, A: DistMatrix, shape: ArrayShape, dtype: np.dtype[Any
     )
 
 
-@routine("C")
+@routine("C", any_axes=True)
 def elementwise_scalar(
     ctx: Context,
     op: str,
@@ -416,7 +441,7 @@ def scale(ctx: Context, A: DistMatrix, alpha: complex) -> DistMatrix:
     return elementwise_scalar(ctx, "multiply", A, alpha)
 
 
-@routine("C")
+@routine("C", any_axes=True)
 def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
     """C = op(A), element by element.
 
@@ -461,7 +486,7 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
     return C
 
 
-@routine("C")
+@routine("C", any_axes=True)
 def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
     """A copy of A with another dtype.
 
@@ -505,7 +530,7 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
     return C
 
 
-@routine("C")
+@routine("C", any_axes=True)
 def where(ctx: Context, condition: DistMatrix, A: DistMatrix, B: DistMatrix) -> DistMatrix:
     """Elements of A where a condition is not zero, else elements of B.
 
@@ -534,8 +559,8 @@ def where(ctx: Context, condition: DistMatrix, A: DistMatrix, B: DistMatrix) -> 
     C = ctx.empty(shape, np.result_type(A.dtype, B.dtype), layout)
     if C.local.size:
         for part in _strips(C.local):
-            C.local[:, part] = _strip(b.local, part)
-            np.copyto(C.local[:, part], _strip(a.local, part), where=_strip(test.local, part) != 0)
+            C.local[:, part] = _strip(b, part)
+            np.copyto(C.local[:, part], _strip(a, part), where=_strip(test, part) != 0)
     return C
 
 

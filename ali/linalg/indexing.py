@@ -67,7 +67,7 @@ def transfer(
                 for cut, place in zip(
                     _cuts(source, outgoing), _cuts(target, incoming), strict=True
                 ):
-                    _put(target.local, place, _get(source.local, cut))
+                    _put(target.stored, place, _get(source.stored, cut))
             continue
         for cut, place in zip_longest(_cuts(source, outgoing), _cuts(target, incoming)):
             _exchange(ctx, source, target, (taker, cut), (giver, place))
@@ -83,7 +83,7 @@ def _exchange(
     (taker, cut), (giver, place) = to, frm
     packed = buffer = None
     if cut is not None:
-        packed = np.asfortranarray(_get(source.local, cut))
+        packed = np.asfortranarray(_get(source.stored, cut))
     if place is not None:
         shape = (place.rows.size, place.cols.size)
         buffer = np.empty(shape, target.dtype, order="F")
@@ -94,7 +94,7 @@ def _exchange(
     elif buffer is not None:
         ctx.comm.Recv(_raw(buffer), giver, TAG)
     if buffer is not None and place is not None:
-        _put(target.local, place, buffer)
+        _put(target.stored, place, buffer)
 
 
 def _pairs(
@@ -324,7 +324,7 @@ def select_cols(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
     return _taken(ctx, A, np.arange(A.shape[0]), index)
 
 
-@routine("C")
+@routine("C", any_axes=True)
 def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> DistMatrix:
     """B below A (``axis=0``), or B to the right of A (1).
 
@@ -360,8 +360,9 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
         "two dimensions" + (", or both one" if axis == 0 else ""),
     )
     other = 1 - axis
+    same = A.ndim < 3 or (axis == 0 and A.array_shape[1:] == B.array_shape[1:])
     require(
-        A.shape[other] == B.shape[other],
+        same and A.shape[other] == B.shape[other],
         "ShapeError",
         f"concatenate: A is {shape_text(A)} and B is {shape_text(B)}; their numbers of "
         f"{'columns' if axis == 0 else 'rows'} must match",
@@ -376,12 +377,12 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
         converted = part
         if part.dtype != dtype:
             converted = ctx.empty(part.shape, dtype, part.layout)
-            converted.local[...] = part.local
+            converted.stored[...] = part.stored
         maps = [IndexMap(np.arange(n), np.arange(n)) for n in part.shape]
         maps[axis] = IndexMap(maps[axis].source, maps[axis].target + offset)
         transfer(ctx, converted, C, maps[0], maps[1])
         offset += part.shape[axis]
-    return C.with_ndim(A.ndim)
+    return C.with_shape((C.shape[0], *A.array_shape[1:])) if A.ndim > 2 else C.with_ndim(A.ndim)
 
 
 @routine("B")

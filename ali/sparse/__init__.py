@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from scipy.sparse import csr_array
 
-from ali.arrays.ordering import exchange_pieces
+from ali.arrays.exchanges import exchange_pieces
 from ali.blocks import CHUNK, Array, block, panels, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks

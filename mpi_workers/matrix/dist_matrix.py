@@ -15,6 +15,7 @@ from mpi_workers.matrix.layout import (
     LocalIndices,
     Shape,
     distributions,
+    stored_shape,
 )
 
 if TYPE_CHECKING:
@@ -105,8 +106,9 @@ class DistMatrix:
     """One rank's part of a matrix or vector that is distributed over the gang.
 
     Every rank of the gang has its own object with the same `shape`, `dtype`, `layout` and `grid`;
-    `local` differs. Ranks store a vector with m elements as an (m, 1) matrix with ``ndim == 1``,
-    and a number as a (1, 1) matrix with ``ndim == 0``.
+    `local` differs. Ranks store a vector with m elements as an (m, 1) matrix, a number as a (1, 1)
+    matrix, and an array of three axes or more as the matrix of its first axis by all others, in C
+    order: the layout distributes that matrix.
 
     Attributes
     ----------
@@ -114,18 +116,21 @@ class DistMatrix:
         Layout, global shape and grid.
     rank : int
         This rank.
-    ndim : int
-        Dimensions of the array that clients see: 0, 1 or 2.
     array_shape : tuple of int
-        The shape that clients see: ``shape[:ndim]``.
-    local : ndarray, shape (local_m, local_n)
+        The shape of the array that clients see.
+    stored : ndarray, shape (local_m, local_n)
         This rank's elements, Fortran-ordered, without a copy: writing to it changes the matrix.
-        Element ``local[i, j]`` is element ``(rows[i], cols[j])`` of the matrix.
+        Element ``stored[i, j]`` is element ``(rows[i], cols[j])`` of the matrix.
+    local : ndarray
+        `stored`; of an array of three axes or more in a layout that divides only rows (VC_STAR,
+        say), the same memory with all axes: ``local[i]`` is element ``rows[i]`` of the first axis.
     rows, cols : range or BlockIndices
         Global indices of the local rows and columns: ranges, but in ``BLOCK_CYCLIC`` layouts.
     """
 
-    __slots__ = ("_block", "cols", "distribution", "dtype", "local", "ndim", "rank", "rows")
+    __slots__ = (
+        "_block", "array_shape", "cols", "distribution", "dtype", "local", "rank", "rows", "stored",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -133,39 +138,50 @@ class DistMatrix:
         rank: int,
         dtype: np.dtype[Any],
         block: MemoryBlock,
-        ndim: int = 2,
+        array_shape: ArrayShape | None = None,
     ) -> None:
         local_indices: LocalIndices = distribution.local_indices(rank)
         self.distribution = distribution
         self.rank = rank
         self.dtype = dtype
-        self.ndim = ndim
+        self.array_shape: ArrayShape = self.shape if array_shape is None else array_shape
         self.rows: Indices = local_indices.rows
         self.cols: Indices = local_indices.cols
         self._block = block
-        self.local: NDArray[Any] = block.matrix(local_indices.shape, dtype)
+        self.stored: NDArray[Any] = block.matrix(local_indices.shape, dtype)
+        self.local = self.stored
+        inner = self.array_shape[1:]
+        if len(inner) > 1 and local_indices.shape[1] in (0, self.shape[1]):
+            self.local = self.stored.reshape(-1 if self.stored.size else 0, *inner)
 
     @property
     def shape(self) -> Shape:
         return self.distribution.shape
 
     @property
-    def array_shape(self) -> ArrayShape:
-        return self.shape[: self.ndim]
+    def ndim(self) -> int:
+        """Axes of the array that clients see."""
+        return len(self.array_shape)
 
-    def with_ndim(self, ndim: int) -> DistMatrix:
-        """The same elements, without a copy, as an array of another number of dimensions.
+    def with_shape(self, shape: ArrayShape) -> DistMatrix:
+        """The same elements, without a copy, as an array of another shape that is stored alike.
 
         Raises
         ------
         ValueError
-            If the shape does not allow it: a vector has one column, a number one row as well.
+            If such an array has other rows and columns.
         """
-        if ndim == self.ndim:
+        if shape == self.array_shape:
             return self
+        if stored_shape(shape) != self.shape:
+            raise ValueError(f"a {self.shape} matrix does not store an array of shape {shape}")
+        return DistMatrix(self.distribution, self.rank, self.dtype, self._block, tuple(shape))
+
+    def with_ndim(self, ndim: int) -> DistMatrix:
+        """The matrix, or the vector or number that it stores; see `with_shape`."""
         if self.shape[ndim:] != (1, 1)[ndim:]:
             raise ValueError(f"a {self.shape} matrix is not an array of {ndim} dimensions")
-        return DistMatrix(self.distribution, self.rank, self.dtype, self._block, ndim)
+        return self.with_shape(self.shape[:ndim])
 
     @property
     def layout(self) -> str:
@@ -183,7 +199,7 @@ class DistMatrix:
     @property
     def leading_dimension(self) -> int:
         """Elements from one local column to the next, for BLAS and Elemental (>= 1)."""
-        return max(1, len(self.local))
+        return max(1, len(self.stored))
 
     def descriptor(self, context: int) -> NDArray[np.int32]:
         """ScaLAPACK's descriptor, for a matrix in MC_MR, BLOCK or BLOCK_CYCLIC.
@@ -210,10 +226,9 @@ class DistMatrix:
 
     @property
     def block(self) -> MemoryBlock:
-        """The memory behind `local`."""
+        """The memory behind `stored`."""
         return self._block
 
     def __repr__(self) -> str:
-        m, n = self.shape
-        local = " x ".join(map(str, self.local.shape))
-        return f"<DistMatrix {m} x {n} {self.dtype} {self.layout}, rank {self.rank}: {local}>"
+        shape, local = (" x ".join(map(str, x)) for x in (self.array_shape, self.local.shape))
+        return f"<DistMatrix {shape} {self.dtype} {self.layout}, rank {self.rank}: {local}>"

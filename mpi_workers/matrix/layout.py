@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd, isqrt, lcm
+from math import gcd, isqrt, lcm, prod
 from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
@@ -212,7 +212,7 @@ def put(
 
 Grid = tuple[int, int]
 Shape = tuple[int, int]
-ArrayShape = tuple[int, ...]  # of an array with up to two dimensions
+ArrayShape = tuple[int, ...]  # of an array with up to `MAX_AXES` axes
 
 LAYOUTS: tuple[str, ...] = (
     "MC_MR", "MC_STAR", "MD_STAR", "MR_MC", "MR_STAR", "STAR_MC", "STAR_MD",
@@ -221,6 +221,7 @@ LAYOUTS: tuple[str, ...] = (
 BLOCK = "BLOCK"
 BLOCK_CYCLIC = "BLOCK_CYCLIC"
 BLOCKED = ("MC", "MR", "VC", "VR")  # distributions that may deal blocks
+MAX_AXES = 8
 MAX_BLOCK = (1 << 23) - 2  # the C interface has 23 bits for it
 ELEMENTS = 1, 1  # the blocks of Elemental's layouts
 
@@ -266,18 +267,21 @@ def default_grid(size: int) -> Grid:
 
 
 def stored_shape(shape: Sequence[int]) -> Shape:
-    """Rows and columns in which ranks store an array: a vector is a column, a number 1 x 1.
+    """Rows and columns in which ranks store an array: those of its first axis by all others.
+
+    A vector is a column, a number 1 x 1; of three axes and more, a row holds the elements of the
+    other axes in C order.
 
     Raises
     ------
     ValueError
-        If there are more than two dimensions, or one is negative, or 2**63 or more.
+        If there are more than `MAX_AXES` axes, or a length is negative, or 2**63 or more.
     """
-    if len(shape) > 2 or not all(0 <= length < 1 << 63 for length in shape):
+    m, n = (int(shape[0]) if shape else 1), prod(map(int, shape[1:]))
+    if len(shape) > MAX_AXES or min(shape, default=0) < 0 or max(m, n, *shape) >= 1 << 63:
         raise ValueError(
-            f"shape {tuple(shape)}: it must be (), (m,) or (m, n), not negative, below 2**63"
+            f"shape {tuple(shape)}: it must have at most {MAX_AXES} axes, not negative, below 2**63"
         )
-    m, n = (*map(int, shape), 1, 1)[:2]
     return m, n
 
 

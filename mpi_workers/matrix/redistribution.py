@@ -229,12 +229,12 @@ class _Selection(NamedTuple):
     def of(cls, matrix: DistMatrix, part: Part) -> _Selection:
         both = matrix.distribution.runs(matrix.rank)
         if both is None or not part.size:
-            return cls(matrix.local[:0, :0], ALL, ALL)
+            return cls(matrix.stored[:0, :0], ALL, ALL)
         rows = _positions(matrix.rows, part.rows, both[0])
         cols = _positions(matrix.cols, part.cols, both[1])
         down, across = (where if isinstance(where, slice) else ALL for where in (rows, cols))
         lists = (ALL if isinstance(where, slice) else where for where in (rows, cols))
-        return cls(matrix.local[down, across], *lists)
+        return cls(matrix.stored[down, across], *lists)
 
     @property
     def is_view(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.available_memory import NodeAllocations, available_bytes
 from mpi_workers.matrix.dist_matrix import DistMatrix, local_nbytes
-from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.layout import ArrayShape, Distribution
 from mpi_workers.matrix.memory import UNCHECKED_BYTES, Pool
 from mpi_workers.matrix.sizes import readable
 
@@ -50,7 +50,9 @@ class Storage:
         self._lock = threading.Lock()
         self._entries: dict[int, Entry] = {}
 
-    def new(self, distribution: Distribution, dtype: np.dtype[Any], ndim: int = 2) -> DistMatrix:
+    def new(
+        self, distribution: Distribution, dtype: np.dtype[Any], shape: ArrayShape | None = None
+    ) -> DistMatrix:
         """Memory for this rank's part of a matrix, with undefined elements.
 
         Raises
@@ -60,7 +62,7 @@ class Storage:
         """
         nbytes = local_nbytes(distribution, self.rank, dtype)
         if nbytes <= UNCHECKED_BYTES or self.pool.has_warm(nbytes):
-            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes), ndim)
+            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes), shape)
         with self._admit(nbytes) as spare:
             if spare is not None:
                 m, n = distribution.shape
@@ -71,7 +73,7 @@ class Storage:
                     f"{readable(spare)} left: free handles, request workers on more nodes, or "
                     "choose a layout without copies",
                 )
-            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes), ndim)
+            return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes), shape)
 
     @contextlib.contextmanager
     def _admit(self, nbytes: int) -> Iterator[int | None]:
@@ -120,7 +122,7 @@ class Storage:
     def seal(self, matrix_id: int) -> None:
         """Mark a matrix as complete. Raises `Failure` if elements are missing or came twice."""
         entry = self.entry(matrix_id)
-        wanted = entry.matrix.local.size
+        wanted = entry.matrix.stored.size
         with self._lock:
             if not entry.sealed and entry.received != wanted:
                 raise Failure(

@@ -184,7 +184,7 @@ class RankCommands:
 
     def _new(self, body: Body) -> DistMatrix:
         distribution = Distribution(body["layout"], stored_shape(body["shape"]), self.gang.grid)
-        return self._storage.new(distribution, np.dtype(body["dtype"]), len(body["shape"]))
+        return self._storage.new(distribution, np.dtype(body["dtype"]), tuple(body["shape"]))
 
     def seal(self, body: Body) -> None:
         self._storage.seal(body["matrix"])
@@ -258,7 +258,7 @@ class RankCommands:
         """Make a matrix of the result of the last function, which is too large for a reply."""
         matrix = self._new(body)
         if self.gang.rank == 0:
-            raw = matrix.local[:, 0].view(np.uint8)
+            raw = matrix.stored[:, 0].view(np.uint8)
             for part, place in zip(self._result, places(list(map(len, self._result))), strict=True):
                 raw[place] = part
             self._result = []
@@ -294,7 +294,7 @@ class RankCommands:
 
 def _elements(matrix: DistMatrix) -> Body:
     """The elements of a small result that this rank holds whole: no client has to fetch it."""
-    if matrix.local.shape != matrix.shape or matrix.nbytes > REPLY_NBYTES:
+    if matrix.stored.shape != matrix.shape or matrix.nbytes > REPLY_NBYTES:
         return {}
     kind = matrix.dtype.newbyteorder("<")
     return {"elements": matrix.local.astype(kind, copy=False).tobytes()}

@@ -129,7 +129,7 @@ class Gang:
     ) -> DistMatrix:
         """Memory for a matrix or vector distributed over the gang (no communication)."""
         distribution = Distribution(layout, stored_shape(shape), self.grid)
-        matrix = self._storage.new(distribution, check_dtype(dtype), len(shape))
+        matrix = self._storage.new(distribution, check_dtype(dtype), tuple(shape))
         if zero:
             matrix.local[...] = 0
         return matrix

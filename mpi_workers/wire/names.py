@@ -24,6 +24,7 @@ SUFFIXES = {  # of a path, and the module of `ali.files` for its format
     ".npy": "npy",
     ".h5": "hdf5",
     ".hdf5": "hdf5",
+    ".nc": "hdf5",  # NetCDF-4
     ".zarr": "zarr3",
     ".parquet": "parquet",
     ".csv": "text",

@@ -113,12 +113,16 @@ def from_json(value: Any, kind: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A routine: name, parameters, results and documentation."""
+    """A routine: name, parameters, results and documentation.
+
+    `any_axes`: its matrix parameters take arrays of any number of axes; others at most two.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
     results: tuple[Result, ...]
     doc: str = ""
+    any_axes: bool = False
 
     def __str__(self) -> str:
         taken = ", ".join(map(str, self.parameters))
@@ -144,7 +148,8 @@ class Signature:
         Raises
         ------
         Failure
-            BadArgumentError; its message ends with the signature.
+            BadArgumentError; its message ends with the signature. ShapeError for an array with
+            more axes than the routine takes.
         """
         names = [parameter.name for parameter in self.parameters]
         if len(args) > len(names):
@@ -166,6 +171,14 @@ class Signature:
                 bound[parameter.name] = parameter.default
                 continue
             value = given[parameter.name]
+            shape = getattr(value, "shape", ()) if parameter.type == MATRIX else ()
+            if len(shape) > 2 and not self.any_axes:
+                name = parameter.name
+                raise Failure(
+                    "ShapeError",
+                    f"{self.name}: {name} has the shape {tuple(shape)}, and this routine takes "
+                    f"matrices: {name}.reshape(len({name}), -1) has a row for each of its parts",
+                )
             if value is None and parameter.default is None:
                 bound[parameter.name] = None
                 continue
@@ -192,6 +205,7 @@ class Signature:
                 for p in self.parameters
             ],
             "results": [[r.name, r.type] for r in self.results],
+            "any_axes": self.any_axes,
         }
 
     @classmethod
@@ -201,4 +215,5 @@ class Signature:
             tuple(Parameter(*entry) for entry in fields["parameters"]),
             tuple(Result(*entry) for entry in fields["results"]),
             fields["doc"],
+            fields.get("any_axes", False),
         )

@@ -135,7 +135,7 @@ def places(gang: Gang) -> list[Any]:
             if name.startswith("nan") and (a.dtype.kind == "b" or np.isnan(a).all(axis).any()):
                 continue
             expected = getattr(np, name)(a, axis)
-            found = arrays.reduce(check.ctx, name, A, along)
+            found = arrays.reduce(check.ctx, name, A, None if along is None else [along])
             alike(check, found, expected, [name, *what])
     return check.result()
 

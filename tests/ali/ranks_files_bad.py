@@ -97,7 +97,7 @@ def spoil(folder: Path) -> None:
     (folder / "text.npy").write_text("1,2\n")
     np.save(folder / "objects.npy", np.array([["a"]], object), allow_pickle=True)
     np.save(folder / "words.npy", np.array([["a"]]))
-    np.save(folder / "cube.npy", np.zeros((2, 2, 2)))
+    np.save(folder / "cube.npy", np.zeros((2, 2, 2), order="F"))
     np.save(folder / "line.npy", np.zeros(5))
     np.save(folder / "bytes.npy", np.zeros((2, 3), np.uint8))
     np.save(folder / "complex.npy", np.zeros((2, 3), np.complex64))
@@ -130,7 +130,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("text.npy", {}, "FileError: {} is not a .npy file"),
     ("objects.npy", {}, "DtypeError: {}: elements of dtype object are not numbers"),
     ("words.npy", {}, "DtypeError: {}: elements of dtype <U1 are not numbers"),
-    ("cube.npy", {}, "ShapeError: {}: an array of shape (2, 2, 2) has more than two"),
+    ("cube.npy", {}, "ShapeError: {}: an array of shape (2, 2, 2) in Fortran's order"),
     ("line.npy", {"columns": ":1"}, "BadArgumentError: {}: a 1-D array has no columns"),
     ("bytes.npy", {}, "DtypeError: {}: a matrix cannot have dtype uint8: choose one to convert"),
     ("complex.npy", {"dtype": "float64"}, "DtypeError: {}: elements of dtype complex64 cannot"),

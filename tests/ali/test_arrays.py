@@ -33,7 +33,8 @@ class TestOperands(LibraryTests):
         Case("combine", {"op": "less", "A": A, **operand(ROW), "reflected": True},
              [ROW < A]),
         Case("combine", {"op": "add", "A": A.T, **operand(ROW)}, raises="ShapeError"),
-        *(Case("reduce", {"op": op, "A": A, "axis": axis, "keepdims": True},
+        *(Case("reduce", {"op": op, "A": A, "axes": None if axis is None else [axis],
+                          "keepdims": True},
                [getattr(np, op)(A, axis=axis, keepdims=True)])
           for op in ("max", "min", "std", "prod", "nanmean", "argmax") for axis in (0, 1, None)),
         Case("reduce", {"op": "median", "A": A}, raises="sum, mean"),

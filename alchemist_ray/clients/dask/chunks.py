@@ -36,7 +36,7 @@ from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
-from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape
 
 STORE_SHARE = 4  # at most a quarter of the object store is in flight
 IN_FLIGHT = 1 << 30  # and at most 1 GiB
@@ -56,6 +56,8 @@ class ChunksSource:
         The chunks' objects, if they have been computed.
     columns : sequence of str
         Column names, if it was a data frame.
+    inner : tuple of int, optional
+        The lengths of all axes but the first, of what is no matrix.
     """
 
     def __init__(
@@ -64,15 +66,15 @@ class ChunksSource:
         dtype: np.dtype[Any],
         values: Sequence[Any] | None = None,
         columns: Sequence[str] = (),
-        ndim: int = 2,
+        inner: ArrayShape | None = None,
     ) -> None:
         self._array = array
         self.columns = columns
         self._chunks = tuple(tuple(map(int, sizes)) for sizes in array.chunks)
         self._values = values
         self.dtype = dtype
-        self.ndim = ndim
         self.shape: Shape = (sum(self._chunks[0]), sum(self._chunks[1]))
+        self.array_shape: ArrayShape = self.shape if inner is None else (self.shape[0], *inner)
 
     def provenance(self) -> dict[str, Any]:
         return {"from": "dask", "array": self._array.name, "dtype": str(self._array.dtype)}
@@ -132,13 +134,20 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
             f"cannot send a {type(source).__name__} of dask: send an array or a data frame "
             "(dask.array.from_delayed turns a Delayed into an array)"
         )
-    ndim = 1 if series else source.ndim
-    if ndim == 1 and not series:
-        source = source[:, np.newaxis]
-    if source.ndim != 2:
+    inner = () if series else source.shape[1:]
+    if not 1 <= source.ndim <= MAX_AXES:
         raise ShapeError(
-            f"a dask array of shape {source.shape} cannot be sent: it must be 1-D or 2-D"
+            f"a dask array of shape {source.shape} cannot be sent: it must have 1 to {MAX_AXES} "
+            "axes"
         )
+    if source.ndim == 1:
+        source = source[:, np.newaxis]
+    elif source.ndim > 2:  # rows of all axes but the first
+        whole = source.rechunk(dict.fromkeys(range(1, source.ndim), -1))
+        source = whole.map_blocks(
+            _as_rows, dtype=source.dtype, chunks=(whole.chunks[0], (math.prod(inner),)),
+            drop_axis=list(range(2, source.ndim)),
+        )  # fmt: skip
     dtype = chosen_dtype(source.dtype, wanted)
     values = None
     computing = distributed.client()
@@ -149,7 +158,11 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
             source, values = _with_known_chunks(source)
     if values is None and computing is None:
         values = _computed(source)
-    return ChunksSource(source, dtype, values, columns, ndim)
+    return ChunksSource(source, dtype, values, columns, None if len(inner) == 1 else tuple(inner))
+
+
+def _as_rows(chunk: Any) -> Any:
+    return chunk.reshape(len(chunk), math.prod(chunk.shape[1:]))
 
 
 def _is_frame(source: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -100,6 +101,9 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
     array, its graph is pickled, and from then on the matrix stays until `Handle.free` or the end
     of its gang.
     """
+    if len(handle.shape) > 2:
+        found = to_dask(replace(handle, shape=handle.stored_shape)).reshape(handle.shape)
+        return found if isinstance(chunks, str) and chunks == "auto" else found.rechunk(chunks)
     source = FetchedByIndex(handle)
     try:
         normal = da.core.normalize_chunks(

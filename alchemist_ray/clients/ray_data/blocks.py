@@ -142,8 +142,6 @@ _DECODER = RowsDecoder()
 class DatasetSource:
     """A Dataset whose blocks are in the object store, and their numbers of rows."""
 
-    ndim = 2
-
     def __init__(
         self,
         sources: list[Any],

@@ -47,7 +47,6 @@ class SparkSource:
         The rows or blocks of one of MLlib's matrices, which the JVM sends without a DataFrame.
     """
 
-    ndim = 2
     columns: Sequence[str] = ()
 
     def __init__(

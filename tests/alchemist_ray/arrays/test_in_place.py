@@ -45,7 +45,7 @@ def test_all_handles_of_the_matrix_see_it_and_its_dtype_stays(
     a = values((3, 3), dtype)
     A = session.send_matrix(a, layout=layout)
     other = A
-    if on_ranks and isinstance(operand, np.ndarray) and operand.ndim < 3:
+    if on_ranks and isinstance(operand, np.ndarray):
         given_one = session.xp.asarray(operand)
     else:
         given_one = operand

@@ -198,8 +198,8 @@ def test_chunks_that_contradict_their_metadata_are_refused(
 
 def test_input_that_is_not_a_matrix_is_refused(als: AlchemistSession) -> None:
     for source, error, words in (
-        (da.ones((2, 2, 2)), ShapeError, "2-D"),
-        (da.asarray(1.0), ShapeError, "2-D"),
+        (da.ones((1,) * 9), ShapeError, "1 to 8 axes"),
+        (da.asarray(1.0), ShapeError, "1 to 8 axes"),
         (da.ones((3, 3), dtype="uint8"), DtypeError, "dtype='int32'"),
         (da.from_array(np.array(["a", "b"])), DtypeError, "not a dtype|numbers|one of"),
         (dask.delayed(A), DtypeError, "from_delayed"),
@@ -364,3 +364,15 @@ def test_principal_components_of_a_picture_from_a_dask_array(als: AlchemistSessi
     u, s, _ = np.linalg.svd(centred, full_matrices=False)
     np.testing.assert_allclose(S, s[:3])
     np.testing.assert_allclose(np.abs(scores), np.abs(u[:, :3] * s[:3]), atol=1e-6 * s[0])
+
+
+def test_arrays_of_any_number_of_axes(session: AlchemistSession) -> None:
+    x = np.arange(7 * 4 * 5.0).reshape(7, 4, 5)
+    source = da.from_array(x, chunks=(3, 2, 4))
+    A = session.send_matrix(source)
+    np.testing.assert_array_equal(A.fetch(), x)
+    for chunks in ("auto", (2, 4, 3)):
+        part = (A.to_dask(chunks) + 1)[1:, :, ::2]
+        np.testing.assert_array_equal(part.compute(), x[1:, :, ::2] + 1)
+    unknown = source[source[:, 0, 0] > 30]  # chunks of unknown size
+    np.testing.assert_array_equal(session.send_matrix(unknown).fetch(), x[x[:, 0, 0] > 30])

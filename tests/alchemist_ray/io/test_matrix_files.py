@@ -19,6 +19,7 @@ from alchemist_ray.errors import (
     GroupFailedError,
     MatrixError,
     MatrixNotFoundError,
+    ShapeError,
 )
 from alchemist_ray.io import checkpoints
 
@@ -44,6 +45,38 @@ def test_a_saved_matrix_loads_unchanged(
         assert np.array_equal(B.fetch(), A)
         B.free()
     assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("shape", [(7, 4, 5), (2, 3, 1, 5), (0, 2, 3), (3, 0, 2)])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_arrays_of_more_axes(
+    session: AlchemistSession, tmp_path: Path, suffix: str, shape: tuple[int, ...]
+) -> None:
+    a = np.arange(float(np.prod(shape))).reshape(shape)
+    path = tmp_path / f"a{suffix}"
+    if suffix in (".csv", ".parquet"):
+        with pytest.raises(ShapeError, match=r"save it as \.npy, \.h5 or \.zarr, or reshape it"):
+            session.send_matrix(a).save(path)
+        assert os.listdir(tmp_path) == []
+        return
+    for layout in ("VC_STAR", "MC_MR"):
+        session.send_matrix(a, layout=layout).save(path)
+        B = session.load_matrix(path, layout=layout)
+        assert (B.shape, B.layout) == (shape, layout)
+        assert np.array_equal(B.fetch(), a)
+    rows = session.load_matrix(path, rows=slice(1, None))
+    assert np.array_equal(rows.fetch(), a[1:])
+    with pytest.raises(BadArgumentError, match=f"a {len(shape)}-D array has no columns"):
+        session.load_matrix(path, columns=[0])
+
+
+def test_checkpoints_keep_all_axes(session: AlchemistSession, tmp_path: Path) -> None:
+    a = np.arange(60.0).reshape(5, 4, 3)
+    session.send_matrix(a, name="field")
+    session.checkpoint(tmp_path / "c")
+    session.matrix("field").free()
+    with AlchemistSession.restore(tmp_path / "c", 1) as other:
+        assert np.array_equal(other.matrix("field").fetch(), a)
 
 
 def test_the_index_of_a_table_is_no_column(session: AlchemistSession, tmp_path: Path) -> None:

@@ -112,7 +112,10 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
         assert np.array_equal(B.fetch(), A[:, 0].astype("f2"))
         empty = session.send_matrix(file.create_dataset("empty", data=np.zeros((0, 3), bool)))
         assert (empty.shape, empty.dtype) == ((0, 3), np.bool_)
-        for bad, kind in ((np.zeros((2, 2, 2)), ShapeError), (["a"], DtypeError)):
+        cube = np.arange(5 * 4 * 3.0).reshape(5, 4, 3)
+        field = file.create_dataset("field", data=cube, chunks=(2, 2, 3))
+        assert np.array_equal(session.send_matrix(field).fetch(), cube)
+        for bad, kind in ((np.zeros((1,) * 9), ShapeError), (["a"], DtypeError)):
             with pytest.raises(kind):
                 session.send_matrix(file.create_dataset(kind.__name__, data=bad))
         with pytest.raises(DtypeError, match="is a group, not an array"):

@@ -109,8 +109,7 @@ def test_a_dtype_can_be_asked_for(session: AlchemistSession) -> None:
     [
         (np.array([["a", "b"]]), DtypeError, "not numbers"),
         (np.array([[object()]]), DtypeError, "not numbers"),
-        (np.zeros((2, 2, 2)), ShapeError, r"one or two dimensions; x\.reshape\(len\(x\), -1\)"),
-        (np.float64(3.0), ShapeError, "one or two"),
+        (np.zeros((1,) * 9), ShapeError, "more than 8 axes"),
         (np.zeros((2, 2), np.uint8), DtypeError, "dtype='int32'"),
         (np.zeros((2, 2), np.float16), DtypeError, "dtype='float32'"),
         (np.zeros((2, 2), "M8[s]"), DtypeError, "not numbers"),

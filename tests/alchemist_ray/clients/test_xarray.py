@@ -1,0 +1,85 @@
+"""xarray on handles, and NetCDF-4 and Zarr as Datasets of handles, beside xarray on NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import BadArgumentError, FileError
+
+pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[xarray]")
+xr = pytest.importorskip("xarray", reason="needs alchemist-on-ray[xarray]")
+pytest.importorskip("h5netcdf", reason="needs alchemist-on-ray[xarray]")
+
+COORDS = {
+    "time": pd.date_range("2000-01-01", periods=48, freq="MS"),
+    "lat": np.linspace(-75.0, 75, 6),
+    "lon": np.arange(0.0, 360, 45),
+}
+x = np.random.default_rng(0).normal(size=(48, 6, 8))
+
+WORK: list[Callable[[Any], Any]] = [
+    lambda d: d * 2 + 1, lambda d: d.mean("time"), lambda d: d.isel(time=3, lat=slice(1, 3)),
+    lambda d: d.sel(lat=15.0), lambda d: d.where(d > 0.5), lambda d: d - d.mean("time"),
+    lambda d: d.groupby("time.month").mean("time"), lambda d: d.coarsen(lat=2, lon=2).mean(),
+    lambda d: d.groupby("time.month") - d.groupby("time.month").mean("time"),
+    lambda d: d.weighted(np.cos(np.deg2rad(d.lat))).mean(("lat", "lon")), lambda d: d.std("time"),
+    lambda d: d.transpose("lon", "time", "lat"), lambda d: d.stack(place=("lat", "lon")),
+    lambda d: d.roll(lon=2), lambda d: d.shift(time=1), lambda d: d.diff("time"), lambda d: d.max(),
+    lambda d: xr.concat([d, d], "time"), lambda d: xr.dot(d, d, dim="time"),
+    lambda d: d.cumsum("time"),
+    lambda d: d.polyfit("time", 1).polyfit_coefficients, lambda d: d.median("time"),
+    lambda d: d.resample(time="YS").mean(), lambda d: d.where(d > 0.5).fillna(0),
+    lambda d: d.clip(-0.2, 0.8), lambda d: d.quantile(0.3, "time"), lambda d: d.argmax("time"),
+    lambda d: d.isnull(), lambda d: d.astype("float32"), lambda d: d.sel(time="2001").sum("lon"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_arithmetic_stays_on_the_ranks(
+    session: AlchemistSession, work: Callable[[Any], Any]
+) -> None:
+    there = xr.DataArray(x, dims=tuple(COORDS), coords=COORDS)
+    found, expected = work(there.copy(data=session.send_matrix(x))), work(there)
+    assert isinstance(found.data, Handle)
+    xr.testing.assert_allclose(found.copy(data=np.asarray(found.data)), expected)
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_a_dataset_of_handles(session: AlchemistSession, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"climate{suffix}"
+    sst = xr.DataArray(x, dims=tuple(COORDS), coords=COORDS, attrs={"units": "K"})
+    written = xr.Dataset(
+        {"sst": sst, "packed": sst.where(sst > 0), "depth": ("lat", np.arange(6, dtype="i2")),
+         "name": ("lat", list("abcdef"))},
+        attrs={"title": "made"},
+    )  # fmt: skip
+    packed = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 1.0, "_FillValue": -32768}
+    if suffix == ".nc":
+        written.to_netcdf(path, engine="h5netcdf", encoding={"packed": packed})
+        expected = xr.open_dataset(path, engine="h5netcdf").load()
+    else:
+        written.drop_vars("name").to_zarr(path, encoding={"packed": packed}, consolidated=False)
+        expected = xr.open_dataset(path, engine="zarr", consolidated=False).load()
+    found = session.open_dataset(path)
+    assert sorted(found.data_vars) == ["depth", "packed", "sst"]
+    assert (found.attrs, found.sst.attrs) == ({"title": "made"}, {"units": "K"})
+    for name in found.data_vars:
+        assert isinstance(found[name].data, Handle)
+        fetched = found[name].copy(data=np.asarray(found[name].data))
+        xr.testing.assert_allclose(fetched, expected[name])
+    assert found.sst.dtype == expected.sst.dtype
+    one = session.load_matrix(path, variable="sst")
+    np.testing.assert_array_equal(one.fetch(), x)
+    with pytest.raises(BadArgumentError, match=r"no variable of numbers 'ice'; it has .*sst"):
+        session.open_dataset(path, ["ice"])
+    with pytest.raises(FileError, match="ice"):
+        session.load_matrix(path, variable="ice")
+    if suffix == ".nc":
+        with pytest.raises(BadArgumentError, match="read, and not written"):
+            one.save(tmp_path / "b.nc")
