@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ali.blocks import PANEL, Array, block
+from ali.blocks import CHUNK, PANEL, Array, block, panels
 from ali.interface import Context
 from ali.linalg.collectives import ranks_sharing, tree_reduce
 from ali.linalg.reductions import (
@@ -158,7 +158,7 @@ def _place(
     width = local.shape[1 - along]
     values, index = np.zeros(width, A.dtype), np.full(width, -1, np.int64)
     if local.size:
-        found = function(local, axis=along)
+        found = _places(function, local, along)
         values = np.take_along_axis(local, np.expand_dims(found, along), along).reshape(-1)
         index = as_array((A.rows, A.cols)[along])[found]
     better = np.greater if function is np.argmax else np.less
@@ -185,6 +185,16 @@ def _place(
         1: (sibling(A.layout, dists[0], "STAR"), (A.shape[0], 1)),
     }[axis]
     return result_matrix(ctx, index, np.int64, layout, shape)
+
+
+def _places(function: Callable[..., Array], local: Array, along: int) -> Array:
+    """Along rows in pieces in C order, which stay in the cache: several times faster."""
+    if along == 0:
+        return function(local, axis=0)
+    found = np.empty(len(local), np.int64)
+    for part in panels(len(local), max(64, CHUNK // max(1, local[:1].nbytes))):
+        found[part] = function(np.ascontiguousarray(local[part]), axis=1)
+    return found
 
 
 def _better(y: Array, j: Array, x: Array, i: Array, better: np.ufunc) -> Array:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ali.arrays.exchanges import exchange, exchange_pieces, gathered
-from ali.arrays.ordering import contiguous_rows, replied
+from ali.arrays.exchanges import contiguous_rows, exchange, exchange_pieces, gathered
+from ali.arrays.ordering import replied
 from ali.blocks import Array, block, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce

@@ -14,78 +14,24 @@ vector with few distinct values is divided evenly too, and the order is stable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from ali.arrays.exchanges import array_of, exchange_pieces, gathered, scratch
+from ali.arrays.exchanges import (
+    array_of,
+    contiguous_rows,
+    exchange_pieces,
+    from_contiguous,
+    gathered,
+    scratch,
+)
 from ali.arrays.operands import with_shape
 from ali.blocks import CHUNK, Array, block, panels, require_choice
 from ali.interface import Context, routine
 from ali.linalg import products
 from ali.linalg.products import operand
 from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
-
-
-def contiguous_rows(ctx: Context, A: DistMatrix) -> tuple[Array, int]:
-    """This rank's consecutive rows of A, and the index of the first. Collective.
-
-    Returns
-    -------
-    rows : ndarray, shape (k, n), C-ordered
-        A copy. Ranks have ``ceil(m / size)`` rows each, the last ones fewer.
-    start : int
-    """
-    local = np.ascontiguousarray(block(ctx.to_layout(A, "VC_STAR")))
-    (m, n), size, me = A.shape, ctx.size, ctx.rank
-    each = -(-m // size)
-    edges = [min(m, each * r) for r in range(size + 1)]
-    start, stop = edges[me], edges[me + 1]
-    rows = scratch(ctx, (stop - start) * n, A.dtype).reshape(stop - start, n)
-    if size == 1:
-        rows[...] = local
-        return rows, 0
-    cuts = [-(-(edge - me) // size) if edge > me else 0 for edge in edges]
-    received, ends = exchange_pieces(ctx, local.reshape(-1), np.diff(cuts) * n)
-    for source, part in enumerate(np.split(received, ends[:-1])):
-        mine = rows[(source - start) % size :: size]
-        mine[...] = part.reshape(mine.shape)
-    return rows, start
-
-
-def from_contiguous(ctx: Context, rows: Array, start: int, shape: Sequence[int]) -> DistMatrix:
-    """An array in VC_STAR from consecutive rows on each rank, in the order of ranks. Collective.
-
-    Parameters
-    ----------
-    rows : ndarray, shape (k, n)
-        Any number of rows; over all ranks they are all rows.
-    start : int
-        Index of the first one.
-    shape : sequence of int
-        Of the array.
-    """
-    size = ctx.size
-    found = ctx.empty(shape, rows.dtype)
-    n = rows.shape[1]
-    if size == 1:
-        found.stored[...] = rows.reshape(found.stored.shape)
-        return found
-    sent = scratch(ctx, rows.size, rows.dtype)
-    counts, filled = [], 0
-    for r in range(size):
-        piece = rows[(r - start) % size :: size]
-        counts.append(piece.size)
-        sent[filled : filled + piece.size].reshape(piece.shape)[...] = piece
-        filled += piece.size
-    if n == 1:  # the local part is a column, in the order in which pieces arrive
-        exchange_pieces(ctx, sent, counts, found.stored.reshape(-1, order="F"))
-        return found
-    received, _ = exchange_pieces(ctx, sent, counts)
-    if found.stored.size:
-        found.stored[...] = received.reshape(-1, n)
-    return found
 
 
 def flattened(ctx: Context, A: DistMatrix) -> DistMatrix:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ali.arrays.exchanges import scratch
-from ali.arrays.ordering import from_contiguous, replied
+from ali.arrays.exchanges import from_contiguous, scratch
+from ali.arrays.ordering import replied
 from ali.blocks import Array, require_choice
 from ali.interface import Context, routine
 from ali.linalg.creation import RowStreams

@@ -7,7 +7,7 @@ a list of element positions. A selection is one of
 - indices in the call, as little-endian int64,
 - a vector on the ranks: of bool, one element for each row (column), or of integers.
 
-All matrices here are in VC_STAR: a rank holds whole rows, every `size`-th.
+Masks select from consecutive rows on each rank: their order is that of the ranks.
 """
 
 from __future__ import annotations
@@ -17,38 +17,20 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ali.arrays.exchanges import array_of, listed, positions_of, reshaped
+from ali.arrays.exchanges import (
+    contiguous_rows,
+    from_contiguous,
+    in_order,
+    listed,
+    reshaped,
+)
 from ali.arrays.operands import decoded
-from ali.blocks import Array, block, refuse_loss, require
+from ali.blocks import Array, refuse_loss, require
 from ali.interface import Context, routine
 from ali.linalg import arithmetic
 from ali.linalg.indexing import IndexMap, transfer
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
-
-
-def numbered(ctx: Context, mask: DistMatrix) -> tuple[Array, int]:
-    """Number the elements where a mask is true, in C order. Collective.
-
-    Returns
-    -------
-    numbers : ndarray of int64, the shape of this rank's block
-        Of true elements; -1 of others.
-    count : int
-        How many there are in all.
-
-    Notes
-    -----
-    Every rank gathers the number of true elements of each row.
-    """
-    local = block(mask) != 0
-    counts = np.zeros(mask.shape[0], np.int64)
-    counts[ctx.rank :: ctx.size] = local.sum(axis=1)
-    total = np.empty_like(counts)
-    ctx.comm.Allreduce(counts, total)
-    before = (np.cumsum(total) - total)[ctx.rank :: ctx.size]
-    numbers = np.cumsum(local, axis=1, dtype=np.int64) - 1 + before[:, None]
-    return np.where(local, numbers, -1), int(total.sum())
-
+from mpi_workers.matrix.redistribution import redistribute
 
 KEPT_NBYTES = 1 << 20  # 1 MiB: longer results of `pick` are distributed
 
@@ -251,14 +233,13 @@ def elements(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
 
     Notes
     -----
-    Selected elements cross the network once; both operands are moved to VC_STAR. Every rank
-    gathers one count for each row.
+    Elements and mask cross the network once, to ranks with consecutive rows, and the selected
+    elements once more.
     """
     _require_mask(A, mask)
-    A, mask = ctx.to_layout(A, "VC_STAR"), ctx.to_layout(mask, "VC_STAR")
-    numbers, count = numbered(ctx, mask)
-    chosen = numbers >= 0
-    return array_of(ctx, block(A)[chosen], numbers[chosen], (count,))
+    rows, _ = contiguous_rows(ctx, A)
+    chosen, _ = contiguous_rows(ctx, mask)
+    return in_order(ctx, rows[chosen.astype(bool, copy=False)])
 
 
 @routine("indices", any_axes=True)
@@ -278,11 +259,9 @@ def nonzero(ctx: Context, A: DistMatrix, axis: int) -> DistMatrix:
     -----
     As `elements`.
     """
-    A = ctx.to_layout(A, "VC_STAR")
-    numbers, count = numbered(ctx, A)
-    chosen = numbers >= 0
-    found = np.unravel_index(positions_of(ctx, A)[chosen], A.array_shape)[axis]
-    return array_of(ctx, found, numbers[chosen], (count,))
+    rows, start = contiguous_rows(ctx, A)
+    flat = np.flatnonzero(rows) + start * A.shape[1]
+    return in_order(ctx, np.unravel_index(flat, A.array_shape)[axis].astype(np.int64))
 
 
 @routine(writes=("A",), any_axes=True)
@@ -437,19 +416,19 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
         chosen = ctx.to_layout(mask, A.layout).stored.astype(bool, copy=False)
         np.copyto(A.stored, castable(ctx, number, A.dtype), where=chosen, casting="unsafe")
         return
-    rows = ctx.to_layout(A, "VC_STAR")
-    numbers, count = numbered(ctx, ctx.to_layout(mask, "VC_STAR"))
+    rows, start = contiguous_rows(ctx, A)
+    chosen = contiguous_rows(ctx, mask)[0].astype(bool, copy=False)
+    counts = np.asarray(ctx.comm.allgather(int(chosen.sum())))
+    before, count = counts[: ctx.rank].sum(), counts.sum()
     require(
         value.shape == (count, 1) and value.ndim == 1,
         "ShapeError",
         f"a value of shape {value.array_shape} for {count} selected elements",
     )
     values = castable(ctx, ctx.to_layout(value, "STAR_STAR").local.reshape(-1), A.dtype)
-    chosen = numbers >= 0
-    block(rows)[chosen] = values[numbers[chosen]]
-    if rows is not A:
-        maps = [IndexMap(np.arange(n), np.arange(n)) for n in A.shape]
-        transfer(ctx, rows, A, maps[0], maps[1])
+    rows[chosen] = values[before : before + counts[ctx.rank]]
+    changed = from_contiguous(ctx, rows, start, A.array_shape)
+    redistribute(changed, A, ctx.comm)
 
 
 def _of_vector(ctx: Context, length: int, vector: DistMatrix, axis: int) -> Array:
