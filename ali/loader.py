@@ -1,4 +1,4 @@
-"""Loading of foreign shared objects: a second name for MPI, libraries that need each other.
+"""Shared objects: which files they need, and how they are loaded. Does not load MPI.
 
 The mpich wheel, Intel MPI and Cray's ABI build provide MPICH's ABI as libmpi.so.12. Debian names
 the same library libmpich.so.12, and libraries built there ask the loader for that name: it would
@@ -11,6 +11,10 @@ before the process starts, and leaves nothing behind.
 
 OpenBLAS chooses its kernels when it is loaded; `known_processor` names a processor that an older
 OpenBLAS does not recognise.
+
+The loader itself tells which files an object needs, as for ldd, and with ``LD_DEBUG=files``: it
+maps the files and runs none of their code. So RPATH, RUNPATH, LD_LIBRARY_PATH and the cache of
+ldconfig count as they do when the file is loaded.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import struct
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 LOADED = "libmpi.so.12"
@@ -188,3 +194,62 @@ def shared_object(soname: str, needed: Sequence[str], like: Path = Path("/proc/s
             names,
         ]
     )
+
+
+LOADER = re.compile(r"ld(64|-linux[\w-]*|-[\d.]+)\.so[\d.]*")
+NEEDED = re.compile(r"\s*\d+:\s+file=(\S+) \[\d+\];  needed by (.+) \[\d+\]")
+FOUND = re.compile(r"\s*(\S+) => (/.+) \(0x[0-9a-f]+\)")
+LIMIT_S = 60.0  # a file system that does not answer
+
+
+def chains(file: Path) -> Iterator[tuple[str, ...]]:
+    """The names that a file needs, directly and indirectly.
+
+    Each is the last of a tuple, after the names that lead to it. A name that the loader would not
+    find is given, but not followed.
+    """
+    return (chain for chain, _ in searched(file))
+
+
+def searched(file: Path) -> Iterator[tuple[tuple[str, ...], Path | None]]:
+    """The tuples of `chains`, each with the file that the loader takes for its last name.
+
+    Nothing for a file that the loader would refuse, or where the loader is not glibc's.
+    """
+    loader = next((path for path in mapped_files() if LOADER.fullmatch(Path(path).name)), None)
+    if loader is None:
+        return
+    kept = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    answer = subprocess.run(
+        [loader, str(file.resolve())],
+        env=kept | {"LD_TRACE_LOADED_OBJECTS": "1", "LD_DEBUG": "files"},
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    lines = os.fsdecode(answer.stdout + answer.stderr).splitlines()
+    found = {m[1]: m[2] for m in map(FOUND.fullmatch, lines) if m}
+    below: dict[str, tuple[str, ...]] = {str(file.resolve()): ()}  # by file: names that lead to it
+    for name, needer in (m.groups() for m in map(NEEDED.fullmatch, lines) if m):
+        chain = (*below.get(needer, ()), name)
+        path = found.get(name, name if name.startswith("/") else None)
+        below[path or name] = chain
+        yield chain, None if path is None else Path(path)
+
+
+MPI_NAME = re.compile(r"(libmpi[\w+-]*)\.so\.(\d+)")
+OPEN_MPI_VERSIONS = (0, 1, 20, 40)  # libmpi.so.N of Open MPI; MPICH's ABI is 12
+
+
+def mpi_file() -> str:
+    """The file of the MPI that is loaded."""
+    return next(
+        (path for path in mapped_files() if re.match(r"libmpi(ch)?(_\w+)?\.so", Path(path).name)),
+        "libmpi.so.12",
+    )
+
+
+def mapped_files() -> Iterable[str]:
+    """Shared objects in this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return dict.fromkeys(line.split()[-1] for line in lines if "/" in line and ".so" in line)

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from ali import elf
-from ali.mpi_files import MPI_NAME, OPEN_MPI_VERSIONS, mapped_files
+from ali.loader import MPI_NAME, OPEN_MPI_VERSIONS, chains, mapped_files
 from mpi_workers.failures import Failure
 
 MPICH_NAMES = re.compile(r"libmpi(ch)?(fort|cxx|f|f90)?")  # its ABI, and other languages' bindings
@@ -31,7 +30,7 @@ def foreign_mpi(file: Path) -> str | None:
     not loaded: it would be a second MPI in this process, and not initialised.
     """
     here = [Path(mapped).name for mapped in mapped_files()]
-    for *path, name in elf.chains(file):
+    for *path, name in chains(file):
         if _is_foreign(name, here):
             return " through ".join([name, *reversed(path)])
     return None

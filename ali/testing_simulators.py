@@ -99,7 +99,7 @@ class SimulatorTests(GangTests):
         key = (type(self), size, copies, again)
         if key not in _found:
             _found[key] = local_gang.run(
-                "ali.simulator.conformance:episodes", size, self.library, self._file(),
+                "ali.conformance:episodes", size, self.library, self._file(),
                 json.dumps(dict(self.sim)), [1, 2, 1], self.steps, copies,
                 timeout=self.timeout_s,
             )  # fmt: skip

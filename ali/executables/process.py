@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ali import elf
-from ali.mpi_files import MPI_NAME, OPEN_MPI_VERSIONS, mpi_file
+from ali.loader import MPI_NAME, OPEN_MPI_VERSIONS, mpi_file, searched
 from mpi_workers.failures import Failure
 
 LEAVE_S = 2.0  # from SIGTERM to SIGKILL
@@ -73,7 +72,7 @@ def located(task: dict[str, Any], env: dict[str, str], folder: str | None, rank:
 
 def mpi_of(file: Path) -> tuple[str, Path | None]:
     """The MPI library that a program needs, or "", and the file that the loader takes for it."""
-    for (*_, name), found in elf.searched(file):
+    for (*_, name), found in searched(file):
         if MPI_NAME.fullmatch(name):
             return name, found
     return "", None

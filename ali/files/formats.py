@@ -9,15 +9,17 @@ atomic replacement and agreement on errors are common code in other modules.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.files.paths import Place, together
+from ali.files.paths import Place, replacing, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import chosen_dtype
@@ -169,6 +171,12 @@ class Format:
         """The source of this rank, where ranks open a file without each other's help."""
         raise NotImplementedError
 
+    def replacing(
+        self, ctx: Context, place: Place, token: str | None
+    ) -> contextlib.AbstractContextManager[str]:
+        """A block that writes under the name it gets, and that ends on all ranks alike."""
+        return replacing(ctx, place.path, token, self.owns)
+
     def create(self, path: str, spec: Spec, old: str) -> Any:
         """Create a file on rank 0; the result is sent to all ranks.
 
@@ -187,7 +195,7 @@ class Format:
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
         """Called when all boxes are written and sinks closed. Collective."""
 
-    def owns(self, folder: str) -> bool:
+    def owns(self, folder: Path) -> bool:
         """Whether a folder holds one matrix of this format and nothing else: it may be replaced."""
         return False
 

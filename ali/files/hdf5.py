@@ -14,8 +14,8 @@ from typing import Any
 
 from ali.files.exchange import ArraySource
 from ali.files.formats import Options, Source, Spec, checked
+from ali.files.npy import RawFormat, RawSource
 from ali.files.paths import Place, extra
-from ali.files.raw import RawFormat, RawSource
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import MAX_AXES
 

@@ -99,7 +99,7 @@ class Parquet(Format):
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> ParquetSink:
         return ParquetSink(_pyarrow(path), _part(path, rank), created)
 
-    def owns(self, folder: str) -> bool:
+    def owns(self, folder: Path) -> bool:
         return all(
             entry.is_file() and (entry.name.endswith(".parquet") or entry.name[0] in "._")
             for entry in os.scandir(folder)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ali.blocks import require_layout
-from ali.files import exchange, remote
+from ali.files import exchange
 from ali.files.exchange import converted
 from ali.files.formats import (
     About,
@@ -28,7 +27,7 @@ from ali.files.formats import (
     place_to_read,
     refuse,
 )
-from ali.files.paths import Place, agree_on, replacing, together
+from ali.files.paths import Place, agree_on, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.available_memory import available_bytes
@@ -272,15 +271,7 @@ def save(
         raise Failure("BadArgumentError", f"{path}: {place.suffix} files have no header line")
     refuse(place, options, kind.takes)
 
-    if place.is_url:
-        with remote.appearing(ctx, place):
-            _write(ctx, A, kind, spec, path, path)
-        return
-
-    def owned(folder: Path) -> bool:
-        return kind.owns(str(folder))
-
-    with replacing(ctx, path, token, owned) as temporary:
+    with kind.replacing(ctx, place, token) as temporary:
         _write(ctx, A, kind, spec, temporary, path)
 
 

@@ -6,23 +6,27 @@ missing chunk reads as the array's fill value, as the format specifies.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ali.files.exchange import Array, ArraySource
 from ali.files.formats import Box, Format, Grain, Options, Sink, Source, Spec, checked, refuse
+from ali.files.npy import Lines, RawSource
 from ali.files.paths import Place, begin_flush, extra, flush, together
-from ali.files.raw import Lines, RawSource
-from ali.files.remote import RemoteArray, publish, write_box
 from ali.interface import Context
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.layout import as_slice, stored_shape
 
 CHUNK = 8 << 20  # 8 MiB
+METADATA = "zarr.json"
+CHUNKS = "c"  # the prefix of all chunks
+LOCAL = ("file:", "local:")  # only at these URLs do folders have to be created
 # In the folder of an array: metadata, and chunks or folders of them (zarr.json: "c/0/0", "c.0.0").
 MEMBER = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c|\d+)(\.\d+)*")
 PLAIN = 1 << 15  # elements of a chunk from which on every rank opens its file directly
@@ -70,23 +74,26 @@ class Zarr(Format):
     def grain(self, spec: Spec) -> Grain:
         return Grain(*_chunks(spec))
 
+    def replacing(
+        self, ctx: Context, place: Place, token: str | None
+    ) -> contextlib.AbstractContextManager[str]:
+        return _appearing(ctx, place) if place.is_url else super().replacing(ctx, place, token)
+
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> Sink:
-        if Place(path).is_url:
-            return RemoteArray(path, _created(spec))
         return ZarrSink(path, spec)
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
         if Place(path).is_url:
-            together(ctx, path, lambda: publish(path, _created(spec)) if ctx.rank == 0 else None)
+            together(ctx, path, (lambda: _publish(path, spec)) if ctx.rank == 0 else lambda: None)
 
-    def owns(self, folder: str) -> bool:
+    def owns(self, folder: Path) -> bool:
         names = os.listdir(folder)
         if not all(map(MEMBER.fullmatch, names)):
             return False
         if not names or ".zarray" in names:
             return True
         try:
-            node = json.loads(Path(folder, "zarr.json").read_text(encoding="utf-8"))
+            node = json.loads((folder / "zarr.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
         return isinstance(node, dict) and node.get("node_type") == "array"  # not a group
@@ -148,23 +155,38 @@ def _is_plain(array: Any) -> bool:
 
 
 class ZarrSink:
+    """Writes the chunks of a rank. The metadata of an array at a URL is written at the end."""
+
     def __init__(self, path: str, spec: Spec) -> None:
-        self._path = path
-        self._spec = spec
-        self._written: list[str] = []
         zarr = extra(path, "zarr")
+        self._path, self._is_url = path, Place(path).is_url
+        self._written: list[str] = []
         # Chunks of zeros must be written too: they may contain -0.0.
         with zarr.config.set({"array.write_empty_chunks": True}):
-            self._array = zarr.open_array(path, mode="r+")
+            if self._is_url:
+                folders = {"auto_mkdir": True} if path.startswith(LOCAL) else None
+                store = zarr.storage.FsspecStore.from_url(path, folders)
+                where = zarr.storage.StorePath(store)
+                metadata = _model(path, spec).metadata
+                self._array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=where))
+            else:
+                self._array = zarr.open_array(path, mode="r+")
 
     def write(self, box: Box, values: Array) -> None:
-        write_box(self._array, box, values)
-        down, across = _chunks(self._spec)
+        """Write a box of rows and columns; of three axes and more, whole rows."""
+        array, ndim = self._array, self._array.ndim
+        if ndim == 2:
+            array[as_slice(box.rows), as_slice(box.cols)] = values
+        else:
+            shape = (len(box.rows), *array.shape[1:])[:ndim]
+            array[(as_slice(box.rows),)[:ndim]] = values.reshape(shape)
+        if self._is_url:
+            return
+        down, across = stored_shape(array.chunks)
         for i in range(box.rows.start, box.rows.stop, down):
             for j in range(box.cols.start, box.cols.stop, across):
-                ndim = len(self._spec.array_shape)
                 chunk = (i // down, j // across, *(0,) * (ndim - 2))[:ndim]
-                name = "/".join([self._path, "c", *map(str, chunk)])
+                name = f"{self._path}/{array.metadata.encode_chunk_key(chunk)}"
                 with open(name, "rb") as file:
                     begin_flush(file.fileno())
                 self._written.append(name)
@@ -198,6 +220,63 @@ def _array(zarr: Any, opened: Any, name: str | None, path: str) -> Any:
     if not isinstance(found, zarr.Array):
         raise Failure("FileError", f"{path} has no array {name!r}; it has {', '.join(names)}")
     return found
+
+
+@contextlib.contextmanager
+def _appearing(ctx: Context, place: Place) -> Iterator[str]:
+    """Write an array to a URL inside this block, which must end on all ranks alike. Collective.
+
+    Raises
+    ------
+    Failure
+        FileError if something exists there, or it cannot be written; then nothing is left.
+    """
+
+    def look() -> None:
+        fs, inside = place.filesystem()
+        fs.invalidate_cache()
+        names = set()
+        with contextlib.suppress(FileNotFoundError):
+            names = {PurePosixPath(name).name for name in fs.ls(inside, detail=False)}
+        if names - {CHUNKS}:
+            raise Failure(
+                "FileError",
+                f"{place.path} exists, and a URL cannot be replaced in one step: choose another "
+                "name or remove it first",
+            )
+        if names:
+            _remove(place)  # only chunks: left by a save whose gang was killed
+
+    together(ctx, place.path, look if ctx.rank == 0 else lambda: None)
+    try:
+        yield place.path
+    except BaseException:
+        _remove(place)  # on every rank: the last one removes all of it
+        raise
+
+
+def _remove(place: Place) -> None:
+    with contextlib.suppress(Exception):  # it does not exist, or other ranks are removing it
+        fs, inside = place.filesystem()
+        fs.invalidate_cache()
+        fs.rm(inside, recursive=True)
+
+
+def _publish(path: str, spec: Spec) -> None:
+    """Write the metadata of an array at a URL: it becomes visible."""
+    made: dict[str, Any] = {}
+    _model(path, spec, made)
+    fs, inside = Place(path).filesystem()
+    if path.startswith(LOCAL):
+        fs.makedirs(inside, exist_ok=True)  # an array without elements has no chunks
+    fs.pipe_file(f"{inside.rstrip('/')}/{METADATA}", made[METADATA].to_bytes())
+
+
+def _model(path: str, spec: Spec, objects: dict[str, Any] | None = None) -> Any:
+    """The array without its elements, in memory; its objects are stored in `objects`."""
+    zarr = extra(path, "zarr")
+    store = zarr.storage.MemoryStore(objects)
+    return zarr.create_array(store, **_created(spec))
 
 
 FORMAT = Zarr()

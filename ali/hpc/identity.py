@@ -12,8 +12,8 @@ from pathlib import Path
 from threadpoolctl import threadpool_info
 
 from ali.interface import Context, routine
+from ali.loader import mpi_file
 from ali.mpi_family import is_open_mpi, our_mpi
-from ali.mpi_files import mpi_file
 
 ESTABLISHED = "01"
 # Device files of fabrics, which do not appear as TCP connections.

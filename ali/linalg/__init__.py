@@ -21,7 +21,6 @@ measures both, and fails if a docstring states less.
 """
 
 from ali.linalg.arithmetic import add, apply, astype, elementwise, elementwise_scalar, scale, where
-from ali.linalg.clustering import kmeans
 from ali.linalg.creation import diag, eye, full, random_normal, random_uniform, zeros
 from ali.linalg.eigen import eigh
 from ali.linalg.exponential import expm
@@ -38,7 +37,9 @@ from ali.linalg.indexing import (
     triu,
 )
 from ali.linalg.iterative import conjugate_gradient
-from ali.linalg.kernel_regression import (
+from ali.linalg.learning import (
+    kmeans,
+    pca,
     random_features,
     random_features_predict,
     random_features_ridge,
@@ -48,7 +49,6 @@ from ali.linalg.orthogonal import least_squares, lstsq, qr, ridge
 from ali.linalg.products import gram, matmul, transpose
 from ali.linalg.reductions import column_stats, max, mean, min, norm, std, sum, var
 from ali.linalg.singular import matrix_rank, pinv, polar, svd, svdvals, truncated_svd
-from ali.linalg.statistics import pca
 from ali.linalg.systems import (
     cholesky,
     condest,

@@ -26,6 +26,7 @@ import scipy.linalg
 from ali.blocks import (
     CHUNK,
     Array,
+    Routine,
     block,
     finite_norm,
     float_dtype,
@@ -36,7 +37,6 @@ from ali.blocks import (
     require_square,
 )
 from ali.interface import Context, routine
-from ali.lapack import Routine
 from ali.linalg import qr_factorization
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.native_libraries import METHODS, call

@@ -21,9 +21,8 @@ from typing import Any
 
 from ali.interface import Context, routine
 from ali.scalapack import native
-from ali.scalapack.orthogonal import lq, lstsq, qr
 from ali.scalapack.spectra import eigh, svd, svdvals
-from ali.scalapack.systems import cholesky, condest, lu, matmul, norm, solve
+from ali.scalapack.systems import cholesky, condest, lq, lstsq, lu, matmul, norm, qr, solve
 
 __all__ = [
     "about", "cholesky", "condest", "eigh", "lq", "lstsq", "lu", "matmul", "norm", "qr", "solve",

@@ -46,9 +46,15 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ali.interface import Context
-from ali.loader import known_processor, load_together, provide_mpich, symbol_file
+from ali.loader import (
+    known_processor,
+    load_together,
+    mapped_files,
+    mpi_file,
+    provide_mpich,
+    symbol_file,
+)
 from ali.mpi_family import foreign_mpi, our_mpi, second_mpi
-from ali.mpi_files import mapped_files, mpi_file
 from ali.native.host import ignored_errors_raised
 from mpi_workers.failures import Failure
 

@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from ali.blocks import (
     Array,
+    Routine,
     block,
     count_owned,
     panel_width,
@@ -29,12 +30,10 @@ from ali.blocks import (
     transposed,
 )
 from ali.interface import Context, routine
-from ali.lapack import Routine
 from ali.scalapack import cyclic
 from ali.scalapack.cyclic import Call, Cyclic
 from ali.scalapack.native import real
-from ali.scalapack.orthogonal import lq, qr, triangle
-from ali.scalapack.systems import matmul
+from ali.scalapack.systems import lq, matmul, qr, triangle
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 LEAF = 48  # order of the matrices whose vectors LAPACK's QR iteration finds

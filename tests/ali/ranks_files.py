@@ -16,7 +16,7 @@ import zarr
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from ali.files import exchange, raw, routines, text, zarr3
+from ali.files import exchange, npy, routines, text, zarr3
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
@@ -49,8 +49,8 @@ def small() -> pytest.MonkeyPatch:
     patch = pytest.MonkeyPatch()
     patch.setattr(exchange, "PIECE", 200)
     patch.setattr(exchange, "MESSAGE", 64)
-    patch.setattr(raw, "STRIP", 100)
-    patch.setattr(raw, "APART", 20)
+    patch.setattr(npy, "STRIP", 100)
+    patch.setattr(npy, "APART", 20)
     patch.setattr(exchange, "PIECE", 200)
     patch.setattr(exchange, "DIRECT_PIECE", 200)
     patch.setattr(zarr3, "CHUNK", 120)

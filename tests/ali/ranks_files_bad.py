@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ali.files import parquet, paths, raw, remote, routines, text, zarr3
+from ali.files import npy, parquet, paths, routines, text, zarr3
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_files import BASE, NAMES, SUFFIXES, Checks, bits, values, written_by_others
@@ -65,10 +65,10 @@ def break_it(patch: pytest.MonkeyPatch, gang: Gang, suffix: str, fails: str) -> 
         patch.setattr(zarr3, "publish", full)
         return
     kind: Any = {
-        ".npy": raw.RawSink,
-        ".h5": raw.RawSink,
+        ".npy": npy.RawSink,
+        ".h5": npy.RawSink,
         ".zarr": zarr3.ZarrSink,
-        "url": remote.RemoteArray,
+        "url": zarr3.ZarrSink,
         ".parquet": parquet.ParquetSink,
         ".csv": text.CsvSink,
     }[suffix]

@@ -15,10 +15,9 @@ from ali import DistMatrix, blocks
 from ali.interface import Context
 from ali.linalg import (
     arithmetic,
-    clustering,
     collectives,
     indexing,
-    kernel_regression,
+    learning,
     products,
     reductions,
     singular,
@@ -125,8 +124,8 @@ def small_panels() -> Iterator[None]:
         patch.setattr(collectives, "SLICE", 16)
         patch.setattr(products, "CHUNK", 64)
         patch.setattr(indexing, "MESSAGE", 128)
-        patch.setattr(kernel_regression, "PANEL", 2000)
-        for module in (arithmetic, reductions, clustering, systems, singular, triangular):
+        patch.setattr(learning, "PANEL", 2000)
+        for module in (arithmetic, reductions, learning, systems, singular, triangular):
             patch.setattr(module, "CHUNK", 256)
         yield
 

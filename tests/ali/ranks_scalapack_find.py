@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ali import loader, mpi_files
+from ali import loader
 from ali.scalapack import native
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
@@ -128,8 +128,8 @@ def second_mpi(gang: Gang) -> dict[str, Any]:
         loaded = native.load()
     except Failure as failure:
         return {"missing": failure.message}
-    other = next(path for path in mpi_files.mapped_files() if "libm.so" in path)
-    files = {Path(path).name.partition(".so")[0] for path in mpi_files.mapped_files()}
+    other = next(path for path in loader.mapped_files() if "libm.so" in path)
+    files = {Path(path).name.partition(".so")[0] for path in loader.mapped_files()}
     return {
         "loaded": loaded.path,
         "mpi": sorted(name for name in files if name in ("libmpi", "libmpich")),

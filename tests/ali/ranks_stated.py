@@ -19,7 +19,7 @@ from ali import blocks, registry
 from ali.files import exchange, zarr3
 from ali.files.routines import load as load_routine
 from ali.files.routines import save as save_routine
-from ali.linalg import kernel_regression, reductions, systems, triangular
+from ali.linalg import learning, reductions, systems, triangular
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.memory import Pool
@@ -103,7 +103,7 @@ def memory(gang: Gang, library: str) -> dict[str, float]:
         data(library, *shape, gang.size) for shape in ((2000, 20, 200), (100_000, 40, order))
     )
     with pytest.MonkeyPatch.context() as patch:
-        for tuned in (blocks, reductions, kernel_regression):
+        for tuned in (blocks, reductions, learning):
             patch.setattr(tuned, "PANEL", PANEL)
         for tuned in (blocks, systems, triangular):
             patch.setattr(tuned, "CHUNK", PANEL // 8)

@@ -19,7 +19,7 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 
-from ali.linalg import creation, kernel_regression
+from ali.linalg import creation, learning
 
 Array = np.ndarray[Any, Any]
 Errors = Callable[..., float]
@@ -157,8 +157,8 @@ def ways(a: Array, x: Array, residuals: Array, rank: int, s: Array, b: Array) ->
 
 def features(x: Array) -> Array:
     """20 of width 4, computed in float64."""
-    frequencies = creation.normal_rows(range(20), x.shape[1], 0, kernel_regression.PURPOSE) / 4
-    streams = creation.RowStreams(0, kernel_regression.PURPOSE + 1)
+    frequencies = creation.normal_rows(range(20), x.shape[1], 0, learning.PURPOSE) / 4
+    streams = creation.RowStreams(0, learning.PURPOSE + 1)
     phases = [2 * np.pi * streams.at(row).random() for row in range(20)]
     return np.asarray(np.cos(x @ frequencies.T + phases) / 10**0.5)
 

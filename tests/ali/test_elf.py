@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ali import elf
-from ali.loader import MAGIC
+from ali.loader import MAGIC, chains
 from tests.support.build import needs_compiler
 
 
@@ -37,7 +36,7 @@ def test_it_finds_what_the_loader_finds(
     first = build(tmp_path, "libfirst.so", "-Linner", "-l:libmiddle.so.2", *own)
     if way == "variable":
         monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{inner}")
-    found = [chain for chain in elf.chains(first) if not chain[-1].startswith(("libc.", "ld-"))]
+    found = [chain for chain in chains(first) if not chain[-1].startswith(("libc.", "ld-"))]
     assert found[0] == ("libmiddle.so.2",)
     assert (("libmiddle.so.2", "liblast.so.1") in found) == (way != "nowhere")
     loaded = subprocess.run(
@@ -49,7 +48,7 @@ def test_it_finds_what_the_loader_finds(
 
 
 def test_it_follows_the_system_libraries_of_this_python() -> None:
-    names = {chain[-1] for chain in elf.chains(Path(sys.executable))}
+    names = {chain[-1] for chain in chains(Path(sys.executable))}
     assert "libc.so.6" in names
     assert "libm.so.6" in names  # only libpython needs it
 
@@ -57,4 +56,4 @@ def test_it_follows_the_system_libraries_of_this_python() -> None:
 @pytest.mark.parametrize("content", [b"", b"text", MAGIC, MAGIC + b"\xff" * 200])
 def test_a_file_that_is_no_library_needs_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.so").write_bytes(content)
-    assert list(elf.chains(tmp_path / "x.so")) == []
+    assert list(chains(tmp_path / "x.so")) == []

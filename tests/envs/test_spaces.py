@@ -124,9 +124,7 @@ def get_score(ctx: Context) -> list[float]:
 def test_agents_with_parts(cluster: str, tmp_path: Path) -> None:
     path = tmp_path / "gears.py"
     path.write_text(GEARS)
-    found = local_gang.run(
-        "ali.simulator.conformance:episodes", 1, "gears", str(path), "{}", [1, 2, 1], 3, 2
-    )
+    found = local_gang.run("ali.conformance:episodes", 1, "gears", str(path), "{}", [1, 2, 1], 3, 2)
     assert not found["faults"]
     assert found["records"][0] == found["records"][2]
     with HPCSimulatorVectorEnv(lib_name="gears", lib_path=path, copies=2) as env:

@@ -18,7 +18,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, CallTimeoutError, CancelledError, RoutineError
-from ali import elf, scaffold
+from ali import loader, scaffold
 from mpi_workers.node.processes import descendants
 from tests.support.build import needs_compiler, program
 
@@ -212,7 +212,7 @@ def test_programs_of_open_mpi_without_its_mpirun_are_refused(
     foreign = tmp_path / "ring"
     foreign.write_bytes(ring.read_bytes().replace(b"libmpi.so.12\0", b"libmpi.so.40\0"))
     foreign.chmod(0o755)
-    if "libmpi.so.40" not in [name for *_, name in elf.chains(foreign)]:
+    if "libmpi.so.40" not in [name for *_, name in loader.chains(foreign)]:
         pytest.skip("the compiler links another name")
     bare = os.pathsep.join([str(Path(sys.executable).parent)])
     before = als.run(lambda comm, path: _swap_path(path), bare)

@@ -216,7 +216,7 @@ def test_a_file_that_may_not_be_read(session: AlchemistSession, tmp_path: Path) 
 
 def break_writes(comm: Any, blow: str) -> None:
     """On the last rank, the next write of a box kills it, or finds the disk full."""
-    from ali.files import raw  # noqa: PLC0415
+    from ali.files import npy  # noqa: PLC0415
 
     def fails(*_: object) -> None:
         if blow == "kill":
@@ -224,14 +224,14 @@ def break_writes(comm: Any, blow: str) -> None:
         raise OSError(28, os.strerror(28))
 
     if comm.rank == comm.size - 1:
-        raw.RawSink._kept = getattr(raw.RawSink, "_kept", raw.RawSink.write)
-        raw.RawSink.write = fails
+        npy.RawSink._kept = getattr(npy.RawSink, "_kept", npy.RawSink.write)
+        npy.RawSink.write = fails
 
 
 def mend_writes(comm: Any) -> None:
-    from ali.files import raw  # noqa: PLC0415
+    from ali.files import npy  # noqa: PLC0415
 
-    raw.RawSink.write = getattr(raw.RawSink, "_kept", raw.RawSink.write)
+    npy.RawSink.write = getattr(npy.RawSink, "_kept", npy.RawSink.write)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".h5"])
