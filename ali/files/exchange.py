@@ -35,9 +35,11 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.matrix.layout import (
+    IndexArray,
     Indices,
     LocalIndices,
     Shape,
+    as_slice,
     clip,
     positions,
     put,
@@ -237,6 +239,7 @@ def scatter(
     boxes: Sequence[Box],
     read: Callable[[Box], Array],
     path: str,
+    rows: NDArray[np.int64] | None = None,
     order: Literal["C", "F"] = "C",
 ) -> None:
     """Fill a matrix with boxes that the ranks read. Collective.
@@ -247,6 +250,8 @@ def scatter(
         Returns a box's elements, in any order and any dtype that casts to the matrix's. May raise.
     path : str
         For messages.
+    rows : ndarray, optional
+        Row i of the boxes is row ``rows[i]`` of the matrix. Default: row i.
     order : str
         In which elements are sent: the order of most boxes, and the same on all ranks.
 
@@ -258,93 +263,20 @@ def scatter(
     for number in range(rounds.count):
         ctx.check()
         mine = rounds.box(ctx.rank, number)
-        local_indices = together(ctx, path, partial(_read, read, mine))
-        for distance in range(ctx.size):
-            taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
-            outgoing = _common(mine, matrix.distribution.local_indices(taker))
-            incoming = _common(
-                rounds.box(giver, number), matrix.distribution.local_indices(ctx.rank)
-            )
-            source = (
-                None
-                if local_indices is None or not outgoing.size
-                else _within(mine, local_indices, outgoing)
-            )
-            target = _local(matrix, incoming) if incoming.size else None
-            if distance == 0:
-                if source is not None and target is not None:
-                    copy_kernels.copy(target, source)
-            else:
-                if order == "F":
-                    source = None if source is None else source.T
-                    target = None if target is None else target.T
-                _pass(ctx, buffers, matrix.dtype, (taker, source), (giver, target))
+        values = together(ctx, path, partial(_read, read, mine))
+
+        def outgoing(rank: int, box: Box | None = mine, found: Array | None = values) -> _Share:
+            return _in_box(box, found, matrix, rank, rows)
+
+        def incoming(rank: int, number: int = number) -> _Share:
+            return _in_matrix(rounds.box(rank, number), matrix, rows)
+
+        _exchange(ctx, buffers, matrix.dtype, outgoing, incoming, order)
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
 
 
 def _read(read: Callable[[Box], Array], box: Box | None) -> Array | None:
     return None if box is None else read(box)
-
-
-def scatter_rows(
-    ctx: Context,
-    matrix: DistMatrix,
-    boxes: Sequence[Box],
-    order: NDArray[np.int64],
-    read: Callable[[Box], Array],
-    path: str,
-) -> None:
-    """Like `scatter`, where row i of the boxes is row ``order[i]`` of the matrix. Collective."""
-    rounds, mine_of = Rounds(ctx, boxes), matrix.distribution.runs(ctx.rank)
-    for number in range(rounds.count):
-        ctx.check()
-        mine = rounds.box(ctx.rank, number)
-        values = together(ctx, path, partial(_read, read, mine))
-        for distance in range(ctx.size):
-            taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
-            sends = _row_cuts(mine, order, matrix, taker)
-            theirs = rounds.box(giver, number)
-            receives = _row_cuts(theirs, order, matrix, ctx.rank)
-            for cut, place in zip_longest(sends, receives):
-                packed = buffer = request = None
-                if cut is not None and mine is not None and values is not None:
-                    part = values[cut.positions][:, selector(cut.cols, mine.cols.start)]
-                    packed = np.ascontiguousarray(part, matrix.dtype)
-                if place is not None and distance:
-                    buffer = np.empty((len(place.rows), len(place.cols)), matrix.dtype)
-                    request = ctx.comm.Irecv(buffer.reshape(-1).view(np.uint8), giver, TAG)
-                if packed is not None and distance:
-                    ctx.comm.Send(packed.reshape(-1).view(np.uint8), taker, TAG)
-                if request is not None:
-                    request.Wait()
-                if place is not None and mine_of is not None:
-                    rows = mine_of[0].positions(place.rows)
-                    cols = positions(matrix.cols, place.cols)
-                    matrix.stored[rows, cols] = buffer if distance else packed
-        ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
-
-
-class _RowCut(NamedTuple):
-    """Some rows of a box and their part of the columns: one message."""
-
-    positions: NDArray[np.int64]  # in the box
-    rows: NDArray[np.int64]  # of the matrix
-    cols: Indices
-
-
-def _row_cuts(
-    box: Box | None, order: NDArray[np.int64], matrix: DistMatrix, rank: int
-) -> list[_RowCut]:
-    """The elements of a box in a rank's part of the matrix, cut alike on both sides."""
-    both = matrix.distribution.runs(rank)
-    if box is None or both is None:
-        return []
-    rows = order[box.rows.start : box.rows.stop]
-    cols = both[1].members(box.cols.start, box.cols.stop)
-    owned = np.flatnonzero(both[0].holds(rows))
-    height = max(1, MESSAGE // (max(1, len(cols)) * matrix.dtype.itemsize))
-    cuts = [owned[i : i + height] for i in range(0, len(owned) if cols else 0, height)]
-    return [_RowCut(cut, rows[cut], cols) for cut in cuts]
 
 
 def gather(
@@ -361,26 +293,16 @@ def gather(
         ctx.check()
         mine = rounds.box(ctx.rank, number)
         whole = None if mine is None else buffers.take("box", mine.shape, matrix.dtype)
-        for distance in range(ctx.size):
-            taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
-            outgoing = incoming = LocalIndices(range(0), range(0))
-            if _serves(group_of, ctx.rank, taker):
-                outgoing = _common(
-                    rounds.box(taker, number), matrix.distribution.local_indices(ctx.rank)
-                )
-            if _serves(group_of, giver, ctx.rank):
-                incoming = _common(mine, matrix.distribution.local_indices(giver))
-            source = _local(matrix, outgoing) if outgoing.size else None
-            target = None
-            if whole is not None and incoming.size:
-                target = _within(mine, whole, incoming)
-            if distance == 0:
-                if source is not None and target is not None:
-                    copy_kernels.copy(target, source)
-            else:
-                _pass(ctx, buffers, matrix.dtype, (taker, source), (giver, target))
-            if whole is not None and target is not None and not np.may_share_memory(whole, target):
-                _put(mine, whole, incoming, target)
+
+        def outgoing(rank: int, number: int = number) -> _Share:
+            box = rounds.box(rank, number) if _serves(group_of, ctx.rank, rank) else None
+            return _in_matrix(box, matrix)
+
+        def incoming(rank: int, box: Box | None = mine, room: Array | None = whole) -> _Share:
+            served = box if _serves(group_of, rank, ctx.rank) else None
+            return _in_box(served, room, matrix, rank)
+
+        _exchange(ctx, buffers, matrix.dtype, outgoing, incoming)
 
         def done(box: Box | None = mine, values: Array | None = whole) -> None:
             if box is not None and values is not None:
@@ -398,71 +320,129 @@ def _serves(group_of: dict[int, tuple[int, ...]], rank: int, taker: int) -> bool
     return rank == (taker if taker in group else group[taker % len(group)])
 
 
-def _common(box: Box | None, local_indices: LocalIndices) -> LocalIndices:
-    """The intersection of a box and a rank's part of the matrix, as global indices."""
-    if box is not None:
-        rows, cols = (
-            clip(local_indices.rows, box.rows.start, box.rows.stop),
-            clip(local_indices.cols, box.cols.start, box.cols.stop),
-        )
-        if rows and cols:
-            return LocalIndices(rows, cols)
-    return LocalIndices(range(0), range(0))
+class _Share(NamedTuple):
+    """The elements of an array that this rank sends to another, or receives from it."""
+
+    array: Array
+    rows: range | IndexArray  # positions in the array
+    cols: range | IndexArray
+
+    @property
+    def shape(self) -> Shape:
+        return len(self.rows), len(self.cols)
+
+    def cuts(self, itemsize: int) -> Iterator[_Share]:
+        """Parts of at most `MESSAGE` bytes, the same on both sides of a message."""
+        width = max(1, min(len(self.cols), MESSAGE // itemsize))
+        height = max(1, MESSAGE // (width * itemsize))
+        for i in range(0, len(self.rows), height):
+            for j in range(0, len(self.cols), width):
+                yield _Share(self.array, self.rows[i : i + height], self.cols[j : j + width])
+
+    def elements(self) -> Array:
+        """A view, or a copy if they lie in several blocks."""
+        return taken(self.array, *map(_selector, (self.rows, self.cols)))
+
+    def set(self, values: Array) -> None:
+        if isinstance(self.rows, range) and isinstance(self.cols, range):
+            copy_kernels.copy(self.elements(), values)
+        else:
+            put(self.array, *map(_selector, (self.rows, self.cols)), values)
 
 
-def _within(box: Box | None, values: Array, part: LocalIndices) -> Array:
-    """A box's elements of a part: a view, or a copy if the part lies in several blocks."""
-    assert box is not None
-    rows, cols = selector(part.rows, box.rows.start), selector(part.cols, box.cols.start)
-    return taken(values, rows, cols)
+NOTHING = _Share(np.empty((0, 0)), range(0), range(0))
 
 
-def _put(box: Box | None, values: Array, part: LocalIndices, elements: Array) -> None:
-    assert box is not None
-    rows, cols = selector(part.rows, box.rows.start), selector(part.cols, box.cols.start)
-    put(values, rows, cols, elements)
+def _selector(places: range | IndexArray) -> slice | IndexArray:
+    return as_slice(places) if isinstance(places, range) else places
 
 
-def _local(matrix: DistMatrix, part: LocalIndices) -> Array:
-    return matrix.stored[positions(matrix.rows, part.rows), positions(matrix.cols, part.cols)]
+def _places(selected: slice | IndexArray) -> range | IndexArray:
+    if isinstance(selected, slice):
+        return range(selected.start, selected.stop, selected.step or 1)
+    return selected
 
 
-def _cuts(shape: tuple[int, int], itemsize: int) -> Iterator[tuple[slice, slice]]:
-    """Regions of at most `MESSAGE` bytes, the same on both sides of a message."""
-    m, n = shape
-    width = max(1, min(n, MESSAGE // itemsize))
-    height = max(1, MESSAGE // (width * itemsize))
-    for i in range(0, m, height):
-        for j in range(0, n, width):
-            yield slice(i, i + height), slice(j, j + width)
+def _in_box(
+    box: Box | None,
+    values: Array | None,
+    matrix: DistMatrix,
+    rank: int,
+    rows: NDArray[np.int64] | None = None,
+) -> _Share:
+    """The elements of this rank's box that are in the part of `rank` of the matrix."""
+    if box is None or values is None:
+        return NOTHING
+    here, cols, at = _common(box, matrix, rank, rows)
+    down = _places(selector(here, box.rows.start)) if at is None else at
+    return _Share(values, down, _places(selector(cols, box.cols.start)))
 
 
-def _pass(
+def _in_matrix(
+    box: Box | None, matrix: DistMatrix, rows: NDArray[np.int64] | None = None
+) -> _Share:
+    """The elements of a box that are in this rank's part of the matrix."""
+    both = matrix.distribution.runs(matrix.rank)
+    if box is None or both is None:
+        return NOTHING
+    here, cols, at = _common(box, matrix, matrix.rank, rows)
+    down = _places(positions(matrix.rows, here))
+    if at is not None and rows is not None:
+        down = both[0].positions(rows[as_slice(box.rows)][at])
+    return _Share(matrix.stored, down, _places(positions(matrix.cols, cols)))
+
+
+def _common(
+    box: Box, matrix: DistMatrix, rank: int, rows: NDArray[np.int64] | None
+) -> tuple[Indices, Indices, IndexArray | None]:
+    """The rows and columns of the matrix that are in a box and in the part of a rank.
+
+    With `rows` (see `scatter`) no rows, but their positions in the box.
+    """
+    part, both = matrix.distribution.local_indices(rank), matrix.distribution.runs(rank)
+    cols = clip(part.cols, box.cols.start, box.cols.stop)
+    if rows is None or both is None:
+        return clip(part.rows, box.rows.start, box.rows.stop), cols, None
+    return range(0), cols, np.flatnonzero(both[0].holds(rows[as_slice(box.rows)]))
+
+
+def _exchange(
     ctx: Context,
     buffers: Buffers,
     dtype: np.dtype[Any],
-    to: tuple[int, Array | None],
-    frm: tuple[int, Array | None],
+    outgoing: Callable[[int], _Share],
+    incoming: Callable[[int], _Share],
+    order: Literal["C", "F"] = "C",
 ) -> None:
-    """Send one share and receive another, C-ordered and cast before sending."""
-    (taker, source), (giver, target) = to, frm
-    sends = [] if source is None else list(_cuts(source.shape, dtype.itemsize))
-    receives = [] if target is None else list(_cuts(target.shape, dtype.itemsize))
-    for k in range(max(len(sends), len(receives))):
-        request = None
-        place = buffer = None
-        if target is not None and k < len(receives):
-            place = target[receives[k]]
-            buffer = buffers.take("received", place.shape, dtype)
-            request = ctx.comm.Irecv(buffer.reshape(-1).view(np.uint8), giver, TAG)
-        if source is not None and k < len(sends):
-            view = source[sends[k]]
-            packed = buffers.take("sent", view.shape, dtype)
-            copy_kernels.copy(packed, view)
-            ctx.comm.Send(packed.reshape(-1).view(np.uint8), taker, TAG)
-        if request is not None and place is not None and buffer is not None:
-            request.Wait()
-            copy_kernels.copy(place, buffer)
+    """Send a share to each rank and receive one from each, cast before sending. Collective."""
+
+    def room(what: str, shape: Shape) -> Array:
+        if order == "F":
+            return buffers.take(what, shape[::-1], dtype).T
+        return buffers.take(what, shape, dtype)
+
+    def raw(packed: Array) -> Array:
+        return packed.reshape(-1, order=order).view(np.uint8)
+
+    for distance in range(ctx.size):
+        taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
+        sends, receives = (
+            share.cuts(dtype.itemsize) for share in (outgoing(taker), incoming(giver))
+        )
+        for cut, place in zip_longest(sends, receives):
+            if distance == 0:
+                place.set(cut.elements())
+                continue
+            if place is not None:
+                buffer = room("received", place.shape)
+                request = ctx.comm.Irecv(raw(buffer), giver, TAG)
+            if cut is not None:
+                packed = room("sent", cut.shape)
+                copy_kernels.copy(packed, cut.elements())
+                ctx.comm.Send(raw(packed), taker, TAG)
+            if place is not None:
+                request.Wait()
+                place.set(buffer)
 
 
 def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:

@@ -161,10 +161,7 @@ def load(
             rows, cols = in_order[as_slice(box.rows)], across[as_slice(box.cols)]
             return converted(source.read(rows, cols), kind, path)
 
-        if order is None:
-            exchange.scatter(ctx, A, cut, read, path, there.order)
-        else:
-            exchange.scatter_rows(ctx, A, cut, order, read, path)
+        exchange.scatter(ctx, A, cut, read, path, order, there.order)
         return A, names
     finally:
         source.close()

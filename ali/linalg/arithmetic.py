@@ -24,29 +24,26 @@ from mpi_workers.matrix.layout import (
 )
 from mpi_workers.matrix.redistribution import redistribute
 
+# NumPy's functions of these names.
 BINARY: dict[str, Any] = {
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.true_divide,
-    "floor_divide": np.floor_divide, "remainder": np.remainder, "power": np.power,
-    "minimum": np.minimum, "maximum": np.maximum, "arctan2": np.arctan2, "hypot": np.hypot,
-    "equal": np.equal, "not_equal": np.not_equal, "less": np.less,
-    "less_equal": np.less_equal, "greater": np.greater, "greater_equal": np.greater_equal,
-    "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
-    "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor,
-    "left_shift": np.left_shift, "right_shift": np.right_shift, "logaddexp": np.logaddexp,
-    "copysign": np.copysign, "nextafter": np.nextafter,
-    "fmin": np.fmin, "fmax": np.fmax, "fmod": np.fmod, "float_power": np.float_power,
+    name: getattr(np, name)
+    for name in (
+        "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "minimum",
+        "maximum", "arctan2", "hypot", "equal", "not_equal", "less", "less_equal", "greater",
+        "greater_equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or",
+        "bitwise_xor", "left_shift", "right_shift", "logaddexp", "copysign", "nextafter", "fmin",
+        "fmax", "fmod", "float_power",
+    )
 }  # fmt: skip
 UNARY: dict[str, Any] = {
-    "negative": np.negative, "abs": np.absolute, "sign": np.sign, "conj": np.conjugate,
-    "square": np.square, "sqrt": np.sqrt, "reciprocal": np.reciprocal, "exp": np.exp,
-    "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "log2": np.log2, "log10": np.log10,
-    "sin": np.sin, "cos": np.cos, "tan": np.tan, "arcsin": np.arcsin, "arccos": np.arccos,
-    "arctan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
-    "arcsinh": np.arcsinh, "arccosh": np.arccosh, "arctanh": np.arctanh,
-    "floor": np.floor, "ceil": np.ceil, "rint": np.rint, "isnan": np.isnan,
-    "isinf": np.isinf, "isfinite": np.isfinite, "logical_not": np.logical_not,
-    "trunc": np.trunc, "signbit": np.signbit, "invert": np.invert, "cbrt": np.cbrt,
-    "exp2": np.exp2, "degrees": np.degrees, "radians": np.radians, "fabs": np.fabs,
+    name: getattr(np, name)
+    for name in (
+        "negative", "abs", "sign", "conj", "square", "sqrt", "reciprocal", "exp", "expm1", "log",
+        "log1p", "log2", "log10", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh",
+        "tanh", "arcsinh", "arccosh", "arctanh", "floor", "ceil", "rint", "isnan", "isinf",
+        "isfinite", "logical_not", "trunc", "signbit", "invert", "cbrt", "exp2", "degrees",
+        "radians", "fabs",
+    )
 }  # fmt: skip
 PARTS = ("real", "imag")  # not ufuncs in NumPy
 WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.float16): np.dtype(np.float32)}

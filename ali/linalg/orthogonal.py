@@ -45,7 +45,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 
 
 def minimize(
-    ctx: Context, A: DistMatrix, B: DistMatrix, limit: float, values: bool
+    ctx: Context, A: DistMatrix, B: DistMatrix, limit: float, values: bool, lam: float = 0.0
 ) -> tuple[DistMatrix, Array, int, Array | None]:
     """X, the squares of residuals, the rank, and with `values` the singular values. Collective.
 
@@ -57,23 +57,32 @@ def minimize(
     values : bool
         Whether the singular values are wanted. If not, and A has full rank for certain, there is
         no SVD, which takes twenty times as long as the QR.
+    lam : float
+        Above 0: the X that minimizes ``|A X - B|^2 + lam |X|^2``, and nothing else. QR of
+        ``[A; sqrt(lam) I]``, or of ``[A^H; sqrt(lam) I]`` if A is wide.
     """
-    (m, n), r, dtype = A.shape, B.shape[1], A.dtype
-    wide, small = m < n, min(m, n)
+    (m, n), dtype = A.shape, A.dtype
+    wide, small, large = m < n, min(m, n), max(m, n)
     tall = adjoint_in_rows(ctx, A) if wide else copy_to_rows(ctx, A, dtype)
-    right = copy_to_rows(ctx, B, dtype)
-    lost = np.zeros(r)
-    found = qr_factorization.factor(ctx, tall, None if wide else block(right))
+    if lam:
+        tall = _above_identity(ctx, tall, lam**0.5)
+    right = block(copy_to_rows(ctx, B, dtype))
+    if lam and not wide:
+        right = np.concatenate([right, np.zeros((len(tall.rows) - len(right), B.shape[1]), dtype)])
+    found = qr_factorization.factor(
+        ctx, tall, None if wide else right, identity_from=large if lam else None
+    )
     edge = rows_before(small, ctx.rank, ctx.size)
-    side = ctx.new_from_rows(block(right)[:edge], small)
-    if not wide:
-        lost = lost + column_dots(*[block(right)[edge:]] * 2)
+    side = ctx.new_from_rows(right[:edge], small)
+    lost = np.zeros(B.shape[1])
+    if not (wide or lam):
+        lost = lost + column_dots(*[right[edge:]] * 2)
     R = qr_factorization.triangle(ctx, tall)
     S: Array | None = None
     rank = small
     unit = frobenius(ctx, R) or 1.0
     block(R)[...] /= dtype.type(unit)
-    if values or least_singular(ctx, R) <= limit:
+    if not lam and (values or least_singular(ctx, R) <= limit):
         S, U, V = svd_in_rows(ctx, "lstsq", R)
         rank = int(np.count_nonzero(limit * S[:1].max(initial=0) < S))
         if wide:
@@ -91,13 +100,25 @@ def minimize(
     block(side)[...] /= dtype.type(unit)
     del R
     residuals = sum_over_ranks(ctx.comm, np.asarray(lost)).astype(np.zeros(0, dtype).real.dtype)
-    if not wide:
-        return side, residuals, rank, S
-    return _times_q(ctx, tall, found, side), residuals, rank, S
+    if wide:
+        side = _times_q(ctx, tall, found, side, n)
+    return side, residuals, rank, S
 
 
-def _times_q(ctx: Context, A: DistMatrix, found: list[Panel], side: DistMatrix) -> DistMatrix:
-    """``Q [side; 0]`` of a factored A."""
+def _above_identity(ctx: Context, A: DistMatrix, diagonal: float) -> DistMatrix:
+    """``[A; diagonal I]``."""
+    m, n = A.shape
+    stack, edge = ctx.zeros((m + n, n), A.dtype), rows_before(m, ctx.rank, ctx.size)
+    s = block(stack)
+    s[:edge] = block(A)
+    s[range(edge, len(s)), np.asarray(stack.rows, np.int64)[edge:] - m] = diagonal
+    return stack
+
+
+def _times_q(
+    ctx: Context, A: DistMatrix, found: list[Panel], side: DistMatrix, m: int
+) -> DistMatrix:
+    """The first m rows of ``Q [side; 0]`` of a factored A."""
     X = ctx.zeros((A.shape[0], side.shape[1]), A.dtype)
     x = block(X)
     x[: len(side.rows)] = block(side)
@@ -105,46 +126,7 @@ def _times_q(ctx: Context, A: DistMatrix, found: list[Panel], side: DistMatrix) 
         ctx.check()
         rows, y = qr_factorization.vectors(ctx, block(A), panel)
         qr_factorization.apply(ctx, y, panel.t, x[rows])
-    return X
-
-
-def regularized(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
-    """The X that minimizes ``|A X - B|^2 + lam |X|^2``. Collective.
-
-    Parameters
-    ----------
-    A, B : DistMatrix, floating point, of the same dtype, finite
-    lam : float
-        Above 0.
-
-    Notes
-    -----
-    QR by panels of ``[A; sqrt(lam) I]``, or of ``[A^H; sqrt(lam) I]`` if A is wide: some
-    ``5 l s^2 / ranks`` flops with s = min(m, n), l = max(m, n). Memory per rank: its share of 5
-    matrices.
-    """
-    (m, n), r, dtype = A.shape, B.shape[1], A.dtype
-    wide, small, large = m < n, min(m, n), max(m, n)
-    edge = rows_before(large, ctx.rank, ctx.size)
-    stack = ctx.zeros((large + small, small), dtype)
-    s = block(stack)
-    s[:edge] = block(adjoint_in_rows(ctx, A) if wide else copy_to_rows(ctx, A, dtype))
-    below = np.asarray(stack.rows)[edge:] - large
-    s[range(edge, len(s)), below] = lam**0.5
-    right = None
-    if not wide:
-        right = np.zeros((len(s), r), dtype)
-        right[:edge] = block(copy_to_rows(ctx, B, dtype))
-    found = qr_factorization.factor(ctx, stack, right, identity_from=large)
-    R = qr_factorization.triangle(ctx, stack)
-    if right is not None:
-        X = ctx.new_from_rows(right[: len(R.rows)], small)
-        triangular_solve(ctx, R, X, lower=False)
-        return X
-    side = copy_to_rows(ctx, B, dtype)
-    triangular_solve(ctx, R, side, lower=False, adjoint=True)
-    del R
-    return ctx.new_from_rows(block(_times_q(ctx, stack, found, side))[:edge], n)
+    return X if m == A.shape[0] else ctx.new_from_rows(x[: rows_before(m, ctx.rank, ctx.size)], m)
 
 
 @routine("Q", "R")
@@ -283,9 +265,12 @@ def least_squares(
 
 
 def _least_squares(
-    ctx: Context, name: str, A: DistMatrix, B: DistMatrix, rcond: float
+    ctx: Context, name: str, A: DistMatrix, B: DistMatrix, rcond: float = -1.0, lam: float = 0.0
 ) -> tuple[DistMatrix, Array, int, Array | None]:
-    """X; and on every rank the squares of residuals, the rank and the singular values."""
+    """X; and on every rank the squares of residuals, the rank and the singular values.
+
+    With lam above 0 X minimizes ``|A X - B|^2 + lam |X|^2``, and the others are not valid.
+    """
     (m, n), r = A.shape, B.shape[1]
     require_same_rows(name, A, B)
     dtype = float_dtype(A.dtype, B.dtype)
@@ -295,30 +280,39 @@ def _least_squares(
     right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
     limit = rcond if rcond >= 0 else max(m, n) * float(np.finfo(dtype).eps)
     require_finite(ctx, name, A=tall, B=right)
-    if stays_spread(ctx, small):
+    if exceeds_share(ctx, max(m, n), small) if lam else stays_spread(ctx, small):
         A, B = as_rows(ctx, A, dtype), as_rows(ctx, B, dtype)
-        return minimize(ctx, A, B, limit, name != "lstsq")
+        return minimize(ctx, A, B, limit, name != "lstsq", lam)
     # A = Q R: X = R^+ (Q^H B), and [A B] = Q [R  Q^H B]. A = (Q R)^H: X = Q (R^H)^+ B.
-    factors = TallQR(
-        ctx.comm, tall if wide else _stacked(tall, right), vectors=wide, overwrite=not wide
-    )
+    # With lam rank 0 appends the rows of sqrt(lam) I to A or A^H; X is then the top of Q R^-H B.
+    count, whole = len(tall), tall
+    if lam or not wide:
+        more = small if lam and ctx.rank == 0 else 0
+        whole = _stacked(tall, None if wide else right, more)
+        np.fill_diagonal(whole[count:, :small], lam**0.5)
+    factors = TallQR(ctx.comm, whole, vectors=wide, overwrite=whole is not tall)
     X = np.empty((small, r), dtype)
-    found: tuple[Array, int, Array] | None = None
+    found: tuple[Array, int, Array | None] | None = None
     if factors.r is not None:
         triangle = factors.r[:small, :small]
         side = right if wide else factors.r[:small, small:]
-        u, s, vh = scipy.linalg.svd(triangle.conj().T if wide else triangle, check_finite=False)
-        rank = int((s > limit * s[:1].max(initial=0)).sum())
-        X[...] = vh[:rank].conj().T @ ((u[:, :rank].conj().T @ side) / s[:rank, None])
-        lost = column_dots(*[u[:, rank:].conj().T @ side] * 2)
-        if not wide:
-            lost += column_dots(*[factors.r[small:, small:]] * 2)
-        found = lost.astype(s.dtype), rank, s
+        if lam:
+            trans = "C" if wide else "N"
+            X[...] = scipy.linalg.solve_triangular(triangle, side, trans=trans, check_finite=False)
+            found = np.zeros(r), small, None
+        else:
+            u, s, vh = scipy.linalg.svd(triangle.conj().T if wide else triangle, check_finite=False)
+            rank = int((s > limit * s[:1].max(initial=0)).sum())
+            X[...] = vh[:rank].conj().T @ ((u[:, :rank].conj().T @ side) / s[:rank, None])
+            lost = column_dots(*[u[:, rank:].conj().T @ side] * 2)
+            if not wide:
+                lost += column_dots(*[factors.r[small:, small:]] * 2)
+            found = lost.astype(s.dtype), rank, s
     found = ctx.comm.bcast(found)
     assert found is not None
     if wide:
-        factor = X if ctx.rank == 0 else None
-        return ctx.new_from_rows(factors.times(factor, r, dtype), n), *found
+        mine = factors.times(X if ctx.rank == 0 else None, r, dtype)
+        return ctx.new_from_rows(mine[:count], n), *found
     ctx.comm.Bcast(X)
     return ctx.new_replicated(X, "VC_STAR"), *found
 
@@ -360,33 +354,8 @@ def ridge(ctx: Context, A: DistMatrix, B: DistMatrix, lam: float) -> DistMatrix:
     Error: 1 eps, of the gradient, relative to |A| (|A| |X| + |B|). Peak memory: 2.2 times arguments
     and results.
     """
-    (m, n), r = A.shape, B.shape[1]
-    require_same_rows("ridge", A, B)
     require_range("ridge", "lam", lam, 0, above=True, note=" (for 0 use lstsq)")
-    dtype = float_dtype(A.dtype, B.dtype)
-    wide, small = m < n, min(m, n)
-    local = block(ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")).astype(dtype, copy=False)
-    tall = local.conj().T if wide else local
-    right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
-    require_finite(ctx, "ridge", A=tall, B=right)
-    if exceeds_share(ctx, max(m, n), small):
-        return regularized(ctx, as_rows(ctx, A, dtype), as_rows(ctx, B, dtype), lam)
-    count = tall.shape[0]
-    # Rank 0 appends the rows of sqrt(lam) I.
-    whole = _stacked(tall, None if wide else right, small if ctx.rank == 0 else 0)
-    np.fill_diagonal(whole[count:, :small], lam**0.5)
-    factors = TallQR(ctx.comm, whole, vectors=wide, overwrite=True)
-    X = np.empty((small, r), dtype)
-    if wide:  # X = A^H (A A^H + lam)^-1 B, and Q R = [A^H; sqrt(lam)]: X is the top of Q R^-H B
-        if factors.r is not None:
-            X[...] = scipy.linalg.solve_triangular(factors.r, right, trans="C", check_finite=False)
-        found = factors.times(X if ctx.rank == 0 else None, r, dtype)[:count]
-        return ctx.new_from_rows(found, n)
-    if factors.r is not None:
-        triangle, side = factors.r[:small, :small], factors.r[:small, small:]
-        X[...] = scipy.linalg.solve_triangular(triangle, side, check_finite=False)
-    ctx.comm.Bcast(X)
-    return ctx.new_replicated(X, "VC_STAR")
+    return _least_squares(ctx, "ridge", A, B, lam=lam)[0]
 
 
 def _stacked(left: Array, right: Array | None, more: int = 0) -> Array:

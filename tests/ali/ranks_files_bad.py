@@ -62,7 +62,7 @@ def break_it(patch: pytest.MonkeyPatch, gang: Gang, suffix: str, fails: str) -> 
     if fails == "publishing":
         patch.setattr(paths.os, "replace", full)
         patch.setattr(paths, "_swap", full)
-        patch.setattr(zarr3, "publish", full)
+        patch.setattr(zarr3, "_publish", full)
         return
     kind: Any = {
         ".npy": npy.RawSink,
