@@ -20,10 +20,10 @@ that are scattered one by one, ranks read contiguous boxes and exchange them (`e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise, zip_longest
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from itertools import pairwise
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from ali.files.formats import About, Box, Grain, Pick, Source
 from ali.files.paths import together
 from ali.interface import Context
+from ali.pairwise import NOTHING, Buffers, Order, Share, exchange, serves
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
@@ -42,27 +43,9 @@ from mpi_workers.matrix.layout import (
     as_slice,
     clip,
     positions,
-    put,
     selector,
     stored_shape,
-    taken,
 )
-
-
-class Buffers:
-    """Memory that is reused: touching fresh memory costs more than the copy."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, NDArray[np.uint8]] = {}
-
-    def take(self, what: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A C-ordered array, valid until the same name is taken again."""
-        nbytes = shape[0] * shape[1] * dtype.itemsize
-        held = self._held.get(what)
-        if held is None or held.nbytes < nbytes:
-            held = self._held[what] = np.empty(nbytes, np.uint8)
-        return held[:nbytes].view(dtype).reshape(shape)
-
 
 PIECE = 16 << 20  # 16 MiB: sequential for a disk, small next to a rank's part
 SEVERAL = 4  # least number of boxes per rank: one more or less is a small imbalance
@@ -214,9 +197,6 @@ class ArraySource:
         """Nothing is open between reads."""
 
 
-MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB
-TAG = 11
-
 Array = NDArray[Any]
 
 
@@ -240,7 +220,7 @@ def scatter(
     read: Callable[[Box], Array],
     path: str,
     rows: NDArray[np.int64] | None = None,
-    order: Literal["C", "F"] = "C",
+    order: Order = "C",
 ) -> None:
     """Fill a matrix with boxes that the ranks read. Collective.
 
@@ -265,13 +245,13 @@ def scatter(
         mine = rounds.box(ctx.rank, number)
         values = together(ctx, path, partial(_read, read, mine))
 
-        def outgoing(rank: int, box: Box | None = mine, found: Array | None = values) -> _Share:
+        def outgoing(rank: int, box: Box | None = mine, found: Array | None = values) -> Share:
             return _in_box(box, found, matrix, rank, rows)
 
-        def incoming(rank: int, number: int = number) -> _Share:
+        def incoming(rank: int, number: int = number) -> Share:
             return _in_matrix(rounds.box(rank, number), matrix, rows)
 
-        _exchange(ctx, buffers, matrix.dtype, outgoing, incoming, order)
+        exchange(ctx, matrix.dtype, outgoing, incoming, order, buffers)
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
 
 
@@ -294,15 +274,15 @@ def gather(
         mine = rounds.box(ctx.rank, number)
         whole = None if mine is None else buffers.take("box", mine.shape, matrix.dtype)
 
-        def outgoing(rank: int, number: int = number) -> _Share:
-            box = rounds.box(rank, number) if _serves(group_of, ctx.rank, rank) else None
+        def outgoing(rank: int, number: int = number) -> Share:
+            box = rounds.box(rank, number) if serves(group_of, ctx.rank, rank) else None
             return _in_matrix(box, matrix)
 
-        def incoming(rank: int, box: Box | None = mine, room: Array | None = whole) -> _Share:
-            served = box if _serves(group_of, rank, ctx.rank) else None
+        def incoming(rank: int, box: Box | None = mine, room: Array | None = whole) -> Share:
+            served = box if serves(group_of, rank, ctx.rank) else None
             return _in_box(served, room, matrix, rank)
 
-        _exchange(ctx, buffers, matrix.dtype, outgoing, incoming)
+        exchange(ctx, matrix.dtype, outgoing, incoming, "C", buffers)
 
         def done(box: Box | None = mine, values: Array | None = whole) -> None:
             if box is not None and values is not None:
@@ -312,84 +292,31 @@ def gather(
         ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
 
 
-def _serves(group_of: dict[int, tuple[int, ...]], rank: int, taker: int) -> bool:
-    """Whether `rank`, among all ranks with the same elements, sends them to `taker`."""
-    group = group_of.get(rank)
-    if group is None:
-        return False
-    return rank == (taker if taker in group else group[taker % len(group)])
-
-
-class _Share(NamedTuple):
-    """The elements of an array that this rank sends to another, or receives from it."""
-
-    array: Array
-    rows: range | IndexArray  # positions in the array
-    cols: range | IndexArray
-
-    @property
-    def shape(self) -> Shape:
-        return len(self.rows), len(self.cols)
-
-    def cuts(self, itemsize: int) -> Iterator[_Share]:
-        """Parts of at most `MESSAGE` bytes, the same on both sides of a message."""
-        width = max(1, min(len(self.cols), MESSAGE // itemsize))
-        height = max(1, MESSAGE // (width * itemsize))
-        for i in range(0, len(self.rows), height):
-            for j in range(0, len(self.cols), width):
-                yield _Share(self.array, self.rows[i : i + height], self.cols[j : j + width])
-
-    def elements(self) -> Array:
-        """A view, or a copy if they lie in several blocks."""
-        return taken(self.array, *map(_selector, (self.rows, self.cols)))
-
-    def set(self, values: Array) -> None:
-        if isinstance(self.rows, range) and isinstance(self.cols, range):
-            copy_kernels.copy(self.elements(), values)
-        else:
-            put(self.array, *map(_selector, (self.rows, self.cols)), values)
-
-
-NOTHING = _Share(np.empty((0, 0)), range(0), range(0))
-
-
-def _selector(places: range | IndexArray) -> slice | IndexArray:
-    return as_slice(places) if isinstance(places, range) else places
-
-
-def _places(selected: slice | IndexArray) -> range | IndexArray:
-    if isinstance(selected, slice):
-        return range(selected.start, selected.stop, selected.step or 1)
-    return selected
-
-
 def _in_box(
     box: Box | None,
     values: Array | None,
     matrix: DistMatrix,
     rank: int,
     rows: NDArray[np.int64] | None = None,
-) -> _Share:
+) -> Share:
     """The elements of this rank's box that are in the part of `rank` of the matrix."""
     if box is None or values is None:
         return NOTHING
     here, cols, at = _common(box, matrix, rank, rows)
-    down = _places(selector(here, box.rows.start)) if at is None else at
-    return _Share(values, down, _places(selector(cols, box.cols.start)))
+    down = selector(here, box.rows.start) if at is None else at
+    return Share(values, down, selector(cols, box.cols.start))
 
 
-def _in_matrix(
-    box: Box | None, matrix: DistMatrix, rows: NDArray[np.int64] | None = None
-) -> _Share:
+def _in_matrix(box: Box | None, matrix: DistMatrix, rows: NDArray[np.int64] | None = None) -> Share:
     """The elements of a box that are in this rank's part of the matrix."""
     both = matrix.distribution.runs(matrix.rank)
     if box is None or both is None:
         return NOTHING
     here, cols, at = _common(box, matrix, matrix.rank, rows)
-    down = _places(positions(matrix.rows, here))
+    down: slice | IndexArray = positions(matrix.rows, here)
     if at is not None and rows is not None:
         down = both[0].positions(rows[as_slice(box.rows)][at])
-    return _Share(matrix.stored, down, _places(positions(matrix.cols, cols)))
+    return Share(matrix.stored, down, positions(matrix.cols, cols))
 
 
 def _common(
@@ -404,45 +331,6 @@ def _common(
     if rows is None or both is None:
         return clip(part.rows, box.rows.start, box.rows.stop), cols, None
     return range(0), cols, np.flatnonzero(both[0].holds(rows[as_slice(box.rows)]))
-
-
-def _exchange(
-    ctx: Context,
-    buffers: Buffers,
-    dtype: np.dtype[Any],
-    outgoing: Callable[[int], _Share],
-    incoming: Callable[[int], _Share],
-    order: Literal["C", "F"] = "C",
-) -> None:
-    """Send a share to each rank and receive one from each, cast before sending. Collective."""
-
-    def room(what: str, shape: Shape) -> Array:
-        if order == "F":
-            return buffers.take(what, shape[::-1], dtype).T
-        return buffers.take(what, shape, dtype)
-
-    def raw(packed: Array) -> Array:
-        return packed.reshape(-1, order=order).view(np.uint8)
-
-    for distance in range(ctx.size):
-        taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
-        sends, receives = (
-            share.cuts(dtype.itemsize) for share in (outgoing(taker), incoming(giver))
-        )
-        for cut, place in zip_longest(sends, receives):
-            if distance == 0:
-                place.set(cut.elements())
-                continue
-            if place is not None:
-                buffer = room("received", place.shape)
-                request = ctx.comm.Irecv(raw(buffer), giver, TAG)
-            if cut is not None:
-                packed = room("sent", cut.shape)
-                copy_kernels.copy(packed, cut.elements())
-                ctx.comm.Send(raw(packed), taker, TAG)
-            if place is not None:
-                request.Wait()
-                place.set(buffer)
 
 
 def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:

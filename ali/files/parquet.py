@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.files.exchange import Array, Buffers
+from ali.files.exchange import Array
 from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
+from ali.pairwise import Buffers
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import as_slice, intersect
 

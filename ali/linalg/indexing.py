@@ -1,14 +1,11 @@
 """Rows, columns, slices, triangles and diagonals of matrices; copies between selections.
 
-Every rank knows all indices and computes which elements it sends and receives: no indices are
-sent. Ranks exchange in pairs at increasing distance.
+Every rank knows all indices and computes which elements it sends and receives: no indices are sent.
 """
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
-from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +13,9 @@ import numpy as np
 from ali.blocks import Array, block, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
+from ali.pairwise import NOTHING, Share, exchange, serves
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Distribution, Indices, Runs, clip, evenly, put, taken
-
-MESSAGE = 16 << 20  # 16 MiB
-TAG = 14
+from mpi_workers.matrix.layout import Distribution, Indices, Runs, clip, evenly
 
 
 class IndexMap(NamedTuple):
@@ -28,13 +23,6 @@ class IndexMap(NamedTuple):
 
     source: Array
     target: Array
-
-
-class _Selection(NamedTuple):
-    """Local positions on one side of a transfer between two ranks."""
-
-    rows: Array
-    cols: Array
 
 
 def transfer(
@@ -46,7 +34,7 @@ def transfer(
     Each element crosses the network at most once per copy in the target's layout. Memory: two
     messages of 16 MiB, and the indices.
     """
-    me, size = ctx.rank, ctx.size
+    me = ctx.rank
     groups = {member: group for group in source.distribution.owners() for member in group}
     giving = [
         _narrow(w.source, w, owned) for w, owned in _pairs(rows, cols, source.distribution, me)
@@ -54,47 +42,19 @@ def transfer(
     taking = [
         _narrow(w.target, w, owned) for w, owned in _pairs(rows, cols, target.distribution, me)
     ]
-    for distance in range(size):
+
+    def outgoing(taker: int) -> Share:
         ctx.check()
-        taker, giver = (me + distance) % size, (me - distance) % size
-        outgoing = incoming = None
-        if me in groups and _sender(groups[me], taker) == me:
-            outgoing = _selection(giving, target.distribution, taker, True, source)
-        if giver in groups and _sender(groups[giver], me) == giver:
-            incoming = _selection(taking, source.distribution, giver, False, target)
-        if distance == 0:
-            if outgoing is not None and incoming is not None:
-                for cut, place in zip(
-                    _cuts(source, outgoing), _cuts(target, incoming), strict=True
-                ):
-                    _put(target.stored, place, _get(source.stored, cut))
-            continue
-        for cut, place in zip_longest(_cuts(source, outgoing), _cuts(target, incoming)):
-            _exchange(ctx, source, target, (taker, cut), (giver, place))
+        if not serves(groups, me, taker):
+            return NOTHING
+        return _selection(giving, target.distribution, taker, True, source)
 
+    def incoming(giver: int) -> Share:
+        if not serves(groups, giver, me):
+            return NOTHING
+        return _selection(taking, source.distribution, giver, False, target)
 
-def _exchange(
-    ctx: Context,
-    source: DistMatrix,
-    target: DistMatrix,
-    to: tuple[int, _Selection | None],
-    frm: tuple[int, _Selection | None],
-) -> None:
-    (taker, cut), (giver, place) = to, frm
-    packed = buffer = None
-    if cut is not None:
-        packed = np.asfortranarray(_get(source.stored, cut))
-    if place is not None:
-        shape = (place.rows.size, place.cols.size)
-        buffer = np.empty(shape, target.dtype, order="F")
-    if packed is not None and buffer is not None:
-        ctx.comm.Sendrecv(_raw(packed), taker, TAG, _raw(buffer), giver, TAG)
-    elif packed is not None:
-        ctx.comm.Send(_raw(packed), taker, TAG)
-    elif buffer is not None:
-        ctx.comm.Recv(_raw(buffer), giver, TAG)
-    if buffer is not None and place is not None:
-        _put(target.stored, place, buffer)
+    exchange(ctx, source.dtype, outgoing, incoming, "F")
 
 
 def _pairs(
@@ -114,41 +74,16 @@ def _narrow(side: Array, index_map: IndexMap, owned: Runs | None) -> IndexMap:
 
 def _selection(
     maps: list[IndexMap], other: Distribution, rank: int, giving: bool, matrix: DistMatrix
-) -> _Selection | None:
+) -> Share:
     """The elements of this rank's part that go to, or come from, another rank."""
     theirs = other.runs(rank) or (None, None)
     mine, found = matrix.distribution.runs(matrix.rank), []
     if mine is None:
-        return None
+        return NOTHING
     for index_map, owned, runs in zip(maps, theirs, mine, strict=True):
         part = _narrow(index_map.target if giving else index_map.source, index_map, owned)
-        found.append(runs.positions(part.source if giving else part.target))
-    return _Selection(*found) if found[0].size and found[1].size else None
-
-
-def _sender(group: tuple[int, ...], receiver: int) -> int:
-    """The rank in a group with equal copies that sends to `receiver`: itself if possible."""
-    return receiver if receiver in group else group[receiver % len(group)]
-
-
-def _cuts(matrix: DistMatrix, share: _Selection | None) -> Iterator[_Selection]:
-    if share is None:
-        return
-    width = max(1, MESSAGE // (share.rows.size * matrix.dtype.itemsize))
-    for start in range(0, share.cols.size, width):
-        yield _Selection(share.rows, share.cols[start : start + width])
-
-
-def _get(local: Array, share: _Selection) -> Array:
-    return taken(local, evenly(share.rows), evenly(share.cols))
-
-
-def _put(local: Array, share: _Selection, values: Array) -> None:
-    put(local, evenly(share.rows), evenly(share.cols), values)
-
-
-def _raw(array: Array) -> Array:
-    return array.reshape(-1, order="F").view(np.uint8)
+        found.append(evenly(runs.positions(part.source if giving else part.target)))
+    return Share(matrix.stored, *found)
 
 
 @routine("B")

@@ -16,6 +16,7 @@ import zarr
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from ali import pairwise
 from ali.files import exchange, npy, routines, text, zarr3
 from ali.interface import Context
 from mpi_workers.failures import Failure
@@ -48,10 +49,9 @@ def small() -> pytest.MonkeyPatch:
     """Boxes, chunks and blocks of a few elements, so that there are many."""
     patch = pytest.MonkeyPatch()
     patch.setattr(exchange, "PIECE", 200)
-    patch.setattr(exchange, "MESSAGE", 64)
+    patch.setattr(pairwise, "MESSAGE", 64)
     patch.setattr(npy, "STRIP", 100)
     patch.setattr(npy, "APART", 20)
-    patch.setattr(exchange, "PIECE", 200)
     patch.setattr(exchange, "DIRECT_PIECE", 200)
     patch.setattr(zarr3, "CHUNK", 120)
     patch.setattr(zarr3, "PLAIN", 1)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
+from ali import pairwise
 from ali.files import exchange, folders, paths, routines, text
 from ali.files.paths import hidden
 from mpi_workers.rank.gang import Gang
@@ -367,7 +368,7 @@ def shuffled(gang: Gang, folder: Path) -> list[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text.CsvSource, "_parsed", counted)
-        patch.setattr(exchange, "MESSAGE", 64)
+        patch.setattr(pairwise, "MESSAGE", 64)
         for name, options in (
             ("plain.csv", {}),
             ("folder.parquet", {}),

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ali import DistMatrix, blocks
+from ali import DistMatrix, blocks, pairwise
 from ali.interface import Context
 from ali.linalg import (
     arithmetic,
     collectives,
-    indexing,
     learning,
     products,
     reductions,
@@ -123,7 +122,7 @@ def small_panels() -> Iterator[None]:
         patch.setattr(blocks, "CHUNK", 256)
         patch.setattr(collectives, "SLICE", 16)
         patch.setattr(products, "CHUNK", 64)
-        patch.setattr(indexing, "MESSAGE", 128)
+        patch.setattr(pairwise, "MESSAGE", 128)
         patch.setattr(learning, "PANEL", 2000)
         for module in (arithmetic, reductions, learning, systems, singular, triangular):
             patch.setattr(module, "CHUNK", 256)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ali import blocks, registry
+from ali import blocks, pairwise, registry
 from ali.files import exchange, zarr3
 from ali.files.routines import load as load_routine
 from ali.files.routines import save as save_routine
@@ -156,9 +156,8 @@ def files(gang: Gang) -> dict[str, float]:
     few, all_rows = (check.distribute(values[:m]) for m in (100, 100_000))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "PIECE", PANEL)
-        patch.setattr(exchange, "PIECE", PANEL)
         patch.setattr(exchange, "DIRECT_PIECE", PANEL)
-        patch.setattr(exchange, "MESSAGE", PANEL)
+        patch.setattr(pairwise, "MESSAGE", PANEL)
         patch.setattr(zarr3, "CHUNK", PANEL)
         for suffix in FORMATS:
             path = f"{folder}/{suffix}.{suffix}"
