@@ -35,9 +35,17 @@ class _Stream:
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
-        self.sent: deque[tuple[TransferTarget, Region, Array]] = deque()
+        self.chunks: deque[tuple[TransferTarget, Region, Array]] = deque()  # not acknowledged
+        self.sent = 0  # of them, over this connection
         self.times = NodeTimes(0, "gateway")
         self.arrived = 0  # chunks
+
+    def drop(self) -> None:
+        """Close the connection; its chunks are sent again over the next one."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        self.sent = 0
 
 
 class GatewayNode(NodeConnection):
@@ -124,16 +132,10 @@ class GatewayNode(NodeConnection):
 
     def close(self) -> None:
         for lane in self._lanes:
-            self._drop(lane)
-            lane.sent.clear()
+            lane.drop()
+            lane.chunks.clear()
             lane.times = NodeTimes(0, self.route)
         self.shut.clear()
-
-    @staticmethod
-    def _drop(lane: _Stream) -> None:
-        if lane.connection is not None:
-            lane.connection.close()
-            lane.connection = None
 
     def _persist(self, stream: int, action: Callable[[Connection], None]) -> None:
         """Run an action; after a lost connection, open another one, and begin it again.
@@ -163,7 +165,7 @@ class GatewayNode(NodeConnection):
                     raise
                 self._raise_refusal(lane)
                 lost = error
-            self._drop(lane)
+            lane.drop()
             if lane.arrived > arrived:
                 breaks, arrived = 0, lane.arrived
             if time.monotonic() > there + GRACE_S or breaks > MAX_BREAKS:
@@ -194,16 +196,8 @@ class GatewayNode(NodeConnection):
         lane = self._lanes[stream]
         begun, before = time.perf_counter(), lane.times.serialize_s
         for part in chunks(region, target.dtype.itemsize, order):
-            if len(lane.sent) >= WINDOW:
-                self._acknowledged(stream, WINDOW - 1)
-            lane.sent.append((target, part, _part(array, region, part)))
-            unsent = list(lane.sent) if lane.connection is None else [lane.sent[-1]]
-            try:
-                connection = self.open(stream)
-                for chunk in unsent:
-                    self._send(connection, lane, *chunk)
-            except (frames.ConnectionLost, OSError):
-                self._acknowledged(stream, WINDOW - 1, again=True)
+            lane.chunks.append((target, part, _part(array, region, part)))
+            self._advance(stream, WINDOW - 1)
         spent = lane.times.serialize_s - before
         nbytes = array.size * target.dtype.itemsize
         return NodeTimes(0, self.route, nbytes, spent, time.perf_counter() - begun - spent)
@@ -219,28 +213,23 @@ class GatewayNode(NodeConnection):
         body = {"matrix": target.matrix, "region": list(part), "order": _order(packed)}
         connection.send(Kind.PUT, body, flat.data)
 
-    def _acknowledged(self, stream: int, left: int, *, again: bool = False) -> None:
-        """Wait until at most `left` chunks are under way."""
+    def _advance(self, stream: int, most: int) -> None:
+        """Send the chunks that are not under way; wait until at most `most` of all are."""
         lane = self._lanes[stream]
-        repeat = again
 
-        def receive(connection: Connection) -> None:
-            nonlocal repeat
-            if repeat:
-                for chunk in list(lane.sent):
-                    self._send(connection, lane, *chunk)
-            repeat = True
-            while len(lane.sent) > left:
+        def advance(connection: Connection) -> None:
+            while lane.sent < len(lane.chunks):
+                self._send(connection, lane, *lane.chunks[lane.sent])
+                lane.sent += 1
+            while lane.sent > most:
                 body = connection.expect(Kind.SYNC, STALL_TIMEOUT_S).body
-                lane.sent.popleft()
+                lane.chunks.popleft()
+                lane.sent -= 1
                 lane.arrived += 1
                 lane.times.receive_s += float(body["receive_s"])
                 lane.times.deserialize_s += float(body["place_s"])
 
-        if again:
-            self._raise_refusal(lane)
-            self._drop(lane)
-        self._persist(stream, receive)
+        self._persist(stream, advance)
 
     def put_rows(
         self, target: TransferTarget, ranks: list[int], rows: Array, block: Array
@@ -292,8 +281,8 @@ class GatewayNode(NodeConnection):
     def sync(self) -> NodeTimes:
         total = NodeTimes(0, self.route)
         for stream, lane in enumerate(self._lanes):
-            if lane.sent:
-                self._acknowledged(stream, 0)
+            if lane.chunks:
+                self._advance(stream, 0)
             total.receive_s += lane.times.receive_s
             total.deserialize_s += lane.times.deserialize_s
             lane.times = NodeTimes(0, self.route)

@@ -1,12 +1,7 @@
-"""A client's connection to a gateway: TLS, and frames over it.
-
-`ssl.SSLSocket` makes two system calls for each record of 16 KiB that it receives, and one for each
-that it sends, which is a third of a receiver's time: `TlsSocket` moves several records at a time.
-"""
+"""A client's connection to a gateway: frames over TLS (`ssl`), for one thread or for several."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import random
@@ -23,145 +18,6 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind
-
-LARGE_STEP_NBYTES = 256 << 10  # 256 KiB of a stream in a system call
-SMALL_STEP_NBYTES = 32 << 10  # 32 KiB: for connections that carry small frames
-
-
-class TlsSocket(socket.socket):
-    """A connected socket whose bytes are encrypted. One thread at a time.
-
-    It blocks, or not, as the socket that it replaces. Where it would have to wait without blocking,
-    it raises `SSLWantReadError` or `SSLWantWriteError`.
-
-    Parameters
-    ----------
-    sock : socket
-        Connected TCP; it is closed, and its connection is this object's.
-    context : SSLContext
-    server_hostname : str, optional
-        The name of the other end, for the side that connects. None: this side was connected to.
-    step_nbytes : int
-        Bytes that a system call moves at most.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        context: ssl.SSLContext,
-        *,
-        server_hostname: str | None = None,
-        step_nbytes: int = SMALL_STEP_NBYTES,
-    ) -> None:
-        timeout_s = sock.gettimeout()
-        super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
-        self.settimeout(timeout_s)
-        self.step_nbytes = step_nbytes
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(
-            self._incoming, self._outgoing, server_hostname is None, server_hostname
-        )
-        self._unsent = memoryview(b"")
-
-    def do_handshake(self) -> None:
-        """Shake hands, or go on with it. Raises `SSLError`."""
-        while True:
-            try:
-                self.tls.do_handshake()
-            except ssl.SSLWantReadError:
-                self.flush()
-                self._receive()
-            except ssl.SSLError:
-                with contextlib.suppress(OSError):
-                    self.flush()  # the alert, which says why
-                raise
-            else:
-                self.flush()
-                return
-
-    @property
-    def has_received(self) -> bool:
-        """Whether bytes were received that have not been read: the kernel does not know of them."""
-        return self.tls.pending() > 0 or self._incoming.pending > 0
-
-    # --- in ---
-
-    def recv(self, nbytes: int, flags: int = 0) -> bytes:
-        while True:
-            try:
-                return self.tls.read(nbytes)
-            except ssl.SSLWantReadError:
-                self._receive()
-            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-                return b""
-
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive the bytes that are there, of several records; wait for the first."""
-        view = memoryview(buffer)
-        most = nbytes or len(view)
-        ready = 0
-        while ready < most:
-            try:
-                got = int(self.tls.read(most - ready, view[ready:]))
-            except ssl.SSLWantReadError:
-                if ready:
-                    return ready
-                self._receive()
-                continue
-            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-                return ready
-            if not got:
-                return ready
-            ready += got
-        return ready
-
-    def _receive(self) -> None:
-        try:
-            data = super().recv(self.step_nbytes)
-        except BlockingIOError:
-            raise ssl.SSLWantReadError from None
-        if data:
-            self._incoming.write(data)
-        else:
-            self._incoming.write_eof()
-
-    # --- out ---
-
-    def send(self, data: Any, flags: int = 0) -> int:
-        """Take bytes; how many. A socket that does not block may keep them until the next call.
-
-        A call without bytes raises `SSLWantWriteError` until all are sent.
-        """
-        self.flush()
-        taken = self._encrypt(memoryview(data).cast("B"))
-        with contextlib.suppress(ssl.SSLWantWriteError):
-            self.flush()
-        return taken
-
-    def sendall(self, data: Any, flags: int = 0) -> None:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[self._encrypt(view) :]
-            self.flush()
-
-    def _encrypt(self, view: memoryview) -> int:
-        done = 0
-        most = min(len(view), self.step_nbytes)
-        while done < most:
-            done += self.tls.write(view[done:most])
-        return done
-
-    def flush(self) -> None:
-        """Send what is encrypted."""
-        while self._unsent or self._outgoing.pending:
-            if not self._unsent:
-                self._unsent = memoryview(self._outgoing.read())
-            try:
-                sent = super().send(self._unsent)
-            except BlockingIOError:
-                raise ssl.SSLWantWriteError from None
-            self._unsent = self._unsent[sent:]
-
 
 CONNECT_TIMEOUT_S = 10.0
 ATTEMPTS, RETRY_S = 3, 0.5  # to connect, and the mean pause before the second one
@@ -257,16 +113,14 @@ class SharedSocket:
                 self._wait_or_fail(writing=False)
 
     def sendall(self, raw: Any) -> None:
+        """Callers send one after the other: OpenSSL continues with the bytes that it refused."""
         view = memoryview(raw).cast("B")
-        all_taken = False
-        while not all_taken:
+        while view:
             try:
-                all_taken = not view  # a call without bytes: see `TlsSocket.send`
                 with self._lock:
                     taken = self._sock.send(view)
                 view = view[taken:]
             except WAITS:
-                all_taken = False
                 self._wait_or_fail(writing=True)
 
     def _wait_or_fail(self, *, writing: bool) -> None:
@@ -360,12 +214,8 @@ def _connect(
     except BaseException:
         connection.close()
         raise
-    if not shared:
-        if isinstance(sock, TlsSocket):
-            sock.step_nbytes = LARGE_STEP_NBYTES
-        return connection, welcome
     # Nothing follows the WELCOME before this side sends: no byte is left in `connection`.
-    return SharedConnection(SharedSocket(sock)), welcome
+    return SharedConnection(SharedSocket(sock)) if shared else connection, welcome
 
 
 def _welcome_timeout_s(fields: Body) -> float:
@@ -384,9 +234,7 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
         sockets.tune(raw, keepalive)
         if context is None:
             return raw, b""
-        sock = TlsSocket(raw, context, server_hostname=host)
-        raw = sock
-        sock.do_handshake()
+        sock = context.wrap_socket(raw, server_hostname=host)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # nothing listens behind a port that does
         raw.close()
         raise
@@ -400,7 +248,7 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
     except BaseException:
         raw.close()
         raise
-    seen = hashlib.sha256(sock.tls.getpeercert(binary_form=True) or b"")
+    seen = hashlib.sha256(sock.getpeercert(binary_form=True) or b"")
     wanted = address.fingerprint
     if wanted and not hmac.compare_digest(seen.hexdigest(), wanted):
         sock.close()

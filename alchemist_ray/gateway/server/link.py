@@ -1,7 +1,7 @@
 """Link: one client's connection on the gateway's event loop, from accept to its end.
 
 asyncio's own TLS cannot give a connection away, and connections for data are served by threads.
-So the loop only watches the socket, and a `TlsSocket` encrypts.
+So the loop only watches the socket, and an `ssl.SSLSocket` encrypts.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from alchemist_ray.errors import AuthError
 from alchemist_ray.gateway import credentials
 from alchemist_ray.gateway.credentials import NONCE_BYTES, Verifier, field_of
 from alchemist_ray.gateway.protocol import MAP_LIMIT, OLDEST_PROTOCOL, PROTOCOL
-from alchemist_ray.gateway.secure_socket import LARGE_STEP_NBYTES, WAITS, TlsSocket
+from alchemist_ray.gateway.secure_socket import WAITS
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.certificates import Identity
 from alchemist_ray.version import __version__
@@ -87,7 +87,8 @@ class Link:
         self._sock: socket.socket = sock
         self._binding = b""
         if identity is not None:
-            self._sock = TlsSocket(sock, identity.look().context)
+            context = identity.look().context
+            self._sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             self._binding = identity.digest
         self._fd = self._sock.fileno()
         self._secured = identity is None
@@ -113,7 +114,7 @@ class Link:
 
     def _readable(self) -> None:
         try:
-            if not self._secured and isinstance(self._sock, TlsSocket):
+            if not self._secured and isinstance(self._sock, ssl.SSLSocket):
                 self._sock.do_handshake()
                 self._secured = True
             for _ in range(READS):
@@ -127,8 +128,6 @@ class Link:
                 self._deliver()
                 if self._closed or self._paused or self._fd < 0:
                     return
-            if isinstance(self._sock, TlsSocket) and self._sock.has_received:
-                self._loop.call_soon(self._again)  # the kernel has nothing that wakes the loop
         except ssl.SSLWantWriteError:
             self._watch_writable()
         except WAITS:
@@ -138,10 +137,6 @@ class Link:
                 words = f"the TLS handshake failed: {error.reason or error}"
                 self._owner.refused(self, Failure("AuthError", words))
             self._lost()
-
-    def _again(self) -> None:
-        if not self._closed and not self._paused and self._fd >= 0:
-            self._readable()
 
     def _deliver(self) -> None:
         try:
@@ -169,7 +164,6 @@ class Link:
         if self._paused and not self._closed:
             self._paused = False
             self._loop.add_reader(self._fd, self._readable)
-            self._loop.call_soon(self._again)
 
     # --- the handshake: see `credentials` ---
 
@@ -238,11 +232,11 @@ class Link:
         return len(self._out)
 
     def send(self, kind: Kind, body: Body | None = None) -> None:
-        """Queue a frame; dropped without an error if the connection is gone."""
+        """Queue a frame; dropped without an error if the connection has been refused or is gone."""
         self.send_encoded(encode(kind, body))
 
     def send_encoded(self, data: bytes) -> None:
-        if self._closed or self._fd < 0:
+        if self._closed or self._closing or self._fd < 0:
             return
         self._out += data
         if len(self._out) > BACKLOG_NBYTES + len(data):
@@ -252,9 +246,7 @@ class Link:
 
     def _flush(self) -> None:
         try:
-            all_taken = False
-            while not all_taken:
-                all_taken = not self._out  # a call without bytes: see `TlsSocket.send`
+            while self._out:
                 with memoryview(self._out) as view:
                     taken = self._sock.send(view[: READ_BYTES * READS])
                 del self._out[:taken]
@@ -332,11 +324,8 @@ class Link:
             self._timer.cancel()
             self._timer = None
 
-    def give_away(self) -> tuple[Any, bytes]:
-        """The socket, blocking from now on, and bytes that were read from it before."""
+    def give_away(self) -> tuple[socket.socket, bytes]:
+        """The socket, and bytes that were read from it before."""
         self._unwatch()
         self._fd = -1
-        self._sock.setblocking(True)
-        if isinstance(self._sock, TlsSocket):
-            self._sock.step_nbytes = LARGE_STEP_NBYTES
         return self._sock, self._buffer.clear()
