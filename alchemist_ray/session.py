@@ -5,23 +5,24 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from alchemist_ray.arguments import checked_path, named_after
+from alchemist_ray.arguments import checked_mapping, checked_path, named_after
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.sparse import is_sparse, is_sparse_blocks, send_sparse
-from alchemist_ray.errors import LibraryNotFoundError, MatrixError
+from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
-from alchemist_ray.functions.programs import SessionPrograms
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo, gang_html
-from alchemist_ray.gang.libraries import Library, named
-from alchemist_ray.gang.narration import matrix_text, narrated
+from alchemist_ray.gang.libraries import Library, checked_timeout, named
+from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.options import ConnectionOptions, GangOptions, documented
-from alchemist_ray.gang.shared_gangs import SharedGangs
+from alchemist_ray.gang.owner import SharedGangs
+from alchemist_ray.gang.progress import matrix_text, narrated
 from alchemist_ray.io.checkpoints import SessionCheckpoints
 from alchemist_ray.io.session_files import SessionFiles
 from alchemist_ray.observe.trace import SessionTraces
@@ -30,11 +31,25 @@ from alchemist_ray.transfer import fetching, sending
 __all__ = ["AlchemistSession", "CallInfo", "GangInfo", "WorkerInfo"]
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """How a program has ended.
+
+    Attributes
+    ----------
+    exit_codes : list of int
+        One per rank.
+    matrices : dict of str to Handle
+        The matrices that it has created with ``alchemist_client.h``.
+    """
+
+    exit_codes: list[int]
+    matrices: dict[str, Handle]
+
+
 @documented(GangOptions, ConnectionOptions)
 @named_after
-class AlchemistSession(
-    SharedGangs, SessionFiles, SessionCheckpoints, SessionPrograms, SessionTraces
-):
+class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTraces):
     """A session: a gang of MPI ranks, the matrices on it, and the libraries that it runs.
 
     Parameters
@@ -121,7 +136,7 @@ class AlchemistSession(
             return send_sparse(
                 self.connection, matrix, dtype, shape=shape, name=name, durable=durable
             )
-        with narrated(self.connection, f"Send of {name or 'a matrix'} as {layout}"):
+        with narrated(self._options.verbose, f"Send of {name or 'a matrix'} as {layout}"):
             return sending.send(
                 self.connection, matrix, layout=layout, name=name, dtype=dtype, durable=durable,
                 print_times=print_times,
@@ -142,7 +157,7 @@ class AlchemistSession(
                 f"fetch_matrix takes a handle, as send_matrix returns it; got a "
                 f"{type(handle).__name__}"
             )
-        with narrated(connection, f"Fetch of {matrix_text(handle)}"):
+        with narrated(self._options.verbose, f"Fetch of {matrix_text(handle)}"):
             return fetching.fetch(connection, handle, rows, cols, print_times=print_times)
 
     def list_matrices(self) -> list[Handle]:
@@ -200,7 +215,9 @@ class AlchemistSession(
         if not isinstance(name, str) or not name:
             raise LibraryNotFoundError(f"a library's name must be a string, not {name!r}")
         given = None if path is None else str(checked_path("path", path))
-        with narrated(connection, f"Library {name}" + f" from {given}" * (given is not None)):
+        with narrated(
+            connection.options.verbose, f"Library {name}" + f" from {given}" * (given is not None)
+        ):
             described = connection.request(
                 {"op": "load", "library": name, "path": given, "reload": bool(reload)}
             )
@@ -356,3 +373,84 @@ class AlchemistSession(
         even if it calls Finalize. Lines that the ranks print appear here at once.
         """
         user_code.run_script(self.connection, path, argv, cwd, env, timeout_s)
+
+    def run_program(
+        self,
+        argv: Sequence[Any],
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | os.PathLike[str] | None = None,
+        matrices: Mapping[str, Handle] | None = None,
+        check: bool = True,
+        timeout_s: float | None = None,
+    ) -> ProgramResult:
+        """Run an MPI executable with one process per rank, like ``mpiexec argv``.
+
+        The processes run on the nodes and CPUs of the gang's ranks, and find each other through
+        PMI: any program of MPICH or its relatives (Intel MPI, Cray MPICH, MVAPICH). A program of
+        Open MPI is started by its own mpirun where that is installed, for gangs on one node.
+        Lines that it prints appear here at once, with their rank.
+
+        Parameters
+        ----------
+        argv : sequence
+            The executable and its arguments; each is converted to a string. The executable must be
+            on every node of the gang: a path (relative to `cwd`) or a name on the PATH there.
+        cwd : path_like, optional
+            Working directory. Default: that of this process, if it exists on the node.
+        env : mapping, optional
+            Environment variables to add.
+        stdin : bytes, str or path_like, optional
+            Standard input of rank 0: bytes, text, or a file of this process as a `Path`. The
+            others read an empty one.
+        matrices : mapping of str to Handle, optional
+            Matrices that the program may attach to, read and change (``alchemist_client.h``).
+        check : bool
+            Whether an exit code other than 0 is an error.
+        timeout_s : float, optional
+            As in `run`.
+
+        Returns
+        -------
+        ProgramResult
+
+        Raises
+        ------
+        BadArgumentError
+            If `argv` is not a list, or the program cannot be started on a node.
+        RoutineError
+            If it exits with a code other than 0 (``facts["exit_code"]``), is killed by a signal,
+            calls MPI_Abort, or ends on some ranks while others wait in MPI_Init or MPI_Finalize.
+        CallTimeoutError, CancelledError, GroupFailedError
+            As in `run`. The processes and their children have ended then.
+
+        Notes
+        -----
+        Costs about 10 ms, and the start of the program.
+        """
+        limit_s = checked_timeout(timeout_s)
+        words = user_code.words_of(argv)
+        if not words:
+            raise BadArgumentError("argv=[]: the first element names the program")
+        uses: dict[str, int] = {}
+        for name, handle in checked_mapping("matrices", matrices, "names and handles").items():
+            if not isinstance(handle, MatrixRef):
+                raise BadArgumentError(
+                    f"matrices[{name!r}] is a {type(handle).__name__}: it must be a handle; "
+                    "als.send_matrix makes one of an array"
+                )
+            uses[str(name)] = self.connection.argument(handle)
+        read = user_code.standard_input(stdin)
+        task = {
+            "kind": "program",
+            "name": os.path.basename(words[0]),
+            "argv": words,
+            "check": check,
+            "matrices": uses,
+            "given": read and [read],
+            **user_code.process_settings(cwd, env),
+        }
+        used = sorted(set(uses.values()))
+        found = user_code.run_task(self.connection, task, used, limit_s)
+        return ProgramResult(found["exit_codes"], found["matrices"])

@@ -7,21 +7,30 @@ import functools
 import inspect
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from alchemist_ray.errors import AlchemistError, BadArgumentError
-from alchemist_ray.functions import user_modules
 from alchemist_ray.gang.libraries import Library, Routine
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.object_refs import ObjectRef
+from alchemist_ray.tracebacks import is_users_own
 from mpi_workers.wire.frames import Body, Buffer
 
 try:
+    import cloudpickle
     from cloudpickle import Pickler
 except ImportError:  # then `pack` refuses functions
+    cloudpickle = None
     from pickle import Pickler
+
+_registry = threading.RLock()
+_inspected: set[str] = set()  # modules by name
+_own: set[str] = set()  # those that are the user's
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,11 @@ def pack(
             f"a function that runs on ranks is called as f(comm, ...), and a "
             f"{type(function).__name__} cannot be called"
         )
-    user_modules.require_cloudpickle()
+    if cloudpickle is None:
+        raise BadArgumentError(
+            "functions are sent with cloudpickle, which is not installed here: pip install "
+            "cloudpickle"
+        )
     name = name_of(function)
     uses: set[int] = set()
 
@@ -95,6 +108,30 @@ def name_of(function: Callable[..., Any]) -> str:
     if isinstance(function, functools.partial):
         return name_of(function.func)
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+@contextlib.contextmanager
+def _modules_by_value() -> Iterator[None]:
+    """A context in which cloudpickle copies the user's own modules into the pickle."""
+    with _registry:
+        for name in sys.modules.keys() - _inspected:
+            module = sys.modules.get(name)
+            if (
+                isinstance(module, ModuleType)
+                and module.__name__ == name != "__main__"
+                and is_users_own(name, getattr(module, "__file__", None))
+            ):
+                _own.add(name)
+            _inspected.add(name)
+        known = cloudpickle.list_registry_pickle_by_value()
+        own = [sys.modules[name] for name in _own - known if name in sys.modules]
+        for module in own:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in own:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 class _Pickler(Pickler):
@@ -139,7 +176,7 @@ def _pickled(
 ) -> list[Buffer]:
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     try:
-        with user_modules.by_value():
+        with _modules_by_value():
             _Pickler(file, buffers, matrix, refs).dump(value)
     except AlchemistError:
         raise

@@ -14,8 +14,7 @@ from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.packing import pack, result_of
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import checked_timeout
-from alchemist_ray.gang.narration import narrated
-from alchemist_ray.gang.progress import RoutineBar
+from alchemist_ray.gang.progress import RoutineBar, narrated
 from alchemist_ray.object_refs import resolved
 from alchemist_ray.transfer.fetching import fetch
 from alchemist_ray.transfer.sending import send
@@ -121,7 +120,7 @@ def run_task(
         body["timeout_s"] = timeout_s
     bar = RoutineBar(task["name"], connection.options.progress)
     with (
-        narrated(connection, f"{task['kind'].capitalize()} {task['name']}"),
+        narrated(connection.options.verbose, f"{task['kind'].capitalize()} {task['name']}"),
         contextlib.closing(bar),
     ):
         reply = connection.request(body, bar)
@@ -138,3 +137,15 @@ def _as_matrix(connection: GangConnection, parts: Sequence[Buffer], at: Sequence
         elements.view(np.uint8)[place] = memoryview(part)
     kept = connection.address.recovers and connection.keeps_sources
     return send(connection, elements, layout="STAR_STAR", durable=kept)
+
+
+def standard_input(stdin: bytes | str | os.PathLike[str] | None) -> bytes | None:
+    """The bytes that a program's rank 0 reads. Raises `BadArgumentError`."""
+    if stdin is None or isinstance(stdin, bytes):
+        return stdin
+    if isinstance(stdin, str):
+        return stdin.encode()
+    try:
+        return checked_path("stdin", stdin).read_bytes()
+    except OSError as error:
+        raise BadArgumentError(f"run_program cannot read {stdin}: {error.strerror}") from error

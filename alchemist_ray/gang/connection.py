@@ -11,7 +11,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from alchemist_ray.errors import (
     AlchemistError,
@@ -26,13 +26,15 @@ from alchemist_ray.gang.control_channel import (
     MANAGER_GONE,
     ControlChannel,
     OnProgress,
+    OnRenewal,
     SocketChannel,
+    open_socket_channel,
 )
 from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.options import ConnectionOptions
-from alchemist_ray.gang.transport import DirectTransport, Transport
 from mpi_workers.data.description import DataEndpoints
+from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.matrix.layout import Grid, default_grid
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
@@ -43,7 +45,48 @@ R = TypeVar("R", bound=MatrixRef)
 FIRST_S = 2.0  # for a loss of ranks that its GroupManager has not noticed yet
 POLL_INTERVAL_S = 0.05
 NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
+RESUME_S = 10.0  # how long a call tries to restore a control channel that was lost
 TOUCHES = 10  # signs of life within the idle timeout of a gang
+
+
+class Transport(Protocol):
+    """Opens the connections of one process to one gang.
+
+    Attributes
+    ----------
+    resume_s : float
+        How long a call tries to restore a control channel that was lost.
+    """
+
+    resume_s: float
+
+    def open_channel(self, hello: Body, on_renewal: OnRenewal) -> ControlChannel | None:
+        """A channel to the dispatcher; None if it cannot be reached. See `SocketChannel`."""
+
+    def renew(self, address: GangAddress) -> None:
+        """The gang was started again: its next incarnation is there."""
+
+    def open_nodes(self, watch: Callable[[], object]) -> NodeConnections:
+        """The connections for data; see `NodeConnections` for `watch`."""
+
+
+class DirectTransport:
+    """By the sockets of the gang itself."""
+
+    resume_s = RESUME_S
+
+    def __init__(self, address: GangAddress) -> None:
+        self._address = address
+
+    def open_channel(self, hello: Body, on_renewal: OnRenewal) -> ControlChannel | None:
+        return open_socket_channel(self._address, hello, on_renewal)
+
+    def renew(self, address: GangAddress) -> None:
+        self._address = address
+
+    def open_nodes(self, watch: Callable[[], object]) -> NodeConnections:
+        endpoints = DataEndpoints(self._address.token, self._address.nodes)
+        return NodeConnections(endpoints, watch=watch)
 
 
 class GangConnection:

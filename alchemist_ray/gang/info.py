@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -13,6 +14,7 @@ import numpy as np
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.plural import counted
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
 
@@ -36,6 +38,16 @@ def workers_of(connection: GangConnection) -> list[WorkerInfo]:
     found = connection.request({"op": "ping", "wait": True, "workers": True})
     status = "busy" if found["busy"] else "idle"
     return [WorkerInfo(**about, status=status) for about in found["workers"]]
+
+
+def workers_table(workers: Sequence[WorkerInfo]) -> str:
+    """The ranks of a gang, a line for each."""
+    lines = [f"Allocated {counted(len(workers), 'worker')}:"]
+    lines += [
+        f"  rank {worker.rank} on {worker.hostname} at {worker.address} (pid {worker.pid})"
+        for worker in workers
+    ]
+    return "\n".join(lines)
 
 
 def gang_html(connection: GangConnection) -> str:

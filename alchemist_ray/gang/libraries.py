@@ -23,8 +23,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.narration import call_text, narrated
-from alchemist_ray.gang.progress import RoutineBar
+from alchemist_ray.gang.progress import RoutineBar, call_text, narrated
 from alchemist_ray.gang.registry import gang_of
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
@@ -168,7 +167,7 @@ class Routine:
         bar = RoutineBar(self.__qualname__, self._connection.options.progress)
         verbose = self._connection.options.verbose  # else no argument is made a string
         text = call_text(self.__qualname__, args, kwargs) if verbose else ""
-        with narrated(self._connection, text):
+        with narrated(verbose, text):
             try:
                 reply = self._connection.request(body, bar)
             finally:

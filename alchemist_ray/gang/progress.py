@@ -1,15 +1,18 @@
-"""What a session shows of calls and transfers: bars, the table of times, lines that ranks print."""
+"""The output of a session: bars, the table of times, lines of ranks, and steps (`verbose`)."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
+from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.data.description import NodeTimes
 from mpi_workers.data.transfers import Progress
+from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.output_lines import STDERR, Line
 
 try:
@@ -17,6 +20,7 @@ try:
 except ImportError:  # no bars
     tqdm = None
 
+VALUE_LENGTH = 40  # of an argument that is shown
 QUIET_S = 1.0  # shorter calls show no bar
 QUIET_NBYTES = 256 << 20  # 256 MiB: nor do smaller transfers
 
@@ -102,12 +106,6 @@ def _line(name: str, t: NodeTimes) -> str:
     )
 
 
-try:
-    from tqdm import tqdm
-except ImportError:  # no bars to write above
-    tqdm = None
-
-
 def as_text(lines: Iterable[Line]) -> str:
     """Lines with the rank that printed each."""
     return "".join(
@@ -134,3 +132,50 @@ def _show(lines: list[Line]) -> None:
     with contextlib.suppress(BrokenPipeError, ValueError), above:
         stream.write(as_text(lines))
         stream.flush()
+
+
+# --- steps of a verbose session ---
+
+
+@contextmanager
+def narrated(verbose: bool, what: str) -> Iterator[None]:
+    """Print that something begins, and that it has ended and how long it took, if `verbose`."""
+    if not verbose:
+        yield
+        return
+    say(f"{what} ...")
+    begun = time.perf_counter()
+    try:
+        yield
+    except BaseException as error:
+        say(f"{what}: {type(error).__name__} after {time.perf_counter() - begun:.3f} s")
+        raise
+    say(f"{what}: done in {time.perf_counter() - begun:.3f} s")
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """A call as a user would write it, with the facts of its matrices."""
+    given = [_value(value) for value in args]
+    given += [f"{key}={_value(value)}" for key, value in kwargs.items()]
+    return f"Task {name}({', '.join(given)})"
+
+
+def matrix_text(ref: MatrixRef) -> str:
+    """A matrix: name, shape, dtype, layout, size."""
+    shape = " x ".join(map(str, ref.shape)) or "number"
+    return f"{ref.name} ({shape}, {ref.dtype}, {ref.layout}, {readable(ref.nbytes)})"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, MatrixRef):
+        return matrix_text(value)
+    if isinstance(value, bytes):
+        return f"<{readable(len(value))}>"
+    text = repr(value)
+    return text if len(text) <= VALUE_LENGTH else f"{text[: VALUE_LENGTH - 3]}..."

@@ -1,4 +1,4 @@
-"""The connections of a thin client to one gang: a `gang.transport.Transport` through a gateway.
+"""The connections of a thin client to one gang: a `gang.connection.Transport` through a gateway.
 
 Also `.remote` calls as futures.
 """

@@ -22,6 +22,7 @@ from alchemist_ray.runtime.cluster.ray_calls import ask
 from alchemist_ray.runtime.driver import HEAD, start_actor
 
 NAME = "alchemist-gateway"
+FILES = ("certfile", "keyfile", "tokens", "audit")  # options that are paths
 READY_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.02
 
@@ -138,7 +139,7 @@ def serve(
     }  # fmt: skip
     checked_address(host, port, least=0)
     checked_flag("tls", tls)
-    for name in ("certfile", "keyfile", "tokens", "audit"):
+    for name in FILES:
         if options[name] is not None:  # its process has another working directory
             options[name] = str(checked_path(name, options[name]))
     if not tls and not is_loopback(host):
