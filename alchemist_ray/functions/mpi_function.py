@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import Any, Required, TypedDict, Unpack, overload
+from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
 
 import ray
 
@@ -34,6 +35,9 @@ IDLE_S = 10.0  # default: an idle gang is kept for the next call
 POLL_INTERVAL_S = 0.2  # between checks for calls that have ended
 YOUNG_S = 3.0  # Ray may still report the CPUs of a gang of this age as free
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class _Options(TypedDict, total=False):
     num_workers: Required[int]
@@ -45,27 +49,35 @@ class _Options(TypedDict, total=False):
     idle_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class FunctionOptions:
-    """The gang that a function runs on."""
+    """The gang that a function runs on. Raises `ValueError`, `ResourceError`."""
 
     num_workers: int
-    gang: GangOptions
-    timeout_s: float | None
-    idle_s: float
+    threads_per_worker: int = 1
+    cpus_per_worker: float | None = None
+    launcher: str = "auto"
+    start_timeout_s: float = START_TIMEOUT_S
+    timeout_s: float | None = None
+    idle_s: float = IDLE_S
 
-    @classmethod
-    def checked(
-        cls, num_workers: int, timeout_s: float | None, idle_s: float, **gang: Any
-    ) -> FunctionOptions:
-        """Options as the user gave them. Raises `ValueError`, `ResourceError`."""
-        positive_int("num_workers", num_workers)
+    def __post_init__(self) -> None:
+        positive_int("num_workers", self.num_workers)
+        idle_s = self.idle_s
         number = isinstance(idle_s, Real) and not isinstance(idle_s, bool)
         if not number or not idle_s >= 0:
             raise ValueError(f"idle_s={idle_s!r}: it must be a number of seconds, at least 0")
-        return cls(
-            num_workers, GangOptions(num_workers, **gang), checked_timeout(timeout_s), idle_s
-        )
+        checked_timeout(self.timeout_s)
+        self.gang  # noqa: B018 - checks the other options
+
+    @functools.cached_property
+    def gang(self) -> GangOptions:
+        """The options that a session has, too."""
+        shared = ("threads_per_worker", "cpus_per_worker", "launcher", "start_timeout_s")
+        return GangOptions(self.num_workers, **{name: getattr(self, name) for name in shared})
+
+
+FunctionOptions.__init__.__qualname__ = "mpi_function"  # which Python's errors name
 
 
 class MpiFunction:
@@ -77,14 +89,13 @@ class MpiFunction:
         The function itself.
     """
 
-    def __init__(self, function: Callable[..., Any], given: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], options: FunctionOptions) -> None:
         if not callable(function):
             raise BadArgumentError(
                 f"mpi_function takes a function f(comm, ...), not a {type(function).__name__}"
             )
         self.function = function
-        self._given = given
-        self._options = FunctionOptions.checked(**given)
+        self._options = options
         functools.update_wrapper(self, function)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,13 +117,14 @@ class MpiFunction:
 
     def options(self, **changed: Any) -> MpiFunction:
         """The same function with other options of `mpi_function`."""
-        unknown = changed.keys() - self._given.keys()
+        known = [option.name for option in fields(FunctionOptions)]
+        unknown = changed.keys() - set(known)
         if unknown:
             raise TypeError(
                 f"mpi_function has no option {', '.join(sorted(unknown))}; it has "
-                + ", ".join(self._given)
+                + ", ".join(known)
             )
-        return MpiFunction(self.function, {**self._given, **changed})
+        return MpiFunction(self.function, replace(self._options, **changed))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = getattr(self.function, "__name__", "it")
@@ -122,7 +134,7 @@ class MpiFunction:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MpiFunction, (self.function, self._given)
+        return MpiFunction, (self.function, self._options)
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", repr(self.function))
@@ -136,6 +148,15 @@ def _no_handle(handle: MatrixRef) -> int:
     )
 
 
+def _with_signature(function: Callable[P, R]) -> Callable[P, R]:
+    own, options = inspect.signature(function), inspect.signature(FunctionOptions)
+    first = next(iter(own.parameters.values()))
+    function.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[first, *options.parameters.values()]
+    )
+    return function
+
+
 @overload
 def mpi_function(
     **options: Unpack[_Options],
@@ -147,17 +168,9 @@ def mpi_function(
     **options: Unpack[_Options],
 ) -> MpiFunction: ...
 @known_options("mpi_function")
+@_with_signature
 def mpi_function(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    num_workers: int,
-    threads_per_worker: int = 1,
-    cpus_per_worker: float | None = None,
-    launcher: str = "auto",
-    start_timeout_s: float = START_TIMEOUT_S,
-    timeout_s: float | None = None,
-    idle_s: float = IDLE_S,
+    function: Callable[..., Any] | None = None, /, **options: Any
 ) -> MpiFunction | Callable[[Callable[..., Any]], MpiFunction]:
     """Turn a function of ``(comm, ...)`` into a Ray-style remote function on MPI ranks.
 
@@ -196,18 +209,10 @@ def mpi_function(
     dicts, become their values. Matrices are not supported, because the gang is temporary and
     handles belong to other gangs. Ray shows the output of the ranks like that of actors.
     """
-    given = {
-        "num_workers": num_workers,
-        "threads_per_worker": threads_per_worker,
-        "cpus_per_worker": cpus_per_worker,
-        "launcher": launcher,
-        "start_timeout_s": start_timeout_s,
-        "timeout_s": timeout_s,
-        "idle_s": idle_s,
-    }
+    checked = FunctionOptions(**options)
     if function is None:
-        return lambda function: MpiFunction(function, given)
-    return MpiFunction(function, given)
+        return lambda function: MpiFunction(function, checked)
+    return MpiFunction(function, checked)
 
 
 # --- the gangs of this process's functions ----------------------------------------------

@@ -94,12 +94,10 @@ def pack(
         uses.add(ident)
         return ident
 
-    code = _pickled(function, used, refs, lambda: _at_fault(name, function, matrix, refs))
+    pickler = functools.partial(_Pickler, used, refs)
+    code = _pickled(function, pickler, lambda: _at_fault(name, function, pickler))
     both = (tuple(args), dict(kwargs))
-    given = _pickled(
-        both, used, refs,
-        lambda: _argument_at_fault(name, args, kwargs, matrix, refs),
-    )  # fmt: skip
+    given = _pickled(both, pickler, lambda: _argument_at_fault(name, args, kwargs, pickler))
     return Packed(name, code, given, sorted(uses))
 
 
@@ -135,15 +133,11 @@ def _modules_by_value() -> Iterator[None]:
 
 
 class _Pickler(Pickler):
-    def __init__(
-        self,
-        file: io.BytesIO,
-        buffers: list[pickle.PickleBuffer],
-        matrix: Callable[[MatrixRef], int],
-        refs: list[Any] | None,
-    ) -> None:
+    def __init__(self, matrix: Callable[[MatrixRef], int], refs: list[Any] | None) -> None:
+        self.file, self.buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         # Ray cannot carry buffers: an `mpi_function` has them in the pickle.
-        super().__init__(file, protocol=5, buffer_callback=buffers.append if refs is None else None)
+        callback = self.buffers.append if refs is None else None
+        super().__init__(self.file, protocol=5, buffer_callback=callback)
         self._matrix = matrix
         self._refs = refs
 
@@ -168,16 +162,16 @@ class _Pickler(Pickler):
         return None
 
 
+_NewPickler = Callable[[], _Pickler]
+
+
 def _pickled(
-    value: Any,
-    matrix: Callable[[MatrixRef], int],
-    refs: list[Any] | None,
-    at_fault: Callable[[], str] | None = None,
+    value: Any, pickler: _NewPickler, at_fault: Callable[[], str] | None = None
 ) -> list[Buffer]:
-    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    into = pickler()
     try:
         with _modules_by_value():
-            _Pickler(file, buffers, matrix, refs).dump(value)
+            into.dump(value)
     except AlchemistError:
         raise
     except Exception as error:  # pickling calls into any class
@@ -187,44 +181,35 @@ def _pickled(
             f"{at_fault()} cannot be pickled: {type(error).__name__}: {error}. Create it inside "
             "the function, or pass the data from which it is made"
         ) from error
-    return [file.getvalue(), *(buffer.raw() for buffer in buffers)]
+    return [into.file.getvalue(), *(buffer.raw() for buffer in into.buffers)]
 
 
-def _fails(value: Any, matrix: Callable[[MatrixRef], int], refs: list[Any] | None) -> bool:
+def _fails(value: Any, pickler: _NewPickler) -> bool:
     try:
-        _pickled(value, matrix, refs)
+        _pickled(value, pickler)
     except Exception:
         return True
     return False
 
 
-def _at_fault(
-    name: str,
-    function: Callable[..., Any],
-    matrix: Callable[[MatrixRef], int],
-    refs: list[Any] | None,
-) -> str:
+def _at_fault(name: str, function: Callable[..., Any], pickler: _NewPickler) -> str:
     """Describes the part of a function that cannot be pickled."""
     with contextlib.suppress(TypeError, ValueError):
         found = inspect.getclosurevars(function)
         for where, variables in (("outer", found.nonlocals), ("global", found.globals)):
             for variable, value in variables.items():
-                if _fails(value, matrix, refs):
+                if _fails(value, pickler):
                     kind = type(value).__name__
                     return f"{name} uses the {where} variable {variable!r} (a {kind}), which"
     return name
 
 
 def _argument_at_fault(
-    name: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    matrix: Callable[[MatrixRef], int],
-    refs: list[Any] | None,
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], pickler: _NewPickler
 ) -> str:
     named: list[tuple[str, Any]] = [(f"number {i}", value) for i, value in enumerate(args, 1)]
     for what, value in [*named, *((repr(key), value) for key, value in kwargs.items())]:
-        if _fails(value, matrix, refs):
+        if _fails(value, pickler):
             return f"{name}: its argument {what} (a {type(value).__name__})"
     return f"{name}: its arguments together"
 

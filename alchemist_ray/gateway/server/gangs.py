@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from alchemist_ray.gang.options import (
     most_of,
     through_gateway,
 )
-from alchemist_ray.gateway.protocol import GRACE_S
+from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.transfers import GangTransfers
 from alchemist_ray.runtime import ray_gangs
@@ -36,6 +36,7 @@ from alchemist_ray.runtime.cluster.names import PRIVATE_GANG
 from alchemist_ray.runtime.cluster.user_limits import check_limits
 from alchemist_ray.runtime.ray_gangs import RayGangs
 from alchemist_ray.version import __version__
+from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
@@ -97,19 +98,10 @@ class HostedGang:
         return int(self.connection.request({"op": "status"})["nbytes"])
 
     def described(self) -> Body:
-        """The description for clients, without secrets and addresses of the cluster."""
+        """The description for clients."""
         address = self.connection.address
-        return {
-            "gang": address.gang,
-            "session": address.session,
-            "epoch": address.epoch,
-            "first_epoch": address.first_epoch,
-            "incarnation": address.incarnation,
-            "size": address.size,
-            "shared": address.shared,
-            "idle_timeout_s": address.idle_timeout_s,
-            "lease_grace_s": GRACE_S,
-        }
+        facts = {name: getattr(address, name) for name in DESCRIBED}
+        return {**facts, "size": address.size, "lease_grace_s": GRACE_S}
 
     def resize(self, workers: int) -> None:
         """Move the gang to this many ranks. Blocks."""
@@ -127,15 +119,9 @@ class HostedGang:
         address = self.connection.address
         if self.renewal is None or self.renewal["epoch"] < address.epoch:
             self.transfers.renew()
-            self.renewal = {
-                "epoch": address.epoch,
-                "addresses": [],
-                "nodes": [[0, address.size, []]],
-                "hosts": [],
-                "node_ids": [],
-                "incarnation": address.incarnation,
-                "stale": fields["stale"],
-            }
+            behind = NodeAddress(0, address.size, ())
+            hidden = replace(address, addresses=(), nodes=(behind,), hosts=(), node_ids=())
+            self.renewal = hidden.renewal()
         return self.renewal
 
     def kill(self, why: str) -> None:
