@@ -118,42 +118,29 @@ def _draw(
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
     m, n, channels = image.shape
-    figure = plt.figure(figsize=(15, 7.6), facecolor="#0b0d12", layout="constrained")
-    halves: Any = figure.subfigures(2, 1, height_ratios=[1.3, 1], facecolor="#0b0d12")
-    top, bottom = halves
-    panels = top.subplots(1, len(SHOWN) + 1)
-    whole = m * channels * n
-    for axes, k in zip(panels, (*SHOWN, None), strict=True):
-        if k is None:
-            picture, title = image, "the original"
-        else:
+    with plt.style.context("dark_background"):
+        figure = plt.figure(figsize=(15, 7.6), layout="constrained")
+        halves: Any = figure.subfigures(2, 1, height_ratios=[1.3, 1])
+        panels = halves[0].subplots(1, len(SHOWN) + 1)
+        for axes, k in zip(panels, SHOWN, strict=False):
             low = ((u[:, :k] * s[:k]) @ v[:, :k].T).reshape(m, channels, n).transpose(0, 2, 1)
-            picture = (low.clip(0, 1) * 255).astype(np.uint8)
-            kept = k * (m + channels * n + 1) / whole
-            title = f"{k} singular vectors, {kept:.0%} of the numbers"
-        axes.imshow(picture)
-        axes.set_title(title, color="white", fontsize=11)
-        axes.axis("off")
-    left, right = bottom.subplots(1, 2)
-    titles = "singular values", "the first three right vectors (green)"
-    for axes, title in zip((left, right), titles, strict=True):
-        axes.set_facecolor("#12151d")
-        axes.set_title(title, color="white", fontsize=11)
-        axes.tick_params(colors="#9aa4b8")
-        for spine in axes.spines.values():
-            spine.set_color("#2b3242")
-    left.semilogy(np.arange(1, len(s) + 1), s, ".-", color="#7cc4ff", lw=1)
-    left.grid(color="#232936")
-    for j, colour in enumerate(("#7cc4ff", "#ffb86b", "#9be38b")):
-        right.plot(v[n : 2 * n, j] + 0.12 * (1 - j), color=colour, lw=0.8)
-    right.set_yticks([])
-    figure.suptitle(
-        "Hubble deep field, truncated SVD on a gang of MPI ranks (Alchemist on Ray)",
-        color="white",
-        fontsize=14,
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "demo.png"
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+            axes.imshow((low.clip(0, 1) * 255).astype(np.uint8))
+            kept = k * (m + channels * n + 1) / image.size
+            axes.set_title(f"{k} singular vectors, {kept:.0%} of the numbers", fontsize=11)
+        panels[-1].imshow(image)
+        panels[-1].set_title("the original", fontsize=11)
+        for axes in panels:
+            axes.axis("off")
+        left, right = halves[1].subplots(1, 2)
+        left.set_title("singular values", fontsize=11)
+        left.semilogy(np.arange(1, len(s) + 1), s, ".-", lw=1)
+        left.grid(color="0.2")
+        right.set_title("the first three right vectors (green)", fontsize=11)
+        right.plot(v[n : 2 * n, :3] + 0.12 * (1 - np.arange(3)), lw=0.8)
+        right.set_yticks([])
+        figure.suptitle("Hubble deep field, truncated SVD on a gang of MPI ranks", fontsize=14)
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / "demo.png"
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
     return path

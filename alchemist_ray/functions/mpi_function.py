@@ -5,24 +5,23 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import inspect
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import Any, ParamSpec, Required, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Required, TypedDict, Unpack, overload
 
 import ray
 
-from alchemist_ray.arguments import known_options, positive_int
+from alchemist_ray.arguments import positive_int
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.packing import Work, pack
 from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.libraries import checked_timeout
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.options import START_TIMEOUT_S, GangOptions
+from alchemist_ray.gang.options import START_TIMEOUT_S, GangOptions, with_options
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster import manager_pool
 from alchemist_ray.runtime.cluster.manager_pool import Manager
@@ -34,9 +33,6 @@ from alchemist_ray.runtime.launch.gang_request import GangRequest
 IDLE_S = 10.0  # default: an idle gang is kept for the next call
 POLL_INTERVAL_S = 0.2  # between checks for calls that have ended
 YOUNG_S = 3.0  # Ray may still report the CPUs of a gang of this age as free
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class _Options(TypedDict, total=False):
@@ -148,15 +144,6 @@ def _no_handle(handle: MatrixRef) -> int:
     )
 
 
-def _with_signature(function: Callable[P, R]) -> Callable[P, R]:
-    own, options = inspect.signature(function), inspect.signature(FunctionOptions)
-    first = next(iter(own.parameters.values()))
-    function.__signature__ = own.replace(  # type: ignore[attr-defined]
-        parameters=[first, *options.parameters.values()]
-    )
-    return function
-
-
 @overload
 def mpi_function(
     **options: Unpack[_Options],
@@ -167,10 +154,9 @@ def mpi_function(
     /,
     **options: Unpack[_Options],
 ) -> MpiFunction: ...
-@known_options("mpi_function")
-@_with_signature
+@with_options(FunctionOptions, "mpi_function")  # type: ignore[misc]  # the function has a default
 def mpi_function(
-    function: Callable[..., Any] | None = None, /, **options: Any
+    function: Callable[..., Any] | None, /, options: FunctionOptions
 ) -> MpiFunction | Callable[[Callable[..., Any]], MpiFunction]:
     """Turn a function of ``(comm, ...)`` into a Ray-style remote function on MPI ranks.
 
@@ -209,10 +195,9 @@ def mpi_function(
     dicts, become their values. Matrices are not supported, because the gang is temporary and
     handles belong to other gangs. Ray shows the output of the ranks like that of actors.
     """
-    checked = FunctionOptions(**options)
     if function is None:
-        return lambda function: MpiFunction(function, checked)
-    return MpiFunction(function, checked)
+        return lambda function: MpiFunction(function, options)
+    return MpiFunction(function, options)
 
 
 # --- the gangs of this process's functions ----------------------------------------------

@@ -24,7 +24,6 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang.address import GangAddress, this_process
 from alchemist_ray.gang.control_channel import (
     MANAGER_GONE,
-    ControlChannel,
     OnProgress,
     OnRenewal,
     SocketChannel,
@@ -60,13 +59,15 @@ class Transport(Protocol):
 
     resume_s: float
 
-    def open_channel(self, hello: Body, on_renewal: OnRenewal) -> ControlChannel | None:
-        """A channel to the dispatcher; None if it cannot be reached. See `SocketChannel`."""
+    def open_channel(
+        self, address: GangAddress, hello: Body, on_renewal: OnRenewal
+    ) -> SocketChannel | None:
+        """A channel to the dispatcher; None if it cannot be reached. See `SocketChannel`.
 
-    def renew(self, address: GangAddress) -> None:
-        """The gang was started again: its next incarnation is there."""
+        Raises `AuthError` if the dispatcher refuses this process.
+        """
 
-    def open_nodes(self, watch: Callable[[], object]) -> NodeConnections:
+    def open_nodes(self, address: GangAddress, watch: Callable[[], object]) -> NodeConnections:
         """The connections for data; see `NodeConnections` for `watch`."""
 
 
@@ -75,18 +76,10 @@ class DirectTransport:
 
     resume_s = RESUME_S
 
-    def __init__(self, address: GangAddress) -> None:
-        self._address = address
+    open_channel = staticmethod(open_socket_channel)
 
-    def open_channel(self, hello: Body, on_renewal: OnRenewal) -> ControlChannel | None:
-        return open_socket_channel(self._address, hello, on_renewal)
-
-    def renew(self, address: GangAddress) -> None:
-        self._address = address
-
-    def open_nodes(self, watch: Callable[[], object]) -> NodeConnections:
-        endpoints = DataEndpoints(self._address.token, self._address.nodes)
-        return NodeConnections(endpoints, watch=watch)
+    def open_nodes(self, address: GangAddress, watch: Callable[[], object]) -> NodeConnections:
+        return NodeConnections(DataEndpoints(address.token, address.nodes), watch=watch)
 
 
 class GangConnection:
@@ -142,7 +135,7 @@ class GangConnection:
         self._current = current
         self._keeper = keeper
         self.handle_type = handle_type
-        self._transport = transport or DirectTransport(address)
+        self._transport = transport or DirectTransport()
         self._result_type = result_type
         self._touched = time.monotonic()
         self._sessions = 0
@@ -155,8 +148,8 @@ class GangConnection:
         self._process_id = process or uuid.uuid4().hex
         self._lock = threading.RLock()
         self._parts: dict[Any, Any] = {}
-        self._channel: ControlChannel | None = None
-        self.nodes = self._transport.open_nodes(self.ping)
+        self._channel: SocketChannel | None = None
+        self.nodes = self._transport.open_nodes(self.address, self.ping)
         self.leases = MatrixLeases(self._tell_lease, shared=self.address.shared)
         if self.owner or not self._forked:
             self._open_channel()
@@ -178,7 +171,7 @@ class GangConnection:
         self.leases.abandon()
         self._begin()
 
-    def _open_channel(self) -> ControlChannel:
+    def _open_channel(self) -> SocketChannel:
         with self._lock:
             if self._channel is None:
                 unreachable = GroupFailedError(
@@ -188,10 +181,10 @@ class GangConnection:
                 self._channel = self._dial(0.0 if self._current is None else FIRST_S, unreachable)
             return self._channel
 
-    def _dial(self, limit_s: float, error: GroupFailedError) -> ControlChannel:
+    def _dial(self, limit_s: float, error: GroupFailedError) -> SocketChannel:
         """Connect, also at another address if the gang is being started again. Raises `error`."""
         deadline = time.monotonic() + limit_s
-        while (channel := self._transport.open_channel(self._hello(), self.on_renewal)) is None:
+        while (channel := self._dialled()) is None:
             now = self.address if self._current is None else self._address_now(error)
             if now.epoch > self.address.epoch:
                 self.renew(now)
@@ -200,6 +193,9 @@ class GangConnection:
             else:
                 time.sleep(POLL_INTERVAL_S)
         return channel
+
+    def _dialled(self) -> SocketChannel | None:
+        return self._transport.open_channel(self.address, self._hello(), self.on_renewal)
 
     def _address_now(self, error: GroupFailedError) -> GangAddress:
         """What the GroupManager says. Raises `error` if that has ended, too."""
@@ -223,8 +219,7 @@ class GangConnection:
         """Use the next incarnation of the gang, which has carried over the matrices."""
         with self._lock:
             self._at(address)
-            self._transport.renew(address)
-            old, self.nodes = self.nodes, self._transport.open_nodes(self.ping)
+            old, self.nodes = self.nodes, self._transport.open_nodes(self.address, self.ping)
         old.close()
 
     def _hello(self) -> Body:
@@ -256,7 +251,7 @@ class GangConnection:
     def known_loss(self) -> AlchemistError | None:
         """Why the gang cannot be reached, if that is known without asking it."""
         channel = self._channel
-        return channel.known_loss() if isinstance(channel, SocketChannel) else None
+        return None if channel is None else channel.known_loss()
 
     def begin_session(self) -> None:
         """One more session of this process uses the connection."""
@@ -314,7 +309,7 @@ class GangConnection:
     def _exchange(self, body: Body, on_progress: OnProgress | None) -> Body:
         """Send a command and wait; a connection that is lost meanwhile is restored if possible."""
         channel = self._open_channel()
-        if self.address.lease_grace_s and isinstance(channel, SocketChannel):
+        if self.address.lease_grace_s:
             lost = channel.known_loss()
             if isinstance(lost, GroupFailedError) and lost.facts.get("cause") == MANAGER_GONE:
                 self._resume(channel, lost)  # the command has not been sent
@@ -333,15 +328,13 @@ class GangConnection:
             "check what it changes before you repeat it"
         )
 
-    def _resume(self, lost: ControlChannel, error: GroupFailedError) -> None:
+    def _resume(self, lost: SocketChannel, error: GroupFailedError) -> None:
         """Connect again under the same id, within the grace. Raises `error` if that fails."""
         with self._lock:
             if self._channel is not lost:
                 return  # another thread has done it
-            here = isinstance(lost, SocketChannel) and lost.same_node
-            channel = self._dial(
-                0.0 if here and self._current is None else self._transport.resume_s, error
-            )
+            ended = lost.same_node and self._current is None  # a link cannot break on one node
+            channel = self._dial(0.0 if ended else self._transport.resume_s, error)
             # First of all: then no other thread's new matrix is missing among those that stay.
             channel.tell({"op": "resume", "matrices": self.leases.live()})
             self._channel = channel

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from signal import SIGINT
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from alchemist_ray.errors import (
     NEXT_GANG,
@@ -65,22 +65,6 @@ MANAGER_GONE = "GroupManager gone"
 CONNECT_TIMEOUT_S = 3.0
 
 
-class ControlChannel(Protocol):
-    """Sends commands to a gang and waits for their answers."""
-
-    def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
-        """Run a command. Raises `AlchemistError`; Ctrl-C cancels the command."""
-
-    def cancel(self) -> None:
-        """Cancel the commands that other threads wait for."""
-
-    def tell(self, body: Body) -> None:
-        """Send a command and do not wait for its answer."""
-
-    def close(self) -> None:
-        """End the channel in good order."""
-
-
 @dataclass(slots=True, eq=False)
 class _Call:
     """A command under way, and the frames that have arrived for it."""
@@ -127,10 +111,17 @@ class SocketChannel:
     def known_loss(self) -> AlchemistError | None:
         """Why the connection is of no more use, if that is known before a command is sent."""
         with self._changed:
-            if self._lost is None and not self._reading and not self._calls:
-                self._reading = True
-            else:
-                return self._lost and self._lost.again()
+            waiting = bool(self._calls)  # then a thread reads, or is about to
+        if not waiting:
+            self._drain()
+        return self._lost and self._lost.again()
+
+    def _drain(self) -> None:
+        """Read what has arrived, if no other thread does."""
+        with self._changed:
+            if self._lost is not None or self._reading:
+                return
+            self._reading = True
         try:
             while self._lost is None and self._connection.readable(0.0):
                 self._read()
@@ -138,9 +129,9 @@ class SocketChannel:
             with self._changed:
                 self._reading = False
                 self._changed.notify_all()
-        return self._lost and self._lost.again()
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
+        """Run a command. Raises `AlchemistError`; Ctrl-C cancels the command."""
         begun = events.now()
         call = self._send(body, answered=True)
         try:
@@ -167,10 +158,12 @@ class SocketChannel:
                 self._calls.pop(call.ident, None)
 
     def tell(self, body: Body) -> None:
+        """Send a command and do not wait for its answer."""
         with contextlib.suppress(AlchemistError):  # the next request reports it
             self._send(body, answered=False)
 
     def cancel(self) -> None:
+        """Cancel the commands that other threads wait for."""
         with self._changed:
             calls = list(self._calls.values())
         for call in calls:
@@ -199,7 +192,8 @@ class SocketChannel:
             if isinstance(error, Failure):  # more than a frame may hold; nothing was sent
                 raise from_failure(error) from None
             if isinstance(error, frames.WireError | OSError):
-                raise self._lose(self._refusal() or error) from error
+                self._drain()  # it may say why it has closed the connection
+                raise self._lose(error) from error
             if isinstance(error, KeyboardInterrupt):  # after the frame was sent
                 self._cancel(call)
             raise
@@ -245,18 +239,6 @@ class SocketChannel:
                 call = self._calls.get(frame.body.get("id", 0))
                 if call is not None:  # else its thread was interrupted, or never waited
                     call.frames.append(frame)
-
-    def _refusal(self) -> AlchemistError | None:
-        """Why the dispatcher has closed the connection, if it said so before a send failed."""
-        with self._changed:
-            if self._reading:
-                return None  # another thread gets to know
-        with contextlib.suppress(frames.WireError, OSError):
-            while self._connection.readable(0.0):
-                frame = self._connection.recv()
-                if frame.kind == Kind.REFUSED:
-                    return from_failure(Failure.from_map(frame.body))
-        return None
 
     def _lose(self, error: BaseException) -> AlchemistError:
         """The connection is of no more use: every waiting thread gets the same error."""

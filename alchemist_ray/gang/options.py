@@ -239,11 +239,14 @@ def through_gateway() -> tuple[str, ...]:
 def with_options(
     options: Callable[P, O], owner: str
 ) -> Callable[[Callable[[Any, O], R]], Callable[Concatenate[Any, P], R]]:
-    """Decorate a method that takes an options object: callers give the options themselves."""
+    """Decorate a method that takes an options object: callers give the options themselves.
+
+    Also a function that decorates others: without the one to decorate, it gets None.
+    """
 
     def decorated(method: Callable[[Any, O], R]) -> Callable[Concatenate[Any, P], R]:
         @functools.wraps(method)
-        def called(self: Any, /, *args: P.args, **given: P.kwargs) -> R:
+        def called(self: Any = None, /, *args: P.args, **given: P.kwargs) -> R:
             return method(self, options(*args, **given))
 
         own, taken = inspect.signature(method), inspect.signature(options)

@@ -19,7 +19,7 @@ from alchemist_ray.errors import AlchemistError, AuthError, SessionError, from_f
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.address import GangAddress, OnGang, this_process
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.control_channel import ControlChannel, OnRenewal, SocketChannel
+from alchemist_ray.gang.control_channel import OnRenewal, SocketChannel
 from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.gang.options import (
@@ -232,10 +232,9 @@ class GatewayTransport:
         self._gang = gang
         self._process = ""
 
-    def renew(self, address: GangAddress) -> None:
-        """The gang has other ranks now; the gateway's address stays."""
-
-    def open_channel(self, hello: Body, on_renewal: OnRenewal) -> ControlChannel | None:
+    def open_channel(
+        self, address: GangAddress, hello: Body, on_renewal: OnRenewal
+    ) -> SocketChannel | None:
         self._process = hello["process"]
         fields = {
             "role": "client",
@@ -251,12 +250,12 @@ class GatewayTransport:
             raise from_failure(failure) from None
         return SocketChannel(connection, str(self._gateway), on_renewal)
 
-    def open_nodes(self, watch: Callable[[], object]) -> NodeConnections:
+    def open_nodes(self, address: GangAddress, watch: Callable[[], object]) -> NodeConnections:
         def fields() -> Body:
             return {"role": "data", "gang": self._gang, "process": self._process}
 
         return NodeConnections(
-            DataEndpoints("", (NodeAddress(0, 1, (str(self._gateway),)),)),
+            DataEndpoints("", (NodeAddress(0, 1, address.addresses),)),
             watch=watch,
             connection_type=lambda node, _: GatewayNode(self._gateway, self._token, fields),
         )

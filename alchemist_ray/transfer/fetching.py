@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.errors import BadIndexError, ShapeError
+from alchemist_ray.errors import BadIndexError, ShapeError, from_failure
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.progress import times_table, transfer_bar
-from alchemist_ray.gang.result_arrays import result_array
 from alchemist_ray.gang.transfer_retries import counted, repeated, watched
 from alchemist_ray.observe import events
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
+from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
+
+try:
+    from mpi_workers.matrix.memory import Pool
+
+    HAS_POOL = True
+except ImportError:  # it needs Linux: NumPy allocates
+    HAS_POOL = False
 
 
 def fetch(
@@ -53,7 +61,7 @@ def _fetched(
         return known.reshape(length, width)[np.ix_(*selected)].reshape(_shape_of(ref, selected))
     row0, m, row_step = _bounding_range(selected[0])
     col0, n, col_step = _bounding_range(selected[1])
-    out = result_array((m, n), ref.dtype)
+    out = _result_array((m, n), ref.dtype)
     distribution = Distribution(ref.layout, ref.stored_shape, connection.grid)
     target = TransferTarget(ref.id, distribution, ref.dtype)
     shown = connection.options
@@ -109,3 +117,31 @@ def _bounding_range(selected: range) -> tuple[int, int, int]:
         return 0, 0, 1
     low, high = min(selected[0], selected[-1]), max(selected[0], selected[-1])
     return low, high - low + 1, selected.step
+
+
+# --- memory for results: large ones reuse memory that is mapped already, because the first touch of
+# fresh memory costs ten times a copy into warm memory ---
+
+POOLED_NBYTES = 1 << 20  # 1 MiB: smaller results come from the ordinary allocator
+KEPT_NBYTES = 1 << 30  # 1 GiB, or an eighth of the machine's memory
+
+
+def _new_pool() -> Pool | None:
+    if not HAS_POOL:
+        return None
+    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Pool(min(KEPT_NBYTES, memory_nbytes // 8), shared=False)
+
+
+_pool = _new_pool()
+
+
+def _result_array(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An uninitialised C-ordered array. Raises `ResourceError` if the memory is not there."""
+    nbytes = shape[0] * shape[1] * dtype.itemsize
+    if _pool is None or nbytes < POOLED_NBYTES:
+        return np.empty(shape, dtype)
+    try:
+        return _pool.take(nbytes).array().view(dtype).reshape(shape)
+    except Failure as failure:
+        raise from_failure(failure) from None

@@ -83,6 +83,20 @@ def test_a_command_that_fails_in_any_way_is_answered(
     assert "Too many open files" in error["message"]
 
 
+def test_a_frame_that_fails_in_any_way_is_refused(
+    gateway: Gateway, address: GatewayAddress, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(gateway, "_command", fail)
+    connection, _ = secure_socket.connect(address, token, SESSION)
+    with connection:
+        connection.send(Kind.COMMAND, {"id": 1, "op": "list_gangs"})
+        with pytest.raises(Failure, match="no luck"):
+            connection.expect(Kind.REPLY, WAIT_S)
+
+
 def test_strangers_cannot_fill_the_audit_log(
     gateway: Gateway, address: GatewayAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Tokens, and the commands of a gang that each allows.
+"""Tokens, the commands of a gang that each allows, and the audit log of their use.
 
 The file of tokens has users, groups, scopes, expiry, quotas, and the verifier of each secret.
 
@@ -12,7 +12,9 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +32,7 @@ from mpi_workers.wire.names import ARRAYS, ENTRY_POINTS, SHIPPED
 
 FILE_VARIABLE = "ALCHEMIST_TOKENS"
 FILE = "~/.config/alchemist/tokens.json"
+AUDIT = "~/.config/alchemist/gateway/audit.log"
 FORMAT = 1
 DAYS = 90.0  # until a token expires, unless something else is said
 LOCK_TIMEOUT_S, LOCK_INTERVAL_S = 10.0, 0.02
@@ -100,6 +103,14 @@ class TokenFile:
             return None
         verifier = Verifier(*(bytes.fromhex(entry[name]) for name in Verifier.__slots__))
         return _token(ident, entry), verifier
+
+    def check(self, ident: str) -> Token:
+        """A token as it is now. Raises `Failure` if it was revoked, or has expired."""
+        found = self.find(ident)
+        if found is None or found[0].expired:
+            words = f"token {ident} has expired or was revoked: ask for another one"
+            raise Failure("AuthError", words)
+        return found[0]
 
     def list(self) -> Sequence[Token]:
         """All tokens, expired ones as well."""
@@ -344,3 +355,49 @@ def _require(token: Token, scope: str, why: str) -> None:
             f"{why}: this requires a token with the scope {scope!r}; this token has: "
             f"{', '.join(token.scopes)}. Create one with `alchemist token create --scopes ...`",
         )
+
+
+MOST = 1000  # characters of a fact: clients choose some of them, in messages of up to 16 MiB
+
+
+def bounded(fact: Any) -> Any:
+    """A fact as it is, or the beginning of its text if that is long."""
+    text = fact if isinstance(fact, str) else repr(fact)
+    return fact if len(text) <= MOST else text[:MOST]
+
+
+class Audit:
+    """Appends to a file of mode 600. Thread-safe; a full disk does not end the gateway.
+
+    Parameters
+    ----------
+    path : path_like, optional
+        Default: ``~/.config/alchemist/gateway/audit.log``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = Path(path or AUDIT).expanduser()
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_WRONLY, 0o600)
+        self._file = open(fd, "a", buffering=1)  # noqa: SIM115 - until `close`
+        self._lock = threading.Lock()
+        self._failed = False
+
+    def write(self, event: str, **facts: Any) -> None:
+        """One line: the time (UTC), the event, and its facts that are not None."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        given = {key: bounded(value) for key, value in facts.items() if value is not None}
+        entry = {"time": now, "event": bounded(event), **given}
+        line = json.dumps(entry, default=str, skipkeys=True)
+        try:
+            with self._lock:
+                self._file.write(line + "\n")
+                self._failed = False
+        except (OSError, ValueError) as error:
+            if not self._failed:
+                self._failed = True
+                sys.stderr.write(f"alchemist gateway: {self.path} cannot be written: {error}\n")
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()

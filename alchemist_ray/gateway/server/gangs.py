@@ -325,18 +325,18 @@ class SessionCommands:
                          if g["named"] or g["name"] in mine or token.allows("admin")]  # fmt: skip
                 return {"gangs": shown}
             case "resize_gang":
-                gang, workers = self._resizable(token, body["gang"]), body["workers"]
+                gang, workers = self._own_gang(token, body["gang"], "resizing"), body["workers"]
                 positive_int("num_workers", workers)
                 with self.quotas.starting(token, workers, gang):
                     await self._waits.run(token.user, gang.resize, workers)
                 return {}
             case "stop_resize":
-                self._resizable(token, body["gang"]).stop_resize()
+                self._own_gang(token, body["gang"], "resizing").stop_resize()
                 return {}
             case "stop_gang":
                 return await self._stop_gang(token, str(body["name"]))
             case "end_gang":
-                gang = self._own_gang(token, body["gang"])
+                gang = self._own_gang(token, body["gang"], "ending")
                 self.gangs.pop(gang.name, None)
                 if body.get("at_once"):
                     await self._waits.run(token.user, gang.kill, str(body.get("why", ""))[:200])
@@ -420,34 +420,16 @@ class SessionCommands:
 
     async def _stop_gang(self, token: Token, name: str) -> Body:
         gang = self.gangs.get(name)
-        if not token.allows("admin") and (gang is None or gang.user != token.user):
-            raise Failure(
-                "AuthError",
-                f"gang {name} was not started by {token.user} through this gateway: stopping it "
-                "needs a token with the scope 'admin'",
-            )
+        _check_own(token, name, gang, "stopping")
         await self._waits.run(
             token.user, lambda: ray_gangs.stop_gang(name, address=None, token=None)
         )
         self.gangs.pop(name, None)
         return {}
 
-    def _own_gang(self, token: Token, name: object) -> HostedGang:
+    def _own_gang(self, token: Token, name: object, doing: str) -> HostedGang:
         gang = self.gang_of(token, name)
-        if gang.user != token.user:
-            raise Failure(
-                "AuthError", f"gang {name} was started by another user: use a token of that user"
-            )
-        return gang
-
-    def _resizable(self, token: Token, name: object) -> HostedGang:
-        gang = self.gang_of(token, name)
-        if gang.user != token.user and not token.allows("admin"):
-            raise Failure(
-                "AuthError",
-                f"gang {name} was not started by {token.user} through this gateway: resizing it "
-                "needs a token with the scope 'admin'",
-            )
+        _check_own(token, name, gang, doing)
         return gang
 
     def release(self, gang: HostedGang) -> None:
@@ -485,6 +467,15 @@ def gang_options(given: object, workers: Workers) -> GangOptions:
             f" install version {__version__} of alchemist-client",
         )
     return GangOptions(workers, progress=False, output=False, **given)
+
+
+def _check_own(token: Token, name: object, gang: HostedGang | None, doing: str) -> None:
+    if not token.allows("admin") and (gang is None or gang.user != token.user):
+        raise Failure(
+            "AuthError",
+            f"gang {name} was not started by {token.user} through this gateway: {doing} it needs "
+            "a token with the scope 'admin'",
+        )
 
 
 def _in_background(action: Callable[[], object]) -> None:

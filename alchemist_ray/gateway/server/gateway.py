@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,8 +23,7 @@ from alchemist_ray.errors import SessionError, failure_of
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.protocol import is_loopback
 from alchemist_ray.gateway.server import access
-from alchemist_ray.gateway.server.access import Token, TokenFile
-from alchemist_ray.gateway.server.audit import Audit
+from alchemist_ray.gateway.server.access import Audit, Token, TokenFile
 from alchemist_ray.gateway.server.certificates import Identity, certificate
 from alchemist_ray.gateway.server.gangs import HostedGang, LongWaits, SessionCommands
 from alchemist_ray.gateway.server.link import Link
@@ -106,6 +104,7 @@ class Gateway:
         self._refusals, self._refusals_until = 0, 0.0
         self._waits = LongWaits()
         self._sessions = SessionCommands(self._waits, self.tokens)
+        self.quotas = self._sessions.quotas
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = uvloop.new_event_loop()
         self._loop.call_soon(self._loop.add_reader, self._listener.fileno(), self._accept)
@@ -331,7 +330,7 @@ class Gateway:
         async def answer() -> None:
             result: Body
             try:
-                self.check_token(token)
+                self.tokens.check(token.id)
                 result = {"result": await self._sessions.carry_out(token, body)}
             except (KeyError, TypeError, ValueError) as error:
                 words = f"{type(error).__name__}: {error}"
@@ -351,28 +350,10 @@ class Gateway:
 
         self._run(answer(), link)
 
-    # --- what attached clients ask of the gateway ---
-
-    def check_token(self, token: Token) -> None:
-        """Raise `Failure` if a token has been revoked, or has expired."""
-        found = self.tokens.find(token.id)
-        if found is None or found[0].expired:
-            words = f"token {token.id} has expired or was revoked: ask for another one"
-            raise Failure("AuthError", words)
-
-    def counts_bytes(self, token: Token) -> bool:
-        return self.tokens.quotas(token.user).nbytes is not None
-
-    def may_change(self, client: Client) -> bool:
-        return access.may_change(client.token, client.gang.user, self.tokens)
-
     def _check_transfer(self, token: Token, gang: HostedGang, kind: Kind) -> None:
-        self.check_token(token)
+        self.tokens.check(token.id)
         if kind != Kind.GET and not access.may_change(token, gang.user, self.tokens):
             raise Failure("AuthError", access.READ_ONLY)
-
-    async def within_quota(self, token: Token, body: Body) -> Callable[[], None]:
-        return await self._sessions.quotas.reserve(token, body)
 
 
 def _early(frame: Frame) -> None:

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
-from alchemist_ray.errors import AuthError
+from alchemist_ray.errors import AlchemistError, failure_of
 from alchemist_ray.gateway import credentials
 from alchemist_ray.gateway.credentials import NONCE_BYTES, Verifier, field_of
 from alchemist_ray.gateway.protocol import MAP_LIMIT, OLDEST_PROTOCOL, PROTOCOL
@@ -120,13 +120,13 @@ class Link:
             for _ in range(READS):
                 data = self._sock.recv(READ_BYTES)
                 if not data:
-                    self._lost()
+                    self.drop()
                     return
                 if self._closing:
                     continue  # of a refused peer, until it closes
                 self._buffer.feed(data)
                 self._deliver()
-                if self._closed or self._paused or self._fd < 0:
+                if self._closed or self._paused:
                     return
         except ssl.SSLWantWriteError:
             self._watch_writable()
@@ -136,22 +136,20 @@ class Link:
             if not self._secured and isinstance(error, ssl.SSLError):  # the client's reason, too
                 words = f"the TLS handshake failed: {error.reason or error}"
                 self._owner.refused(self, Failure("AuthError", words))
-            self._lost()
+            self.drop()
 
     def _deliver(self) -> None:
         try:
-            while not self._closing and not self._closed and self._fd >= 0:
+            while not self._closing and not self._closed:
                 frame = self._buffer.pop()
                 if frame is None:
                     return
                 self.on_frame(frame)
         except WireError as error:
             self._refuse(str(error))
-        except Failure as failure:
-            self.refuse(failure)
-        except AuthError as error:
-            self.refuse(Failure("AuthError", str(error)))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (Failure, AlchemistError) as error:
+            self.refuse(failure_of(error, "frame"))
+        except Exception as error:  # a client that waits for an answer learns of any
             self._refuse(f"malformed frame: {error!r}")
 
     def pause(self) -> None:
@@ -178,10 +176,7 @@ class Link:
             raise WireError(
                 "the token is wrong, or another process is between the client and this gateway"
             )
-        found = self._owner.tokens.find(self._ident)
-        if found is None or found[0].expired:
-            raise WireError(f"token {self._ident} has expired or was revoked: ask for another one")
-        self.token = found[0]
+        self.token = self._owner.tokens.check(self._ident)
         self._owner.strangers.discard(self)
         self._stop_timer()
         self._buffer.map_limit = frames.MAP_LIMIT if self.token.allows("run_code") else MAP_LIMIT
@@ -236,11 +231,11 @@ class Link:
         self.send_encoded(encode(kind, body))
 
     def send_encoded(self, data: bytes) -> None:
-        if self._closed or self._closing or self._fd < 0:
+        if self._closed or self._closing:
             return
         self._out += data
         if len(self._out) > BACKLOG_NBYTES + len(data):
-            self._lost()
+            self.drop()
         elif not self._writing:
             self._flush()
 
@@ -254,7 +249,7 @@ class Link:
             self._watch_writable()
             return
         except (OSError, ValueError):
-            self._lost()
+            self.drop()
             return
         if self._writing:
             self._writing = False
@@ -287,23 +282,20 @@ class Link:
         if self.token is None:
             self._owner.refused(self, failure)
         if not self._secured:
-            self._lost()
+            self.drop()
             return
         self.send(Kind.REFUSED, failure.to_map())
         self._closing = True
         self._stop_timer()
         self.resume()
         limit_s = LINGER_S if self.token is None else CLOSE_TIMEOUT_S
-        self._timer = self._loop.call_later(limit_s, self._lost)
+        self._timer = self._loop.call_later(limit_s, self.drop)
         with contextlib.suppress(OSError):
             if not self._out:
                 socket.socket.shutdown(self._sock, socket.SHUT_WR)
 
     def drop(self) -> None:
         """Close the connection now."""
-        self._lost()
-
-    def _lost(self) -> None:
         if self._closed:
             return
         self._closed = True
@@ -315,9 +307,8 @@ class Link:
             self.on_lost()
 
     def _unwatch(self) -> None:
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            self._loop.remove_writer(self._fd)
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -327,5 +318,5 @@ class Link:
     def give_away(self) -> tuple[socket.socket, bytes]:
         """The socket, and bytes that were read from it before."""
         self._unwatch()
-        self._fd = -1
+        self._closed = True  # for the loop
         return self._sock, self._buffer.clear()

@@ -18,9 +18,8 @@ from typing import Any, Protocol
 from alchemist_ray.errors import failure_of
 from alchemist_ray.gateway.protocol import GRACE_S
 from alchemist_ray.gateway.server import access
-from alchemist_ray.gateway.server.access import Token
-from alchemist_ray.gateway.server.audit import Audit, bounded
-from alchemist_ray.gateway.server.gangs import HostedGang
+from alchemist_ray.gateway.server.access import Audit, Token, TokenFile, bounded
+from alchemist_ray.gateway.server.gangs import HostedGang, Quotas
 from alchemist_ray.gateway.server.link import Link
 from alchemist_ray.observe import metrics
 from mpi_workers.failures import Failure
@@ -38,18 +37,8 @@ class Service(Protocol):
     """The gateway as a client's commands use it."""
 
     audit: Audit
-
-    def check_token(self, token: Token) -> None:
-        """Raise `Failure` if it is no longer valid."""
-
-    async def within_quota(self, token: Token, body: Body) -> Callable[[], None]:
-        """Reserve a command's bytes; call the result when it is answered. See `Quotas.reserve`."""
-
-    def counts_bytes(self, token: Token) -> bool:
-        """Whether a user's matrices have a limit of bytes."""
-
-    def may_change(self, client: Client) -> bool:
-        """Whether a client may change its gang, or only read it."""
+    tokens: TokenFile
+    quotas: Quotas
 
     def client_gone(self, client: Client) -> None:
         """The grace of a client is over, or it has said goodbye."""
@@ -141,18 +130,18 @@ class Client:
         if ident is not None and type(ident) is not int:
             raise WireError("the number of a command must be an integer")
         try:
-            self._service.check_token(self.token)
+            self._service.tokens.check(self.token.id)
             own = self.gang.user == self.token.user
-            access.check(self.token, body, own=own, changes=self._service.may_change(self))
+            changes = access.may_change(self.token, self.gang.user, self._service.tokens)
+            access.check(self.token, body, own=own, changes=changes)
             if len(self._calls) + len(self._tasks) >= PENDING:
                 raise Failure("GroupError", f"{PENDING} commands wait for an answer: send fewer")
         except Failure as failure:
             self._refused(body, failure)
             self._reply(ident, failure)
             return
-        if self._service.counts_bytes(self.token) and op in (
-            "create", "call", "run", "redistribute"
-        ):  # fmt: skip
+        limited = self._service.tokens.quotas(self.token.user).nbytes is not None
+        if limited and op in ("create", "call", "run", "redistribute"):
             if ident is None:
                 raise WireError(f"{op!r} must have a number")
             self._start(self._within_quota(ident, body))
@@ -167,7 +156,7 @@ class Client:
     async def _within_quota(self, ident: int, body: Body) -> None:
         link = self._link
         try:
-            answered = await self._service.within_quota(self.token, body)
+            answered = await self._service.quotas.reserve(self.token, body)
         except Exception as error:
             failure = failure_of(error, f"command {body['op']!r}")
             self._refused(body, failure)

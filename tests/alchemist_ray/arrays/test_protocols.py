@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import BadArgumentError
-from alchemist_ray.gang import result_arrays
+from alchemist_ray.transfer import fetching
 from mpi_workers.matrix.dist_matrix import DTYPES
 from tests.alchemist_ray.arrays.cases import ASKING, BINARY_UFUNCS, LINEAR, PAIRS, UFUNCS
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, same, values
@@ -165,7 +165,7 @@ def test_errors_for_missing_functions_name_an_alternative(
 def test_no_operation_fetches_a_whole_matrix_implicitly(
     session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_arrays, "_pool", None)  # memory of earlier tests' results
+    monkeypatch.setattr(fetching, "_pool", None)  # memory of earlier tests' results
     nbytes = 64 << 20
     A = session.xp.random.uniform((nbytes // 8 // 1000, 1000), seed=1)
 

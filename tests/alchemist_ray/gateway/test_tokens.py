@@ -12,8 +12,7 @@ import pytest
 from alchemist_ray.errors import AuthError
 from alchemist_ray.gateway.credentials import parts_of
 from alchemist_ray.gateway.server import access
-from alchemist_ray.gateway.server.access import TokenFile
-from alchemist_ray.gateway.server.audit import MOST, Audit
+from alchemist_ray.gateway.server.access import MOST, Audit, TokenFile
 
 TOGETHER = 12
 
