@@ -320,8 +320,7 @@ def _start(options: argparse.Namespace) -> int:
         try:
             while True:
                 signals.check()
-                for name in cluster.lost_nodes():
-                    print(f"alchemist: node {name} is lost", file=sys.stderr, flush=True)
+                cluster.watch()
         except Terminated:
             return 0
 

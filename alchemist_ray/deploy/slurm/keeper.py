@@ -96,8 +96,6 @@ class RayInJob:
     _hello: dict[str, Body] = field(default_factory=dict, init=False)
     _up: set[str] = field(default_factory=set, init=False)
     _lost: set[str] = field(default_factory=set, init=False)
-    _retried: dict[str, str] = field(default_factory=dict, init=False)  # output of failed starts
-    _ready: bool = field(default=False, init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
     _progress: tuple[float, str] = field(init=False)  # time of the last, and its subject
     _slowest: tuple[float, str] = field(default=(0.0, ""), init=False)
@@ -132,9 +130,7 @@ class RayInJob:
         for node in nodes:
             if node is not head:
                 self._order_start(node, first, address, head=False)
-        wait = {"address": address, "nodes": len(nodes), "limit_s": self.start_timeout_s}
-        self._tell(head.name, "await", **wait)
-        self._await(lambda: self._ready, self._without_ray)
+        self._await(lambda: len(self._up) == len(nodes), self._without_ray)
         self.address = JobCluster(
             address=address,
             job=self.allocation.job,
@@ -146,8 +142,6 @@ class RayInJob:
             container=self.container,
             settings=self.settings,
         )
-        for node in nodes:
-            self._tell(node.name, "settled")
         self.folder.write_cluster(self.address)
         took = time.monotonic() - self._began
         if took > SLOW_S:
@@ -217,19 +211,11 @@ class RayInJob:
                 self._hello[name] = body
             case "up":
                 self._up.add(name)
-            case "counted":
-                pass
-            case "ready" if body["ok"]:
-                self._ready = True
             case "again":
-                self._retried[name] = str(body["said"])
+                self._say(f"Ray is started once more: {body['said']}")
                 return False
-            case "ready":
-                raise JobError(f"Ray's nodes did not find each other: {body['said']}")
             case "ray_ended":
-                raise JobError(
-                    f"Ray did not start on {name}: exit code {body['code']}\n{body['said']}"
-                )
+                raise JobError(f"Ray did not start: {body['said']}")
             case "unknown":  # it was started by the job's step
                 raise JobError(f"a supervisor was started on another node: {body['why']}")
             case "lost":
@@ -241,21 +227,18 @@ class RayInJob:
         return f"the supervisors on {', '.join(missing)}"
 
     def _without_ray(self) -> str:
-        missing = [n.name for n in self.allocation.nodes if n.name not in self._up]
-        return f"Ray on {', '.join(missing)}" if missing else "the cluster's count of its nodes"
+        return f"Ray on {', '.join(n.name for n in self.allocation.nodes if n.name not in self._up)}"
 
     def _output(self) -> str:
-        """Return the output of the supervisors and of repeated starts of Ray."""
+        """Return the end of the output of the supervisors."""
         said = ""
         with contextlib.suppress(OSError):
             text = (self.folder.path / NODES_LOG).read_bytes()[-OUTPUT_NBYTES:]
             said = text.decode(errors="replace").strip()
-        parts = [f"output of the supervisors:\n{said or '(none)'}"]
-        parts += [
-            f"Ray on {name}, before it was started again:\n{text}"
-            for name, text in self._retried.items()
-        ]
-        return "\n".join(parts)
+        return f"output of the supervisors:\n{said or '(none)'}"
+
+    def _say(self, line: str) -> None:
+        print(f"alchemist: {line}", file=sys.stderr, flush=True)
 
     def _start_step(self) -> None:
         """Start a supervisor on every node, by one step of the job."""
@@ -356,22 +339,22 @@ class RayInJob:
 
     # --- while it runs ---
 
-    def lost_nodes(self) -> list[str]:
-        """Return the nodes that were lost since the last call.
+    def watch(self) -> None:
+        """Wait a moment, and report nodes that were lost meanwhile.
 
         Raises
         ------
         JobError
             If the head is one of them: Ray is lost.
         """
-        lost = []
         for name, body in self._news():
-            if body["op"] in ("lost", "ray_ended") and name not in self._lost:
-                self._lost.add(name)
-                lost.append(name)
-        if self.address is not None and self.address.head in lost:
-            raise JobError(f"node {self.address.head}, with Ray's head, is lost")
-        return lost
+            if body["op"] not in ("lost", "ray_ended") or name in self._lost:
+                continue
+            self._lost.add(name)
+            said = body.get("said", "its supervisor does not answer")
+            if self.address is not None and self.address.head == name:
+                raise JobError(f"node {name}, with Ray's head, is lost: {said}")
+            self._say(f"node {name} is lost; Ray continues without it: {said}")
 
     # --- end ---
 

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,8 +30,9 @@ from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
 from alchemist_ray.deploy.slurm.relay import Relay
 from alchemist_ray.errors import JobError
 from alchemist_ray.runtime.cluster.network import local_address
+from mpi_workers.failures import describe_status
 from mpi_workers.node import cleanup, processes
-from mpi_workers.node.processes import end_descendants
+from mpi_workers.node.processes import descendants, end_descendants
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind, WireError
 
@@ -132,15 +132,19 @@ def _unlink_unused() -> None:
 
 
 END_TIMEOUT_S = 4.0  # for an orderly end of Ray
-OUTPUT_NBYTES = 4 << 10  # the end of Ray's output that errors quote
+OUTPUT_NBYTES = 4 << 10  # the end of a log that errors quote
+KEPT_NBYTES = 1 << 20  # the end of a log that is kept after a failure
 # Ray's own time limits (30 s) are short for a cold start from a shared file system. A start that
-# exceeds them is repeated within the keeper's time limit; quick failures are repeated twice.
-TRIES = 3
+# exceeds them is repeated within the keeper's time limit; a quick failure is repeated once.
+TRIES = 2
 QUICK_S = 20.0
 STORE_MIN_NBYTES = 80 << 20  # Ray's minimum for its object store
 DROPPED = ("RAY_ADDRESS", "PMI_", "PMIX_")  # variables of another Ray, or of a launcher
 NO_PROGRAM = 127
-PROGRAMS = "alchemist_ray.deploy.slurm.ray_programs"
+PROGRAM = "alchemist_ray.deploy.slurm.ray_start"
+STARTED = "ray_current_cluster"  # `ray start` writes it when the GCS knows the node
+DAEMONS = ("raylet", "gcs_server")
+LOGS = ("raylet*", "gcs_server*", "*agent*")  # in a session's folder
 
 News = tuple[str, dict[str, Any]]
 
@@ -152,6 +156,8 @@ class RayNode:
     ----------
     folder : NodeFolder
         For Ray's sockets and logs.
+    kept : Path
+        Folder for copies of Ray's logs after a failure; on a file system that all nodes share.
     ip : str
         This node's address.
     variables : mapping
@@ -161,9 +167,15 @@ class RayNode:
     """
 
     def __init__(
-        self, folder: NodeFolder, ip: str, variables: Mapping[str, str], prefix: Sequence[str]
+        self,
+        folder: NodeFolder,
+        kept: Path,
+        ip: str,
+        variables: Mapping[str, str],
+        prefix: Sequence[str],
     ) -> None:
         self._folder = folder
+        self._kept = kept
         self._ip = ip
         self._variables = variables
         self._python = [*prefix, container.PYTHON] if prefix else [sys.executable]
@@ -171,11 +183,10 @@ class RayNode:
         self._metrics = False
         self._failures = 0  # quick ones
         self._began = 0.0
-        self._port = 0  # Ray opens it last; 0: it is open, or Ray is not started
         self._ray: subprocess.Popen[bytes] | None = None
-        self._waiting: subprocess.Popen[bytes] | None = None
-        self.settled = False  # the whole cluster is up: Ray is not restarted any more
-        self._counted = 0  # bytes of the log in which nodes are counted
+        self._is_up = False  # Ray is not restarted any more
+        self._daemons: dict[int, str] = {}  # names by process
+        self._oom = processes.OomWatch()
 
     def start(
         self,
@@ -211,7 +222,7 @@ class RayNode:
             role = ["--head", f"--port={numbers['gcs']}", "--include-dashboard=false"]
             names = allocation.NAMES[1:]
         self._command = [
-            *self._python, "-m", PROGRAMS, "start", "--block",
+            *self._python, "-m", PROGRAM, "--block",
             "--disable-usage-stats",
             "--log-color=false",
             f"--node-ip-address={self._ip}",
@@ -222,40 +233,62 @@ class RayNode:
             *role,
             *(f"--{name}={numbers[name]}" for name in names),
         ]  # fmt: skip
-        self._port = numbers["node-manager-port"]
         self._try()
 
-    def await_nodes(self, address: str, nodes: int, limit_s: float) -> None:
-        """Start to wait until the cluster has this many nodes."""
-        words = [*self._python, "-m", PROGRAMS, "wait", address, str(nodes), str(limit_s)]
-        self._waiting = self._spawn(words, self._ready_log)
-
     def news(self) -> Iterator[News]:
-        """Yield events since the last call.
+        """Yield events since the last call: ``up``, ``again`` (restarted), ``ray_ended``."""
+        if self._ray is None:
+            return
+        if not self._is_up:
+            self._is_up = (self._folder.ray / STARTED).exists()
+            # Also those in a container, and those that have just ended.
+            below = {pid: _process(pid, self._oom)[0] for pid in descendants([os.getpid()])}
+            self._daemons |= {pid: name for pid, name in below.items() if name in DAEMONS}
+            if self._is_up:
+                yield "up", {}
+        if (said := self._dead_daemon() or self._ended()) is None:
+            return
+        said += self._keep_logs()
+        gave_up = self._is_up or self._failures == TRIES or self._ray.poll() == NO_PROGRAM
+        self._ray = None
+        end_descendants()
+        yield "ray_ended" if gave_up else "again", {"said": said}
+        if not gave_up:  # the next start profits from the file system's cache
+            shutil.rmtree(self._folder.ray, ignore_errors=True)
+            self._try()
 
-        ``up``, ``counted`` (one more node), ``ready``, ``again`` (restarted), ``ray_ended``.
+    def _dead_daemon(self) -> str | None:
+        """How one of Ray's own processes has ended; None if all run.
+
+        `ray start` waits half a minute for a raylet that is dead, and takes SIGTERM for its end.
         """
-        if self._port and self._ray is not None and _listens(self._ip, self._port):
-            self._port = 0
-            yield "up", {}
-        if self._waiting is not None and (size := _size(self._ready_log)) > self._counted:
-            self._counted = size
-            yield "counted", {}
-        if self._waiting is not None and (code := self._waiting.poll()) is not None:
-            self._waiting = None
-            yield "ready", {"ok": code == 0, "said": _end_of(self._ready_log)}
-        if self._ray is not None and (code := self._ray.poll()) is not None:
-            self._ray = None
-            self._failures += time.monotonic() - self._began < QUICK_S
-            told = {"code": code, "said": _end_of(self._folder.log)}
-            if self.settled or self._failures == TRIES or code == NO_PROGRAM:
-                yield "ray_ended", told
-            else:
-                yield "again", told
-                # The next start profits from the file system's cache.
-                end_descendants([] if self._waiting is None else [self._waiting.pid])
-                shutil.rmtree(self._folder.ray, ignore_errors=True)
-                self._try()
+        for pid, name in self._daemons.items():
+            _, how = _process(pid, self._oom)
+            if how is not None:
+                self._failures += 1
+                logs = [*self._folder.ray.glob(f"session_2*/logs/{name}.*")]
+                ends = [f"the end of {log.name}:\n{said}" for log in logs if (said := _end_of(log))]
+                return "\n".join([f"{name} on {os.uname().nodename} {how}", *ends])
+        return None
+
+    def _ended(self) -> str | None:
+        """How `ray start` has ended; None if it runs."""
+        if self._ray is None or (code := self._ray.poll()) is None:
+            return None
+        self._failures += time.monotonic() - self._began < QUICK_S
+        where = os.uname().nodename
+        return f"`ray start` on {where} ended with exit code {code}\n{_end_of(self._folder.log)}"
+
+    def _keep_logs(self) -> str:
+        """Copy the ends of Ray's logs to the job's folder. Returns a line about it."""
+        logs = [log for name in LOGS for log in self._folder.ray.glob(f"session_2*/logs/{name}")]
+        try:
+            self._kept.mkdir(parents=True, exist_ok=True)
+            for log in (self._folder.log, *logs):
+                (self._kept / log.name).write_bytes(_tail(log, KEPT_NBYTES))
+        except OSError as error:
+            return f"\nRay's logs could not be kept: {error}"
+        return f"\nRay's logs of this node are kept in {self._kept}"
 
     def end(self) -> None:
         """Stop Ray, orderly if it ends in time."""
@@ -264,51 +297,51 @@ class RayNode:
             with suppress(subprocess.TimeoutExpired):
                 self._ray.wait(END_TIMEOUT_S)
 
-    @property
-    def _ready_log(self) -> Path:
-        return self._folder.path / "ready.log"
-
     def _try(self) -> None:
         self._began = time.monotonic()
-        self._ray = self._spawn(self._command, self._folder.log)
-
-    def _spawn(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+        self._daemons.clear()
         env = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED)}
         env |= {"TMPDIR": str(self._folder.path), "RAY_USAGE_STATS_ENABLED": "0"}
         env |= self._variables
         env.setdefault("RAY_agent_register_timeout_ms", "120000")
         env.setdefault("RAY_enable_metrics_collection", str(int(self._metrics)))
         # A shell reports a missing container runtime, and ends with 127.
-        words = ["/bin/sh", "-c", 'exec "$@"', "sh", *command]
-        with open(log, "ab") as out:
-            return subprocess.Popen(
+        words = ["/bin/sh", "-c", 'exec "$@"', "sh", *self._command]
+        with open(self._folder.log, "ab") as out:
+            self._ray = subprocess.Popen(
                 words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True,
             )  # fmt: skip
 
 
-def _listens(host: str, port: int) -> bool:
-    with socket.socket() as sock:
-        sock.settimeout(1.0)
-        return sock.connect_ex((host, port)) == 0
-
-
-def _size(path: Path) -> int:
+def _process(pid: int, oom: processes.OomWatch) -> tuple[str, str | None]:
+    """Return a process's name, and how it has ended; None if it runs."""
     try:
-        return path.stat().st_size
+        name, _, about = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
     except OSError:
-        return 0
+        return "", "has ended"  # its parent has read the status
+    state, *fields = about.split()
+    status = int(fields[48])
+    how = oom.explained(status, describe_status(status)) if state in "ZX" else None
+    return name.partition(" (")[2], how
+
+
+def _tail(path: Path, nbytes: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - nbytes))
+        return file.read()
 
 
 def _end_of(path: Path) -> str:
     try:
-        return path.read_bytes()[-OUTPUT_NBYTES:].decode(errors="replace").strip()
+        return _tail(path, OUTPUT_NBYTES).decode(errors="replace").strip()
     except OSError:
         return ""
 
 
 POLL_INTERVAL_S = 0.1
 KEEPER_TIMEOUT_S = 30.0  # for the keeper to answer
+KEPT = "ray-logs"  # in the job's folder, by node
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,10 +402,12 @@ class Supervisor:
             if task.container:  # the image has no srun
                 self._relay = Relay(self._folder.path / "relay")
                 variables[RELAY] = str(self._relay.path)
-            self._ray = RayNode(self._folder, ip, variables, task.container)
+            name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+            kept = Path(task.token).parent / KEPT / name
+            self._ray = RayNode(self._folder, kept, ip, variables, task.container)
             hello: Body = {
                 "role": "supervisor",
-                "name": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+                "name": name,
                 "hostname": os.uname().nodename,
                 "ip": ip,
                 "free": allocation.free_attempts(task.job, ip),
@@ -397,10 +432,6 @@ class Supervisor:
                 match order.pop("op"):
                     case "start":
                         ray.start(**order)
-                    case "await":
-                        ray.await_nodes(**order)
-                    case "settled":
-                        ray.settled = True
                     case "stop":
                         return
             for op, told in ray.news():
@@ -416,7 +447,7 @@ class Supervisor:
             self._ray.end()
         if self._relay is not None:
             self._relay.close()
-        processes.end_descendants()
+        end_descendants()
         self._folder.remove()
         self._tell("gone")
         if self._connection is not None:

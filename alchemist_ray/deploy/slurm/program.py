@@ -91,9 +91,10 @@ def run(
             signals.check()
             if cluster is None:
                 time.sleep(POLL_INTERVAL_S)
-                continue
-            for name in cluster.lost_nodes():
-                print(f"alchemist: node {name} is lost; Ray continues without it", file=sys.stderr)
+            else:
+                cluster.watch()
+        if cluster is not None and program.returncode:  # Ray's end may have ended it
+            cluster.watch()
     except Terminated as ending:
         state, *times = allocation.squeue(base.get("SLURM_JOB_ID", ""), "%T|%L|%l") or [""]
         if times:

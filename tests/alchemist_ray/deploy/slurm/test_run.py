@@ -6,6 +6,7 @@ starts a supervisor on every node starts it here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -120,6 +121,56 @@ def test_a_keeper_that_is_told_to_end_or_killed_leaves_nothing(
         assert "SIGTERM: ending the program" in said
         assert said.splitlines()[-1] == "alchemist: the job was ended by SIGTERM; exit code 15"
     assert time.monotonic() - begin < 30
+
+
+def daemons(name: str) -> list[int]:
+    """Processes of this job's Ray with this name, alive ones only."""
+    mark = f"alch-{os.getpid()}"
+    return [
+        pid
+        for pid, line in traces.processes().items()
+        if Path(line.split(" ")[0]).name == name and mark in line
+    ]
+
+
+@pytest.mark.parametrize(("name", "number"), [("raylet", 9), ("raylet", 15), ("gcs_server", 9)])
+def test_a_dead_process_of_ray_ends_the_job_with_its_name_and_log(
+    job: Any, tmp_path: Path, name: str, number: int
+) -> None:
+    process = job(100)
+    told(process)
+    (pid,) = daemons(name)
+    begin = time.monotonic()
+    os.kill(pid, number)
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 15
+    assert process.returncode == 1
+    host = os.uname().nodename
+    kept = tmp_path / "folder" / "ray-logs" / host
+    ended = "was killed by signal 9 (SIGKILL)" if number == 9 else ""
+    assert f"JobError: node {host}, with Ray's head, is lost: {name} on {host} {ended}" in said
+    assert f"the end of {name}.out:\n" in said
+    assert said.splitlines()[-1] == f"Ray's logs of this node are kept in {kept}"
+    assert (kept / "ray.log").stat().st_size > 0
+    assert (kept / f"{name}.out").stat().st_size > 0
+    assert said.count("JobError") == 1
+
+
+def test_a_raylet_that_dies_at_every_start_is_named_at_once(job: Any, tmp_path: Path) -> None:
+    process = job(100)
+    begin = time.monotonic()
+    while process.poll() is None and time.monotonic() - begin < 60:
+        for pid in daemons("raylet"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    died = f"raylet on {os.uname().nodename} was killed by signal 9 (SIGKILL)"
+    assert f"alchemist: Ray is started once more: {died}" in said
+    assert f"JobError: Ray did not start: {died}" in said
+    assert said.splitlines()[-1].startswith("Ray's logs of this node are kept in ")
+    assert time.monotonic() - begin < 60
 
 
 def test_a_job_serves_clients_without_ray(job: Any, tmp_path: Path) -> None:
