@@ -227,7 +227,8 @@ class RayInJob:
         return f"the supervisors on {', '.join(missing)}"
 
     def _without_ray(self) -> str:
-        return f"Ray on {', '.join(n.name for n in self.allocation.nodes if n.name not in self._up)}"
+        missing = [n.name for n in self.allocation.nodes if n.name not in self._up]
+        return f"Ray on {', '.join(missing)}"
 
     def _output(self) -> str:
         """Return the end of the output of the supervisors."""

@@ -1,4 +1,4 @@
-"""``ray start`` without Ray Client's server: ``python -m alchemist_ray.deploy.slurm.ray_start ...``.
+"""``ray start`` without Ray Client's server: ``python -m alchemist_ray.deploy.slurm.ray_start``.
 
 Ray starts that server on the head whenever gRPC is installed, at all interfaces, and has no option
 against it. Sessions do not use it.

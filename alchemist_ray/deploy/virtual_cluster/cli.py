@@ -8,9 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alchemist_ray.deploy.virtual_cluster import cluster, image, kvm, topology
-from alchemist_ray.deploy.virtual_cluster.domain import domain
-from alchemist_ray.deploy.virtual_cluster.options import Options, guests_of, parse_memory, settings
+from alchemist_ray.deploy.virtual_cluster import cluster, host, image
+from alchemist_ray.deploy.virtual_cluster.guests import (
+    Options,
+    cells_here,
+    domain,
+    guests_of,
+    parse_cells,
+    parse_memory,
+    settings,
+)
 from alchemist_ray.plural import counted
 from alchemist_ray.subcommands import add_options, add_subcommand, positive
 
@@ -110,7 +117,7 @@ def _image(asked: argparse.Namespace) -> None:
 
 def _render(asked: argparse.Namespace) -> None:
     options = _options(asked)
-    cells = topology.parse(asked.cells) if asked.cells else topology.here()
+    cells = parse_cells(asked.cells) if asked.cells else cells_here()
     for number in range(options.hosts):
         for guest in guests_of(options, number, cells):
             if asked.settings:
@@ -120,7 +127,7 @@ def _render(asked: argparse.Namespace) -> None:
 
 
 def _up(asked: argparse.Namespace) -> None:
-    if not asked.emulate and not kvm.works():
+    if not asked.emulate and not host.has_kvm():
         _options(asked)  # other mistakes first
         sys.stderr.write(
             "alchemist: KVM does not work here (/dev/kvm): guests are emulated, many times slower\n"

@@ -12,13 +12,12 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.virtual_cluster import host
-from alchemist_ray.deploy.virtual_cluster.options import PORT, Options
+from alchemist_ray.deploy.virtual_cluster.guests import PORT, Options
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import srun_command
 from alchemist_ray.runtime.cluster import batch_job
@@ -119,26 +118,25 @@ def _wait_up(
     end = time.monotonic() + limit_s
     while True:
         states = [_state(folder, number) for number in range(options.hosts)]
-        for state, words in states:
-            if state == "failed":
-                raise JobError(f"the guests did not start: {words}")
-        if all(state == "up" for state, _ in states):
+        for state in states:
+            if state.startswith(host.FAILED):
+                raise JobError(f"the guests did not start{state.removeprefix(host.FAILED)}")
+        late = [number for number, state in enumerate(states) if state != host.UP]
+        if not late:
             return
         if keeper.poll() is not None:
             said = (folder / LOG).read_text(errors="replace").strip()[-1500:]
             raise JobError(f"the process that runs the guests ended ({keeper.returncode}): {said}")
         if time.monotonic() > end:
-            late = [n for n, (state, _) in enumerate(states) if state != "up"]
             raise JobError(f"hosts {late} did not start their guests within {limit_s:.0f} s")
         time.sleep(POLL_INTERVAL_S)
 
 
-def _state(folder: Path, number: int) -> tuple[str, str]:
+def _state(folder: Path, number: int) -> str:
     try:
-        told = json.loads((folder / f"host-{number}").read_text())
-    except (OSError, ValueError):
-        return "", ""
-    return told["state"], told["words"]
+        return (folder / f"host-{number}").read_text()
+    except OSError:
+        return ""
 
 
 def down(name: str) -> None:
@@ -156,29 +154,25 @@ def down(name: str) -> None:
         raise JobError(
             f"there is no cluster {name!r} ({folder}): `alchemist virtual-cluster up` starts one"
         ) from None
+    options = Options(**about["options"])
     (folder / host.STOP).touch()
     end = time.monotonic() + END_S
-    count = Options(**about["options"]).hosts
-    left = list(range(count))
-    while left and _keeper_runs(folder) and time.monotonic() < end:
+    runs = True
+    while left := [n for n in range(options.hosts) if _state(folder, n) != host.DOWN]:
+        if not runs or time.monotonic() > end:
+            break
         time.sleep(POLL_INTERVAL_S)
-        left = [n for n in left if _state(folder, n)[0] != "down"]
-    left = [n for n in range(count) if _state(folder, n)[0] != "down"]
-    if left:
-        _destroy_here(about)  # their holder was killed
+        runs = _keeper_runs(folder)  # once more after its end: for what it wrote last
+    if left:  # the holder of the guests was killed
+        names = [options.hostname(n) for n in range(options.hosts * options.guests)]
+        with contextlib.suppress(JobError, subprocess.TimeoutExpired):
+            host.Hypervisor(about["connect"]).destroy(names)
         if about["hosts"]:
             raise JobError(
                 f"hosts {', '.join(about['hosts'][n] for n in left)} do not answer: `virsh list` "
                 f"there shows whether guests {name}-* remain. Remove {folder} afterwards"
             )
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _destroy_here(about: dict[str, Any]) -> None:
-    options = Options(**about["options"])
-    names = [options.hostname(n) for n in range(options.hosts * options.guests)]
-    with contextlib.suppress(JobError, subprocess.TimeoutExpired):
-        host.Hypervisor(about["connect"]).destroy(names)
 
 
 def _keeper_runs(folder: Path) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,17 +22,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from alchemist_ray.deploy.virtual_cluster import image, topology
-from alchemist_ray.deploy.virtual_cluster.domain import domain, volume_of
-from alchemist_ray.deploy.virtual_cluster.options import Guest, Options, guests_of, settings
+from alchemist_ray.deploy.virtual_cluster import image
+from alchemist_ray.deploy.virtual_cluster.guests import (
+    Guest,
+    Options,
+    cells_here,
+    domain,
+    guests_of,
+    settings,
+    volume_of,
+)
 from alchemist_ray.errors import AlchemistError, JobError
 
 CLUSTER, TOKEN, STOP = "cluster.json", "token", "stop"
 VIRSH_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.2
-READY, FAILED = "alchemist-guest: ready", "alchemist-guest: failed"
+UP, FAILED, DOWN = "up", "failed", "down"  # states of a host, in a file of the folder
+GUEST_READY, GUEST_FAILED = "alchemist-guest: ready", "alchemist-guest: failed"
+KVM = Path("/dev/kvm")
 PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 TAIL = 2000  # characters of a guest's console
+
+
+def has_kvm(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether guests can run on the processor itself, not emulated.
+
+    Where the processor has no virtualization (many a cloud machine) there may be a ``/dev/kvm``,
+    and guests begin to boot and then stand still without a word.
+    """
+    extensions = re.search(r"^flags\s*:.*\b(vmx|svm)\b", cpuinfo.read_text(), re.MULTILINE)
+    return extensions is not None and os.access(KVM, os.R_OK | os.W_OK)
 
 
 class Hypervisor:
@@ -97,32 +117,32 @@ class Host:
         try:
             self._create()
             self._wait_ready()
-            self._tell("up", "")
+            self._tell(UP)
             while not self._ends():
                 time.sleep(POLL_INTERVAL_S)
         except (AlchemistError, OSError, ValueError, subprocess.TimeoutExpired) as error:
-            self._tell("failed", f"{os.uname().nodename}: {error}")
+            self._tell(f"{FAILED}: {os.uname().nodename}: {error}")
             while not self._ends():  # until `up` has read the error
                 time.sleep(POLL_INTERVAL_S)
         finally:
             with contextlib.suppress(AlchemistError, subprocess.TimeoutExpired):
                 self.hypervisor.destroy([guest.name for guest in self.guests])
             shutil.rmtree(self._own, ignore_errors=True)
-            self._tell("down", "")
+            self._tell(DOWN)
 
     def _ends(self) -> bool:
         return self._stopped or (self._shared / STOP).exists() or not self._shared.exists()
 
-    def _tell(self, state: str, words: str) -> None:
+    def _tell(self, state: str) -> None:
         with contextlib.suppress(OSError):
             new = self._mark.with_suffix(".new")
-            new.write_text(json.dumps({"state": state, "words": words}))
+            new.write_text(state)
             new.rename(self._mark)
 
     def _create(self) -> None:
         options = self.options
         image.check(Path(options.image))
-        guests = guests_of(options, self._number, topology.here())
+        guests = guests_of(options, self._number, cells_here())
         check_pages(options)
         there = self.hypervisor.names().intersection(guest.name for guest in guests)
         if there:
@@ -147,15 +167,16 @@ class Host:
         while waiting and not self._ends():
             for name in sorted(waiting):
                 said = self._console(name)
-                if FAILED in said:
+                if GUEST_FAILED in said:
                     raise JobError(f"guest {name}: {said[-TAIL:]}")
-                if READY in said:
+                if GUEST_READY in said:
                     waiting.remove(name)
             if time.monotonic() > end:
                 name = min(waiting)
                 raise JobError(
                     f"{', '.join(sorted(waiting))} not ready in {self.limit_s:.0f} s (increase "
-                    f"--limit); the console of {name} ends with:\n{self._console(name)[-TAIL:]}"
+                    f"--limit, or --emulate them); the console of {name} ends with:\n"
+                    f"{self._console(name)[-TAIL:]}"
                 )
             time.sleep(POLL_INTERVAL_S)
 

@@ -28,7 +28,7 @@ from typing import Any
 import ray
 
 from alchemist_ray.deploy.virtual_cluster import cluster, host
-from alchemist_ray.deploy.virtual_cluster.options import PORT, Options
+from alchemist_ray.deploy.virtual_cluster.guests import PORT, Options
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.doctor.node import usable_cores
 from alchemist_ray.plural import counted

@@ -94,6 +94,6 @@ def test_an_image_or_a_runtime_that_is_not_there(
     options: list[Any] = [*SUBMIT, "--container", image, "--container-runtime", runtime]
     job = Submitted(slurm, slurm.login(*ALCHEMIST, "slurm", *options, "--", "true"))
     assert job.wait(100) == 1
-    assert "Ray did not start on" in job.log
+    assert "JobError: Ray did not start: `ray start` on " in job.log
     assert said in job.log
     assert_clean(slurm.nodes)

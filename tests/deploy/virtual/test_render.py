@@ -14,7 +14,6 @@ import re
 import shutil
 import stat
 import subprocess
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemist_ray import cli
-from alchemist_ray.deploy.virtual_cluster import cluster, host, image, kvm, topology
-from alchemist_ray.deploy.virtual_cluster.domain import domain
-from alchemist_ray.deploy.virtual_cluster.options import (
+from alchemist_ray.deploy.virtual_cluster import cluster, guests, host, image
+from alchemist_ray.deploy.virtual_cluster.guests import (
+    Cell,
     Options,
     guests_of,
+    parse_cells,
     parse_memory,
     settings,
     split_memory,
@@ -103,57 +103,6 @@ def test_libvirt_itself_takes_them(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_what_the_report_tuned_is_tuned() -> None:
-    options = Options(memory_mib=4096, mtu=65520)
-    (guest,) = guests_of(options, 0, topology.parse("0-3;4-7"))
-    tree = ET.fromstring(domain(options, guest, Path("/run")))
-    pins = {pin.get("vcpu"): pin.get("cpuset") for pin in tree.findall("cputune/vcpupin")}
-    assert pins == {str(n): str(n) for n in range(8)}  # one to one
-    cells = tree.findall("cpu/numa/cell")
-    assert [(c.get("cpus"), c.get("memory")) for c in cells] == [("0-3", "2048"), ("4-7", "2048")]
-    assert [m.get("nodeset") for m in tree.findall("numatune/memnode")] == ["0", "1"]
-    page = tree.find("memoryBacking/hugepages/page")
-    assert page is not None
-    assert (page.get("size"), page.get("unit")) == ("2048", "KiB")
-    model, mtu = tree.find("devices/interface/model"), tree.find("devices/interface/mtu")
-    assert model is not None
-    assert mtu is not None
-    assert (model.get("type"), mtu.get("size")) == ("virtio", "65520")
-    processor = tree.find("cpu")
-    assert processor is not None
-    assert processor.get("mode") == "host-model"
-    assert tree.find("memoryBacking/nosharepages") is not None
-    timers = {timer.get("name"): timer.get("present") for timer in tree.findall("clock/timer")}
-    assert timers == {"kvmclock": "yes", "hpet": "no"}
-    assert "clocksource=kvm-clock" in (tree.findtext("os/cmdline") or "")
-
-
-def test_an_emulated_guest_has_no_clock_of_kvm() -> None:
-    options = Options(memory_mib=1024, emulate=True)
-    (guest,) = guests_of(options, 0, topology.parse("0"))
-    tree = ET.fromstring(domain(options, guest, Path("/run")))
-    assert [timer.get("name") for timer in tree.findall("clock/timer")] == ["hpet"]
-    assert "kvm-clock" not in (tree.findtext("os/cmdline") or "")
-
-
-def test_a_virtual_function_replaces_the_bridge_and_a_volume_is_a_second_disk() -> None:
-    options = Options(memory_mib=1024, cpus=1, guests=2, sriov="fast", volume="/srv")
-    for guest in guests_of(options, 1, topology.parse("0-1")):
-        tree = ET.fromstring(domain(options, guest, Path("/run")))
-        (link,) = tree.findall("devices/interface")
-        assert link.get("type") == "network"
-        assert [(e.tag, e.attrib) for e in link] == [
-            ("mac", {"address": guest.mac}),
-            ("source", {"network": "fast"}),
-        ]
-        root, volume = tree.findall("devices/disk")
-        assert root.find("readonly") is not None
-        assert volume.find("readonly") is None
-        source = volume.find("source")
-        assert source is not None
-        assert source.get("file") == f"/srv/{guest.name}.img"
-
-
 # --- cores and addresses --------------------------------------------------------------
 
 cpus = st.frozensets(st.integers(0, 300), min_size=1)
@@ -161,24 +110,23 @@ cpus = st.frozensets(st.integers(0, 300), min_size=1)
 
 @given(cpus)
 def test_lists_of_cores_are_read_as_they_are_written(found: frozenset[int]) -> None:
-    assert topology.parse_cpus(topology.format_cpus(found)) == tuple(sorted(found))
+    assert guests.parse_cpus(guests.format_cpus(found)) == tuple(sorted(found))
 
 
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=4), st.integers(1, 8))
-def test_no_two_vcpus_share_a_core(sizes: list[int], guests: int) -> None:
+def test_no_two_vcpus_share_a_core(sizes: list[int], count: int) -> None:
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     cells = [
-        topology.Cell(i, tuple(range(a, a + n)))
-        for i, (a, n) in enumerate(zip(starts, sizes, strict=True))
+        Cell(i, tuple(range(a, a + n))) for i, (a, n) in enumerate(zip(starts, sizes, strict=True))
     ]
-    if sum(sizes) < guests:
+    if sum(sizes) < count:
         with pytest.raises(ValueError, match="do not fit"):
-            topology.shares(cells, guests, None)
+            guests.shares(cells, count, None)
         return
-    shares = topology.shares(cells, guests, None)
+    shares = guests.shares(cells, count, None)
     used = [cpu for share in shares for cell in share for cpu in cell.cpus]
-    assert len(used) == len(set(used)) == guests * (sum(sizes) // guests)
-    options = Options(guests=guests, memory_mib=1024)
+    assert len(used) == len(set(used)) == count * (sum(sizes) // count)
+    options = Options(guests=count, memory_mib=1024)
     for guest in guests_of(options, 0, cells):
         assert sum(split_memory(guest)) == 1024
         assert all(mib % 2 == 0 for mib in split_memory(guest))
@@ -186,36 +134,36 @@ def test_no_two_vcpus_share_a_core(sizes: list[int], guests: int) -> None:
 
 
 def test_the_cores_of_this_machine_are_found() -> None:
-    found = {cpu for cell in topology.here() for cpu in cell.cpus}
+    found = {cpu for cell in guests.cells_here() for cpu in cell.cpus}
     assert found == os.sched_getaffinity(0)
 
 
 def test_guests_of_all_hosts_have_names_and_addresses_of_their_own() -> None:
     options = Options(hosts=3, guests=2, cpus=1)
-    cells = topology.parse("0-1")
-    guests = [guest for n in range(3) for guest in guests_of(options, n, cells)]
-    assert [g.address for g in guests] == [f"10.78.0.{n}" for n in range(31, 37)]
-    assert len({g.mac for g in guests}) == len({g.name for g in guests}) == 6
-    assert [g.is_head for g in guests] == [True] + [False] * 5
-    told = settings(options, guests[3], "a secret")
+    cells = parse_cells("0-1")
+    found = [guest for n in range(3) for guest in guests_of(options, n, cells)]
+    assert [g.address for g in found] == [f"10.78.0.{n}" for n in range(31, 37)]
+    assert len({g.mac for g in found}) == len({g.name for g in found}) == 6
+    assert [g.is_head for g in found] == [True] + [False] * 5
+    told = settings(options, found[3], "a secret")
     assert "ROLE=node\nHEAD=10.78.0.31:6379\n" in told
-    assert all(f"{g.address} {g.name}" in told for g in guests)
+    assert all(f"{g.address} {g.name}" in told for g in found)
 
 
 def test_guests_know_the_hardware_addresses_of_all_others() -> None:
     options = Options(hosts=2, guests=2, cpus=1, static_arp=True)
-    cells = topology.parse("0-1")
-    guests = [guest for n in range(2) for guest in guests_of(options, n, cells)]
-    for guest in guests:
+    cells = parse_cells("0-1")
+    found = [guest for n in range(2) for guest in guests_of(options, n, cells)]
+    for guest in found:
         told = settings(options, guest, "")
-        for other in guests:
+        for other in found:
             assert (f"{other.address} {other.mac}" in told) == (other != guest)
-    assert "ARP=" not in settings(Options(), guests[0], "")
+    assert "ARP=" not in settings(Options(), found[0], "")
 
 
 def test_settings_are_words_of_a_shell() -> None:
     options = Options(guests=2, cpus=1)
-    guest = guests_of(options, 0, topology.parse("0-1"))[1]
+    guest = guests_of(options, 0, parse_cells("0-1"))[1]
     text = settings(options, guest, "$(touch /tmp/oh) 'x'")
     done = subprocess.run(
         ["sh", "-c", f'{text}\nprintf "%s|%s" "$TOKEN" "$NAME"'],
@@ -272,7 +220,7 @@ def test_a_volume_is_made_once_and_kept(tmp_path: Path) -> None:
     if not shutil.which("mke2fs"):
         pytest.skip("no mke2fs on this machine (apt-get install e2fsprogs)")
     options = Options(cpus=1, volume=str(tmp_path / "volumes"), volume_gib=1)
-    (guest,) = guests_of(options, 0, topology.parse("0"))
+    (guest,) = guests_of(options, 0, parse_cells("0"))
     host.make_volume(options, guest)
     path = tmp_path / "volumes" / f"{guest.name}.img"
     assert path.stat().st_size == 1 << 30
@@ -293,11 +241,9 @@ def test_a_volume_is_made_once_and_kept(tmp_path: Path) -> None:
 def test_a_processor_without_virtualization_is_seen(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("model name\t: vmx-like\nflags\t\t: fpu sse2 ht\n")
-    assert not kvm.has_extensions(cpuinfo)
+    assert not host.has_kvm(cpuinfo)
     cpuinfo.write_text("flags\t\t: fpu vme svm lahf_lm\n")
-    assert kvm.has_extensions(cpuinfo)
-    if not (os.access(kvm.DEVICE, os.R_OK) and kvm.has_extensions()):
-        assert not kvm.works()
+    assert host.has_kvm(cpuinfo) == os.access("/dev/kvm", os.R_OK | os.W_OK)
 
 
 def test_what_guests_boot_from_is_packed_as_the_kernel_reads_it(tmp_path: Path) -> None:
