@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from alchemist_ray.plural import counted
 
@@ -306,124 +307,95 @@ def domain(options: Options, guest: Guest, folder: Path) -> str:
     of a card. The root disk is shared and read-only: changes are in the guest's memory and end
     with it. A second disk, if asked for, is the guest's own and stays.
     """
-    image = Path(options.image)
-    page = _e("hugepages", _e("page", size=2048, unit="KiB"))
-    pins = [_e("vcpupin", vcpu=vcpu, cpuset=cpu) for vcpu, cpu in enumerate(guest.cpus)]
-    nodeset = format_cpus(cell.node for cell in guest.cells)
-    bound = [
-        _e("memnode", cellid=number, mode="strict", nodeset=cell.node)
-        for number, cell in enumerate(guest.cells)
-    ]
-    root = _e(
-        "domain",
-        _e("name", guest.name),
-        _e("memory", str(guest.memory_mib), unit="MiB"),
-        _e(
-            "memoryBacking",
-            _e("nosharepages"),  # the host does not compare and merge guests' pages
-            *[page] * (options.huge_pages and not options.emulate),
-        ),
-        _e("vcpu", str(len(guest.cpus)), placement="static"),
-        _e("cputune", *pins, _e("emulatorpin", cpuset=format_cpus(guest.cpus))),
-        _e("numatune", _e("memory", mode="strict", nodeset=nodeset), *bound),
-        _e("sysinfo", _e("entry", name=CONFIG, file=folder / f"{guest.name}.conf"), type="fwcfg"),
-        _e(
-            "os",
-            _e("type", "hvm", arch="x86_64", machine="q35"),
-            _e("kernel", str(image / "vmlinuz")),
-            _e("initrd", str(image / "initrd.gz")),
-            _e("cmdline", CMDLINE if options.emulate else f"{CMDLINE} {KVM_CLOCK}"),
-        ),
-        _e("features", _e("acpi")),
-        _processor(options, guest),
-        _e(
-            "clock",
-            # The paravirtual clock: a read of the time does not leave the guest. QEMU has none.
-            *[_e("timer", name="kvmclock", present="yes")] * (not options.emulate),
-            _e("timer", name="hpet", present="no"),
-            offset="utc",
-        ),
-        *(_e(event, "destroy") for event in ("on_poweroff", "on_reboot", "on_crash")),
-        _devices(options, guest, folder),
-        type="qemu" if options.emulate else "kvm",
-    )
+    kvm = not options.emulate
+    image, own, volume, bridge, pool = (
+        escape(str(text), {'"': "&quot;"})
+        for text in (
+            options.image, folder / guest.name, volume_of(options, guest), options.bridge,
+            options.sriov,
+        )
+    )  # fmt: skip
+    count = len(guest.cpus)
+    cores = format_cpus(guest.cpus)
+    pins = [f'<vcpupin vcpu="{vcpu}" cpuset="{cpu}"/>' for vcpu, cpu in enumerate(guest.cpus)]
+    nodes, numa, first = [], [], 0
+    for number, (cell, mib) in enumerate(zip(guest.cells, split_memory(guest), strict=True)):
+        nodes += [f'<memnode cellid="{number}" mode="strict" nodeset="{cell.node}"/>']
+        vcpus = format_cpus(range(first, first + len(cell.cpus)))
+        numa += [f'<cell id="{number}" cpus="{vcpus}" memory="{mib}" unit="MiB"/>']
+        first += len(cell.cpus)
+    sockets = len(guest.cells) if count % len(guest.cells) == 0 else 1
+    pages = '<hugepages><page size="2048" unit="KiB"/></hugepages>'
+    link = f"""
+      <interface type="bridge">
+        <mac address="{guest.mac}"/>
+        <source bridge="{bridge}"/>
+        <model type="virtio"/>
+        {f'<driver queues="{min(count, QUEUE_LIMIT)}"/>' if kvm and count > 1 else ""}
+        <mtu size="{options.mtu}"/>
+      </interface>"""
+    if options.sriov is not None:  # libvirt takes a free virtual function from the pool
+        link = f"""
+      <interface type="network">
+        <mac address="{guest.mac}"/>
+        <source network="{pool}"/>
+      </interface>"""
+    disk = f"""
+      <disk type="file" device="disk">
+        <driver name="qemu" type="raw" cache="none" io="native"/>
+        <source file="{volume}"/>
+        <target dev="vdb" bus="virtio"/>
+      </disk>"""
+    # nosharepages: the host does not compare and merge guests' pages. kvmclock: a read of the time
+    # does not leave the guest. Queues of the network: by vhost, where the kernel has it.
+    root = ET.fromstring(f"""
+<domain type="{"kvm" if kvm else "qemu"}">
+  <name>{guest.name}</name>
+  <memory unit="MiB">{guest.memory_mib}</memory>
+  <memoryBacking><nosharepages/>{pages if options.huge_pages and kvm else ""}</memoryBacking>
+  <vcpu placement="static">{count}</vcpu>
+  <cputune>{"".join(pins)}<emulatorpin cpuset="{cores}"/></cputune>
+  <numatune>
+    <memory mode="strict" nodeset="{format_cpus(cell.node for cell in guest.cells)}"/>
+    {"".join(nodes)}
+  </numatune>
+  <sysinfo type="fwcfg"><entry name="{CONFIG}" file="{own}.conf"/></sysinfo>
+  <os>
+    <type arch="x86_64" machine="q35">hvm</type>
+    <kernel>{image}/vmlinuz</kernel>
+    <initrd>{image}/initrd.gz</initrd>
+    <cmdline>{f"{CMDLINE} {KVM_CLOCK}" if kvm else CMDLINE}</cmdline>
+  </os>
+  <features><acpi/></features>
+  <cpu {'mode="host-model" check="partial"' if kvm else 'mode="maximum"'}>
+    <topology sockets="{sockets}" cores="{count // sockets}" threads="1"/>
+    <numa>{"".join(numa)}</numa>
+  </cpu>
+  <clock offset="utc">
+    {'<timer name="kvmclock" present="yes"/>' if kvm else ""}
+    <timer name="hpet" present="no"/>
+  </clock>
+  <on_poweroff>destroy</on_poweroff>
+  <on_reboot>destroy</on_reboot>
+  <on_crash>destroy</on_crash>
+  <devices>
+    <disk type="file" device="disk">
+      <driver name="qemu" type="raw" cache="writeback"/>
+      <source file="{image}/root.img"/>
+      <target dev="vda" bus="virtio"/>
+      <readonly/>
+    </disk>
+    {disk if options.volume is not None else ""}
+    {link}
+    <serial type="file"><source path="{own}.log"/></serial>
+    <rng model="virtio"><backend model="random">/dev/urandom</backend></rng>
+    <memballoon model="none"/>
+  </devices>
+</domain>""")
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
-
-
-def _processor(options: Options, guest: Guest) -> ET.Element:
-    mode = {"mode": "maximum"} if options.emulate else {"mode": "host-model", "check": "partial"}
-    count = len(guest.cpus)
-    sockets = len(guest.cells) if count % len(guest.cells) == 0 else 1
-    cells, first = [], 0
-    for number, (cell, mib) in enumerate(zip(guest.cells, split_memory(guest), strict=True)):
-        vcpus = format_cpus(range(first, first + len(cell.cpus)))
-        cells.append(_e("cell", id=number, cpus=vcpus, memory=mib, unit="MiB"))
-        first += len(cell.cpus)
-    topology = _e("topology", sockets=sockets, cores=count // sockets, threads=1)
-    return _e("cpu", topology, _e("numa", *cells), **mode)
-
-
-def _devices(options: Options, guest: Guest, folder: Path) -> ET.Element:
-    disks = [
-        _e(
-            "disk",
-            _e("driver", name="qemu", type="raw", cache="writeback"),
-            _e("source", file=Path(options.image) / "root.img"),
-            _e("target", dev="vda", bus="virtio"),
-            _e("readonly"),
-            type="file",
-            device="disk",
-        )
-    ]
-    if options.volume is not None:
-        disks.append(
-            _e(
-                "disk",
-                _e("driver", name="qemu", type="raw", cache="none", io="native"),
-                _e("source", file=volume_of(options, guest)),
-                _e("target", dev="vdb", bus="virtio"),
-                type="file",
-                device="disk",
-            )
-        )
-    return _e(
-        "devices",
-        *disks,
-        _link(options, guest),
-        _e("serial", _e("source", path=folder / f"{guest.name}.log"), type="file"),
-        _e("rng", _e("backend", "/dev/urandom", model="random"), model="virtio"),
-        _e("memballoon", model="none"),
-    )
-
-
-def _link(options: Options, guest: Guest) -> ET.Element:
-    mac = _e("mac", address=guest.mac)
-    if options.sriov is not None:  # libvirt takes a free virtual function from the pool
-        return _e("interface", mac, _e("source", network=options.sriov), type="network")
-    queues = min(len(guest.cpus), QUEUE_LIMIT)  # by vhost, where the kernel has it
-    return _e(
-        "interface",
-        mac,
-        _e("source", bridge=options.bridge),
-        _e("model", type="virtio"),
-        *[_e("driver", queues=queues)] * (not options.emulate and len(guest.cpus) > 1),
-        _e("mtu", size=options.mtu),
-        type="bridge",
-    )
 
 
 def volume_of(options: Options, guest: Guest) -> Path:
     """Return the file of a guest's persistent disk, on its host."""
     return Path(options.volume or ".") / f"{guest.name}.img"
-
-
-def _e(tag: str, *inside: ET.Element | str, **attributes: object) -> ET.Element:
-    """An element with a text or others in it."""
-    element = ET.Element(tag, {name: str(value) for name, value in attributes.items()})
-    for part in inside:
-        if isinstance(part, str):
-            element.text = part
-        else:
-            element.append(part)
-    return element
