@@ -30,7 +30,7 @@ COMMANDS = {
         "write a timeline of the last commands of a gang's ranks",
     ),
     "doctor": ("alchemist_ray.observe.doctor.cli", "check every node for common MPI problems"),
-    "bench": ("alchemist_ray.observe.bench.hpc", "run a small HPC benchmark on a gang"),
+    "bench": ("alchemist_ray.observe.bench", "run a small HPC benchmark on a gang"),
     "slurm": ("alchemist_ray.deploy.slurm.cli", "run Ray and gangs in a Slurm job"),
     "pbs": ("alchemist_ray.deploy.slurm.cli", "run Ray and gangs in a PBS job"),
     "virtual-cluster": ("alchemist_ray.deploy.virtual_cluster.cli", "run Ray in virtual machines"),

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.observe.bench.hpc import Measure, measure, result
+from alchemist_ray.observe.bench import Measure, measure, result
 from benchmarks.harness import Report
 from mpi_workers.testing import local_gang
 
@@ -22,12 +22,12 @@ AT_LEAST, AT_MOST = 0.9, 1.2  # ratios of rates, of times
 LEFT_OUT = ("slowest rank", " 1.0 kB", " 65.5 kB", " 4.2 MB")  # of messages: two sizes are shown
 
 
-def bare(gang: Any) -> list[list[str]]:
+def bare(gang: Any, seconds: float = SECONDS) -> list[list[str]]:
     """The measures, on the ranks of `mpi_workers.testing.local_gang`."""
     from ali.hpc import suite  # only ranks may initialise MPI
     from ali.interface import Context
 
-    return list(suite(Context(gang, {}), SECONDS))
+    return list(suite(Context(gang, {}), seconds))
 
 
 def run() -> Report:

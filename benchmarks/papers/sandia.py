@@ -12,17 +12,12 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-import ray
-
 from alchemist_ray import AlchemistSession
-from alchemist_ray.observe.bench.hpc import (
-    CONTAINER,
-    Measure,
-    Result,
-    compare_places,
-    goodness,
-    result,
-)
+from alchemist_ray.deploy.virtual_cluster import cluster, host
+from alchemist_ray.deploy.virtual_cluster.guests import PORT, Options
+from alchemist_ray.errors import AlchemistError
+from alchemist_ray.observe.bench import Measure, Result, goodness, measure, result
+from alchemist_ray.version import __version__
 from benchmarks.papers import spark
 from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting
 from mpi_workers.testing import local_gang
@@ -31,6 +26,10 @@ SECONDS = {"small": 0.5, "node": 2.0, "cluster": 2.0}
 SORTED_BYTES = {"small": 10**9, "node": 10**10, "cluster": 10**11}
 SORTS = {"small": 1}  # of TeraSort; at other scales as many as of all measurements
 SORT_LIMIT_S = {"small": 600.0, "node": 3600.0, "cluster": 7200.0}
+LIMIT_S = 1800.0  # of a place; emulated guests are slow
+IMAGE = f"alchemist-on-ray:{__version__}"
+CONTAINER = ("podman", "run", "--rm", "--shm-size=2g", IMAGE, "alchemist")
+EMULATED = "guest: emulated by QEMU: its ratios are those of the emulation, not of virtualization"
 PLACES = ("native", "gang", "container", "guest")
 COLOURS = {"gang": BLUE, "container": ORANGE, "guest": GREY}
 NEAR = 0.9  # of native, the geometric mean over all measures
@@ -58,20 +57,19 @@ def run(setting: Setting) -> Page:
     )
     values: Values = {name: defaultdict(list) for name in PLACES}
     missing: dict[str, str] = {}
-    notes: list[str] = []
     seconds = SECONDS[setting.scale] / (setting.divide or 1)
-    address = ray.get_runtime_context().gcs_address if ray.is_initialized() else None
     for _ in range(setting.runs):
-        results, missing, notes = compare_places(setting.cores, seconds, CONTAINER, "vc", address)
-        for its in [*results, *_kernels(setting.cores, seconds)]:
-            for measure in its.measures:
-                values[its.label][measure.what].append(measure)
+        for its in [*_suites(setting.cores, seconds, missing), *_kernels(setting.cores, seconds)]:
+            for one in its.measures:
+                values[its.label][one.what].append(one)
     _table(page, values)
     add = page.table("the report's numbers", "the report", "here")
     for row in REPORTED:
         add(*row)
-    page.notes += [f"- {name}: not measured: {reason}" for name, reason in missing.items()] + notes
-    _verdicts(page, values, emulated=bool(notes), missing=missing)
+    page.notes += [f"- {name}: not measured: {reason}" for name, reason in missing.items()]
+    emulated = "guest" not in missing and _guests().emulate
+    page.notes += [EMULATED] * emulated
+    _verdicts(page, values, emulated=emulated, missing=missing)
     _weak(page, setting, seconds)
     _terasort(page, setting, nbytes)
     page.data |= {
@@ -80,6 +78,50 @@ def run(setting: Setting) -> Page:
     }
     page.draw = lambda figure: _draw(figure, values)
     return page
+
+
+def _suites(ranks: int, seconds: float, missing: dict[str, str]) -> Iterator[Result]:
+    """The measures of `alchemist bench hpc` in each place; `missing` gets the reasons."""
+    yield result("native", *local_gang.run("benchmarks.hpc:bare", ranks, seconds, timeout=LIMIT_S))
+    with AlchemistSession(ranks, progress=False) as session:
+        yield measure(session, "gang", seconds)
+    words = ["bench", "hpc", "--json", f"--workers={ranks}", f"--seconds={seconds}"]
+    try:
+        yield _elsewhere("container", [*CONTAINER, *words], {})
+    except (OSError, RuntimeError) as error:
+        missing["container"] = str(error)
+    try:
+        here = [sys.executable, "-m", "alchemist_ray.cli", *words]
+        yield _elsewhere("guest", here, {
+            "RAY_ADDRESS": f"{_guests().address(0)}:{PORT}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(cluster.folder_of("vc") / host.TOKEN),
+            "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+        })  # fmt: skip
+    except FileNotFoundError:
+        missing["guest"] = "no virtual cluster 'vc': `alchemist virtual-cluster up` starts one"
+    except RuntimeError as error:
+        missing["guest"] = str(error)
+
+
+def _guests() -> Options:
+    about = cluster.folder_of("vc") / host.CLUSTER
+    return Options(**json.loads(about.read_text())["options"])
+
+
+def _elsewhere(label: str, command: list[str], variables: dict[str, str]) -> Result:
+    """The result of a command; RuntimeError if it fails."""
+    try:
+        done = subprocess.run(
+            [*command, f"--label={label}"], env={**os.environ, **variables}, check=True,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+        return Result.parse(done.stdout)
+    except subprocess.CalledProcessError as error:
+        said = " ".join((error.stderr or error.stdout).split())[-300:]
+        raise RuntimeError(f"exit code {error.returncode}: {said}") from error
+    except (subprocess.TimeoutExpired, AlchemistError) as error:
+        raise RuntimeError(str(error)) from error
 
 
 def _kernels(ranks: int, seconds: float) -> Iterator[Result]:

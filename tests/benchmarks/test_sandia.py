@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from alchemist_ray.observe.bench.hpc import Measure
+from alchemist_ray.observe.bench import Measure
 from benchmarks.papers import sandia, terasort
 from benchmarks.papers.experiment import Setting
 

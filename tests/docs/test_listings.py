@@ -28,9 +28,6 @@ RUN_BY = {
         "make demo": "tests/alchemist_ray/test_cli.py",
         "git clone": "tests/test_distribution.py",
     },
-    "alchemist_ray/observe/bench/README.md": {
-        "bench hpc": "tests/alchemist_ray/observe/test_bench.py"
-    },
     "benchmarks/README.md": {"recovery.run": "shown only: it measures for minutes"},
     "benchmarks/papers/README.md": {"benchmarks.papers": "tests/benchmarks/test_papers.py"},
     "cray/README.md": {
@@ -38,6 +35,7 @@ RUN_BY = {
         "singular values": "tests/deploy/slurm/test_readme.py",
         "salloc": "tests/deploy/slurm/test_readme.py",
     },
+    "docs/bench.md": {"bench hpc": "tests/alchemist_ray/observe/test_bench.py"},
     "docs/debugging.md": {"GroupFailedError": "tests/faults/test_ranks.py"},
     "docs/doctor.md": {"alchemist doctor": "tests/alchemist_ray/observe/test_doctor.py"},
     "docs/gateway.md": {

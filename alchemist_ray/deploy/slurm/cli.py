@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from alchemist_ray.deploy.slurm import allocation, container, program, script, sites
+from alchemist_ray.deploy.slurm import allocation, program, script, sites
 from alchemist_ray.deploy.slurm.keeper import RayInJob
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated, interrupt_on_termination
 from alchemist_ray.errors import JobError
@@ -65,8 +65,6 @@ OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("submit", "-o --option options", [], "further option of the batch system, as --option=--x=y"),
     ("submit", "--folder", str,
      "folder for script, log and token (default: in ~/.alchemist/jobs)"),
-    ("submit", "--dialect", sites.SCHEDULERS,
-     "batch system whose directives the script uses (default: %(default)s)"),
     ("submit", "--dry-run", False, "only print the script"),
     ("run", "--spare SECONDS", int,
      "time from SIGTERM to the end of the job (default: the site's)"),
@@ -116,7 +114,6 @@ def _parser(system: str) -> argparse.ArgumentParser:
             verbs, verb, text, usage=takes if verb in ("submit", "run") else None
         )
         add_options(command, [row for of, *row in OPTIONS if verb in of.split()])
-        command.set_defaults(dialect=system)
     return parser
 
 
@@ -132,28 +129,28 @@ def _sites(options: argparse.Namespace) -> int:
 def _submit(options: argparse.Namespace) -> int:
     site = sites.load(options.site)
     options.name = options.name or _name(options.command)
-    options.image = container.chosen(site, options.container, options.container_runtime)
+    options.image = sites.image(site, options.container, options.container_runtime)
     request = script.Request(
         **{field.name: getattr(options, field.name) for field in fields(script.Request)}
     )
     folder = JobFolder(Path(options.folder).absolute() if options.folder else _fresh(request.name))
     # By its full path: the job starts in another folder.
     named = str(sites.find(options.site)) if site.name not in sites.names() else site.name
-    log = "log-%j.txt" if options.dialect == "slurm" else "log.txt"
+    log = "log-%j.txt" if options.system == "slurm" else "log.txt"
     binaries = str(Path(sys.executable).parent)
     place = script.Place(str(folder.path), str(folder.path / log), binaries, named)
-    text = script.render(site, request, options.command, place, options.dialect)
+    text = script.render(site, request, options.command, place, options.system)
     if options.dry_run:
         print(text, end="")
         return 0
-    tool = SUBMIT[options.dialect]
+    tool = SUBMIT[options.system]
     if shutil.which(tool) is None:
         raise JobError(f"no program {tool} on this machine; --dry-run only prints the script")
     folder.make()
     path = folder.path / "job.sh"
     path.write_text(text)
     words = [tool, str(path)]
-    if options.dialect == "pbs":  # Slurm's qsub does not read these from the script
+    if options.system == "pbs":  # Slurm's qsub does not read these from the script
         words[1:1] = ["-N", request.name, "-j", "oe", "-o", place.log]
     try:
         job = _queued(words)
@@ -162,7 +159,7 @@ def _submit(options: argparse.Namespace) -> int:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
     print(f"job {job}\nscript {path}\nlog {place.log.replace('%j', job)}")
-    if options.dialect == "slurm":
+    if options.system == "slurm":
         _warn_of_limits(job)
     return 0
 
@@ -238,13 +235,13 @@ def _folder() -> JobFolder:
 
 def _cluster(options: argparse.Namespace, folder: JobFolder, signals: Signals) -> RayInJob:
     site = sites.load(options.site)
-    image = container.chosen(site, options.container, options.container_runtime)
+    image = sites.image(site, options.container, options.container_runtime)
     words = image.words(os.environ) if image is not None else []
     # A job script has set these; an interactive job of salloc has not.
     for name, value in script.settings(site, image=image is not None).items():
         os.environ.setdefault(name, os.path.expandvars(value))
     if words:
-        os.environ.update(container.variables(words, os.environ))
+        os.environ.update(sites.launchers_outside(words, os.environ))
     return RayInJob(
         allocation.current(os.environ),
         site,

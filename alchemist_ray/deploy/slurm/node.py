@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from alchemist_ray.deploy.slurm import allocation, container
+from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
 from alchemist_ray.deploy.slurm.relay import Relay
 from alchemist_ray.errors import JobError
@@ -178,7 +178,7 @@ class RayNode:
         self._kept = kept
         self._ip = ip
         self._variables = variables
-        self._python = [*prefix, container.PYTHON] if prefix else [sys.executable]
+        self._python = [*prefix, sites.PYTHON] if prefix else [sys.executable]
         self._command: list[str] = []
         self._metrics = False
         self._failures = 0  # quick ones

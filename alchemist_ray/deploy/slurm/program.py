@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from alchemist_ray.deploy.slurm import allocation, container
+from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.deploy.slurm.allocation import is_this_node
 from alchemist_ray.deploy.slurm.keeper import RayInJob, step_base
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated, exit_code
@@ -127,7 +127,7 @@ def serve_gateway(address: JobCluster, folder: JobFolder, port: int) -> str:
     JobError
         If it does not start; Ray runs on.
     """
-    python = container.PYTHON if address.container else sys.executable
+    python = sites.PYTHON if address.container else sys.executable
     command = [python, "-m", "alchemist_ray.cli", "gateway", f"--port={port}"]
     words, env = _on_head(command, address, folder, os.environ)
     try:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from alchemist_ray.deploy.slurm.container import Image
-from alchemist_ray.deploy.slurm.sites import SCHEDULERS, Site
+from alchemist_ray.deploy.slurm.sites import Image, Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers import VARIABLE as LAUNCHER
 from alchemist_ray.launchers.mpmd import AprunLauncher, PalsLauncher
@@ -166,12 +165,9 @@ def render(
     request: Request,
     command: Sequence[str],
     place: Place,
-    dialect: str | None = None,
+    dialect: str,
 ) -> str:
-    """Return the job script. Raises `JobError`."""
-    dialect = dialect or site.job.scheduler
-    if dialect not in SCHEDULERS:
-        raise JobError(f"dialect must be one of {', '.join(SCHEDULERS)}; got {dialect!r}")
+    """Return the job script for ``"slurm"`` or ``"pbs"``. Raises `JobError`."""
     if request.nodes < 1:
         raise JobError(f"--nodes={request.nodes}: it must be at least 1")
     if not command:

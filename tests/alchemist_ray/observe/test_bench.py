@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray import AlchemistSession, cli
-from alchemist_ray.observe.bench import hpc
-from alchemist_ray.observe.bench.hpc import BenchError, Measure, Result
+from alchemist_ray.observe import bench
+from alchemist_ray.observe.bench import BenchError, Measure, Result
 
 
 def test_the_command_measures_and_is_read_again(cluster: str, tmp_path: Path) -> None:
@@ -43,59 +43,15 @@ def test_the_command_measures_and_is_read_again(cluster: str, tmp_path: Path) ->
     assert named["allreduce 8 B"].unit == "us"
     assert "ping-pong within a node, 1.0 MB" in named
     assert all(m.value > 0 for m in result.measures)
-    assert hpc.table(result).count("\n") == len(result.measures) + 1
+    assert bench.table(result).count("\n") == len(result.measures) + 1
 
 
 def test_one_rank_has_no_messages(cluster: str) -> None:
     with AlchemistSession(1) as session:
-        result = hpc.measure(session, "alone", seconds=0.05)
+        result = bench.measure(session, "alone", seconds=0.05)
     messages = ("ping-pong", "allreduce", "ring")
     assert not [m for m in result.measures if any(name in m.what for name in messages)]
     assert len(result.measures) == 10
-
-
-def test_places_are_measured_or_their_reasons_named(cluster: str, tmp_path: Path) -> None:
-    """The command, with an image that does not exist, and without guests."""
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "alchemist_ray.cli", "bench", "hpc", "--compare",
-            "--workers", "2", "--seconds", "0.05", "--container", "env ALCHEMIST_PLACE=container",
-        ],
-        env={
-            **os.environ,
-            "RAY_ADDRESS": cluster,
-            "ALCHEMIST_VIRTUAL": str(tmp_path / "virtual"),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
-    assert lines[1].split() == ["native", "gang", "container", "guest"]
-    (latency,) = (line for line in lines if line.startswith("ping-pong within a node, 8 B"))
-    assert latency.count("(") == 2  # ratios of gang and container to native
-    assert latency.split()[-2:] == ["-", "us"]
-    assert "guest: not measured: no virtual cluster 'vc':" in done.stdout
-
-
-def test_columns_have_ratios_to_the_first() -> None:
-    text = hpc.side_by_side([NATIVE, GUEST], {"container": "no podman on this machine"})
-    assert "native: 4 ranks on 2 nodes, MPICH; guest: 4 ranks on 2 nodes, MPICH" in text
-    assert "80 (0.80)" in text
-    assert "8 (0.25)" in text
-    assert "(0.45)" in text
-    assert text.endswith("container: not measured: no podman on this machine\n")
-
-
-def test_a_place_that_fails_is_named_with_its_error() -> None:
-    with pytest.raises(BenchError) as failed:
-        hpc.compare_places(0, 0.05, "no-such-command --run", "no-such-cluster")
-    assert "--ranks 0: it must be at least 1" in str(failed.value)
-    assert "--workers: '0' is not a number of ranks" in str(failed.value)
-    assert "no no-such-command on this machine" in str(failed.value)
 
 
 NATIVE = Result(
@@ -113,16 +69,19 @@ def test_over_one_is_better_whatever_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = []
-    for result in (GUEST, NATIVE):
-        files.append(tmp_path / f"{result.label}.json")
-        files[-1].write_text(result.to_json())
-    assert cli.main(["bench", "hpc", "--compare", *map(str, files), "--json"]) == 0
+    for result in (GUEST, replace(GUEST, label="other"), NATIVE):
+        files.append(str(tmp_path / f"{result.label}.json"))
+        Path(files[-1]).write_text(result.to_json())
+    assert cli.main(["bench", "hpc", "--compare", files[0], files[2], "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"of": "guest", "to": "native", "ratios": {"matmul": 0.8, "latency": 0.25}}
-    assert cli.main(["bench", "hpc", "--compare", *map(str, files)]) == 0
+    assert cli.main(["bench", "hpc", "--compare", *files]) == 0
     text = capsys.readouterr().out
+    assert text.splitlines()[1].split() == ["native", "guest", "other"]
+    assert text.count("80 (0.80)") == text.count("8 (0.25)") == 2
     assert "80 (0.80)  GFLOP/s" in text
     assert "8 (0.25)  us" in text
+    assert "native: 4 ranks on 2 nodes, MPICH; guest: 4 ranks on 2 nodes, MPICH" in text
     assert "(0.45)\nin brackets: ratio to native" in text  # the root of 0.2
 
 
@@ -134,9 +93,9 @@ def test_what_is_no_result_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "not a result of `alchemist bench hpc --json`" in capsys.readouterr().err
     other = replace(GUEST, measures=(Measure("other", 1.0, "s", True),))
     with pytest.raises(BenchError, match="no measure in common"):
-        hpc.side_by_side([NATIVE, other], {})
+        bench.side_by_side(NATIVE, [other])
 
 
 def test_unlike_runs_are_said_to_be() -> None:
-    text = hpc.side_by_side([NATIVE, replace(GUEST, ranks=2)], {})
+    text = bench.side_by_side(NATIVE, [replace(GUEST, ranks=2)])
     assert text.startswith("different sizes: native: 4 ranks")

@@ -51,7 +51,7 @@ def job(tmp_path: Path) -> Iterator[Any]:
     tmp = Path("/tmp") / f"j{os.getpid()}"
     tmp.mkdir()
     site = tmp_path / "here.toml"
-    site.write_text(f'[job]\nscheduler = "pbs"\n[nodes]\nstart = "env"\ntmp = "{tmp}"\n')
+    site.write_text(f'[nodes]\nstart = "env"\ntmp = "{tmp}"\n')
     (tmp_path / "nodes").write_text(f"{os.uname().nodename}\n" * 2)
     (tmp_path / "program.py").write_text(PROGRAM)
     dropped = ("RAY_", "SLURM_", "ALCHEMIST_JOB")

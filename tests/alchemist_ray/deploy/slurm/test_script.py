@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alchemist_ray.deploy.slurm import container, script, sites
+from alchemist_ray.deploy.slurm import script, sites
 from alchemist_ray.deploy.slurm.script import Place, Request
 from alchemist_ray.errors import JobError
 
@@ -27,11 +27,9 @@ def golden(name: str, dialect: str, cpus: int | None = None) -> str:
 def golden_in_image(name: str, runtime: str, image: str) -> str:
     """The same in an image."""
     site = sites.load(name)
-    request = Request(
-        3, "0:30:00", "svd", account="m888", image=container.chosen(site, image, runtime)
-    )
+    request = Request(3, "0:30:00", "svd", account="m888", image=sites.image(site, image, runtime))
     place = Place("/home/ada/jobs/svd", "/home/ada/jobs/svd/log", "/home/ada/venv/bin", name)
-    return script.render(site, request, COMMAND, place)
+    return script.render(site, request, COMMAND, place, "pbs" if name == "cray-cs" else "slurm")
 
 
 def golden_words() -> str:
@@ -44,7 +42,7 @@ def golden_words() -> str:
     }
     lines = []
     for name, runtime, image in IMAGES:
-        words = container.chosen(sites.load(name), image, runtime).words(env)
+        words = sites.image(sites.load(name), image, runtime).words(env)
         lines += [f"{name}, {runtime}:", *(f"  {word}" for word in words), ""]
     return "\n".join(lines)
 
@@ -55,7 +53,7 @@ def shown() -> str:
     place = Place(folder, "alchemist-%j.log", "$HOME/alchemist/.venv/bin", "generic-slurm")
     command = ["python", "cray/truncated_svd.py"]
     request = Request(3, "30", "svd")
-    return script.render(sites.load("generic-slurm"), request, command, place)
+    return script.render(sites.load("generic-slurm"), request, command, place, "slurm")
 
 
 IMAGES = [
@@ -69,7 +67,7 @@ IMAGES = [
 CASES = [
     (path.stem, dialect)
     for path in sorted(sites.SHIPPED.glob("*.toml"))
-    for dialect in sites.SCHEDULERS
+    for dialect in ("slurm", "pbs")
 ]
 
 
@@ -91,18 +89,17 @@ def test_the_script_of_a_job_in_an_image_is_the_golden_one(
 
 def test_the_words_that_run_a_program_in_an_image_are_the_golden_ones() -> None:
     assert golden_words() == (GOLDEN / "containers.txt").read_text()
-    assert {runtime for _, runtime, _ in IMAGES} == set(container.RECIPES)
-    assert set(container.RECIPES) == set(sites.RUNTIMES) - {""}
+    assert {runtime for _, runtime, _ in IMAGES} == set(sites.RECIPES)
 
 
 def test_what_is_missing_for_an_image_is_said() -> None:
     site = sites.load("generic-slurm")
-    assert container.chosen(site, None, "shifter") is None
+    assert sites.image(site, None, "shifter") is None
     with pytest.raises(JobError, match="site generic-slurm names no container runtime"):
-        container.chosen(site, "x", None)
+        sites.image(site, "x", None)
     with pytest.raises(JobError, match="unknown container runtime 'docker'"):
-        container.chosen(site, "x", "docker")
-    image = container.chosen(sites.load("cray-cs"), "x.sif", None)
+        sites.image(site, "x", "docker")
+    image = sites.image(sites.load("cray-cs"), "x.sif", None)
     assert image is not None
     with pytest.raises(JobError, match="I_MPI_ROOT is not set: see"):
         image.words({"HOME": "/home/ada"})
@@ -110,10 +107,10 @@ def test_what_is_missing_for_an_image_is_said() -> None:
 
 def test_a_short_job_is_told_its_end_when_half_of_it_is_over() -> None:
     site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
-    text = script.render(site, Request(1, "1"), ["true"], place)
+    text = script.render(site, Request(1, "1"), ["true"], place, "slurm")
     assert "#SBATCH --signal=B:TERM@30" in text
     assert "--spare 30" in text
-    assert "--spare" not in script.render(site, Request(1, "5"), ["true"], place)
+    assert "--spare" not in script.render(site, Request(1, "5"), ["true"], place, "slurm")
 
 
 def test_the_script_that_is_shown_is_what_is_made() -> None:
@@ -132,7 +129,7 @@ def test_the_shell_fills_in_variables_and_nothing_else(tmp_path: Path) -> None:
     site = sites.parse(
         {"environment": {"A": "$WHERE/x", "B": 'a "b" `c` $(d) \\ e', "C": "plain"}}, "x", "x"
     )
-    text = script.render(site, Request(1, "5"), ["true"], Place("/j", "/j/log", "/b", "x"))
+    text = script.render(site, Request(1, "5"), ["true"], Place("/j", "/j/log", "/b", "x"), "slurm")
     exports = [line for line in text.splitlines() if line.startswith(("export A", "export B"))]
     command = "\n".join([*exports, 'printf "%s|%s" "$A" "$B"'])
     done = subprocess.run(
@@ -157,24 +154,24 @@ def test_a_request_that_makes_no_sense() -> None:
     site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
     for time in ("soon", "0", "-5", ""):
         with pytest.raises(JobError, match="is not a time limit"):
-            script.render(site, Request(1, time), ["true"], place)
+            script.render(site, Request(1, time), ["true"], place, "slurm")
     with pytest.raises(JobError, match="at least 1"):
-        script.render(site, Request(0, "5"), ["true"], place)
+        script.render(site, Request(0, "5"), ["true"], place, "slurm")
     with pytest.raises(JobError, match="give it after --"):
-        script.render(site, Request(1, "5"), [], place)
-    with pytest.raises(JobError, match=r"dialect must be one of .*; got 'lsf'"):
-        script.render(site, Request(1, "5"), ["true"], place, "lsf")
+        script.render(site, Request(1, "5"), [], place, "slurm")
 
 
 def test_whole_nodes_unless_cpus_are_named() -> None:
     site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
-    assert "#SBATCH --exclusive" in script.render(site, Request(2, "5"), ["true"], place)
-    shared = script.render(site, Request(2, "5", cpus=4, options=["--x=1"]), ["true"], place)
+    assert "#SBATCH --exclusive" in script.render(site, Request(2, "5"), ["true"], place, "slurm")
+    shared = script.render(
+        site, Request(2, "5", cpus=4, options=["--x=1"]), ["true"], place, "slurm"
+    )
     assert "--exclusive" not in shared
     assert "#SBATCH --cpus-per-task=4" in shared
     assert "#SBATCH --x=1" in shared
     assert "#SBATCH --signal=B:TERM@60" in shared
-    assert "TERM@30" in script.render(site, Request(1, "1"), ["true"], place)
+    assert "TERM@30" in script.render(site, Request(1, "1"), ["true"], place, "slurm")
 
 
 if __name__ == "__main__":

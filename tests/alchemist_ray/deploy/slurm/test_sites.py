@@ -39,7 +39,6 @@ def test_a_crays_ranks_are_started_by_its_srun() -> None:
             {"mpi": {"launcher": "rsh"}},
             "mpi.launcher must be one of auto, pmi, mpiexec, srun",
         ),
-        ({"job": {"scheduler": "lsf"}}, "job.scheduler must be one of slurm, pbs"),
         (
             {"nodes": {"interface": "hsn0"}},
             "nodes.interface = 'hsn0': it must be a list of strings",

@@ -1,1 +1,0 @@
-"""``alchemist bench``: a small HPC benchmark, to compare machines."""
