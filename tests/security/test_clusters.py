@@ -34,6 +34,7 @@ from alchemist_ray.runtime.cluster.ray_cluster import (
     private_folder,
     tighten,
 )
+from mpi_workers.node.processes import descendants
 from tests.support import traces
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +123,35 @@ def test_a_head_of_ray_start_is_joined(place: Path, by: str) -> None:
     """
     done = outside(program, place, **env)
     assert re.search(rf"^1 \S+:{port}$", done.stdout, re.M), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("below", "said"),
+    [
+        ("", "127.0.0.1:1 ({place}) does not answer as a Ray head"),
+        ("mine", "a Ray head of this user runs at 127.0.0.1:1 in {place}. It is not joined, as "
+         "RAY_TMPDIR={place}/mine: set RAY_ADDRESS=127.0.0.1:1 to join it"),
+    ],
+    ids=["dead", "of-another-RAY_TMPDIR"],
+)  # fmt: skip
+def test_a_head_that_is_not_joined_is_warned_of(place: Path, below: str, said: str) -> None:
+    """A process that looks like a raylet of `ray start`: its parent is no Python program."""
+    waits = f"'import time; time.sleep(60)' --temp-dir={place} --gcs-address=127.0.0.1:1"
+    (place / "mine").mkdir()
+    program = """
+        from alchemist_ray.runtime.cluster.ray_cluster import join_ray
+        join_ray(None, start=False)
+    """
+    command = f"(exec -a raylet {sys.executable} -c {waits}); true"
+    with subprocess.Popen(["bash", "-c", command]) as parent:
+        try:
+            done = outside(program, place, RAY_TMPDIR=str(place / below))
+        finally:
+            for pid in descendants([parent.pid]):
+                os.kill(pid, signal.SIGKILL)
+    assert said.format(place=place) in done.stderr
+    assert ". It is not joined" in done.stderr
+    assert "SessionError: no Ray cluster of this user runs on this machine" in done.stderr
 
 
 @pytest.mark.timeout(200)
