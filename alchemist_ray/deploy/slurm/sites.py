@@ -258,6 +258,15 @@ def parse(told: Mapping[str, Any], where: str, name: str) -> Site:
     return site
 
 
+def restored(told: Mapping[str, Any]) -> Site:
+    """Convert the result of `dataclasses.asdict`, as it comes back from JSON."""
+    kinds = get_type_hints(Site)
+    return Site(**{
+        name: kinds[name](**value) if hasattr(kinds[name], "__dataclass_fields__") else value
+        for name, value in told.items()
+    })  # fmt: skip
+
+
 def _checked(kind: type, told: Mapping[str, Any], where: str, table: str) -> dict[str, Any]:
     """Check names and types of the keys of a table."""
     types = get_type_hints(kind)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,15 +17,14 @@ from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.gang.options import START_TIMEOUT_S
 from alchemist_ray.observe.doctor import finding, node, probe, ranks
-from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding, named
+from alchemist_ray.observe.doctor.finding import BAD, INFO, NOTHING, OK, WARN, Finding, named
 from alchemist_ray.observe.doctor.node import auth_mode, token_path, usable_cores
 from alchemist_ray.observe.doctor.probe import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
 from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
 from alchemist_ray.subcommands import add_options, positive
 
-CONNECT_TIMEOUT_S = 3.0
-JOIN = "start Ray (`ray start --head`, `alchemist slurm start`), or set --address"
+JOIN = "start Ray (`ray start --head`, `alchemist slurm start`), or set --address; open firewalls"
 
 
 def authentication() -> Iterator[Finding]:
@@ -60,36 +58,18 @@ def named_address(given: str | None) -> tuple[str, str]:
     return "", ""
 
 
-def silent(address: str) -> Finding | None:
-    """Return a finding if none listens at ``host:port``: Ray itself would try for a minute."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return Finding(BAD, f"{address!r} is not an address", "give host:port, as in 10.0.0.1:6379")
-    try:
-        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        return Finding(
-            BAD, f"no answer at {address}: {error.strerror or 'timeout after 3 s'}",
-            f"check that this Ray runs and that no firewall blocks this machine; otherwise {JOIN}",
-        )  # fmt: skip
-    return None
-
-
 def join(given: str | None, *, start: bool) -> Finding:
     """Join the configured cluster, or the one on this machine; else `start` a small one.
 
     A failure is a `bad` finding, and Ray is not initialized afterwards.
     """
     address, by = named_address(given)
-    plain = address not in ("", "auto") and "://" not in address
-    if plain and (problem := silent(address)):
-        return problem
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        found_here = ray_cluster.own_head() if address in ("", "auto") else address
-        if found_here:
-            ray_cluster.check(found_here, found_here)
-            ray.init(address=found_here, **quiet)
+        found = ray_cluster.own_head() if address in ("", "auto") else address
+        if found:
+            ray_cluster.check(found, f"the cluster at {found}")
+            ray.init(address=found, **quiet)
             at = ray.get_runtime_context().gcs_address
             return Finding(OK, f"{at} ({by or 'runs here'})")
         if start:
@@ -117,8 +97,8 @@ class Examination:
     """The findings so far, and the current stage, for a report if that stage hangs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        site = sites.load(options.site) if options.site or os.environ.get(sites.VARIABLE) else None
-        self.expected = Expected.of(site)
+        told = options.site or os.environ.get(sites.VARIABLE)
+        self.site = sites.load(options.site) if told else NOTHING
         self.options = options
         self.findings: list[Finding] = []
         self.nodes: list[str] = []
@@ -158,7 +138,7 @@ class Examination:
         self._probed(StepProbes(names))
         if not self.options.no_ranks:
             self.stage = "starting a step of MPI programs"
-            self.findings += ranks.srun_world(names, self.expected, self.options.ranks_per_node)
+            self.findings += ranks.srun_world(names, self.site, self.options.ranks_per_node)
 
     def _on_ray(self) -> None:
         asked = self.options
@@ -185,7 +165,7 @@ class Examination:
                 here = [told["interfaces"].items() for told in answers.values()]
                 names = {address: name for interfaces in here for name, address in interfaces}
                 self.findings += ranks.examine(
-                    well, asked.ranks_per_node, asked.launcher, self.expected, asked.start_timeout,
+                    well, asked.ranks_per_node, asked.launcher, self.site, asked.start_timeout,
                     names,
                 )  # fmt: skip
         finally:
@@ -196,9 +176,8 @@ class Examination:
         self.nodes = list(probes.names)
         try:
             self.stage = "checking every node"
-            expected = asdict(self.expected)
             answers = self._told(
-                probes.ask("examine", expected, len(self.nodes), limit_s=EXAMINE_TIMEOUT_S)
+                probes.ask("examine", asdict(self.site), len(self.nodes), limit_s=EXAMINE_TIMEOUT_S)
             )
             for told in answers.values():
                 self.findings += [Finding(**found) for found in told["findings"]]
@@ -209,7 +188,7 @@ class Examination:
             if len(self.nodes) > 1:
                 self.stage = "connecting every node with others"
                 listeners = self._told(
-                    probes.ask("listen", expected, self.nodes, limit_s=LISTEN_TIMEOUT_S)
+                    probes.ask("listen", asdict(self.site), self.nodes, limit_s=LISTEN_TIMEOUT_S)
                 )
                 dialled = self._told(probes.ask("dial", listeners, limit_s=DIAL_TIMEOUT_S))
                 self.findings += [*probe.reached(dialled), *probe.clocks(dialled)]

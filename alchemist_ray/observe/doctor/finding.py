@@ -61,40 +61,11 @@ def named(check: str, findings: Iterable[Finding]) -> list[Finding]:
     return [replace(found, check=found.check or check) for found in findings]
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """Expectations from a site file; empty values expect nothing.
-
-    Attributes
-    ----------
-    site : str
-    interface : tuple of str
-        Names or patterns, best first.
-    library : str
-        The vendor's libmpi; may name environment variables.
-    launcher, pmi : str
-    """
-
-    site: str = ""
-    interface: Sequence[str] = ()
-    library: str = ""
-    launcher: str = ""
-    pmi: str = ""
-
-    @classmethod
-    def of(cls, site: Site | None) -> Expected:
-        if site is None:
-            return cls()
-        mpi = site.mpi
-        return cls(site.name, site.nodes.interface, mpi.library, mpi.launcher, mpi.pmi)
+NOTHING = Site("")  # expects nothing
+Check = Callable[[Site], Iterable[Finding]]
 
 
-Check = Callable[[Expected], Iterable[Finding]]
-
-
-def run_checks(
-    checks: Mapping[str, Check], expected: Expected, limit_s: float = LIMIT_S
-) -> list[Finding]:
+def run_checks(checks: Mapping[str, Check], site: Site, limit_s: float = LIMIT_S) -> list[Finding]:
     """Run checks concurrently and return their findings in the order of the checks.
 
     A check that exceeds `limit_s` (on a file system that does not answer) or raises is a finding.
@@ -107,7 +78,7 @@ def run_checks(
 
     def one(name: str, check: Check) -> None:
         try:
-            found[name] = list(check(expected))
+            found[name] = list(check(site))
         except Exception as error:  # a check must not end the others
             found[name] = [
                 Finding(

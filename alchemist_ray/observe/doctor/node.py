@@ -1,6 +1,6 @@
 """The checks of one node, and their table, `checks`.
 
-A check is a function from the site's settings to findings.
+A check is a function from the site, whose settings are expected, to findings.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from pathlib import Path
 import psutil
 
 from alchemist_ray.deploy.slurm.allocation import other_users
+from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.observe.doctor.finding import (
     BAD,
@@ -38,7 +39,6 @@ from alchemist_ray.observe.doctor.finding import (
     OK,
     WARN,
     Check,
-    Expected,
     Finding,
     graded,
 )
@@ -86,7 +86,7 @@ DISK_LEAST, DISK_GOOD = 256 << 20, 2 << 30
 BUSY = 1.5  # load for each core
 
 
-def shared_memory(expected: Expected) -> Iterator[Finding]:
+def shared_memory(site: Site) -> Iterator[Finding]:
     """Check that /dev/shm exists and has room for ranks and Ray's object store."""
     if not SHM.is_dir():
         yield Finding(
@@ -119,7 +119,7 @@ def memory_total() -> int:
     return min(node, OomWatch().limit() or node)
 
 
-def memory(expected: Expected) -> Iterator[Finding]:
+def memory(site: Site) -> Iterator[Finding]:
     """Check the free memory within the limit of the pod, container or job."""
     limit = OomWatch().limit()
     free = min(available_bytes(), limit or sys.maxsize)
@@ -133,7 +133,7 @@ def memory(expected: Expected) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def files_limit(expected: Expected) -> Iterator[Finding]:
+def files_limit(site: Site) -> Iterator[Finding]:
     """Check the limit of open files: each rank and each worker uses at least one."""
     soft, hard = (limit(value) for value in resource.getrlimit(resource.RLIMIT_NOFILE))
     yield graded(
@@ -142,7 +142,7 @@ def files_limit(expected: Expected) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def processes_limit(expected: Expected) -> Iterator[Finding]:
+def processes_limit(site: Site) -> Iterator[Finding]:
     """Check how many more threads this user may start."""
     most = limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])
     if most == sys.maxsize or os.geteuid() == 0:
@@ -158,7 +158,7 @@ def processes_limit(expected: Expected) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def locked_limit(expected: Expected) -> Iterator[Finding]:
+def locked_limit(site: Site) -> Iterator[Finding]:
     """Check the limit of locked memory, which RDMA needs for its buffers."""
     most = limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     devices = sorted(path.name for path in RDMA.iterdir()) if RDMA.is_dir() else []
@@ -170,7 +170,7 @@ def locked_limit(expected: Expected) -> Iterator[Finding]:
     )
 
 
-def stack_limit(expected: Expected) -> Iterator[Finding]:
+def stack_limit(site: Site) -> Iterator[Finding]:
     """Check the stack size for native codes."""
     most = limit(resource.getrlimit(resource.RLIMIT_STACK)[0])
     yield graded(
@@ -210,7 +210,7 @@ def usable_cores(
     return cores
 
 
-def cores(expected: Expected, ray_cpus: float) -> Iterator[Finding]:
+def cores(site: Site, ray_cpus: float) -> Iterator[Finding]:
     """Compare cores with Ray's CPUs, and with the load."""
     usable, every = usable_cores(), os.cpu_count() or 1
     message = f"{usable:g} of {every} usable"
@@ -248,7 +248,7 @@ def threads() -> Iterator[Finding]:
         yield Finding(INFO, f"{message}; ranks get threads_per_worker each")
 
 
-def disk(expected: Expected) -> Iterator[Finding]:
+def disk(site: Site) -> Iterator[Finding]:
     """Check the disk space for Ray's logs and sockets and the gangs' folders."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
@@ -271,7 +271,7 @@ LEFTOVERS_SHOWN = 3
 REMOVED = 50  # named in the advice
 
 
-def leftovers(expected: Expected) -> Iterator[Finding]:
+def leftovers(site: Site) -> Iterator[Finding]:
     """Check for segments of this user's ended jobs."""
     old = time.time() - STALE_S
     found = {p.name: s.st_blocks * 512 for p, s in unused(SEGMENTS) if s.st_mtime < old}
@@ -311,7 +311,7 @@ FORCED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
-def openblas(expected: Expected) -> Iterator[Finding]:
+def openblas(site: Site) -> Iterator[Finding]:
     """Check for variables that force OpenBLAS to the kernels of another processor."""
     forced = [name for name in FORCED if name in os.environ]
     told = ", ".join(f"{name}={os.environ[name]}" for name in forced)
@@ -325,7 +325,7 @@ def openblas(expected: Expected) -> Iterator[Finding]:
     )
 
 
-def scalapack_blas(expected: Expected, root: Path = Path("/")) -> Iterator[Finding]:
+def scalapack_blas(site: Site, root: Path = Path("/")) -> Iterator[Finding]:
     """Check that ScaLAPACK does not use the reference BLAS."""
     given = os.environ.get(SCALAPACK)
     found = [Path(given)] if given else [p for g in SCALAPACK_PLACES for p in sorted(root.glob(g))]
@@ -344,7 +344,7 @@ def scalapack_blas(expected: Expected, root: Path = Path("/")) -> Iterator[Findi
         yield Finding(OK, f"{found[0]}: {blas or 'linked statically'}")
 
 
-def open_mpi(expected: Expected) -> Iterator[Finding]:
+def open_mpi(site: Site) -> Iterator[Finding]:
     """Check that the MPI compiler on PATH is not Open MPI's."""
     for name, option in (("mpicc", "--showme:version"), ("mpiexec", "--version")):
         program = shutil.which(name)
@@ -362,7 +362,7 @@ def open_mpi(expected: Expected) -> Iterator[Finding]:
     yield Finding(OK, "MPICH, an MPI with MPICH's ABI, or none")
 
 
-def huge_pages(expected: Expected, path: Path = HUGE_PAGES) -> Iterator[Finding]:
+def huge_pages(site: Site, path: Path = HUGE_PAGES) -> Iterator[Finding]:
     """Report whether shared memory, where matrices are, uses huge pages."""
     chosen = re.search(r"\[(\w+)\]", path.read_text() if path.is_file() else "")
     yield Finding(INFO, f"{chosen[1] if chosen else 'unknown'} ({path})")
@@ -383,7 +383,7 @@ def versions() -> dict[str, str]:
     return own | installed(PACKAGES)
 
 
-def mpi_library(expected: Expected) -> Iterator[Finding]:
+def mpi_library(site: Site) -> Iterator[Finding]:
     """Check that mpi4py loads an MPI in a new process: the site's, if set."""
     try:
         done = run(sys.executable, "-m", "ali", "mpi", timeout_s=MPI_TIMEOUT_S)
@@ -409,29 +409,29 @@ def mpi_library(expected: Expected) -> Iterator[Finding]:
         return
     told = json.loads(done.stdout)
     message = f"{told['version']}, {told['family']}, {told['library']}"
-    yield unfit(message, told["library"], expected) or Finding(
-        WARN if told["family"] == "Open MPI" and not expected.library else OK, message,
+    yield unfit(message, told["library"], site) or Finding(
+        WARN if told["family"] == "Open MPI" and not site.mpi.library else OK, message,
         "gangs use MPICH or an MPI with its ABI, and start ranks of Open MPI only by `srun "
         "--mpi=pmix`: unset MPI4PY_LIBMPI there, or load the modules of such an MPI",
     )  # fmt: skip
 
 
-def unfit(message: str, library: str, expected: Expected) -> Finding | None:
+def unfit(message: str, library: str, site: Site) -> Finding | None:
     """Return a finding if the loaded library is not the site's, else None."""
-    wanted = os.path.expandvars(expected.library)
+    wanted = os.path.expandvars(site.mpi.library)
     if not wanted or os.path.realpath(wanted) == os.path.realpath(library):
         return None
     advice = (
         f"set MPI4PY_LIBMPI={wanted} before Ray starts (`alchemist slurm run --site "
-        f"{expected.site}` does), or correct mpi.library"
+        f"{site.name}` does), or correct mpi.library"
     )
     if "$" in wanted:
         name = wanted.partition("$")[2].partition("/")[0].strip("{}")
         advice = f"{name} is not set there: load the site's modules before Ray starts"
-    return Finding(BAD, f"{message}; the site {expected.site} requires {wanted}", advice)
+    return Finding(BAD, f"{message}; the site {site.name} requires {wanted}", advice)
 
 
-def tools(expected: Expected) -> Iterator[Finding]:
+def tools(site: Site) -> Iterator[Finding]:
     """Report compilers, Java, the copy kernel and optional packages."""
     packages = [f"{name} {version}" for name, version in installed(OPTIONAL).items()]
     compilers = ", ".join(filter(shutil.which, COMPILERS))
@@ -474,11 +474,11 @@ def described(name: str, address: str) -> str:
     return f"{name} {address}{mtu}" + (f", {speed(name)} Mbit/s" if speed(name) else "")
 
 
-def own_address(expected: Expected, ray_address: str, towards: str) -> str:
+def own_address(site: Site, ray_address: str, towards: str) -> str:
     """Return this node's address: of the site's interface, Ray's, or on the route to a peer."""
     with contextlib.suppress(JobError):
-        if expected.interface:
-            return address_of(expected.interface, interfaces())
+        if site.nodes.interface:
+            return address_of(site.nodes.interface, interfaces())
     with contextlib.suppress(JobError):
         return ray_address or (address_towards(towards) if towards else "127.0.0.1")
     return "127.0.0.1"
@@ -489,17 +489,17 @@ def interface_of(address: str) -> str:
     return next((name for name, a in interfaces().items() if a == address), address)
 
 
-def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator[Finding]:
+def used_interface(site: Site, ray_address: str, peers: int) -> Iterator[Finding]:
     """Check the interfaces, and the one that Ray uses."""
     here = interfaces()
     every = "; ".join(described(n, a) for n, a in here.items()) or "none with an address"
     fix = "start Ray there with --node-ip-address (alchemist slurm does, by the site file)"
     wanted = ""
-    if expected.interface:
+    if site.nodes.interface:
         try:
-            wanted = interface_of(address_of(expected.interface, here))
+            wanted = interface_of(address_of(site.nodes.interface, here))
         except JobError as error:
-            correct = f"set nodes.interface in the site file {expected.site} to one of them"
+            correct = f"set nodes.interface in the site file {site.name} to one of them"
             yield Finding(BAD, str(error), correct)
             return
     if not ray_address:
@@ -514,15 +514,15 @@ def used_interface(expected: Expected, ray_address: str, peers: int) -> Iterator
         yield Finding(BAD, f"Ray's address {ray_address} is on no interface: {every}", fix)
     elif ray_address.startswith("127.") and peers > 1:
         yield Finding(BAD, f"{message}: no other node can reach it there", fix)
-    elif wanted and not any(fnmatch.fnmatchcase(used, p) for p in expected.interface):
-        yield Finding(BAD, f"{message}; the site {expected.site} requires {wanted}", fix)
+    elif wanted and not any(fnmatch.fnmatchcase(used, p) for p in site.nodes.interface):
+        yield Finding(BAD, f"{message}; the site {site.name} requires {wanted}", fix)
     elif quicker:
         yield Finding(WARN, f"{message}; {', '.join(quicker)} is faster", fix)
     else:
         yield Finding(OK, message)
 
 
-def own_name(expected: Expected) -> Iterator[Finding]:
+def own_name(site: Site) -> Iterator[Finding]:
     """Check that the node resolves its own name quickly: launchers use names."""
     name, start = socket.gethostname(), time.monotonic()
     advice = f"add {name} to /etc/hosts or to the name server: the launchers srun and hydra use it"
@@ -586,7 +586,7 @@ def is_local(address: str) -> bool:
     return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
-def open_ports(expected: Expected) -> Iterator[Finding]:
+def open_ports(site: Site) -> Iterator[Finding]:
     """Check which ports of Ray and gangs can be reached from other machines."""
     commands = own_commands()
     by_process: dict[str, set[str]] = defaultdict(set)
@@ -623,7 +623,7 @@ def is_private(path: Path) -> bool:
     )
 
 
-def token_files(expected: Expected) -> Iterator[Finding]:
+def token_files(site: Site) -> Iterator[Finding]:
     """Check the mode of the file with Ray's token."""
     path = token_path()
     if not path.is_file():
@@ -635,7 +635,7 @@ def token_files(expected: Expected) -> Iterator[Finding]:
         yield Finding(WARN, f"other users may read {path} (mode {mode:o})", f"chmod 600 {path}")
 
 
-def session_folders(expected: Expected) -> Iterator[Finding]:
+def session_folders(site: Site) -> Iterator[Finding]:
     """Check who may enter the folders of this user's Ray, which contain sockets and logs."""
     folders = {
         Path(match[1])
@@ -660,7 +660,7 @@ def session_folders(expected: Expected) -> Iterator[Finding]:
         yield Finding(INFO, "this user runs no Ray here")
 
 
-def other_users_ray(expected: Expected) -> Iterator[Finding]:
+def other_users_ray(site: Site) -> Iterator[Finding]:
     """Report Ray clusters of other users on this machine."""
     daemons = (p for p in processes("name") if p.info["name"] in DAEMONS)
     uids = {process.info["uids"].effective for process in daemons} - {os.geteuid()}
@@ -674,7 +674,7 @@ def other_users_ray(expected: Expected) -> Iterator[Finding]:
     )
 
 
-def shared_node(expected: Expected) -> Iterator[Finding]:
+def shared_node(site: Site) -> Iterator[Finding]:
     """Check whether other people run processes on a node of a batch job."""
     if job_id(os.environ) is None:
         return
@@ -695,7 +695,7 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-def ptrace_scope(expected: Expected, path: Path = PTRACE_SCOPE) -> Iterator[Finding]:
+def ptrace_scope(site: Site, path: Path = PTRACE_SCOPE) -> Iterator[Finding]:
     """Check whether ranks may read each other's memory, MPI's fastest way within a node."""
     text = path.read_text().strip() if path.is_file() else ""
     strict = text.isdigit() and int(text) >= 2

@@ -31,13 +31,13 @@ from typing import Any, Protocol
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from alchemist_ray.deploy.slurm import sites
 from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
 from alchemist_ray.launchers.srun import srun_command
 from alchemist_ray.observe.doctor import node
 from alchemist_ray.observe.doctor.finding import (
     BAD,
     OK,
-    Expected,
     Finding,
     graded,
     named,
@@ -225,21 +225,21 @@ class Probe:
         self._ray_cpus = ray_cpus
         self._listener: Listener | None = None
 
-    def examine(self, expected: Mapping[str, Any], peers: int) -> dict[str, Any]:
+    def examine(self, site: Mapping[str, Any], peers: int) -> dict[str, Any]:
         """Run all checks of the node. Returns `findings`, `versions` and `interfaces`."""
         checks = node.checks(self._ray_address, self._ray_cpus, peers)
-        findings = run_checks(checks, Expected(**expected))
+        findings = run_checks(checks, sites.restored(site))
         return {
             "findings": [asdict(replace(found, node=self.name)) for found in findings],
             "versions": node.versions(),
             "interfaces": interfaces(),
         }
 
-    def listen(self, expected: Mapping[str, Any], others: list[str]) -> list[Any]:
+    def listen(self, site: Mapping[str, Any], others: list[str]) -> list[Any]:
         """Open a listener for the other nodes. Returns its address."""
         self.stop_listening()
         towards = next((name for name in others if name != self.name), "")
-        address = node.own_address(Expected(**expected), self._ray_address, towards)
+        address = node.own_address(sites.restored(site), self._ray_address, towards)
         self._listener = Listener(self.name, address)
         return list(self._listener.address)
 

@@ -1,6 +1,6 @@
 """Checks with ranks: a gang on all nodes, or a step of srun without Ray.
 
-They start, form one MPI world, and use the expected MPI.
+They start, form one MPI world, and use the site MPI.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from alchemist_ray.deploy.slurm.signals import end
+from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import AlchemistError, LaunchError
 from alchemist_ray.launchers.srun import DEFAULT_PMI, PMI
 from alchemist_ray.observe.doctor import probe
-from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Expected, Finding, named
+from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Finding, named
 from alchemist_ray.observe.doctor.node import unfit
 from alchemist_ray.observe.doctor.probe import StepProbes
 from alchemist_ray.plural import counted
@@ -33,7 +34,7 @@ def examine(
     nodes: Mapping[str, Mapping[str, Any]],
     ranks_per_node: int,
     launcher: str,
-    expected: Expected,
+    site: Site,
     limit_s: float,
     names: Mapping[str, str],
 ) -> list[Finding]:
@@ -66,7 +67,7 @@ def examine(
         WARN if took > SLOW_S else OK, f"{gang} in {took:.1f} s",
         "cold file system or overloaded node: with a cold file system, the second start is faster",
     )  # fmt: skip
-    return named("gang", [found]) + judged([json.loads(text) for text in told], expected, names)
+    return named("gang", [found]) + judged([json.loads(text) for text in told], site, names)
 
 
 def _line(error: Exception) -> str:
@@ -76,13 +77,13 @@ def _line(error: Exception) -> str:
 Rank = Mapping[str, Any]  # the report of a rank: `ali.hpc.about`
 
 
-def judged(ranks: Sequence[Rank], expected: Expected, names: Mapping[str, str]) -> list[Finding]:
+def judged(ranks: Sequence[Rank], site: Site, names: Mapping[str, str]) -> list[Finding]:
     """Interpret the ranks' reports; `names` has the nodes' interfaces by address."""
     checks = {
         "PMI": world(ranks),
-        "MPI of the ranks": library(ranks, expected),
+        "MPI of the ranks": library(ranks, site),
         "threads of the ranks": cores(ranks),
-        "network of the ranks": [network(ranks, expected, names)],
+        "network of the ranks": [network(ranks, site, names)],
     }
     return [found for check, findings in checks.items() for found in named(check, findings)]
 
@@ -100,7 +101,7 @@ def world(ranks: Sequence[Rank]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def library(ranks: Sequence[Rank], expected: Expected) -> list[Finding]:
+def library(ranks: Sequence[Rank], site: Site) -> list[Finding]:
     """Check that all ranks use the same MPI, and the site's."""
     hosts: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for rank in ranks:
@@ -116,7 +117,7 @@ def library(ranks: Sequence[Rank], expected: Expected) -> list[Finding]:
         )
         for kind, there in hosts.items() if kind != usual
     ]  # fmt: skip
-    return findings or [unfit(message, usual[2], expected) or Finding(OK, message)]
+    return findings or [unfit(message, usual[2], site) or Finding(OK, message)]
 
 
 def cores(ranks: Sequence[Rank]) -> list[Finding]:
@@ -144,7 +145,7 @@ def cores(ranks: Sequence[Rank]) -> list[Finding]:
     return findings or [Finding(OK, message)]
 
 
-def network(ranks: Sequence[Rank], expected: Expected, names: Mapping[str, str]) -> Finding:
+def network(ranks: Sequence[Rank], site: Site, names: Mapping[str, str]) -> Finding:
     """Check the network between ranks; `names` has the nodes' interfaces by address."""
     if len({rank["host"] for rank in ranks}) < 2:
         return Finding(INFO, "one node: shared memory")
@@ -152,16 +153,16 @@ def network(ranks: Sequence[Rank], expected: Expected, names: Mapping[str, str])
     used = {names.get(address, address) for rank in ranks for address in rank["addresses"]}
     over = ", ".join(sorted(used)) or "nothing"
     message = f"TCP over {over}; fabric: {', '.join(fabrics) or 'none'}"
-    if expected.launcher == "srun" and not fabrics:
+    if site.mpi.launcher == "srun" and not fabrics:
         return Finding(
-            WARN, f"{message}; {expected.site} starts ranks by srun for its fabric",
+            WARN, f"{message}; {site.name} starts ranks by srun for its fabric",
             "check that the ranks use the vendor's MPI; MPICH_OFI_VERBOSE=1 makes Cray MPICH "
             "print its provider",
         )  # fmt: skip
-    wrong = [n for n in used if not any(fnmatchcase(n, p) for p in expected.interface)]
-    if expected.interface and wrong and not fabrics:
+    wrong = [n for n in used if not any(fnmatchcase(n, p) for p in site.nodes.interface)]
+    if site.nodes.interface and wrong and not fabrics:
         return Finding(
-            WARN, f"{message}; the site {expected.site} requires {expected.interface[0]}",
+            WARN, f"{message}; the site {site.name} requires {site.nodes.interface[0]}",
             "set UCX_NET_DEVICES or FI_TCP_IFACE to the interface for MPI ([environment] of "
             "the site file)",
         )  # fmt: skip
@@ -174,9 +175,9 @@ SHOWN_CHARS = 400  # of the ranks' output, at each end
 CLOCK_S = 1.0  # a file's time may be a tick late
 
 
-def srun_world(names: Sequence[str], expected: Expected, ranks_per_node: int) -> list[Finding]:
+def srun_world(names: Sequence[str], site: Site, ranks_per_node: int) -> list[Finding]:
     """Start MPI programs on the job's nodes in a step; each reports the size of its world."""
-    pmi = os.environ.get(PMI) or expected.pmi or DEFAULT_PMI
+    pmi = os.environ.get(PMI) or (site.name and site.mpi.pmi) or DEFAULT_PMI
     size = ranks_per_node * len(names)
     advice = (
         "choose from `srun --mpi=list`: pmi2 for MPICH, MVAPICH and Intel MPI, cray_shasta "

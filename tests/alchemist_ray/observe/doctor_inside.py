@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from alchemist_ray.observe.doctor.finding import Expected
+from alchemist_ray.observe.doctor.finding import NOTHING
 from alchemist_ray.observe.doctor.probe import Probe
 
 probe = Probe(os.uname().nodename)
@@ -14,7 +14,7 @@ probe = Probe(os.uname().nodename)
 
 def open_listener(towards: str) -> list[Any]:
     """Open this host's listener; where it is."""
-    return probe.listen(asdict(Expected()), [towards])
+    return probe.listen(asdict(NOTHING), [towards])
 
 
 def dial(listeners: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:

@@ -18,15 +18,17 @@ from typing import Any
 import pytest
 
 from alchemist_ray import cli
-from alchemist_ray.deploy.slurm import sites
+from alchemist_ray.deploy.slurm.sites import Mpi, Nodes, Site
 from alchemist_ray.observe.doctor import cli as doctor_cli
 from alchemist_ray.observe.doctor import finding, node
-from alchemist_ray.observe.doctor.finding import BAD, OK, WARN, Expected, Finding, run_checks
+from alchemist_ray.observe.doctor.finding import BAD, NOTHING, OK, WARN, Finding, run_checks
 from alchemist_ray.observe.doctor.probe import Probe
 from mpi_workers.matrix.available_memory import MemoryCgroup
 
 ROOT = Path(__file__).parents[3]
-SITE = Expected("ours", ("hsn0",), "$NOWHERE_DIR/lib/libmpi.so.12")
+SITE = Site(
+    "ours", nodes=Nodes(interface=("hsn0",)), mpi=Mpi(library="$NOWHERE_DIR/lib/libmpi.so.12")
+)
 ASK = 'from alchemist_ray.observe.doctor import probe; import sys; sys.argv = ["x"]; probe.main()'
 SICK = """
 set -e
@@ -118,7 +120,7 @@ def test_a_tiny_shm_is_named_and_the_mpi_is_found() -> None:
         pytest.skip("mounting small file systems needs root and unshare")
     mount = 'mount -t tmpfs -o size=100k tmpfs /dev/shm && exec "$@"'
     told = asked(
-        ["unshare", "--mount", "bash", "-c", mount, "bash"], ["examine", [asdict(Expected()), 1]]
+        ["unshare", "--mount", "bash", "-c", mount, "bash"], ["examine", [asdict(NOTHING), 1]]
     )
     assert of(told["findings"], "/dev/shm")["status"] == BAD
     assert of(told["findings"], "MPI library")["status"] == OK
@@ -128,7 +130,7 @@ def test_open_mpi_is_no_mpi_of_gangs() -> None:
     library = next(Path("/usr/lib").glob("*/libmpi.so.40"), None)
     if library is None:
         pytest.skip("no Open MPI on this machine")
-    told = asked([], ["examine", [asdict(Expected()), 1]], MPI4PY_LIBMPI=str(library))
+    told = asked([], ["examine", [asdict(NOTHING), 1]], MPI4PY_LIBMPI=str(library))
     found = of(told["findings"], "MPI library")
     assert found["status"] == WARN
     assert "Open MPI v" in found["message"]
@@ -147,7 +149,7 @@ def test_a_limit_of_processes_is_counted_for_who_is_not_root() -> None:
     code = (
         "import resource as r; r.setrlimit(r.RLIMIT_NPROC, (150, 150));"
         "from alchemist_ray.observe.doctor import node, finding;"
-        "print(*(f.status for f in node.processes_limit(finding.Expected())))"
+        "print(*(f.status for f in node.processes_limit(finding.NOTHING)))"
     )
     done = subprocess.run(
         [*nobody, sys.executable, "-c", code],
@@ -168,10 +170,10 @@ def test_locked_memory_matters_where_there_is_rdma(
 ) -> None:
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
         pytest.skip("memory may be locked without limit here")
-    assert [f.status for f in node.locked_limit(Expected())] == [OK]  # no device
+    assert [f.status for f in node.locked_limit(NOTHING)] == [OK]  # no device
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr(node, "RDMA", tmp_path)
-    (found,) = node.locked_limit(Expected())
+    (found,) = node.locked_limit(NOTHING)
     assert found.status == WARN
     assert "mlx5_0" in found.message
 
@@ -199,7 +201,7 @@ def test_a_containers_memory_is_what_counts(confined: Path) -> None:
     code = (
         f"open({str(confined / 'cgroup.procs')!r}, 'w').write(str(__import__('os').getpid()))\n"
         "from alchemist_ray.observe.doctor import node, finding\n"
-        "for f in node.memory(finding.Expected()): print(f.status, f.message)\n"
+        "for f in node.memory(finding.NOTHING): print(f.status, f.message)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -215,8 +217,8 @@ def test_a_containers_memory_is_what_counts(confined: Path) -> None:
 
 def test_more_cpus_than_cores_are_seen() -> None:
     cores = node.usable_cores()
-    assert next(iter(node.cores(Expected(), cores))).status == OK
-    found = next(iter(node.cores(Expected(), cores + 1)))
+    assert next(iter(node.cores(NOTHING, cores))).status == OK
+    found = next(iter(node.cores(NOTHING, cores + 1)))
     assert found.status == WARN
     assert "share cores" in found.message
 
@@ -225,7 +227,7 @@ def test_others_that_compute_there_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     if os.getloadavg()[0] == 0:
         pytest.skip("nothing at all has run here for a minute")
     monkeypatch.setattr(node, "BUSY", 0.0)
-    (load,) = (f for f in node.cores(Expected(), 0.0) if f.check == "load")
+    (load,) = (f for f in node.cores(NOTHING, 0.0) if f.check == "load")
     assert load.status == WARN
 
 
@@ -248,13 +250,13 @@ def test_more_threads_than_cores_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_sites_mpi_is_looked_for() -> None:
-    library = asked([], ["examine", [asdict(Expected()), 1]])
+    library = asked([], ["examine", [asdict(NOTHING), 1]])
     message = of(library["findings"], "MPI library")
     assert message["status"] == OK
     path = message["message"].rpartition(", ")[2]
-    ours = Expected("ours", (), path)
+    ours = Site("ours", mpi=Mpi(library=path))
     assert node.unfit("x", path, ours) is None
-    wrong = node.unfit("x", path, Expected("ours", (), "/elsewhere/libmpi.so.12"))
+    wrong = node.unfit("x", path, Site("ours", mpi=Mpi(library="/elsewhere/libmpi.so.12")))
     assert wrong is not None
     assert wrong.status == BAD
     assert "MPI4PY_LIBMPI=/elsewhere" in wrong.advice
@@ -263,21 +265,16 @@ def test_the_sites_mpi_is_looked_for() -> None:
     assert "NOWHERE_DIR is not set" in unset.advice
 
 
-def test_a_shipped_site_says_what_is_expected() -> None:
-    expected = Expected.of(sites.load("cray-ex"))
-    assert (expected.pmi, expected.launcher) == ("cray_shasta", "srun")
-    assert expected.interface[0] == "hsn0"
-    assert Expected.of(None) == Expected()
-
-
 def test_ray_on_an_address_that_others_do_not_reach() -> None:
-    (found,) = node.used_interface(Expected(), "127.0.0.1", peers=2)
+    (found,) = node.used_interface(NOTHING, "127.0.0.1", peers=2)
     assert found.status == BAD
     assert "--node-ip-address" in found.advice
-    (found,) = node.used_interface(Expected(), "203.0.113.77", peers=2)
+    (found,) = node.used_interface(NOTHING, "203.0.113.77", peers=2)
     assert found.status == BAD
     assert "is on no interface" in found.message
-    (found,) = node.used_interface(Expected("ours", ("lo",)), "127.0.0.1", peers=1)
+    (found,) = node.used_interface(
+        Site("ours", nodes=Nodes(interface=("lo",))), "127.0.0.1", peers=1
+    )
     assert found.status == OK
 
 
@@ -311,7 +308,10 @@ def test_the_command_ends_with_one_where_nobody_answers() -> None:
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     assert told["status"] == BAD
-    assert "no answer at 127.0.0.1:9" in of(told["findings"], "Ray address")["message"]
+    assert (
+        "the cluster at 127.0.0.1:9 does not answer as a Ray head"
+        in of(told["findings"], "Ray address")["message"]
+    )
     assert (
         of(told["findings"], "MPI library")["status"] == OK
     )  # this node was looked at all the same
@@ -342,18 +342,18 @@ def test_a_check_that_hangs_or_raises_is_a_finding(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
-    def hangs(expected: Expected) -> list[Finding]:
+    def hangs(site: Site) -> list[Finding]:
         pipe.read_text()  # nobody writes
         return []
 
-    def raises(expected: Expected) -> list[Finding]:
+    def raises(site: Site) -> list[Finding]:
         raise OSError("no luck")
 
-    def works(expected: Expected) -> list[Finding]:
+    def works(site: Site) -> list[Finding]:
         return [Finding(OK, "well", check="works")]
 
     start = time.monotonic()
-    found = run_checks({"hangs": hangs, "raises": raises, "works": works}, Expected(), 0.5)
+    found = run_checks({"hangs": hangs, "raises": raises, "works": works}, NOTHING, 0.5)
     assert time.monotonic() - start < 5
     assert [(f.check, f.status) for f in found] == [("hangs", BAD), ("raises", WARN), ("works", OK)]
     assert "no answer in 0.5 s" in found[0].message
@@ -366,7 +366,7 @@ def test_what_is_not_ok_says_what_to_do() -> None:
         Finding(BAD, "broken", check="x")
     with pytest.raises(ValueError, match="one of ok, info, warn, bad"):
         Finding("fine", "", check="x")
-    for found in Probe().examine(asdict(Expected()), 1)["findings"]:
+    for found in Probe().examine(asdict(NOTHING), 1)["findings"]:
         assert found["status"] in (OK, "info") or found["advice"]
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from alchemist_ray.deploy.slurm.sites import Mpi, Nodes, Site
 from alchemist_ray.observe.doctor import ranks
-from alchemist_ray.observe.doctor.finding import BAD, OK, WARN, Expected, Finding
+from alchemist_ray.observe.doctor.finding import BAD, NOTHING, OK, WARN, Finding
 from mpi_workers.testing import local_gang
-
-NOTHING = Expected()
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +20,11 @@ def message() -> list[dict[str, Any]]:
 
 
 def judged(
-    message: list[dict[str, Any]], expected: Expected = NOTHING, **of_the_last: Any
+    message: list[dict[str, Any]], site: Site = NOTHING, **of_the_last: Any
 ) -> dict[str, Finding]:
     """The findings by check, with something else in the last rank's mouth."""
     told = [*message[:-1], {**message[-1], **of_the_last}]
-    return {f.check: f for f in ranks.judged(told, expected, {"10.0.0.2": "eth1"})}
+    return {f.check: f for f in ranks.judged(told, site, {"10.0.0.2": "eth1"})}
 
 
 def test_sound_ranks_are_sound(message: list[dict[str, Any]]) -> None:
@@ -45,7 +44,9 @@ def test_ranks_that_are_alone_or_on_another_mpi_are_named(message: list[dict[str
     assert (other.status, other.node) == (BAD, "far")
     moved = judged(message, library="/other/libmpi.so.12", host="far")["MPI of the ranks"]
     assert (moved.status, moved.node) == (WARN, "far")
-    wanted = judged(message, Expected("ours", (), "/vendor/libmpi.so.12"))["MPI of the ranks"]
+    wanted = judged(message, Site("ours", mpi=Mpi(library="/vendor/libmpi.so.12")))[
+        "MPI of the ranks"
+    ]
     assert wanted.status == BAD
     assert "the site ours requires /vendor/libmpi.so.12" in wanted.message
 
@@ -57,10 +58,12 @@ def test_ranks_whose_threads_are_too_many_for_their_cores(message: list[dict[str
 def test_ranks_on_another_network_than_the_sites(message: list[dict[str, Any]]) -> None:
     there = {"host": "far", "addresses": ["10.0.0.2"]}
     assert judged(message, **there)["network of the ranks"].status == OK
-    slow = judged(message, Expected("ours", ("hsn*",)), **there)["network of the ranks"]
+    slow = judged(message, Site("ours", nodes=Nodes(interface=("hsn*",))), **there)[
+        "network of the ranks"
+    ]
     assert slow.status == WARN
     assert "TCP over eth1" in slow.message
-    fabric = Expected("ours", ("hsn*",), launcher="srun")
+    fabric = Site("ours", nodes=Nodes(interface=("hsn*",)), mpi=Mpi(launcher="srun"))
     assert judged(message, fabric, **there)["network of the ranks"].status == WARN
     on_it = judged(message, fabric, **there, fabrics=["cxi"])["network of the ranks"]
     assert on_it.status == OK

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray.observe.doctor import node
-from alchemist_ray.observe.doctor.finding import INFO, OK, WARN, Expected, Finding
+from alchemist_ray.observe.doctor.finding import INFO, NOTHING, OK, WARN, Finding
 
-NOTHING = Expected()
 LISTENS = """
 import socket, sys, time
 with socket.create_server((sys.argv[1], 0)) as server:
