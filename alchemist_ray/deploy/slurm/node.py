@@ -19,10 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from alchemist_ray.deploy.slurm import allocation, sites
@@ -371,96 +370,72 @@ class NodeTask:
     container: list[str]
 
 
-class Supervisor:
-    """A supervisor, and the owner of its node's folder.
+def supervise(task: NodeTask, signals: Sequence[int]) -> None:
+    """Obey the keeper until it ends this or a signal has arrived; remove every trace then.
 
     Raises
     ------
     JobError
-        If the folder cannot be created, or the network interface does not exist.
+        If the node's folder cannot be created, or the network interface does not exist.
     """
+    token = Path(task.token).read_text()
+    name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    with ExitStack() as ends:
+        folder = NodeFolder(task.tmp, task.job)
+        ends.callback(folder.remove)
+        ends.callback(end_descendants)
+        ip = local_address(task.interface, task.keeper)
+        variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": task.token}
+        if task.container:  # the image has no srun
+            relay = Relay(folder.path / "relay")
+            ends.callback(relay.close)
+            variables[RELAY] = str(relay.path)
+        kept = Path(task.token).parent / KEPT / name
+        ray = RayNode(folder, kept, ip, variables, task.container)
+        ends.callback(ray.end)
+        hello: Body = {
+            "role": "supervisor",
+            "name": name,
+            "hostname": os.uname().nodename,
+            "ip": ip,
+            "free": allocation.free_attempts(task.job, ip),
+            "cores": os.cpu_count() or 1,
+            "others": allocation.other_users(),
+        }
+        connection, _ = connect(task.keeper, token, hello, timeout_s=KEEPER_TIMEOUT_S)
+        with closing(connection):
+            _obey(connection, ray, signals)
+            ends.close()
+            _tell(connection, "gone")
 
-    def __init__(self, task: NodeTask) -> None:
-        self._task = task
-        self._token = Path(task.token).read_text()
-        self._folder = NodeFolder(task.tmp, task.job)
-        self._relay: Relay | None = None
-        self._ray: RayNode | None = None
-        self._connection: Connection | None = None
-        self._stopped = False
 
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler: end at the next poll."""
-        self._stopped = True
+def _obey(connection: Connection, ray: RayNode, signals: Sequence[int]) -> None:
+    while not signals:
+        if connection.readable(POLL_INTERVAL_S):
+            try:
+                order = dict(connection.recv().body)
+            except WireError:
+                return  # the keeper has ended
+            if order.pop("op") == "stop":
+                return
+            ray.start(**order)
+        for op, told in ray.news():
+            _tell(connection, op, **told)
 
-    def run(self) -> int:
-        """Obey the keeper until the end. Returns the exit code."""
-        task = self._task
-        try:
-            ip = local_address(task.interface, task.keeper)
-            variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": task.token}
-            if task.container:  # the image has no srun
-                self._relay = Relay(self._folder.path / "relay")
-                variables[RELAY] = str(self._relay.path)
-            name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-            kept = Path(task.token).parent / KEPT / name
-            self._ray = RayNode(self._folder, kept, ip, variables, task.container)
-            hello: Body = {
-                "role": "supervisor",
-                "name": name,
-                "hostname": os.uname().nodename,
-                "ip": ip,
-                "free": allocation.free_attempts(task.job, ip),
-                "cores": os.cpu_count() or 1,
-                "others": allocation.other_users(),
-            }
-            self._connection, _ = connect(
-                task.keeper, self._token, hello, timeout_s=KEEPER_TIMEOUT_S
-            )
-            self._obey(self._connection, self._ray)
-        finally:
-            self._end()
-        return 0
 
-    def _obey(self, connection: Connection, ray: RayNode) -> None:
-        while not self._stopped:
-            if connection.readable(POLL_INTERVAL_S):
-                try:
-                    order = dict(connection.recv().body)
-                except WireError:
-                    return  # the keeper has ended
-                match order.pop("op"):
-                    case "start":
-                        ray.start(**order)
-                    case "stop":
-                        return
-            for op, told in ray.news():
-                self._tell(op, **told)
-
-    def _tell(self, op: str, **fields: Any) -> None:
-        if self._connection is not None:
-            with suppress(WireError):
-                self._connection.send(Kind.EVENT, {"op": op, **fields})
-
-    def _end(self) -> None:
-        if self._ray is not None:
-            self._ray.end()
-        if self._relay is not None:
-            self._relay.close()
-        end_descendants()
-        self._folder.remove()
-        self._tell("gone")
-        if self._connection is not None:
-            self._connection.close()
+def _tell(connection: Connection, op: str, **fields: Any) -> None:
+    with suppress(WireError):
+        connection.send(Kind.EVENT, {"op": op, **fields})
 
 
 def main(argv: list[str]) -> int:
     """Supervise this node until the end. Returns the exit code."""
     processes.adopt_orphans()
-    supervisor = Supervisor(NodeTask(**json.loads(argv[0])))
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, supervisor.stop)
-    return supervisor.run()
+        signal.signal(number, lambda number, frame: signals.append(number))
+    supervise(NodeTask(**json.loads(argv[0])), signals)
+    return 0
 
 
 if __name__ == "__main__":
