@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,21 +12,13 @@ import pytest
 from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.observe import bench
 from alchemist_ray.observe.bench import BenchError, Measure, Result
+from tests.support import commands
 
 
 def test_the_command_measures_and_is_read_again(cluster: str, tmp_path: Path) -> None:
     start = time.monotonic()
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "alchemist_ray.cli", "bench", "hpc", "--json", "--workers", "2",
-            "--seconds", "0.2", "--label", "here",
-        ],
-        env={**os.environ, "RAY_ADDRESS": cluster},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )  # fmt: skip
+    words = ["bench", "hpc", "--json", "--workers", "2", "--seconds", "0.2", "--label", "here"]
+    done = commands.alchemist(*words, RAY_ADDRESS=cluster)
     assert done.returncode == 0, done.stderr[-3000:]
     assert time.monotonic() - start < 90
     path = tmp_path / "here.json"

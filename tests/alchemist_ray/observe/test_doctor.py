@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import time
 import uuid
@@ -24,6 +23,7 @@ from alchemist_ray.observe.doctor import finding, node
 from alchemist_ray.observe.doctor.finding import BAD, NOTHING, OK, WARN, Finding, run_checks
 from alchemist_ray.observe.doctor.probe import Probe
 from mpi_workers.matrix.available_memory import MemoryCgroup
+from tests.support import commands
 
 ROOT = Path(__file__).parents[3]
 SITE = Site(
@@ -45,15 +45,9 @@ exec "$@"
 
 def asked(command: list[str], request: list[Any], **env: str) -> dict[str, Any]:
     """The answer of a probe in a process of its own."""
-    done = subprocess.run(
-        [*command, sys.executable, "-c", ASK],
-        input=json.dumps(request) + "\n",
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    given = json.dumps(request) + "\n"
+    env = {"PYTHONPATH": str(ROOT), **env}
+    done = commands.run(*command, sys.executable, "-c", ASK, given=given, **env)
     assert done.returncode == 0, done.stderr[-3000:]
     text = "".join(line.split("|", 2)[2] for line in done.stdout.splitlines())
     value: dict[str, Any] = json.loads(text)["value"]
@@ -151,14 +145,8 @@ def test_a_limit_of_processes_is_counted_for_who_is_not_root() -> None:
         "from alchemist_ray.observe.doctor import node, finding;"
         "print(*(f.status for f in node.processes_limit(finding.NOTHING)))"
     )
-    done = subprocess.run(
-        [*nobody, sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {"PYTHONPATH": str(ROOT), "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = commands.run(*nobody, sys.executable, "-c", code, **env)
     strange = ("Permission denied", "ModuleNotFoundError", "error while loading shared libraries")
     if any(words in done.stderr for words in strange):
         pytest.skip("another user cannot read this environment")
@@ -203,14 +191,7 @@ def test_a_containers_memory_is_what_counts(confined: Path) -> None:
         "from alchemist_ray.observe.doctor import node, finding\n"
         "for f in node.memory(finding.NOTHING): print(f.status, f.message)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = commands.run(sys.executable, "-c", code, PYTHONPATH=str(ROOT))
     assert done.stdout.startswith(BAD), done.stderr
     assert "limit 314.6 MB (cgroup)" in done.stdout
 
@@ -298,13 +279,7 @@ def test_the_token_is_there(
 
 def test_the_command_ends_with_one_where_nobody_answers() -> None:
     start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "alchemist_ray.cli", "doctor", "--address", "127.0.0.1:9", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = commands.alchemist("doctor", "--address", "127.0.0.1:9", "--json")
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     assert told["status"] == BAD
@@ -324,13 +299,7 @@ def test_a_site_that_is_none_is_an_error_of_the_tree(capsys: pytest.CaptureFixtu
 
 
 def test_the_command_gives_up_when_its_time_is_over() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "alchemist_ray.cli", "doctor", "--no-ranks", "--limit=0.05"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = commands.alchemist("doctor", "--no-ranks", "--limit=0.05", limit_s=60)
     assert done.returncode == 1
     assert "after 0.05 s" in done.stdout
 

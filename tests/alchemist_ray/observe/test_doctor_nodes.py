@@ -15,7 +15,7 @@ import pytest
 from alchemist_ray.observe.doctor import node, probe
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN
 from tests.faults.hosts import GCS_PORT, NETWORK, Host, Hosts, why_not
-from tests.support import traces
+from tests.support import commands, traces
 
 REASON = why_not()
 needs_hosts = [
@@ -54,14 +54,8 @@ def hosts() -> Iterator[Hosts]:
 
 def doctor(host: Host, *words: str, limit_s: float = 100.0) -> tuple[int, dict[str, Any]]:
     """Exit code and report of the command on a host."""
-    done = subprocess.run(
-        host.enter(sys.executable, "-m", "alchemist_ray.cli", "doctor", "--json", *words),
-        env=host.environment(),
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
-    )
+    command = host.enter(*commands.ALCHEMIST, "doctor", "--json", *words)
+    done = commands.run(*command, env=host.environment(), limit_s=limit_s)
     assert done.stdout, done.stderr[-3000:]
     return done.returncode, json.loads(done.stdout)
 
@@ -96,14 +90,8 @@ class TestHosts:
     def test_the_hpc_check_measures_between_them(self, hosts: Hosts) -> None:
         """`alchemist bench hpc`, here because hosts are dear."""
         words = ["bench", "hpc", "--json", "--workers", "2", "--seconds", "0.2"]
-        done = subprocess.run(
-            hosts[0].enter(sys.executable, "-m", "alchemist_ray.cli", *words),
-            env=hosts[0].environment(),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        command = hosts[0].enter(*commands.ALCHEMIST, *words)
+        done = commands.run(*command, env=hosts[0].environment())
         assert done.returncode == 0, done.stderr[-3000:]
         told = json.loads(done.stdout)
         named = {m["what"]: m for m in told["measures"]}
@@ -167,15 +155,8 @@ class TestHosts:
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
 def test_where_no_ray_runs_one_is_started_for_the_gang_and_gone() -> None:
     with Hosts(1) as hosts:
-        command = [sys.executable, "-m", "alchemist_ray.cli", "doctor", "--json"]
-        done = subprocess.run(
-            hosts[0].enter("env", "--unset=RAY_ADDRESS", *command),
-            env=hosts[0].environment(),
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )
+        command = ["env", "--unset=RAY_ADDRESS", *commands.ALCHEMIST, "doctor", "--json"]
+        done = commands.run(*hosts[0].enter(*command), env=hosts[0].environment(), limit_s=110)
         told = json.loads(done.stdout)
         wrong = [f for f in told["findings"] if f["status"] == BAD]
         assert (done.returncode, wrong) == (0, []), done.stderr[-2000:]

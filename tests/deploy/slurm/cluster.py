@@ -21,9 +21,11 @@ import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests.faults.hosts import ROOT, Host, Hosts, _die_with_parent
 from tests.faults.hosts import why_not as why_no_hosts
+from tests.support import commands
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 PACKAGES = "RUNLEVEL=1 apt-get install -y --no-install-recommends slurm-wlm munge slurm-wlm-torque"
@@ -213,6 +215,13 @@ class Slurm:
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(map(str, words))} ({done.returncode}):\n{done.stdout}")
         return done.stdout
+
+    def salloc(
+        self, *words: Any, limit_s: float = 400.0, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on the login host, in an allocation of two nodes."""
+        command = self.command("salloc", "-N2", "--ntasks-per-node=1", *words)
+        return commands.run(*command, env=self.environment(), limit_s=limit_s, **env)
 
     def state(self, job: str) -> dict[str, str]:
         """The output of scontrol for a job."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from typing import Any
 
 from tests.deploy.slurm.cluster import Slurm
@@ -16,14 +15,7 @@ def doctor(
 ) -> tuple[int, dict[str, list[dict[str, str]]]]:
     """Exit code and findings by check, of the command in an allocation of 2 nodes."""
     command = [*before, *ALCHEMIST, "doctor", "--json", *words]
-    done = subprocess.run(
-        slurm.command("salloc", "-N2", "--ntasks-per-node=1", "-c2", *command),
-        env={**slurm.environment(), **env},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = slurm.salloc("-c2", *command, **env)
     assert "{" in done.stdout, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     found: dict[str, list[dict[str, str]]] = {}

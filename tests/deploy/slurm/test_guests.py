@@ -6,7 +6,6 @@ libvirt's test driver makes the guests: they exist and never boot. (Real ones: `
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import pytest
 
@@ -23,14 +22,7 @@ def test_each_host_of_a_job_has_its_guests_and_ends_them(slurm: Slurm) -> None:
         (image / name).touch()
     up = [*ALCHEMIST, "virtual-cluster", "up", "--image", image, "--cpus", 1, "--memory", "256M"]
     up += ["--emulate", "--connect", "test:///default", "--limit", 1]
-    done = subprocess.run(
-        slurm.command("salloc", "-N2", "--ntasks-per-node=1", "-c2", *up),
-        env=slurm.environment(),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    done = slurm.salloc("-c2", *up, limit_s=250)
     assert done.returncode == 1
     assert "not ready in 1 s" in done.stderr, done.stderr
     # Had a host not said that its guests are gone, that would have been the error.

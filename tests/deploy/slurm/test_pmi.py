@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -16,16 +15,7 @@ SPEAKER = (sys.executable, "-m", "tests.deploy.slurm.pmi_speaker")
 @pytest.mark.parametrize("relay", [True, False])
 def test_the_longest_value_that_is_allowed_comes_whole(slurm: Slurm, relay: bool) -> None:
     """Without the relay it is lost, or the ranks hang: else the relay is not needed."""
-    done = subprocess.run(
-        slurm.command(
-            "salloc", "-N2", "--ntasks-per-node=1", "srun", "--mpi=pmi2", "--input=none",
-            *SPEAKER, *(["relay"] if relay else []),
-        ),
-        env=slurm.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )  # fmt: skip
+    words = [*SPEAKER, *(["relay"] if relay else [])]
+    done = slurm.salloc("srun", "--mpi=pmi2", "--input=none", *words, limit_s=120)
     assert done.stdout.count("whole=True") == (2 if relay else 0), done.stderr[-3000:]
     assert_clean(slurm.nodes)

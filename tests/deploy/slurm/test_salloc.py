@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 from tests.deploy.slurm.cluster import Slurm
 from tests.deploy.slurm.conftest import ALCHEMIST, PROGRAM, assert_clean
 
@@ -25,14 +23,7 @@ def test_start_run_stop_from_the_login_host(slurm: Slurm) -> None:
     text = SESSION.format(alchemist=" ".join(ALCHEMIST), program=" ".join(PROGRAM), node=node)
     script = slurm.shared / "session.sh"
     script.write_text(text)
-    done = subprocess.run(
-        slurm.command("salloc", "-N2", "--ntasks-per-node=1", "-c2", "bash", script),
-        env=slurm.environment(),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = slurm.salloc("-c2", "bash", script)
     said = done.stdout + done.stderr
     assert done.returncode == 11, said
     assert "Ray is up on 2 nodes with 4 CPUs" in done.stdout

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
-from tests.support import traces
+from tests.support import commands, traces
 from tests.support.suite import LONG
 
 PROGRAM = """\
@@ -174,13 +174,9 @@ def test_a_raylet_that_dies_at_every_start_is_named_at_once(job: Any, tmp_path: 
 
 
 def test_a_job_serves_clients_without_ray(job: Any, tmp_path: Path) -> None:
-    alchemist = [sys.executable, "-m", "alchemist_ray.cli"]
 
     def run(*words: str) -> str:
-        done = subprocess.run(
-            [*alchemist, *words], env=job.env | {"HOME": str(tmp_path)}, timeout=200,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = commands.alchemist(*words, env=job.env, HOME=str(tmp_path), limit_s=200)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

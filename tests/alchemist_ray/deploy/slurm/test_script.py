@@ -71,20 +71,23 @@ CASES = [
 ]
 
 
+def check_golden(file: str, text: str) -> None:
+    assert text == (GOLDEN / file).read_text()
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(("name", "dialect"), CASES)
 def test_the_script_of_every_site_is_the_golden_one(name: str, dialect: str) -> None:
     text = golden(name, dialect, cpus=8 if dialect == "pbs" else None)
-    assert text == (GOLDEN / f"{name}.{dialect}.sh").read_text()
+    check_golden(f"{name}.{dialect}.sh", text)
 
 
 @pytest.mark.parametrize(("name", "runtime", "image"), IMAGES)
 def test_the_script_of_a_job_in_an_image_is_the_golden_one(
     name: str, runtime: str, image: str
 ) -> None:
-    text = golden_in_image(name, runtime, image)
-    assert text == (GOLDEN / f"{name}.{runtime}.sh").read_text()
-    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    check_golden(f"{name}.{runtime}.sh", golden_in_image(name, runtime, image))
 
 
 def test_the_words_that_run_a_program_in_an_image_are_the_golden_ones() -> None:
@@ -115,14 +118,6 @@ def test_a_short_job_is_told_its_end_when_half_of_it_is_over() -> None:
 
 def test_the_script_that_is_shown_is_what_is_made() -> None:
     assert SHOWN.read_text() == shown()
-
-
-@pytest.mark.parametrize(("name", "dialect"), CASES)
-def test_the_shell_takes_it(name: str, dialect: str) -> None:
-    done = subprocess.run(
-        ["bash", "-n"], input=golden(name, dialect), text=True, capture_output=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_shell_fills_in_variables_and_nothing_else(tmp_path: Path) -> None:
@@ -171,7 +166,6 @@ def test_whole_nodes_unless_cpus_are_named() -> None:
     assert "#SBATCH --cpus-per-task=4" in shared
     assert "#SBATCH --x=1" in shared
     assert "#SBATCH --signal=B:TERM@60" in shared
-    assert "TERM@30" in script.render(site, Request(1, "1"), ["true"], place, "slurm")
 
 
 if __name__ == "__main__":

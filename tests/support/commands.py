@@ -1,0 +1,30 @@
+"""Commands that tests run in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+ALCHEMIST = (sys.executable, "-m", "alchemist_ray.cli")
+
+
+def run(
+    *words: Any,
+    limit_s: float = 100.0,
+    env: Mapping[str, str] = os.environ,
+    given: str = "",
+    **more: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever its exit code, with `more` in its environment."""
+    return subprocess.run(
+        list(map(str, words)), env={**env, **more}, input=given, capture_output=True, text=True,
+        timeout=limit_s, check=False,
+    )  # fmt: skip
+
+
+def alchemist(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command `alchemist`, see `run`."""
+    return run(*ALCHEMIST, *words, **options)
