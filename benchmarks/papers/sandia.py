@@ -13,7 +13,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.deploy.virtual_cluster import cluster, host
+from alchemist_ray.deploy.virtual_cluster import cluster
 from alchemist_ray.deploy.virtual_cluster.guests import PORT, Options
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.bench import Measure, Result, goodness, measure, result
@@ -95,7 +95,7 @@ def _suites(ranks: int, seconds: float, missing: dict[str, str]) -> Iterator[Res
         yield _elsewhere("guest", here, {
             "RAY_ADDRESS": f"{_guests().address(0)}:{PORT}",
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(cluster.folder_of("vc") / host.TOKEN),
+            "RAY_AUTH_TOKEN_PATH": str(cluster.folder_of("vc") / cluster.TOKEN),
             "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         })  # fmt: skip
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def _suites(ranks: int, seconds: float, missing: dict[str, str]) -> Iterator[Res
 
 
 def _guests() -> Options:
-    about = cluster.folder_of("vc") / host.CLUSTER
+    about = cluster.folder_of("vc") / cluster.CLUSTER
     return Options(**json.loads(about.read_text())["options"])
 
 

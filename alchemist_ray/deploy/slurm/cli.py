@@ -271,7 +271,6 @@ def _run(options: argparse.Namespace) -> int:
             )
         return _last_word(signals, run(address=address, cluster=None))
     with _cluster(options, folder, signals) as cluster:
-        assert cluster.address is not None
         _say_up(cluster)
         code = run(address=cluster.address, cluster=cluster)
     return _last_word(signals, code)
@@ -291,7 +290,6 @@ def _up(address: JobCluster) -> str:
 
 
 def _say_up(cluster: RayInJob) -> None:
-    assert cluster.address is not None
     lines = [f"{_up(cluster.address)} at {cluster.address.address}"]
     lines += [f"warning: {text}" for text in cluster.warnings]
     for line in lines:
@@ -310,7 +308,6 @@ def _start(options: argparse.Namespace) -> int:
         return _in_background(options, folder)
     signals = Signals()
     with _cluster(options, folder, signals) as cluster:
-        assert cluster.address is not None
         _say_up(cluster)
         if options.gateway is not None:
             print(program.serve_gateway(cluster.address, folder, options.gateway), flush=True)

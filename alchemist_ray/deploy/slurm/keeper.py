@@ -69,8 +69,8 @@ class RayInJob:
     start_timeout_s : float
         Time limit of the start without progress.
     warnings : list of str
-    address : JobCluster or None
-        None until Ray is up.
+    address : JobCluster
+        Once Ray is up.
 
     Raises
     ------
@@ -87,7 +87,7 @@ class RayInJob:
     cpus_per_node: int | None = None
     start_timeout_s: float = 120.0
     warnings: list[str] = field(default_factory=list, init=False)
-    address: JobCluster | None = field(default=None, init=False)
+    address: JobCluster = field(init=False)
     _events: queue.Queue[tuple[str, Body]] = field(default_factory=queue.Queue, init=False)
     _nodes: dict[str, Connection] = field(default_factory=dict, init=False)
     _broken: set[str] = field(default_factory=set, init=False)  # lost connections
@@ -353,7 +353,7 @@ class RayInJob:
                 continue
             self._lost.add(name)
             said = body.get("said", "its supervisor does not answer")
-            if self.address is not None and self.address.head == name:
+            if self.address.head == name:
                 raise JobError(f"node {name}, with Ray's head, is lost: {said}")
             self._say(f"node {name} is lost; Ray continues without it: {said}")
 

@@ -140,7 +140,14 @@ QUICK_S = 20.0
 STORE_MIN_NBYTES = 80 << 20  # Ray's minimum for its object store
 DROPPED = ("RAY_ADDRESS", "PMI_", "PMIX_")  # variables of another Ray, or of a launcher
 NO_PROGRAM = 127
-PROGRAM = "alchemist_ray.deploy.slurm.ray_start"
+# Ray starts a server for Ray Client on the head whenever gRPC is installed, at all interfaces, and
+# has no option against it. Sessions do not use it.
+RAY_START = """
+import sys
+from ray.scripts import scripts
+scripts.get_ray_client_dependency_error = lambda: "not used"
+scripts.cli(["start", *sys.argv[1:]])
+"""
 STARTED = "ray_current_cluster"  # `ray start` writes it when the GCS knows the node
 DAEMONS = ("raylet", "gcs_server")
 LOGS = ("raylet*", "gcs_server*", "*agent*")  # in a session's folder
@@ -221,7 +228,7 @@ class RayNode:
             role = ["--head", f"--port={numbers['gcs']}", "--include-dashboard=false"]
             names = allocation.NAMES[1:]
         self._command = [
-            *self._python, "-m", PROGRAM, "--block",
+            *self._python, "-c", RAY_START, "--block",
             "--disable-usage-stats",
             "--log-color=false",
             f"--node-ip-address={self._ip}",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alchemist_ray.deploy.virtual_cluster import cluster, host, image
+from alchemist_ray.deploy.virtual_cluster import cluster, image
 from alchemist_ray.deploy.virtual_cluster.guests import (
     Options,
     cells_here,
@@ -127,7 +127,7 @@ def _render(asked: argparse.Namespace) -> None:
 
 
 def _up(asked: argparse.Namespace) -> None:
-    if not asked.emulate and not host.has_kvm():
+    if not asked.emulate and not cluster.has_kvm():
         _options(asked)  # other mistakes first
         sys.stderr.write(
             "alchemist: KVM does not work here (/dev/kvm): guests are emulated, many times slower\n"

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from alchemist_ray.deploy.virtual_cluster import host
+from alchemist_ray.deploy.virtual_cluster import cluster
 from tests.deploy.virtual import lab
 from tests.faults.hosts import Host, Hosts
 
 ASKED = "ALCHEMIST_TEST_GUESTS"
 REASON = lab.why_not() if os.environ.get(ASKED) else f"takes minutes: {ASKED}=1 runs it"
-MODE = ("--no-huge-pages",) if host.has_kvm() else ("--emulate",)
+MODE = ("--no-huge-pages",) if cluster.has_kvm() else ("--emulate",)
 UP_S = 1500.0  # on a machine that others use too
 pytestmark = [
     pytest.mark.root,

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemist_ray import cli
-from alchemist_ray.deploy.virtual_cluster import cluster, guests, host, image
+from alchemist_ray.deploy.virtual_cluster import cluster, guests, image
 from alchemist_ray.deploy.virtual_cluster.guests import (
     Cell,
     Options,
@@ -209,11 +209,11 @@ def test_huge_pages_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
     pages = tmp_path / "free_hugepages"
     pages.write_text("100\n")
     with pytest.raises(JobError, match=r"100 free huge pages .* 1024: .*nr_hugepages=1024"):
-        host.check_pages(Options(guests=2, memory_mib=1024), pages)
-    host.check_pages(Options(guests=2, memory_mib=1024, emulate=True), pages)
-    host.check_pages(Options(guests=2, memory_mib=1024, huge_pages=False), pages)
+        cluster.check_pages(Options(guests=2, memory_mib=1024), pages)
+    cluster.check_pages(Options(guests=2, memory_mib=1024, emulate=True), pages)
+    cluster.check_pages(Options(guests=2, memory_mib=1024, huge_pages=False), pages)
     pages.write_text("1024\n")
-    host.check_pages(Options(guests=2, memory_mib=1024), pages)
+    cluster.check_pages(Options(guests=2, memory_mib=1024), pages)
 
 
 def test_a_volume_is_made_once_and_kept(tmp_path: Path) -> None:
@@ -221,29 +221,29 @@ def test_a_volume_is_made_once_and_kept(tmp_path: Path) -> None:
         pytest.skip("no mke2fs on this machine (apt-get install e2fsprogs)")
     options = Options(cpus=1, volume=str(tmp_path / "volumes"), volume_gib=1)
     (guest,) = guests_of(options, 0, parse_cells("0"))
-    host.make_volume(options, guest)
+    cluster.make_volume(options, guest)
     path = tmp_path / "volumes" / f"{guest.name}.img"
     assert path.stat().st_size == 1 << 30
     assert path.stat().st_blocks * 512 < 1 << 27  # sparse
     assert path.read_bytes()[1080:1082] == b"\x53\xef"  # the mark of ext4
     with open(path, "r+b") as file:
         file.write(b"the guest's")
-    host.make_volume(options, guest)
+    cluster.make_volume(options, guest)
     assert path.read_bytes()[:11] == b"the guest's"
-    host.make_volume(Options(cpus=1), guest)  # none is asked for
+    cluster.make_volume(Options(cpus=1), guest)  # none is asked for
     assert len(list(path.parent.iterdir())) == 1
     bad = Options(cpus=1, volume=str(tmp_path / "full"), volume_gib=1 << 40)
     with pytest.raises(JobError, match="mke2fs cannot make"):
-        host.make_volume(bad, guest)
+        cluster.make_volume(bad, guest)
     assert list((tmp_path / "full").iterdir()) == []
 
 
 def test_a_processor_without_virtualization_is_seen(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("model name\t: vmx-like\nflags\t\t: fpu sse2 ht\n")
-    assert not host.has_kvm(cpuinfo)
+    assert not cluster.has_kvm(cpuinfo)
     cpuinfo.write_text("flags\t\t: fpu vme svm lahf_lm\n")
-    assert host.has_kvm(cpuinfo) == os.access("/dev/kvm", os.R_OK | os.W_OK)
+    assert cluster.has_kvm(cpuinfo) == os.access("/dev/kvm", os.R_OK | os.W_OK)
 
 
 def test_what_guests_boot_from_is_packed_as_the_kernel_reads_it(tmp_path: Path) -> None:
