@@ -61,7 +61,7 @@ TAIL = 2000  # characters of a guest's console
 
 
 def folder_of(name: str) -> Path:
-    """Return a cluster's folder, shared by its hosts: settings, token, state of each"""
+    """Return a cluster's folder, shared by its hosts: settings, token, state of each host."""
     home = os.environ.get(HOME_VARIABLE) or HOME
     return Path(home).expanduser() / name
 
