@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from alchemist_ray.arguments import checked_mapping, checked_path, named_after
+from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.sparse import is_sparse, is_sparse_blocks, send_sparse
@@ -181,6 +182,21 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             If the session has no gang.
         """
         return namespace_of(self.connection)
+
+    @property
+    def eager(self) -> bool:
+        """Whether operations on arrays are carried out one by one, at once. Default: False.
+
+        Otherwise ``A * 2 + B`` is computed when its elements are needed, in one pass. A program
+        sees a difference only in its times. Holds for all arrays of the gang in this process.
+        """
+        return self.connection.part(Engine).eager
+
+    @eager.setter
+    def eager(self, value: bool) -> None:
+        engine = self.connection.part(Engine)
+        engine.eager = bool(value)
+        engine.recorder.flush()
 
     # --- libraries ---
 

@@ -158,7 +158,7 @@ def require_finite(ctx: Context, routine: str, **local: Array) -> None:
 
 
 def _finite(array: Array) -> bool:
-    if array.dtype.kind in "bi":
+    if array.dtype.kind in "biu":
         return True
     flat = array.ravel(order="K")
     step = CHUNK // array.itemsize
@@ -240,14 +240,17 @@ def transposed(ctx: Context, A: DistMatrix, *, conjugate: bool = False) -> DistM
 
 
 def floating(array: Array) -> Array:
-    """The array; integers and bool are promoted to float64."""
-    return array.astype(np.float64) if array.dtype.kind in "bi" else array
+    """The array in the dtype of computations, see `float_dtype`."""
+    return array.astype(float_dtype(array.dtype), copy=False)
 
 
 def float_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of computations with matrices of these dtypes; integers and bool give float64."""
+    """The dtype of computations with matrices of these dtypes.
+
+    Integers and bool give float64, float16 gives float32.
+    """
     wide = np.dtype(np.float64)
-    return np.result_type(*(wide if dtype.kind in "bi" else dtype for dtype in dtypes))
+    return np.result_type(np.float32, *(wide if dtype.kind in "biu" else dtype for dtype in dtypes))
 
 
 def frobenius(ctx: Context, matrix: DistMatrix) -> float:

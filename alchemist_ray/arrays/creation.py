@@ -51,7 +51,7 @@ def filled(
 ) -> Any:
     """The same value everywhere; also integers that a float cannot hold."""
     value = bool(value) if kind.kind == "b" else value
-    if isinstance(value, int | np.integer) and abs(int(value)) > rules.EXACT and kind == np.int64:
+    if isinstance(value, int | np.integer) and abs(int(value)) > rules.EXACT and kind.kind in "iu":
         zeros = engine.call("filled", list(shape), 0, kind.name, layout)
         return engine.binary("add", zeros, np.asarray(value, kind))
     return engine.call("filled", list(shape), complex(value), kind.name, layout)

@@ -1,4 +1,4 @@
-"""Expressions on one gang: each a command, its matrices temporary."""
+"""Expressions on one gang: each a command, or a part of one; their matrices are temporary."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
+from alchemist_ray.arrays.recording import Recorder
+from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import ResourceError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library, Routine
@@ -50,6 +53,20 @@ COMPARISONS: dict[str, Any] = {
     "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le,
     "greater": operator.gt, "greater_equal": operator.ge,
 }  # fmt: skip
+# Functions that are recorded: quick ones, which may be computed twice, and which report no error
+# but an overflow. The others are carried out at once, in one pass with what they are applied to.
+QUICK = frozenset({
+    *COMPARISONS, "add", "subtract", "multiply", "minimum", "maximum", "logical_and", "logical_or",
+    "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "negative", "abs", "sign", "conj",
+    "square", "logical_not", "invert", "isnan", "isinf", "isfinite", "signbit", "floor", "ceil",
+    "rint", "trunc", "fabs",
+})  # fmt: skip
+# A program that has chosen to be told of overflows is told by the operation itself.
+UNNOTICED = (
+    {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"},  # NumPy's default
+    dict.fromkeys(("divide", "over", "under", "invalid"), "ignore"),
+)
+REDUCED = frozenset({"sum", "mean", "min", "max", "var", "std", "prod", "any", "all"})
 
 
 class Engine:
@@ -60,9 +77,13 @@ class Engine:
     connection : GangConnection
     """
 
+    eager = False  # whether every operation is carried out at once
+
     def __init__(self, connection: GangConnection) -> None:
         self.connection = connection
         self._library: Library | None = None
+        self.recorder = Recorder(connection, self.call)
+        connection.before_commands = self.recorder.flush
 
     def call(self, routine: str, *args: Any, columns: Sequence[str] = (), **kwargs: Any) -> Any:
         """Call a routine of the ranks' library; `columns` are names for those of its result."""
@@ -70,7 +91,8 @@ class Engine:
             found = self._routine(routine)
             return (found.options(columns=columns) if columns else found)(*args, **kwargs)
         except ResourceError as error:
-            shapes = " and ".join(str(x.shape) for x in args if isinstance(x, MatrixRef))
+            matrices = [x for x in (*args, *kwargs.values()) if isinstance(x, MatrixRef)]
+            shapes = " and ".join(str(x.shape) for x in matrices)
             raise ResourceError(f"{routine}{shapes and f' of {shapes}'}: {error}") from None
 
     def _routine(self, name: str) -> Routine:
@@ -90,23 +112,74 @@ class Engine:
     def binary(self, op: str, left: Any, right: Any) -> Any:
         """``op(left, right)``, one of them a handle; `NotImplemented` if the other is nothing."""
         if isinstance(left, MatrixRef) and isinstance(right, MatrixRef):
-            return self.call("elementwise", op, left, right)
+            return self._elementwise("elementwise", op, {"A": left, "B": right})
         reflected = isinstance(right, MatrixRef)
         A, other = (right, left) if reflected else (left, right)
-        if op in COMPARISONS and type(other) is int and _beyond_int64(other, A):
+        if op in COMPARISONS and type(other) is int and _beyond(other, A):
             found = COMPARISONS[op](*((other, 0) if reflected else (0, other)))
             return self.call("filled", list(A.shape), complex(found), "bool", A.layout)
         value = self._operand(op, A, other, reflected=reflected)
         if isinstance(value, MatrixRef):
-            return self.call("elementwise", op, *((value, A) if reflected else (A, value)))
-        if isinstance(value, np.ndarray):
-            return self.call("combine", op, A, *rules.encode_operand(value), reflected=reflected)
+            pair = (value, A) if reflected else (A, value)
+            return self._elementwise("elementwise", op, dict(zip("AB", pair, strict=True)))
         if value is NotImplemented:
             return value
-        kind = type(value).__name__
-        return self.call(
-            "elementwise_scalar", op, A, complex(value), reflected=reflected, kind=kind
-        )
+        given: dict[str, Any] = {"reflected": reflected}
+        if isinstance(value, np.ndarray):
+            given |= zip(("values", "shape", "dtype"), rules.encode_operand(value), strict=True)
+            return self._elementwise("combine", op, {"A": A}, given, value)
+        given |= {"value": complex(value), "kind": type(value).__name__}
+        return self._elementwise("elementwise_scalar", op, {"A": A}, given, value)
+
+    def _elementwise(
+        self, routine: str, op: str, matrices: dict[str, Any], given: dict[str, Any] | None = None,
+        other: Any = None,
+    ) -> Any:  # fmt: skip
+        """Call a routine that computes element by element, or record it; see `Recorder`.
+
+        `given` are its arguments besides matrices, `other` is the operand among them.
+        """
+        values = {"op": op, **(given or {})}
+        if op in QUICK or any(x.recording for x in matrices.values()):
+            result = self._result(op, matrices, values, other)
+            if result is not None:
+                found = self.recorder.record(routine, matrices, values, *result)
+                return found if op in QUICK else found.computed()
+        return self.call(routine, **values, **matrices)
+
+    def _result(
+        self, op: str, matrices: dict[str, Any], values: dict[str, Any], other: Any
+    ) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        """Shape and dtype of a result that may be recorded; None: the ranks decide."""
+        if op not in rules.BINARY and op not in rules.UNARY - {"real", "imag"}:
+            return None
+        if not self._records(matrices.values()):
+            return None
+        types: list[Any] = [x.dtype for x in matrices.values()]
+        shapes = [x.shape for x in matrices.values()]
+        if other is not None:
+            number = not isinstance(other, np.ndarray)
+            kind = type(other) if number and type(other) is not bool else np.asarray(other).dtype
+            types = [kind, *types] if values["reflected"] else [*types, kind]
+            shapes.append(np.shape(other))
+        try:
+            shape = np.broadcast_shapes(*shapes)
+            dtype = getattr(np, op).resolve_dtypes((*types, None))[-1]
+        except (ValueError, TypeError):
+            return None
+        grown = math.prod(shape) > 2 * max(math.prod(one) for one in shapes)
+        return None if grown or dtype.name not in DTYPES else (shape, dtype)
+
+    def _records(self, matrices: Any) -> bool:
+        """Whether an operation on these may be carried out later.
+
+        Not if others may change them meanwhile, or the program asks to be told of each call.
+        """
+        if self.eager or self.connection.address.shared or self.connection.options.verbose:
+            return False
+        if np.geterr() not in UNNOTICED:
+            return False
+        return all(x.recording or self.connection.check(x).temporary for x in matrices)
 
     def update(self, op: str, A: Any, other: Any) -> Any:
         """``A = op(A, other)`` in the memory of A; `NotImplemented` if the other is nothing."""
@@ -128,13 +201,13 @@ class Engine:
         if isinstance(other, MatrixRef):
             return other
         value = rules.number(other)
-        if isinstance(value, int) and A.dtype.kind in "bi" and rules.is_large(value, A.dtype):
-            if rules.counts_as_float(op, A.dtype, reflected=reflected):
+        beyond = isinstance(value, int) and _beyond(value, A)
+        if isinstance(value, int) and (beyond or abs(value) > rules.EXACT):
+            if A.dtype.kind not in "biu" or rules.counts_as_float(op, A.dtype, reflected=reflected):
                 return float(value)
-            if _beyond_int64(value, A):
-                raise OverflowError(f"{op}: {value} is too large for elements of int64")
-            if A.dtype != np.int32:
-                other, value = np.asarray(value), None
+            if beyond:
+                raise OverflowError(f"{op}: {value} is out of range of elements of {A.dtype}")
+            other, value = np.asarray(value, np.int64 if A.dtype.kind == "b" else A.dtype), None
         if value is not None:
             return value
         if not rules.is_array(other):
@@ -144,7 +217,7 @@ class Engine:
 
     def unary(self, op: str, A: Any) -> Any:
         """``op(A)``."""
-        return self.call("apply", op, A)
+        return self._elementwise("apply", op, {"A": A})
 
     def astype(self, A: Any, dtype: Any, *, copy: bool = True) -> Any:
         """A copy with another dtype; without `copy`, A itself if it has the dtype."""
@@ -154,6 +227,8 @@ class Engine:
         if wanted.kind == "b":
             return self.call("elementwise_scalar", "not_equal", A, 0j, kind="int",
                              columns=A.columns)  # fmt: skip
+        if np.can_cast(A.dtype, wanted) and (A.recording or not A.columns) and self._records([A]):
+            return self.recorder.record("astype", {"A": A}, {"dtype": wanted.name}, A.shape, wanted)
         return self.call("astype", A, wanted.name, columns=A.columns)
 
     def matrix(self, value: Any, beside: Any | None = None) -> Any:
@@ -188,12 +263,27 @@ class Engine:
         mask, given = self.matrix(condition), [self._given(v, beside) for v in (x, y)]
         handles = [v if isinstance(v, MatrixRef) else None for v in given]
         if None not in handles:
+            matrices: dict[str, Any] = dict(
+                zip(("condition", "A", "B"), (mask, *handles), strict=True)
+            )
+            if x.shape == y.shape == mask.shape and self._records(matrices.values()):
+                dtype = np.result_type(x.dtype, y.dtype)
+                return self.recorder.record("where", matrices, {}, mask.shape, dtype)
             return self.call("where", mask, *handles)
         small = [rules.encode_operand(v) if h is None else (b"", [], "") for v, h in
                  zip(given, handles, strict=True)]  # fmt: skip
         (a, a_shape, a_dtype), (b, b_shape, b_dtype) = small
         return self.call("choose", mask, a_shape, b_shape, handles[0], a, a_dtype, handles[1], b,
                          b_dtype)  # fmt: skip
+
+    def selected(self, A: Any, mask: Any) -> Any:
+        """The elements where a mask is true, in C order.
+
+        How many there are is known when they are computed; a reduction does without them.
+        """
+        if self._records([A, mask]):
+            return self.recorder.record("elements", {"A": A, "mask": mask}, {}, None, A.dtype)
+        return self.call("elements", A, mask)
 
     # --- products ---
 
@@ -231,11 +321,22 @@ class Engine:
 
     def reduce(self, op: str, A: Any, axis: Any, *, keepdims: bool = False, ddof: int = 0) -> Any:
         """Sum, mean, var, std, min, max, any or all: a handle with one dimension less, or none."""
+        if axis in (None, 0, -1) and op in REDUCED - {"any", "all"} and A.recording:
+            chosen = self.recorder.operands("elements", A)
+            if chosen is not None:
+                return self.call("reduce_elements", op, **chosen, ddof=ddof, keepdims=keepdims)
         axes = rules.axes_of(axis, A.ndim)
         if not axes and A.ndim:  # each element by itself
             found = self.reduce(op, self.reshape(A, (-1, 1)), 1, ddof=ddof)
             return self.reshape(found, A.shape)
-        return self.call("reduce", op, A, axes, ddof=ddof, keepdims=keepdims)
+        values: dict[str, Any] = {"op": op, "axes": axes, "ddof": ddof, "keepdims": keepdims}
+        if A.recording and A.size and op in REDUCED and ddof >= 0 and self._records([A]):
+            shape = [
+                1 if i in axes else n for i, n in enumerate(A.shape) if keepdims or i not in axes
+            ]
+            dtype = _reduced_dtype(op, A.dtype)
+            return self.recorder.record("reduce", {"A": A}, values, tuple(shape), dtype)
+        return self.call("reduce", A=A, **values)
 
     def along(self, A: Any, axis: int, work: Callable[[Any, int], Any]) -> Any:
         """An operation of matrices along rows or columns, along any axis of an array.
@@ -328,9 +429,15 @@ class Engine:
         )  # fmt: skip
 
 
-def _beyond_int64(value: int, beside: Any) -> bool:
+@lru_cache
+def _reduced_dtype(op: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    found: np.dtype[Any] = getattr(np, op)(np.ones(1, dtype)).dtype
+    return found
+
+
+def _beyond(value: int, beside: Any) -> bool:
     """Comparisons with such an integer are the same for all integer elements."""
-    return beside.dtype.kind in "bi" and not -(1 << 63) <= value < 1 << 63
+    return beside.dtype.kind in "biu" and rules.is_beyond(value, beside.dtype)
 
 
 def _joined_columns(pair: Sequence[Any], along: int) -> tuple[str, ...]:

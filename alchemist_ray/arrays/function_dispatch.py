@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import functions, linear, ordering, outputs, reductions, rules, statistics
+from alchemist_ray.arrays import functions, linear, ordering, reductions, rules, statistics, ufuncs
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import FUNCTIONS
 from alchemist_ray.dtypes import check_unmasked
@@ -54,7 +54,7 @@ def apply_function(
         raise rules.unsupported(name, INSTEAD.get(function.__name__, local))
     signature = _signature(implementation)
     known = signature.parameters
-    plain, rest, out = outputs.separate(function, args, kwargs)
+    plain, rest, out = ufuncs.separate(function, args, kwargs)
     told = {
         key: value for key, value in rest.items()
         if value is not np._NoValue and (key in known or value is not None)
@@ -68,7 +68,7 @@ def apply_function(
             f"{_fetching(name, args, kwargs)} computes it here"
         ) from None
     found = implementation(*bound.args, **bound.kwargs)
-    return found if out is None else outputs.write_whole(name, found, out)
+    return found if out is None else ufuncs.write_whole(name, found, out)
 
 
 def _fetching(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

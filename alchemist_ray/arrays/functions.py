@@ -306,6 +306,9 @@ def _flatnonzero(engine: Engine, a: Any) -> Any:
 def _clip(engine: Engine, a: Any, a_min: Any = None, a_max: Any = None, *,
           min: Any = None, max: Any = None) -> Any:  # fmt: skip
     low, high = (a_min if min is None else min), (a_max if max is None else max)
+    if a.dtype.kind in "iu":  # as NumPy: bounds that its elements cannot pass
+        low = None if type(low) is int and low <= np.iinfo(a.dtype).min else low
+        high = None if type(high) is int and high >= np.iinfo(a.dtype).max else high
     found = a if low is None else np.maximum(a, low)
     if high is not None:
         return np.minimum(found, high)
@@ -314,8 +317,8 @@ def _clip(engine: Engine, a: Any, a_min: Any = None, a_max: Any = None, *,
 
 @implements(np.round, np.around)
 def _round(engine: Engine, a: Any, decimals: int = 0) -> Any:
-    if a.dtype.kind == "b":  # as NumPy, which gives float16
-        a = engine.astype(a, np.float32)
+    if a.dtype.kind == "b":  # as NumPy
+        a = engine.astype(a, np.float16)
     return engine.call("round", a, operator.index(decimals))
 
 
@@ -405,8 +408,8 @@ def _imag(engine: Engine, val: Any) -> Any:
 @implements(np.angle)
 def _angle(engine: Engine, z: Any, deg: bool = False) -> Any:
     """One pass for each part, and one for the angle."""
-    whole = engine.astype(z, np.float64) if z.dtype.kind in "bi" else z
-    found = engine.binary("arctan2", engine.unary("imag", whole), whole.real)
+    parts = (engine.unary("imag", z), z.real) if z.dtype.kind == "c" else (0, z)
+    found = engine.binary("arctan2", *parts)
     return found * (180 / math.pi) if deg else found
 
 

@@ -30,7 +30,7 @@ class Handle(ArrayOperators):
     shape : tuple of int
         NumPy's, with 0 to 8 axes.
     dtype : numpy.dtype
-        One of float32, float64, complex64, complex128, int32, int64, bool.
+        float16 to float64, complex64, complex128, int8 to int64, uint8 to uint64 or bool.
     layout : str
         Of Elemental's 14 or in blocks, e.g. ``"VC_STAR"``, ``"BLOCK_CYCLIC:64"``.
     session, gang : str

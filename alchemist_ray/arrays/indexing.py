@@ -90,7 +90,7 @@ def get(engine: Engine, A: Any, key: Any) -> Any:
     _check_unmasked(key)
     mask = _whole_mask(engine, A, key)
     if mask is not None:
-        return engine.call("elements", A, mask)
+        return engine.selected(A, mask)
     whole, keys = _without_tables(engine, A, expanded(A, key))
     lists = [one for one in keys if _is_list(one)]
     if lists and not _outer(lists) and (len(lists) > 1 or not _together(keys)):
@@ -360,7 +360,7 @@ def _selection(engine: Engine, given: Any, A: Any, axis: int) -> Selection | int
         except (TypeError, ValueError) as error:
             raise ShapeError(f"{what}: {error}") from None
     if isinstance(given, MatrixRef) and given.shape:
-        if len(given.shape) != 1 or given.dtype.kind not in "bi":
+        if len(given.shape) != 1 or given.dtype.kind not in "biu":
             raise BadIndexError(
                 f"{what} cannot be selected by a {given.dtype} array of shape {given.shape}: give "
                 "a vector of integers or of bool"

@@ -131,7 +131,7 @@ def _slogdet(engine: Engine, a: Any) -> Any:
 
 def _number(value: Any, a: Any, *, real: bool = False) -> Any:
     """In the precision of a matrix."""
-    kind = a.dtype if a.dtype.kind not in "bi" else np.dtype(np.float64)
+    kind = a.dtype if a.dtype.kind not in "biu" else np.dtype(np.float64)
     if real or kind.kind != "c":
         return np.finfo(kind).dtype.type(value.real)
     return kind.type(value)

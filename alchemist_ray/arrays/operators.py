@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from alchemist_ray.arrays import indexing, outputs
+from alchemist_ray.arrays import indexing
 from alchemist_ray.arrays.engine import Engine, OperandPlacement
 from alchemist_ray.arrays.fetched_values import FetchedValues
 from alchemist_ray.arrays.function_dispatch import apply_function
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
-from alchemist_ray.arrays.ufuncs import apply_ufunc
+from alchemist_ray.arrays.ufuncs import apply_ufunc, write_whole
 from alchemist_ray.errors import MatrixError
 from alchemist_ray.gang.registry import gang_of
 
@@ -106,6 +106,7 @@ def _binary(op: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], An
     return forward, reflected
 
 
+UNKNOWN = frozenset({"id", "name", "shape", "layout", "columns", "_lease"})  # before it is computed
 WRITTEN = {"put": "write A[[1, 2]] = x", "partition": "A.sort() sorts all of it"}
 # References to the operand of an operator in place if no name refers to it: the interpreter's
 # stack, the parameter, and the argument of getrefcount.
@@ -132,9 +133,10 @@ class ArrayOperators(ArrayMethods):
 
     Notes
     -----
-    Everything is computed at once, by NumPy's rules for shapes and dtypes, and every result is a
-    handle, whatever its size. ``float()``, ``int()``, ``bool()``, ``.item()``, ``np.asarray`` and
-    printing fetch; the elements of small results come with the reply, so that this costs nothing.
+    Results have NumPy's shapes and dtypes, and every one is a handle, whatever its size. They are
+    computed at once, or when their elements are needed, together with what else was asked of them.
+    ``float()``, ``int()``, ``bool()``, ``.item()``, ``np.asarray`` and printing fetch; the elements
+    of small results come with the reply, so that this costs nothing.
     """
 
     __slots__ = ()
@@ -176,7 +178,7 @@ class ArrayOperators(ArrayMethods):
 
     def __imatmul__(self, other: Any) -> Any:
         found = self @ other
-        return found if found is NotImplemented else outputs.write_whole("@=", found, self)
+        return found if found is NotImplemented else write_whole("@=", found, self)
 
     def __rmatmul__(self, other: Any) -> Any:
         return self._engine.matmul(other, self)
@@ -248,6 +250,13 @@ class ArrayOperators(ArrayMethods):
             self._refuse_to_write()
         indexing.put(self._engine, self, key, value)
 
+    def computed(self) -> Any:
+        """This array, when it has been computed: only its shape and dtype may be known before."""
+        recorded = self._recording
+        if recorded is not None:
+            recorded.connection.part(Engine).recorder.value(recorded)
+        return self
+
     def _refuse_to_write(self) -> None:
         raise MatrixError(
             f"{self.name} is a copy of elements of {self.part_of}, and an assignment would not "
@@ -257,6 +266,8 @@ class ArrayOperators(ArrayMethods):
     if not TYPE_CHECKING:  # it would accept every name
 
         def __getattr__(self, name: str) -> Any:
+            if name in UNKNOWN and self.recording:
+                return getattr(self.computed(), name)
             there = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_") and hasattr(np.ndarray, name):
                 there += f": {WRITTEN.get(name, f'A.fetch().{name} is that of a copy here')}"

@@ -155,7 +155,7 @@ def _mean(name: str) -> Implementation:
 def _selected(engine: Engine, name: str, a: Any, where: Any) -> tuple[Any, Any]:
     """`a` in the dtype of its mean, and the mask of the elements that count, in its shape."""
     mask = _mask(name, a, where)
-    whole = engine.astype(a, np.float64) if a.dtype.kind in "bi" else a
+    whole = engine.astype(a, np.float64) if a.dtype.kind in "biu" else a
     if name.startswith("nan") and a.dtype.kind in "fc":
         return whole, _not_nan(engine, a, mask)
     return whole, engine.call("broadcast", engine.matrix(mask), list(a.shape))

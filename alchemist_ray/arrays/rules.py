@@ -46,9 +46,10 @@ def number(value: Any) -> Number | None:
     return value
 
 
-def is_large(value: int, beside: np.dtype[Any]) -> bool:
-    """Whether a float64, or integers of the dtype `beside`, cannot hold an integer."""
-    return abs(value) > (np.iinfo(beside).max if beside == np.int32 else EXACT)
+def is_beyond(value: int, dtype: np.dtype[Any]) -> bool:
+    """Whether integers of a dtype, or beside bool those of int64, cannot hold an integer."""
+    limits = np.iinfo(np.int64 if dtype.kind == "b" else dtype)
+    return not limits.min <= value <= limits.max
 
 
 def counts_as_float(op: str, beside: np.dtype[Any], *, reflected: bool) -> bool:
@@ -92,20 +93,12 @@ def operand(value: Any, beside: np.dtype[Any] | None = None) -> NDArray[Any]:
 
 def matrix_dtype(have: np.dtype[Any], beside: np.dtype[Any] | None = None) -> np.dtype[Any]:
     """The dtype of a matrix for elements of `have`, with NumPy's promotion beside another."""
-    if have.name in DTYPES:
-        return have.newbyteorder("=")
-    common = have if beside is None else np.promote_types(have, beside)
-    if common.kind in "iu" and common.itemsize < 4:
-        common = np.promote_types(common, np.int32)
-    elif common == np.uint32:
-        common = np.dtype(np.int64)
-    elif common == np.float16:
-        common = np.dtype(np.float32)
+    common = have if beside is None or have.name in DTYPES else np.promote_types(have, beside)
     if common.name not in DTYPES:
         raise DtypeError(
             f"a matrix cannot have dtype {have}: convert to one of {', '.join(DTYPES)}"
         )
-    return common
+    return common.newbyteorder("=")
 
 
 def checked_dtype(dtype: Any) -> np.dtype[Any]:

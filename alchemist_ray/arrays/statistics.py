@@ -301,7 +301,7 @@ def _average(
             )
         weight = engine.reshape(weight, [n if i in axes else 1 for i, n in enumerate(whole.shape)])
     kind = np.result_type(whole.dtype, weight.dtype)
-    kind = np.result_type(kind, np.float64) if kind.kind in "bi" else kind
+    kind = np.result_type(kind, np.float64) if kind.kind in "biu" else kind
     weight = engine.astype(weight, kind, copy=False)
     total = engine.reduce("sum", weight, axis, keepdims=keep)
     if bool(engine.reduce("any", engine.binary("equal", total, 0), None)):

@@ -37,6 +37,7 @@ from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.matrix.layout import Grid, default_grid
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.names import ARRAYS
 
 T = TypeVar("T")
 R = TypeVar("R", bound=MatrixRef)
@@ -146,6 +147,8 @@ class GangConnection:
     def _begin(self, process: str | None = None) -> None:
         """Open what belongs to one process: channel, connections to nodes, leases."""
         self._process_id = process or uuid.uuid4().hex
+        # Carries out what is recorded (`arrays.recording`) before commands that could tell.
+        self.before_commands: Callable[[], None] | None = None
         self._lock = threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: SocketChannel | None = None
@@ -287,6 +290,8 @@ class GangConnection:
                 "this process is not in the gang's Ray cluster, which .remote() needs: call the "
                 "routine directly"
             )
+        if self.before_commands is not None:
+            self.before_commands()
         return self.part(self._result_type).call(body)
 
     # --- commands ---
@@ -298,6 +303,8 @@ class GangConnection:
                 f"gang {self.address.incarnation} has ended, with its libraries and matrices: "
                 "load_library(...) again in the session's new gang"
             )
+        if self.before_commands is not None and _sees_arrays(body):
+            self.before_commands()
         body = body if self.options.output else {**body, "output": False}
         try:
             self.leases.sweep()
@@ -357,6 +364,8 @@ class GangConnection:
             self._channel.cancel()
 
     def _tell_lease(self, op: str, matrices: list[int]) -> None:
+        if op == "pin" and self.before_commands is not None:  # others may change them now
+            self.before_commands()
         self.tell({"op": op, "matrices": matrices})
 
     # --- matrices ---
@@ -438,6 +447,17 @@ class GangConnection:
         """Free a matrix now, whatever handles of it there are."""
         self.check(ref)
         self.request({"op": "free", "matrices": [ref.id]})
+        ref.forget_lease()
+
+
+WRITE_ARRAYS = frozenset({"assign", "assign_elements", "put_elements", "update"})
+
+
+def _sees_arrays(body: Body) -> bool:
+    """Whether a command may change an array, or ask which there are."""
+    if body["op"] == "call" and body["library"] == ARRAYS:
+        return body["routine"] in WRITE_ARRAYS
+    return body["op"] not in ("ping", "load", "begin_read", "end_read")
 
 
 _connections: weakref.WeakSet[GangConnection] = weakref.WeakSet()

@@ -52,6 +52,8 @@ class MatrixRef:
     epoch: int
     columns: tuple[str, ...] = ()
     _lease: MatrixLease | ResultLease | None = field(default=None)
+    # Of an array that is not computed yet (`arrays.recording`): it has neither id nor lease.
+    _recording: Any = field(default=None, init=False)
 
     @classmethod
     def from_record(
@@ -80,6 +82,11 @@ class MatrixRef:
         """Bytes of the whole matrix, each element counted once."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def recording(self) -> bool:
+        """Whether the array is not computed yet."""
+        return self._recording is not None
+
     def known_elements(self) -> NDArray[Any] | None:
         """The elements of a small matrix, if this process knows them; else None."""
         elements = None if self._lease is None else self._lease.elements
@@ -98,6 +105,11 @@ class MatrixRef:
         """The elements may change now."""
         if self._lease is not None:
             self._lease.elements = None
+
+    def forget_lease(self) -> None:
+        """The matrix is freed: there is nothing left to lease."""
+        if isinstance(self._lease, MatrixLease):
+            self._lease.kept = True
 
     @property
     def part_of(self) -> str:

@@ -4,6 +4,7 @@ A gang loads it as ``ali.arrays``, in addition to any linalg that a user loads.
 """
 
 from ali.arrays.axes import join, matmul_each, permute, reshape
+from ali.arrays.expressions import evaluate, reduce_elements
 from ali.arrays.lookup import (
     bincount,
     histogram,
@@ -32,10 +33,10 @@ from ali.linalg import *  # noqa: F403
 from ali.linalg import PURE as PURE
 
 __all__ = [
-    "argsort", "array", "assign", "assign_elements", "bincount", "broadcast",
-    "choose", "combine", "cumulative", "draw", "elements", "filled", "histogram",
+    "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "choose",
+    "combine", "cumulative", "draw", "elements", "evaluate", "filled", "histogram",
     "interp", "isin", "join", "matmul_each", "nan_to_num", "nonzero", "outer", "part",
-    "permute", "pick", "plan", "progression", "put_elements", "quantile", "reduce", "repeat",
-    "reshape", "roll", "round", "searchsorted", "sort", "take_along_axis", "tile", "unique",
-    "unique_all", "update",
+    "permute", "pick", "plan", "progression", "put_elements", "quantile", "reduce",
+    "reduce_elements", "repeat", "reshape", "roll", "round", "searchsorted", "sort",
+    "take_along_axis", "tile", "unique", "unique_all", "update",
 ]  # fmt: skip

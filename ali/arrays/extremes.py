@@ -20,15 +20,12 @@ from ali.linalg.reductions import (
     join_moments,
     reduce_matrix,
     result_matrix,
+    sum_dtype,
 )
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import as_array, distributions, sibling
 
 Reduction = Callable[[Context, DistMatrix, int | None], DistMatrix]
-
-
-def _sum_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    return np.dtype(np.int64) if dtype.kind in "bi" else dtype
 
 
 def prod(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
@@ -58,7 +55,7 @@ def _folded(
 
     nothing = np.full((1, 1), function.identity, wide)
     values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, function, PANEL)
-    return result_matrix(ctx, values, _sum_dtype(A.dtype), layout, shape)
+    return result_matrix(ctx, values, sum_dtype(A.dtype), layout, shape)
 
 
 def nanmin(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
@@ -89,7 +86,7 @@ def _measure_by(function: np.ufunc) -> Measure:
 def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """Means without nan; float64 for integers. One pass in double precision; twice the words."""
     values, layout, shape = _nan_moments(ctx, A, axis)
-    kind = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype
+    kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype
     return result_matrix(ctx, np.where(values[0] == 0, np.nan, values[1]), kind, layout, shape)
 
 
@@ -110,7 +107,7 @@ def _nan_deviation(
     left = values[0].real - ddof
     with np.errstate(all="ignore"):
         found = np.where(left > 0, values[2].real / left, np.nan)
-    kind = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype.type(0).real.dtype
+    kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype.type(0).real.dtype
     return result_matrix(ctx, np.sqrt(found) if root else found, kind, layout, shape)
 
 

@@ -316,7 +316,7 @@ def bincount(
         f"bincount: the array has shape {A.array_shape}; it must be a vector",
     )
     require(
-        A.dtype.kind in "bi",
+        A.dtype.kind in "biu",
         "DtypeError",
         f"bincount: elements are {A.dtype}; they must be integers",
     )

@@ -49,7 +49,7 @@ def array(
     shape : list of int
         Of a matrix, a vector or a number.
     dtype : str
-        float32, float64, complex64, complex128, int32, int64 or bool.
+        One of `DTYPES` (mpi_workers/matrix/dist_matrix.py).
     layout : str
         One of Elemental's 14, or in blocks.
 
@@ -128,7 +128,7 @@ def progression(
     """
     A = ctx.empty((count,), dtype, layout)
     index = as_array(A.rows)
-    whole = A.dtype.kind == "i"
+    whole = A.dtype.kind in "iu"
     values = int(start) + int(step) * index if whole else start + step * index
     A.local[...] = values[:, None]
     return A

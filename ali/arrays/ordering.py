@@ -31,6 +31,7 @@ from ali.blocks import CHUNK, Array, block, panels, require_choice
 from ali.interface import Context, routine
 from ali.linalg import products
 from ali.linalg.products import operand
+from ali.linalg.reductions import sum_dtype
 from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
 
 
@@ -101,7 +102,7 @@ def cumulative(
     Returns
     -------
     R : array, VC_STAR (axis 1: STAR_VC; small ones STAR_STAR)
-        int64 for bool and int32.
+        int64 (uint64) for smaller integers and bool.
 
     Raises
     ------
@@ -116,7 +117,7 @@ def cumulative(
     """
     require_choice("cumulative", "op", op, SCANS)
     function, work = SCANS[op], canonical(ctx, A, axis)
-    kind = np.dtype(np.int64) if A.dtype.kind in "bi" else A.dtype
+    kind = sum_dtype(A.dtype)
     wide = np.result_type(kind, np.float64) if kind.kind in "fc" else kind
     m, n = work.shape
     first = int(initial)
@@ -290,7 +291,7 @@ def stable_order(values: Array) -> Array:
     NumPy's default sort has vector instructions, its stable one has not. The order of equal
     elements is restored by a sort of the indices within each group of them.
     """
-    if values.dtype.kind not in "if" or not values.size:
+    if values.dtype.kind not in "iuf" or not values.size:
         return np.argsort(values, kind="stable")
     order = np.argsort(values)
     differs = _differs(values[order])

@@ -236,7 +236,7 @@ def elements(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
     Elements and mask cross the network once, to ranks with consecutive rows, and the selected
     elements once more.
     """
-    _require_mask(A, mask)
+    require_mask(A, mask)
     rows, _ = contiguous_rows(ctx, A)
     chosen, _ = contiguous_rows(ctx, mask)
     return in_order(ctx, rows[chosen.astype(bool, copy=False)])
@@ -410,7 +410,7 @@ def assign_elements(ctx: Context, A: DistMatrix, mask: DistMatrix, value: DistMa
     -----
     A number: one local pass. A vector: every rank receives all of it.
     """
-    _require_mask(A, mask)
+    require_mask(A, mask)
     if value.shape == (1, 1) and value.ndim < 2:
         number = ctx.to_layout(value, "STAR_STAR").local[0, 0]
         chosen = ctx.to_layout(mask, A.layout).stored.astype(bool, copy=False)
@@ -453,7 +453,7 @@ def _of_vector(ctx: Context, length: int, vector: DistMatrix, axis: int) -> Arra
     return np.where(index < 0, index + length, index)
 
 
-def _require_mask(A: DistMatrix, mask: DistMatrix) -> None:
+def require_mask(A: DistMatrix, mask: DistMatrix) -> None:
     require(
         mask.array_shape == A.array_shape,
         "BadIndexError",

@@ -151,7 +151,7 @@ class Elemental:
     def floats(self, *matrices: DistMatrix) -> list[DistMatrix]:
         """The matrices with one floating dtype; those that have it already are themselves."""
         dtype = np.result_type(*(m.dtype for m in matrices))
-        if dtype.kind in "bi":
+        if dtype.kind in "biu":
             dtype = np.dtype(np.float64)
         found = []
         for matrix in matrices:

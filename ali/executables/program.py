@@ -35,7 +35,7 @@ from ali.executables.process import (
 )
 from ali.native.host import STRUCTURES, declared, described
 from mpi_workers.failures import Failure, Interrupted, describe_status
-from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES, DistMatrix
 from mpi_workers.matrix.layout import layout_of
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
@@ -126,12 +126,12 @@ class MatrixService:
 
 
 def _shape_and_kind(request: Any) -> tuple[tuple[int, ...], str, str]:
-    if not 0 < request.dtype <= len(DTYPES):
+    if not 0 < request.dtype <= len(NATIVE_DTYPES):
         raise ValueError(f"dtype {request.dtype} does not exist")
     if request.dimensions not in (1, 2) or request.rows < 0 or request.cols < 0:
         raise ValueError(f"{request.rows} x {request.cols} is not a shape")
     shape = (request.rows, request.cols)[: request.dimensions]
-    return shape, DTYPES[request.dtype - 1], layout_of(request.layout)
+    return shape, NATIVE_DTYPES[request.dtype - 1], layout_of(request.layout)
 
 
 CHECK_S = 0.1  # between two looks whether the call was cancelled

@@ -335,7 +335,7 @@ def _common(
 
 def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
     """Whether some numbers of dtype `have` are out of the range of `want`."""
-    if want.kind == "i":
+    if want.kind in "iu":
         return not np.can_cast(have, want, "safe")
     if have.kind in "fc":
         return np.finfo(have).maxexp > np.finfo(want).maxexp
@@ -352,7 +352,7 @@ def converted(values: Array, dtype: np.dtype[Any], path: str) -> Array:
     """
     if not values.size or not narrows(values.dtype, dtype):
         return values
-    if dtype.kind == "i":
+    if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         low, high = int(values.min()), int(values.max())
         if low < limits.min or high > limits.max:

@@ -208,7 +208,7 @@ class CsvSource:
             table = self._parsed(k, cols)
             for number, j in enumerate(cols):
                 column = table.column(f"f{j}")
-                if column.null_count and self._dtype.kind in "bi":
+                if column.null_count and self._dtype.kind in "biu":
                     raise Failure(
                         "DtypeError",
                         f"{self._path}: {self._column(int(j))} has empty fields between rows "

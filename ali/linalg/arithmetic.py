@@ -46,7 +46,6 @@ UNARY: dict[str, Any] = {
     )
 }  # fmt: skip
 PARTS = ("real", "imag")  # not ufuncs in NumPy
-WIDER = {np.dtype(np.int8): np.dtype(np.int32), np.dtype(np.float16): np.dtype(np.float32)}
 
 
 def function_of(name: str, op: str, table: dict[str, Any]) -> Any:
@@ -58,20 +57,18 @@ def function_of(name: str, op: str, table: dict[str, Any]) -> Any:
 
 
 def result_dtype(
-    name: str, function: Any, A: DistMatrix, other: Any, op: str = "", reflected: bool = False
+    name: str, function: Any, have: np.dtype[Any], other: Any, op: str = "", reflected: bool = False
 ) -> np.dtype[Any]:
     """The dtype of the result; `other`: a dtype, a Python type, or None."""
     other = np.dtype(bool) if other is bool else other  # a Python bool is as strong as an array
-    types = (A.dtype, None) if other is None else (A.dtype, other, None)
+    types = (have, None) if other is None else (have, other, None)
     if reflected:
-        types = (other, A.dtype, None)
+        types = (other, have, None)
     try:
         found: np.dtype[Any] = function.resolve_dtypes(types)[-1]
     except TypeError:
         found = np.dtype(object)
-    what = str(A.dtype) if other is None else f"{A.dtype} and {getattr(other, '__name__', other)}"
-    if found in WIDER:  # of two bool, where NumPy has its smallest types
-        found = WIDER[found]
+    what = str(have) if other is None else f"{have} and {getattr(other, '__name__', other)}"
     require(found.name in DTYPES, "DtypeError", f"{name}: {op} is not defined for {what}")
     return found
 
@@ -85,14 +82,14 @@ def number_of(name: str, value: complex, dtype: np.dtype[Any], kind: str) -> com
     if kind == "bool":
         return bool(real)
     whole = float(real).is_integer()
-    if kind == "int" or (kind == "" and whole and dtype.kind == "i"):
+    if kind == "int" or (kind == "" and whole and dtype.kind in "iu"):
         require(whole, "BadArgumentError", f"{name}: {real} is not of kind 'int'")
         return int(real)
     return float(real)
 
 
 def check_range(name: str, number: complex | float | int, dtype: np.dtype[Any]) -> None:
-    if dtype.kind != "i" or not isinstance(number, int):
+    if dtype.kind not in "iu" or not isinstance(number, int):
         return
     limits = np.iinfo(dtype)
     require(
@@ -226,7 +223,7 @@ def add(
     """
     shape, layout, (a, b) = aligned(ctx, "add", A, B)
     one, other = number_of("add", alpha, A.dtype, ""), number_of("add", beta, B.dtype, "")
-    dtypes = [result_dtype("add", np.multiply, x, type(f)) for x, f in ((A, one), (B, other))]
+    dtypes = [result_dtype("add", np.multiply, x.dtype, type(f)) for x, f in ((A, one), (B, other))]
     dtype = np.result_type(*dtypes)
     for factor, kind in zip((one, other), dtypes, strict=True):
         check_range("add", factor, kind)
@@ -293,11 +290,11 @@ def binary(
 ) -> DistMatrix:
     """``op(A, B)`` in a new matrix or, in place, in A. See `elementwise`."""
     function = function_of(name, op, BINARY)
-    dtype = result_dtype(name, function, A, B.dtype, op)
+    dtype = result_dtype(name, function, A.dtype, B.dtype, op)
     if in_place:
         _check_target(op, A, broadcast_shape(name, (A, B)), dtype)
     shape, layout, (a, b) = aligned(ctx, name, A, B, layout=A.layout if in_place else "")
-    if op == "power" and A.dtype.kind == B.dtype.kind == "i":
+    if op == "power" and dtype.kind == "i":
         _refuse_power(ctx, name, bool((b < 0).any()))
     C = A
     if not in_place or layout != A.layout:
@@ -394,7 +391,7 @@ def with_number(
         f"{name}: kind must be one of bool, int, float, complex or empty; got {kind!r}",
     )
     number = number_of(name, value, A.dtype, kind)
-    dtype = result_dtype(name, function, A, type(number), op, reflected)
+    dtype = result_dtype(name, function, A.dtype, type(number), op, reflected)
     if in_place:
         _check_target(op, A, A.array_shape, dtype)
     if not op.endswith("equal") and op not in ("less", "greater"):  # comparisons accept all numbers
@@ -476,7 +473,7 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
         C.local[...] = A.local.real if op == "real" else A.local.imag
         return C
     function = function_of("apply", op, UNARY)
-    C = ctx.empty(A.array_shape, result_dtype("apply", function, A, None, op), A.layout)
+    C = ctx.empty(A.array_shape, result_dtype("apply", function, A.dtype, None, op), A.layout)
     if C.local.size:
         with ctx.floating_errors():
             function(A.local, out=C.local, casting="unsafe")
@@ -491,7 +488,7 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
     ----------
     A : matrix, shape (m, n)
     dtype : str
-        float32, float64, complex64, complex128, int32, int64 or bool.
+        One of `DTYPES` (mpi_workers/matrix/dist_matrix.py).
 
     Returns
     -------

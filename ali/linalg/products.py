@@ -136,11 +136,10 @@ def plan(left: Distribution, right: Distribution) -> str:
 def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMatrix:
     """``A @ B``, in the layout of C in the table above. Collective."""
     dtype = np.result_type(A.dtype, B.dtype)
-    if dtype.kind == "b":  # NumPy's sum of truth values: whether there is one
-        counts = product(ctx, _counted(ctx, A), _counted(ctx, B), way)
-        C = ctx.empty(counts.shape, dtype, counts.layout)
-        np.not_equal(counts.local, 0, out=C.local)
-        return C
+    if dtype.kind == "b" or dtype == np.float16:  # whether one is true; BLAS has no float16
+        wide = np.int64 if dtype.kind == "b" else np.float32
+        found = product(ctx, _widened(ctx, A, wide), _widened(ctx, B, wide), way)
+        return _widened(ctx, found, dtype)
     if 0 in (*A.shape, B.shape[1]):
         return ctx.zeros((A.shape[0], B.shape[1]), dtype)
     if ctx.size == 1:
@@ -159,8 +158,8 @@ def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMa
             return _grid(ctx, A, B, dtype)
 
 
-def _counted(ctx: Context, A: DistMatrix) -> DistMatrix:
-    whole = ctx.empty(A.shape, np.int64, A.layout)
+def _widened(ctx: Context, A: DistMatrix, dtype: Any) -> DistMatrix:
+    whole = ctx.empty(A.shape, dtype, A.layout)
     whole.local[...] = A.local
     return whole
 
@@ -277,7 +276,7 @@ def _add_product(c: Array, a: Array, b: Array) -> None:
     """``c += a @ b``, for c in Fortran order; of inexact numbers without a temporary."""
     if not (c.size and a.size):
         return
-    if c.dtype.kind == "i":
+    if c.dtype.kind in "iu":
         strip = max(1, 4 * CHUNK // (c.shape[0] * c.itemsize))  # the sums stay in the cache
         for some in panels(c.shape[1], strip):
             c[:, some] += a @ b[:, some]

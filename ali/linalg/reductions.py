@@ -108,7 +108,8 @@ def _local(
     for down in panels(m, height):
         ctx.check()
         for across in panels(n, width):
-            numbers = measure(local[down, across], axis)
+            part = local[down, across]
+            numbers = measure(part, axis) if part.size else nothing  # of a mask that selects none
             place = {0: across, 1: down, None: slice(0, 1)}[axis]
             first = down.start == 0 if axis == 0 else across.start == 0
             if axis is None:
@@ -130,7 +131,13 @@ def result_matrix(
 
 def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which numbers of `dtype` are added: the widest of their kind."""
-    return np.dtype({"b": np.int64, "i": np.int64, "f": np.float64, "c": np.complex128}[dtype.kind])
+    widest = {"b": np.int64, "i": np.int64, "u": np.uint64, "f": np.float64, "c": np.complex128}
+    return np.dtype(widest[dtype.kind])
+
+
+def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a sum or product, as in NumPy."""
+    return accumulator(dtype) if dtype.kind in "biu" else dtype
 
 
 def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, Array]:
@@ -139,7 +146,7 @@ def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, 
 
     def measure(part: Array, axis: int | None) -> Array:
         if absolute:
-            part = np.abs(part.astype(np.float64) if dtype.kind in "bi" else part)
+            part = np.abs(part.astype(np.float64) if dtype.kind in "biu" else part)
         if axis == 1 or part.dtype != np.float64:
             return np.asarray(np.add.reduce(part, axis=axis, dtype=real)).reshape(1, -1)
         # einsum takes a third of the time of add.reduce and 0.83 of BLAS's, but it keeps eight
@@ -159,7 +166,7 @@ def extreme_measure(dtype: np.dtype[Any], largest: bool) -> tuple[Measure, Array
     worst: Any
     if dtype.kind == "b":
         worst = not largest
-    elif dtype.kind == "i":
+    elif dtype.kind in "iu":
         worst = np.iinfo(dtype).min if largest else np.iinfo(dtype).max
     else:
         worst = -np.inf if largest else np.inf
@@ -238,7 +245,7 @@ def sum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     check_axis("sum", axis)
     measure, nothing = sum_measure(A.dtype)
     values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
-    return result_matrix(ctx, values, np.int64 if A.dtype.kind in "bi" else A.dtype, layout, shape)
+    return result_matrix(ctx, values, sum_dtype(A.dtype), layout, shape)
 
 
 @routine("R")
@@ -267,8 +274,8 @@ def mean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     Error: 0.5 eps, relative to the largest element. Peak memory: 1.0 times arguments and results.
     """
     check_axis("mean", axis)
-    kind = A.dtype if A.dtype.kind not in "bi" else np.dtype(np.float64)
-    wide = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype  # sums of integers could wrap
+    kind = A.dtype if A.dtype.kind not in "biu" else np.dtype(np.float64)
+    wide = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype  # sums of integers could wrap
     measure, nothing = sum_measure(wide)
     values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
     count = {0: A.shape[0], 1: A.shape[1], None: A.shape[0] * A.shape[1]}[axis]
@@ -449,7 +456,7 @@ def column_stats(
 
     empty = np.concatenate([nothing, [[np.inf], [-np.inf]]])
     values, layout, shape = reduce_matrix(ctx, A, 0, measure, empty, join)
-    kind = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype
+    kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype
     with np.errstate(all="ignore"):
         deviation = np.sqrt(values[2] / np.maximum(values[0] - ddof, 0))
     statistics = (values[1], deviation, values[3], values[4])
@@ -498,7 +505,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
     if ord == "max":
 
         def measure(part: Array, axis: int | None) -> Array:
-            wide = part.astype(np.float64) if A.dtype.kind in "bi" else part
+            wide = part.astype(np.float64) if A.dtype.kind in "biu" else part
             return np.asarray(np.abs(wide).max(axis=axis), np.float64).reshape(1, -1)
 
         found, _, _ = reduce_matrix(ctx, A, None, measure, np.zeros((1, 1)), np.maximum)
@@ -533,7 +540,7 @@ def _deviation(
     values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, join_moments)
     with np.errstate(all="ignore"):
         found = values[2].real / np.maximum(values[0].real - ddof, 0)
-    kind = np.dtype(np.float64) if A.dtype.kind in "bi" else A.dtype.type(0).real.dtype
+    kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype.type(0).real.dtype
     return result_matrix(ctx, np.sqrt(found) if root else found, kind, layout, shape)
 
 

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES, DistMatrix
 from mpi_workers.matrix.layout import Runs, layout_of, number_of
 from mpi_workers.wire.signature import MATRIX
 
@@ -260,10 +260,12 @@ class Host:
 
     def _new_matrix(self, _: Any, rows: int, cols: int, dtype: int, layout: int) -> Any:
         def make(frame: Frame) -> int:
-            if not 1 <= dtype <= len(DTYPES):
+            if not 1 <= dtype <= len(NATIVE_DTYPES):
                 raise Failure("RoutineError", f"the library requested the unknown dtype {dtype}")
             shape = (rows, cols)
-            return frame.address(frame.context.zeros(shape, DTYPES[dtype - 1], _layout(layout)))
+            return frame.address(
+                frame.context.zeros(shape, NATIVE_DTYPES[dtype - 1], _layout(layout))
+            )
 
         return self._guarded(make)
 
@@ -318,12 +320,18 @@ def _layout(number: int) -> str:
 
 def described(matrix: DistMatrix) -> Any:
     """A rank's part of a matrix as C sees it; `data` is its address in this process."""
+    if matrix.dtype.name not in NATIVE_DTYPES:
+        raise Failure(
+            "DtypeError",
+            f"libraries in C and Fortran have no dtype {matrix.dtype}: convert the matrix with "
+            f"astype to one of {', '.join(NATIVE_DTYPES)}",
+        )
     both = matrix.distribution.runs(matrix.rank)
     rows, cols = both or (Runs(0, 1, 1), Runs(0, 1, 1))
     m, n = matrix.shape if both else (0, 0)
     return CMatrix(
         *matrix.shape,
-        DTYPES.index(matrix.dtype.name) + 1,
+        NATIVE_DTYPES.index(matrix.dtype.name) + 1,
         number_of(matrix.layout),
         *matrix.grid,
         matrix.ndim,

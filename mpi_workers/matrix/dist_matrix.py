@@ -21,13 +21,18 @@ from mpi_workers.matrix.layout import (
 if TYPE_CHECKING:
     from mpi_workers.matrix.memory import MemoryBlock
 
-DTYPES: tuple[str, ...] = (
+# The dtypes of libraries in C and Fortran; their codes (alchemist.h) are places here, from 1.
+NATIVE_DTYPES: tuple[str, ...] = (
     "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
+)  # fmt: skip
+DTYPES: tuple[str, ...] = (
+    *NATIVE_DTYPES, "int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16",
 )  # fmt: skip
 REPLY_NBYTES = 1 << 16  # 64 KiB: elements of results up to this size travel with the reply
 ADVICE = {  # for elements that a dtype cannot hold
-    "int32": "choose int64",
     "int64": "choose float64, which rounds, or subtract an offset",
+    "uint64": "choose float64, which rounds, or subtract an offset",
+    "float16": "choose float32",
     "float32": "choose float64",
     "complex64": "choose complex128",
 }
@@ -49,15 +54,14 @@ def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
 
     Raises `ValueError` if a matrix cannot have the dtype, or the elements cannot be cast to it.
     """
-    if wanted is None and have.kind in "biufc" and have.name not in DTYPES:
-        last = "complex128" if have.kind == "c" else "float64"
-        wider = (name for name in ("int32", "int64", "float32") if np.can_cast(have, name))
+    if wanted is None and have.kind in "fc" and have.name not in DTYPES:
+        nearest = "complex128" if have.kind == "c" else "float64"
         raise ValueError(
-            f"a matrix cannot have dtype {have}: choose one to convert to, e.g. "
-            f"dtype={next(wider, last)!r}"
+            f"a matrix cannot have dtype {have}: choose one to convert to, e.g. dtype={nearest!r}"
         )
     dtype = check_dtype(have if wanted is None else wanted)
-    if have.kind not in "biufc" or not np.can_cast(have, dtype, "same_kind"):
+    integers = have.kind in "iu" and dtype.kind == "u"  # which elements fit is checked
+    if have.kind not in "biufc" or not (integers or np.can_cast(have, dtype, "same_kind")):
         raise ValueError(f"elements of dtype {have} cannot become {dtype} without loss")
     return np.dtype(dtype.name)
 
@@ -69,7 +73,7 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
     """
     if not array.size or not narrows(array.dtype, dtype):
         return
-    if dtype.kind == "i":
+    if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         for value in (array.real.min().item(), array.real.max().item()):
             if not limits.min - 1 < value < limits.max + 1:  # fractions are cut off
@@ -91,7 +95,7 @@ def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
 
 
 def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> ValueError:
-    advice = ADVICE.get(dtype.name, "scale the elements")
+    advice = ADVICE.get(dtype.name, "choose int64" if dtype.kind in "iu" else "scale the elements")
     if not np.isfinite(value):
         advice = "replace it first, for example with np.nan_to_num"
     return ValueError(f"{what} has the element {value!r}, which {dtype} cannot hold: {advice}")

@@ -27,6 +27,9 @@ INT32, INT64 = np.iinfo("int32"), np.iinfo("int64")
         ([2.0**63], "float64", "int64"),
         ([2.0**31], "float64", "int32"),
         ([-(2.0**31) - 1], "float64", "int32"),
+        ([-1], "int8", "uint64"),
+        ([256], "uint16", "uint8"),
+        ([1e5], "float32", "float16"),
     ],
 )
 def test_elements_that_do_not_fit_are_refused(values: Any, source: str, target: str) -> None:
@@ -42,7 +45,8 @@ def test_elements_that_do_not_fit_are_refused(values: Any, source: str, target: 
         ([np.inf, -np.inf, np.nan, 3e38], "float64", "float32"),
         ([0.1], "float64", "float32"),
         ([], "int64", "int32"),
-        ([255], "uint8", "int32"),
+        ([255], "int64", "uint8"),
+        ([65504], "float64", "float16"),
         ([2.0**31 - 0.5, -(2.0**31) - 0.5], "float64", "int32"),
         ([-(2.0**63)], "float64", "int64"),
         ([np.nan, np.inf, 7], "float64", "bool"),
@@ -59,10 +63,6 @@ def test_a_kind_of_numbers_is_never_changed() -> None:
             chosen_dtype(np.dtype(source), wanted)
 
 
-@pytest.mark.parametrize(
-    ("source", "wider"),
-    [("int16", "int32"), ("uint32", "int64"), ("uint64", "float64"), (">f2", "float32")],
-)
-def test_the_error_names_a_dtype_that_holds_the_elements(source: str, wider: str) -> None:
-    with pytest.raises(DtypeError, match=f"choose one to convert to, e.g. dtype='{wider}'"):
-        chosen_dtype(np.dtype(source), None)
+def test_the_error_names_a_dtype_that_holds_the_elements() -> None:
+    with pytest.raises(DtypeError, match=r"choose one to convert to, e\.g\. dtype='float64'"):
+        chosen_dtype(np.dtype(np.longdouble), None)

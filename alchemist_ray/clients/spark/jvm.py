@@ -17,10 +17,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyspark
 from py4j.protocol import Py4JError
 
-from alchemist_ray.errors import TransferError
+from alchemist_ray.errors import DtypeError, TransferError
 from alchemist_ray.version import __version__
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.matrix.node_shares import chunk_bytes, products
@@ -135,7 +136,14 @@ def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, A
     """A matrix to send, as `Target` reads it.
 
     The products of runs are computed here, so that Scala needs to know no layout.
+
+    Raises
+    ------
+    DtypeError
+        If Spark's columns have no such dtype.
     """
+    if target.dtype.kind in "uc" or target.dtype == np.float16:
+        raise DtypeError(f"Spark has no columns of dtype {target.dtype}: convert with astype first")
     by_node: dict[int, list[int]] = {}
     for rank, *_copies in target.distribution.owners():
         if target.distribution.local_indices(rank).size:

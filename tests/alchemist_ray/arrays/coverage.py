@@ -130,7 +130,9 @@ def page() -> str:
     rows = []
     for function, (given, dtypes) in sorted(recorded().items(), key=lambda item: name_of(item[0])):
         missing = [dtype for dtype in DTYPES if dtype not in dtypes]
-        which = "all" if not missing else ", ".join(dtypes)
+        which = ", ".join(dtypes)
+        if len(missing) < len(dtypes):
+            which = f"all but {', '.join(missing)}" if missing else "all"
         told = ", ".join(f"`{one}`" for one in sorted(given))
         rows.append(f"| `{name_of(function)}` | {told} | {which} |")
     instead = [f"| `np.{name}` | {_code(advice)} |" for name, advice in sorted(INSTEAD.items())]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import AlchemistError
 from mpi_workers.matrix.dist_matrix import DTYPES
-from tests.alchemist_ray.arrays.checks import WIDER, values
+from tests.alchemist_ray.arrays.checks import values
 from tests.support.layouts import SOME_LAYOUTS
 from tests.support.suite import scaled
 
@@ -237,9 +237,8 @@ def compared(
                 return None
             raise
     assert isinstance(found, Handle)
-    wide = np.dtype(WIDER.get(expected.dtype.name, expected.dtype))
     got = np.asarray(found)
-    assert (found.shape, found.dtype) == (got.shape, got.dtype) == (expected.shape, wide)
+    assert (found.shape, found.dtype) == (got.shape, got.dtype) == (expected.shape, expected.dtype)
     eps = 512 * float(np.finfo(expected.dtype).eps) if expected.dtype.kind in "fc" else 0.0
     scale = np.max(np.abs(expected.astype("complex128")), where=np.isfinite(expected), initial=0)
     own = 0.0

@@ -65,7 +65,7 @@ def test_a_small_expression_is_one_command(
     session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     A = session.send_matrix(np.linspace(0, 99, 1000).reshape(100, 10))
-    mask = A > 3
+    mask = (A > 3).computed()
     sent: list[str] = []
     request = GangConnection.request
 
@@ -75,7 +75,8 @@ def test_a_small_expression_is_one_command(
 
     monkeypatch.setattr(GangConnection, "request", counted)
     for work in [
-        lambda: A + 1, lambda: A - np.ones(10), lambda: A.sum(axis=0), lambda: float(A.mean()),
+        lambda: (A + 1).id, lambda: (A * 2 - np.ones(10)).id, lambda: A.sum(axis=0),
+        lambda: float(A.mean()),
         lambda: print(A.max(axis=0)), lambda: float(A[3, 4]), lambda: A[:, 0, None],
         lambda: np.sort(A, axis=0), lambda: np.median(A).item(), lambda: np.cumsum(A).tolist(),
         lambda: A.astype(bool), lambda: np.exp(A), lambda: np.where(mask, A, 0),

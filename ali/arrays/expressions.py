@@ -1,0 +1,442 @@
+"""Expressions that a client has recorded: several calls of element-wise routines in one command.
+
+Where nothing moves, the steps are carried out on pieces of the operands that stay in a core's
+cache, without temporaries of full size: memory is read once, and written once. A reduction at the
+end takes the pieces as they are computed. Else the routines run one after another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ali.arrays import operands
+from ali.arrays.selecting import require_mask
+from ali.blocks import Array, require_choice
+from ali.interface import Context, routine
+from ali.linalg import arithmetic, reductions
+from ali.linalg.arithmetic import BINARY, UNARY, aligned, divides_rows, number_of, result_dtype
+from ali.linalg.reductions import SUPPORTED
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import ArrayShape, Shape, distributions, stored_shape
+
+PIECE = 1 << 17  # 128 KiB of each operand: a few of them stay in a core's cache
+ROUTINES: dict[str, Callable[..., DistMatrix]] = {
+    "elementwise": arithmetic.elementwise, "elementwise_scalar": arithmetic.elementwise_scalar,
+    "apply": arithmetic.apply, "astype": arithmetic.astype, "where": arithmetic.where,
+    "combine": operands.combine, "reduce": operands.reduce,
+}  # fmt: skip
+IN_PIECES = frozenset({  # reductions that only take blocks of their operand, one after another
+    "sum", "mean", "min", "max", "var", "std", "prod", "nansum", "nanprod", "nanmin", "nanmax",
+    "nanmean", "nanvar", "nanstd",
+})  # fmt: skip
+
+
+class Step(NamedTuple):
+    """One call: its matrices are results of earlier steps, from 0, or operands, from -1 down."""
+
+    routine: str
+    matrices: dict[str, int]
+    values: dict[str, Any]
+
+
+@routine("R", any_axes=True)
+def evaluate(
+    ctx: Context,
+    op: str,
+    steps: str,
+    data: bytes = b"",
+    A: DistMatrix | None = None,
+    B: DistMatrix | None = None,
+    C: DistMatrix | None = None,
+    D: DistMatrix | None = None,
+    E: DistMatrix | None = None,
+    F: DistMatrix | None = None,
+    G: DistMatrix | None = None,
+    H: DistMatrix | None = None,
+) -> DistMatrix:
+    """The result of the last of some calls, which use each other's results.
+
+    Parameters
+    ----------
+    op : str
+        The last function, for messages.
+    steps : str
+        A list of `Step` in JSON, of routines in `ROUTINES`: complex numbers are pairs, and bytes
+        are the start and the end of a piece of `data`.
+    data : bytes
+        Elements of small operands.
+    A, B, C, D, E, F, G, H : array, optional
+        The operands.
+
+    Returns
+    -------
+    R : array
+
+    Raises
+    ------
+    RoutineError and others
+        As the routines.
+
+    Notes
+    -----
+    One pass over the operands if they have the shape of the result and one layout, or broadcast
+    to it, with scratch of 128 KiB for each step. Results have the bits of the single calls.
+    """
+    program = [Step(*one) for one in json.loads(steps)]
+    for step in program:
+        if "value" in step.values:
+            step.values["value"] = complex(*step.values["value"])
+        if "values" in step.values:
+            step.values["values"] = data[slice(*step.values["values"])]
+    given = [x for x in (A, B, C, D, E, F, G, H) if x is not None]
+    last = program[-1] if program[-1].routine == "reduce" else None
+    body = program[:-1] if last else program
+    found = _one_pass(ctx, body, given) if body and len(program) > 1 else None
+    if found is None:
+        return _one_by_one(ctx, program, given)
+    if last is None:
+        return found.whole(ctx)
+    whole: Any = found if found.flat and _in_pieces(found.ndim, **last.values) else found.whole(ctx)
+    return operands.reduce(ctx, A=whole, **last.values)
+
+
+def _in_pieces(ndim: int, op: str, axes: Sequence[int] | None = None, **_: Any) -> bool:
+    """Whether a reduction takes the stored matrix as it is, block by block."""
+    gone = range(ndim) if axes is None else sorted(axes)
+    by_sides = ndim < 3 or list(gone) in ([0], [*range(1, ndim)], [*range(ndim)])
+    return op in IN_PIECES and by_sides
+
+
+def _one_by_one(ctx: Context, program: Sequence[Step], given: Sequence[DistMatrix]) -> DistMatrix:
+    found: dict[int, DistMatrix] = {-1 - i: x for i, x in enumerate(given)}
+    for number, step in enumerate(program):
+        matrices = {name: found[i] for name, i in step.matrices.items()}
+        found[number] = ROUTINES[step.routine](ctx, **matrices, **step.values)
+        for i in step.matrices.values():
+            if i >= 0 and not any(i in later.matrices.values() for later in program[number + 1 :]):
+                found.pop(i, None)
+    return found[len(program) - 1]
+
+
+class Operation(NamedTuple):
+    """What one step does with blocks: ``function(*operands, out=block, casting="unsafe")``.
+
+    `operands` are places in a list of the leaves, the numbers, and the results of the steps.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Expression:
+    """The value of an expression, as a matrix whose elements are computed when they are taken.
+
+    It has what reductions read of a `DistMatrix`: `block` gives the matrix itself, and a slice of
+    that is computed.
+
+    Attributes
+    ----------
+    flat : bool
+        Whether pieces are parts of the stored matrix, and not of arrays with more axes.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        array_shape: ArrayShape,
+        like: DistMatrix,
+        blocks: Sequence[Array],
+        numbers: Sequence[Any],
+        operations: Sequence[Operation],
+    ) -> None:
+        self._ctx = ctx
+        self._like = like
+        self.array_shape = array_shape
+        self.flat = all(block.ndim == 2 for block in blocks)
+        self.ndim = len(array_shape)
+        self.shape = stored_shape(array_shape)
+        self.layout, self.distribution, self.rank = like.layout, like.distribution, like.rank
+        self.dtype = operations[-1].dtype
+        self._blocks, self._numbers = blocks, list(numbers)
+        # In one layout and without a row or column beside it, all is one run of memory.
+        own = like.stored.shape
+        self._in_a_row = self.flat and all(b.shape == own or b.size == 1 for b in blocks)
+        self._rows = [b.reshape(-1, order="F") if b.size > 1 else b[0, :1] for b in blocks
+                      ] if self._in_a_row and like.stored.size else []  # fmt: skip
+        # Which step's buffer takes each result: that of a dead result of the same dtype.
+        first = len(blocks) + len(numbers)
+        last = {i: k for k, op in enumerate(operations) for i in op.operands}
+        self._code, free = list[tuple[Any, tuple[int, ...], int]](), dict[Any, list[int]]()
+        slots, self._dtypes = list[int](), list[np.dtype[Any]]()
+        for k, (function, places, dtype) in enumerate(operations):
+            spare = free.setdefault(dtype, [])
+            if not spare:
+                spare.append(len(self._dtypes))
+                self._dtypes.append(dtype)
+            slots.append(spare.pop())
+            self._code.append((function, places, slots[-1]))
+            for i in {i for i in places if i >= first and last[i] == k}:
+                free[operations[i - first].dtype].append(slots[i - first])
+        self._count = PIECE // max(dtype.itemsize for dtype in self._dtypes)
+        self._buffers: dict[tuple[int, ...], list[Array]] = {}
+
+    # --- what a reduction reads ---
+
+    def with_shape(self, shape: ArrayShape) -> Expression:
+        """The same elements; see `DistMatrix.with_shape`."""
+        assert stored_shape(shape) == self.shape
+        return self
+
+    @property
+    def stored(self) -> _Block:
+        """This rank's elements."""
+        return _Block(self, self._like.stored.shape)
+
+    # --- evaluation ---
+
+    def whole(self, ctx: Context) -> DistMatrix:
+        """All elements in a new matrix."""
+        R = ctx.empty(self.array_shape, self.dtype, self.layout)
+        out = R.stored if self.flat else R.local
+        if out.size:
+            self.fill(out, (0,) * out.ndim)
+        return R
+
+    def fill(self, out: Array, start: Sequence[int]) -> None:
+        """Compute the elements from `start` that `out` has room for."""
+        height = self._like.stored.shape[0]
+        with self._ctx.floating_errors():
+            if self._in_a_row and (out.shape[0] == height or out.shape[1] == 1):
+                at, run = start[1] * height + start[0], out.reshape(-1, order="F")
+                for first in range(0, out.size, self._count):
+                    target = run[first : first + self._count]
+                    here = slice(at + first, at + first + target.size)
+                    self._compute([x[here] if x.size > 1 else x for x in self._rows], target)
+                return
+            for part in _pieces(out.shape, self._count):
+                whole = [slice(p.start + a, p.stop + a) for p, a in zip(part, start, strict=True)]
+                self._compute([_part(block, whole) for block in self._blocks], out[part])
+
+    def _compute(self, values: list[Any], out: Array) -> None:
+        if out.shape not in self._buffers:
+            inner = out.size // out.shape[0]
+            self._buffers[out.shape] = [
+                np.empty((out.shape[0], inner), dtype, "F").reshape(out.shape)
+                for dtype in self._dtypes
+            ]
+        buffers, last = self._buffers[out.shape], len(self._code) - 1
+        values += self._numbers
+        for k, (function, places, slot) in enumerate(self._code):
+            target = out if k == last else buffers[slot]
+            function(*[values[i] for i in places], out=target, casting="unsafe")
+            values.append(target)
+
+
+def _part(block: Array, whole: Sequence[slice]) -> Array:
+    """What a block that broadcasts gives to a part of the whole."""
+    if block.ndim == 2:
+        (m, n), (rows, cols) = block.shape, whole
+        return block[rows if m > 1 else slice(None), cols if n > 1 else slice(None)]
+    return block[
+        tuple(one if n > 1 else slice(None) for n, one in zip(block.shape, whole, strict=True))
+    ]
+
+
+class _Block:
+    """This rank's part of an expression: slices of it are arrays."""
+
+    def __init__(self, expression: Expression, shape: Shape) -> None:
+        self.shape, self.dtype = shape, expression.dtype
+        self.itemsize, self.size = self.dtype.itemsize, math.prod(shape)
+        self._expression = expression
+        self._room: Array | None = None
+
+    def reshape(self, *shape: int, order: str) -> _Block:
+        """For `ali.blocks.block`: also of no elements."""
+        return _Block(self._expression, (shape[0], shape[1]))
+
+    def __getitem__(self, key: tuple[slice, slice]) -> Array:
+        (top, bottom, _), (left, right, _) = (
+            one.indices(length) for one, length in zip(key, self.shape, strict=True)
+        )
+        shape = bottom - top, right - left
+        if self._room is None or self._room.shape != shape:
+            self._room = np.empty(shape, self.dtype, "F")
+        self._expression.fill(self._room, (top, left))
+        return self._room
+
+
+@routine("R", any_axes=True)
+def reduce_elements(
+    ctx: Context, op: str, A: DistMatrix, mask: DistMatrix, ddof: int = 0, keepdims: bool = False
+) -> DistMatrix:
+    """Reduce the elements where a mask is true.
+
+    Parameters
+    ----------
+    op, ddof, keepdims
+        As in `reduce`; one of the operations in `IN_PIECES`.
+    A : array
+    mask : array of bool, of A's shape
+
+    Returns
+    -------
+    R : number, or vector with one element
+
+    Raises
+    ------
+    ShapeError
+        If the shapes differ, or there is no smallest or largest element, because none is selected.
+
+    Notes
+    -----
+    One pass, after one over the mask; no element moves but in layouts that are redistributed.
+    """
+    require_choice("reduce_elements", "op", op, IN_PIECES)
+    require_mask(A, mask)
+    if not all(dist in SUPPORTED for dist in distributions(A.layout)):
+        A = ctx.to_layout(A, "VC_STAR")
+    chosen: Any = Selection(ctx, A, ctx.to_layout(mask, A.layout))
+    return operands.reduce(ctx, op, chosen, None, ddof, keepdims)
+
+
+class Selection:
+    """The elements where a mask is true, as a vector that a reduction takes block by block."""
+
+    def __init__(self, ctx: Context, A: DistMatrix, mask: DistMatrix) -> None:
+        count = int(reductions.sum(ctx, mask).local[0, 0])
+        self.shape, self.array_shape, self.ndim = (count, 1), (count,), 1
+        self.dtype, self.layout = A.dtype, A.layout
+        self.distribution, self.rank = A.distribution, A.rank
+        self.stored = _Chosen(A.stored, mask.stored)
+
+    def with_shape(self, shape: ArrayShape) -> Selection:
+        """The same elements; see `DistMatrix.with_shape`."""
+        assert stored_shape(shape) == self.shape
+        return self
+
+
+class _Chosen:
+    """This rank's elements, of which slices are the selected ones, as a column."""
+
+    def __init__(self, elements: Array, mask: Array) -> None:
+        self.shape, self.size, self.itemsize = elements.shape, elements.size, elements.itemsize
+        self._elements, self._mask = elements, mask
+
+    def reshape(self, *shape: int, order: str) -> _Chosen:
+        """For `ali.blocks.block`: how many elements there are is not what is selected."""
+        return self
+
+    def __getitem__(self, key: tuple[slice, slice]) -> Array:
+        return self._elements[key].T[self._mask[key].T][:, None]
+
+
+def _pieces(shape: Sequence[int], count: int) -> Iterator[tuple[slice, ...]]:
+    """Parts of a block with about `count` elements, as long as can be in the order of memory.
+
+    That is the first axis, and then the others from the last.
+    """
+    lengths = list(shape)
+    for axis in (0, *range(len(shape) - 1, 0, -1)):
+        lengths[axis] = min(shape[axis], max(1, count))
+        count //= lengths[axis]
+    steps = [range(0, n, length) for n, length in zip(shape, lengths, strict=True)]
+    for starts in itertools.product(*steps):
+        yield tuple(
+            slice(at, min(at + length, n))
+            for at, length, n in zip(starts, lengths, shape, strict=True)
+        )
+
+
+def _one_pass(ctx: Context, body: Sequence[Step], given: Sequence[DistMatrix]) -> Expression | None:
+    """The value of the last step, or None where the steps need each other's whole results."""
+    leaves, steps = list(given), []
+    for step in body:  # small operands are operands like others
+        matrices, values = dict(step.matrices), dict(step.values)
+        if step.routine == "combine":
+            told = (values.pop(name) for name in ("values", "shape", "dtype"))
+            leaves.append(ctx.new_replicated(operands.decoded("combine", *told)))
+            names = ("B", "A") if values.pop("reflected", False) else ("A", "B")
+            matrices = dict(zip(names, (matrices["A"], -len(leaves)), strict=True))
+        routine = "elementwise" if step.routine == "combine" else step.routine
+        steps.append(Step(routine, matrices, values))
+    shapes = {-1 - i: x.array_shape for i, x in enumerate(leaves)}
+    for k, step in enumerate(steps):
+        shapes[k] = np.broadcast_shapes(*(shapes[i] for i in step.matrices.values()))
+    whole = shapes[len(steps) - 1]
+    full = [x for x in leaves if x.array_shape == whole]
+    if {shapes[k] for k in range(len(steps))} != {whole} or len({x.layout for x in full}) != 1:
+        return None
+    layout = full[0].layout
+    if not all(dist in SUPPORTED for dist in distributions(layout)):
+        return None
+    if len(whole) > 2 and len(full) < len(leaves) and not divides_rows(layout):
+        return None
+    dtypes = [x.dtype for x in leaves]
+    found = _operations(steps, dtypes)
+    if found is None:
+        return None
+    if len(full) == len(leaves):
+        blocks = [x.stored for x in leaves]
+    else:
+        _, _, aligned_blocks = aligned(ctx, "evaluate", *leaves)
+        blocks = list(aligned_blocks)
+    return Expression(ctx, whole, full[0], blocks, *found)
+
+
+def _operations(
+    steps: Sequence[Step], leaves: Sequence[np.dtype[Any]]
+) -> tuple[list[Any], list[Operation]] | None:
+    """The numbers among the operands, and what the steps do, by the rules of `arithmetic`.
+
+    None where ranks have to agree on something first.
+    """
+    count = sum(step.routine == "elementwise_scalar" for step in steps)
+    numbers: list[Any] = []
+    found: list[Operation] = []
+    dtypes = dict(enumerate(leaves))
+    for k, (name, matrices, values) in enumerate(steps):
+        places = {key: -1 - i if i < 0 else len(leaves) + count + i for key, i in matrices.items()}
+        A, op = places["A"], values.get("op", "")
+        function: Callable[..., Any]
+        taken: tuple[int, ...]
+        if name == "elementwise_scalar":
+            number = number_of(name, values["value"], dtypes[A], values["kind"])
+            reflected = values.get("reflected", False)
+            numbers.append(number)
+            place = len(leaves) + len(numbers) - 1
+            taken = (place, A) if reflected else (A, place)
+            function = BINARY[op]
+            dtype = result_dtype(name, function, dtypes[A], type(number), op, reflected)
+        elif name == "elementwise":
+            taken, function = (A, places["B"]), BINARY[op]
+            dtype = result_dtype(name, function, dtypes[A], dtypes[places["B"]], op)
+        elif name == "apply":
+            taken, function = (A,), UNARY[op]
+            dtype = result_dtype(name, function, dtypes[A], None, op)
+        elif name == "where":
+            taken, function = (places["condition"], A, places["B"]), _choose
+            dtype = np.result_type(dtypes[A], dtypes[places["B"]])
+        else:
+            taken, function, dtype = (A,), _cast, np.dtype(values["dtype"])
+        if op == "power" and dtype.kind == "i":  # is an exponent negative on any rank?
+            return None
+        dtypes[len(leaves) + count + k] = dtype
+        found.append(Operation(function, taken, dtype))
+    return numbers, found
+
+
+def _choose(test: Array, a: Array, b: Array, out: Array, casting: Any) -> None:
+    np.copyto(out, b, casting)
+    np.copyto(out, a, casting, where=test != 0)
+
+
+def _cast(block: Array, out: Array, casting: Any) -> None:
+    np.copyto(out, block, casting)
