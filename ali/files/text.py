@@ -24,11 +24,12 @@ from ali.files.parquet import names_of
 from ali.files.paths import Bytes, Place, extra, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.dist_matrix import DTYPES
 
 BLOCK = 1 << 20  # 1 MiB of text is parsed at once
 COPY = 4 << 20
 LINE = 64 << 20  # 64 MiB: no line of numbers is longer
-PARSED = ("float32", "float64", "int32", "int64", "bool")
+PARSED = set(DTYPES) - {"complex64", "complex128", "float16"}
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
 NUMBER = re.compile(
     r"[+-]?(\d+\.?\d*(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE

@@ -34,7 +34,7 @@ def values(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
     most = 2 if dtype == "bool" else 256
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     found = rng.integers(0, most, nbytes, np.uint8).view(dtype).reshape(shape)
-    if seed % 2 and np.dtype(dtype).kind not in "bi":
+    if seed % 2 and np.dtype(dtype).kind not in "biu":
         with np.errstate(over="ignore"):
             flat = np.array(SPECIAL).astype(dtype)
         found = flat[rng.integers(0, len(flat), shape)]

@@ -12,7 +12,7 @@ import pytest
 from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES
 from mpi_workers.matrix.layout import Runs, number_of
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing.local_gang import begin, interrupt
@@ -25,12 +25,12 @@ def descriptions(gang: Gang, path: str) -> list[Any]:
     wrong = []
     for layout in SOME_LAYOUTS:
         for shape in ((5, 3), (1, 1), (2, 9), (4,), (), (0, 3), (3, 0), (0,)):
-            for dtype in DTYPES:
+            for dtype in NATIVE_DTYPES:
                 A = gang.new(shape, dtype, layout)
                 (told,) = library.call(gang, "about", {"A": A})
                 m, n = len(A.rows), len(A.cols)
                 if told[:6] + told[15:] != [
-                    *A.shape, DTYPES.index(dtype) + 1, number_of(layout), *gang.grid,
+                    *A.shape, NATIVE_DTYPES.index(dtype) + 1, number_of(layout), *gang.grid,
                     len(shape),
                 ]:  # fmt: skip
                     wrong.append([layout, shape, dtype, told])

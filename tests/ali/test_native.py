@@ -16,7 +16,7 @@ from ali.native.host import TYPES
 from ali.registry import load
 from ali.testing import Case, LibraryTests
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, layout_of, number_of
 from mpi_workers.testing import local_gang
 from mpi_workers.wire import signature
@@ -187,7 +187,7 @@ def test_state_lasts_from_call_to_call_and_is_given_up(tmp_path: Path) -> None:
 
 def test_the_twins_of_the_header_agree_with_the_rest() -> None:
     header = (Path(__file__).parents[2] / "ali/include/alchemist.h").read_text()
-    for i, name in enumerate(DTYPES, 1):
+    for i, name in enumerate(NATIVE_DTYPES, 1):
         code = "BOOL8" if name == "bool" else name.upper()
         assert f"ALCHEMIST_{code} = {i}" in header
     for i, name in enumerate(LAYOUTS, 1):
