@@ -35,7 +35,7 @@ def blank(distribution: Distribution, rank: int, dtype: str) -> DistMatrix:
     matrix = DistMatrix(
         distribution, rank, kind, POOL.take(distribution.local_indices(rank).size * kind.itemsize)
     )
-    matrix.local[...] = -1
+    matrix.local[...] = np.array(-1).astype(kind)
     return matrix
 
 
