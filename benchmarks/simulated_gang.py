@@ -46,17 +46,16 @@ async def _manage(pipe: Pipe, counts: list[int], folder: str) -> None:
     dispatcher = Dispatcher(lambda error: False, lambda: None)
     before = memory()
     nodes = dispatcher.new_nodes(len(counts), sum(counts))
-    listeners = dispatcher.new_listeners(TOKEN, nodes)
-    await listeners.open("127.0.0.1", f"{folder}/manager")
+    _, addresses = await dispatcher.listen(TOKEN, nodes, "127.0.0.1", f"{folder}/manager")
     dispatcher.use(nodes)
-    pipe.send(listeners.addresses)
+    pipe.send(addresses)
     await nodes.ready
     address = GangAddress(
         gang="simulated",
         session="simulated",
         epoch=1,
         token=TOKEN,
-        addresses=tuple(listeners.addresses),
+        addresses=addresses,
         nodes=tuple(about for _, about in sorted(nodes.data.items())),
         incarnation="simulated.1",
         hosts=tuple(map(nodes.host, range(len(counts)))),

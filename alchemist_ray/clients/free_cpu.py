@@ -7,7 +7,7 @@ import time
 import ray
 
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.runtime.cluster.autoscaling import Growth
+from alchemist_ray.runtime.cluster.placement import Growth
 
 FREE_CPU_S = 30.0  # time limit
 

@@ -237,7 +237,6 @@ class _Pool:
             self._forget_lost()
             host = self._host(key, options)
             request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
-            host.manager.launched = True
             ref: Any = host.manager.handle.function.remote(request, work, *refs)
             host.calls.append(ref)
             if not self._watched:

@@ -99,7 +99,7 @@ class GangConnection:
     manager : actor handle, optional
         The GroupManager, where this process is in its Ray cluster.
     result_type : callable(GangConnection), optional
-        Makes the object that starts `.remote` calls (`runtime.commands.remote_results`).
+        Makes the object that starts `.remote` calls (`runtime.cluster.catalogue`).
     current : callable() -> GangAddress, optional
         Asks where the gang is now.
     keeper : callable(epoch, matrix, data), optional

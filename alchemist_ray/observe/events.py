@@ -163,6 +163,8 @@ def command_name(body: Body) -> str:
     match body:
         case {"op": "call", "library": library, "routine": routine}:
             return f"{library}.{routine}"
-        case {"op": "run", "task": {"name": name}}:
+        case {"op": "run", "task": {"name": name}} | {"op": "run", "name": name}:
             return str(name)
+        case {"op": "load", "library": library}:
+            return f"load_library({library!r})"
     return str(body.get("op"))

@@ -20,7 +20,7 @@ from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.observe.logs import MANAGER, NodeLog
 from alchemist_ray.observe.trace import EARLIER_S
 from alchemist_ray.runtime.cluster import catalogue
-from alchemist_ray.runtime.cluster.ray_calls import ask
+from alchemist_ray.runtime.cluster.actors import ask
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.session import AlchemistSession

@@ -16,24 +16,26 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.runtime.agent import Agent
-from alchemist_ray.runtime.cluster.autoscaling import Growth, Retirement
-from alchemist_ray.runtime.cluster.names import (
+from alchemist_ray.runtime.cluster.actors import (
     NAMESPACE,
     agent_name,
     driver_name,
     edition,
+    find_gang,
     gang_and_run,
     job_environment,
     reservation_name,
+    result_of,
 )
-from alchemist_ray.runtime.cluster.placement import ask_for
-from alchemist_ray.runtime.cluster.ray_calls import find_gang, result_of
+from alchemist_ray.runtime.cluster.placement import Growth, ask_for
 from alchemist_ray.runtime.cluster.user_limits import ClusterLimits
 
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 AGENT_TIMEOUT_S = 60.0
 UNAVAILABLE_S = 0.5  # between calls of a manager that is unreachable but not dead
 DYING_S = 1.0  # Ray may report an actor's death before its process has ended
+RETIRE_INTERVAL_S = 5.0
+ANSWER_S = 5.0
 PREWARM_NODES = 64  # agents of larger clusters start with the first gang on their node
 
 
@@ -47,6 +49,13 @@ def start_actor(kind: type, options: dict[str, Any], *args: Any) -> ActorHandle:
 def _actor_class(kind: type) -> Any:
     """Ray keeps 15 KB for every actor class that is made, so each is made once."""
     return ray.remote(kind)
+
+
+async def _idle(agent: ActorHandle) -> bool:
+    try:
+        return bool(await asyncio.wait_for(result_of(agent.idle.remote()), ANSWER_S))
+    except (RayError, TimeoutError):
+        return False  # lost with its node, or being restarted: check again later
 
 
 class Driver:
@@ -67,12 +76,10 @@ class Driver:
         self._for_one_gang = for_one_gang
         self._lifetime = lifetime
         self._agents: dict[str, ActorHandle] = {}
-        self._started: set[str] = set()  # nodes whose agent has answered
         self._reservations: dict[str, PlacementGroup] = {}
         self._limits = ClusterLimits()
         self._watches: set[asyncio.Task[None]] = set()
         self._recovered = False
-        self._retirement = Retirement(self._agents)
 
     # --- reservations ---
 
@@ -148,7 +155,7 @@ class Driver:
                 node_id = actor["name"].removeprefix(agent_name(self._edition, ""))
                 if actor["namespace"] == NAMESPACE and node_id != actor["name"]:
                     self._agents[node_id] = ray.get_actor(**actor)
-            watch = asyncio.get_running_loop().create_task(self._retirement.watch())
+            watch = asyncio.get_running_loop().create_task(self._retire())
             self._watches.add(watch)
         table: dict[str, Any] = ray.util.placement_group_table()
         for ident, about in table.items():
@@ -179,18 +186,14 @@ class Driver:
             try:
                 # Waits for an agent that is being restarted.
                 ready: Any = agent.ready.options(max_task_retries=-1)
-                self._retirement.asked_for(node_id)
                 facts = await asyncio.wait_for(result_of(ready.remote()), AGENT_TIMEOUT_S)
-                self._retirement.asked_for(node_id)
-                self._started.add(node_id)
                 return agent, facts
             except RayTaskError:
                 raise  # the agent runs and reports what is wrong on its node
             except (RayError, TimeoutError) as error:
                 self._agents.pop(node_id, None)
                 if attempt == 2:
-                    if node_id not in self._started:  # its process hangs: Ray starts another one
-                        ray.kill(agent, no_restart=False)
+                    ray.kill(agent, no_restart=False)  # it hangs: Ray starts another one
                     raise LaunchError(
                         f"the agent of node {node_id[:12]} did not start within "
                         f"{AGENT_TIMEOUT_S:.0f} s: {type(error).__name__}. Is the node alive, and "
@@ -212,6 +215,15 @@ class Driver:
         agent: ActorHandle = start_actor(Agent, options)
         self._agents[node_id] = agent
         return agent
+
+    async def _retire(self) -> None:
+        """End idle agents, so that an autoscaler can remove their nodes."""
+        while True:
+            await asyncio.sleep(RETIRE_INTERVAL_S)
+            for node_id, agent in list(self._agents.items()):
+                if await _idle(agent):
+                    self._agents.pop(node_id, None)
+                    ray.kill(agent)
 
     async def close(self) -> None:
         """End the agents and this actor."""

@@ -42,8 +42,7 @@ from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.observe import logs
 from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
-from alchemist_ray.runtime.cluster.ray_calls import result_of
+from alchemist_ray.runtime.cluster.actors import NAMESPACE, group_name, result_of
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.driver import end_own_driver, find_driver
@@ -51,9 +50,8 @@ from alchemist_ray.runtime.launch.gang_cpus import GangCpus, in_thread
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
-from alchemist_ray.runtime.recovery.elastic import Elastic
 from alchemist_ray.runtime.recovery.rebuilding import Rebuilding
-from alchemist_ray.runtime.recovery.resizing import Resizing
+from alchemist_ray.runtime.recovery.resizing import Elastic, Resizing
 from alchemist_ray.runtime.recovery.snapshots import Snapshots
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
@@ -119,7 +117,6 @@ class Gang:
         self._recovery: asyncio.Task[None] | None = None
         self._clearing: asyncio.Task[None] | None = None
         self._wanted: dict[str, bool] = {}  # by token of a `.remote` call: is its ObjectRef there?
-        self._resizes = 0  # that a process waits for
         self._dropped = False
         self._tasks: set[asyncio.Task[Any]] = set()  # `drop` ends them
         self._watches: list[asyncio.Task[None]] = []  # the end of the ranks ends them
@@ -236,8 +233,10 @@ class Gang:
 
     def _watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do it in a task, which the end of the ranks ends."""
-        self._watches.append(asyncio.get_running_loop().create_task(work))
-        return self._watches[-1]
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(_report)
+        self._watches.append(task)
+        return task
 
     def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Do it in a task, which `drop` ends."""
@@ -258,9 +257,8 @@ class Gang:
             nbytes = sum(record.nbytes for record in commands.matrices.values())
             asked: Any = self._driver.share_of_bytes.remote(self.request.user, self._name, nbytes)
             with contextlib.suppress(RayError):  # the Driver is being started again
-                share: int | None = await result_of(asked)
-                commands.quota.nbytes = share
-                if commands.quota.nbytes is None:
+                commands.quota_nbytes = await result_of(asked)
+                if commands.quota_nbytes is None:
                     return
             await asyncio.sleep(QUOTA_INTERVAL_S)
 
@@ -311,18 +309,6 @@ class Gang:
     async def gang_address(self) -> GangAddress:
         """How to reach the gang, when it has been started (again), or moved to other ranks.
 
-        Raises what ended it, or SessionError without a gang.
-        """
-        await self._leaves(GangState.RECOVERING, GangState.RESIZING)
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)
-        if self.address is None:
-            raise SessionError(f"gang {self._name} has no workers: request_workers(n) starts them")
-        return self.address
-
-    async def attach(self) -> GangAddress:
-        """How to reach the gang, when it has started.
-
         Raises
         ------
         SessionError
@@ -330,10 +316,14 @@ class Gang:
         GroupFailedError
             What ended it.
         """
-        await self._leaves(GangState.STARTING)
+        await self._leaves(GangState.STARTING, GangState.RECOVERING, GangState.RESIZING)
         if self.state is GangState.ENDING:
             raise SessionError(f"gang {self._name} is being ended: start another one")
-        return await self.gang_address()
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        if self.address is None:
+            raise SessionError(f"gang {self._name} has no workers: request_workers(n) starts them")
+        return self.address
 
     async def _check_epoch(self, epoch: int) -> None:
         """Raise `AlchemistError`, unless the gang has carried over the matrices of an epoch."""
@@ -408,7 +398,6 @@ class Gang:
 
     async def _own_gang(self, request: GangRequest) -> GangAddress:
         """The gang that is there, or one that is started now, also if the caller goes away."""
-        await self._leaves(GangState.STARTING)  # by a call that was cancelled
         with contextlib.suppress(AlchemistError):
             return await self.gang_address()
         return await self.launch(request)
@@ -487,18 +476,15 @@ class Gang:
             self.request = await self._elastic.started(self.request)
         self.epoch += 1
         now = self._now = self._incarnation(self.request)
-        token = next_token(self._token)
-        address = await now.start(self.cpus, self._first_epoch, token)
+        address = await now.start(self.cpus, self._first_epoch, next_token(self._token))
         self._elastic.watch(self.request, now.nodes)
         self.dispatcher.use(now.nodes)
         commands = self.dispatcher.commands
-        restored = await Rebuilding(commands, now.nodes, address, now.agents).run()
+        restored = await Rebuilding(commands, now.nodes, address).run()
         if now.failure is not None:
             raise now.failure
-        self._token = token
-        self.address = replace(address, stale=dict(commands.stale))
         self._enter(GangState.READY)
-        self.dispatcher.renew(self.address.renewal())
+        self._moved_to(address)
         self.dispatcher.resume(restored)
 
     async def _node_lost(self, error: AlchemistError) -> bool:
@@ -526,13 +512,8 @@ class Gang:
             The gang goes on as it was then, unless it has failed.
         """
         await self._check_epoch(epoch)
-        self._resizes += 1
-        try:
-            self._elastic.stop_growing()
-            await self._resize(workers)
-        finally:
-            self._resizes -= 1
-            self.dispatcher.used()
+        self._elastic.stop_growing()
+        await self._resize(workers)
 
     async def stop_resize(self) -> None:
         """End a resize that is under way: its caller no longer waits."""
@@ -552,7 +533,10 @@ class Gang:
             if workers != self.request.workers:
                 self.epoch += 1
                 new = self._incarnation(replace(self.request, workers=workers))
-                await self.resizing.run(self._now, new, self.address)
+                try:
+                    await self.resizing.run(self._now, new, self.address)
+                finally:
+                    self.dispatcher.used()
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
@@ -568,14 +552,17 @@ class Gang:
         """Let the next incarnation take the place of the present one."""
         if new.failure is not None:
             raise new.failure
-        commands = self.dispatcher.commands
         new.nodes.unreferenced += self._now.nodes.unreferenced  # freed there, too
         self._elastic.watch(new.request, new.nodes)
         self._now = new
         self.request = new.request
-        self._token = address.token
-        self.address = replace(address, stale=dict(commands.stale))
         self.dispatcher.use(new.nodes)
+        self._moved_to(address)
+
+    def _moved_to(self, address: GangAddress) -> None:
+        """Attached processes use the next incarnation's ranks, and know what did not arrive."""
+        self._token = address.token
+        self.address = replace(address, stale=dict(self.dispatcher.commands.stale))
         self.dispatcher.renew(self.address.renewal())
 
     # --- the end ---
@@ -679,7 +666,7 @@ class Gang:
         while dispatcher is self.dispatcher and self.state is not GangState.NONE:
             if self.failure is not None:
                 return
-            idle_s = 0.0 if self._resizes else dispatcher.idle_s
+            idle_s = 0.0 if self._one_resize.locked() else dispatcher.idle_s
             if idle_s >= limit_s:
                 await self.end(
                     f"gang {self._name} was ended after {limit_s:g} s without a command "
@@ -687,3 +674,9 @@ class Gang:
                 )
                 return
             await asyncio.sleep(min(max(limit_s - idle_s, 0.01), limit_s / IDLE_POLLS))
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A watch that no one waits for has ended."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a part of a gang's GroupManager has failed", exc_info=error)

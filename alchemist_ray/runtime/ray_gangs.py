@@ -10,20 +10,20 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError
 
-from alchemist_ray.errors import AlchemistError, LaunchError, SessionError
+from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError, SessionError
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.address import GangAddress, this_process
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.control_channel import MANAGER_GONE
 from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.gang.options import AttachOptions, GangOptions, Workers, least_of
 from alchemist_ray.gang.owner import MANAGER_TIMEOUT_S
 from alchemist_ray.gang.rank_channel import RankChannel, Serve
 from alchemist_ray.gang.rank_channel import open_rank_channel as open_channel
 from alchemist_ray.runtime.cluster import catalogue, manager_pool
+from alchemist_ray.runtime.cluster.actors import GangHandle, ask_manager, other_versions
 from alchemist_ray.runtime.cluster.catalogue import connect, connect_to_gang_of, start_named
 from alchemist_ray.runtime.cluster.manager_pool import Manager
-from alchemist_ray.runtime.cluster.names import other_versions
-from alchemist_ray.runtime.cluster.ray_calls import GangHandle, ask_manager
 from alchemist_ray.runtime.cluster.ray_cluster import (
     check,
     join_named,
@@ -40,7 +40,7 @@ __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs
 
 END_TIMEOUT_S = 15.0
 KILL_TIMEOUT_S = 8.0  # nodes may take 5 of them to clean up
-HANGS_S = 15.0  # less than MANAGER_TIMEOUT_S; a GroupManager starts in a few seconds
+HANGS_S = 30.0  # a GroupManager starts in a few seconds
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,8 @@ class RayGangs:
         request = GangRequest.of(options, num_workers, self._session, self._owner, after)
         limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S
         try:
-            manager, address = self._launched(request, limit_s)
+            manager = self._live_manager()
+            address: GangAddress = ask_manager(manager.handle.launch.remote(request), limit_s)
         except AlchemistError:
             if self.detached:
                 self._manager = None  # it ends itself
@@ -139,24 +140,6 @@ class RayGangs:
         here = [n.count for n in address.nodes if any(map(sockets.reachable_here, n.addresses))]
         warn_of_shared_cores(sum(here), self._options.threads_per_worker)
         return self._last
-
-    def _launched(self, request: GangRequest, limit_s: float) -> tuple[Manager, GangAddress]:
-        """A new gang and its GroupManager. Raises `GetTimeoutError`.
-
-        A GroupManager that answers nothing at all is replaced, once: a process that Ray starts
-        may hang before its first call, for example in an import from a file system that hangs.
-        """
-        manager = self._live_manager()
-        asked = manager.launch(request)
-        try:
-            return manager, ask_manager(asked, HANGS_S)
-        except GetTimeoutError:
-            if manager.answers(HANGS_S):
-                return manager, ask_manager(asked, limit_s - HANGS_S)
-        log.warning("the gang's GroupManager does not answer: another one is started")
-        self._kill_manager()
-        manager = self._live_manager()
-        return manager, ask_manager(manager.launch(request), limit_s)
 
     def _kill_manager(self) -> None:
         manager, self._manager = self._manager, None
@@ -181,15 +164,21 @@ class RayGangs:
         connection.manager.stop_resize.remote()
 
     def _live_manager(self) -> Manager:
-        """The session's GroupManager; another one if it died."""
-        manager, options = self._manager, self._options
-        # One that has had no gang may still be starting, which `launch` waits for.
-        if manager is None or (manager.launched and not manager.alive()):
-            if not self.detached:
-                self._kill_manager()
-            named = options.name is not None
-            manager = start_named(options) if named else manager_pool.take(self._owner)
+        """The session's GroupManager; another one if it has ended, or does not answer.
+
+        A process that Ray starts may hang before its first call, for example in an import from a
+        file system that hangs. That is tried once more.
+        """
+        options = self._options
+        for last in (False, True):
+            manager = self._manager or (
+                manager_pool.take(self._owner) if options.name is None else start_named(options)
+            )
             self._manager = manager
+            if last or manager.alive(HANGS_S):
+                break
+            log.warning("the gang's GroupManager does not answer: another one is started")
+            self._kill_manager()
         return manager
 
     def end(self, *, running: bool) -> bool:
@@ -247,12 +236,16 @@ def attach(options: AttachOptions) -> tuple[RayGangs, GangConnection]:
     _join(options.address)
     manager = catalogue.find_manager(options.name)
     try:
-        found: GangAddress = ask_manager(manager.attach.remote(), options.timeout_s)
+        found: GangAddress = ask_manager(manager.gang_address.remote(), options.timeout_s)
     except GetTimeoutError:
         raise SessionError(
             f"gang {options.name} was not ready in {options.timeout_s:g} s: see "
             "AlchemistSession.list()"
         ) from None
+    except GroupFailedError as error:
+        if error.facts.get("cause") != MANAGER_GONE:
+            raise
+        raise SessionError(f"gang {options.name} has just ended: start another one") from None
     own = RayGangs(found.session, options)
     return own, own.connect(found, manager, owner=False)
 

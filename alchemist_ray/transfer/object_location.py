@@ -13,7 +13,7 @@ from ray.experimental import get_object_locations
 
 from alchemist_ray.errors import TransferError
 from alchemist_ray.gang.connection import NODE_FAILED
-from alchemist_ray.runtime.cluster.ray_calls import ask
+from alchemist_ray.runtime.cluster.actors import ask
 from alchemist_ray.runtime.cluster.ray_connection import connection_id
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.transfer.node_jobs import (

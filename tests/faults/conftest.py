@@ -23,7 +23,7 @@ from alchemist_ray.errors import (
     GroupFailedError,
     StaleHandleError,
 )
-from alchemist_ray.runtime.cluster.names import NAMESPACE, agent_name, edition
+from alchemist_ray.runtime.cluster.actors import NAMESPACE, agent_name, edition
 from alchemist_ray.runtime.driver import find_driver
 from mpi_workers.node.processes import descendants
 from tests.support import suite, traces

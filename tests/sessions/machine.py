@@ -35,7 +35,7 @@ from alchemist_ray.errors import (
     StaleHandleError,
     TransferError,
 )
-from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
+from alchemist_ray.runtime.cluster.actors import NAMESPACE, group_name
 from tests.faults.conftest import agent_pids, pid_of
 from tests.sessions.user import STEP_LIMIT_S, Elsewhere, Here, values
 from tests.support import traces

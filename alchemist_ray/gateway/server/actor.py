@@ -17,8 +17,7 @@ from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT, GatewayAddress, is_loopback
 from alchemist_ray.gateway.server.gateway import Gateway
 from alchemist_ray.observe import exporter
-from alchemist_ray.runtime.cluster.names import NAMESPACE
-from alchemist_ray.runtime.cluster.ray_calls import ask
+from alchemist_ray.runtime.cluster.actors import NAMESPACE, ask
 from alchemist_ray.runtime.driver import HEAD, start_actor
 
 NAME = "alchemist-gateway"

@@ -32,7 +32,7 @@ from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.transfers import GangTransfers
 from alchemist_ray.runtime import ray_gangs
-from alchemist_ray.runtime.cluster.names import PRIVATE_GANG
+from alchemist_ray.runtime.cluster.actors import PRIVATE_GANG
 from alchemist_ray.runtime.cluster.user_limits import check_limits
 from alchemist_ray.runtime.ray_gangs import RayGangs
 from alchemist_ray.version import __version__

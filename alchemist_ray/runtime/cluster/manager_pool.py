@@ -23,12 +23,10 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
-from alchemist_ray.runtime.cluster.ray_calls import GangHandle
+from alchemist_ray.runtime.cluster.actors import NAMESPACE, GangHandle, group_name
 from alchemist_ray.runtime.cluster.ray_connection import connection_id, while_connected
 from alchemist_ray.runtime.driver import start_actor
 from alchemist_ray.runtime.group_manager import GroupManager
-from alchemist_ray.runtime.launch.gang_request import GangRequest
 
 READY_TIMEOUT_S = 30.0
 UNUSED_KEPT_S = 300.0
@@ -59,7 +57,6 @@ class Manager:
     gang: str
     connection: tuple[str, str]  # of this process to Ray at that time
     shared: _Shared | None = None
-    launched: bool = False  # whether it has been asked for a gang
     ended: bool = False
 
     @property
@@ -67,17 +64,10 @@ class Manager:
         """For calls of the gang's methods."""
         return GangHandle(self.actor, self.gang)
 
-    def launch(self, request: GangRequest) -> Any:
-        """Ask for the gang; an ObjectRef of its address."""
-        self.launched = True
-        return self.handle.launch.remote(request)
-
-    def alive(self) -> bool:
-        """Whether it can start a gang."""
-        return not self.ended and self.connection == connection_id() and self.answers()
-
-    def answers(self, limit_s: float = READY_TIMEOUT_S) -> bool:
-        """Whether its process answers within `limit_s` seconds."""
+    def alive(self, limit_s: float = READY_TIMEOUT_S) -> bool:
+        """Whether it can start a gang: its process answers within `limit_s` seconds."""
+        if self.ended or self.connection != connection_id():
+            return False
         try:
             ray.get(self.actor.__ray_ready__.remote(), timeout=limit_s)
         except (ray.exceptions.RayError, TimeoutError, ValueError):
@@ -100,14 +90,13 @@ class Manager:
             shared, kept = self.shared, False
             if shared is not None:
                 shared.gangs -= 1
-                kept = shared.gangs > 0
-                if not kept and reusable and _open.get(shared.owner) is shared:
+                kept = shared.gangs > 0 or (reusable and _open.get(shared.owner) is shared)
+                if not kept:
+                    _close(shared)
+                elif not shared.gangs:
                     shared.unused = threading.Timer(UNUSED_KEPT_S, _end_unused, [shared])
                     shared.unused.daemon = True
                     shared.unused.start()
-                    kept = True
-                elif not kept:
-                    _close(shared)
         if kept:
             with while_connected() as connected, contextlib.suppress(Exception):
                 if connected:
@@ -156,7 +145,7 @@ def take(owner: str) -> Manager:
             gang = f"{shared.ident}{next(shared.numbers):04x}"
         manager = Manager(shared.actor, gang, here, shared)
         try:
-            if new or manager.answers():
+            if new or manager.alive():
                 return manager
         except BaseException:  # Ctrl-C: its place is not left occupied
             manager.give_back()

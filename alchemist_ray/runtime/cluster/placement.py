@@ -7,6 +7,8 @@ node take 7 s. A bundle per node, with the CPUs of all its ranks, takes some mil
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -19,11 +21,38 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.autoscaling import Growth
-from alchemist_ray.runtime.cluster.names import gang_and_run
+from alchemist_ray.runtime.cluster.actors import gang_and_run
 
 MOST_WAITING = 256  # bundles of a gang whose CPUs are not free yet
 SHOWN = 5  # holders of CPUs in an error
+VARIABLE = "ALCHEMIST_GROWS_TO"  # "8x4": at most 8 nodes of 4 CPUs each
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The largest cluster that an autoscaler may make, without nodes that have no CPUs."""
+
+    nodes: int
+    cpus: float
+
+    @classmethod
+    def here(cls) -> Growth | None:
+        """From the environment; None for a cluster of fixed size. Raises `ResourceError`."""
+        text = os.environ.get(VARIABLE, "")
+        if not text:
+            return None
+        found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", text)
+        if found is None:
+            raise ResourceError(
+                f"{VARIABLE}={text!r}: it must be the maximum number of nodes and the CPUs of "
+                "each, as in 8x4"
+            )
+        return cls(int(found[1]), float(found[2]))
+
+    def grown(self, cpus: list[float]) -> list[float]:
+        """CPUs of the present nodes (without those that have none), and of future ones."""
+        there = [here for here in cpus if here > 0]
+        return there + [self.cpus] * max(0, self.nodes - len(there))
 
 
 def room(cpus: float, each: float) -> int:

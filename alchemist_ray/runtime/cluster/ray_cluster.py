@@ -21,7 +21,6 @@ import json
 import logging
 import os
 import platform
-import signal
 import stat
 import tempfile
 import threading
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import ray
 import ray._raylet
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
@@ -218,9 +218,10 @@ def _start(cpus: int, limit_s: float) -> None:
 def _end_left(others: Collection[int], folder: Path) -> None:
     """End the processes of a Ray that did not start: `ray.shutdown` does not know them."""
     for pid in descendants([os.getpid()]) - set(others):
-        with suppress(OSError):  # it has ended
-            if str(folder) in " ".join(_argv(Path(f"/proc/{pid}"))):
-                os.kill(pid, signal.SIGKILL)
+        with suppress(psutil.Error):  # it has ended
+            process = psutil.Process(pid)
+            if str(folder) in " ".join(process.cmdline()):
+                process.kill()
 
 
 def _logs_of(folder: Path | None) -> str:
@@ -367,41 +368,29 @@ def heads() -> list[Head]:
 
 def _running() -> list[Head]:
     found: dict[str, Head] = {}
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
+    for process in psutil.process_iter(["uids", "cmdline", "ppid"]):
+        argv = process.info["cmdline"] or [""]
+        if Path(argv[0]).name != "raylet" or process.info["uids"].real != os.getuid():
             continue
-        try:
-            if process.stat().st_uid != os.getuid():
-                continue
-            argv = _argv(process)
-            if Path(argv[0]).name != "raylet":
-                continue
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            continue  # it has just ended
         options = dict(
             part.removeprefix("--").partition("=")[::2] for arg in argv for part in arg.split()
         )
         folder = options.get("temp_dir") or options.get("temp-dir")
         if folder and (address := options.get("gcs-address")):
-            by_command = _is_command(Path("/proc") / parent)
+            by_command = _is_command(process.info["ppid"])
             found.setdefault(address, Head(address, Path(folder).resolve(), by_command))
     return list(found.values())
 
 
-def _argv(process: Path) -> list[str]:
-    return (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-
-
-def _is_command(parent: Path) -> bool:
+def _is_command(parent: int) -> bool:
     """Whether a raylet with this parent is of ``ray start``.
 
     Programs stay the parent of the Ray that they start. ``ray start`` ends, or, with ``--block``,
     has "start" among its arguments.
     """
     try:
-        argv = _argv(parent)
-    except OSError:
+        argv = psutil.Process(parent).cmdline() or [""]
+    except psutil.Error:  # it has ended
         return True
     return "python" not in Path(argv[0]).name or "start" in argv
 

@@ -6,12 +6,8 @@ Inside a cluster they are advice: Ray knows no users, and believes the name that
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.runtime.commands.matrix_records import Record
-from mpi_workers.failures import Failure
-from mpi_workers.matrix.sizes import readable
 
 # In the environment of the Driver's node, that is of `ray start --head`.
 GANGS_VARIABLE = "ALCHEMIST_USER_GANGS"
@@ -65,33 +61,6 @@ class ClusterLimits:
         others = {its for who, its, _ in self._reserved.values() if who == user} - {gang}
         most = _limit(BYTES_VARIABLE)
         return None if most is None else most - sum(self._nbytes.get(its, 0) for its in others)
-
-
-class ByteQuota:
-    """The bytes that the matrices of a gang may have.
-
-    Attributes
-    ----------
-    nbytes : int or None
-        At the moment: what the other gangs of its user leave of the limit of the cluster.
-    """
-
-    def __init__(self) -> None:
-        self.nbytes: int | None = None
-
-    def check(self, records: Iterable[Record], new: int) -> None:
-        """Refuse `new` bytes, 0 if that is not known, besides those of `records`."""
-        if self.nbytes is None:
-            return
-        held = sum(record.nbytes for record in records)
-        if held + max(1, new) > self.nbytes:
-            raise Failure(
-                "ResourceError",
-                f"the matrices of this gang have {readable(held)}"
-                + f", and {readable(new)} more are asked for" * (new > 0)
-                + "; the quota of its user in this cluster leaves it "
-                f"{readable(max(0, self.nbytes))}: free handles, or end another gang",
-            )
 
 
 def _limit(variable: str) -> int | None:

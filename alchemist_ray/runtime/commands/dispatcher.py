@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from alchemist_ray.errors import AlchemistError, failure_of, to_failure
-from alchemist_ray.runtime.commands.attached_processes import AttachedProcess, AttachedProcesses
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
 from alchemist_ray.runtime.commands.jobs import Job, JobQueue, Reads, calls_of, late, log
-from alchemist_ray.runtime.commands.matrix_records import LOSSES
+from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.nodes import DRAIN_S, Nodes, recovered_words
-from alchemist_ray.runtime.recovery.command_log import CommandLog
 from mpi_workers.failures import Failure
 from mpi_workers.node.output_lines import STDERR
 from mpi_workers.wire import frames, sockets
@@ -46,35 +45,90 @@ class NodePeer(NamedTuple):
     number: int
 
 
-class Listeners:
-    """Two sockets: for other nodes, and for this one. Accepted connections outlive them.
+@dataclass(slots=True, eq=False)
+class AttachedProcess:
+    """A process that is attached to the gang; its id holds the leases of its matrices.
 
     Attributes
     ----------
-    addresses : list of str
+    ident : str
+        It reconnects with the same one.
+    owner : bool
+        Whether the gang ends with it.
+    session : bool
+        Whether it has a session on the gang; else it has only handles, as a Ray task has.
+    where : str
+        ``user@host (pid 123)``.
+    connections : int
+        0 while it is lost, and may come back.
     """
 
-    def __init__(self, factory: Callable[[], asyncio.Protocol]) -> None:
-        self._factory = factory
-        self._servers: list[asyncio.Server] = []
-        self.addresses: list[str] = []
+    ident: str
+    owner: bool
+    session: bool
+    where: str
+    connections: int = 0
+    timer: asyncio.TimerHandle | None = None
 
-    async def open(self, host: str, unix_path: str) -> None:
-        """Listen at an address of this node, and at a path."""
-        loop = asyncio.get_running_loop()
-        for listen, serve, place in (
-            (sockets.listen_unix, loop.create_unix_server, unix_path),
-            (sockets.listen_tcp, loop.create_server, host),
-        ):
-            sock, address = listen(place)
-            self.addresses.append(address)
-            server = await serve(self._factory, sock=sock, backlog=sockets.BACKLOG)
-            self._servers.append(server)
 
-    def close(self) -> None:
-        """Accept no more connections."""
-        for server in self._servers:
-            server.close()
+class AttachedProcesses:
+    """The attached processes of one gang.
+
+    Parameters
+    ----------
+    grace_s : float
+        How long a lost process keeps its leases.
+    on_gone : callable(ident)
+        Called when the leases of a process end.
+    """
+
+    def __init__(self, grace_s: float, on_gone: Callable[[str], None]) -> None:
+        self._grace_s = grace_s
+        self._on_gone = on_gone
+        self._processes: dict[str, AttachedProcess] = {}
+
+    def joined(self, hello: Body) -> AttachedProcess:
+        """A connection has been opened; of a process that was lost, its leases stay."""
+        ident = str(hello["process"])
+        process = self._processes.get(ident)
+        if process is None:
+            process = self._processes[ident] = AttachedProcess(
+                ident,
+                owner=hello.get("owner") is True,
+                session=hello.get("session") is True,
+                where=str(hello.get("where", "")),
+            )
+        if process.timer is not None:
+            process.timer.cancel()
+            process.timer = None
+        process.connections += 1
+        return process
+
+    def left(self, process: AttachedProcess) -> None:
+        """A connection is gone. Its process may come back within the grace."""
+        process.connections -= 1
+        if process.connections:
+            return
+        if self._grace_s and self._processes.get(process.ident) is process:
+            loop = asyncio.get_running_loop()
+            process.timer = loop.call_later(self._grace_s, self.ended, process)
+        else:
+            self.ended(process)
+
+    def ended(self, process: AttachedProcess) -> None:
+        """A process has detached, or did not come back in time."""
+        if self._processes.get(process.ident) is process:
+            del self._processes[process.ident]
+            self._on_gone(process.ident)
+
+    def connected(self) -> list[AttachedProcess]:
+        """Those that have a session and are connected now."""
+        return [p for p in self._processes.values() if p.connections and p.session]
+
+    def users(self, idents: Iterable[str]) -> list[str]:
+        """Descriptions of the processes with a session that have these ids."""
+        wanted = set(idents)
+        return [process.where for process in self.connected() if process.ident in wanted]
 
 
 class Dispatcher:
@@ -127,9 +181,8 @@ class Dispatcher:
         self._task: asyncio.Task[None] | None = None
         self._used = time.monotonic()
         self._reads = Reads()
-        # While ranks are lost and others are being started:
-        self._recovering = False
-        self._recovered = asyncio.Event()  # or given up
+        self._there = asyncio.Event()  # not while ranks are lost and others are being started
+        self._there.set()
         self._restored = ""
         self._pings: list[Job] = []
 
@@ -142,10 +195,20 @@ class Dispatcher:
         )
         return nodes
 
-    def new_listeners(self, token: str, nodes: Nodes) -> Listeners:
-        """The sockets of an incarnation."""
-        joined = partial(self._on_hello, nodes)
-        return Listeners(protocol_factory(self._on_frame, self._on_lost, token, joined))
+    async def listen(
+        self, token: str, nodes: Nodes, host: str, unix_path: str
+    ) -> tuple[list[asyncio.Server], tuple[str, str]]:
+        """Open the sockets of an incarnation, for this node and for others; their addresses.
+
+        Accepted connections outlive the sockets.
+        """
+        loop, joined = asyncio.get_running_loop(), partial(self._on_hello, nodes)
+        factory = protocol_factory(self._on_frame, self._on_lost, token, joined)
+        unix, unix_address = sockets.listen_unix(unix_path)
+        servers = [await loop.create_unix_server(factory, sock=unix, backlog=sockets.BACKLOG)]
+        tcp, tcp_address = sockets.listen_tcp(host)
+        servers.append(await loop.create_server(factory, sock=tcp, backlog=sockets.BACKLOG))
+        return servers, (unix_address, tcp_address)
 
     def use(self, nodes: Nodes) -> None:
         """Run commands on another incarnation from now on."""
@@ -260,7 +323,7 @@ class Dispatcher:
                 job.answer(to_failure(self.failure))
             elif turn is Turn.QUEUED:
                 self._enqueue(job)
-            elif self._recovering and op == "ping" and job.body.get("wait"):
+            elif not self._there.is_set() and op == "ping" and job.body.get("wait"):
                 self._pings.append(job)
             else:
                 job.answer(getattr(self.commands, str(op))(job.body, job.holder))
@@ -286,7 +349,7 @@ class Dispatcher:
 
     def _next(self) -> None:
         """Start the next command, if none runs."""
-        if self._active is not None or self._recovering:
+        if self._active is not None or not self._there.is_set():
             return
         job = self._queue.next()
         if job is not None:
@@ -324,7 +387,7 @@ class Dispatcher:
             handler = getattr(self.commands, job.body["op"])
             return await handler(job.body, job.holder)
         except Exception as error:  # whatever it is, the next command runs
-            if self._recovering and isinstance(error, AlchemistError):
+            if not self._there.is_set() and isinstance(error, AlchemistError):
                 return None
             return failure_of(error, f"command {job.body['op']!r}")
         finally:
@@ -332,7 +395,7 @@ class Dispatcher:
 
     async def _after_loss(self, job: Job) -> Failure | None:
         """Wait until the gang is there again; None: run the command once more."""
-        await self._noticed(job, self._recovered.wait(), LOST_NOTICE)
+        await self._noticed(job, self._there.wait(), LOST_NOTICE)
         if self.failure is not None:
             return to_failure(self.failure)
         job.losses += 1
@@ -379,7 +442,7 @@ class Dispatcher:
     @property
     def idle_s(self) -> float:
         """Seconds since the last command, 0 while one runs."""
-        busy = self._active is not None or self._recovering
+        busy = self._active is not None or not self._there.is_set()
         return 0.0 if busy else time.monotonic() - self._used
 
     def used(self) -> None:
@@ -404,8 +467,7 @@ class Dispatcher:
         if nodes is not self.nodes:
             return  # its start reports it, or it has been replaced
         if self._on_failure(error):
-            self._recovered.clear()
-            self._recovering = True
+            self._there.clear()
         else:
             self.give_up(error)
 
@@ -428,8 +490,7 @@ class Dispatcher:
             job.answer(to_failure(error))
 
     def _recovering_is_over(self) -> None:
-        self._recovering = False
-        self._recovered.set()
+        self._there.set()
         pings, self._pings = self._pings, []
         for job in pings:
             self._accept(job)

@@ -14,15 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.runtime.cluster.user_limits import ByteQuota
 from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
-from alchemist_ray.runtime.commands.matrix_records import Record, matrices_of
+from alchemist_ray.runtime.commands.matrix_records import (
+    FILES,
+    NOT_KEPT,
+    CommandLog,
+    Record,
+    matrices_of,
+    sent,
+)
 from alchemist_ray.runtime.launch.nodes import Nodes, table_of
-from alchemist_ray.runtime.recovery.command_log import NOT_KEPT, CommandLog, sent
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
+from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import SAVE_STATE, places
+from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE, places
 
 Work = Callable[[], Awaitable[Any]]  # what the gang itself does in a turn among the commands
 
@@ -47,6 +53,9 @@ class Commands:
     ----------
     stale : dict of int to str
         Matrices that were lost with ranks and could not be rebuilt, and why.
+    quota_nbytes : int or None
+        Bytes that all matrices may have at the moment: what the other gangs of the user leave of
+        the limit of the cluster.
 
     Notes
     -----
@@ -68,7 +77,7 @@ class Commands:
         self._ids = 0
         self.matrices: dict[int, Record] = {}
         self.libraries = LoadedLibraries(users)
-        self.quota = ByteQuota()
+        self.quota_nbytes: int | None = None
 
     # --- matrices ---
 
@@ -142,7 +151,7 @@ class Commands:
         fields = {key: about[key] for key in ("shape", "dtype", "layout")}
         check_layout(fields["layout"])  # a proxy that gets another one refuses the gang
         nbytes = math.prod(stored_shape(fields["shape"])) * np.dtype(fields["dtype"]).itemsize
-        self.quota.check(self.matrices.values(), nbytes)
+        self._check_quota(nbytes)
         ident = self._new_id()
         try:
             await self.nodes.round(
@@ -152,6 +161,20 @@ class Commands:
             self.drop(ident)
             raise
         return self._record(ident, name, fields, origin, holder)
+
+    def _check_quota(self, new: int) -> None:
+        """Refuse `new` bytes, 0 if that is not known. Raises `Failure` (ResourceError)."""
+        if self.quota_nbytes is None:
+            return
+        held = sum(record.nbytes for record in self.matrices.values())
+        if held + max(1, new) > self.quota_nbytes:
+            raise Failure(
+                "ResourceError",
+                f"the matrices of this gang have {readable(held)}"
+                + f", and {readable(new)} more are asked for" * (new > 0)
+                + "; the quota of its user in this cluster leaves it "
+                f"{readable(max(0, self.quota_nbytes))}: free handles, or end another gang",
+            )
 
     # --- code ---
 
@@ -219,7 +242,7 @@ class Commands:
 
         If it fails, what some ranks made of it is freed.
         """
-        self.quota.check(self.matrices.values(), 0)
+        self._check_quota(0)
         changed: list[Record] = []
         if self.log.enabled:
             used, changed = self._affected(again, used)
@@ -409,8 +432,27 @@ class Commands:
 
     def checkpointed(self, body: Body, holder: str) -> Body:
         """Matrices and states are in files now, in these versions: they are rebuilt from there."""
-        self.log.checkpointed(body, self.matrices, self.libraries)
+        log = self.log
+        for ident, version, path, stamp in body["matrices"]:
+            record = self.matrices.get(ident)
+            if record is not None and record.version == version:
+                arguments = {"path": path, "layout": record.layout}
+                again = {"op": "call", "library": FILES, "routine": "load", "arguments": arguments}
+                log.add(again, made=[record], code=self.libraries.stamp(FILES))
+                log.stamp(record, stamp)
+        for library, version, arguments in body.get("states", []):
+            if (state := self.libraries.state(library)) is not None and state.version == version:
+                used = matrices_of({"op": "call", "arguments": arguments})
+                self.keep_state(library, arguments, [self.matrices[ident] for ident in used])
+        log.seconds = 0.0
         return {}
+
+    def keep_state(self, library: str, arguments: Body, records: Iterable[Record]) -> None:
+        """Log the arguments of a library's `load_state`, not the calls that led to its state."""
+        again = {"op": "call", "library": library, "routine": LOAD_STATE, "arguments": arguments}
+        if (state := self.libraries.state(library)) is not None:
+            state.made_by = None
+            self.log.add(again, records, changed=[state], code=self.libraries.stamp(library))
 
     def file_stamp(self, body: Body, holder: str) -> Body:
         """The state of the file that a matrix was loaded from."""

@@ -1,16 +1,35 @@
-"""The matrices of a gang as the dispatcher knows them, and the commands that made them."""
+"""The matrices of a gang as the dispatcher knows them, and the commands that made them.
+
+After a failure the live matrices are rebuilt by repeating these commands, in order, from their
+sources: files, blocks in the object store, arrays that were kept, checkpoints.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from alchemist_ray.observe.events import command_name
 from mpi_workers.wire.frames import Body
 
 LOSSES = 2  # a command during which ranks were lost so often is not run again
+FILES = "files"  # the library that reads and writes files
+DEPTH_LIMIT = 100_000
+CODES = 64  # functions whose code commands share
+NOT_KEPT = (
+    "it was sent from the memory of a process: send_matrix(..., durable=True) keeps a copy in the "
+    "object store"
+)
+TOO_LONG = (
+    f"it results from more than {DEPTH_LIMIT} commands in a row: use "
+    "AlchemistSession(..., checkpoint_folder=...), and call als.checkpoint() more often"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,14 +80,7 @@ class LoggedCommand:
     @property
     def name(self) -> str:
         """The command for messages: ``linalg.svd``, or the name of a function."""
-        match self.body:
-            case {"op": "call", "library": library, "routine": routine}:
-                return f"{library}.{routine}"
-            case {"op": "run", "name": name}:
-                return str(name)
-            case {"op": "load", "library": library}:
-                return f"load_library({library!r})"
-        return str(self.body["op"])
+        return command_name(self.body)
 
     @property
     def used(self) -> list[int]:
@@ -159,3 +171,92 @@ class Record:
             **({"columns": self.columns} if self.columns else {}),
             **({"version": self.version} if self.version else {}),
         }
+
+
+class CommandLog:
+    """The log of one gang.
+
+    Parameters
+    ----------
+    enabled : bool
+        Whether the gang recovers. Otherwise nothing is kept.
+
+    Attributes
+    ----------
+    seconds : float
+        Time of all commands since the last checkpoint.
+    count : int
+        Of commands so far.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        # One copy of the code of a function that is called often.
+        self._code = lru_cache(CODES)(lambda code: code)
+        self.seconds = 0.0
+        self.count = 0
+
+    def add(
+        self,
+        body: Body,
+        used: Iterable[Record] = (),
+        made: Sequence[Record] = (),
+        changed: Sequence[Record] = (),
+        *,
+        source: Any = None,
+        code: Any = None,
+        seconds: float = 0.0,
+        reason: str = "",
+    ) -> None:
+        """A command has made some matrices, and may have changed others in place."""
+        if not self.enabled or not (made or changed):
+            return
+        parents = {r.made_by: None for r in (*used, *changed) if r.made_by is not None}
+        depth = 1 + max((parent.depth for parent in parents), default=0)
+        if body["op"] == "run":
+            parts = body.get("code")  # a list, unless it is a matrix
+            body = {**body, "code": [*map(self._code, parts)] if type(parts) is list else parts}
+        reason = reason or next((parent.reason for parent in parents if parent.reason), "")
+        self.count += 1
+        self.seconds += seconds
+        command = LoggedCommand(
+            self.count,
+            body,
+            tuple(parents) if depth <= DEPTH_LIMIT else (),
+            tuple(record.id for record in made),
+            tuple(record.id for record in changed),
+            source=source,
+            code=code,
+            cost_s=seconds + max((parent.cost_s for parent in parents), default=0.0),
+            depth=depth,
+            reason=reason if depth <= DEPTH_LIMIT else TOO_LONG,
+        )
+        for record in (*made, *changed):
+            record.made_by = command
+
+    def copied(self, record: Record, array: NDArray[Any]) -> None:
+        """A copy of a matrix is kept: what led to it is no longer needed."""
+        self.add(sent(record), made=[record], source=np.atleast_1d(array))
+
+    def stamp(self, record: Record, stamp: str) -> None:
+        """The file that a matrix was loaded from: it is loaded again if it is still the same."""
+        if record.made_by is not None:
+            record.made_by.stamp = stamp
+
+
+def history(records: Iterable[Record]) -> list[LoggedCommand]:
+    """The commands that led to some matrices, in order."""
+    found: dict[LoggedCommand, None] = {}
+    left = [record.made_by for record in records if record.made_by is not None]
+    while left:
+        command = left.pop()
+        if command not in found:
+            found[command] = None
+            left.extend(command.parents)
+    return sorted(found, key=lambda command: command.number)
+
+
+def sent(record: Record) -> Body:
+    """The command that sends a matrix (again)."""
+    about: Body = {"shape": list(record.shape), "dtype": record.dtype, "layout": record.layout}
+    return {"op": "sent", **about}

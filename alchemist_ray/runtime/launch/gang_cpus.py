@@ -18,6 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from alchemist_ray.errors import AlchemistError, ResourceError
+from alchemist_ray.runtime.cluster.actors import result_of
 from alchemist_ray.runtime.cluster.placement import (
     Reservation,
     check_capacity,
@@ -25,7 +26,6 @@ from alchemist_ray.runtime.cluster.placement import (
     not_free,
     reserved,
 )
-from alchemist_ray.runtime.cluster.ray_calls import result_of
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 
 # Ray may notice 0.1 s later that CPUs were given back, and tries a group that did not fit again

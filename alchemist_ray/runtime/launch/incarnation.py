@@ -17,8 +17,8 @@ from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.launchers import LAUNCHERS
 from alchemist_ray.observe.logs import folder_name
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.ray_calls import result_of
-from alchemist_ray.runtime.commands.dispatcher import Dispatcher, Listeners
+from alchemist_ray.runtime.cluster.actors import result_of
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from mpi_workers.node.cleanup import PrivateFolder
@@ -49,8 +49,6 @@ class Incarnation:
     ----------
     stage : str
         The step at which the start is, for messages.
-    address : GangAddress or None
-        When the ranks are ready, until they are released.
     nodes : Nodes
     agents : list of actor
         One per node.
@@ -70,11 +68,10 @@ class Incarnation:
         self._epoch = epoch
         self.request = request
         self.stage = ""
-        self.address: GangAddress | None = None
         self.agents: list[ActorHandle] = []
         self.nodes = dispatcher.new_nodes(0, 0)  # until it starts
         self._dispatcher = dispatcher
-        self._listeners: Listeners | None = None
+        self._servers: list[asyncio.Server] = []
         self._driver = driver
         self._folder: PrivateFolder | None = None
 
@@ -104,20 +101,18 @@ class Incarnation:
                 await cpus.reserve(request.workers, limit_s)
             async with asyncio.timeout_at(deadline):
                 return await self._start(cpus.nodes(request.workers), first_epoch, token)
-        except (AlchemistError, asyncio.CancelledError):
+        except BaseException as error:
             await self.release()
+            if isinstance(error, TimeoutError):
+                raise LaunchError(
+                    f"the gang of {counted(request.workers, 'worker')} did not start within "
+                    f"{limit_s:.0f} s. Last stage: {self.stage}. All its processes were ended. If "
+                    "the nodes are slow, increase start_timeout_s"
+                ) from None
+            # An error that an agent has raised is of both kinds.
+            if isinstance(error, RayError | OSError) and not isinstance(error, AlchemistError):
+                raise LaunchError(f"the gang did not start: {error}") from error
             raise
-        except TimeoutError:
-            stage = self.stage
-            await self.release()
-            raise LaunchError(
-                f"the gang of {counted(request.workers, 'worker')} did not start within "
-                f"{limit_s:.0f} s. Last stage: {stage}. All its processes were ended. If the nodes "
-                "are slow, increase start_timeout_s"
-            ) from None
-        except (RayError, OSError) as error:
-            await self.release()
-            raise LaunchError(f"the gang did not start: {error}") from error
 
     async def _start(
         self, nodes: Sequence[tuple[str, int]], first_epoch: int, token: str
@@ -132,9 +127,9 @@ class Incarnation:
         facts = [about for _, about in found]
         self.nodes = self._dispatcher.new_nodes(len(nodes), request.workers)
         self.nodes.node_ids = tuple(node for node, _ in nodes)
-        self._listeners = self._dispatcher.new_listeners(token, self.nodes)
         self._folder = PrivateFolder(f"manager-{self.run}")
-        await self._listeners.open(ray.util.get_node_ip_address(), self._folder.socket("manager"))
+        here, path = ray.util.get_node_ip_address(), self._folder.socket("manager")
+        self._servers, addresses = await self._dispatcher.listen(token, self.nodes, here, path)
         plan = GangPlan(
             gang=self.run,
             nodes=tuple(
@@ -143,7 +138,7 @@ class Incarnation:
             ),
             threads=request.options.threads_per_worker,
             token=token,
-            manager=tuple(self._listeners.addresses),
+            manager=addresses,
             keep_bytes=min(about["memory"] for about in facts) // KEEP_SHARE,
             start_timeout_s=request.options.start_timeout_s,
             log_folder=folder_name(self._gang, self.run.rpartition(".")[0]),
@@ -155,12 +150,12 @@ class Incarnation:
         ]
         await asyncio.gather(*starting)
         await self._checked_in(plan)
-        self.address = GangAddress(
+        return GangAddress(
             gang=self._gang,
             session=request.session,
             epoch=self._epoch,
             token=token,
-            addresses=tuple(self._listeners.addresses),
+            addresses=addresses,
             nodes=tuple(about for _, about in sorted(self.nodes.data.items())),
             incarnation=self.run,
             hosts=tuple(map(self.nodes.host, range(len(nodes)))),
@@ -172,7 +167,6 @@ class Incarnation:
             recovers=request.options.max_failures > 0,
             checkpoint_folder=request.checkpoint_folder,
         )
-        return self.address
 
     async def _checked_in(self, plan: GangPlan) -> None:
         """Wait for all ranks, and notice proxies that ended before they connected.
@@ -199,10 +193,6 @@ class Incarnation:
                         "that address. Its output is in the log of the node's Ray worker"
                     )
         self.nodes.ready.result()
-
-    def hosts(self) -> list[str]:
-        """Names of the hosts of a gang that is ready."""
-        return [] if self.address is None else sorted(set(self.address.hosts))
 
     async def free_nbytes(self, limit_s: float) -> int | None:
         """Free memory of all nodes; None if one of them does not answer."""
@@ -231,11 +221,11 @@ class Incarnation:
         `serve`: the gang has failed, and the sockets stay open, to say why.
         """
         agents, self.agents = self.agents, []
-        self.address = None
         lost = self.failure.facts.get("node") if self.failure is not None else None
         self.nodes.close(SessionError("the ranks were ended"))
-        if self._listeners is not None and not serve:
-            self._listeners.close()
+        if not serve:
+            for server in self._servers:
+                server.close()
         waits: list[Any] = []
         for node, agent in enumerate(agents):
             limit_s = LOST_NODE_TIMEOUT_S if node == lost else END_TIMEOUT_S

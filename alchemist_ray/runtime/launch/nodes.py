@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, LaunchError
+from alchemist_ray.observe.events import command_name
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
 from mpi_workers.node.command_relay import Replies
 from mpi_workers.node.stacks import by_stack, named
 from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
@@ -195,7 +196,6 @@ def recovered_words(call: str, losses: int, restored: str) -> str:
 
 
 T = TypeVar("T")
-_numbers = itertools.count(1)
 
 
 class Nodes:
@@ -216,8 +216,6 @@ class Nodes:
 
     Attributes
     ----------
-    number : int
-        Of this incarnation among those of this process.
     count : int
     ranks : dict of int to map
         Facts that each rank reported when it checked in.
@@ -241,7 +239,6 @@ class Nodes:
         on_progress: Callable[[Body], None],
         on_output: Callable[[Body], None],
     ) -> None:
-        self.number = next(_numbers)
         self.count = count
         self._size = size
         self._on_lost = on_lost
@@ -512,7 +509,8 @@ class Nodes:
         data = encode(Kind.COMMAND, {**body, "renew": True} if collective and self._renew else body)
         if collective:
             self._renew = False
-        under_way = Round(len(self._proxies), _named(op, fields), collective)
+        doing = command_name(body) if COMMANDS[op].prints else ""  # code of users and libraries
+        under_way = Round(len(self._proxies), doing, collective)
         self._rounds[self._seq] = under_way
         for proxy in self._proxies.values():
             proxy.send_encoded(data)
@@ -581,17 +579,6 @@ class Nodes:
         if self.failure is None:
             self.failure = error
         self._drop(error)
-
-
-def _named(op: str, fields: Body) -> str:
-    match op:
-        case "call":
-            return f"{fields['library']}.{fields['routine']}"
-        case "load":
-            return f"load_library({fields['library']!r})"
-        case "run":
-            return f"{fields['name']}"
-    return ""
 
 
 def table_of(nodes: Nodes) -> list[Body]:

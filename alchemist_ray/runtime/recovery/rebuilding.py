@@ -17,10 +17,10 @@ from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
-from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record
+from alchemist_ray.runtime.commands.matrix_records import FILES, LoggedCommand, Record, history
 from alchemist_ray.runtime.launch.gang_cpus import in_thread
 from alchemist_ray.runtime.launch.nodes import Nodes
-from alchemist_ray.runtime.recovery.command_log import FILES, history
+from alchemist_ray.runtime.recovery.snapshots import call_on
 from alchemist_ray.transfer.sources import source_for
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.failures import Failure
@@ -41,16 +41,12 @@ class Rebuilding:
     nodes : Nodes
         Of the new incarnation.
     address : GangAddress
-    agents : sequence of actor
     """
 
-    def __init__(
-        self, commands: Commands, nodes: Nodes, address: GangAddress, agents: Sequence[Any]
-    ) -> None:
+    def __init__(self, commands: Commands, nodes: Nodes, address: GangAddress) -> None:
         self._commands = commands
         self._nodes = nodes
         self._address = address
-        self._agents = agents
         self._obstacles: dict[LoggedCommand, str] = {}
         self._there: set[int] = set()  # matrices that have been rebuilt so far
         self._connection: GangConnection | None = None
@@ -210,14 +206,8 @@ class Rebuilding:
         if not command.stamp:
             return
         path = command.body["arguments"]["path"]
-        done = await self._nodes.round(
-            "call",
-            collective=True,
-            library=FILES,
-            routine="stamp",
-            arguments={"path": path},
-            first=self._commands.next_id,
-        )
+        first = self._commands.next_id
+        done = await call_on(self._nodes, first, FILES, "stamp", {"path": path})
         if done.value[0] != command.stamp:
             raise Failure(
                 "FileError",

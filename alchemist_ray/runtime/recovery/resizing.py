@@ -3,6 +3,10 @@
 The next incarnation is started while commands run. Then, in its turn among the commands, it
 receives the matrices and takes the place of the present one. If anything fails before, the present
 one goes on as it was.
+
+Elastic gangs, ``num_workers=(min, max)``, are resized with the cluster: such a gang starts with the
+CPUs that are free, and grows when more become free. On a cluster with an autoscaler a reservation
+that waits has it bring nodes. When a node is being taken away, the gang moves to the others.
 """
 
 from __future__ import annotations
@@ -10,10 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import ray
+from ray.exceptions import RayError
 
 from alchemist_ray.errors import (
     AlchemistError,
@@ -21,22 +29,32 @@ from alchemist_ray.errors import (
     GroupError,
     GroupFailedError,
     LibraryLoadError,
+    ResourceError,
     TransferError,
 )
 from alchemist_ray.gang.address import GangAddress, next_token
-from alchemist_ray.runtime.cluster.ray_calls import result_of, told
+from alchemist_ray.runtime.cluster.actors import result_of, told
+from alchemist_ray.runtime.cluster.placement import Growth, room
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
 from alchemist_ray.runtime.commands.matrix_records import Record
-from alchemist_ray.runtime.launch.gang_cpus import GangCpus
+from alchemist_ray.runtime.launch.gang_cpus import GangCpus, in_thread
+from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import Incarnation
+from alchemist_ray.runtime.launch.nodes import Nodes
 from alchemist_ray.runtime.recovery.snapshots import SavedState, save_state
 from alchemist_ray.transfer.node_jobs import MoveJob
 from alchemist_ray.transfer.sending import BASE_LAYOUT
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution, copies, default_grid, stored_shape
+
+# What the loss of ranks means for a gang, but not for one that goes on with others.
+ENDED = re.compile(r"[.,] (so )?the gang was ended.*", re.IGNORECASE | re.DOTALL)
+POLL_INTERVAL_S = 2.0  # between looks at the free CPUs
+FREE_LIMIT_S = 5.0  # to reserve CPUs that were free a moment ago
+NODE_LIMIT_S = 600.0  # for an autoscaler to bring a node; then it is asked again
 
 
 class IncarnationCopy:
@@ -47,7 +65,7 @@ class IncarnationCopy:
     commands : Commands
         Its matrices and libraries.
     old, new : Incarnation
-        Both run; no command runs during `run`.
+        Both run; no command runs during `copy`.
     source, target : GangAddress
         Their addresses.
     """
@@ -68,21 +86,12 @@ class IncarnationCopy:
         self._created: dict[int, TransferTarget] = {}  # by the number of the old matrix
         self._states: list[SavedState] = []  # of libraries
 
-    async def prepare(self) -> None:
-        """Allocate memory on the new ranks, while commands run on the old ones.
-
-        Raises `ResourceError` if a node does not have enough, and other errors as `run`.
-        """
-        await self._unless_lost(self._create_matrices())
-
-    async def run(self) -> None:
-        """Copy everything. Raises `Failure`, `AlchemistError` and `RayError`."""
-        await self._unless_lost(self._copy())
-
-    async def _unless_lost(self, work: Awaitable[None]) -> None:
+    async def unless_lost(self, work: Awaitable[None]) -> None:
+        """Wait for work on both. Raises what ends one of them, if that comes first."""
         await self._old.nodes.unless_ended(self._new.nodes.unless_ended(work))
 
-    async def _copy(self) -> None:
+    async def copy(self) -> None:
+        """Copy everything. Raises `Failure`, `AlchemistError` and `RayError`."""
         commands, nodes = self._commands, self._new.nodes
         for name, library in commands.libraries.items():
             path, _ = library.stamp
@@ -118,7 +127,11 @@ class IncarnationCopy:
         distribution = Distribution(layout, stored_shape(record.shape), grid)
         return TransferTarget(ident, distribution, np.dtype(record.dtype))
 
-    async def _create_matrices(self) -> None:
+    async def create_matrices(self) -> None:
+        """Allocate memory on the new ranks, also while commands run on the old ones.
+
+        Raises `ResourceError` if a node does not have enough, and other errors as `copy`.
+        """
         for record, *_ in self._groups():
             if record.id in self._created:
                 continue
@@ -132,7 +145,7 @@ class IncarnationCopy:
             )
 
     async def _copy_matrices(self) -> None:
-        await self._create_matrices()  # those that were made since `prepare`
+        await self.create_matrices()  # those that were made meanwhile
         nodes, groups = self._new.nodes, self._groups()
         moves = [(record, self._created.pop(record.id)) for record, *_ in groups]
         if self._created:  # freed since then
@@ -165,10 +178,6 @@ class IncarnationCopy:
             jobs = [MoveJob(source, target, matrices, i, len(agents)) for i in range(len(agents))]
             asked = [agent.run.remote(job, []) for agent, job in zip(agents, jobs, strict=True)]
             await asyncio.gather(*map(result_of, asked))
-
-
-# What the loss of ranks means for a gang, but not for one that goes on with others.
-ENDED = re.compile(r"[.,] (so )?the gang was ended.*", re.IGNORECASE | re.DOTALL)
 
 
 class Resizing:
@@ -237,13 +246,10 @@ class Resizing:
             await asyncio.wait([self._task])
 
     async def _run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
-        request = new.request
         try:
-            # Not in `start`: if there are too few, none is started.
-            await self._cpus.reserve(request.workers, request.options.start_timeout_s)
             target = await new.start(self._cpus, address.first_epoch, next_token(address.token))
             copy = IncarnationCopy(self._dispatcher.commands, old, new, address, target)
-            await copy.prepare()
+            await copy.unless_lost(copy.create_matrices())
             await self._in_turn(copy, new, target)
         finally:
             self.next = None  # so that `stop` does not interrupt this
@@ -257,7 +263,7 @@ class Resizing:
 
         async def move() -> None:
             with self._state():
-                await copy.run()
+                await copy.unless_lost(copy.copy())
                 self._use(new, address)
                 self._moved, self.next = True, None
 
@@ -291,3 +297,98 @@ def _unchanged(error: BaseException, workers: int) -> AlchemistError:
     return kind(
         f"the gang was not resized and goes on with its {workers} workers: {reason}", **known.facts
     )
+
+
+class Elastic:
+    """The size of one gang, if its request has bounds; otherwise nothing happens.
+
+    Parameters
+    ----------
+    cpus : GangCpus
+    resize : callable(workers)
+    address : callable() -> GangAddress or None
+        Of the gang; None while it has no ranks.
+    begin : callable(coroutine) -> Task
+        Runs it until the gang ends.
+    """
+
+    def __init__(
+        self,
+        cpus: GangCpus,
+        resize: Callable[[int], Awaitable[None]],
+        address: Callable[[], GangAddress | None],
+        begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._cpus = cpus
+        self._resize = resize
+        self._address = address
+        self._begin = begin
+        self._growing: asyncio.Task[None] | None = None
+
+    async def started(self, request: GangRequest) -> GangRequest:
+        """The request with as many ranks as there are CPUs now, which are reserved."""
+        if request.bounds is None:
+            return request
+        least, most = request.bounds
+        free = await in_thread(free_ranks, request.options.cpus)
+        if (workers := min(most, free)) > least:
+            try:
+                await self._cpus.reserve(workers, FREE_LIMIT_S)
+                return replace(request, workers=workers)
+            except (ResourceError, TimeoutError):
+                pass  # others were faster
+        return replace(request, workers=least)
+
+    def watch(self, request: GangRequest, nodes: Nodes) -> None:
+        """Have the gang grow, and leave nodes of this incarnation that are being taken away."""
+        if request.bounds is None:
+            return
+        least, most = request.bounds
+        nodes.leave = partial(self._leave, nodes, least)
+        if self._growing is None:
+            self._growing = self._begin(self._grow(request.options.cpus, most))
+
+    def stop_growing(self) -> None:
+        """The user has resized the gang."""
+        if self._growing is not None:
+            self._growing.cancel()
+
+    async def _grow(self, cpus: float, most: int) -> None:
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            address = self._address()
+            if address is None or address.size >= most:
+                continue
+            try:
+                free, growth = await in_thread(free_ranks, cpus), Growth.here()
+                if free > 0:
+                    await self._cpus.reserve(min(most, address.size + free), FREE_LIMIT_S)
+                elif growth is not None:
+                    node = max(1, int(growth.cpus / cpus))
+                    await self._cpus.reserve(min(most, address.size + node), NODE_LIMIT_S)
+                else:
+                    continue
+                await self._resize(min(most, self._cpus.count))
+            except (AlchemistError, RayError, TimeoutError):
+                continue  # the gang goes on as it was
+
+    def _leave(self, nodes: Nodes, least: int, error: AlchemistError) -> bool:
+        """Move to the other nodes, if they have CPUs for enough ranks."""
+        address = self._address()
+        if address is None:
+            return False
+        left = self._cpus.avoid(address.node_ids[error.facts["node"]])
+        if left >= least:
+            self._begin(self._move_away(nodes, error, left))
+        return left >= least
+
+    async def _move_away(self, nodes: Nodes, error: AlchemistError, workers: int) -> None:
+        try:
+            await self._resize(workers)
+        except AlchemistError:
+            nodes.fail(error)
+
+
+def free_ranks(cpus: float) -> int:
+    """For how many more ranks CPUs are free."""
+    return room(ray.available_resources().get("CPU", 0.0), cpus)

@@ -63,13 +63,13 @@ class SavedState:
 
     async def load(self, nodes: Nodes, next_id: int) -> None:
         """Load it, on ranks that have its matrices. Raises as `Nodes.round`."""
-        await _call(nodes, self.library, LOAD_STATE, self.arguments, next_id)
+        await call_on(nodes, next_id, self.library, LOAD_STATE, self.arguments)
 
 
 async def save_state(commands: Commands, library: str) -> SavedState:
     """Have the ranks save the state of a library. Raises as `Nodes.round`."""
     try:
-        done = await _call(commands.nodes, library, SAVE_STATE, {}, commands.next_id)
+        done = await call_on(commands.nodes, commands.next_id, library, SAVE_STATE, {})
     except Failure:
         await commands.nodes.round("discard", first=commands.next_id)
         raise
@@ -84,7 +84,8 @@ async def save_state(commands: Commands, library: str) -> SavedState:
     return SavedState(library, dict(zip(names, values, strict=True)), records)
 
 
-async def _call(nodes: Nodes, library: str, routine: str, arguments: Body, first: int) -> Any:
+async def call_on(nodes: Nodes, first: int, library: str, routine: str, arguments: Body) -> Any:
+    """Call a routine for the GroupManager itself; its matrices have the ids from `first` on."""
     return await nodes.round(
         "call", collective=True, library=library, routine=routine, arguments=arguments, first=first
     )
@@ -170,7 +171,7 @@ class Snapshots:
         try:
             if sum(record.nbytes for record in saved.records) <= TOGETHER:
                 await self._copy_matrices(address, saved.records)
-                commands.log.state_kept(commands.libraries, library, saved.arguments, saved.records)
+                commands.keep_state(library, saved.arguments, saved.records)
         finally:
             self._state_costs_s[library] = time.monotonic() - begin
             commands.nodes.unreferenced += [record.id for record in saved.records]

@@ -8,7 +8,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.clients import free_cpu
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.runtime.cluster.autoscaling import VARIABLE
+from alchemist_ray.runtime.cluster.placement import VARIABLE
 
 
 def test_tasks_wait_for_nodes_of_an_autoscaler(

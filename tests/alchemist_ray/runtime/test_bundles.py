@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemist_ray.runtime.cluster import placement
+from tests.alchemist_ray.runtime.test_elastic import BEGIN, ran
 
 ROOMS = st.lists(st.integers(0, 200), min_size=1, max_size=80)
 
 # Nodes of 4, 2 and 1 CPUs on this machine.
-NODES = """
-import json, signal, threading, time
-import ray
+NODES = (
+    BEGIN
+    + """
+import threading
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from alchemist_ray import AlchemistSession
-
-def late(*_):
-    raise TimeoutError("the whole test")
 
 def bundles(group):
     return sorted(one["CPU"] for one in group["bundles"].values())
@@ -43,9 +37,6 @@ def gang(name, workers, strategy="PACK", cpus=1.0):
 class Busy:
     pass
 
-signal.signal(signal.SIGALRM, late)
-signal.alarm(170)
-store = {"object_store_memory": 80 << 20}
 told = {}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **store})
 try:
@@ -79,15 +70,12 @@ finally:
     ray.shutdown()
     cluster.shutdown()
 """
+)
 
 
 @pytest.mark.timeout(200)
 def test_a_gang_has_a_bundle_per_node() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NODES], capture_output=True, text=True, timeout=185, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = ran(NODES)
     assert told["packed"] == [[4, 4, 4, 4, 2, 2], [[2.0, 4.0]]]
     assert sorted(told["spread"][0]) in ([1, 2, 2, 4], [1, 2, 4, 4])
     assert told["spread"][1] == [[1.0, 1.0, 2.0]]

@@ -44,7 +44,7 @@ def test_no_state_is_skipped(cluster: str) -> None:
         gang = Gang("g0", "g0")
         with pytest.raises(RuntimeError, match="g0 cannot become ready: it is none"):
             gang._enter(GangState.READY)
-        waiting = asyncio.create_task(gang.attach())
+        waiting = asyncio.create_task(gang.gang_address())
         gang._enter(GangState.STARTING)
         await asyncio.sleep(0)
         gang._enter(GangState.NONE)
@@ -88,3 +88,14 @@ def test_a_start_does_not_wait_for_an_agent_that_does_not_answer() -> None:
         return loop.time() - begun
 
     assert asyncio.run(start()) < 2 * POLL_INTERVAL_S + 1
+
+
+def test_a_watch_that_fails_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise OSError("no room")
+
+    async def watch() -> None:
+        await asyncio.wait([Gang("g0", "g0")._watch(fail())])
+
+    asyncio.run(watch())
+    assert "no room" in caplog.text

@@ -20,7 +20,7 @@ from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.options import GangOptions
 from alchemist_ray.runtime.cluster import catalogue, manager_pool
-from alchemist_ray.runtime.cluster.names import (
+from alchemist_ray.runtime.cluster.actors import (
     GROUP_PREFIX,
     NAMESPACE,
     group_name,

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
+from alchemist_ray.runtime import agent as agent_module
+from alchemist_ray.runtime import driver
 from alchemist_ray.runtime.agent import Agent
-from alchemist_ray.runtime.cluster import autoscaling
-from alchemist_ray.runtime.cluster.autoscaling import VARIABLE, Growth, Retirement
-from alchemist_ray.runtime.cluster.placement import check_capacity
-from alchemist_ray.runtime.driver import start_actor
+from alchemist_ray.runtime.cluster.placement import VARIABLE, Growth, check_capacity
+from alchemist_ray.runtime.driver import Driver, start_actor
+from tests.alchemist_ray.runtime.test_elastic import BEGIN, ran
 
 # Two nodes of 2 CPUs on this machine; the third comes when a gang waits, as with an autoscaler.
-NODES = """
-import json, signal, threading, time
-import ray
+NODES = (
+    BEGIN
+    + """
+import threading
 from ray.cluster_utils import Cluster
-from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError
-
-def late(*_):
-    raise TimeoutError("the whole test")
 
 def gang(name, workers, strategy, **more):
     try:
@@ -37,9 +31,6 @@ def gang(name, workers, strategy, **more):
     except AlchemistError as error:
         told[name] = f"{type(error).__name__}: {error}"
 
-signal.signal(signal.SIGALRM, late)
-signal.alarm(90)
-store = {"object_store_memory": 80 << 20}
 told = {}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **store})
 try:
@@ -61,19 +52,12 @@ finally:
     ray.shutdown()
     cluster.shutdown()
 """
+)
 
 
+@pytest.mark.timeout(200)
 def test_strategies_hold_on_present_and_added_nodes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", NODES],
-        env={**os.environ, VARIABLE: "3x2"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = ran(NODES, **{VARIABLE: "3x2"})
     assert len(set(told["apart"])) == 2, told["apart"]
     assert len(set(told["together"])) == 1, told["together"]
     assert len(set(told["waits"])) == 3, told["waits"]
@@ -118,27 +102,25 @@ def test_growth_counts_nodes_without_cpus_for_nothing() -> None:
 def test_an_agent_goes_when_no_gang_is_on_its_node(
     session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autoscaling, "POLL_INTERVAL_S", 0.05)
-    monkeypatch.setattr(autoscaling, "IDLE_S", 0.5)
+    monkeypatch.setattr(driver, "RETIRE_INTERVAL_S", 0.05)
     agent = start_actor(Agent, {"num_cpus": 0})
     ray.get(agent.ready.remote())
-    agents = {"here": agent}
+    ray.get(agent.__ray_call__.remote(lambda _: setattr(agent_module, "IDLE_S", 0.5)))
 
-    async def looked_at(seconds: float) -> None:
-        watch = asyncio.ensure_future(retirement.watch())
+    async def retire(seconds: float) -> bool:
+        """Whether the agent stays; the Driver must look for as long as it lives."""
+        known = Driver("edition", None)
+        known._agents["here"] = agent
+        watch = asyncio.ensure_future(known._retire())
         done, _ = await asyncio.wait([watch], timeout=seconds)
         watch.cancel()
-        assert not done, "it must look for as long as the Driver lives"
+        assert not done
+        return bool(known._agents)
 
-    retirement = Retirement(agents)
-    assert not ray.get(agent.idle.remote())
-    asyncio.run(looked_at(1.5))
-    assert agents  # a gang is here
+    assert asyncio.run(retire(1.5)), "a gang is here"
     session.yield_workers()
-    retirement.asked_for("here")
-    asyncio.run(looked_at(0.3))
-    assert agents  # somebody has just asked for it
-    asyncio.run(looked_at(1.5))
-    assert not agents
+    ray.get(agent.ready.remote())
+    assert asyncio.run(retire(0.3)), "a gang is about to start"
+    assert not asyncio.run(retire(1.5))
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(agent.idle.remote())

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from alchemist_ray.errors import ResourceError
@@ -16,15 +11,11 @@ from alchemist_ray.runtime.cluster.user_limits import (
     RANKS_VARIABLE,
     ClusterLimits,
 )
+from tests.alchemist_ray.runtime.test_elastic import BEGIN, ran
 
-PROGRAM = """
-import json, signal, time
-import numpy as np
-import ray
-from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import ResourceError
-
-signal.alarm(100)
+PROGRAM = (
+    BEGIN
+    + """
 ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False,
          object_store_memory=80 << 20)
 told = {}
@@ -60,19 +51,12 @@ with AlchemistSession(1) as first, AlchemistSession(1) as second:
     told["freed"] = float((B + 1).fetch().sum())
 print(json.dumps(told))
 """
+)
 
 
+@pytest.mark.timeout(200)
 def test_a_cluster_refuses_gangs_and_ranks_beyond_its_limits() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**os.environ, GANGS_VARIABLE: "2", RANKS_VARIABLE: "3", BYTES_VARIABLE: "4500000"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = ran(PROGRAM, **{GANGS_VARIABLE: "2", RANKS_VARIABLE: "3", BYTES_VARIABLE: "4500000"})
     assert "would have 4 ranks, more than the quota of this cluster, 3: end a gang" in told["ranks"]
     assert "would have 3 gangs, more than the quota of this cluster, 2" in told["gangs"]
     assert "goes on with its 2 workers: " in told["resize"]
