@@ -23,6 +23,8 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError
 
 LIBRARY = Path(__file__).with_name("breaking.py")
+KEPT = "kept"
+MATRIX = np.arange(600.0).reshape(60, 10)
 LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VR", "STAR_STAR")
 
 sessions: dict[str, AlchemistSession] = {}
@@ -250,6 +252,58 @@ def outcome(error: AlchemistError) -> dict[str, Any]:
         "facts": facts,
         "at": time.monotonic(),
     }
+
+
+# --- a detached gang, which outlives the head and its program ---
+
+
+def start_kept(cpus: int) -> list[int]:
+    """Start a detached gang with a matrix and a library; the ids of its ranks."""
+    join(1)
+    als = sessions[KEPT] = AlchemistSession(cpus, name=KEPT, lifetime="detached")
+    als.load_library("breaking", LIBRARY)
+    als.send_matrix(MATRIX, name="A")
+    return pids(KEPT)
+
+
+def attach() -> list[int]:
+    """Attach to that gang from this process; the ids of its ranks."""
+    join(1)
+    sessions[KEPT] = AlchemistSession.attach(KEPT)
+    return pids(KEPT)
+
+
+def works() -> dict[str, Any]:
+    """A call over MPI, and whether the matrix is unchanged."""
+    als = sessions[KEPT]
+    equal = bool(np.array_equal(als.matrix("A").fetch(), MATRIX))
+    return {"total": als.library("breaking").total(), "equal": equal}
+
+
+def another(workers: int) -> int:
+    """The total of a gang of another session."""
+    with AlchemistSession(workers, start_timeout_s=60) as als:
+        found: int = als.load_library("breaking", LIBRARY).total()
+        return found
+
+
+def end() -> list[str]:
+    """End the detached gang; the names of those that are left."""
+    AlchemistSession.stop_gang(KEPT)
+    return [gang.name for gang in AlchemistSession.list()]
+
+
+def serve(nodes: int) -> dict[str, str]:
+    """Start the gateway of a cluster of this many nodes; its address, and a token."""
+    from alchemist_ray.gateway.server import actor  # noqa: PLC0415 - needs cryptography
+    from alchemist_ray.gateway.server.access import TokenFile  # noqa: PLC0415
+
+    assert join(nodes) == nodes
+    folder = os.environ["HOME"] = tempfile.mkdtemp()  # for the certificate, too
+    tokens = TokenFile(Path(folder, "tokens.json"))
+    token = tokens.create("anna", ("call", "run_code"))
+    info = actor.serve("0.0.0.0", 0, tokens=str(tokens.path), audit=str(Path(folder, "audit.log")))
+    return {"address": info.address, "token": token}
 
 
 def main() -> None:

@@ -7,9 +7,6 @@ import math
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -30,10 +27,10 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.gang import owner, registry
-from alchemist_ray.runtime.cluster.names import driver_name, edition
+from alchemist_ray.runtime.cluster.actors import driver_name, edition
 from mpi_workers.wire.frames import MAP_LIMIT, pack
+from tests.faults.named.named_gangs import Program
 
-ROOT = Path(__file__).parents[2]
 THREADS = 8
 
 
@@ -258,30 +255,20 @@ def test_a_child_forked_while_a_thread_of_the_parent_fetches_can_fetch(
 # --- results that must not be lost ---
 
 
-def test_a_reader_that_goes_away_does_not_cost_the_result(cluster: str) -> None:
-    program = f"""
-        import ray
-        ray.init(address={cluster!r}, log_to_driver=False)
-        from alchemist_ray import AlchemistSession
-        import sys
+def test_a_reader_that_goes_away_does_not_cost_the_result(cluster: str, tmp_path: Path) -> None:
+    text = f"""
         def speak(comm):
             for i in range(2000):
                 print(i, "x" * 60)
             return comm.size
         with AlchemistSession(1) as als:
-            print("found", als.run(speak), file=sys.stderr)
+            open({str(tmp_path / "found")!r}, "w").write(str(als.run(speak)))
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert done.stdout is not None
-    assert done.stderr is not None
-    done.stdout.readline()
-    done.stdout.close()
-    said = done.stderr.read()
-    done.wait(60)
-    assert "found 1" in said, said
+    with Program(cluster, text) as program:
+        assert program.process.stdout is not None
+        program.process.stdout.close()
+        program.process.wait(60)
+    assert (tmp_path / "found").read_text() == "1"
 
 
 def test_a_message_that_fits_no_frame_is_an_error_of_its_call(als: AlchemistSession) -> None:
@@ -347,30 +334,26 @@ def test_ctrl_c_in_the_middle_of_a_large_frame_leaves_a_usable_connection(
 
 
 def test_a_job_with_an_environment_of_its_own_has_its_own_driver(cluster: str) -> None:
-    program = f"""
-        import os, ray
-        ray.init(address={cluster!r}, log_to_driver=False,
-                 runtime_env={{"env_vars": {{"SECRET": "of this job"}}}})
-        from alchemist_ray import AlchemistSession
-        from alchemist_ray.runtime.cluster.names import driver_name, edition
+    text = """
+        import os
+        from alchemist_ray.runtime.cluster.actors import driver_name, edition
         with AlchemistSession(1) as als:
-            print(driver_name(edition()), als.run(lambda comm: os.environ.get("SECRET")))
+            secret = als.run(lambda comm: os.environ.get("SECRET"))
+            print(driver_name(edition()), secret, flush=True)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True, text=True, timeout=100, cwd=ROOT, check=False,
-    )  # fmt: skip
-    name, _, secret = done.stdout.strip().partition(" ")
-    assert secret == "of this job", done.stderr
+    environment = {"env_vars": {"SECRET": "of this job"}}
+    with Program(cluster, text, runtime_env=environment) as program:
+        name, _, secret = program.said.partition(" ")
+        program.process.wait(60)
+    assert secret == "of this job"
     assert name.startswith(driver_name(edition()) + "-job-")
     with AlchemistSession(1) as session:
         assert session.run(lambda comm: os.environ.get("SECRET")) is None
 
 
 def test_tasks_of_a_job_with_other_environments_have_their_own_agents(cluster: str) -> None:
-    program = f"""
-        import os, ray
-        ray.init(address={cluster!r}, log_to_driver=False)
+    text = """
+        import os
 
         @ray.remote
         def secret():
@@ -379,11 +362,9 @@ def test_tasks_of_a_job_with_other_environments_have_their_own_agents(cluster: s
                 return als.run(lambda comm: os.environ.get("SECRET"))
 
         for word in ("first", "second"):
-            environment = {{"env_vars": {{"SECRET": word}}}}
-            print(ray.get(secret.options(runtime_env=environment).remote()))
+            environment = {"env_vars": {"SECRET": word}}
+            print(ray.get(secret.options(runtime_env=environment).remote()), flush=True)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True, text=True, timeout=100, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert done.stdout.split() == ["first", "second"], done.stderr
+    with Program(cluster, text) as program:
+        assert [program.said, program.line()] == ["first", "second"]
+        program.process.wait(60)

@@ -160,18 +160,6 @@ def test_a_rank_killed_in_a_function_ends_the_gang(gang: Gang) -> None:
     gang.lost("kill -9 of a rank in als.run", outcome, "rank 2", "SIGKILL")
 
 
-@pytest.mark.cell("rank", "in a call", "private", "lost")
-def test_an_exit_in_a_function_ends_the_gang_and_shows_its_last_words(gang: Gang) -> None:
-    def leave(comm: Any) -> None:
-        if comm.rank == 1:
-            os.write(2, b"I cannot go on")
-            os._exit(3)
-        comm.Barrier()
-
-    outcome = inject_and_retry(lambda: None, lambda: gang.session.run(leave))
-    gang.lost("os._exit in als.run", outcome, "rank 1", "code 3", "I cannot go on")
-
-
 def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None:
     def stuck(comm: Any) -> None:
         from mpi4py import MPI  # noqa: PLC0415

@@ -18,10 +18,8 @@ import pytest
 import ray
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.gang.transfer_retries import FAILURE_NEWS_S
-from alchemist_ray.transfer import scheduling
-from tests.faults.conftest import ERROR_LIMIT_S, Gang, agent_pids, inject_during, kill, record
-from tests.faults.test_transfers import held_by
+from tests.faults.conftest import Gang, inject_during, kill, record
+from tests.faults.test_transfers import held_by, stopped_in_a_send
 
 da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
 
@@ -45,13 +43,6 @@ def suicide(block: Any) -> Any:
 
 def chunked(n: int = 12, rows: int = 10_000) -> Any:
     return da.ones((n * rows, 20), chunks=(rows, 20))
-
-
-def persisted() -> Any:
-    x = (chunked() + 1).persist(scheduler=ray_dask_get)
-    refs = list(dict(x.__dask_graph__()).values())
-    ray.wait(refs, num_returns=len(refs), timeout=30)
-    return x
 
 
 @pytest.mark.cell("client", "sending", "private", "TransferError")
@@ -81,48 +72,11 @@ def test_a_rank_killed_while_it_is_sent_a_dataset(
     data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
     data.DataContext.get_current().enable_progress_bars = False
     dataset = data.from_numpy(np.ones((100_000, 20))).materialize()
-    start = scheduling.BlockSender._start
-
-    def stopping(self: scheduling.BlockSender) -> None:
-        kill(gang.ranks[1], signal.SIGSTOP)  # so that the sender waits in the middle
-        start(self)
-
-    monkeypatch.setattr(scheduling.BlockSender, "_start", stopping)
-    outcome = inject_during(
-        lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(dataset), after_s=1.0
-    )
-    monkeypatch.undo()
+    with stopped_in_a_send(gang.ranks[1], monkeypatch):  # so that the sender waits in the middle
+        outcome = inject_during(
+            lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(dataset), after_s=1.0
+        )
     gang.lost("kill -9 of a rank while a Dataset is sent", outcome, "rank 1", "SIGKILL")
-
-
-def test_an_agent_killed_while_it_sends_chunks(
-    gang: Gang, monkeypatch: pytest.MonkeyPatch, by_agents: None
-) -> None:
-    x = persisted()
-    known = len(gang.session.list_matrices())
-    start = scheduling.BlockSender._start
-
-    def stopping(self: scheduling.BlockSender) -> None:
-        monkeypatch.setattr(scheduling.BlockSender, "_start", start)  # once
-        kill(gang.ranks[1], signal.SIGSTOP)
-        start(self)
-
-    monkeypatch.setattr(scheduling.BlockSender, "_start", stopping)
-
-    def cause() -> None:
-        gang.kill_agent()
-        kill(gang.ranks[1], signal.SIGCONT)
-
-    outcome = inject_during(cause, lambda: gang.session.send_matrix(x))
-    monkeypatch.undo()
-    assert isinstance(outcome.error, TransferError), repr(outcome.error)
-    assert outcome.seconds < ERROR_LIMIT_S + FAILURE_NEWS_S + scheduling.STOP_TIMEOUT_S
-    record("kill -9 of the agent while it sends chunks", outcome.seconds, None, outcome.error)
-    assert len(gang.session.list_matrices()) == known
-    assert gang.works()
-    B = gang.session.send_matrix(x)
-    assert (B.fetch() == 2).all()
-    B.free()
 
 
 @pytest.mark.cell("rank", "fetching", "private", "lost")
@@ -195,14 +149,3 @@ def test_an_array_larger_than_the_object_store_passes_through(tmp_path_factory: 
     assert outcome["equal"]
     assert outcome["spilled"] == []
     assert outcome["grown_kb"] < 200_000, outcome  # of 430 MB; a part of the store may be mapped
-
-
-def test_the_agent_releases_everything_afterwards(gang: Gang, by_agents: None) -> None:
-    gang.session.send_matrix(persisted()).free()
-    agent = agent_pids()["agent"]
-    gang.session.yield_workers()
-    deadline = time.monotonic() + ERROR_LIMIT_S
-    while held_by(agent) > 1 << 20 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert held_by(agent) < 1 << 20
-    gang.start()

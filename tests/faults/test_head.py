@@ -27,7 +27,7 @@ REDIS_PORT = 6390
 PASSWORD = "of this test"
 RANKS = 2
 STARTS, START_S = 3, 50.0
-INSIDE = "tests.faults.inside_head"
+INSIDE = "tests.faults.inside"
 OF_RAY = ("gcs_server", "raylet", "dashboard", "ray::", "log_monitor", "monitor.py")
 
 
@@ -91,7 +91,7 @@ def test_a_gang_outlives_the_head(hosts: Hosts) -> None:
         "ray", "start", f"--address={head.ip}:{GCS_PORT}", f"--node-ip-address={worker.ip}",
         "--num-cpus=4", "--object-store-memory=200000000", "--disable-usage-stats",
     )  # fmt: skip
-    pids = call("start", RANKS, limit_s=120)
+    pids = call("start_kept", RANKS, limit_s=120)
     fine = {"total": sum(range(RANKS)), "equal": True}
     assert call("works") == fine
 

@@ -146,44 +146,27 @@ def test_a_library_that_one_host_does_not_have_is_reported(pair: Pair) -> None:
 
 
 @pytest.mark.cell("rank", "in a call", "private", "lost")
-@pytest.mark.parametrize("meanwhile", STATES)
-def test_a_rank_killed_on_the_far_host_ends_the_gang_on_both(pair: Pair, meanwhile: str) -> None:
-    rank = pair.on(pair.far)[-1]
+@pytest.mark.parametrize(
+    ("where", "meanwhile"),
+    [*(("far", meanwhile) for meanwhile in STATES), ("near", "compute_until_lost")],
+)
+def test_a_killed_rank_ends_the_gang_on_both_hosts(pair: Pair, where: str, meanwhile: str) -> None:
+    host: Host = getattr(pair, where)
+    rank = pair.on(host)[-1]
     start = time.monotonic()
     outcome, seconds = inject_during(
-        pair, meanwhile, lambda: pair.far.signal(pair.pid(rank)), ERROR_LIMIT_S
+        pair, meanwhile, lambda: host.signal(pair.pid(rank)), ERROR_LIMIT_S
     )
     assert outcome["kind"] == "GroupFailedError"
-    assert f"rank {rank} " in outcome["message"]
-    assert "SIGKILL" in outcome["message"]
-    assert pair.far.name in outcome["message"]
+    for word in (f"rank {rank} ", "SIGKILL", host.name):
+        assert word in outcome["message"]
     assert seconds < ERROR_LIMIT_S
-    gone_s = max(gone(pair, host, start + 1.0, ERROR_LIMIT_S) for host in (pair.near, pair.far))
-    record(
-        f"2 hosts: kill -9 of a far rank, gang {STATES[meanwhile]}",
-        seconds,
-        gone_s,
-        outcome["kind"],
-    )
+    gone_s = max(gone(pair, each, start + 1.0, ERROR_LIMIT_S) for each in (pair.near, pair.far))
+    fault = f"2 hosts: kill -9 of a {where} rank, gang {STATES[meanwhile]}"
+    record(fault, seconds, gone_s, outcome["kind"])
     assert pair.unharmed()
     pair.start()
     assert pair.call("total", "gang") == 6
-
-
-def test_a_rank_killed_on_the_near_host_ends_the_gang_on_both(pair: Pair) -> None:
-    rank = pair.on(pair.near)[0]
-    start = time.monotonic()
-    outcome, seconds = inject_during(
-        pair, "compute_until_lost", lambda: pair.near.signal(pair.pid(rank)), ERROR_LIMIT_S
-    )
-    assert outcome["kind"] == "GroupFailedError"
-    assert f"rank {rank} " in outcome["message"]
-    assert "SIGKILL" in outcome["message"]
-    assert seconds < ERROR_LIMIT_S
-    gone_s = max(gone(pair, host, start + 1.0, ERROR_LIMIT_S) for host in (pair.near, pair.far))
-    record("2 hosts: kill -9 of a near rank, gang in MPI", seconds, gone_s, outcome["kind"])
-    assert pair.unharmed()
-    pair.start()
 
 
 @pytest.mark.cell("network", "in a call", "private", "goes on")

@@ -1,14 +1,11 @@
-"""A rank is killed by the kernel's OOM killer; a node is terminated."""
+"""A rank is killed by the kernel's OOM killer; a resize has too little memory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import tempfile
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError, ResourceError
-from alchemist_ray.runtime.cluster.names import NAMESPACE, agent_name, edition
+from alchemist_ray.runtime.cluster.actors import NAMESPACE, agent_name, edition
 from mpi_workers.matrix.available_memory import MemoryCgroup
 from tests.support import traces
 
@@ -77,16 +74,3 @@ def test_a_resize_without_the_memory_for_both_is_refused(limited: int) -> None:
             als.resize(2)
         assert A[:, :3].sum() == 75
         assert len(als.list_workers()) == 1
-
-
-def test_a_terminated_node_is_named_in_the_error(session: AlchemistSession) -> None:
-    rank = session.list_workers()[0].pid
-    proxy = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
-    noted = Path(tempfile.gettempdir()).glob("alchemist-g*/pid")
-    assert proxy in [int(path.read_text()) for path in noted]
-    os.kill(proxy, signal.SIGTERM)  # as a pod's preStop does, see kuberay/
-    with pytest.raises(GroupFailedError, match="is being taken away \\(SIGTERM\\)") as outcome:
-        session.run(lambda comm: comm.barrier())
-    assert outcome.value.facts["cause"] == "node leaving"
-    session.request_workers(2)
-    assert session.run(lambda comm: comm.allreduce(1)) == 2

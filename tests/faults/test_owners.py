@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
-import sys
-import textwrap
 import time
 from typing import Any
 
@@ -30,28 +27,16 @@ from tests.faults.conftest import (
     pid_of,
     record,
 )
+from tests.faults.named.named_gangs import Program
 from tests.support import traces
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
 PROGRAM = """
-import os, sys, time
-import ray
-ray.init(address={address!r}, log_to_driver=False)
-from alchemist_ray import AlchemistSession
 als = AlchemistSession(2)
 lib = als.load_library("breaking", {library!r})
-print([w.pid for w in als.list_workers()], flush=True)
+print(*[worker.pid for worker in als.list_workers()], flush=True)
 {then}
-"""
-
-
-WAITING = """
-import ray
-ray.init(address={address!r}, log_to_driver=False)
-from alchemist_ray import AlchemistSession
-print("here", flush=True)
-AlchemistSession(6)
 """
 
 
@@ -146,36 +131,6 @@ def test_a_gang_outlives_the_driver_actor(gang: Gang) -> None:
 # --- the user's program ---
 
 
-class Program:
-    """A separate user's program on the same cluster."""
-
-    def __init__(self, address: str, then: str) -> None:
-        text = PROGRAM.format(address=address, library=str(LIBRARY), then=textwrap.dedent(then))
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", text],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.ranks: list[int] = self.line()
-        assert len(self.ranks) == 2
-        traces.note_segments()
-
-    def line(self) -> Any:
-        """Read the next line of its output."""
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline() or "[]")
-
-    def gone(self) -> bool:
-        return not any(map(traces.alive, self.ranks))
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
 def free_cpus() -> float:
     return float(ray.available_resources().get("CPU", 0.0))
 
@@ -188,59 +143,52 @@ def before(gang: Gang) -> set[str]:
 
 def run_and_end(address: str, before: set[str], then: str, cause: Any) -> tuple[float, float]:
     cpus = free_cpus()
-    program = Program(address, then)
-    try:
+    with Program(address, PROGRAM.format(library=str(LIBRARY), then=then)) as program:
+        ranks = list(map(int, program.said.split()))
+        assert len(ranks) == 2
+        traces.note_segments()
         time.sleep(0.5)
         start = time.monotonic()
-        start = cause(program) or start
-        assert traces.wait_until(program.gone, ERROR_LIMIT_S) is not None
+        start = float(cause(program) or start)
+        gone = traces.wait_until(lambda: not any(map(traces.alive, ranks)), ERROR_LIMIT_S)
+        assert gone is not None
         gone_s = time.monotonic() - start
         assert_clean(before)
         assert traces.wait_until(lambda: free_cpus() == cpus, ERROR_LIMIT_S, 0.05) is not None
         return gone_s, time.monotonic() - start
-    finally:
-        program.end()
 
 
 @pytest.mark.cell("program", "in a call", "private", "ends")
-@pytest.mark.parametrize(
-    ("state", "then"),
-    [("idle", "time.sleep(60)"), ("computing", "lib.churn(60.0)")],
-)
-def test_a_killed_program_ends_its_gang(
-    cluster: str, gang: Gang, before: set[str], state: str, then: str
-) -> None:
-    error_s, gone_s = run_and_end(cluster, before, then, lambda program: program.process.kill())
-    record(f"kill -9 of the user's program, gang {state}", error_s, gone_s, "(ranks and CPUs gone)")
-
-
-def test_a_program_that_exits_without_closing_leaves_nothing(
-    cluster: str, gang: Gang, before: set[str]
-) -> None:
-    then = "time.sleep(1.0); print(time.monotonic(), flush=True); sys.exit(3)"
-    error_s, gone_s = run_and_end(cluster, before, then, lambda program: program.line())
-    record("sys.exit without closing the session", error_s, gone_s, "(ranks and CPUs gone)")
-
-
 @pytest.mark.cell("program", "idle", "private", "ends")
-def test_a_terminated_program_leaves_nothing(cluster: str, gang: Gang, before: set[str]) -> None:
-    error_s, gone_s = run_and_end(
-        cluster, before, "time.sleep(60)", lambda program: program.process.terminate()
-    )
-    record("SIGTERM to the user's program", error_s, gone_s, "(ranks and CPUs gone)")
+@pytest.mark.parametrize(
+    ("fault", "then", "cause"),
+    [
+        ("kill -9, gang idle", "time.sleep(60)", lambda program: program.process.kill()),
+        ("kill -9, gang computing", "lib.churn(60.0)", lambda program: program.process.kill()),
+        ("SIGTERM", "time.sleep(60)", lambda program: program.process.terminate()),
+        (
+            "sys.exit without closing the session",
+            "time.sleep(1.0); print(time.monotonic(), flush=True); raise SystemExit(3)",
+            lambda program: program.line(),
+        ),
+    ],
+)
+def test_a_program_that_ends_leaves_nothing(
+    cluster: str, gang: Gang, before: set[str], fault: str, then: str, cause: Any
+) -> None:
+    error_s, gone_s = run_and_end(cluster, before, then, cause)
+    record(f"the user's program: {fault}", error_s, gone_s, "(ranks and CPUs gone)")
 
 
 @pytest.mark.cell("program", "starting", "private", "ends")
 def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(
     cluster: str, before: set[str]
 ) -> None:
-    waiting = WAITING.format(address=cluster)
-    with subprocess.Popen([sys.executable, "-c", waiting], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
+    with Program(cluster, 'print("here", flush=True); AlchemistSession(6)') as program:
+        assert program.said
         queued = traces.wait_until(lambda: any("placement" in what for what in left() - before), 20)
         assert queued is not None
-        process.kill()
+        program.kill()
     gone_s = assert_clean(before)
     record("kill -9 of a program that waits for CPUs", gone_s, gone_s, "(reservation gone)")
 

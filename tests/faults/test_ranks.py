@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import ray
@@ -35,59 +38,68 @@ def test_a_call_through_ray_fails_with_a_killed_rank(gang: Gang) -> None:
     gang.lost("kill -9 of a rank, called with .remote()", outcome, "rank 1", "SIGKILL")
 
 
+def leave(comm: Any) -> None:
+    if comm.rank == 1:
+        os.write(2, b"I cannot go on")
+        os._exit(3)
+    comm.Barrier()
+
+
 @pytest.mark.cell("rank", "in a call", "private", "lost")
-def test_a_segfault_ends_the_gang_and_shows_where(gang: Gang) -> None:
+@pytest.mark.parametrize(
+    ("fault", "call", "words"),
+    [
+        (
+            "segfault in a rank",
+            lambda gang: gang.lib.segfault(1),
+            "rank 1|SIGSEGV|in breaking.segfault|it crashed in|segfault (breaking.py:",
+        ),
+        ("MPI_Abort", lambda gang: gang.lib.abort(2, 7), "rank 2|MPI_Abort(7)"),
+        ("os._exit in a rank", lambda gang: gang.lib.leave(1, 3), "rank 1|code 3|I cannot go on"),
+        ("os._exit in als.run", lambda gang: gang.session.run(leave), "rank 1|code 3|I cannot go"),
+    ],
+)
+def test_a_rank_that_ends_itself_ends_the_gang(
+    gang: Gang, fault: str, call: Callable[[Gang], Any], words: str
+) -> None:
     start = time.monotonic()
-    outcome = inject_and_retry(lambda: None, lambda: gang.lib.segfault(1))
+    outcome = inject_and_retry(lambda: None, lambda: call(gang))
     assert time.monotonic() - start < ERROR_LIMIT_S
-    words = ("rank 1", "SIGSEGV", "in breaking.segfault", "it crashed in", "segfault (breaking.py:")
-    gang.lost("segfault in a rank", outcome, *words)
-
-
-@pytest.mark.cell("rank", "in a call", "private", "lost")
-def test_mpi_abort_ends_the_gang(gang: Gang) -> None:
-    outcome = inject_and_retry(lambda: None, lambda: gang.lib.abort(2, 7))
-    gang.lost("MPI_Abort", outcome, "rank 2", "MPI_Abort(7)")
-
-
-@pytest.mark.cell("rank", "in a call", "private", "lost")
-def test_an_exit_of_one_rank_ends_the_gang_and_shows_its_last_words(gang: Gang) -> None:
-    outcome = inject_and_retry(lambda: None, lambda: gang.lib.leave(1, 3))
-    gang.lost("os._exit in a rank", outcome, "rank 1", "code 3", "I cannot go on")
+    gang.lost(fault, outcome, *words.split("|"))
 
 
 @pytest.mark.cell("rank", "in a call", "private", "call fails")
-def test_an_exception_on_one_rank_fails_the_call_alone(gang: Gang) -> None:
-    echo = gang.session.load_library("echo")
+@pytest.mark.parametrize(
+    ("fault", "call", "rank", "words"),
+    [
+        (
+            "exception on one rank, others wait for it",
+            lambda gang: gang.session.load_library("echo").fail(rank=1),
+            1,
+            "on purpose|ValueError|in fail",
+        ),
+        (
+            "exception on all ranks",
+            lambda gang: gang.session.load_library("echo").fail(),
+            0,
+            "and on 2 more ranks",
+        ),
+        ("sys.exit on one rank", lambda gang: gang.lib.quit(2), 2, "SystemExit: I have had enough"),
+    ],
+)
+def test_an_exception_fails_the_call_alone(
+    gang: Gang, fault: str, call: Callable[[Gang], Any], rank: int, words: str
+) -> None:
     start = time.monotonic()
-    with pytest.raises(RoutineError, match="on purpose") as caught:
-        echo.fail(rank=1)
+    with pytest.raises(RoutineError) as caught:
+        call(gang)
     seconds = time.monotonic() - start
     assert seconds < ERROR_LIMIT_S
-    assert caught.value.rank == 1
-    assert "ValueError" in (caught.value.traceback or "")
-    assert "in fail" in str(caught.value)
+    assert caught.value.rank == rank
+    for word in words.split("|"):
+        assert word in f"{caught.value}{caught.value.traceback}"
     assert gang.works()
-    record("exception on one rank, others wait for it", seconds, None, caught.value)
-
-
-def test_an_exception_on_all_ranks_fails_the_call_alone(gang: Gang) -> None:
-    echo = gang.session.load_library("echo")
-    start = time.monotonic()
-    with pytest.raises(RoutineError, match="and on 2 more ranks") as caught:
-        echo.fail()
-    seconds = time.monotonic() - start
-    assert seconds < ERROR_LIMIT_S
-    assert caught.value.rank == 0
-    assert gang.works()
-    record("exception on all ranks", seconds, None, caught.value)
-
-
-def test_a_sys_exit_on_one_rank_fails_the_call_alone(gang: Gang) -> None:
-    with pytest.raises(RoutineError, match="SystemExit: I have had enough") as caught:
-        gang.lib.quit(2)
-    assert caught.value.rank == 2
-    assert gang.works()
+    record(fault, seconds, None, caught.value)
 
 
 def test_a_gang_outlives_many_failing_calls(gang: Gang) -> None:

@@ -52,29 +52,24 @@ def start_orphan(comm: Any, rank: int) -> int:
     return found
 
 
-@pytest.mark.cell("rank", "in a call", "private", "lost")
-def test_a_killed_rank_is_noticed_though_its_child_holds_its_sockets(gang: Gang) -> None:
+@pytest.mark.cell("rank", "in a call", "private, mpiexec", "lost")
+@pytest.mark.cell("rank", "idle", "private", "lost")
+@pytest.mark.parametrize(("launcher", "idle"), [("pmi", False), ("pmi", True), ("mpiexec", False)])
+def test_a_killed_rank_is_noticed_though_its_child_holds_its_sockets(
+    bystander: Gang, launcher: str, idle: bool
+) -> None:
+    gang = Gang(2, launcher=launcher)
     child = gang.session.run(start_child, 1)
     assert traces.alive(child)
-    outcome = inject_during(lambda: kill(gang.ranks[1]), lambda: gang.lib.collective(missing=1))
-    gang.lost("kill -9 of a rank whose child holds its sockets", outcome, "rank 1", "SIGKILL")
-    assert not traces.alive(child)
-
-
-@pytest.mark.cell("rank", "idle", "private", "lost")
-def test_an_idle_rank_killed_while_its_child_lives_is_noticed(gang: Gang) -> None:
-    child = gang.session.run(start_child, 2)
-    outcome = inject_and_retry(lambda: kill(gang.ranks[2]), gang.session.list_workers)
-    gang.lost("  the same, idle", outcome, "rank 2", "SIGKILL", str(gang.ranks[2]))
-    assert not traces.alive(child)
-
-
-@pytest.mark.cell("rank", "in a call", "mpiexec", "lost")
-def test_a_rank_of_mpiexec_whose_child_holds_its_sockets_is_noticed(bystander: Gang) -> None:
-    gang = Gang(2, launcher="mpiexec")
-    child = gang.session.run(start_child, 1)
-    outcome = inject_during(lambda: kill(gang.ranks[1]), lambda: gang.lib.collective(missing=1))
-    gang.lost("  the same, rank of mpiexec", outcome, "rank 1")
+    words = ["rank 1"]
+    if launcher == "pmi":
+        words += ["SIGKILL", str(gang.ranks[1])]
+    cause = lambda: kill(gang.ranks[1])  # noqa: E731
+    if idle:
+        outcome = inject_and_retry(cause, gang.session.list_workers)
+    else:
+        outcome = inject_during(cause, lambda: gang.lib.collective(missing=1))
+    gang.lost(f"kill -9 of a rank whose child holds its sockets, {launcher}", outcome, *words)
     assert not traces.alive(child)
     gang.close()
 

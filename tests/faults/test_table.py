@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,8 @@ def victim(cell: Cell, gang: Gang | Recovering) -> tuple[list[int], tuple[str, .
     parent = gang.proxy  # of the ranks
     if cell.victim == "mpiexec":
         return [parent], ("mpiexec", "ended")
+    noted = Path(tempfile.gettempdir()).glob("alchemist-g*/pid")  # for a pod's preStop: kuberay/
+    assert parent in [int(path.read_text()) for path in noted]
     taken = "is being taken away (SIGTERM)" if cell.how == "SIGTERM" else "was lost"
     return [parent], (f"node {node} {taken}",)
 

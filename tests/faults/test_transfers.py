@@ -18,7 +18,7 @@ from alchemist_ray.errors import AlchemistError, TransferError
 from alchemist_ray.gang.transfer_retries import FAILURE_NEWS_S
 from alchemist_ray.transfer import fetching, sending
 from alchemist_ray.transfer.numpy_source import NumPySource
-from alchemist_ray.transfer.object_store import ObjectStoreSource
+from alchemist_ray.transfer.scheduling import STOP_TIMEOUT_S, BlockSender
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Call,
@@ -77,96 +77,85 @@ def held_by(pid: int) -> int:
     return total
 
 
-@pytest.mark.cell("rank", "fetching", "private", "lost")
-def test_a_stopped_rank_killed_while_a_fetch_waits_for_it(gang: Gang) -> None:
-    kill(gang.ranks[0], signal.SIGSTOP)
-    outcome = inject_during(lambda: kill(gang.ranks[0]), gang.A.fetch)
-    gang.lost("kill -9 of a stopped rank that a fetch waits for", outcome, "rank 0", "SIGKILL")
-
-
-@pytest.mark.cell("rank", "sending", "private", "lost")
-def test_a_stopped_rank_killed_while_a_send_waits_for_it(
-    gang: Gang, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rank is stopped when the matrix exists and its memory is not yet mapped."""
-    send = NumPySource.send
-
-    def stopping(self: NumPySource, *args: Any) -> Any:
-        kill(gang.ranks[1], signal.SIGSTOP)
-        return send(self, *args)
-
-    monkeypatch.setattr(NumPySource, "send", stopping)
-    outcome = inject_during(
-        lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(np.ones((9, 9)))
-    )
-    monkeypatch.undo()
-    gang.lost("kill -9 of a stopped rank that a send waits for", outcome, "rank 1", "SIGKILL")
-
-
 def blocks(n: int, rows: int = 20_000) -> list[Any]:
     return [(ray.put(np.full((rows, 20), float(i))), i * rows, 0) for i in range(n)]
 
 
+@contextlib.contextmanager
+def stopped_in_a_send(rank: int, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stop a rank when the next matrix exists and its memory is not yet mapped."""
+
+    def stopping(begin: Callable[..., Any]) -> Callable[..., Any]:
+        def stopped(*args: Any) -> Any:
+            kill(rank, signal.SIGSTOP)
+            return begin(*args)
+
+        return stopped
+
+    with patch.context() as context:
+        context.setattr(NumPySource, "send", stopping(NumPySource.send))
+        context.setattr(BlockSender, "__enter__", stopping(BlockSender.__enter__))
+        yield
+
+
 @pytest.mark.cell("rank", "sending", "private", "lost")
-@pytest.mark.parametrize("sender", ["this process", "the agent"])
-def test_a_rank_killed_while_it_is_sent_blocks(
+@pytest.mark.parametrize("sender", ["this process", "this process, blocks", "the agent, blocks"])
+def test_a_stopped_rank_killed_while_a_send_waits_for_it(
     gang: Gang, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, sender: str
 ) -> None:
-    if sender == "the agent":
+    if "agent" in sender:
         request.getfixturevalue("by_agents")
-    send = ObjectStoreSource.send
+    data = blocks(4) if "blocks" in sender else np.ones((9, 9))
+    with stopped_in_a_send(gang.ranks[1], monkeypatch):
+        outcome = inject_during(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(data))
+    gang.lost(f"kill -9 of a stopped rank, sent by {sender}", outcome, "rank 1", "SIGKILL")
 
-    def stopping(self: ObjectStoreSource, *args: Any) -> Any:
-        kill(gang.ranks[1], signal.SIGSTOP)
-        return send(self, *args)
 
-    monkeypatch.setattr(ObjectStoreSource, "send", stopping)
-    pieces = blocks(4)
-    outcome = inject_during(lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(pieces))
-    monkeypatch.undo()
-    gang.lost(f"kill -9 of a rank while {sender} sends it blocks", outcome, "rank 1", "SIGKILL")
+def chunks(n: int, rows: int = 20_000) -> Any:
+    """A persisted Dask array."""
+    da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
+    from ray.util.dask import ray_dask_get  # noqa: PLC0415
+
+    x = (da.ones((n * rows, 20), chunks=(rows, 20)) + 1).persist(scheduler=ray_dask_get)
+    refs = list(dict(x.__dask_graph__()).values())
+    ray.wait(refs, num_returns=len(refs), timeout=30)
+    return x
 
 
 @pytest.mark.cell("agent", "sending", "private", "TransferError")
-def test_an_agent_killed_while_it_sends_blocks_breaks_the_transfer_alone(
-    gang: Gang, monkeypatch: pytest.MonkeyPatch, by_agents: None
+@pytest.mark.parametrize(("made", "wanted"), [(blocks, [0, 1, 2, 3]), (chunks, [2, 2, 2, 2])])
+def test_an_agent_killed_while_it_sends_breaks_the_transfer_alone(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch, by_agents: None, made: Any, wanted: list[int]
 ) -> None:
-    send = ObjectStoreSource.send
-
-    def stopping(self: ObjectStoreSource, *args: Any) -> Any:
-        kill(gang.ranks[1], signal.SIGSTOP)  # so that the agent waits in the middle
-        return send(self, *args)
-
-    monkeypatch.setattr(ObjectStoreSource, "send", stopping)
-    pieces = blocks(4)
-    known = len(gang.session.list_matrices())
+    data, known = made(4), len(gang.session.list_matrices())
 
     def cause() -> None:
         gang.kill_agent()
         kill(gang.ranks[1], signal.SIGCONT)
 
-    outcome = inject_during(cause, lambda: gang.session.send_matrix(pieces))
-    monkeypatch.undo()
+    # So that the agent waits in the middle.
+    with stopped_in_a_send(gang.ranks[1], monkeypatch):
+        outcome = inject_during(cause, lambda: gang.session.send_matrix(data))
     assert isinstance(outcome.error, TransferError), repr(outcome.error)
     assert "could not read or send" in str(outcome.error)
-    assert (
-        outcome.seconds < ERROR_LIMIT_S + FAILURE_NEWS_S
-    )  # between two checks whether the gang is lost
+    # Between two checks whether the gang is lost.
+    assert outcome.seconds < ERROR_LIMIT_S + FAILURE_NEWS_S + STOP_TIMEOUT_S
     record("kill -9 of the agent while it sends blocks", outcome.seconds, None, outcome.error)
     assert len(gang.session.list_matrices()) == known
     assert gang.works()
-    B = gang.session.send_matrix(pieces)
-    assert np.array_equal(B.fetch()[::20_000, 0], np.arange(4.0))
+    B = gang.session.send_matrix(data)
+    assert np.array_equal(B.fetch()[::20_000, 0], wanted)
     B.free()
 
 
-def test_an_agent_releases_a_gang_that_has_ended(gang: Gang, by_agents: None) -> None:
+@pytest.mark.parametrize("made", [blocks, chunks])
+def test_an_agent_releases_a_gang_that_has_ended(gang: Gang, by_agents: None, made: Any) -> None:
     """Memory of ranks stays allocated until every process that maps it releases it."""
     gang.session.yield_workers()
     gang.start()
     agent = agent_pids()["agent"]
     held = held_by(agent)
-    gang.session.send_matrix(blocks(4))
+    gang.session.send_matrix(made(4))
     assert held_by(agent) - held > 10 << 20
     kill(pid_of(gang.manager))
     with pytest.raises(AlchemistError):

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.runtime.cluster.names import GROUP_PREFIX
+from alchemist_ray.runtime.cluster.actors import GROUP_PREFIX
 
 ROOT = Path(__file__).parents[3]
 END_LIMIT_S = 5.0

@@ -23,16 +23,12 @@ from alchemist_ray.errors import (
     SessionError,
 )
 from alchemist_ray.gang.libraries import Library
+from alchemist_ray.runtime.cluster.actors import NAMESPACE, find_gang, group_name
 from alchemist_ray.runtime.cluster.catalogue import connect
-from alchemist_ray.runtime.cluster.names import NAMESPACE, group_name
-from alchemist_ray.runtime.cluster.ray_calls import find_gang
 from alchemist_ray.runtime.driver import find_driver
 from mpi_workers.data.transfers import MatrixReader
-from tests.faults.named.named_gangs import (
-    Program,
-    actors,
-    gangs,
-)
+from tests.faults.conftest import Call
+from tests.faults.named.named_gangs import Program, actors, gangs
 from tests.support import traces
 
 CLIENTS, CALLS = 32, 100
@@ -248,24 +244,12 @@ def test_a_call_of_another_process_can_be_cancelled(
 
 
 def test_a_thread_cancels_the_calls_of_its_process(climate: AlchemistSession) -> None:
-    errors: list[Exception] = []
-
-    def call() -> None:
-        try:
-            climate.run(lambda comm: time.sleep(60))
-        except CancelledError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    calls = [Call(lambda: climate.run(lambda comm: time.sleep(60))) for _ in range(3)]
     assert traces.wait_until(lambda: len(climate.list_calls()) == 3, 10) is not None
     states = [call.state for call in climate.list_calls()]
     assert states == ["running", "queued", "queued"]
     assert climate.cancel() == 3
-    for thread in threads:
-        thread.join(10)
-    assert len(errors) == 3
+    assert {type(call.outcome(0.0, 10).error) for call in calls} == {CancelledError}
     assert climate.run(lambda comm: comm.size) == 2
 
 

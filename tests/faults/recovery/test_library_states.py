@@ -41,7 +41,7 @@ def repeated(gang: Recovering) -> list[str]:
 
 
 def _history(manager: Any, gang: str) -> list[str]:
-    from alchemist_ray.runtime.recovery.command_log import history  # noqa: PLC0415 - in the manager
+    from alchemist_ray.runtime.commands.matrix_records import history  # noqa: PLC0415 - in the manager
 
     state = manager.gang(gang).dispatcher.commands.libraries.state("walking")
     return [command.name for command in history([state])]

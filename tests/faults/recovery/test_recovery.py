@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import threading
 import time
@@ -29,12 +30,11 @@ from alchemist_ray.runtime.commands.matrix_records import LoggedCommand
 from mpi_workers.matrix.storage import Storage
 from tests.faults.conftest import inject_and_retry, inject_during
 from tests.faults.named.named_gangs import Program
-from tests.faults.recovery.conftest import Recovering
+from tests.faults.recovery.conftest import Recovering, X
 
 pytestmark = pytest.mark.timeout(90, func_only=True)
 
 LIBRARY = Path(__file__).with_name("counting.py")
-X = np.random.default_rng(0).random((300, 40))  # more than a handle remembers
 
 
 # --- back ---
@@ -126,6 +126,25 @@ def test_what_a_failed_call_left_is_not_freed_on_the_next_ranks(gang: Recovering
     gang.kill(stopped)
     np.testing.assert_array_equal(B.fetch(), X + 1)
     np.testing.assert_array_equal((A + B).fetch(), X + (X + 1))
+
+
+@pytest.mark.cell("rank", "recovering", "max_failures", "lost")
+def test_starts_that_fail_are_losses_until_none_is_left(clean: None, tmp_path: Path) -> None:
+    gang = Recovering(max_failures=3)
+    A = gang.als.send_matrix(np.ones((20, 20)))
+    shutil.copy(LIBRARY.with_name("trap.py"), tmp_path)
+    gang.als.load_library("trap", tmp_path / "trap.py")
+    (tmp_path / "trap.order").write_text("die")  # all further ranks, when they load it
+    gang.kill()
+    with pytest.raises(GroupFailedError, match="was not started again, after 3 failures") as caught:
+        A.fetch()
+    assert "SIGKILL" in str(caught.value)
+    (tmp_path / "trap.order").unlink()
+    gang.als.request_workers(2)
+    with pytest.raises(StaleHandleError):
+        A.fetch()
+    assert gang.als.send_matrix(np.ones((20, 20))).fetch().sum() == 400
+    gang.als.close()
 
 
 # --- calls and transfers under way ---

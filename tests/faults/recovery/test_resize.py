@@ -16,8 +16,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.transfer.node_jobs import panels_of
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
-from tests.faults.recovery.conftest import Recovering
-from tests.faults.recovery.resizes import UNDER_WAY_S, X, cpus, free_cpus, same_numbers
+from tests.faults.recovery.conftest import UNDER_WAY_S, Recovering, X, cpus, free_cpus, same_numbers
 from tests.support import traces
 from tests.support.layouts import SOME_LAYOUTS
 
