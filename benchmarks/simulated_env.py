@@ -77,9 +77,12 @@ class SimulatedGangs:
         with self._lock:
             self._pipe.send((address, token))
 
-    def open_session(self, owner: object, config: object) -> SimulatedSession:
+    def open_session(
+        self, owner: object, config: object
+    ) -> tuple[SimulatedSession, Callable[[], None]]:
         """In place of `envs.simulation.open_session`."""
-        return SimulatedSession(self)
+        session = SimulatedSession(self)
+        return session, session.close
 
     def close(self) -> None:
         """End the process."""

@@ -28,6 +28,92 @@ MAX_RESTARTS = 10  # of gangs within an hour
 Check = Callable[[str, Any], Any]
 
 
+def _whole(least: int, most: float = math.inf) -> Check:
+    def check(name: str, value: Any) -> int:
+        positive_int(name, value, EnvConfigError, least=least)
+        if value > most:
+            raise EnvConfigError(f"{name}={value}: it must be {least} to {most}")
+        return int(value)
+
+    return check
+
+
+def _path(name: str, value: Any) -> str:
+    return str(checked_path(name, value, EnvConfigError))
+
+
+def _seconds(name: str, value: Any) -> float:
+    return checked_seconds(name, value, EnvConfigError, most=MAX_SECONDS)
+
+
+def _cpus(name: str, value: Any) -> float:
+    return checked_cpus(name, value, EnvConfigError)
+
+
+def _one_of(*choices: str) -> Check:
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            allowed = ", ".join(map(repr, choices))
+            raise EnvConfigError(f"{name} must be one of {allowed}; got {value!r}")
+        return value
+
+    return check
+
+
+def _that_is(requirement: str, fits: Callable[[Any], bool]) -> Check:
+    def check(name: str, value: Any) -> Any:
+        with contextlib.suppress(TypeError, ValueError):
+            if fits(value):
+                return value
+        raise EnvConfigError(f"{name}={value!r}: it must be {requirement}")
+
+    return check
+
+
+def _placement(name: str, value: Any) -> Any:
+    if isinstance(value, Reservation):
+        return value
+    if not isinstance(value, Mapping):
+        return _one_of("own", "inherit", "auto")(name, value)
+    valid = len(value) > 0 and set(value) <= {"labels", "resources"}
+    if not valid or not all(isinstance(part, Mapping) for part in value.values()):
+        raise EnvConfigError(
+            f"{name}={dict(value)!r}: for nodes of your choice it must be "
+            "{'labels': {key: value}, 'resources': {name: amount of each rank}}, or one of the two"
+        )
+    for key, label in value.get("labels", {}).items():
+        if not isinstance(key, str) or not isinstance(label, str):
+            raise EnvConfigError(
+                f"{name}: the label {key!r}: {label!r} must consist of two strings"
+            )
+    for resource, amount in value.get("resources", {}).items():
+        if resource == "CPU":
+            raise EnvConfigError(f"{name}: give the CPUs of a rank by cpus_per_worker")
+        checked_cpus(f"{name}: the resource {resource!r}", amount, EnvConfigError)
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    return float(_finite(name, value))
+
+
+def _options(name: str, value: Any) -> dict[str, Any]:
+    return dict(_mapping(name, value))
+
+
+_flag = _that_is("True or False", lambda flag: isinstance(flag, bool))
+_host = _that_is("a host name or IP address", lambda host: isinstance(host, str) and host != "")
+_mapping = _that_is("a dict of options of the simulator", lambda sim: isinstance(sim, Mapping))
+_finite = _that_is(
+    "a finite number", lambda number: math.isfinite(number) and not isinstance(number, bool)
+)
+
+
+def _key(check: Check, **default: Any) -> Any:
+    """A key of the config. Its check takes the key's name and value, and returns it or raises."""
+    return field(metadata={"check": check}, **default)
+
+
 @dataclass(frozen=True, slots=True)
 class EnvConfig:
     """The validated config of an environment.
@@ -79,23 +165,23 @@ class EnvConfig:
     """
 
     lib_name: str
-    lib_path: str | None = None
-    num_workers: int = 1
-    hostname: str | None = None
-    port: int | None = None
-    sim: Mapping[str, Any] = field(default_factory=dict)
-    step_timeout_s: float = 60.0
-    start_timeout_s: float = START_TIMEOUT_S
-    placement: str | Mapping[str, Any] | Reservation = "own"
-    cpus_per_worker: float | None = None
-    max_restarts: int = MAX_RESTARTS
-    on_failure: str = "raise"
-    failure_reward: float = 0.0
-    check_finite: bool = True
-    out_of_bounds: str = "clip"
-    copies: int | None = None
-    agents: int | None = None
-    gangs: int = 1
+    lib_path: str | None = _key(_path, default=None)
+    num_workers: int = _key(_whole(1), default=1)
+    hostname: str | None = _key(_host, default=None)
+    port: int | None = _key(_whole(1, MAX_PORT), default=None)
+    sim: Mapping[str, Any] = _key(_options, default_factory=dict)
+    step_timeout_s: float = _key(_seconds, default=60.0)
+    start_timeout_s: float = _key(_seconds, default=START_TIMEOUT_S)
+    placement: str | Mapping[str, Any] | Reservation = _key(_placement, default="own")  # noqa: RUF009 - a field
+    cpus_per_worker: float | None = _key(_cpus, default=None)
+    max_restarts: int = _key(_whole(0), default=MAX_RESTARTS)
+    on_failure: str = _key(_one_of("raise", "truncate"), default="raise")
+    failure_reward: float = _key(_number, default=0.0)
+    check_finite: bool = _key(_flag, default=True)
+    out_of_bounds: str = _key(_one_of("clip", "refuse"), default="clip")
+    copies: int | None = _key(_whole(1), default=None)
+    agents: int | None = _key(_whole(1), default=None)
+    gangs: int = _key(_whole(1), default=1)
 
     @classmethod
     def checked(
@@ -117,14 +203,17 @@ class EnvConfig:
                 "config needs 'lib_name', the name of a simulator: 'rayleigh_benard', "
                 "'lammps_crystal', or your own with its file in 'lib_path'"
             )
-        for key, check in CHECKS.items():
-            if key in given and not (given[key] is None and key in OPTIONAL):
-                given[key] = check(f"config[{key!r}]", given[key])
+        if given.get("sim") is None:
+            given["sim"] = {}
+        for key in fields(cls):
+            optional = key.default is None and given.get(key.name) is None
+            if key.name in given and "check" in key.metadata and not optional:
+                name, value = f"config[{key.name!r}]", given[key.name]
+                given[key.name] = key.metadata["check"](name, value)
         if (given.get("hostname") is None) != (given.get("port") is None):
             raise EnvConfigError(
                 "config needs both 'hostname' and 'port' of a Ray cluster, or neither"
             )
-        given["sim"] = dict(given.get("sim") or {})
         made = cls(**given)
         made.sim_json()
         if made.copies is not None and made.copies < made.gangs:
@@ -158,94 +247,6 @@ def _check_keys(given: Mapping[str, Any], known: list[str], vector: bool) -> Non
         if key in VECTOR_ONLY:
             hint = "; it is for HPCSimulatorVectorEnv"
         raise EnvConfigError(f"unknown config key {key!r}{hint}. Keys: {', '.join(known)}")
-
-
-def _whole(least: int, most: float = math.inf) -> Check:
-    def check(name: str, value: Any) -> int:
-        positive_int(name, value, EnvConfigError, least=least)
-        if value > most:
-            raise EnvConfigError(f"{name}={value}: it must be {least} to {most}")
-        return int(value)
-
-    return check
-
-
-def _seconds(name: str, value: Any) -> float:
-    return checked_seconds(name, value, EnvConfigError, most=MAX_SECONDS)
-
-
-def _one_of(*choices: str) -> Check:
-    def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or value not in choices:
-            allowed = ", ".join(map(repr, choices))
-            raise EnvConfigError(f"{name} must be one of {allowed}; got {value!r}")
-        return value
-
-    return check
-
-
-def _that_is(requirement: str, fits: Callable[[Any], bool]) -> Check:
-    def check(name: str, value: Any) -> Any:
-        with contextlib.suppress(TypeError, ValueError):
-            if fits(value):
-                return value
-        raise EnvConfigError(f"{name}={value!r}: it must be {requirement}")
-
-    return check
-
-
-def _placement(name: str, value: Any) -> Any:
-    if isinstance(value, Reservation):
-        return value
-    if not isinstance(value, Mapping):
-        return _one_of("own", "inherit", "auto")(name, value)
-    valid = len(value) > 0 and set(value) <= {"labels", "resources"}
-    if not valid or not all(isinstance(part, Mapping) for part in value.values()):
-        raise EnvConfigError(
-            f"{name}={dict(value)!r}: for nodes of your choice it must be "
-            "{'labels': {key: value}, 'resources': {name: amount of each rank}}, or one of the two"
-        )
-    for key, label in value.get("labels", {}).items():
-        if not isinstance(key, str) or not isinstance(label, str):
-            raise EnvConfigError(
-                f"{name}: the label {key!r}: {label!r} must consist of two strings"
-            )
-    for resource, amount in value.get("resources", {}).items():
-        if resource == "CPU":
-            raise EnvConfigError(f"{name}: give the CPUs of a rank by cpus_per_worker")
-        checked_cpus(f"{name}: the resource {resource!r}", amount, EnvConfigError)
-    return value
-
-
-_FINITE = _that_is(
-    "a finite number", lambda number: math.isfinite(number) and not isinstance(number, bool)
-)
-
-# The check of each key: it takes the key's name and value, and returns the value or raises.
-CHECKS: dict[str, Check] = {
-    "lib_path": lambda name, value: str(checked_path(name, value, EnvConfigError)),
-    "num_workers": _whole(1),
-    "hostname": _that_is(
-        "a host name or IP address", lambda host: isinstance(host, str) and host != ""
-    ),
-    "port": _whole(1, MAX_PORT),
-    "sim": _that_is(
-        "a dict of options of the simulator", lambda options: isinstance(options, Mapping)
-    ),
-    "step_timeout_s": _seconds,
-    "start_timeout_s": _seconds,
-    "placement": _placement,
-    "cpus_per_worker": lambda name, value: checked_cpus(name, value, EnvConfigError),
-    "max_restarts": _whole(0),
-    "on_failure": _one_of("raise", "truncate"),
-    "failure_reward": lambda name, value: float(_FINITE(name, value)),
-    "check_finite": _that_is("True or False", lambda flag: isinstance(flag, bool)),
-    "out_of_bounds": _one_of("clip", "refuse"),
-    "copies": _whole(1),
-    "agents": _whole(1),
-    "gangs": _whole(1),
-}
-OPTIONAL = ("lib_path", "hostname", "port", "sim", "cpus_per_worker", "copies", "agents")
 
 
 def _plain(value: Any) -> Any:

@@ -1,10 +1,10 @@
-"""A simulator's spec, as gymnasium spaces and as the layout of its records."""
+"""A simulator's spec: gymnasium spaces, checks of actions, records of steps, pictures."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,10 +13,25 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.errors import BadActionError
+from envs.config import EnvConfig
+from envs.errors import BadActionError, EnvConfigError, EnvError, NotFiniteError
 
 Array = NDArray[Any]
 Space = spaces.Space[Any]
+
+# Cold to hot through white, evenly spaced (ColorBrewer's RdBu, reversed).
+COLOURS = np.array(
+    [
+        [5, 48, 97], [33, 102, 172], [67, 147, 195], [146, 197, 222], [209, 229, 240],
+        [247, 247, 247],
+        [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43], [103, 0, 31],
+    ],
+    np.float64,
+)  # fmt: skip
+_stops = np.linspace(0, 255, len(COLOURS))
+TABLE = np.stack(
+    [np.interp(np.arange(256), _stops, COLOURS[:, channel]) for channel in range(3)], axis=1
+).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -213,6 +228,29 @@ class SimulatorSpec:
         made: np.dtype[Any] = np.dtype(fields, align=True)
         return made
 
+    def check_render_mode(self, mode: Any) -> None:
+        """Check that the simulator supports a render mode. Raises `EnvConfigError`."""
+        if mode not in (None, "rgb_array"):
+            raise EnvConfigError(f"render_mode={mode!r}: it must be None or 'rgb_array'")
+        if mode is not None and self.render is None:
+            raise EnvConfigError(
+                f"render_mode={mode!r}: simulator {self.name!r} cannot be rendered (its spec has "
+                "no 'render')"
+            )
+
+    def coloured(self, field: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """A field in colours, shape (height, width, 3).
+
+        They range from the ``low`` of ``render`` to its ``high``; by default, over the field's
+        values.
+        """
+        ends = self.render or {}
+        low = float(np.nanmin(field) if ends.get("low") is None else ends["low"])
+        high = float(np.nanmax(field) if ends.get("high") is None else ends["high"])
+        share = np.nan_to_num((field - low) / ((high - low) or 1.0), nan=0.5)
+        picture: NDArray[np.uint8] = TABLE[np.clip(share * 255.0, 0, 255).astype(np.uint8)]
+        return picture
+
 
 class ActionCheck:
     """Converts actions to the float64 numbers that the ranks get.
@@ -287,3 +325,86 @@ class ActionCheck:
 def _ends(bound: Array) -> Any:
     same = bound.size > 0 and (bound == bound[0]).all()
     return float(bound[0]) if same else bound.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The results of a step for all copies.
+
+    Attributes
+    ----------
+    observations : list of ndarray, each of shape (copies, n)
+        The leaves of the observation, flattened in C order, each in its own dtype.
+    scores : ndarray, shape (copies, agents + number of info names)
+    ended : ndarray of bool, shape (copies,)
+        Whether the simulation says that its episode has ended.
+    failures : dict of int to EnvError
+        By copy: why its episode has ended. The numbers of such a copy cannot be used.
+    """
+
+    observations: list[Array]
+    scores: NDArray[np.float64]
+    ended: NDArray[np.bool_]
+    failures: dict[int, EnvError]
+
+
+class Decoder:
+    """Makes `Records` from the bytes of a step.
+
+    Parameters
+    ----------
+    spec : SimulatorSpec
+    config : EnvConfig
+    """
+
+    def __init__(self, spec: SimulatorSpec, config: EnvConfig) -> None:
+        self._spec = spec
+        self._config = config
+        self._layout = spec.layout
+        self._names = (self._layout.names or ())[1:]
+        self._raw: NDArray[np.uint8] | None = None  # of the last call, with views of it
+        self._scores: NDArray[np.float64] = np.zeros(0)
+        self._parts: list[Array] = []
+
+    def __call__(
+        self, raw: NDArray[np.uint8], which: Iterable[int], steps: NDArray[np.int64]
+    ) -> Records:
+        """Copy the records, and check those of the copies in `which`; `steps` is for errors."""
+        if raw is not self._raw:
+            table = raw.view(self._layout)
+            self._raw, self._scores = raw, table["scores"]
+            self._parts = [table[name] for name in self._names]
+        scores = self._scores.copy()
+        observations = [part.copy() for part in self._parts]
+        failures: dict[int, EnvError] = {}
+        if self._config.check_finite and not _finite(scores, *observations):
+            # The rank sets the end of the episode to NaN if an integer does not fit its dtype.
+            valid: NDArray[np.bool_] = np.asarray(np.isfinite(scores).all(axis=1))
+            for part in observations:
+                valid &= np.isfinite(part).all(axis=1)
+            failures = {copy: self._error(copy, scores, steps) for copy in which if not valid[copy]}
+        return Records(observations, scores[:, :-1], scores[:, -1] == 1.0, failures)
+
+    def _error(
+        self, copy: int, scores: NDArray[np.float64], steps: NDArray[np.int64]
+    ) -> NotFiniteError:
+        where = f" of copy {copy}" if len(scores) > 1 else ""
+        where += f" in step {steps[copy]} of its episode" if steps[copy] else " after reset()"
+        if not np.isfinite(scores[copy, :-1]).all():
+            found = f"reward or info{where} is not finite: {scores[copy, :-1].tolist()}"
+        else:
+            dtypes = ", ".join({str(leaf.dtype): None for leaf in self._spec.observed.leaves})
+            found = f"observation{where} is not finite, or does not fit {dtypes}"
+        return NotFiniteError(
+            f"simulator {self._config.lib_name!r}: {found}. The episode is over; call reset(), or "
+            "set check_finite=False to get such numbers"
+        )
+
+
+def _finite(*arrays: Array) -> bool:
+    """Whether all numbers are finite. False also if finite numbers are too large to be added."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return all(
+            math.isfinite(np.add.reduce(array, axis=None)) for array in arrays
+            if array.dtype.kind == "f"
+        )  # fmt: skip
