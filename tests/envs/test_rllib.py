@@ -71,8 +71,16 @@ def ppo(env: Any, env_config: dict[str, Any], **how: Any) -> PPOConfig:
 
 
 @pytest.fixture
-def training(cluster: str) -> Iterator[Callable[[PPOConfig], Any]]:
-    """Builds algorithms, stops them, and sees that they leave no CPU taken."""
+def no_cpu_taken(cluster: str) -> Iterator[None]:
+    """After the test all CPUs of the cluster are free again."""
+    yield
+    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
+    assert free is not None, f"CPUs are still taken: {ray.available_resources()}"
+
+
+@pytest.fixture
+def training(no_cpu_taken: None) -> Iterator[Callable[[PPOConfig], Any]]:
+    """Builds algorithms, and stops them."""
     built = []
 
     def build(config: PPOConfig) -> Any:
@@ -83,8 +91,6 @@ def training(cluster: str) -> Iterator[Callable[[PPOConfig], Any]]:
     yield build
     for algorithm in built:
         algorithm.stop()
-    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
-    assert free is not None, f"CPUs are still taken: {ray.available_resources()}"
 
 
 def sampled(result: dict[str, Any]) -> int:
@@ -138,7 +144,7 @@ def test_what_fails_again_and_again_ends_training_with_the_reason(
 # For the name "PPO" all of RLlib's algorithms are imported, and DreamerV3 tries out its own
 # environments, which gymnasium warns of.
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_papers_listing_trains(cluster: str, tmp_path: Path) -> None:
+def test_the_papers_listing_trains(cluster: str, no_cpu_taken: None, tmp_path: Path) -> None:
     assert not cluster.endswith(":6379")  # the listing's port is a warning where it is another's
     config = {
         "env": HPCSimulatorEnv,
@@ -164,13 +170,11 @@ def test_the_papers_listing_trains(cluster: str, tmp_path: Path) -> None:
     )
     (trial,) = found.trials
     assert trial.last_result["env_runners"]["num_env_steps_sampled_lifetime"] == 2 * BATCH
-    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
-    assert free is not None
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_papers_class_as_printed_trains_with_a_custom_model(
-    cluster: str, tmp_path: Path
+    cluster: str, no_cpu_taken: None, tmp_path: Path
 ) -> None:
     """RLlib's new API stack has neither custom models nor `timesteps_total`; the old one has."""
     host, _, port = cluster.rpartition(":")
@@ -196,8 +200,6 @@ def test_the_papers_class_as_printed_trains_with_a_custom_model(
     (trial,) = found.trials
     assert trial.last_result["timesteps_total"] == 2 * BATCH
     assert trial.last_result["training_iteration"] == 2
-    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
-    assert free is not None
 
 
 @pytest.mark.timeout(300)
