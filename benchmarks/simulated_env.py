@@ -111,9 +111,8 @@ class SimulatedSession:
 
     def load_library(self, name: str) -> Any:
         """The library `simulator`."""
-        names = ("begin", "advance", "render", "save_state", "load_state", "save_copy", "load_copy")
-        routine = SimpleNamespace(options=lambda **_: lambda *_: SPEC.text)
-        return SimpleNamespace(attach=routine, serve=self._serve, **dict.fromkeys(names, routine))
+        attach = SimpleNamespace(options=lambda **_: lambda *_: SPEC.text)
+        return SimpleNamespace(attach=attach, serve=self._serve)
 
     def _serve(self, addresses: list[str], token: str, shared: str) -> None:
         self._gangs.dial(addresses[0], token)

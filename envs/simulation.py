@@ -34,7 +34,6 @@ from alchemist_ray.errors import (
     SessionError,
     advising,
 )
-from alchemist_ray.gang.libraries import Routine
 from alchemist_ray.gang.rank_channel import RankChannel
 from alchemist_ray.runtime.cluster.placement import (
     Reservation,
@@ -190,9 +189,6 @@ MARK = 16  # bytes at its beginning, by which a rank recognises it
 CHANNEL_S = 10.0  # for the ranks to connect
 RETURN_S = 2.0  # for all ranks to leave a step in which one has raised
 HOST = "simulator"  # the library on the ranks that runs simulators
-ROUTINES = (
-    "begin", "advance", "render", "save_state", "load_state", "save_copy", "load_copy",
-)  # fmt: skip
 NEXT_RESET = "reset() starts a new one"
 NEXT_START = "the next reset(), or another environment, starts a new one"
 NAMES = {"begin": "reset", "advance": "step"}  # of routines, for users
@@ -239,7 +235,7 @@ class Simulation:
         self.losses = losses or Losses(config.lib_name)
         self._session: AlchemistSession | None = None
         self._close_session: Callable[[], None]
-        self._routines: dict[str, Routine] = {}  # empty: there is no gang
+        self._library: Any = None  # on the gang; None: there is no gang
         self._attached = 0  # copies on the gang
         self._channel: RankChannel | None = None
         self._shared: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -276,9 +272,9 @@ class Simulation:
         if self._closed:
             raise EnvError("the environment is closed: make another one")
         check_process()
-        if self._raised and self._routines:
+        if self._raised and self._library is not None:
             self._give_up_stuck()
-        if not self._routines:
+        if self._library is None:
             self._start()
         elif self._attached != self.copies:
             self._attach()
@@ -380,7 +376,8 @@ class Simulation:
     def _call(self, routine: str, *arguments: Any) -> Any:
         try:
             if self._channel is None:
-                return self._routines[routine](*arguments)
+                command = getattr(self._library, routine)
+                return command.options(timeout_s=self.config.step_timeout_s)(*arguments)
             order = {"do": routine, "arguments": arguments}
             return self._channel.ask(order, self.config.step_timeout_s)
         except CallTimeoutError as error:
@@ -412,8 +409,8 @@ class Simulation:
 
     def _open_channel(self) -> None:
         """Connect to the ranks directly, where that is possible: a step is then no command."""
-        serve = self._routines.get("serve")
-        if serve is None or self._session is None:
+        library = self._library
+        if library is None or self._session is None:
             return
         size = self.copies * self.spec.layout.itemsize
         # Anonymous memory, which ends with its processes. Ranks of this node open it by its
@@ -425,7 +422,7 @@ class Simulation:
             memory[:MARK] = mark = secrets.token_bytes(MARK)
             address = f"/proc/{os.getpid()}/fd/{fd} {mark.hex()}"
             self._channel = self._session.open_rank_channel(
-                lambda addresses, token: serve(addresses, token, address), CHANNEL_S
+                lambda addresses, token: library.serve(addresses, token, address), CHANNEL_S
             )
         except GroupFailedError as error:
             raise self._gone(error) from error
@@ -498,11 +495,7 @@ class Simulation:
         self._attached = self.copies
         self._steps = np.zeros(self.copies, np.int64)
         self._begun = False
-        self._routines = {
-            name: getattr(library, name).options(timeout_s=config.step_timeout_s)
-            for name in ROUTINES
-        }
-        self._routines["serve"] = library.serve
+        self._library = library
 
     def _gone(self, error: GroupFailedError) -> GangLostError:
         """End the session's gang, which is lost, and make the error."""
@@ -525,13 +518,13 @@ class Simulation:
         self._raised = False
         with contextlib.suppress(RoutineError):
             try:
-                self._routines["begin"].options(timeout_s=RETURN_S)([], [])
+                self._library.begin.options(timeout_s=RETURN_S)([], [])
             except (CallTimeoutError, GroupFailedError):
                 self._give_up()
 
     def _give_up(self) -> None:
         self._begun = self.running = self._raised = False
-        self._routines = {}
+        self._library = None
         self._drop_channel()
         self._lost = True
         self._rate.add()
@@ -541,7 +534,7 @@ class Simulation:
     def _end(self) -> None:
         self.losses.export()
         self._begun = self.running = False
-        self._routines = {}
+        self._library = None
         channel, self._channel = self._channel, None
         if channel is not None and not channel.close() and self._session is not None:
             self._session.kill_workers("its ranks do not respond")
