@@ -532,7 +532,6 @@ class Simulation:
             self._session.kill_workers("its simulation failed")
 
     def _end(self) -> None:
-        self.losses.export()
         self._begun = self.running = False
         self._library = None
         channel, self._channel = self._channel, None
