@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +15,10 @@ from alchemist_ray.errors import BadArgumentError, ResourceError
 from envs import (
     EnvConfigError,
     EnvError,
-    GangLostError,
     HPCSimulatorEnv,
     HPCSimulatorVectorEnv,
 )
 from tests.envs.conftest import PENDULUM
-from tests.envs.test_faults import pids
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
@@ -139,16 +135,6 @@ def test_a_state_that_the_simulator_refuses_does_not_end_the_episodes(
             envs.load_state(np.zeros((7, 1)), copy)
     np.testing.assert_array_equal(envs.step(action)[0], twin.step(action)[0])
     envs.load_state(envs.save_state(1), 0)
-
-
-def test_a_lost_gang_has_one_instruction(make: Any) -> None:
-    env = make(num_workers=2)
-    env.reset(seed=1)
-    os.kill(pids(env)[1], signal.SIGKILL)
-    with pytest.raises(GangLostError) as caught:
-        env.step([0.1])
-    assert str(caught.value).count("starts a new one") == 1
-    assert "reset() starts a new one" in str(caught.value)
 
 
 # --- RLlib ---

@@ -198,12 +198,14 @@ def test_a_dropped_environment_leaves_no_gang(cluster: str) -> None:
     )
 
 
-def test_copies_of_it_are_new_ones(make: Make) -> None:
-    env = make(num_workers=2)
+@pytest.mark.parametrize("kind", ["make", "make_vector"])
+def test_copies_of_it_are_new_ones(request: pytest.FixtureRequest, kind: str) -> None:
+    env = request.getfixturevalue(kind)(num_workers=2)
     state = env.reset(seed=9)[0]
     for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         np.testing.assert_array_equal(other.reset(seed=9)[0], state)
         other.close()
+    env.step(np.zeros_like(env.action_space.sample()))
 
 
 def test_what_is_no_simulator_is_told_so_and_leaves_nothing(cluster: str, tmp_path: Path) -> None:
