@@ -23,7 +23,7 @@ from alchemist_ray.gang.options import START_TIMEOUT_S
 from alchemist_ray.runtime.cluster.placement import Reservation
 from envs.errors import EnvConfigError
 
-VECTOR_ONLY = ("copies", "agents", "gangs")
+VECTOR_ONLY = ("copies", "num_envs", "agents", "gangs")
 MAX_RESTARTS = 10  # of gangs within an hour
 Check = Callable[[str, Any], Any]
 
@@ -157,6 +157,8 @@ class EnvConfig:
         Clip actions to the bounds of the action space, or raise `BadActionError`.
     copies : int, optional
         Vector environments only: independent simulations, distributed over the ranks.
+    num_envs : int, optional
+        Vector environments only: sub-environments in all (copies x agents), instead of `copies`.
     agents : int, optional
         Vector environments only: the number of agents that the simulator must have.
     gangs : int
@@ -180,6 +182,7 @@ class EnvConfig:
     check_finite: bool = _key(_flag, default=True)
     out_of_bounds: str = _key(_one_of("clip", "refuse"), default="clip")
     copies: int | None = _key(_whole(1), default=None)
+    num_envs: int | None = _key(_whole(1), default=None)
     agents: int | None = _key(_whole(1), default=None)
     gangs: int = _key(_whole(1), default=1)
 

@@ -23,7 +23,7 @@ from envs.errors import (
     of_failure,
 )
 from envs.simulation import Simulation
-from envs.spec import ActionCheck, Records
+from envs.spec import ActionCheck, Records, SimulatorSpec
 
 SEEDS = 1 << 31
 
@@ -66,6 +66,20 @@ class SteppedEnv(Generic[S]):
     @abstractmethod
     def _step(self, action: Any) -> Any:
         """Advance by a time step."""
+
+    def _describe(
+        self,
+        spec: SimulatorSpec,
+        config: EnvConfig,
+        render_mode: str | None,
+        num_envs: int | None = None,
+    ) -> None:
+        """Set what follows from spec and config. Raises `EnvConfigError`."""
+        self.simulator = spec
+        spec.check_render_mode(render_mode)
+        self.render_mode = render_mode
+        self._truncates = config.on_failure == "truncate"
+        self._check_action = ActionCheck(spec, config.out_of_bounds, num_envs)
 
     def _open(self) -> S:
         """The simulation. Raises `EnvError` if the environment is closed."""
@@ -183,22 +197,19 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
         EzPickle.__init__(self, config, render_mode=render_mode, **options)
         checked = EnvConfig.checked(config, options, vector=False)
         simulation = self._simulation = Simulation(checked)
-        spec = self.simulator = simulation.spec
+        spec = simulation.spec
         try:
             if spec.agents > 1:
                 raise EnvConfigError(
                     f"simulator {checked.lib_name!r} has {spec.agents} agents: use "
                     "HPCSimulatorVectorEnv (or an option in 'sim' that gives it one agent)"
                 )
-            spec.check_render_mode(render_mode)
+            self._describe(spec, checked, render_mode)
         except BaseException:
             self.close()
             raise
-        self.render_mode = render_mode
         self.observation_space = spec.observed.space()
         self.action_space = spec.acted.space()
-        self._check_action = ActionCheck(spec, checked.out_of_bounds)
-        self._truncates = checked.on_failure == "truncate"
         self._last: Any = None
         self._steps = 0
 

@@ -54,7 +54,7 @@ from envs.errors import (
     StepTimeoutError,
 )
 from envs.losses import DROPPED, RESTARTS, TIMEOUTS, Losses, RestartRate
-from envs.spec import Decoder, Records, SimulatorSpec
+from envs.spec import Records, SimulatorSpec, records_of
 
 RELEASE_S = 5.0  # for collected sessions to close
 
@@ -256,7 +256,6 @@ class Simulation:
                 raise
             known = _specs[config.simulator()]
         self.spec: SimulatorSpec = known
-        self._decoder = Decoder(known, config)
 
     # --- episodes and steps ---
 
@@ -310,7 +309,7 @@ class Simulation:
     def _records(self, raw: bytes, which: Iterable[int]) -> Records:
         # Nothing is returned where the records are in shared memory, until the next step.
         table = np.frombuffer(raw, np.uint8) if raw else self._shared
-        return self._decoder(table, which, self._steps)
+        return records_of(table, self.spec, self.config, which, self._steps)
 
     def interrupt(self) -> None:
         """Cancel the order in progress, from another thread."""

