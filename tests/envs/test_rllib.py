@@ -201,21 +201,18 @@ def test_the_papers_listing_trains_on_a_fresh_machine(tmp_path: Path) -> None:
     assert f"sampled {2 * BATCH}\n" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("ranks_per_bundle", [None, 1])
-def test_under_tune_gangs_are_inside_of_their_trial(
-    cluster: str, tmp_path: Path, ranks_per_bundle: int | None
-) -> None:
-    config = ppo(HPCSimulatorEnv, settings(), ranks_per_bundle=ranks_per_bundle)
-    algorithm: Any = PPO if ranks_per_bundle is None else spanning(PPO)
-    wanted = algorithm.default_resource_request(config).bundles
-    assert wanted == ([{"CPU": 1}, {"CPU": 3}] if ranks_per_bundle is None else [{"CPU": 1}] * 4)
-    found = tune.Tuner(
-        algorithm,
-        param_space=config,
-        run_config=tune.RunConfig(
-            stop={"training_iteration": 1}, verbose=0, storage_path=str(tmp_path)
-        ),
-    ).fit()
+def tuned(algorithm: Any, config: Any, folder: Path) -> Any:
+    """The results of an iteration of each trial."""
+    stop = {"training_iteration": 1}
+    run = tune.RunConfig(stop=stop, verbose=0, storage_path=str(folder))
+    return tune.Tuner(algorithm, param_space=config, run_config=run).fit()
+
+
+def test_under_tune_gangs_are_inside_of_their_trial(cluster: str, tmp_path: Path) -> None:
+    config = ppo(HPCSimulatorEnv, settings(), ranks_per_bundle=1)
+    algorithm: Any = spanning(PPO)
+    assert algorithm.default_resource_request(config).bundles == [{"CPU": 1}] * 4
+    found = tuned(algorithm, config, tmp_path)
     assert not found.errors, found.errors
     assert sampled(found[0].metrics) == BATCH
 
@@ -223,17 +220,16 @@ def test_under_tune_gangs_are_inside_of_their_trial(
 def test_tune_varies_the_simulators_options_and_shows_why_one_is_refused(
     cluster: str, tmp_path: Path
 ) -> None:
-    choices = [{"length": 10}, {"lenght": 10}]
-    found = tune.Tuner(
-        PPO,
-        param_space=ppo(
-            HPCSimulatorEnv,
-            {"lib_name": "pendulum", "lib_path": str(PENDULUM), "sim": tune.grid_search(choices)},
-        ),
-        run_config=tune.RunConfig(
-            stop={"training_iteration": 1}, verbose=0, storage_path=str(tmp_path)
-        ),
-    ).fit()
+    config = ppo(
+        HPCSimulatorEnv,
+        {
+            "lib_name": "pendulum", "lib_path": PENDULUM, "num_workers": 2,
+            "sim": tune.grid_search([{"length": 10}, {"lenght": 10}]),
+        },
+    )  # fmt: skip
+    inside: Any = PPO
+    assert inside.default_resource_request(config).bundles == [{"CPU": 1}, {"CPU": 3}]
+    found = tuned(PPO, config, tmp_path)
     assert sampled(found[0].metrics) == BATCH
     assert "unknown options ['lenght']; there are [" in str(found[1].error)
 

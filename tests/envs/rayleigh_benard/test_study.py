@@ -55,7 +55,7 @@ def test_every_method_trains_is_tested_and_goes_on_where_it_stopped(
 
 @needs_compiler
 def test_gains_are_searched_and_used_at_their_rayleigh_number(cluster: str, tmp_path: Path) -> None:
-    (best, found), (worse, other) = gains.search(8e4, (12.0,), (-8.0, 24.0))
+    (best, found), (worse, other) = gains.search(8e4, (12.0,), (-8.0, 24.0), (21, 22))
     assert found == P_CONTROL
     assert best == pytest.approx(4.07, abs=0.05)
     assert other == ProportionalControl(12.0, 24.0)
