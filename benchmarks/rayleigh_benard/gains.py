@@ -34,8 +34,8 @@ def search(
 ) -> list[tuple[float, ProportionalControl]]:
     """Mean Nusselt numbers of the best pairs of gains, the lowest first.
 
-    All pairs are played twice, and the best of these for `final_seeds`: control that is almost on or
-    off differs between episodes.
+    All pairs are played twice, and the best of these for `final_seeds`: control that is almost on
+    or off differs between episodes.
 
     Raises
     ------
