@@ -77,9 +77,12 @@ class SimulatedGangs:
         with self._lock:
             self._pipe.send((address, token))
 
-    def open_session(self, owner: object, config: object) -> SimulatedSession:
+    def open_session(
+        self, owner: object, config: object
+    ) -> tuple[SimulatedSession, Callable[[], None]]:
         """In place of `envs.simulation.open_session`."""
-        return SimulatedSession(self)
+        session = SimulatedSession(self)
+        return session, session.close
 
     def close(self) -> None:
         """End the process."""
@@ -108,9 +111,8 @@ class SimulatedSession:
 
     def load_library(self, name: str) -> Any:
         """The library `simulator`."""
-        names = ("begin", "advance", "render", "save_state", "load_state", "save_copy", "load_copy")
-        routine = SimpleNamespace(options=lambda **_: lambda *_: SPEC.text)
-        return SimpleNamespace(attach=routine, serve=self._serve, **dict.fromkeys(names, routine))
+        attach = SimpleNamespace(options=lambda **_: lambda *_: SPEC.text)
+        return SimpleNamespace(attach=attach, serve=self._serve)
 
     def _serve(self, addresses: list[str], token: str, shared: str) -> None:
         self._gangs.dial(addresses[0], token)

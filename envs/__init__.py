@@ -18,9 +18,28 @@ _MODULES = {
 }
 __all__ = sorted(_MODULES)
 
+# For `gymnasium.make`: "alchemist/...-v0", and the library; any simulator by lib_name and lib_path.
+_REGISTERED = {
+    "Simulator": {},
+    "RayleighBenard": {"lib_name": "rayleigh_benard"},
+    "LennardJones": {"lib_name": "lammps_crystal"},
+}
+
+
+def _register() -> None:
+    gymnasium = import_module("gymnasium")
+    for name, config in _REGISTERED.items():
+        gymnasium.register(
+            f"alchemist/{name}-v0",
+            entry_point="envs.hpc_env:HPCSimulatorEnv",
+            vector_entry_point="envs.vector_env:HPCSimulatorVectorEnv",
+            kwargs=config,
+        )
+
+
 # A rank that loads a simulator from a subfolder needs neither Ray nor gymnasium.
 if "mpi_workers.rank.process" not in sys.modules and util.find_spec("gymnasium") is not None:
-    import_module("envs.registration")
+    _register()
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import gymnasium
 import numpy as np
@@ -20,15 +22,136 @@ from envs.errors import (
     for_caller,
     of_failure,
 )
-from envs.pictures import check_mode, coloured
-from envs.records import Records
 from envs.simulation import Simulation
-from envs.spec import ActionCheck
-from envs.stepping import SteppedEnv
+from envs.spec import ActionCheck, Records, SimulatorSpec
 
 SEEDS = 1 << 31
 
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+class Stepped(Protocol):
+    """A simulation that steps in another thread: a `Simulation`, or several (`Gangs`)."""
+
+    def interrupt(self) -> None:
+        """Cancel the step in progress."""
+
+    def close(self) -> None:
+        """End the gangs."""
+
+
+S = TypeVar("S", bound=Stepped)
+
+
+class SteppedEnv(Generic[S]):
+    """An environment over a simulation, until it is closed.
+
+    Each environment steps in a thread of its own, which waits for its gang, so that the gangs of
+    several environments compute at the same time::
+
+        for env, action in zip(envs, actions):
+            env.step_async(action)
+        results = [env.step_wait() for env in envs]
+
+    Attributes
+    ----------
+    closed : bool
+    """
+
+    closed = False
+    _simulation: S | None = None
+    _pending: Future[Any] | None = None
+    _stepper: ThreadPoolExecutor | None = None
+
+    @abstractmethod
+    def _step(self, action: Any) -> Any:
+        """Advance by a time step."""
+
+    def _describe(
+        self,
+        spec: SimulatorSpec,
+        config: EnvConfig,
+        render_mode: str | None,
+        num_envs: int | None = None,
+    ) -> None:
+        """Set what follows from spec and config. Raises `EnvConfigError`."""
+        self.simulator = spec
+        spec.check_render_mode(render_mode)
+        self.render_mode = render_mode
+        self._truncates = config.on_failure == "truncate"
+        self._check_action = ActionCheck(spec, config.out_of_bounds, num_envs)
+
+    def _open(self) -> S:
+        """The simulation. Raises `EnvError` if the environment is closed."""
+        if self._simulation is None:
+            raise EnvError("the environment is closed: make another one")
+        return self._simulation
+
+    def _idle(self) -> S:
+        """The simulation, between two steps. Raises `EnvError`."""
+        if self._pending is not None:
+            raise EnvError("a step is in progress: call step_wait() first")
+        return self._open()
+
+    def step_async(self, action: Any) -> None:
+        """Begin a step; `step_wait` must come next.
+
+        Raises
+        ------
+        EnvError
+            If a step is in progress, or the environment is closed.
+        """
+        self._idle()
+        self._stepper = self._stepper or ThreadPoolExecutor(1)
+        self._pending = self._stepper.submit(self._step, action)
+
+    def step_wait(self) -> Any:
+        """Wait for the step of `step_async`. Returns and raises as ``step``.
+
+        Raises
+        ------
+        EnvError
+            If no step is in progress.
+        """
+        if self._pending is None:
+            raise EnvError("no step is in progress: call step_async(action) first")
+        try:
+            return self._pending.result()
+        except BaseException:  # of the step; or Ctrl-C, or another signal's handler, in the wait
+            self._abandon_step()
+            raise
+        finally:
+            self._pending = None
+
+    def _abandon_step(self) -> None:
+        """End a step in progress; its result is lost."""
+        if self._pending is not None and not self._pending.done():
+            self._open().interrupt()
+            wait([self._pending])
+        self._pending = None
+
+    def close(self, **_: Any) -> None:
+        """End the gangs. Closing twice is allowed."""
+        self.closed = True
+        self._abandon_step()
+        if self._stepper is not None:
+            self._stepper.shutdown(wait=False)
+            self._stepper = None
+        simulation, self._simulation = self._simulation, None
+        if simulation is not None:
+            simulation.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._simulation or 'closed'}>"
+
+    def __str__(self) -> str:
+        return repr(self)
 
 
 class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle):
@@ -74,22 +197,19 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
         EzPickle.__init__(self, config, render_mode=render_mode, **options)
         checked = EnvConfig.checked(config, options, vector=False)
         simulation = self._simulation = Simulation(checked)
-        spec = self.simulator = simulation.spec
+        spec = simulation.spec
         try:
             if spec.agents > 1:
                 raise EnvConfigError(
                     f"simulator {checked.lib_name!r} has {spec.agents} agents: use "
                     "HPCSimulatorVectorEnv (or an option in 'sim' that gives it one agent)"
                 )
-            check_mode(render_mode, spec)
+            self._describe(spec, checked, render_mode)
         except BaseException:
             self.close()
             raise
-        self.render_mode = render_mode
         self.observation_space = spec.observed.space()
         self.action_space = spec.acted.space()
-        self._check_action = ActionCheck(spec, checked.out_of_bounds)
-        self._truncates = checked.on_failure == "truncate"
         self._last: Any = None
         self._steps = 0
 
@@ -116,7 +236,7 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
         attempts = 1 + (simulation.config.max_restarts if self._truncates else 0)
         for left in reversed(range(attempts)):
             try:
-                records = simulation.begin([0], [number])
+                records = simulation.begin({0: number})
                 self._check(records)
                 break
             except (SimulationError, GangLostError) as error:
@@ -195,7 +315,7 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
         """The field of the simulation in colours, shape (height, width, 3), or None."""
         if self.render_mode is None:
             return None
-        return coloured(self.field(), self.simulator)
+        return self.simulator.coloured(self.field())
 
     def field(self) -> NDArray[np.float32]:
         """The field that `render` colours, as the simulator returns it; in any mode."""

@@ -10,7 +10,6 @@ from collections import Counter, deque
 from alchemist_ray.observe import events, metrics
 
 HOUR_S = 3600.0
-EXPORT_S = 1.0  # between exports of the number of steps
 RESTARTS, TIMEOUTS, DROPPED = "gang_restarts", "step_timeouts", "dropped_steps"
 EVENTS = tuple(events.SIMULATOR_LOSSES)
 
@@ -49,8 +48,6 @@ class Losses:
     def __init__(self, simulator: str) -> None:
         self._simulator = simulator
         self._counts: Counter[str] = Counter()
-        self._steps = 0  # that are not exported yet
-        self._exported = 0.0
 
     def add(self, name: str, count: int, cause: BaseException | str) -> None:
         """Count a loss, log its cause, and export it."""
@@ -64,16 +61,7 @@ class Losses:
 
     def stepped(self, copies: int) -> None:
         """Count a step of each of the copies, for the metrics."""
-        self._steps += copies
-        if time.monotonic() - self._exported > EXPORT_S:  # a fast simulator makes thousands
-            self.export()
-
-    def export(self) -> None:
-        """Export the steps that are not exported yet."""
-        steps, self._steps = self._steps, 0
-        self._exported = time.monotonic()
-        if steps:
-            metrics.count("alchemist_env_steps_total", (self._simulator,), steps)
+        metrics.count("alchemist_env_steps_total", (self._simulator,), copies)
 
     def info(self) -> dict[str, int]:
         """All counts, or nothing where nothing was lost."""

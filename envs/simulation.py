@@ -12,14 +12,14 @@ import threading
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
@@ -34,7 +34,6 @@ from alchemist_ray.errors import (
     SessionError,
     advising,
 )
-from alchemist_ray.gang.libraries import Routine
 from alchemist_ray.gang.rank_channel import RankChannel
 from alchemist_ray.runtime.cluster.placement import (
     Reservation,
@@ -55,13 +54,9 @@ from envs.errors import (
     StepTimeoutError,
 )
 from envs.losses import DROPPED, RESTARTS, TIMEOUTS, Losses, RestartRate
-from envs.records import Decoder, Records
-from envs.spec import SimulatorSpec
+from envs.spec import Records, SimulatorSpec, records_of
 
 RELEASE_S = 5.0  # for collected sessions to close
-
-# Bundles on chosen nodes, which their session does not return.
-_chosen: weakref.WeakKeyDictionary[AlchemistSession, PlacementGroup] = weakref.WeakKeyDictionary()
 
 
 def check_process() -> None:
@@ -74,8 +69,10 @@ def check_process() -> None:
         )
 
 
-def open_session(owner: object, config: EnvConfig) -> AlchemistSession:
-    """A session without workers, which is closed when `owner` is collected.
+def open_session(owner: object, config: EnvConfig) -> tuple[AlchemistSession, Callable[[], None]]:
+    """A session without workers, and a function that closes it and returns its CPUs.
+
+    When `owner` is collected, a thread calls that function. Calling it twice is allowed.
 
     Raises
     ------
@@ -86,39 +83,24 @@ def open_session(owner: object, config: EnvConfig) -> AlchemistSession:
     """
     check_process()
     _join_cluster(config)
-    group = None
-    placement: str | Reservation
-    if isinstance(config.placement, Mapping):
-        group, placement = _on_chosen_nodes(config.placement, config)
-    else:
-        placement = _placement(config.placement, config)
-    session = AlchemistSession(
-        placement=placement,
-        cpus_per_worker=config.cpus_per_worker,
-        start_timeout_s=config.start_timeout_s,
-        progress=False,
-    )
-    if group is not None:
-        _chosen[session] = group
+    with contextlib.ExitStack() as cleanup:
+        session = AlchemistSession(
+            placement=_placement(config, cleanup),
+            cpus_per_worker=config.cpus_per_worker,
+            start_timeout_s=config.start_timeout_s,
+            progress=False,
+        )
+        cleanup.callback(session.close)
+        if config.hostname is not None and config.port is not None:
+            try:
+                session.connect_to_alchemist(config.hostname, config.port)
+            except (AuthError, SessionError) as error:
+                warnings.warn(f"config['hostname'] and config['port'] are ignored: {error}",
+                              stacklevel=2)  # fmt: skip
+        close = cleanup.pop_all().close
     # At exit, sessions close themselves.
-    weakref.finalize(owner, _dropped().put, session).atexit = False
-    if config.hostname is not None and config.port is not None:
-        try:
-            session.connect_to_alchemist(config.hostname, config.port)
-        except (AuthError, SessionError) as error:
-            warnings.warn(f"config['hostname'] and config['port'] are ignored: {error}",
-                          stacklevel=2)  # fmt: skip
-    return session
-
-
-def close_session(session: AlchemistSession) -> None:
-    """Close a session of `open_session`, and return its CPUs."""
-    try:
-        session.close()
-    finally:
-        group = _chosen.pop(session, None)
-        if group is not None:
-            remove_placement_group(group)
+    weakref.finalize(owner, _dropped().put, close).atexit = False
+    return session, close
 
 
 def release_dropped(workers: int, cpus_per_worker: float) -> None:
@@ -129,7 +111,7 @@ def release_dropped(workers: int, cpus_per_worker: float) -> None:
     if ray.available_resources().get("CPU", 0.0) + 1e-9 < workers * cpus_per_worker:
         gc.collect()
         done = threading.Event()
-        _dropped().put(done)
+        _dropped().put(done.set)
         done.wait(RELEASE_S)
 
 
@@ -150,99 +132,67 @@ def _join_cluster(config: EnvConfig) -> None:
         )
 
 
-def _on_chosen_nodes(
-    wanted: Mapping[str, Mapping[str, object]], config: EnvConfig
-) -> tuple[PlacementGroup, Reservation]:
-    """Bundles of the ranks on nodes with certain labels and resources. Raises `ResourceError`."""
-    if not ray.is_initialized():
-        join_ray(None)
-    workers, cpus = config.num_workers, config.cpus_per_worker or 1.0
-    labels = [dict(wanted["labels"])] * workers if wanted.get("labels") else None
-    group = placement_group(
-        [{**wanted.get("resources", {}), "CPU": cpus}] * workers, bundle_label_selector=labels
-    )
-    if reserved(group, [1] * workers, config.start_timeout_s) is None:
-        error = not_free(workers, cpus, config.start_timeout_s)
-        raise ResourceError(f"{error} (config['placement'] is {dict(wanted)})")
-    return group, within(group, range(workers), cpus)
+def _placement(config: EnvConfig, cleanup: contextlib.ExitStack) -> str | Reservation:
+    """Where the ranks get their CPUs: "own", "inherit", or existing bundles.
 
+    Bundles on chosen nodes are reserved here, and `cleanup` returns them.
 
-def _placement(placement: str | Reservation, config: EnvConfig) -> str | Reservation:
-    """Resolve "auto": the CPUs of this task or actor, if they hold the ranks and one more."""
-    if placement != "auto":
-        return placement
+    Raises
+    ------
+    ResourceError
+        If the chosen nodes have too few CPUs.
+    """
+    wanted, workers, cpus = config.placement, config.num_workers, config.cpus_per_worker or 1.0
+    if isinstance(wanted, Mapping):
+        if not ray.is_initialized():
+            join_ray(None)
+        labels = [dict(wanted["labels"])] * workers if wanted.get("labels") else None
+        bundles = [{**wanted.get("resources", {}), "CPU": cpus}] * workers
+        group = placement_group(bundles, bundle_label_selector=labels)
+        if reserved(group, [1] * workers, config.start_timeout_s) is None:
+            error = not_free(workers, cpus, config.start_timeout_s)
+            raise ResourceError(f"{error} (config['placement'] is {dict(wanted)})")
+        cleanup.callback(remove_placement_group, group)
+        return within(group, range(workers), cpus)
+    if wanted != "auto":
+        return wanted
     if not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return "own"  # a driver
     try:
-        inherited(1, 1 + config.num_workers * (config.cpus_per_worker or 1.0))
+        inherited(1, 1 + workers * cpus)  # the CPUs of this task or actor: the ranks and one more
     except ResourceError:
         return "own"
     return "inherit"
 
 
 @cache
-def _dropped() -> queue.SimpleQueue[AlchemistSession | threading.Event]:
-    """Sessions of collected simulations, which a thread closes; it sets an event in its turn.
+def _dropped() -> queue.SimpleQueue[Callable[[], object]]:
+    """Functions that a thread calls: they close the sessions of collected simulations.
 
     The garbage collector can run in the middle of a call to Ray, where closing is not possible.
     """
-    dropped: queue.SimpleQueue[AlchemistSession | threading.Event] = queue.SimpleQueue()
+    dropped: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
     def close() -> None:
         while True:
-            item = dropped.get()
-            if isinstance(item, threading.Event):
-                item.set()
-            else:
-                with while_connected(), contextlib.suppress(Exception):  # nobody can be told
-                    close_session(item)
-            del item
+            call = dropped.get()
+            with while_connected(), contextlib.suppress(Exception):  # nobody can be told
+                call()
+            del call
 
     threading.Thread(target=close, name="close-environments", daemon=True).start()
     return dropped
 
 
-HEADER = 64  # bytes before the data, as in ali/simulator/spec.py
+HEADER = 64  # bytes before the data in shared memory, as in ali/simulator/spec.py
 MARK = 16  # bytes at its beginning, by which a rank recognises it
-
-
-class SharedBytes:
-    """Bytes in anonymous memory, which ends with its processes.
-
-    Parameters
-    ----------
-    size : int
-
-    Attributes
-    ----------
-    data : ndarray of uint8, shape (size,)
-    address : str
-        What a rank on this node needs to open it, until `seal`.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._fd = os.memfd_create("alchemist-env")
-        os.ftruncate(self._fd, HEADER + size)
-        memory = mmap.mmap(self._fd, HEADER + size)
-        mark = secrets.token_bytes(MARK)
-        memory[:MARK] = mark
-        self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, size, HEADER)
-        self.address = f"/proc/{os.getpid()}/fd/{self._fd} {mark.hex()}"
-
-    def seal(self) -> None:
-        """Close the descriptor: no other process can open the memory any more."""
-        os.close(self._fd)
-
-
 CHANNEL_S = 10.0  # for the ranks to connect
 RETURN_S = 2.0  # for all ranks to leave a step in which one has raised
 HOST = "simulator"  # the library on the ranks that runs simulators
-ROUTINES = (
-    "begin", "advance", "render", "save_state", "load_state", "save_copy", "load_copy",
-)  # fmt: skip
 NEXT_RESET = "reset() starts a new one"
 NEXT_START = "the next reset(), or another environment, starts a new one"
 NAMES = {"begin": "reset", "advance": "step"}  # of routines, for users
+NO_SEEDS: Mapping[int, int] = {}
 
 _specs: dict[tuple[Any, ...], SimulatorSpec] = {}  # of the simulators that this process has used
 # Of simulations that were closed with a lost gang, for those that replace them: RLlib closes a
@@ -284,7 +234,8 @@ class Simulation:
         self.copies = config.copies or 1
         self.losses = losses or Losses(config.lib_name)
         self._session: AlchemistSession | None = None
-        self._routines: dict[str, Routine] = {}  # empty: there is no gang
+        self._close_session: Callable[[], None]
+        self._library: Any = None  # on the gang; None: there is no gang
         self._attached = 0  # copies on the gang
         self._channel: RankChannel | None = None
         self._shared: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -305,12 +256,11 @@ class Simulation:
                 raise
             known = _specs[config.simulator()]
         self.spec: SimulatorSpec = known
-        self._decoder = Decoder(known, config)
 
     # --- episodes and steps ---
 
-    def begin(self, which: Sequence[int], seeds: Sequence[int]) -> Records:
-        """Begin an episode in the copies of `which`. Starts a gang if none is running.
+    def begin(self, seeds: Mapping[int, int]) -> Records:
+        """Begin an episode in the copies of `seeds`. Starts a gang if none is running.
 
         Raises
         ------
@@ -321,36 +271,31 @@ class Simulation:
         if self._closed:
             raise EnvError("the environment is closed: make another one")
         check_process()
-        if self._raised and self._routines:
+        if self._raised and self._library is not None:
             self._give_up_stuck()
-        if not self._routines:
+        if self._library is None:
             self._start()
         elif self._attached != self.copies:
             self._attach()
         if self._channel is None:
             self._open_channel()
-        raw = self._call("begin", which, seeds)
-        self._steps[list(which)] = 0
-        records = self._records(raw, which)
+        raw = self._call("begin", list(seeds), list(seeds.values()))
+        self._steps[list(seeds)] = 0
+        records = self._records(raw, seeds)
         self._begun = self.running = True
         return records
 
-    def advance(
-        self,
-        actions: NDArray[np.float64],
-        which: Sequence[int] = (),
-        seeds: Sequence[int] = (),
-    ) -> Records:
-        """Advance every copy by a time step; those in `which` begin an episode instead.
+    def advance(self, actions: NDArray[np.float64], seeds: Mapping[int, int] = NO_SEEDS) -> Records:
+        """Advance every copy by a time step; those of `seeds` begin an episode instead.
 
         Raises
         ------
         BadActionError, SimulationError, GangLostError, StepTimeoutError
         """
         try:
-            raw = self._call("advance", actions.tobytes(), which, seeds)
+            raw = self._call("advance", actions.tobytes(), list(seeds), list(seeds.values()))
             self._steps += 1
-            self._steps[list(which)] = 0
+            self._steps[list(seeds)] = 0
             records = self._records(raw, range(self.copies))
         except (SimulationError, GangLostError) as error:
             self.losses.add(DROPPED, self.copies, type(error).__name__)
@@ -364,7 +309,7 @@ class Simulation:
     def _records(self, raw: bytes, which: Iterable[int]) -> Records:
         # Nothing is returned where the records are in shared memory, until the next step.
         table = np.frombuffer(raw, np.uint8) if raw else self._shared
-        return self._decoder(table, which, self._steps)
+        return records_of(table, self.spec, self.config, which, self._steps)
 
     def interrupt(self) -> None:
         """Cancel the order in progress, from another thread."""
@@ -430,7 +375,8 @@ class Simulation:
     def _call(self, routine: str, *arguments: Any) -> Any:
         try:
             if self._channel is None:
-                return self._routines[routine](*arguments)
+                command = getattr(self._library, routine)
+                return command.options(timeout_s=self.config.step_timeout_s)(*arguments)
             order = {"do": routine, "arguments": arguments}
             return self._channel.ask(order, self.config.step_timeout_s)
         except CallTimeoutError as error:
@@ -462,19 +408,26 @@ class Simulation:
 
     def _open_channel(self) -> None:
         """Connect to the ranks directly, where that is possible: a step is then no command."""
-        serve = self._routines.get("serve")
-        if serve is None or self._session is None:
+        library = self._library
+        if library is None or self._session is None:
             return
-        shared = SharedBytes(self.copies * self.spec.layout.itemsize)
+        size = self.copies * self.spec.layout.itemsize
+        # Anonymous memory, which ends with its processes. Ranks of this node open it by its
+        # descriptor, until that is closed.
+        fd = os.memfd_create("alchemist-env")
         try:
+            os.ftruncate(fd, HEADER + size)
+            memory = mmap.mmap(fd, HEADER + size)
+            memory[:MARK] = mark = secrets.token_bytes(MARK)
+            address = f"/proc/{os.getpid()}/fd/{fd} {mark.hex()}"
             self._channel = self._session.open_rank_channel(
-                lambda addresses, token: serve(addresses, token, shared.address), CHANNEL_S
+                lambda addresses, token: library.serve(addresses, token, address), CHANNEL_S
             )
         except GroupFailedError as error:
             raise self._gone(error) from error
         finally:
-            shared.seal()
-        self._shared = shared.data
+            os.close(fd)
+        self._shared = np.frombuffer(memory, np.uint8, size, HEADER)
 
     def _drop_channel(self) -> None:
         """Disconnect at once, without waiting for the ranks to leave `serve`."""
@@ -500,7 +453,7 @@ class Simulation:
         if isinstance(self.config.placement, Mapping):  # the chosen nodes may have others' work
             self._end()
         if self._session is None:
-            self._session = open_session(self, self.config)
+            self._session, self._close_session = open_session(self, self.config)
         try:
             if self.config.placement != "inherit":
                 release_dropped(self.config.num_workers, self.config.cpus_per_worker or 1.0)
@@ -541,11 +494,7 @@ class Simulation:
         self._attached = self.copies
         self._steps = np.zeros(self.copies, np.int64)
         self._begun = False
-        self._routines = {
-            name: getattr(library, name).options(timeout_s=config.step_timeout_s)
-            for name in ROUTINES
-        }
-        self._routines["serve"] = library.serve
+        self._library = library
 
     def _gone(self, error: GroupFailedError) -> GangLostError:
         """End the session's gang, which is lost, and make the error."""
@@ -568,13 +517,13 @@ class Simulation:
         self._raised = False
         with contextlib.suppress(RoutineError):
             try:
-                self._routines["begin"].options(timeout_s=RETURN_S)([], [])
+                self._library.begin.options(timeout_s=RETURN_S)([], [])
             except (CallTimeoutError, GroupFailedError):
                 self._give_up()
 
     def _give_up(self) -> None:
         self._begun = self.running = self._raised = False
-        self._routines = {}
+        self._library = None
         self._drop_channel()
         self._lost = True
         self._rate.add()
@@ -582,15 +531,14 @@ class Simulation:
             self._session.kill_workers("its simulation failed")
 
     def _end(self) -> None:
-        self.losses.export()
         self._begun = self.running = False
-        self._routines = {}
+        self._library = None
         channel, self._channel = self._channel, None
         if channel is not None and not channel.close() and self._session is not None:
             self._session.kill_workers("its ranks do not respond")
-        session, self._session = self._session, None
-        if session is not None:
-            close_session(session)
+        if self._session is not None:
+            self._session = None
+            self._close_session()
 
     def close(self) -> None:
         """End the gang. Closing twice is allowed."""

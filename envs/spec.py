@@ -1,22 +1,25 @@
-"""A simulator's spec, as gymnasium spaces and as the layout of its records."""
+"""A simulator's spec: gymnasium spaces, checks of actions, records of steps, pictures."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import util
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.errors import BadActionError
+from envs.config import EnvConfig
+from envs.errors import BadActionError, EnvConfigError, EnvError, NotFiniteError
 
 Array = NDArray[Any]
 Space = spaces.Space[Any]
+COLOURS = "RdBu_r"  # cold to hot through white (ColorBrewer)
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,35 @@ class SimulatorSpec:
         made: np.dtype[Any] = np.dtype(fields, align=True)
         return made
 
+    def check_render_mode(self, mode: Any) -> None:
+        """Check that the simulator supports a render mode. Raises `EnvConfigError`."""
+        if mode not in (None, "rgb_array"):
+            raise EnvConfigError(f"render_mode={mode!r}: it must be None or 'rgb_array'")
+        if mode is not None and self.render is None:
+            raise EnvConfigError(
+                f"render_mode={mode!r}: simulator {self.name!r} cannot be rendered (its spec has "
+                "no 'render')"
+            )
+        if mode is not None and util.find_spec("matplotlib") is None:
+            raise EnvConfigError(
+                f"render_mode={mode!r} needs matplotlib: pip install 'alchemist-on-ray[envs]'"
+            )
+
+    def coloured(self, field: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """A field in colours, shape (height, width, 3).
+
+        They range from the ``low`` of ``render`` to its ``high``; by default, over the field's
+        values.
+        """
+        ends = self.render or {}
+        low = float(np.nanmin(field) if ends.get("low") is None else ends["low"])
+        high = float(np.nanmax(field) if ends.get("high") is None else ends["high"])
+        share = np.nan_to_num((field - low) / ((high - low) or 1.0), nan=0.5)
+        from matplotlib import colormaps  # noqa: PLC0415 - an optional package
+
+        picture: NDArray[np.uint8] = colormaps[COLOURS](share, bytes=True)[..., :3]
+        return picture
+
 
 class ActionCheck:
     """Converts actions to the float64 numbers that the ranks get.
@@ -287,3 +319,78 @@ class ActionCheck:
 def _ends(bound: Array) -> Any:
     same = bound.size > 0 and (bound == bound[0]).all()
     return float(bound[0]) if same else bound.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The results of a step for all copies.
+
+    Attributes
+    ----------
+    observations : list of ndarray, each of shape (copies, n)
+        The leaves of the observation, flattened in C order, each in its own dtype.
+    scores : ndarray, shape (copies, agents + number of info names)
+    ended : ndarray of bool, shape (copies,)
+        Whether the simulation says that its episode has ended.
+    failures : dict of int to EnvError
+        By copy: why its episode has ended. The numbers of such a copy cannot be used.
+    """
+
+    observations: list[Array]
+    scores: NDArray[np.float64]
+    ended: NDArray[np.bool_]
+    failures: dict[int, EnvError]
+
+
+def records_of(
+    raw: NDArray[np.uint8],
+    spec: SimulatorSpec,
+    config: EnvConfig,
+    which: Iterable[int],
+    steps: NDArray[np.int64],
+) -> Records:
+    """Copy the records of a step, and check those of the copies in `which`.
+
+    Parameters
+    ----------
+    raw : ndarray of uint8
+        As the ranks write them.
+    spec : SimulatorSpec
+    config : EnvConfig
+    which : iterable of int
+    steps : ndarray of int, shape (copies,)
+        The steps of the copies' episodes, for errors.
+    """
+    table = raw.view(spec.layout)
+    scores = table["scores"].copy()
+    observations = [table[name].copy() for name in (spec.layout.names or ())[1:]]
+    failures: dict[int, EnvError] = {}
+    if config.check_finite and not _finite(scores, *observations):
+        # The rank sets the end of the episode to NaN if an integer does not fit its dtype.
+        valid: NDArray[np.bool_] = np.asarray(np.isfinite(scores).all(axis=1))
+        for part in observations:
+            valid &= np.isfinite(part).all(axis=1)
+        dtypes = ", ".join({str(leaf.dtype): None for leaf in spec.observed.leaves})
+        for copy in which:
+            if valid[copy]:
+                continue
+            where = f" of copy {copy}" if len(scores) > 1 else ""
+            where += f" in step {steps[copy]} of its episode" if steps[copy] else " after reset()"
+            if np.isfinite(scores[copy, :-1]).all():
+                found = f"observation{where} is not finite, or does not fit {dtypes}"
+            else:
+                found = f"reward or info{where} is not finite: {scores[copy, :-1].tolist()}"
+            failures[copy] = NotFiniteError(
+                f"simulator {config.lib_name!r}: {found}. The episode is over; call reset(), or "
+                "set check_finite=False to get such numbers"
+            )
+    return Records(observations, scores[:, :-1], scores[:, -1] == 1.0, failures)
+
+
+def _finite(*arrays: Array) -> bool:
+    """Whether all numbers are finite. False also if finite numbers are too large to be added."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return all(
+            math.isfinite(np.add.reduce(array, axis=None)) for array in arrays
+            if array.dtype.kind == "f"
+        )  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,16 +16,179 @@ from numpy.typing import NDArray
 
 from alchemist_ray.errors import ResourceError
 from envs.config import EnvConfig
-from envs.errors import EnvConfigError, EnvError, for_caller, of_failure
-from envs.gangs import Gangs
-from envs.hpc_env import SEEDS
-from envs.pictures import check_mode, coloured
-from envs.records import Records
-from envs.spec import ActionCheck
-from envs.stepping import SteppedEnv
+from envs.errors import (
+    EnvConfigError,
+    EnvError,
+    GangLostError,
+    SimulationError,
+    for_caller,
+    of_failure,
+)
+from envs.hpc_env import SEEDS, SteppedEnv
+from envs.losses import Losses
+from envs.simulation import Simulation
+from envs.spec import Records, SimulatorSpec
 
 Flags = NDArray[np.bool_]
 Step = tuple[Any, NDArray[np.float64], Flags, Flags, dict[str, Any]]
+# Work of a gang: its simulation, its copies, and the seeds of those of them that begin.
+Work = Callable[[Simulation, range, dict[int, int]], Records]
+
+
+class Gangs:
+    """Copies of a simulator on one or more gangs.
+
+    Parameters
+    ----------
+    config : EnvConfig
+
+    Raises
+    ------
+    EnvConfigError
+        If there are more gangs than copies.
+    AlchemistError
+        If the first gang is needed for the spec and does not start.
+    """
+
+    def __init__(self, config: EnvConfig) -> None:
+        self.losses = Losses(config.lib_name)
+        share = None if config.copies is None else config.copies // config.gangs
+        first = Simulation(replace(config, copies=share), self.losses)
+        self._parts = [first]
+        self.spec: SimulatorSpec = first.spec
+        self.copies = config.copies or max(1, (config.num_envs or 1) // self.spec.agents)
+        if self.copies < config.gangs:
+            first.close()
+            raise EnvConfigError(
+                f"config['gangs'] must be 1 to {self.copies} (the copies); got {config.gangs}"
+            )
+        self._parts += [Simulation(config, self.losses) for _ in range(config.gangs - 1)]
+        bounds = [i * self.copies // config.gangs for i in range(config.gangs + 1)]
+        self._ranges = [range(a, b) for a, b in pairwise(bounds)]
+        for part, copies in zip(self._parts, self._ranges, strict=True):
+            part.copies = len(copies)
+        self._threads = ThreadPoolExecutor(config.gangs) if config.gangs > 1 else None
+
+    def without_episodes(self) -> list[int]:
+        """The copies of gangs without an episode: new gangs, or gangs that have failed."""
+        parts = zip(self._parts, self._ranges, strict=True)
+        return [copy for part, copies in parts if not part.running for copy in copies]
+
+    def stop_episodes(self) -> None:
+        """End all episodes: `begin` must come next."""
+        for part in self._parts:
+            part.running = False
+
+    def interrupt(self) -> None:
+        """Cancel the orders in progress, from another thread."""
+        for part in self._parts:
+            part.interrupt()
+
+    def begin(self, seeds: dict[int, int]) -> Records:
+        """Begin an episode in the copies of `seeds`; starts the gangs that are missing."""
+        busy = [number for number, copies in enumerate(self._ranges) if seeds.keys() & set(copies)]
+        return self._each(busy, seeds, lambda part, _, mine: part.begin(mine))
+
+    def advance(self, actions: NDArray[np.float64], seeds: dict[int, int]) -> Records:
+        """Advance every copy; those of `seeds` begin an episode instead.
+
+        On a gang without an episode, only the copies of `seeds` begin.
+        """
+
+        def work(part: Simulation, copies: range, mine: dict[int, int]) -> Records:
+            if not part.running:
+                return part.begin(mine)
+            return part.advance(actions[copies.start : copies.stop], mine)
+
+        return self._each(range(len(self._parts)), seeds, work)
+
+    def _each(self, busy: Sequence[int], seeds: dict[int, int], work: Work) -> Records:
+        """Do the work of some gangs, all at once, and put the results together.
+
+        The records of copies of a gang that failed or had nothing to do are zeros.
+        """
+        found: list[Records | EnvError | None] = [None] * len(self._parts)
+
+        def run(number: int) -> None:
+            part, copies = self._parts[number], self._ranges[number]
+            mine = {copy - copies.start: seeds[copy] for copy in copies if copy in seeds}
+            try:
+                found[number] = work(part, copies, mine)
+            except (SimulationError, GangLostError) as error:
+                part.running = False
+                found[number] = error
+
+        if self._threads is None or len(busy) == 1:
+            for number in busy:
+                run(number)
+        else:
+            futures = [self._threads.submit(run, number) for number in busy]
+            try:
+                wait(futures)
+            except BaseException:  # Ctrl-C: the threads must be back before the next step
+                self.interrupt()
+                wait(futures)
+                raise
+            for future in futures:
+                future.result()
+        return self._merged(found)
+
+    def _merged(self, found: Sequence[Records | EnvError | None]) -> Records:
+        only = found[0]
+        if len(found) == 1 and isinstance(only, Records):
+            return only
+        spec = self.spec
+        records = Records(
+            [np.zeros((self.copies, leaf.count), leaf.dtype) for leaf in spec.observed.leaves],
+            np.zeros((self.copies, spec.agents + len(spec.info))),
+            np.zeros(self.copies, bool),
+            {},
+        )
+        for copies, result in zip(self._ranges, found, strict=True):
+            if isinstance(result, EnvError):
+                records.failures.update(dict.fromkeys(copies, result))
+            elif result is not None:
+                part = slice(copies.start, copies.stop)
+                for whole, mine in zip(records.observations, result.observations, strict=True):
+                    whole[part] = mine
+                records.scores[part] = result.scores
+                records.ended[part] = result.ended
+                for copy, why in result.failures.items():
+                    records.failures[copies.start + copy] = why
+        return records
+
+    def picture(self, copy: int) -> NDArray[np.float32]:
+        """The rendered field of a copy."""
+        part, local = self._owner(copy)
+        return part.picture(local)
+
+    def save_state(self, copy: int) -> NDArray[Any]:
+        """The state of a copy."""
+        part, local = self._owner(copy)
+        return part.save_state(local)
+
+    def load_state(self, state: NDArray[Any], copy: int) -> None:
+        """Restore a state in a copy."""
+        part, local = self._owner(copy)
+        part.load_state(state, local)
+
+    def _owner(self, copy: int) -> tuple[Simulation, int]:
+        """The gang of a copy, and its number there."""
+        if isinstance(copy, int | np.integer):
+            for part, copies in zip(self._parts, self._ranges, strict=True):
+                if copy in copies:
+                    return part, int(copy) - copies.start
+        raise EnvError(f"there is no copy {copy!r}: copies are numbered 0 to {self.copies - 1}")
+
+    def close(self) -> None:
+        """End all gangs."""
+        for part in self._parts:
+            part.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def __repr__(self) -> str:
+        return ", ".join(map(repr, self._parts))
 
 
 class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]], EzPickle):
@@ -85,8 +251,6 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             self, config, num_envs=num_envs, render_mode=render_mode,
             autoreset_mode=autoreset_mode, **options,
         )  # fmt: skip
-        if config is not None and not isinstance(config, Mapping):
-            raise EnvConfigError(f"config is a {type(config).__name__}; it must be a dict")
         mode = getattr(autoreset_mode, "name", str(autoreset_mode)).upper()
         if mode not in (AutoresetMode.NEXT_STEP.name, AutoresetMode.SAME_STEP.name):
             raise EnvConfigError(
@@ -94,11 +258,12 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
                 "SAME_STEP. (reset(options={'reset_mask': ...}) begins episodes of your choice)"
             )
         self.metadata = {**self.metadata, "autoreset_mode": AutoresetMode[mode]}
-        given = {**(config or {}), **options}
-        num_envs = given.pop("num_envs", num_envs)
-        checked = EnvConfig.checked(given, {}, vector=True)
-        gangs = self._simulation = Gangs(checked, num_envs)
-        spec = self.simulator = gangs.spec
+        if num_envs is not None and not (isinstance(config, Mapping) and "num_envs" in config):
+            options["num_envs"] = num_envs
+        checked = EnvConfig.checked(config, options, vector=True)
+        num_envs = checked.num_envs
+        gangs = self._simulation = Gangs(checked)
+        spec = gangs.spec
         self._copies, self._agents = gangs.copies, spec.agents
         self.num_envs = self._copies * self._agents
         try:
@@ -112,7 +277,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
                     f"num_envs must be {self.num_envs} ({self._copies} copies with {spec.agents} "
                     f"agents each); got {num_envs}"
                 )
-            check_mode(render_mode, spec)
+            self._describe(spec, checked, render_mode, self.num_envs)
             many = spec.agents > 1
             self.single_observation_space = spec.observed.space(agent=many)
             self.single_action_space = spec.acted.space(agent=many)
@@ -127,13 +292,9 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         except BaseException:
             self.close()
             raise
-        self.render_mode = render_mode
-        self._check_action = ActionCheck(spec, checked.out_of_bounds, self.num_envs)
-        self._truncates = checked.on_failure == "truncate"
         self._failure_reward = checked.failure_reward
         self._retries = checked.max_restarts
         self._random: list[np.random.Generator | None] = [None] * self._copies
-        self._seeds = [-1] * self._copies
         self._steps = np.zeros(self._copies, np.int64)
         self._over = np.zeros(self._copies, bool)
         self._lost: dict[int, EnvError] = {}
@@ -250,16 +411,17 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
 
     def _begin_at_once(self, infos: dict[str, Any]) -> dict[str, Any]:
         """Begin the next episodes of the copies whose episode is over; the infos then."""
-        over, ended = np.flatnonzero(self._over).tolist(), self._over.repeat(self._agents)
-        last = np.full(self.num_envs, None, object)
-        for env, observation in enumerate(iterate(self.observation_space, self._observation())):
+        ended = self._over.repeat(self._agents)
+        last = list(iterate(self.observation_space, self._observation()))
+        infos_by_env, infos = self.infos_by_env(infos), {}
+        for env, info in enumerate(infos_by_env):
             if ended[env]:
-                last[env] = observation
-        final = _of(infos, ended)
+                info = {"final_obs": last[env], "final_info": info}
+            infos = self._add_info(infos, info, env)
+        over = np.flatnonzero(self._over).tolist()
         self._begin({copy: self._drawn(copy, None) for copy in over})
         self._steps[over], self._over[over] = 0, False
-        kept = _of(infos, ~ended) | {"final_obs": last, "_final_obs": ended}
-        return kept | {"final_info": final, "_final_info": ended.copy()}
+        return infos
 
     def _raise(self, records: Records) -> None:
         """Raise the first failure; all episodes must be reset then."""
@@ -307,15 +469,11 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
 
     def infos_by_env(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
         """The infos of `reset` or `step` as a dict for each sub-environment."""
-        names = [name for name in infos if f"_{name}" in infos]
+        columns = [
+            (name, infos[name].tolist(), infos[f"_{name}"]) for name in infos if f"_{name}" in infos
+        ]
         return [
-            {
-                name: infos[name][env].item()
-                if hasattr(infos[name][env], "item")
-                else infos[name][env]
-                for name in names
-                if infos[f"_{name}"][env]
-            }
+            {name: values[env] for name, values, valid in columns if valid[env]}
             for env in range(self.num_envs)
         ]
 
@@ -350,7 +508,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
 
     def _reseed(self, copy: int, seed: int | None) -> None:
         if seed is not None or self._random[copy] is None:
-            self._random[copy], self._seeds[copy] = seeding.np_random(seed)
+            self._random[copy], _ = seeding.np_random(seed)
 
     def _drawn(self, copy: int, seed: int | None) -> int:
         """The seed of the simulation for its next episode."""
@@ -361,25 +519,13 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         assert random is not None
         return int(random.integers(SEEDS))
 
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed of each sub-environment; -1 before the first reset."""
-        return tuple(np.repeat(self._seeds, self._agents).tolist())
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """The generator of each sub-environment; agents of one copy share it."""
-        for copy in range(self._copies):
-            self._reseed(copy, None)
-        return tuple(r for r in self._random if r is not None for _ in range(self._agents))
-
     # --- pictures, closing ---
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]
         """A picture per sub-environment, each (height, width, 3); agents of one copy share it."""
         if self.render_mode is None:
             return None
-        shown = [coloured(self.field(copy), self.simulator) for copy in range(self._copies)]
+        shown = [self.simulator.coloured(self.field(copy)) for copy in range(self._copies)]
         return tuple(picture for picture in shown for _ in range(self._agents))
 
     def field(self, copy: int = 0) -> NDArray[np.float32]:
@@ -408,15 +554,3 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.num_envs}: {self._simulation or 'closed'}>"
-
-
-def _of(infos: dict[str, Any], envs: Flags) -> dict[str, Any]:
-    """The infos of some sub-environments, as if the others had none."""
-    kept: dict[str, Any] = {}
-    for name, values in infos.items():
-        valid = infos.get(f"_{name}", np.False_) & envs
-        if valid.any():
-            chosen = np.full(len(values), None if values.dtype == object else 0, values.dtype)
-            chosen[valid] = values[valid]
-            kept |= {name: chosen, f"_{name}": valid}
-    return kept

@@ -27,12 +27,15 @@ FINALISTS, FINAL_SEEDS = 8, range(21, 31)
 
 
 def search(
-    rayleigh: float, velocity: Gains = VELOCITY_GAINS, temperature: Gains = TEMPERATURE_GAINS
+    rayleigh: float,
+    velocity: Gains = VELOCITY_GAINS,
+    temperature: Gains = TEMPERATURE_GAINS,
+    final_seeds: Sequence[int] = FINAL_SEEDS,
 ) -> list[tuple[float, ProportionalControl]]:
     """Mean Nusselt numbers of the best pairs of gains, the lowest first.
 
-    All pairs are played twice, and the best of these ten times more: control that is almost
-    on or off differs between episodes.
+    All pairs are played twice, and the best of these for `final_seeds`: control that is almost on
+    or off differs between episodes.
 
     Raises
     ------
@@ -48,7 +51,7 @@ def search(
     policies = [ProportionalControl(*gains) for gains in itertools.product(velocity, temperature)]
     with HPCSimulatorEnv(LIBRARY, sim=Case(rayleigh, "p", 0).sim()) as env:
         first = _played(env, policies, VALIDATION_SEEDS)
-        return _played(env, [policy for _, policy in first[:FINALISTS]], FINAL_SEEDS)
+        return _played(env, [policy for _, policy in first[:FINALISTS]], final_seeds)
 
 
 def _played(

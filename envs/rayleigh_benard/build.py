@@ -19,8 +19,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from ali import scaffold
@@ -61,7 +59,11 @@ def shared_object() -> str:
     target = _cache() / f"rayleigh_benard-{_key(command, programs)}.so"
     if target.is_file():
         return str(target)
-    with _alone(target.with_suffix(".lock")):
+    with open(target.with_suffix(".lock"), "w") as lock:
+        # One process builds; the others wait for it, at most for its BUILD_TIMEOUT_S. The lock only
+        # saves work (the result is moved into place), so a file system without locks is no error.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_file():
             _build([*command, *map(str, sources), "-lm"], target)
     return str(target)
@@ -77,9 +79,7 @@ def _compiler() -> tuple[list[str], list[str]]:
         mpicc = str(scaffold.mpi_compiler("mpicc"))
     except FileNotFoundError as error:
         raise _failed(str(error)) from None
-    beneath = (shlex.split(os.environ.get("MPICH_CC", "")) or ["cc"])[
-        0
-    ]  # the compiler behind mpicc
+    beneath = (*shlex.split(os.environ.get("MPICH_CC", "")), "cc")[0]  # the compiler behind mpicc
     if shutil.which(beneath) is None:
         raise _failed(
             f"it is written in C, and there is no compiler {beneath!r} on node {platform.node()}: "
@@ -130,25 +130,6 @@ def _cache() -> Path:
         f"it must be built in a folder that only you can write to, and neither {home} nor "
         f"{tempfile.gettempdir()} has one: set XDG_CACHE_HOME"
     )
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One builder at a time, if the file system supports locks; waits at most BUILD_TIMEOUT_S.
-
-    The lock only saves work: the result is moved into place, so concurrent builds are harmless.
-    """
-    with open(lock, "w") as file:
-        deadline = time.monotonic() + BUILD_TIMEOUT_S
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.05)
-            except OSError:  # a file system without locks
-                break
-        yield
 
 
 def _build(command: list[str], target: Path) -> None:

@@ -88,7 +88,8 @@ int simulation_new(alchemist_call *call, const cell_parameters *cell, const task
     return code;
 }
 
-void simulation_free(simulation *S) {
+void simulation_free(void *state) {
+    simulation *S = state;
     if (S == NULL) return;
     lattice_free(S->L);
     free(S->developed), free(S->columns), free(S->local), free(S->probes);

@@ -23,15 +23,10 @@ static int give_columns(alchemist_call *call, alchemist_value *out, const lattic
     return A == NULL ? ALCHEMIST_FAILED : ALCHEMIST_OK;
 }
 
-static int whole_state(alchemist_call *call, const lattice *L) {
-    if (!L->torn) return ALCHEMIST_OK;
-    return alchemist_fail(call, "a call was interrupted in a step: call reset() first");
-}
-
 ROUTINE(routine_render) {
     (void)in;
     SIMULATION(S);
-    if (whole_state(call, S->L)) return ALCHEMIST_FAILED;
+    if (lattice_whole(call, S->L)) return ALCHEMIST_FAILED;
     const lattice *L = S->L;
     const int64_t height = L->cell.height, rows = height + 2;
     double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));
@@ -55,7 +50,7 @@ enum { STEPS, ACTIONS, RANDOM_HIGH, RANDOM_LOW, COMMON };
 ROUTINE(routine_save_state) {
     (void)in;
     SIMULATION(S);
-    if (whole_state(call, S->L)) return ALCHEMIST_FAILED;
+    if (lattice_whole(call, S->L)) return ALCHEMIST_FAILED;
     const lattice *L = S->L;
     const int64_t record = lattice_record(L), rows = record + COMMON;
     double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));

@@ -60,7 +60,7 @@ full:
 void lattice_free(lattice *L) {
     if (L == NULL) return;
     free(L->now), free(L->next), free(L->bottom);
-    if (!L->torn) free(L->outbox), free(L->inbox); /* torn: MPI may still write to them */
+    if (!L->torn) free(L->outbox); /* torn: MPI may still write to it */
     free(L);
 }
 
@@ -72,7 +72,7 @@ static double middle(int64_t i, int64_t count) { return ((double)i + 0.5) / (dou
 static void clear_history(lattice *L) {
     memset(L->entering, 0, (size_t)(4 * L->columns) * sizeof(double));
     L->steps = 0;
-    if (L->torn) L->outbox = L->inbox = NULL;
+    if (L->torn) L->outbox = NULL;
     L->torn = 0;
 }
 
@@ -182,10 +182,10 @@ static void unpack_column(lattice *L, const int *which, int64_t x, const double 
 }
 
 static int have_boxes(alchemist_call *call, lattice *L) {
-    if (L->outbox == NULL) L->outbox = aligned(2 * CROSSING * L->cell.height);
-    if (L->inbox == NULL) L->inbox = aligned(2 * CROSSING * L->cell.height);
-    if (L->outbox == NULL || L->inbox == NULL)
+    if (L->outbox == NULL) L->outbox = aligned(4 * CROSSING * L->cell.height);
+    if (L->outbox == NULL)
         return alchemist_fail(call, "not enough memory for halo messages on rank %d", call->rank);
+    L->inbox = L->outbox + 2 * CROSSING * L->cell.height;
     return ALCHEMIST_OK;
 }
 
@@ -248,11 +248,15 @@ static int one_step(alchemist_call *call, lattice *L) {
     return ALCHEMIST_OK;
 }
 
+int lattice_whole(alchemist_call *call, const lattice *L) {
+    if (!L->torn) return ALCHEMIST_OK;
+    return alchemist_fail(call, "a call was interrupted in a step: call reset() first");
+}
+
 int lattice_run(alchemist_call *call, lattice *L, int64_t steps) {
     const int64_t between = 1 + NODES_BETWEEN_CHECKS / (L->columns * L->pitch);
     int code;
-    if (L->torn)
-        return alchemist_fail(call, "a call was interrupted in a step: call reset() first");
+    if ((code = lattice_whole(call, L))) return code;
     if (call->size > 1 && (code = have_boxes(call, L))) return code;
     L->torn = 1;
     for (int64_t i = 1; i <= steps; i++) {

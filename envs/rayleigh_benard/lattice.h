@@ -83,6 +83,8 @@ void lattice_warm(lattice *L, double (*temperature)(const void *about, double x,
 
 /* Run steps with the bottom plate unchanged. Collective; an interrupted run sets L->torn. */
 int lattice_run(alchemist_call *call, lattice *L, int64_t steps);
+/* Fail if a run was interrupted: the state is of no use until it is replaced. */
+int lattice_whole(alchemist_call *call, const lattice *L);
 
 fluid lattice_fluid(const lattice *L, int64_t x, int64_t y);
 

@@ -66,8 +66,6 @@ static ROUTINE(is_terminated) {
     return ALCHEMIST_OK;
 }
 
-static void close_simulation(void *state) { simulation_free(state); }
-
 /* --- physics --- */
 
 static ROUTINE(run) {
@@ -183,4 +181,4 @@ static const alchemist_routine routines[] = {
 ALCHEMIST_LIBRARY_CLOSED("rayleigh_benard",
                          "Two-dimensional Rayleigh-Benard convection with separate heaters below: "
                          "a thermal lattice Boltzmann gas on slabs of columns.",
-                         routines, close_simulation)
+                         routines, simulation_free)

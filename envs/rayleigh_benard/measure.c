@@ -87,12 +87,11 @@ static void measure_above(simulation *S, const double *all, int64_t heater) {
 
 int simulation_measure(alchemist_call *call, simulation *S) {
     const int64_t count = measured_of_a_column(&S->task);
-    if (S->L->torn)
-        return alchemist_fail(call, "a call was interrupted in a step: call reset() first");
-    if (S->measured) return ALCHEMIST_OK;
+    int code = lattice_whole(call, S->L);
+    if (code != ALCHEMIST_OK || S->measured) return code;
     for (int64_t x = 0; x < S->L->columns; x++) measure_column(S, x, S->columns + x * count);
     double *all;
-    int code = gather_columns(call, S->L, S->columns, count, &all);
+    code = gather_columns(call, S->L, S->columns, count, &all);
     if (code != ALCHEMIST_OK) return code;
     measure_cell(S, all);
     for (int64_t j = 0; j < S->task.heaters; j++) measure_above(S, all, j);

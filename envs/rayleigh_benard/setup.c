@@ -9,10 +9,6 @@ enum {
     EPISODE_LENGTH, TIME_STEP, SPIN_UP, ROLL_PAIRS, PERTURBATION, DISTURBANCE, REFERENCE
 };
 
-static int refuse_number(alchemist_call *call, const char *name, double value, const char *range) {
-    return alchemist_refuse(call, "%s must be %s, not %g", name, range, value);
-}
-
 /* Check the parameters. All ranks get the same arguments and return the same code. */
 static int check_setup(alchemist_call *call, const cell_parameters *cell,
                        const task_parameters *task) {
@@ -41,7 +37,8 @@ static int check_setup(alchemist_call *call, const cell_parameters *cell,
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
         if (!rules[i].valid)
-            return refuse_number(call, rules[i].name, rules[i].value, rules[i].range);
+            return alchemist_refuse(call, "%s must be %s, not %g", rules[i].name, rules[i].range,
+                                    rules[i].value);
     if (cell->width < call->size)
         return alchemist_refuse(call, "%lld columns cannot be distributed over %d ranks",
                                 (long long)cell->width, call->size);

@@ -56,7 +56,7 @@ static inline int64_t piece_of(int64_t node, int64_t pieces, int64_t whole) {
  * Collective. */
 int simulation_new(alchemist_call *call, const cell_parameters *cell, const task_parameters *task,
                    double reference, simulation **made);
-void simulation_free(simulation *S);
+void simulation_free(void *state);
 
 int simulation_reset(alchemist_call *call, simulation *S);
 int simulation_step(alchemist_call *call, simulation *S, const double *action);

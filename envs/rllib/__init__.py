@@ -17,14 +17,14 @@ gangs over several nodes. Written for the new API stack (EnvRunners, Learners) o
 """
 
 from envs.errors import step_failed
-from envs.rllib.configuration import configure
+from envs.rllib.configuration import configure, env_runner_resources
 from envs.rllib.env_runner import (
     GangCallbacks,
     GangEnvRunner,
     GangMultiAgentEnvRunner,
     HPCSimulatorMultiAgentEnv,
+    spanning,
 )
-from envs.rllib.resources import env_runner_resources, spanning
 
 __all__ = [
     "GangCallbacks",

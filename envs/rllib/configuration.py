@@ -13,18 +13,20 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.tune.search.variant_generator import generate_variants
 
-from alchemist_ray.arguments import known_options, positive_int
+from alchemist_ray.arguments import checked_cpus, known_options, positive_int
+from alchemist_ray.errors import ResourceError
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from envs.errors import EnvConfigError
-from envs.rllib.env_runner import GangCallbacks, GangEnvRunner, GangMultiAgentEnvRunner
-from envs.rllib.resources import (
-    RUNNER_CPUS,
+from envs.rllib.env_runner import (
     SPANNING,
-    check_capacity,
+    GangCallbacks,
+    GangEnvRunner,
+    GangMultiAgentEnvRunner,
     cpus_per_rank,
-    env_runner_resources,
 )
 
+RUNNER_CPUS = 1  # of an env runner without its gangs
 RUNNER_RESTARTS = 3
 SINGLE_AGENT = (
     "is single-agent for RLlib: remove .multi_agent(...), or use "
@@ -138,29 +140,116 @@ def configure(
     )
     _add_callbacks(config)
     join_ray(None)
-    check_capacity(config, gangs * workers)
+    _check_capacity(config, gangs * workers)
     if isinstance(env, type) and ray.util.get_current_placement_group() is None:
         _try_out(env, settings, num_envs_per_env_runner, vector)
     return config
 
 
+def env_runner_resources(
+    num_workers: int, *, num_envs: int = 1, cpus_per_worker: float = 1.0
+) -> dict[str, Any]:
+    """Settings that give an env runner the CPUs of its gangs, for a dict of RLlib settings.
+
+    Parameters
+    ----------
+    num_workers : int
+        Ranks of a gang.
+    num_envs : int
+        Gangs of a runner: its environments, or the gangs of its VectorEnv.
+    cpus_per_worker : float
+        CPUs of each rank.
+
+    Returns
+    -------
+    dict
+        ``num_cpus_per_env_runner``. The environment's config also needs ``"placement": "inherit"``.
+
+    Raises
+    ------
+    ResourceError, ValueError
+        For numbers that are not positive.
+    """
+    positive_int("num_workers", num_workers)
+    positive_int("num_envs", num_envs)
+    cpus_per_worker = checked_cpus("cpus_per_worker", cpus_per_worker)
+    return {"num_cpus_per_env_runner": RUNNER_CPUS + num_envs * num_workers * cpus_per_worker}
+
+
+def _check_capacity(config: AlgorithmConfig, ranks: int) -> None:
+    """Refuse requests that the empty cluster, or the current trial, cannot hold.
+
+    RLlib would wait for them forever.
+
+    Parameters
+    ----------
+    config : AlgorithmConfig
+    ranks : int
+        Ranks of all gangs of a runner.
+
+    Raises
+    ------
+    ResourceError
+        If the cluster is too small.
+    EnvConfigError
+        If this process is in a Tune trial whose bundles are too small.
+    """
+    rooms = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    total, largest = sum(rooms), max(rooms, default=0.0)
+    runners, each = config.num_env_runners, float(config.num_cpus_per_env_runner)
+    cpus = cpus_per_rank(config.env_config)
+    if config.env_config["placement"] == SPANNING or not runners:
+        needed = runners * each + max(1, runners) * ranks * cpus
+        if needed > total:
+            raise ResourceError(
+                f"{counted(runners, 'env runner')} and gangs of {counted(ranks, 'rank')} need "
+                f"{needed:g} CPUs, and the cluster has {total:g}: use fewer, or add nodes"
+            )
+        return
+    if _fitting(rooms, each) < runners:
+        raise ResourceError(
+            f"{counted(runners, 'env runner')} of {counted(each, 'CPU')} (1 for the runner, "
+            f"{cpus:g} for each of {counted(ranks, 'rank')}) do not fit: the cluster has "
+            f"{total:g} CPUs on {counted(len(rooms), 'node')}, at most {largest:g} on one. Use "
+            "fewer runners or workers, add nodes, let gangs span nodes (ranks_per_bundle), or, if "
+            "ranks may share cores, start Ray with more CPUs (ray.init(num_cpus=...))"
+        )
+    group = ray.util.get_current_placement_group()  # of the Tune trial; 0 is the trainable's bundle
+    rooms = [bundle.get("CPU", 0.0) for bundle in group.bundle_specs[1:]] if group else []
+    if group is not None and _fitting(rooms, each) < runners:
+        raise EnvConfigError(
+            "this process is in a Tune trial, whose bundles do not hold "
+            f"{counted(runners, 'env runner')} of {counted(each, 'CPU')}. Reserve them "
+            "with the trial:\n"
+            "tune.with_resources(trainable, tune.PlacementGroupFactory("
+            f'[{{"CPU": 1}}] + [{{"CPU": {each:g}}}] * {runners}))'
+        )
+
+
+def _fitting(rooms: list[float], each: float) -> int:
+    return sum(int(room / each + 1e-9) for room in rooms)
+
+
 def _check_kinds(config: Any, env: Any, env_config: Any) -> None:
-    if not isinstance(config, AlgorithmConfig):
-        raise EnvConfigError(
-            f"config is a {type(config).__name__}; it must be a config of RLlib, e.g. PPOConfig()"
-        )
-    if not isinstance(env, str) and not (
-        isinstance(env, type) and issubclass(env, gymnasium.Env | VectorEnv)
-    ):
-        raise EnvConfigError(
+    is_class = isinstance(env, type) and issubclass(env, gymnasium.Env | VectorEnv)
+    for valid, fault in (
+        (
+            isinstance(config, AlgorithmConfig),
+            f"config is a {type(config).__name__}; it must be a config of RLlib, e.g. PPOConfig()",
+        ),
+        (
+            is_class or isinstance(env, str),
             f"env={env!r}: it must be a class of environments, e.g. HPCSimulatorEnv, or a name "
-            "that is registered"
-        )
-    if not isinstance(env_config, Mapping):
-        raise EnvConfigError(
+            "that is registered",
+        ),
+        (
+            isinstance(env_config, Mapping),
             f"env_config is a {type(env_config).__name__}; it must be a dict, the config of the "
-            "environment"
-        )
+            "environment",
+        ),
+    ):
+        if not valid:
+            raise EnvConfigError(fault)
 
 
 def _is_multi_agent(config: AlgorithmConfig, env: Any) -> bool:

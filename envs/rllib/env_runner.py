@@ -1,7 +1,8 @@
-"""RLlib's env runners for gangs: placement, restarts, permanent errors, metrics; multi-agent."""
+"""RLlib's env runners for gangs: bundles, restarts, permanent errors, metrics; multi-agent."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -15,19 +16,71 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+from ray.tune import PlacementGroupFactory
 
+from alchemist_ray.arguments import checked_cpus
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from alchemist_ray.runtime.cluster.placement import Reservation, within
 from envs.agents import Agent, AgentsByName, StepResult
 from envs.config import MAX_RESTARTS
 from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError
 from envs.losses import EVENTS, RestartRate, in_this_process
-from envs.rllib.resources import SPANNING, cpus_per_rank, gang_bundles
 
 # Errors that a new environment may fix. Other errors of this package end the sampling.
 TRANSIENT = (SimulationError, GangLostError, GroupFailedError)
+SPANNING = "spanning"  # the placement of a gang in bundles that are appended to the trial's
 ASK_TIMEOUT_S = 10.0
 NO_RUNNER_S = 120.0  # longer than Ray needs to restart a runner with its gang
+
+
+def cpus_per_rank(env_config: Mapping[str, Any]) -> float:
+    """CPUs of a rank, as the session requests them."""
+    given = env_config.get("cpus_per_worker")
+    if given is None:
+        return 1.0
+    return checked_cpus("config['cpus_per_worker']", given, EnvConfigError)
+
+
+def spanning(algorithm: type[Algorithm]) -> type[Algorithm]:
+    """An algorithm whose trials under Tune reserve the CPUs of gangs over several nodes.
+
+    Under Tune an env runner is inside its trial's placement group. A gang that asks for CPUs
+    outside of it waits for the trial, which waits for the gang. With this algorithm, each runner's
+    gang has its own bundles in that group, of ``ranks_per_bundle`` ranks (`configure`) each.
+
+    Parameters
+    ----------
+    algorithm : type
+        For example `PPO`.
+
+    Returns
+    -------
+    type
+        A subclass, for `tune.Tuner`.
+    """
+
+    if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
+        raise EnvConfigError(f"spanning takes a class of RLlib, for example PPO; got {algorithm!r}")
+
+    class Spanning(algorithm):  # type: ignore[valid-type, misc]
+        @classmethod
+        def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
+            request = super().default_resource_request(config)
+            settings = config if isinstance(config, dict) else config.to_dict()
+            bundles = gang_bundles(settings["env_config"]) * settings["num_env_runners"]
+            return PlacementGroupFactory(request.bundles + bundles, strategy=request.strategy)
+
+    Spanning.__name__ = Spanning.__qualname__ = f"Spanning{algorithm.__name__}"
+    return Spanning
+
+
+def gang_bundles(env_config: Mapping[str, Any]) -> list[dict[str, float]]:
+    """The bundles of one runner's gang. Those of all runners follow RLlib's own."""
+    if env_config.get("placement") != SPANNING:
+        return []
+    workers, most = env_config["num_workers"], env_config["ranks_per_bundle"]
+    counts = [min(most, workers - most * i) for i in range(math.ceil(workers / most))]
+    return [{"CPU": count * cpus_per_rank(env_config)} for count in counts]
 
 
 class _NoSpaces(dict[str, Any]):

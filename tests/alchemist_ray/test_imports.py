@@ -22,7 +22,7 @@ FORBIDDEN = {
     "envs": {"mpi4py", "mpi_workers", "ali", "torch"},
 }
 # The simulators' rank side: libraries, and what builds them.
-RANK_SIDE = {"envs/rayleigh_benard/build.py", "envs/lammps/library.py", "envs/lammps/crystal.py"}
+RANK_SIDE = {"envs/rayleigh_benard/build.py", "envs/lammps/library.py"}
 NOT_ON_RANKS = {"ray", "alchemist_ray", "gymnasium", "torch"}
 # A rank is assembled here and nowhere else.
 ALLOWED = {("mpi_workers/entry_points.py", "ali")}

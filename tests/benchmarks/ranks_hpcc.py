@@ -41,18 +41,24 @@ def refusals(gang: Gang, calls: list[Any]) -> list[tuple[str, str]]:
     return failures
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: Gang, calls: list[Any]) -> dict[str, Any]:
+    """The kernels' results, their parts beside other ways to compute them, and refused calls."""
     ctx = Context(gang, {})
     return {
+        "refused": refusals(gang, calls),
         "ptrans": ptrans(ctx, 101, SHORT_S),  # not a multiple of the number of ranks
         "fft": fft(ctx, 1000, SHORT_S),
         "random_access": random_access(ctx, 1 << 16, SHORT_S),
         "hpl": hpl(ctx, 150, SHORT_S),
         "hpcg": hpcg(ctx, 6, 10, SHORT_S),
+        "transforms": transforms(gang, 12),
+        "stencils": stencils(gang, 3),
+        "sequence": sequence(),
+        "all updates": random_access(ctx, 1 << 14, seconds=30.0),  # the table is small enough
     }
 
 
-def sequence(gang: Gang) -> list[int]:
+def sequence() -> list[int]:
     """Places at which a jump and single steps differ, among the first ones and around 2^40."""
     wrong = []
     for first in (0, 1 << 40):
@@ -64,11 +70,6 @@ def sequence(gang: Gang) -> list[int]:
     if int(numbers_at(np.array([PERIOD]))[0]) != 1:
         wrong.append(PERIOD)
     return wrong
-
-
-def all_updates(gang: Gang) -> tuple[float, float]:
-    """The table is small enough for all 4 N updates."""
-    return random_access(Context(gang, {}), 1 << 14, seconds=30.0)
 
 
 def transforms(gang: Gang, side: int) -> tuple[float, float]:

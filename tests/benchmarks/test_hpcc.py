@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,30 +30,31 @@ FAULTS = {
 }
 
 
-def test_bad_arguments_are_refused_and_the_gang_remains_usable() -> None:
-    failures = local_gang.run("tests.benchmarks.ranks_hpcc:refusals", 2, list(WRONG.values()))
-    for words, (kind, message) in zip(WRONG, failures, strict=True):
-        assert kind == "BadArgumentError"
-        assert words in message
+WITHIN = ["random_access", {"nbytes": 1 << 16, "seconds": 0.0, "fault": 0.005}]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_wrong_result_fails_its_validation_on_all_ranks(ranks: int) -> None:
-    failures = local_gang.run("tests.benchmarks.ranks_hpcc:refusals", ranks, list(FAULTS.values()))
-    for words, (kind, message) in zip(FAULTS, failures, strict=True):
-        assert kind == "RoutineError"
-        assert words in message
-        assert "exceeds the limit" in message
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """All results on so many ranks, from one launch."""
+    calls = [*WRONG.values(), *FAULTS.values(), WITHIN]
+    ranks = request.param
+    everything = local_gang.run("tests.benchmarks.ranks_hpcc:everything", ranks, calls, timeout=100)
+    return {"ranks": ranks, **everything}
 
 
-def test_an_error_within_the_benchmarks_limit_is_reported_only() -> None:
-    call = ["random_access", {"nbytes": 1 << 16, "seconds": 0.0, "fault": 0.005}]
-    assert local_gang.run("tests.benchmarks.ranks_hpcc:refusals", 1, [call]) == []
+def test_bad_arguments_and_wrong_results_fail_on_all_ranks_and_the_gang_remains_usable(
+    found: dict[str, Any],
+) -> None:
+    # An error within the benchmark's limit (`WITHIN`) is reported only.
+    words = [*WRONG, *FAULTS]
+    kinds = ["BadArgumentError"] * len(WRONG) + ["RoutineError"] * len(FAULTS)
+    for expected, said, (kind, message) in zip(words, kinds, found["refused"], strict=True):
+        assert kind == said
+        assert expected in message
+        assert (kind == "RoutineError") == ("exceeds the limit" in message)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_measured_rates_are_plausible_and_valid(ranks: int) -> None:
-    found = local_gang.run("tests.benchmarks.ranks_hpcc:everything", ranks)
+def test_measured_rates_are_plausible_and_valid(found: dict[str, Any]) -> None:
     for name in ("ptrans", "fft", "random_access", "hpl"):
         rate, error = found[name]
         assert 0 < rate < 10_000, name
@@ -64,30 +67,27 @@ def test_measured_rates_are_plausible_and_valid(ranks: int) -> None:
     assert departure < 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_transform_and_transpose_are_numpys(ranks: int) -> None:
-    transform, transpose = local_gang.run("tests.benchmarks.ranks_hpcc:transforms", ranks, 12)
+def test_transform_and_transpose_are_numpys(found: dict[str, Any]) -> None:
+    transform, transpose = found["transforms"]
     assert transform < 1e-12
     assert transpose == 0
 
 
-@pytest.mark.parametrize(("ranks", "dims"), [(1, (1, 1, 1)), (2, (2, 1, 1)), (4, (2, 2, 1))])
-def test_the_stencil_spans_the_grid_of_all_ranks(ranks: int, dims: tuple[int, ...]) -> None:
-    n = 3
-    found = local_gang.run("tests.benchmarks.ranks_hpcc:stencils", ranks, n)
-    assert found["rows"] == 0
-    assert found["corners"] == 8  # of the whole grid, not of each rank's
-    assert found["solution"] < 1e-12
-    assert found["nonzeros"] == np.prod([3 * n * d - 2 for d in dims])
+def test_the_stencil_spans_the_grid_of_all_ranks(found: dict[str, Any]) -> None:
+    dims = {1: (1, 1, 1), 2: (2, 1, 1), 3: (3, 1, 1), 4: (2, 2, 1)}[found["ranks"]]
+    stencil = found["stencils"]
+    assert stencil["rows"] == 0
+    assert stencil["corners"] == 8  # of the whole grid, not of each rank's
+    assert stencil["solution"] < 1e-12
+    assert stencil["nonzeros"] == np.prod([3 * 3 * d - 2 for d in dims])
 
 
-def test_random_numbers_are_those_of_the_benchmark() -> None:
+def test_random_numbers_are_those_of_the_benchmark(found: dict[str, Any]) -> None:
     """Words of the sequence by their place, and one after the other."""
-    assert local_gang.run("tests.benchmarks.ranks_hpcc:sequence", 1) == []
+    assert found["sequence"] == []
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_the_same_updates_restore_the_table(ranks: int) -> None:
-    gups, errors = local_gang.run("tests.benchmarks.ranks_hpcc:all_updates", ranks)
+def test_the_same_updates_restore_the_table(found: dict[str, Any]) -> None:
+    gups, errors = found["all updates"]
     assert gups > 0
     assert errors == 0

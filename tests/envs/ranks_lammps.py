@@ -28,6 +28,13 @@ class Simulator:
         told = self._library.call(self._gang, routine, arguments)
         return told[0] if told else None
 
+    def error(self, routine: str, **arguments: Any) -> str:
+        try:
+            self.call(routine, **arguments)
+        except Exception as error:
+            return f"{getattr(error, 'kind', type(error).__name__)}: {error}"
+        return "nothing"
+
     def begin(self, seed: int) -> list[float]:
         self.call("seed", seed=seed)
         self.call("reset")
@@ -129,30 +136,24 @@ def crystallised(gang: Gang, temperature: float, seeds: list[int], steps: int) -
     return end
 
 
-def refused(gang: Gang, text: str) -> dict[str, Any]:
-    """The errors of a bad command and of the next step, and whether a reset repairs it."""
+def refused(gang: Gang, texts: list[str]) -> dict[str, Any]:
+    """The errors of bad commands and of the steps after them, and whether resets repair it."""
     simulator = Simulator(gang, **SMALL)
     before = simulator.begin(4)
-    said = []
-    for routine, arguments in (("command", {"text": text}), ("step", {"action": [1.0]})):
-        try:
-            simulator.call(routine, **arguments)
-            said.append("nothing")
-        except Exception as error:
-            said.append(str(error))
-    after = simulator.begin(4)
+    found = {}
+    for text in texts:
+        said = [
+            simulator.error("command", text=text),
+            simulator.error("step", action=[1.0]),
+        ]
+        found[text] = {"said": said, "same": simulator.begin(4) == before}
     simulator.close()
-    return {"said": said, "same": before == after}
+    return found
 
 
-def bad_argument(gang: Gang, routine: str, arguments: dict[str, Any]) -> str:
-    """The error of a call that is refused."""
-    simulator = Simulator(gang, **SMALL)
-    try:
-        simulator.call(routine, **arguments)
-    except Exception as error:
-        return f"{getattr(error, 'kind', type(error).__name__)}: {error}"
-    return "nothing"
+def bad_arguments(gang: Gang, calls: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """The errors of calls that are refused, each of a new simulator."""
+    return [Simulator(gang, **SMALL).error(routine, **given) for routine, given in calls]
 
 
 def renewed(gang: Gang) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +13,12 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, ResourceError
 from envs import (
-    BadActionError,
     EnvConfigError,
     EnvError,
-    GangLostError,
     HPCSimulatorEnv,
     HPCSimulatorVectorEnv,
 )
 from tests.envs.conftest import PENDULUM
-from tests.envs.test_faults import pids
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
@@ -78,7 +73,7 @@ def test_keys_of_a_config(cluster: str, key: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("num_envs", ["x", 0, -1, 1.5, NAN, True])
 def test_a_number_of_sub_environments(cluster: str, num_envs: Any) -> None:
-    with pytest.raises(EnvConfigError, match=r"num_envs=.*: it must be a whole number"):
+    with pytest.raises(EnvConfigError, match=r"num_envs'\]=.*: it must be a whole number"):
         HPCSimulatorVectorEnv(CONFIG, num_envs=num_envs)
     with pytest.raises(EnvConfigError, match="config is a int"):
         HPCSimulatorVectorEnv(5)
@@ -98,8 +93,6 @@ def test_actions_and_states_of_one_environment(make: Any) -> None:
         with pytest.raises(EnvError, match=r"there is no episode; call reset\(\) first"):
             call()
     env.reset(seed=1)
-    with pytest.raises(BadActionError, match="complex"):
-        env.step(np.zeros(1, complex))
     for state in (None, "x", [None]):
         with pytest.raises(EnvError, match=r"load_state takes an array of numbers.* not a"):
             env.load_state(state)
@@ -142,16 +135,6 @@ def test_a_state_that_the_simulator_refuses_does_not_end_the_episodes(
             envs.load_state(np.zeros((7, 1)), copy)
     np.testing.assert_array_equal(envs.step(action)[0], twin.step(action)[0])
     envs.load_state(envs.save_state(1), 0)
-
-
-def test_a_lost_gang_has_one_instruction(make: Any) -> None:
-    env = make(num_workers=2)
-    env.reset(seed=1)
-    os.kill(pids(env)[1], signal.SIGKILL)
-    with pytest.raises(GangLostError) as caught:
-        env.step([0.1])
-    assert str(caught.value).count("starts a new one") == 1
-    assert "reset() starts a new one" in str(caught.value)
 
 
 # --- RLlib ---

@@ -100,25 +100,22 @@ def test_a_choice(make: Make) -> None:
             env.step(action)
 
 
-@pytest.mark.parametrize(
-    ("action", "words"),
-    [
+def test_a_bad_action_is_refused_and_the_episode_goes_on(make: Make) -> None:
+    env, local = make(num_workers=2), LocalPendulum()
+    env.reset(seed=1), local.reset(seed=1)
+    good = np.array([0.25])
+    actions: list[tuple[Any, str]] = [
         ([np.nan], "NaN"),
         ([np.inf], "infinity"),
         ([1.0, 2.0], r"shape \(2,\); it must be \(1,\)"),
+        (np.zeros(1, complex), "complex"),
         ("left", "not numeric"),
         (None, "NaN|not numeric|shape"),
-    ],
-)
-def test_a_bad_action_is_refused_and_the_episode_goes_on(
-    make: Make, action: Any, words: str
-) -> None:
-    env, local = make(num_workers=2), LocalPendulum()
-    env.reset(seed=1), local.reset(seed=1)
-    with pytest.raises(BadActionError, match=words):
-        env.step(action)
-    good = np.array([0.25])
-    np.testing.assert_allclose(env.step(good)[0], local.step(good)[0], rtol=1e-6)
+    ]
+    for action, words in actions:
+        with pytest.raises(BadActionError, match=words):
+            env.step(action)
+        np.testing.assert_allclose(env.step(good)[0], local.step(good)[0], rtol=1e-6)
 
 
 def test_a_simulation_that_raises_loses_its_episode_and_not_its_gang(make: Make) -> None:
@@ -201,12 +198,14 @@ def test_a_dropped_environment_leaves_no_gang(cluster: str) -> None:
     )
 
 
-def test_copies_of_it_are_new_ones(make: Make) -> None:
-    env = make(num_workers=2)
+@pytest.mark.parametrize("kind", ["make", "make_vector"])
+def test_copies_of_it_are_new_ones(request: pytest.FixtureRequest, kind: str) -> None:
+    env = request.getfixturevalue(kind)(num_workers=2)
     state = env.reset(seed=9)[0]
     for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         np.testing.assert_array_equal(other.reset(seed=9)[0], state)
         other.close()
+    env.step(np.zeros_like(env.action_space.sample()))
 
 
 def test_what_is_no_simulator_is_told_so_and_leaves_nothing(cluster: str, tmp_path: Path) -> None:
@@ -228,31 +227,22 @@ def test_what_is_no_simulator_is_told_so_and_leaves_nothing(cluster: str, tmp_pa
     assert traces.wait_until(lambda: ranks() <= before, 10) is not None
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"observation": {"shape": [0]}}, "observation shape"),
-        ({"observation": {"shape": [2], "low": [1, 2, 3]}}, "low=.*2 numbers"),
-        ({"action": {"n": 0}}, "n=0"),
-        ({"acton": {}}, "unknown keys.*acton"),
-        ({"episode_length": 0}, "episode_length"),
-        ({"agents": 3}, "agents"),
-        ({"info": "x"}, "info"),
-        ({"observation": {"shape": [5]}}, "get_state returned 3 numbers.* says 5"),
-    ],
-)
-def test_a_spec_that_cannot_be_is_told_so(
-    cluster: str, tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
-    changed = tmp_path / "changed.py"
+def test_what_is_wrong_with_a_spec_is_told(cluster: str, tmp_path: Path) -> None:
     text = Path(PENDULUM).read_text()
-    told = f"**json.loads({json.dumps(json.dumps(change))}),\n        }}\n    )\n\n\n@routine()"
-    changed.write_text(text.replace("}\n    )\n\n\n@routine()", told, 1))
-    with (
-        pytest.raises(AlchemistError, match=words),
-        HPCSimulatorEnv(lib_name="changed", lib_path=changed) as env,
+    for number, (change, words) in enumerate(
+        (
+            ({"acton": {}}, "unknown keys.*acton"),
+            ({"observation": {"shape": [5]}}, "get_state returned 3 numbers.* says 5"),
+        )
     ):
-        env.reset()
+        changed = tmp_path / f"changed{number}.py"
+        told = f"**json.loads({json.dumps(json.dumps(change))}),\n        }}\n    )\n\n\n@routine()"
+        changed.write_text(text.replace("}\n    )\n\n\n@routine()", told, 1))
+        with (
+            pytest.raises(AlchemistError, match=words),
+            HPCSimulatorEnv(lib_name=changed.stem, lib_path=changed) as env,
+        ):
+            env.reset()
 
 
 def test_the_cluster_of_the_config_is_joined(cluster: str, make: Make) -> None:

@@ -58,44 +58,39 @@ def test_q6_tells_a_crystal_from_a_melt() -> None:
     assert -8.6 < energy < -7.0  # lower than any glass, see the table in docs/environments.md
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("pair_style nosuch", "Unrecognized pair style 'nosuch'"),
-        ("no_such_command 3", "Unknown command: no_such_command 3"),
-        ("timestep 0.5\nrun 300", "Lost atoms"),
-    ],
-)
-def test_a_bad_command_fails_with_lammps_own_words(text: str, said: str) -> None:
-    found = local_gang.run(RANKS + "refused", 2, text)
-    assert said in found["said"][0]
-    assert "reset() first" in found["said"][1]
-    assert found["same"]
+def test_a_bad_command_fails_with_lammps_own_words() -> None:
+    commands = {
+        "pair_style nosuch": "Unrecognized pair style 'nosuch'",
+        "no_such_command 3": "Unknown command: no_such_command 3",
+        "timestep 0.5\nrun 300": "Lost atoms",
+    }
+    found = local_gang.run(RANKS + "refused", 2, list(commands))
+    for text, said in commands.items():
+        assert said in found[text]["said"][0]
+        assert "reset() first" in found[text]["said"][1]
+        assert found[text]["same"]
 
 
 def test_it_outlives_a_failure_elsewhere() -> None:
     assert local_gang.run(RANKS + "renewed", 3)
 
 
-@pytest.mark.parametrize(
-    ("routine", "arguments", "said"),
-    [
+def test_what_cannot_be_is_refused() -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
         ("setup", {"cells": 2}, "BadArgumentError: cells=2: it must be from 3"),
         ("setup", {"hottest": 0.05}, "BadArgumentError: coldest=0.1"),
         ("setup", {"timestep": 0.1}, "BadArgumentError: timestep=0.1"),
         ("seed", {"seed": -1}, "BadArgumentError: seed=-1"),
         ("step", {"action": [1.0]}, "RoutineError: there is no episode: call reset"),
-        (
-            "step",
-            {"action": [1.0, 2.0]},
-            "BadArgumentError: action=[1.0, 2.0]: it must be one",
-        ),
+        ("step", {"action": [1.0, 2.0]}, "BadArgumentError: action=[1.0, 2.0]: it must be one"),
         ("get_state", {}, "call reset() first"),
         ("render", {}, "call reset() first"),
-    ],
-)
-def test_what_cannot_be_is_refused(routine: str, arguments: dict[str, Any], said: str) -> None:
-    assert said in local_gang.run(RANKS + "bad_argument", 1, routine, arguments)
+    ]
+    calls = [(routine, arguments) for routine, arguments, _ in cases]
+    for (*_, said), found in zip(
+        cases, local_gang.run(RANKS + "bad_arguments", 1, calls), strict=True
+    ):
+        assert said in found
 
 
 def test_a_session_has_lammps_by_name(cluster: str) -> None:

@@ -35,7 +35,6 @@ from envs import (
     RestartLimitError,
 )
 from envs.rllib import (
-    GangCallbacks,
     HPCSimulatorMultiAgentEnv,
     configure,
     env_runner_resources,
@@ -71,8 +70,16 @@ def ppo(env: Any, env_config: dict[str, Any], **how: Any) -> PPOConfig:
 
 
 @pytest.fixture
-def training(cluster: str) -> Iterator[Callable[[PPOConfig], Any]]:
-    """Builds algorithms, stops them, and sees that they leave no CPU taken."""
+def no_cpu_taken(cluster: str) -> Iterator[None]:
+    """After the test all CPUs of the cluster are free again."""
+    yield
+    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
+    assert free is not None, f"CPUs are still taken: {ray.available_resources()}"
+
+
+@pytest.fixture
+def training(no_cpu_taken: None) -> Iterator[Callable[[PPOConfig], Any]]:
+    """Builds algorithms, and stops them."""
     built = []
 
     def build(config: PPOConfig) -> Any:
@@ -83,8 +90,6 @@ def training(cluster: str) -> Iterator[Callable[[PPOConfig], Any]]:
     yield build
     for algorithm in built:
         algorithm.stop()
-    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
-    assert free is not None, f"CPUs are still taken: {ray.available_resources()}"
 
 
 def sampled(result: dict[str, Any]) -> int:
@@ -135,42 +140,9 @@ def test_what_fails_again_and_again_ends_training_with_the_reason(
     assert 2 <= len(marks.read_text()) <= 3
 
 
-# For the name "PPO" all of RLlib's algorithms are imported, and DreamerV3 tries out its own
-# environments, which gymnasium warns of.
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_papers_listing_trains(cluster: str, tmp_path: Path) -> None:
-    assert not cluster.endswith(":6379")  # the listing's port is a warning where it is another's
-    config = {
-        "env": HPCSimulatorEnv,
-        "env_config": {
-            "hostname": "0.0.0.0",
-            "port": 6379,
-            "num_workers": 2,
-            "lib_name": "oscillator",
-            "lib_path": OSCILLATOR,
-        },
-        "num_env_runners": 1,
-        "train_batch_size_per_learner": BATCH,
-        "minibatch_size": 20,
-        "num_epochs": 1,
-        "callbacks": GangCallbacks,
-    }
-    found = tune.run(
-        "PPO",
-        stop={"timesteps_total": 2 * BATCH},
-        config=config,
-        storage_path=str(tmp_path),
-        verbose=0,
-    )
-    (trial,) = found.trials
-    assert trial.last_result["env_runners"]["num_env_steps_sampled_lifetime"] == 2 * BATCH
-    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
-    assert free is not None
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_papers_class_as_printed_trains_with_a_custom_model(
-    cluster: str, tmp_path: Path
+    cluster: str, no_cpu_taken: None, tmp_path: Path
 ) -> None:
     """RLlib's new API stack has neither custom models nor `timesteps_total`; the old one has."""
     host, _, port = cluster.rpartition(":")
@@ -196,8 +168,6 @@ def test_the_papers_class_as_printed_trains_with_a_custom_model(
     (trial,) = found.trials
     assert trial.last_result["timesteps_total"] == 2 * BATCH
     assert trial.last_result["training_iteration"] == 2
-    free = traces.wait_until(lambda: ray.available_resources().get("CPU") == 8.0, 20.0, 0.1)
-    assert free is not None
 
 
 @pytest.mark.timeout(300)
@@ -209,13 +179,15 @@ def test_the_papers_listing_trains_on_a_fresh_machine(tmp_path: Path) -> None:
             "lib_name": "oscillator", "lib_path": OSCILLATOR,
         },
         "num_env_runners": 1, "train_batch_size_per_learner": BATCH, "minibatch_size": 20,
+        "num_epochs": 1,
     }  # fmt: skip
     program.write_text(
         "import ray\nfrom ray import tune\nfrom envs import HPCSimulatorEnv\n"
+        "from envs.rllib import GangCallbacks\n"
         "ray.init(num_cpus=8, include_dashboard=False)\n"
-        f"config = {{'env': HPCSimulatorEnv, **{config!r}}}\n"
-        "found = tune.run('PPO', stop={'training_iteration': 1}, config=config, verbose=0,\n"
-        f"                 storage_path={str(tmp_path)!r})\n"
+        f"config = {{'env': HPCSimulatorEnv, 'callbacks': GangCallbacks, **{config!r}}}\n"
+        f"found = tune.run('PPO', stop={{'timesteps_total': {2 * BATCH}}}, config=config,\n"
+        f"                 verbose=0, storage_path={str(tmp_path)!r})\n"
         "result = found.trials[0].last_result['env_runners']\n"
         "print('sampled', int(result['num_env_steps_sampled_lifetime']), flush=True)\n"
     )
@@ -226,24 +198,21 @@ def test_the_papers_listing_trains_on_a_fresh_machine(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     shutil.rmtree(env["RAY_TMPDIR"], ignore_errors=True)
-    assert f"sampled {BATCH}\n" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"sampled {2 * BATCH}\n" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("ranks_per_bundle", [None, 1])
-def test_under_tune_gangs_are_inside_of_their_trial(
-    cluster: str, tmp_path: Path, ranks_per_bundle: int | None
-) -> None:
-    config = ppo(HPCSimulatorEnv, settings(), ranks_per_bundle=ranks_per_bundle)
-    algorithm: Any = PPO if ranks_per_bundle is None else spanning(PPO)
-    wanted = algorithm.default_resource_request(config).bundles
-    assert wanted == ([{"CPU": 1}, {"CPU": 3}] if ranks_per_bundle is None else [{"CPU": 1}] * 4)
-    found = tune.Tuner(
-        algorithm,
-        param_space=config,
-        run_config=tune.RunConfig(
-            stop={"training_iteration": 1}, verbose=0, storage_path=str(tmp_path)
-        ),
-    ).fit()
+def tuned(algorithm: Any, config: Any, folder: Path) -> Any:
+    """The results of an iteration of each trial."""
+    stop = {"training_iteration": 1}
+    run = tune.RunConfig(stop=stop, verbose=0, storage_path=str(folder))
+    return tune.Tuner(algorithm, param_space=config, run_config=run).fit()
+
+
+def test_under_tune_gangs_are_inside_of_their_trial(cluster: str, tmp_path: Path) -> None:
+    config = ppo(HPCSimulatorEnv, settings(), ranks_per_bundle=1)
+    algorithm: Any = spanning(PPO)
+    assert algorithm.default_resource_request(config).bundles == [{"CPU": 1}] * 4
+    found = tuned(algorithm, config, tmp_path)
     assert not found.errors, found.errors
     assert sampled(found[0].metrics) == BATCH
 
@@ -251,17 +220,16 @@ def test_under_tune_gangs_are_inside_of_their_trial(
 def test_tune_varies_the_simulators_options_and_shows_why_one_is_refused(
     cluster: str, tmp_path: Path
 ) -> None:
-    choices = [{"length": 10}, {"lenght": 10}]
-    found = tune.Tuner(
-        PPO,
-        param_space=ppo(
-            HPCSimulatorEnv,
-            {"lib_name": "pendulum", "lib_path": str(PENDULUM), "sim": tune.grid_search(choices)},
-        ),
-        run_config=tune.RunConfig(
-            stop={"training_iteration": 1}, verbose=0, storage_path=str(tmp_path)
-        ),
-    ).fit()
+    config = ppo(
+        HPCSimulatorEnv,
+        {
+            "lib_name": "pendulum", "lib_path": PENDULUM, "num_workers": 2,
+            "sim": tune.grid_search([{"length": 10}, {"lenght": 10}]),
+        },
+    )  # fmt: skip
+    inside: Any = PPO
+    assert inside.default_resource_request(config).bundles == [{"CPU": 1}, {"CPU": 3}]
+    found = tuned(PPO, config, tmp_path)
     assert sampled(found[0].metrics) == BATCH
     assert "unknown options ['lenght']; there are [" in str(found[1].error)
 
@@ -326,12 +294,21 @@ def test_what_is_wrong_with_the_simulator_is_said_at_once(cluster: str) -> None:
         ppo(HPCSimulatorEnv, settings(1) | {"lib_path": "/nowhere/oscillator.py"})
 
 
-def test_a_vector_environment_is_one_gang(training: Any) -> None:
+def test_a_vector_environment_is_one_gang_and_is_restored_in_a_driver(
+    training: Any, tmp_path: Path
+) -> None:
     config = ppo(HPCSimulatorVectorEnv, settings(2, copies=4), num_envs_per_env_runner=4)
     assert config.num_cpus_per_env_runner == 3
     assert config.gym_env_vectorize_mode == "vector_entry_point"
-    result = training(config).train()
-    assert sampled(result) == BATCH
+    algorithm = training(config)
+    assert sampled(algorithm.train()) == BATCH
+    path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    algorithm.stop()
+    restored = PPO.from_checkpoint(path)
+    try:
+        assert sampled(restored.train()) == 2 * BATCH
+    finally:
+        restored.stop()
 
 
 def agents(policies: str) -> PPOConfig:
@@ -372,18 +349,6 @@ def gang(runner: Any) -> Any:
     """The session of a multi-agent runner's environment."""
     (simulation,) = runner.env.envs[0].unwrapped._env._simulation._parts
     return simulation._session
-
-
-def test_a_checkpoint_is_restored_in_a_driver(training: Any, tmp_path: Path) -> None:
-    algorithm = training(ppo(HPCSimulatorEnv, settings()))
-    algorithm.train()
-    path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
-    algorithm.stop()
-    restored = PPO.from_checkpoint(path)
-    try:
-        assert sampled(restored.train()) == 2 * BATCH
-    finally:
-        restored.stop()
 
 
 def test_resources_for_a_dict_of_settings() -> None:

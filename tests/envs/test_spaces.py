@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector.utils import batch_space
 
-from alchemist_ray.errors import AlchemistError
+from ali.simulator.spec import parse
 from envs import BadActionError, HPCSimulatorEnv, HPCSimulatorVectorEnv
+from mpi_workers.failures import Failure
 from mpi_workers.testing import local_gang
 
 COMPOSITE = str(Path(__file__).with_name("composite.py"))
@@ -136,15 +138,23 @@ def test_agents_with_parts(cluster: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spaces_", "words"),
+    ("change", "words"),
     [
+        ({"observation": {"shape": [0]}}, "observation shape"),
+        ({"observation": {"shape": [2], "low": [1, 2, 3]}}, "low=.*2 numbers"),
+        ({"observation": {"dict": {"a": 3}}}, "must be an object"),
+        ({"observation": {"shape": [2], "dtype": "float128"}}, "must be one of float32"),
+        ({"action": {"n": 0}}, "n=0"),
         ({"action": {"dict": {}}}, "without parts"),
         ({"action": {"tuple": {"a": {"n": 2}}}}, "must be an object"),
         ({"action": {"nvec": [2, 0]}}, r"nvec=\[2, 0\].*at least 1"),
-        ({"observation": {"dict": {"a": 3}}}, "must be an object"),
-        ({"observation": {"shape": [2], "dtype": "float128"}}, "must be one of float32"),
+        ({"acton": {}}, "unknown keys.*acton"),
+        ({"episode_length": 0}, "episode_length"),
+        ({"agents": 3}, "agents"),
+        ({"info": "x"}, "info"),
     ],
 )
-def test_a_part_that_cannot_be_is_named(cluster: str, spaces_: Any, words: str) -> None:
-    with pytest.raises(AlchemistError, match=words):
-        HPCSimulatorEnv(CONFIG, sim=spaces_)
+def test_a_spec_that_cannot_be_is_told_so(change: dict[str, Any], words: str) -> None:
+    spec = {"observation": {"shape": [2]}, "action": {"shape": [1]}, **change}
+    with pytest.raises(Failure, match=words):
+        parse("changed", json.dumps(spec))

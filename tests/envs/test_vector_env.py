@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -143,15 +141,6 @@ def test_a_bad_action_is_refused_before_any_copy_has_moved(make_vector: Make) ->
         env.step(bad)
     good = np.ones((3, 1))
     np.testing.assert_array_equal(env.step(good)[0], theirs.step(good)[0])
-
-
-def test_copies_of_the_environment_are_new_ones(make_vector: Make) -> None:
-    env = make_vector(copies=2)
-    first = env.reset(seed=9)[0]
-    for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
-        np.testing.assert_array_equal(other.reset(seed=9)[0], first)
-        other.close()
-    assert env.step(np.zeros((2, 1)))[1].all()
 
 
 def test_pictures_of_all(make_vector: Make) -> None:

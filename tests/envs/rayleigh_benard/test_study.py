@@ -15,7 +15,7 @@ pytest.importorskip(
 
 from benchmarks.rayleigh_benard import gains
 from benchmarks.rayleigh_benard.baselines import P_CONTROL, ProportionalControl
-from benchmarks.rayleigh_benard.study import GAINS, METHODS, Case, best_policy
+from benchmarks.rayleigh_benard.study import GAINS, METHODS, Case, best_policy, main
 from tests.support.build import needs_compiler
 
 
@@ -31,7 +31,7 @@ def study(cluster: str, folder: Path, *options: str) -> str:
 @needs_compiler
 @pytest.mark.timeout(400)
 def test_every_method_trains_is_tested_and_goes_on_where_it_stopped(
-    cluster: str, tmp_path: Path
+    cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study(cluster, tmp_path, "--steps", "400")
     results = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("results/*.json")}
@@ -48,14 +48,14 @@ def test_every_method_trains_is_tested_and_goes_on_where_it_stopped(
     assert longer["validation"][:1] == first
     assert longer["validation"][1][0] == 800
     assert study(cluster, tmp_path, "--steps", "800", "--methods", "sac") == ""
-    table = study(cluster, tmp_path, "--report")
-    assert "| 8.0e+04 | SAC, one policy for the cell | 1 | 800 | " in table
+    assert main(["--report", "--results", str(tmp_path / "results")]) == 0
+    assert "| 8.0e+04 | SAC, one policy for the cell | 1 | 800 | " in capsys.readouterr().out
     assert (tmp_path / "results" / "study.png").stat().st_size > 5000
 
 
 @needs_compiler
 def test_gains_are_searched_and_used_at_their_rayleigh_number(cluster: str, tmp_path: Path) -> None:
-    (best, found), (worse, other) = gains.search(8e4, (12.0,), (-8.0, 24.0))
+    (best, found), (worse, other) = gains.search(8e4, (12.0,), (-8.0, 24.0), (21, 22))
     assert found == P_CONTROL
     assert best == pytest.approx(4.07, abs=0.05)
     assert other == ProportionalControl(12.0, 24.0)

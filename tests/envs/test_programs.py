@@ -1,9 +1,12 @@
-"""A simulator that is an MPI program whose processes are the ranks; nothing of it is left."""
+"""Simulators that are MPI programs, whose processes are the ranks or children of one rank."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 pytest.importorskip("gymnasium", reason="needs gymnasium: pip install 'alchemist-on-ray[envs]'")
 
 import ali
+from ali import scaffold
 from envs import (
     GangLostError,
     HPCSimulatorEnv,
@@ -22,7 +26,6 @@ from envs import (
     StepTimeoutError,
 )
 from mpi_workers.node.cleanup import SHM, segments_of
-from tests.envs.solvers import assert_gone, compiled, left
 from tests.envs.test_faults import pids
 from tests.support import traces
 from tests.support.build import needs_compiler
@@ -35,10 +38,26 @@ SPEC = {
 }
 
 
+HERE = Path(__file__).parent
+
+
+def compiled(source: str, target: Path) -> str:
+    """Compile a program of this folder. Its name must be one that no other process has."""
+    command = [scaffold.mpi_compiler("mpicc"), "-o", target, HERE / source]
+    subprocess.run(list(map(str, command)), check=True, timeout=100)
+    return str(target)
+
+
 @pytest.fixture(scope="module")
 def solver(tmp_path_factory: pytest.TempPathFactory) -> str:
-    target = tmp_path_factory.mktemp("solver") / "stepped_rod_solver"
-    return compiled("stepped.c", target)
+    """A program whose processes are the ranks."""
+    return compiled("stepped.c", tmp_path_factory.mktemp("solver") / "stepped_rod_solver")
+
+
+@pytest.fixture(scope="module")
+def line_solver(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A program that reads lines, and that a rank starts."""
+    return compiled("solver.c", tmp_path_factory.mktemp("solver") / "torn_mesh_solver")
 
 
 @pytest.fixture
@@ -56,9 +75,49 @@ def make(cluster: str, solver: str) -> Iterator[Any]:
     assert_gone(solver)
 
 
+@pytest.fixture
+def make_line(cluster: str, line_solver: str) -> Iterator[Any]:
+    made: list[Any] = []
+
+    def new(hang_at: int = 0, ranks: int = 2, **options: Any) -> Any:
+        mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+        command = [mpiexec, "-n", str(ranks), line_solver, str(hang_at)]
+        config = {"lib_name": "program", "lib_path": HERE / "program.py"}
+        sim = {"command": json.dumps(command)}
+        made.append(HPCSimulatorEnv(config, sim=sim, cpus_per_worker=ranks, **options))
+        return made[-1]
+
+    yield new
+    for env in made:
+        env.close()
+    assert_gone(line_solver)
+
+
+def left(solver: str) -> list[str]:
+    """The command lines of the program's processes."""
+    return [line for line in traces.processes().values() if solver in line]
+
+
+def assert_gone(solver: str, limit_s: float = 10.0) -> None:
+    """None of its processes is left, or soon will be."""
+    assert traces.wait_until(lambda: not left(solver), limit_s, 0.1) is not None, left(solver)
+
+
 def started(solver: str) -> set[int]:
     """The pids of these."""
     return {pid for pid, line in traces.processes().items() if solver in line}
+
+
+def segments(solver: str) -> set[Path]:
+    """MPICH's files of the running program."""
+    names = {SHM / name for pid in started(solver) for name in segments_of(pid)}
+    assert any(path.exists() for path in names)
+    return names
+
+
+def assert_removed(paths: set[Path]) -> None:
+    gone = traces.wait_until(lambda: not any(map(Path.exists, paths)), 5.0, 0.1)
+    assert gone is not None, paths
 
 
 def moved(heat: np.ndarray[Any, Any], action: float) -> np.ndarray[Any, Any]:
@@ -148,8 +207,7 @@ def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) 
     env = make(num_workers=2, step_timeout_s=2.0)
     env.reset(seed=1)
     env.step([0.1])
-    names = {SHM / name for pid in started(solver) for name in segments_of(pid)}
-    assert any(path.exists() for path in names)
+    names = segments(solver)
     if fault == "hang":
         with pytest.raises(StepTimeoutError):
             env.step([91.0])
@@ -161,7 +219,7 @@ def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) 
         os.kill(max(started(solver)), signal.SIGKILL)
         with pytest.raises(SimulationError, match="SIGKILL"):
             env.step([0.1])
-    assert traces.wait_until(lambda: not left(solver), 5.0, 0.1) is not None, left(solver)
+    assert_gone(solver, 5.0)
     assert not [path for path in names if path.exists()]
     assert env.reset(seed=2)[0][0] == 2.0
     env.step([1.0])
@@ -202,3 +260,53 @@ def test_wrong_options_are_refused(make: Any) -> None:
         make(sim={"argv": "solver"})
     with pytest.raises(Exception, match=r"/nowhere/solver.*does not exist there"):
         make(sim={"argv": ["/nowhere/solver"]}).reset()
+
+
+# --- a program that a rank starts and asks by lines ---
+
+
+def test_ranks_of_a_program_that_a_rank_starts_compute_the_steps(
+    make_line: Any, line_solver: str
+) -> None:
+    env = make_line(ranks=2)
+    assert env.reset(seed=3)[0].tolist() == [3.0]
+    observation, reward, *_, info = env.step([0.5])
+    assert (observation.tolist(), reward, info) == ([3.5], -3.5, {"size": 2.0})
+    assert len(left(line_solver)) >= 3  # mpiexec and two ranks
+    env.close()
+    assert_gone(line_solver)
+
+
+def test_such_a_program_ends_with_its_message_and_starts_again(
+    make_line: Any, line_solver: str
+) -> None:
+    env = make_line(ranks=1)
+    env.reset(seed=1)
+    names = segments(line_solver)
+    with pytest.raises(SimulationError, match=r"ended with code \d+.*the mesh is torn"):
+        env.step([95.0])
+    assert env.reset(seed=4)[0].tolist() == [4.0]
+    names |= segments(line_solver)
+    env.close()
+    assert_removed(names)
+
+
+@pytest.mark.parametrize("fault", ["hang", "kill"])
+def test_nothing_of_such_a_program_is_left_after_a_loss(
+    make_line: Any, line_solver: str, fault: str
+) -> None:
+    env = make_line(hang_at=2 if fault == "hang" else 0, step_timeout_s=2.0)
+    env.reset(seed=1)
+    env.step([0.1])
+    names = segments(line_solver)
+    if fault == "hang":
+        with pytest.raises(StepTimeoutError):
+            env.step([0.1])
+    else:
+        os.kill(pids(env)[0], signal.SIGKILL)
+        with pytest.raises(GangLostError):
+            env.step([0.1])
+    assert_gone(line_solver, 5.0)
+    assert_removed(names)
+    assert env.reset(seed=2)[0].tolist() == [2.0]
+    assert env.step([1.0])[0].tolist() == [3.0]
