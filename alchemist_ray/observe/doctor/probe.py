@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -319,36 +319,13 @@ class NoAnswer:
     reason: str
 
 
-class Fanout(Protocol):
-    """Probes on nodes."""
-
-    names: Sequence[str]
-
-    def ask(self, method: str, *arguments: Any, limit_s: float) -> dict[str, Any]:
-        """Call a method of all probes. Returns the result, or a `NoAnswer`, by node."""
-
-    def close(self) -> None:
-        """End the probes."""
-
-
-class LocalProbe:
-    """A probe in this process."""
-
-    def __init__(self) -> None:
-        self._probe = Probe()
-        self.names: Sequence[str] = [self._probe.name]
-
-    def ask(self, method: str, *arguments: Any, limit_s: float) -> dict[str, Any]:
-        return {self._probe.name: getattr(self._probe, method)(*arguments)}
-
-    def close(self) -> None:
-        self._probe.stop_listening()
-
-
 class RayProbes:
     """An actor on every node of the Ray cluster that this process has joined.
 
     They need no CPUs, so they start even if all are in use.
+
+    `ask` calls a method of all probes, and returns the results, or a `NoAnswer`, by node; `close`
+    ends the probes.
     """
 
     def __init__(self) -> None:
