@@ -189,7 +189,7 @@ def test_versions_are_those_that_are_installed_and_tested() -> None:
     assert pinned is not None
     cluster = by_name(kustomize.build(ROOT / "base"))["RayCluster", "alchemist"]
     assert cluster["spec"]["rayVersion"] == pinned[1]
-    assert crds.COPY.name == f"crds-v{KUBERAY_VERSION}.json"
+    assert crds.COPY.name == f"crds-v{KUBERAY_VERSION}.json.gz"
     table = (ROOT.parent / "docs" / "kubernetes.md").read_text()
     for what, version in (
         ("Ray", pinned[1]),
@@ -207,7 +207,7 @@ def test_the_copy_of_the_schemas_is_kuberays() -> None:
     if told.returncode != 0:
         pytest.skip("KubeRay's Go module is not in this machine's cache")
     folder = Path(json.loads(told.stdout)["Dir"])
-    assert crds.copy(folder / "config" / "crd" / "bases") == json.loads(crds.COPY.read_text())
+    assert crds.copy(folder / "config" / "crd" / "bases") == crds.stored()
 
 
 def test_ray_exports_what_the_dashboard_shows() -> None:
