@@ -387,7 +387,7 @@ def supervise(task: NodeTask, signals: Sequence[int]) -> None:
         If the node's folder cannot be created, or the network interface does not exist.
     """
     token = Path(task.token).read_text()
-    name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    name = allocation.this_node()
     with ExitStack() as ends:
         folder = NodeFolder(task.tmp, task.job)
         ends.callback(folder.remove)
