@@ -149,12 +149,3 @@ def bounded(label: str) -> str:
             return OTHER
         _seen.add(label)
     return label
-
-
-def table() -> str:
-    """The metrics as a table in Markdown, as in ``docs/metrics.md``."""
-    lines = ["| metric | kind | labels | of |", "|---|---|---|---|"]
-    for name, about in METRICS.items():
-        labels = ", ".join(f"`{label}`" for label in about.labels) or "-"
-        lines.append(f"| `ray_{name}` | {about.kind} | {labels} | {about.text} |")
-    return "\n".join(lines) + "\n"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 from tests.kube import binaries
+from tests.support import commands
 
 # Program: the package of Debian's that has it.
 PROGRAMS = {
@@ -43,23 +43,8 @@ def missing() -> list[str]:
     if "controlplane" in unbuilt and not shutil.which("gcc"):
         said.append("gcc, which Go asks for parts of Kubernetes")
     if not said:
-        probe = subprocess.run(
-            [
-                "unshare",
-                "--net",
-                "--mount",
-                "--pid",
-                "--fork",
-                "mount",
-                "-t",
-                "sysfs",
-                "sysfs",
-                "/sys",
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        alone = ("unshare", "--net", "--mount", "--pid", "--fork")
+        probe = commands.run(*alone, "mount", "-t", "sysfs", "sysfs", "/sys")
         if probe.returncode:
             said.append(f"leave to make namespaces ({probe.stderr.strip()})")
     return said

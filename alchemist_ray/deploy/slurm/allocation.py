@@ -56,8 +56,12 @@ def is_same_node(name: str, other: str) -> bool:
 
 def is_this_node(name: str) -> bool:
     """Return whether a name in the job's list of nodes means the node of this process."""
-    slurm = os.environ.get("SLURMD_NODENAME")
-    return name == slurm or is_same_node(name, os.uname().nodename)
+    return name == this_node() or is_same_node(name, os.uname().nodename)
+
+
+def this_node() -> str:
+    """Return this node's name in Slurm, or its host name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def current(env: Mapping[str, str]) -> Allocation:

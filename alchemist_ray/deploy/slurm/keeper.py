@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -97,11 +97,8 @@ class RayInJob:
     _up: set[str] = field(default_factory=set, init=False)
     _lost: set[str] = field(default_factory=set, init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
-    _progress: tuple[float, str] = field(init=False)  # time of the last, and its subject
-    _slowest: tuple[float, str] = field(default=(0.0, ""), init=False)
-
-    def __post_init__(self) -> None:
-        self._progress = (self._began, "the job's step")
+    _progress: float = field(default_factory=time.monotonic, init=False)  # time of the last
+    _slowest: tuple[float, str] = field(default=(0.0, ""), init=False)  # a wait, and its subject
 
     def __enter__(self) -> Self:
         try:
@@ -120,17 +117,17 @@ class RayInJob:
         self.folder.make()
         nodes = self.allocation.nodes
         self._start_step()
-        self._await(lambda: len(self._hello) == len(nodes), self._missing)
+        self._await("the supervisors", self._hello, nodes)
         self.warnings += allocation.check(self.allocation, self._hello, self.site.nodes.shared)
         first = self._block()
         head = next((node for node in nodes if is_this_node(node.name)), nodes[0])
         address = f"{self._hello[head.name]['ip']}:{first}"
         self._order_start(head, first, address, head=True)
-        self._await(lambda: head.name in self._up, lambda: f"Ray's head on {head.name}")
+        self._await("Ray's head", self._up, [head])
         for node in nodes:
             if node is not head:
                 self._order_start(node, first, address, head=False)
-        self._await(lambda: len(self._up) == len(nodes), self._without_ray)
+        self._await("Ray", self._up, nodes)
         self.address = JobCluster(
             address=address,
             job=self.allocation.job,
@@ -177,15 +174,15 @@ class RayInJob:
             )
         return allocation.block(job, min(free))
 
-    def _await(self, done: Callable[[], bool], subject: Callable[[], str]) -> None:
-        """Wait for the nodes as long as they make progress. Raises `JobError`."""
+    def _await(self, what: str, arrived: Container[str], nodes: Sequence[Node]) -> None:
+        """Wait until these nodes have arrived, as long as there is progress. Raises `JobError`."""
         limit_s = self.start_timeout_s
-        self._progressed(subject())
-        while not done():
+        while missing := [node.name for node in nodes if node.name not in arrived]:
+            subject = f"{what} on {', '.join(missing)}"
             self.check()
-            if time.monotonic() > self._progress[0] + limit_s:
+            if time.monotonic() > self._progress + limit_s:
                 raise JobError(
-                    f"{self._output()}\n{subject()} did not start: no progress in {limit_s:.0f} s "
+                    f"{self._output()}\n{subject} did not start: no progress in {limit_s:.0f} s "
                     "(--start-timeout)"
                 )
             if self._step is not None and (code := self._step.poll()) is not None:
@@ -195,14 +192,9 @@ class RayInJob:
                 )
             for name, body in self._news():
                 if self._is_progress(name, body):
-                    self._progressed(subject())
-
-    def _progressed(self, subject: str) -> None:
-        """Note progress; `subject` is the part of the start that is being waited for now."""
-        now = time.monotonic()
-        last, waited_for = self._progress
-        self._slowest = max(self._slowest, (now - last, waited_for))
-        self._progress = (now, subject)
+                    now = time.monotonic()
+                    self._slowest = max(self._slowest, (now - self._progress, subject))
+                    self._progress = now
 
     def _is_progress(self, name: str, body: Body) -> bool:
         """Note an event during the start; returns whether it is progress."""
@@ -221,14 +213,6 @@ class RayInJob:
             case "lost":
                 raise JobError(f"{self._output()}\nnode {name} was lost while Ray was starting")
         return True
-
-    def _missing(self) -> str:
-        missing = [n.name for n in self.allocation.nodes if n.name not in self._hello]
-        return f"the supervisors on {', '.join(missing)}"
-
-    def _without_ray(self) -> str:
-        missing = [n.name for n in self.allocation.nodes if n.name not in self._up]
-        return f"Ray on {', '.join(missing)}"
 
     def _output(self) -> str:
         """Return the end of the output of the supervisors."""

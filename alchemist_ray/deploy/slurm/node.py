@@ -150,6 +150,7 @@ scripts.cli(["start", *sys.argv[1:]])
 """
 STARTED = "ray_current_cluster"  # `ray start` writes it when the GCS knows the node
 DAEMONS = ("raylet", "gcs_server")
+ENDED = ("", "Z", "X")  # states of a process
 LOGS = ("raylet*", "gcs_server*", "*agent*")  # in a session's folder
 
 News = tuple[str, dict[str, Any]]
@@ -248,14 +249,14 @@ class RayNode:
         if not self._is_up:
             self._is_up = (self._folder.ray / STARTED).exists()
             # Also those in a container, and those that have just ended.
-            below = {pid: _process(pid, self._oom)[0] for pid in descendants([os.getpid()])}
+            below = {pid: _process(pid)[0] for pid in descendants([os.getpid()])}
             self._daemons |= {pid: name for pid, name in below.items() if name in DAEMONS}
             if self._is_up:
                 yield "up", {}
         if (said := self._dead_daemon() or self._ended()) is None:
             return
         said += self._keep_logs()
-        gave_up = self._is_up or self._failures == TRIES or self._ray.poll() == NO_PROGRAM
+        gave_up = self._is_up or self._failures >= TRIES or self._ray.poll() == NO_PROGRAM
         self._ray = None
         end_descendants()
         yield "ray_ended" if gave_up else "again", {"said": said}
@@ -269,9 +270,11 @@ class RayNode:
         `ray start` waits half a minute for a raylet that is dead, and takes SIGTERM for its end.
         """
         for pid, name in self._daemons.items():
-            _, how = _process(pid, self._oom)
-            if how is not None:
+            _, state, status = _process(pid)
+            if state in ENDED:
                 self._failures += 1
+                # Without a state, its parent has read the status.
+                how = self._oom.explained(status, describe_status(status)) if state else "has ended"
                 logs = [*self._folder.ray.glob(f"session_2*/logs/{name}.*")]
                 ends = [f"the end of {log.name}:\n{said}" for log in logs if (said := _end_of(log))]
                 return "\n".join([f"{name} on {os.uname().nodename} {how}", *ends])
@@ -320,16 +323,14 @@ class RayNode:
             )  # fmt: skip
 
 
-def _process(pid: int, oom: processes.OomWatch) -> tuple[str, str | None]:
-    """Return a process's name, and how it has ended; None if it runs."""
+def _process(pid: int) -> tuple[str, str, int]:
+    """Return a process's name, state (empty: it is gone) and, if it has ended, wait status."""
     try:
         name, _, about = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
     except OSError:
-        return "", "has ended"  # its parent has read the status
+        return "", "", 0
     state, *fields = about.split()
-    status = int(fields[48])
-    how = oom.explained(status, describe_status(status)) if state in "ZX" else None
-    return name.partition(" (")[2], how
+    return name.partition(" (")[2], state, int(fields[48])
 
 
 def _tail(path: Path, nbytes: int) -> bytes:
@@ -386,7 +387,7 @@ def supervise(task: NodeTask, signals: Sequence[int]) -> None:
         If the node's folder cannot be created, or the network interface does not exist.
     """
     token = Path(task.token).read_text()
-    name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    name = allocation.this_node()
     with ExitStack() as ends:
         folder = NodeFolder(task.tmp, task.job)
         ends.callback(folder.remove)

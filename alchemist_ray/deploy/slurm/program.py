@@ -33,18 +33,13 @@ def command_on_head(command: Sequence[str], address: JobCluster) -> list[str]:
     ]  # fmt: skip
 
 
-def in_image(command: Sequence[str], address: JobCluster) -> list[str]:
-    """Return the command, inside the image of the job's Ray if there is one, in this folder."""
-    if not address.container:
-        return list(command)
-    return [*address.container, "/usr/bin/env", "-C", os.getcwd(), *command]
-
-
 def _on_head(
     command: Sequence[str], address: JobCluster, folder: JobFolder, base: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the words that run a command on the head's node, in the job's image, and their env."""
-    inside = in_image(command, address)
+    inside = list(command)
+    if address.container:  # in this folder
+        inside = [*address.container, "/usr/bin/env", "-C", os.getcwd(), *command]
     words = command_on_head(inside, address)
     env = dict(base) if words == inside else step_base(base)
     return words, env | folder.environment(address, env)

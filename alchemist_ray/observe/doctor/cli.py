@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +19,7 @@ from alchemist_ray.gang.options import START_TIMEOUT_S
 from alchemist_ray.observe.doctor import finding, node, probe, ranks
 from alchemist_ray.observe.doctor.finding import BAD, INFO, NOTHING, OK, WARN, Finding, named
 from alchemist_ray.observe.doctor.node import auth_mode, token_path, usable_cores
-from alchemist_ray.observe.doctor.probe import Fanout, LocalProbe, NoAnswer, RayProbes, StepProbes
+from alchemist_ray.observe.doctor.probe import NoAnswer, Probe, RayProbes, StepProbes
 from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
 from alchemist_ray.subcommands import add_options, positive
@@ -146,7 +146,9 @@ class Examination:
         self.add("Ray address", join(asked.address, start=not asked.no_ranks))
         try:
             if not ray.is_initialized():
-                self._probed(LocalProbe())
+                local = Probe()
+                self.nodes = [local.name]
+                self._examined({local.name: local.examine(asdict(self.site), 1)})
                 return
             probes = RayProbes()
             answers = self._probed(probes)
@@ -171,7 +173,7 @@ class Examination:
         finally:
             ray.shutdown()
 
-    def _probed(self, probes: Fanout) -> dict[str, Any]:
+    def _probed(self, probes: RayProbes | StepProbes) -> dict[str, Any]:
         """Check every node, then the network between them; returns the nodes' answers."""
         self.nodes = list(probes.names)
         try:
@@ -179,12 +181,7 @@ class Examination:
             answers = self._told(
                 probes.ask("examine", asdict(self.site), len(self.nodes), limit_s=EXAMINE_TIMEOUT_S)
             )
-            for told in answers.values():
-                self.findings += [Finding(**found) for found in told["findings"]]
-            versions = {name: told["versions"] for name, told in answers.items()}
-            if not isinstance(probes, LocalProbe):
-                versions[THIS] = node.versions()
-            self.findings += probe.same_versions(versions)
+            self._examined(answers, {THIS: node.versions()})
             if len(self.nodes) > 1:
                 self.stage = "connecting every node with others"
                 listeners = self._told(
@@ -195,6 +192,15 @@ class Examination:
         finally:
             probes.close()
         return answers
+
+    def _examined(
+        self, answers: dict[str, Any], versions: Mapping[str, Mapping[str, str]] = {}
+    ) -> None:
+        """Add the findings of nodes, and compare their versions and these."""
+        for told in answers.values():
+            self.findings += [Finding(**found) for found in told["findings"]]
+        those = {name: told["versions"] for name, told in answers.items()}
+        self.findings += probe.same_versions({**those, **versions})
 
     def _told(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return the answers; add a finding for each node without one."""

@@ -56,6 +56,11 @@ def graded(value: float, least: float, good: float, message: str, advice: str) -
     return Finding(status, message, advice)
 
 
+def warn_if(wrong: object, problem: str, advice: str, fine: str) -> Finding:
+    """Return a warning if something is wrong, and else that it is `fine`."""
+    return Finding(WARN, problem, advice) if wrong else Finding(OK, fine)
+
+
 def named(check: str, findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with the name of their check, if they have no other."""
     return [replace(found, check=found.check or check) for found in findings]

@@ -41,6 +41,7 @@ from alchemist_ray.observe.doctor.finding import (
     Check,
     Finding,
     graded,
+    warn_if,
 )
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.batch_job import job_id
@@ -214,15 +215,13 @@ def cores(site: Site, ray_cpus: float) -> Iterator[Finding]:
     """Compare cores with Ray's CPUs, and with the load."""
     usable, every = usable_cores(), os.cpu_count() or 1
     message = f"{usable:g} of {every} usable"
-    if ray_cpus > usable + 0.01:
-        yield Finding(
-            WARN,
-            f"Ray counts {counted(ray_cpus, 'CPU')}; cores: {message}; ranks will share cores",
-            f"start Ray there with --num-cpus={int(usable) or 1}: MPI waits by polling, "
-            "and two ranks on a core alternate in milliseconds",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, message + (f", Ray counts {ray_cpus:g}" if ray_cpus else ""))
+    yield warn_if(
+        ray_cpus > usable + 0.01,
+        f"Ray counts {counted(ray_cpus, 'CPU')}; cores: {message}; ranks will share cores",
+        f"start Ray there with --num-cpus={int(usable) or 1}: MPI waits by polling, "
+        "and two ranks on a core alternate in milliseconds",
+        message + (f", Ray counts {ray_cpus:g}" if ray_cpus else ""),
+    )
     if (load := os.getloadavg()[0]) > BUSY * every:
         yield Finding(
             WARN, f"{load:.1f} processes compete for {counted(every, 'core')}",
@@ -275,18 +274,16 @@ def leftovers(site: Site) -> Iterator[Finding]:
     """Check for segments of this user's ended jobs."""
     old = time.time() - STALE_S
     found = {p.name: s.st_blocks * 512 for p, s in unused(SEGMENTS) if s.st_mtime < old}
-    if not found:
-        yield Finding(OK, "none of this user")
-        return
     # By name: segments of ranks that run have the same prefixes.
     files = " ".join(f"{SHM}/{name}" for name in sorted(found)[:REMOVED])
     again = "; then ask again for the others" if len(found) > REMOVED else ""
-    yield Finding(
-        WARN,
+    yield warn_if(
+        found,
         f"{counted(len(found), 'segment')} that no process has open, "
         f"{readable(sum(found.values()))}: {listed(found, LEFTOVERS_SHOWN)}",
         f"`rm {files}`, unless a job of yours runs there in a container{again}",
-    )  # fmt: skip
+        "none of this user",
+    )
 
 
 def remove_mpich(age_s: float) -> list[str]:
@@ -315,14 +312,12 @@ def openblas(site: Site) -> Iterator[Finding]:
     """Check for variables that force OpenBLAS to the kernels of another processor."""
     forced = [name for name in FORCED if name in os.environ]
     told = ", ".join(f"{name}={os.environ[name]}" for name in forced)
-    yield Finding(
-        WARN if forced else OK,
-        f"{told} overrides the detection of the processor"
-        if forced
-        else "detects the processor itself",
+    yield warn_if(
+        forced, f"{told} overrides the detection of the processor",
         f"unset {' and '.join(forced)} before Ray starts: the wrong kernels can halve the speed of "
         "NumPy and of the ranks",
-    )
+        "detects the processor itself",
+    )  # fmt: skip
 
 
 def scalapack_blas(site: Site, root: Path = Path("/")) -> Iterator[Finding]:
@@ -334,14 +329,12 @@ def scalapack_blas(site: Site, root: Path = Path("/")) -> Iterator[Finding]:
         return
     match = BLAS.search(run("ldd", str(found[0])).stdout)
     blas = os.path.realpath(match[1]) if match else ""
-    if "/blas/" in blas:
-        yield Finding(
-            WARN, f"{found[0]} uses the reference BLAS, {blas}",
-            "install an optimized BLAS (Debian: apt-get install libopenblas0-pthread): matmul of "
-            "4000 x 4000 took 10 s instead of 0.7 s",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, f"{found[0]}: {blas or 'linked statically'}")
+    yield warn_if(
+        "/blas/" in blas, f"{found[0]} uses the reference BLAS, {blas}",
+        "install an optimized BLAS (Debian: apt-get install libopenblas0-pthread): matmul of "
+        "4000 x 4000 took 10 s instead of 0.7 s",
+        f"{found[0]}: {blas or 'linked statically'}",
+    )  # fmt: skip
 
 
 def open_mpi(site: Site) -> Iterator[Finding]:
@@ -628,11 +621,12 @@ def token_files(site: Site) -> Iterator[Finding]:
     path = token_path()
     if not path.is_file():
         yield Finding(INFO, f"there is no file {path}")
-    elif is_private(path):
-        yield Finding(OK, f"{path} is readable by this user only")
     else:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        yield Finding(WARN, f"other users may read {path} (mode {mode:o})", f"chmod 600 {path}")
+        yield warn_if(
+            not is_private(path), f"other users may read {path} "
+            f"(mode {stat.S_IMODE(path.stat().st_mode):o})", f"chmod 600 {path}",
+            f"{path} is readable by this user only",
+        )  # fmt: skip
 
 
 def session_folders(site: Site) -> Iterator[Finding]:
@@ -648,14 +642,12 @@ def session_folders(site: Site) -> Iterator[Finding]:
         except OSError:  # it has ended
             continue
         may = "write to" if mode & 0o022 else "read"
-        yield Finding(
-            OK if private else WARN,
-            f"{folder} is accessible to this user only"
-            if private
-            else f"other users may {may} {folder} (mode {mode:o})",
+        yield warn_if(
+            not private, f"other users may {may} {folder} (mode {mode:o})",
             "start Ray with --temp-dir in a folder of mode 700 with a short path (`alchemist "
             "slurm` and sessions that start Ray do), or make its parent private",
-        )
+            f"{folder} is accessible to this user only",
+        )  # fmt: skip
     if not folders:
         yield Finding(INFO, "this user runs no Ray here")
 
@@ -664,14 +656,12 @@ def other_users_ray(site: Site) -> Iterator[Finding]:
     """Report Ray clusters of other users on this machine."""
     daemons = (p for p in processes("name") if p.info["name"] in DAEMONS)
     uids = {process.info["uids"].effective for process in daemons} - {os.geteuid()}
-    yield Finding(
-        WARN if uids else OK,
-        f"also running here: Ray of {listed(map(_user, uids), SHOWN)}"
-        if uids
-        else "none on this machine",
+    yield warn_if(
+        uids, f"also running here: Ray of {listed(map(_user, uids), SHOWN)}",
         "set RAY_ADDRESS so that programs join your own cluster, and RAY_TMPDIR so that the "
         "session folders differ",
-    )
+        "none on this machine",
+    )  # fmt: skip
 
 
 def shared_node(site: Site) -> Iterator[Finding]:
@@ -679,13 +669,11 @@ def shared_node(site: Site) -> Iterator[Finding]:
     if job_id(os.environ) is None:
         return
     others = other_users()
-    yield Finding(
-        WARN if others else OK,
-        f"other users run processes here: {listed(others, SHOWN)}"
-        if others
-        else "no other user runs a process here",
+    yield warn_if(
+        others, f"other users run processes here: {listed(others, SHOWN)}",
         "request whole nodes (--exclusive): MPI's ports of gangs on several nodes require no token",
-    )
+        "no other user runs a process here",
+    )  # fmt: skip
 
 
 def _user(uid: int) -> str:
@@ -698,13 +686,12 @@ def _user(uid: int) -> str:
 def ptrace_scope(site: Site, path: Path = PTRACE_SCOPE) -> Iterator[Finding]:
     """Check whether ranks may read each other's memory, MPI's fastest way within a node."""
     text = path.read_text().strip() if path.is_file() else ""
-    strict = text.isdigit() and int(text) >= 2
-    yield Finding(
-        WARN if strict else OK,
-        f"{text}: ranks cannot read each other's memory" if strict else text or "unrestricted",
+    yield warn_if(
+        text.isdigit() and int(text) >= 2, f"{text}: ranks cannot read each other's memory",
         "MPI copies large messages twice within a node; `sysctl kernel.yama.ptrace_scope=1`, or "
         "accept it",
-    )
+        text or "unrestricted",
+    )  # fmt: skip
 
 
 def checks(ray_address: str, ray_cpus: float, peers: int) -> dict[str, Check]:

@@ -26,12 +26,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray.deploy.slurm import sites
+from alchemist_ray.deploy.slurm.allocation import this_node
 from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
 from alchemist_ray.launchers.srun import srun_command
 from alchemist_ray.observe.doctor import node
@@ -128,11 +129,6 @@ def _dial(to: str, host: str, port: int, limit_s: float) -> dict[str, Any]:
     return {"to": to, "why": "", "ahead": clock - (asked + got) / 2, "within": (got - asked) / 2}
 
 
-def node_name() -> str:
-    """Return this node's name in Slurm, or its host name."""
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-
-
 def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Finding]:
     """Check that all nodes (and this process, under its own name) have the same versions.
 
@@ -220,7 +216,7 @@ class Probe:
     """
 
     def __init__(self, name: str = "", ray_address: str = "", ray_cpus: float = 0.0) -> None:
-        self.name = name or node_name()
+        self.name = name or this_node()
         self._ray_address = ray_address
         self._ray_cpus = ray_cpus
         self._listener: Listener | None = None
@@ -319,36 +315,13 @@ class NoAnswer:
     reason: str
 
 
-class Fanout(Protocol):
-    """Probes on nodes."""
-
-    names: Sequence[str]
-
-    def ask(self, method: str, *arguments: Any, limit_s: float) -> dict[str, Any]:
-        """Call a method of all probes. Returns the result, or a `NoAnswer`, by node."""
-
-    def close(self) -> None:
-        """End the probes."""
-
-
-class LocalProbe:
-    """A probe in this process."""
-
-    def __init__(self) -> None:
-        self._probe = Probe()
-        self.names: Sequence[str] = [self._probe.name]
-
-    def ask(self, method: str, *arguments: Any, limit_s: float) -> dict[str, Any]:
-        return {self._probe.name: getattr(self._probe, method)(*arguments)}
-
-    def close(self) -> None:
-        self._probe.stop_listening()
-
-
 class RayProbes:
     """An actor on every node of the Ray cluster that this process has joined.
 
     They need no CPUs, so they start even if all are in use.
+
+    `ask` calls a method of all probes, and returns the results, or a `NoAnswer`, by node; `close`
+    ends the probes.
     """
 
     def __init__(self) -> None:

@@ -221,7 +221,12 @@ def test_every_query_of_the_dashboard_finds_what_is_exported(exported: Samples) 
 
 
 def test_the_page_has_the_table() -> None:
-    assert metrics.table() in PAGE.read_text(), "paste metrics.table() into docs/metrics.md"
+    lines = ["| metric | kind | labels | of |", "|---|---|---|---|"]
+    for name, about in metrics.METRICS.items():
+        labels = ", ".join(f"`{label}`" for label in about.labels) or "-"
+        lines.append(f"| `ray_{name}` | {about.kind} | {labels} | {about.text} |")
+    table = "\n".join(lines)
+    assert table in PAGE.read_text(), f"paste into docs/metrics.md:\n{table}"
 
 
 def test_an_event_is_a_line_in_the_log_and_counts(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from alchemist_ray.gateway.protocol import PORT
+from tests.kube import enforce
 
 Map = dict[str, Any]
 
@@ -192,12 +193,4 @@ def _cluster(spec: Map) -> Iterator[str]:
 
 def selects(selector: Map, template: Map) -> bool:
     """Whether a label selector chooses a template's pods."""
-    labels = template["metadata"]["labels"]
-    for key, value in selector.get("matchLabels", {}).items():
-        if labels.get(key) != value:
-            return False
-    for wish in selector.get("matchExpressions", []):
-        assert wish["operator"] == "In"
-        if labels.get(wish["key"]) not in wish["values"]:
-            return False
-    return True
+    return enforce.selects(selector, template["metadata"]["labels"])

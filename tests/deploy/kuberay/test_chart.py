@@ -15,6 +15,7 @@ from tests.deploy.kuberay import kustomize, policy
 from tests.deploy.kuberay.folders import CHART, FOLDERS, ROOT, Map, by_name
 from tests.deploy.kuberay.test_manifests import check_schemas
 from tests.kube import binaries
+from tests.support import commands
 
 GIVEN: Map = {
     "pullSecrets": [{"name": "registry"}, {"name": "other"}],
@@ -41,10 +42,7 @@ def helm() -> str:
 
 
 def run(helm: str, *words: str, values: Map) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [helm, *words, "--values", "-"], input=json.dumps(values),
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return commands.run(helm, *words, "--values", "-", given=json.dumps(values))
 
 
 def rendered(helm: str, values: Map, name: str = "alchemist") -> list[Map]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.deploy.kuberay.folders import (
     by_name,
     queries,
 )
+from tests.support import commands
 
 
 @cache
@@ -56,10 +56,7 @@ def test_the_dashboard_of_the_overlay_is_the_charts() -> None:
 
 
 def kubectl_kustomize(folder: Path) -> list[Map]:
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = commands.run("kubectl", "kustomize", folder)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
@@ -192,7 +189,7 @@ def test_versions_are_those_that_are_installed_and_tested() -> None:
     assert pinned is not None
     cluster = by_name(kustomize.build(ROOT / "base"))["RayCluster", "alchemist"]
     assert cluster["spec"]["rayVersion"] == pinned[1]
-    assert crds.COPY.name == f"crds-v{KUBERAY_VERSION}.json"
+    assert crds.COPY.name == f"crds-v{KUBERAY_VERSION}.json.gz"
     table = (ROOT.parent / "docs" / "kubernetes.md").read_text()
     for what, version in (
         ("Ray", pinned[1]),
@@ -205,19 +202,12 @@ def test_versions_are_those_that_are_installed_and_tested() -> None:
 def test_the_copy_of_the_schemas_is_kuberays() -> None:
     if not crds.has_go():
         pytest.skip("Go is not on this machine")
-    told = subprocess.run(
-        ["go", "mod", "download", "-json", f"{crds.MODULE}@v{KUBERAY_VERSION}"],
-        env=crds.go_environment(),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = ["go", "-C", "/", "mod", "download", "-json", f"{crds.MODULE}@v{KUBERAY_VERSION}"]
+    told = commands.run(*words, env=crds.go_environment())
     if told.returncode != 0:
         pytest.skip("KubeRay's Go module is not in this machine's cache")
     folder = Path(json.loads(told.stdout)["Dir"])
-    assert crds.copy(folder / "config" / "crd" / "bases") == json.loads(crds.COPY.read_text())
+    assert crds.copy(folder / "config" / "crd" / "bases") == crds.stored()
 
 
 def test_ray_exports_what_the_dashboard_shows() -> None:

@@ -48,20 +48,8 @@ def test_a_gang_over_two_nodes_all_in_the_image(slurm: Slurm) -> None:
     """Ray, the program and the ranks; srun's ranks through the supervisor outside."""
     root = images.image_root()
     (slurm.shared / "app.py").write_text(PROGRAM)
-    words = [
-        *SUBMIT,
-        "-N",
-        2,
-        "-c",
-        2,
-        "--container",
-        root,
-        *RUNTIME,
-        "--",
-        "python",
-        "app.py",
-        "x",
-    ]
+    options = ["-N", 2, "-c", 2, "--container", root, *RUNTIME]
+    words = [*SUBMIT, *options, "--", "python", "app.py", "x"]
     job = Submitted(slurm, slurm.login(*ALCHEMIST, "slurm", *words))
     code = job.wait(START_S + 150)
     print(job.log)
