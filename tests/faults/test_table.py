@@ -21,6 +21,7 @@ import pytest
 
 from alchemist_ray.errors import GroupRecoveredError
 from tests.faults.conftest import (
+    ERROR_LIMIT_S,
     LIBRARY,
     Gang,
     Outcome,
@@ -34,6 +35,7 @@ from tests.faults.conftest import (
 from tests.faults.recovery.conftest import BACK_LIMIT_S, Recovering
 from tests.faults.table import CELLS, Cell, marked, unknown
 from tests.faults.test_transfers import halfway, held_by, outcome_of, tall
+from tests.support import traces
 
 __all__ = ["tall"]  # a fixture
 
@@ -111,11 +113,14 @@ def test_a_fault_ends_the_gang(
 ) -> None:  # fmt: skip
     with opened(cell, request) as gang:
         pids, words = victim(cell, gang)
-        number = signal.SIGTERM if cell.how == "SIGTERM" else signal.SIGKILL
+        ranks, number = gang.ranks, signal.SIGTERM if cell.how == "SIGTERM" else signal.SIGKILL
 
         def cause() -> None:
             for pid in pids:
                 kill(pid, number)
+            if cell.moment == "fetching":  # a fetch could end before the ranks do
+                ended = traces.wait_until(lambda: not any(map(traces.alive, ranks)), ERROR_LIMIT_S)
+                assert ended is not None
 
         outcome = strike(cell, gang.session, gang.lib, cause, tall, monkeypatch)
         gang.lost(str(cell), outcome, *words)
