@@ -160,20 +160,16 @@ class NodeConnection:
         self, target: TransferTarget, ranks: Sequence[int], write: bool, populate: bool
     ) -> list[copy_kernels.RankPart]:
         connection = self.open()
-        known = [[r, list(self._mappings[r])] for r in ranks if self._mappings.get(r)]
-        body = {"matrix": target.matrix, "ranks": list(ranks), "write": write, "known": known}
+        body = {"matrix": target.matrix, "ranks": list(ranks), "write": write}
         connection.send(Kind.MAP, body)
         frame = connection.expect(Kind.MAP, STALL_TIMEOUT_S)
-        fds = iter(frame.fds)
         found = []
         try:
-            for rank, segment, nbytes, dead in frame.body["parts"]:
+            for (rank, segment, nbytes), fd in zip(frame.body["parts"], frame.fds, strict=True):
                 mappings = self._mappings.setdefault(rank, {})
-                for number in dead:
-                    mappings.pop(number, None)
                 memory = mappings.pop(segment, None)
                 if memory is None:
-                    mapping = SharedMapping(next(fds), nbytes)
+                    mapping = SharedMapping(fd, nbytes)
                     if populate:
                         mapping.populate()
                     memory = mapping.array()
@@ -184,9 +180,6 @@ class NodeConnection:
                 local = memory[: indices.size * target.dtype.itemsize].view(target.dtype)
                 shaped = local.reshape(indices.shape, order="F")
                 found.append(copy_kernels.RankPart(rank, indices, shaped))
-        except StopIteration:
-            words = f"{len(frame.fds)} file descriptors came with a MAP"
-            raise frames.WireError(words) from None
         finally:
             for fd in frame.fds:
                 os.close(fd)

@@ -33,7 +33,7 @@ from typing import NoReturn
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-from mpi_workers.data.rank_memory import RankMemory
+from mpi_workers.data.loans import RankMemory
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.available_memory import NodeAllocations
 from mpi_workers.matrix.memory import Pool

@@ -63,7 +63,7 @@ def ask(connection: Connection, kind: Kind, **body: Any) -> Frame:
 
 def mapped(frame: Frame) -> np.ndarray[Any, Any]:
     """The memory that came with a MAP, as the whole matrix."""
-    (fd,), ((_rank, _segment, nbytes, _dead),) = frame.fds, frame.body["parts"]
+    (fd,), ((_rank, _segment, nbytes),) = frame.fds, frame.body["parts"]
     memory = mmap.mmap(fd, nbytes)
     os.close(fd)
     return np.frombuffer(memory, np.float64, SIZE).reshape(SHAPE, order="F")
@@ -208,7 +208,7 @@ def test_memory_is_opened_by_its_path(host: ranks.Host, matrix: int, address: in
         told = ask(connection, Kind.SAME_NODE).body
         assert Path(told["path"]).read_bytes() == told["nonce"]
         answer = ask(connection, Kind.MAP, matrix=matrix, write=True, paths=True)
-        ((_rank, _segment, nbytes, _dead),), (path,) = answer.body["parts"], answer.body["paths"]
+        ((_rank, _segment, nbytes),), (path,) = answer.body["parts"], answer.body["paths"]
         assert answer.fds == ()
         with open(path, "r+b") as file:
             mmap.mmap(file.fileno(), nbytes)[: array.nbytes] = array.tobytes("F")
@@ -220,24 +220,6 @@ def test_memory_is_opened_by_its_path(host: ranks.Host, matrix: int, address: in
 def test_memory_is_mapped_through_the_unix_socket_only(host: ranks.Host, matrix: int) -> None:
     with peer(host, 1) as connection:
         assert "Unix socket only" in refused(connection, Kind.MAP, matrix=matrix).message
-
-
-def test_a_known_segment_is_not_passed_again(host: ranks.Host, matrix: int) -> None:
-    with peer(host) as connection:
-        first = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[])
-        segment = first.body["parts"][0][1]
-        ask(connection, Kind.UNMAP, matrix=matrix, written=[])
-        again = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[[0, [segment]]])
-        assert (again.body, again.fds) == (first.body, ())
-        mapped(first)
-
-
-def test_dead_segments_are_reported(host: ranks.Host, matrix: int) -> None:
-    with peer(host) as connection:
-        known = [1 << 50, 0, -1]
-        frame = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[[0, known]])
-        assert frame.body["parts"][0][3] == known
-        mapped(frame)
 
 
 def test_a_freed_matrix_keeps_its_memory_until_its_reader_is_done(host: ranks.Host) -> None:
