@@ -31,8 +31,7 @@ from mpi_workers.failures import describe_status
 from mpi_workers.matrix.available_memory import MEMBERSHIP, MOUNT, MemoryCgroup
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import PREFIX
-from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
-from mpi_workers.node.rank_output import LAUNCHER, RankOutput
+from mpi_workers.node.rank_output import LAUNCHER, STDERR, STDOUT, RankOutput, rank_pipe
 from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, RankConfig, Start
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body

@@ -22,7 +22,7 @@ from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.nodes import DRAIN_S, Nodes, recovered_words
 from mpi_workers.failures import Failure
-from mpi_workers.node.output_lines import STDERR
+from mpi_workers.node.rank_output import STDERR
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, protocol_factory
 from mpi_workers.wire.commands import Turn, checked
