@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
-import resource
 import signal
 import socket
 import threading
@@ -333,6 +332,4 @@ def main(listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     DataEndpoint(listeners, token, ranks).serve()

@@ -17,14 +17,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mpi_workers.node.cleanup import runs_here
+from mpi_workers.wire.names import STDERR, STDOUT, Line
 
-STDOUT, STDERR = 1, 2
 LINE_LIMIT = 16 << 10  # 16 KiB: a longer line is cut
 HELD_LIMIT = 1 << 20  # 1 MiB of lines are held; further lines are dropped
 FILE_LIMIT = 10 << 20  # 10 MiB
 FOLDERS_KEPT = 100  # of gangs, on a node
-
-Line = tuple[int, int, str]  # rank, stream, text without its newline
 
 
 class OutputLines:

@@ -39,8 +39,8 @@ from mpi_workers.matrix.available_memory import NodeAllocations
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
-from mpi_workers.node.processes import let_trace
-from mpi_workers.node.rank_output import STDERR, STDOUT, rank_pipe
+from mpi_workers.node.processes import allow_open_files, let_trace
+from mpi_workers.node.rank_output import rank_pipe
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
 from mpi_workers.rank import history, interruption
@@ -50,7 +50,9 @@ from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, Kind
-from mpi_workers.wire.sockets import interfaces, peer
+from mpi_workers.wire.interfaces import interfaces
+from mpi_workers.wire.names import STDERR, STDOUT
+from mpi_workers.wire.sockets import peer
 
 ORPHANED = 98  # exit code of a rank whose proxy has ended
 TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback are sent
@@ -361,8 +363,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
     try:
         faulthandler.enable()
         buffer_lines()
-        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        allow_open_files()  # a launcher may have started this process
         threadpool_limits(config.threads)
         if not MPI.Is_initialized():
             limit_endpoints(config.host, one_node=config.one_node)

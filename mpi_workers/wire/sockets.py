@@ -1,9 +1,8 @@
-"""Addresses (``unix:boot-id:path``, ``tcp:host:port``), the sockets behind them, interfaces."""
+"""Addresses (``unix:boot-id:path``, ``tcp:host:port``), and the sockets behind them."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 import socket
@@ -19,7 +18,6 @@ CONNECT_TIMEOUT_S = 10.0
 BACKLOG = 1024
 UNIX = getattr(socket, "AF_UNIX", None)  # None where a thin client has none
 RETRY_S = 0.002
-SIOCGIFADDR = 0x8915
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -179,19 +177,6 @@ def reachable_addresses(addresses: Sequence[str]) -> list[str]:
     """The addresses to try, in order: Unix sockets that `reachable_here`, then TCP."""
     near = [address for address in addresses if reachable_here(address)]
     return near + [address for address in addresses if address.startswith("tcp:")]
-
-
-def interfaces() -> dict[str, str]:
-    """The IPv4 address of every interface that has one."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no address
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
 
 
 @cache

@@ -32,7 +32,8 @@ from alchemist_ray.runtime.cluster.network import address_of, address_towards
 from mpi_workers.wire.acceptor import Acceptor
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind, WireError
-from mpi_workers.wire.sockets import interfaces, listen_tcp
+from mpi_workers.wire.interfaces import interfaces
+from mpi_workers.wire.sockets import listen_tcp
 
 POLL_INTERVAL_S = 0.1
 STOP_TIMEOUT_S = 10.0  # for the nodes to clean up

@@ -51,7 +51,7 @@ from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import SHM, unused
 from mpi_workers.node.processes import OomWatch
-from mpi_workers.wire.sockets import interfaces
+from mpi_workers.wire.interfaces import interfaces
 
 TOOL_TIMEOUT_S = 5.0
 SHOWN = 12

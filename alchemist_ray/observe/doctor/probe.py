@@ -44,7 +44,7 @@ from alchemist_ray.observe.doctor.finding import (
     run_checks,
 )
 from mpi_workers.node.processes import die_with_parent
-from mpi_workers.wire.sockets import interfaces
+from mpi_workers.wire.interfaces import interfaces
 
 ALL_PAIRS = 16
 DIAL_TIMEOUT_S = 5.0

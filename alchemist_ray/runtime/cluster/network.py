@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 
 from alchemist_ray.errors import JobError
-from mpi_workers.wire.sockets import interfaces
+from mpi_workers.wire.interfaces import interfaces
 
 DISCARD_PORT = 9  # nothing is sent there
 

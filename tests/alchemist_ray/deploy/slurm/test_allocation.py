@@ -16,7 +16,7 @@ from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import expand
 from alchemist_ray.runtime.cluster import network
 from alchemist_ray.runtime.cluster.batch_job import JobCluster
-from mpi_workers.wire.sockets import interfaces
+from mpi_workers.wire.interfaces import interfaces
 
 JOB = {
     "SLURM_JOB_ID": "4711",
