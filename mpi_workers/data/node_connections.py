@@ -119,13 +119,12 @@ class NodeConnection:
             if connection is not None:
                 connection.hang_up()
 
-    def rest(self, idle_s: float = 0.0) -> bool:
-        """Release everything that was not used in the last `idle_s`; returns whether all is."""
+    def rest(self, idle_s: float = 0.0) -> None:
+        """Release everything that was not used in the last `idle_s`."""
         if time.monotonic() - self._used >= idle_s:
             self._mappings.clear()
             if not self.near:
                 self.close()
-        return self.resting
 
     @property
     def resting(self) -> bool:
@@ -394,19 +393,15 @@ class NodeConnections:
         except RuntimeError:
             raise closed() from None
 
-    def trim(self, idle_s: float = 0.0) -> bool:
-        """Drop mappings and idle streams that no transfer uses; returns whether none is left.
+    def trim(self, idle_s: float = 0.0) -> None:
+        """Drop mappings and idle streams that no transfer uses.
 
         A mapping holds its pages, even after its rank has ended.
         """
-        empty = True
         for connection in self._all():
-            if not connection.lock.acquire(blocking=False):
-                empty = False
-                continue
-            empty &= connection.rest(idle_s)
-            connection.lock.release()
-        return empty
+            if connection.lock.acquire(blocking=False):
+                connection.rest(idle_s)
+                connection.lock.release()
 
     @property
     def resting(self) -> bool:
@@ -424,7 +419,8 @@ class NodeConnections:
     def _trim_idle(self) -> None:
         with self._lock:
             self._timer = None
-        if not self.trim(self.idle_s):
+        self.trim(self.idle_s)
+        if not self.resting:
             self.trim_later()
 
     def close(self) -> None:

@@ -260,17 +260,15 @@ class ConnectingProtocol(FrameProtocol):
                 self.send(Kind.PROOF, self._side.prove(frame))
                 self._proved = True
                 self._buffer.map_limit = MAP_LIMIT
-            elif frame.kind == Kind.REFUSED:
-                raise Failure.from_map(frame.body)
-            elif frame.kind != Kind.WELCOME:
-                raise WireError(f"expected WELCOME, got {frame.kind.name}")
-            else:
-                self._authenticate()
-                if not self.welcome.done():
-                    self.welcome.set_result(frame.body)
+                return
+            welcome = frame.expected(Kind.WELCOME).body
         except (Failure, WireError) as error:
             self._fail(error)
             self.close()
+            return
+        self._authenticate()
+        if not self.welcome.done():
+            self.welcome.set_result(welcome)
 
     def _fail(self, error: Exception) -> None:
         if not self.welcome.done():

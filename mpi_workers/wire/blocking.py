@@ -171,12 +171,7 @@ class Connection:
 
     def expect(self, kind: Kind, timeout_s: float | None = None) -> Frame:
         """Receive a frame of this kind. Raises a REFUSED frame as `Failure`."""
-        frame = self.recv(timeout_s)
-        if frame.kind == Kind.REFUSED:
-            raise Failure.from_map(frame.body)
-        if frame.kind != kind:
-            raise WireError(f"expected {kind.name}, got {frame.kind.name}")
-        return frame
+        return self.recv(timeout_s).expected(kind)
 
     def read_into(self, view: memoryview) -> None:
         """Read payload bytes until `view` (contiguous bytes) is full."""

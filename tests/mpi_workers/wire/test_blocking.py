@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from mpi_workers.failures import Failure
-from mpi_workers.wire import blocking, frames, handshake, sockets
+from mpi_workers.wire import blocking, frames, sockets
 from mpi_workers.wire.acceptor import Acceptor
 from mpi_workers.wire.blocking import Connection, ShortWait, connect
-from mpi_workers.wire.frames import Body, Frame, Kind
+from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.handshake import ConnectingSide
 from tests.support.frames import SOON_S, TOKEN, in_thread
 
@@ -99,50 +99,6 @@ def test_a_client_refuses_a_listener_with_another_token(folder: Path, token: str
     failure, peers = serve_one(folder, talk)
     assert failure.kind == "AuthError"
     assert peers == []
-
-
-@pytest.mark.parametrize(
-    "opening",
-    [
-        frames.encode(Kind.HELLO, {"nonce": 7}),
-        frames.encode(Kind.HELLO, {"token": TOKEN}),
-        frames.encode(Kind.HELLO, {}),
-        frames.encode(Kind.GET, {"nonce": bytes(32)}),
-        frames.encode(Kind.HELLO, {"nonce": bytes(32)}, 1),
-        frames.encode(Kind.HELLO, {"nonce": bytes(32), "more": "x" * 5000}),
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        frames.HEADER.pack(b"ALCH", frames.VERSION + 1, Kind.HELLO, 0, 0),
-    ],
-)
-def test_a_stranger_learns_why_it_is_refused(folder: Path, opening: bytes) -> None:
-    def talk(address: str) -> Frame:
-        with Connection(sockets.dial(address)) as connection:
-            connection.sock.sendall(opening)
-            frame = connection.recv(SOON_S)
-            with pytest.raises(frames.ConnectionLost):
-                connection.recv(SOON_S)
-            return frame
-
-    frame, peers = serve_one(folder, talk)
-    assert frame.kind == Kind.REFUSED
-    assert frame.body["kind"] == "AuthError"
-    assert frame.body["message"].startswith("refused: ")
-    assert peers == []
-
-
-def test_an_incomplete_handshake_is_refused_in_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.2)
-
-    def talk(address: str) -> Frame:
-        with Connection(sockets.dial(address)) as connection:
-            connection.sock.sendall(frames.encode(Kind.HELLO, {"nonce": bytes(32)})[:-3])
-            return connection.recv(SOON_S)
-
-    frame, _ = serve_one(folder, talk)
-    assert frame.body["kind"] == "AuthError"
-    assert "timed out" in frame.body["message"]
 
 
 def test_frames_that_follow_the_proof_at_once_are_not_lost(folder: Path) -> None:
