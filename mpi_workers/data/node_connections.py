@@ -323,8 +323,6 @@ class NodeConnections:
         Data connections themselves notice a cut link after two minutes only.
     connection_type : callable(node, endpoints) -> NodeConnection, optional
         Makes the connections to a node.
-    idle_s : float
-        After this time, mappings and streams that are not used are dropped.
     """
 
     def __init__(
@@ -333,9 +331,7 @@ class NodeConnections:
         threads: int | None = None,
         watch: Callable[[], object] = lambda: None,
         connection_type: Callable[[int, DataEndpoints], NodeConnection] = NodeConnection,
-        idle_s: float = IDLE_S,
     ) -> None:
-        self.idle_s = idle_s
         self.endpoints = endpoints
         self.watch = watch
         self._connection_type = connection_type
@@ -409,17 +405,17 @@ class NodeConnections:
         return all(connection.resting for connection in self._all())
 
     def trim_later(self) -> None:
-        """Drop mappings and streams once they have been idle for `idle_s`."""
+        """Drop mappings and streams once they have been idle for `IDLE_S`."""
         with self._lock:
             if self._timer is None and self._connections:
-                self._timer = threading.Timer(self.idle_s, self._trim_idle)
+                self._timer = threading.Timer(IDLE_S, self._trim_idle)
                 self._timer.daemon = True
                 self._timer.start()
 
     def _trim_idle(self) -> None:
         with self._lock:
             self._timer = None
-        self.trim(self.idle_s)
+        self.trim(IDLE_S)
         if not self.resting:
             self.trim_later()
 

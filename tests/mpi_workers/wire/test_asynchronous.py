@@ -76,7 +76,6 @@ class Listening:
             self._on_lost,
             TOKEN,
             self._handlers.get("hello", lambda protocol, body: {}),
-            self._handlers.get("max_strangers", 8),
         )
         if self._sock.family == socket.AF_UNIX:
             return await self._loop.create_unix_server(protocol, sock=self._sock)
