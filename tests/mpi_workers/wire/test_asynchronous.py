@@ -204,8 +204,6 @@ def dialled(
         protocol = ConnectingProtocol(
             lambda _, frame: answers.put_nowait(frame), lambda _: None, token, {"role": "test"}
         )
-        sock = sockets.dial(address)
-        sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
         try:
             welcome = await protocol.welcome
@@ -214,13 +212,16 @@ def dialled(
             return welcome, [await answers.get() for _ in range(requests)]
         finally:
             protocol.close()
-            await asyncio.sleep(0.05)  # uvloop and the socket would both close the descriptor
+            await asyncio.sleep(0.05)  # the transport closes
 
+    sock = sockets.dial(address)
+    sock.setblocking(False)
     loop = new_loop()
     try:
         return loop.run_until_complete(asyncio.wait_for(talk(), SOON_S))
     finally:
         loop.close()
+        sock.detach()  # uvloop has closed the descriptor, and does not always tell the socket
 
 
 @loops
