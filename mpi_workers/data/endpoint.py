@@ -25,7 +25,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from mpi_workers.data.loans import Loan, NodeMemory, NodeProof
-from mpi_workers.data.streams import Order, Share, move_stream, send_stream
+from mpi_workers.data.streams import Order, Share, move_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.node_shares import (
@@ -297,7 +297,8 @@ class Client:
         try:
             share = _share(body, loans)
             self._connection.sock.settimeout(STALL_TIMEOUT_S)
-            send_stream(self._connection, Kind.DATA, {}, share, _InParts(loans))
+            self._connection.begin(Kind.DATA, {}, share.nbytes)
+            move_stream(self._connection, share, _InParts(loans), out=True)
         finally:
             self._memory.give_back(loans)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
-from mpi_workers.data.streams import InArrays, Order, Share, is_by_row, move_stream, send_stream
+from mpi_workers.data.streams import InArrays, Order, Share, is_by_row, move_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.mapping import SharedMapping
@@ -202,9 +202,9 @@ class NodeConnection:
         connection.sock.settimeout(STALL_TIMEOUT_S)
         share, body = _share(target, ranks, region, array)
         with _refusals(connection):
-            times = send_stream(
-                connection, Kind.PUT, body, share, InArrays(array, region), stop_on_reply=True
-            )
+            connection.begin(Kind.PUT, body, share.nbytes)
+            elements = InArrays(array, region)
+            times = move_stream(connection, share, elements, out=True, stop_on_reply=True)
         return NodeTimes(self.node, self.route, share.nbytes, times.copying, times.moving)
 
     def put_rows(
