@@ -21,7 +21,6 @@ import os
 import resource
 import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -50,7 +49,7 @@ from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, Kind
-from mpi_workers.wire.interfaces import interfaces
+from mpi_workers.wire.interfaces import interface_of
 from mpi_workers.wire.names import STDERR, STDOUT
 from mpi_workers.wire.sockets import peer
 
@@ -225,7 +224,6 @@ def flush() -> None:
 
 # --- network ---
 
-IF_INET6 = Path("/proc/net/if_inet6")
 INFINIBAND = Path("/sys/class/infiniband")
 # UCX: loopback and shared memory (System V, POSIX, CMA). UCX removes the names of its segments as
 # soon as they are mapped, so none remains after SIGKILL.
@@ -262,18 +260,6 @@ def limit_endpoints(
     devices = dict.fromkeys([interface, LOOPBACK, *_infiniband_ports()])
     env.setdefault("UCX_NET_DEVICES", ",".join(devices))
     env.setdefault("FI_TCP_IFACE", interface)
-
-
-def interface_of(host: str) -> str | None:
-    """Name of this machine's interface with an address, or None."""
-    if ":" in host:
-        with contextlib.suppress(OSError):
-            wanted = socket.inet_pton(socket.AF_INET6, host.partition("%")[0]).hex()
-            for line in IF_INET6.read_text().splitlines():
-                if line.startswith(wanted):
-                    return line.split()[-1]
-        return None
-    return next((name for name, address in interfaces().items() if address == host), None)
 
 
 def _infiniband_ports() -> list[str]:
