@@ -24,7 +24,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from mpi_workers.data.loans import Loan, NodeMemory, NodeProof
+from mpi_workers.data.loans import Loan, NodeMemory, NodeProof, full
 from mpi_workers.data.streams import Order, Share, move_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
@@ -45,14 +45,6 @@ from mpi_workers.wire.frames import Body, Frame, Kind
 MAX_PEERS = 4096  # authenticated clients, a thread each
 MAX_ROWS_BYTES = 64 << 20  # 64 MiB of rows in one frame
 STALL_TIMEOUT_S = 600.0  # for the next bytes of a payload; a lost node is noticed by TCP before
-
-
-def _full(problem: str) -> Failure:
-    return Failure(
-        "ResourceError",
-        f"the data endpoint of the gang on {os.uname().nodename} {problem}: end processes or "
-        "sessions that are attached to the gang",
-    )
 
 
 class DataEndpoint:
@@ -96,13 +88,13 @@ class DataEndpoint:
             if self._lost is not None:
                 raise Failure("TransferError", f"rank {self._lost} has ended", rank=self._lost)
             if len(self._clients) >= MAX_PEERS:
-                raise _full(f"has {MAX_PEERS} clients, its limit")
+                raise full(f"has {MAX_PEERS} clients, its limit")
             self._clients.add(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
         except RuntimeError:
             self._clients.discard(connection)
-            raise _full("can start no more threads") from None
+            raise full("can start no more threads") from None
 
     def _serve(self, connection: Connection) -> None:
         try:

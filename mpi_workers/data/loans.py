@@ -205,18 +205,29 @@ class RankLink:
             words = f"the transfer with rank {self.rank} failed: {error}"
             raise Failure("TransferError", words, rank=self.rank) from error
 
-    def take(self, frame: Frame) -> Segment:
-        """The segment that a MAP describes."""
-        number, (fd,) = frame.body["segment"], frame.fds
+    def take(self, frame: Frame) -> Segment | None:
+        """The segment that a MAP describes; None if this process has too many open files."""
+        number = frame.body["segment"]
         segment = self.segments.pop(number, None)
-        if segment is None:
-            segment = Segment(number, fd, frame.body["nbytes"])
+        if segment is not None:
+            for fd in frame.fds:
+                os.close(fd)
+        elif frame.fds:
+            segment = Segment(number, frame.fds[0], frame.body["nbytes"])
         else:
-            os.close(fd)
+            return None
         self.segments[number] = segment
         while len(self.segments) > MAX_SEGMENTS:
             self.segments.pop(next(iter(self.segments)))
         return segment
+
+
+def full(problem: str) -> Failure:
+    return Failure(
+        "ResourceError",
+        f"the data endpoint of the gang on {os.uname().nodename} {problem}: end processes or "
+        "sessions that are attached to the gang",
+    )
 
 
 class NodeMemory:
@@ -281,6 +292,12 @@ class NodeMemory:
 
         def lent(link: RankLink, frame: Frame) -> Loan:
             body, segment = frame.body, link.take(frame)
+            if segment is None:
+                with link.attributed():
+                    unused = {"loan": numbers[link.rank], "written": 0, "tainted": False}
+                    link.connection.send(Kind.UNMAP, unused)
+                    link.connection.expect(Kind.SYNC, STALL_TIMEOUT_S)
+                raise full("has too many open files")
             shape, grid = tuple(body["shape"]), tuple(body["grid"])
             distribution = Distribution(body["layout"], shape, grid)
             dtype = np.dtype(body["dtype"])

@@ -7,6 +7,7 @@ there are a few TCP streams.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -164,6 +165,8 @@ class NodeConnection:
         frame = connection.expect(Kind.MAP, STALL_TIMEOUT_S)
         found = []
         try:
+            if len(frame.fds) != len(ranks):  # the kernel drops those that are too many
+                raise OSError(errno.EMFILE, "this process has too many open files")
             for (rank, segment, nbytes), fd in zip(frame.body["parts"], frame.fds, strict=True):
                 mappings = self._mappings.setdefault(rank, {})
                 memory = mappings.pop(segment, None)

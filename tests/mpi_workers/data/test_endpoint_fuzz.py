@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import resource
 import socket
@@ -20,6 +21,7 @@ from mpi_workers.wire.frames import Frame, Kind
 from tests.support import ranks
 from tests.support.frames import (
     ALL,
+    DISTRIBUTION,
     HELLO,
     INVALID,
     INVALID_MAPS,
@@ -300,6 +302,32 @@ def test_an_endpoint_out_of_file_descriptors_recovers(
         connection, _ = connect(address(host, listener), ranks.TOKEN, {}, timeout_s=WAIT_S)
         connection.close()
     assert settled(host)[1] == fds
+
+
+def test_a_loan_ends_if_its_endpoint_has_no_file_descriptor_for_it(
+    host: ranks.Host, bystander: Bystander
+) -> None:
+    host.new(3, DISTRIBUTION, "float64")
+    limits = resource.prlimit(host.pid, resource.RLIMIT_NOFILE)
+    with peer(host, "unix") as connection:
+        settled(host)
+        used = set(map(int, os.listdir(f"/proc/{host.pid}/fd")))
+        least = next(fd for fd in range(1 << 20) if fd not in used)
+        resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (least, limits[1]))
+        try:
+            connection.send(Kind.MAP, {"matrix": 3, "write": True})
+            with pytest.raises(Failure, match="has too many open files") as caught:
+                connection.expect(Kind.MAP, WAIT_S)
+            assert caught.value.kind == "ResourceError"
+        finally:
+            resource.prlimit(host.pid, resource.RLIMIT_NOFILE, limits)
+        connection.send(Kind.MAP, {"matrix": 3, "write": True})
+        (fd,) = connection.expect(Kind.MAP, WAIT_S).fds
+        os.close(fd)
+        connection.send(Kind.UNMAP, {"matrix": 3})
+        connection.expect(Kind.SYNC, WAIT_S)
+    host.free(3)
+    assert host.unhandled() == []
 
 
 def test_peers_over_the_limit_are_refused_until_others_leave(

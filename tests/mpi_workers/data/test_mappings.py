@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpi_workers.data import node_connections
+from mpi_workers.data import node_connections, transfers
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixWriter
+from mpi_workers.failures import Failure
 from tests.mpi_workers.transfers import (
     RANKS,
     SINGLE,
@@ -101,6 +104,28 @@ def test_a_mapping_in_use_survives_a_trim(host: support.Host) -> None:
     assert np.array_equal(fetch(ranks, target), array)
     ranks.close()
     host.free(target.matrix)
+
+
+def test_a_client_with_too_many_open_files_says_so(
+    host: support.Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "UNMAPPED_BYTES", 0)
+    ranks = NodeConnections(host.endpoints("near"))
+    array = numbers((500, 40))
+    with sealed(host, ranks, array, size=2) as target:
+        ranks.trim()
+        kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(kept) + 1, limits[1]))
+        try:
+            with pytest.raises(Failure, match="this process has too many open files"):
+                fetch(ranks, target)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for fd in kept:
+                os.close(fd)
+        assert np.array_equal(fetch(ranks, target), array)
+    ranks.close()
 
 
 @routes
