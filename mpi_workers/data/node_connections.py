@@ -326,6 +326,11 @@ class NodeConnections:
         Data connections themselves notice a cut link after two minutes only.
     connection_type : callable(node, endpoints) -> NodeConnection, optional
         Makes the connections to a node.
+
+    Attributes
+    ----------
+    idle_s : float
+        After this time, mappings and streams that are not used are dropped.
     """
 
     def __init__(
@@ -335,6 +340,7 @@ class NodeConnections:
         watch: Callable[[], object] = lambda: None,
         connection_type: Callable[[int, DataEndpoints], NodeConnection] = NodeConnection,
     ) -> None:
+        self.idle_s = IDLE_S
         self.endpoints = endpoints
         self.watch = watch
         self._connection_type = connection_type
@@ -408,17 +414,17 @@ class NodeConnections:
         return all(connection.resting for connection in self._all())
 
     def trim_later(self) -> None:
-        """Drop mappings and streams once they have been idle for `IDLE_S`."""
+        """Drop mappings and streams once they have been idle for `idle_s`."""
         with self._lock:
             if self._timer is None and self._connections:
-                self._timer = threading.Timer(IDLE_S, self._trim_idle)
+                self._timer = threading.Timer(self.idle_s, self._trim_idle)
                 self._timer.daemon = True
                 self._timer.start()
 
     def _trim_idle(self) -> None:
         with self._lock:
             self._timer = None
-        self.trim(IDLE_S)
+        self.trim(self.idle_s)
         if not self.resting:
             self.trim_later()
 
