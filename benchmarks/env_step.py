@@ -21,7 +21,7 @@ from benchmarks.bare_chain import work
 from benchmarks.harness import Report, timed
 from envs import EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
 from mpi_workers.testing import local_gang
-from mpi_workers.wire.short_waits import ShortWait
+from mpi_workers.wire.blocking import ShortWait
 
 BARE = "benchmarks.bare_env:step_s"
 RBC = "rayleigh_benard"

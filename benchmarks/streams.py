@@ -25,7 +25,7 @@ from tests.faults.hosts import Host
 NODE = """
 import sys, tempfile, threading, numpy as np
 from mpi_workers.data.endpoint import DataEndpoint
-from mpi_workers.data.rank_memory import RankMemory
+from mpi_workers.data.loans import RankMemory
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage

@@ -13,7 +13,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.data.description import NodeTimes
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.sizes import readable
-from mpi_workers.node.output_lines import STDERR, Line
+from mpi_workers.wire.names import STDERR, Line
 
 try:
     from tqdm.auto import tqdm

@@ -32,9 +32,8 @@ from mpi_workers.failures import Failure
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor
-from mpi_workers.wire.blocking import Connection
+from mpi_workers.wire.blocking import Connection, ShortWait
 from mpi_workers.wire.frames import Body, Kind
-from mpi_workers.wire.short_waits import ShortWait
 
 RANKS = 64  # larger gangs are called by commands, node by node
 END_TIMEOUT_S = 35.0  # for a command that lost a rank: others may be stuck in MPI for 30 s

@@ -121,10 +121,9 @@ class GatewayNode(NodeConnection):
             if lane.connection is not None:
                 self._end(lane.connection)
 
-    def rest(self, idle_s: float = 0.0) -> bool:
+    def rest(self, idle_s: float = 0.0) -> None:
         if time.monotonic() - self._last_use >= idle_s:
             self.close()
-        return self.resting
 
     @property
     def resting(self) -> bool:

@@ -21,9 +21,8 @@ from ali.simulator.spec import open_shared
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.wire import sockets
-from mpi_workers.wire.blocking import Connection, connect
+from mpi_workers.wire.blocking import Connection, ShortWait, connect
 from mpi_workers.wire.frames import Body, ConnectionLost, Kind, WireError
-from mpi_workers.wire.short_waits import ShortWait
 
 POLL_INTERVAL_S = 1.0  # between checks whether the call has failed on another rank
 DIAL_S = 5.0

@@ -11,8 +11,6 @@ import numpy as np
 
 from mpi_workers.matrix.layout import Distribution
 
-MAX_KNOWN = 1024  # segments of a rank that a client may report as mapped
-
 
 @dataclass(slots=True)
 class NodeTimes:

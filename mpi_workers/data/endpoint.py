@@ -15,20 +15,17 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
-import resource
 import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from mpi_workers.data.description import MAX_KNOWN
-from mpi_workers.data.node_memory import Loan, NodeMemory, NodeProof
-from mpi_workers.data.streams import Order, Share, move_stream, send_stream
+from mpi_workers.data.loans import Loan, NodeMemory, NodeProof, full
+from mpi_workers.data.streams import Order, Share, move_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.node_shares import (
@@ -48,14 +45,6 @@ from mpi_workers.wire.frames import Body, Frame, Kind
 MAX_PEERS = 4096  # authenticated clients, a thread each
 MAX_ROWS_BYTES = 64 << 20  # 64 MiB of rows in one frame
 STALL_TIMEOUT_S = 600.0  # for the next bytes of a payload; a lost node is noticed by TCP before
-
-
-def _full(problem: str) -> Failure:
-    return Failure(
-        "ResourceError",
-        f"the data endpoint of the gang on {os.uname().nodename} {problem}: end processes or "
-        "sessions that are attached to the gang",
-    )
 
 
 class DataEndpoint:
@@ -99,13 +88,13 @@ class DataEndpoint:
             if self._lost is not None:
                 raise Failure("TransferError", f"rank {self._lost} has ended", rank=self._lost)
             if len(self._clients) >= MAX_PEERS:
-                raise _full(f"has {MAX_PEERS} clients, its limit")
+                raise full(f"has {MAX_PEERS} clients, its limit")
             self._clients.add(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
         except RuntimeError:
             self._clients.discard(connection)
-            raise _full("can start no more threads") from None
+            raise full("can start no more threads") from None
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -149,8 +138,7 @@ class Client:
         self._memory = memory
         self._proof = proof
         self._mapped: dict[int, dict[int, Loan]] = {}  # by matrix and rank
-        self._put_loans: dict[int, dict[int, Loan]] = {}
-        self._put_elements: dict[int, Counter[int]] = {}
+        self._put_loans: dict[int, dict[int, Loan]] = {}  # until SYNC
         self._times = {"receive_s": 0.0, "place_s": 0.0}
 
     def serve(self) -> None:
@@ -173,8 +161,11 @@ class Client:
         finally:
             with contextlib.suppress(Failure):
                 self._memory.give_back(_all(self._mapped), tainted=True)
+            put = _all(self._put_loans)
+            for loan in put:
+                loan.written = 0  # elements of a lost client do not count
             with contextlib.suppress(Failure):
-                self._memory.give_back(_all(self._put_loans))
+                self._memory.give_back(put)
 
     def _answer(self, frame: Frame) -> None:
         if frame.payload_nbytes and frame.kind != Kind.PUT:
@@ -203,7 +194,7 @@ class Client:
         if not self._connection.unix and not by_path:
             words = "file descriptors pass through the Unix socket only: ask for paths"
             raise Failure("TransferError", words)
-        ranks, known = self._memory.chosen(body.get("ranks")), _known(body.get("known", []))
+        ranks = self._memory.chosen(body.get("ranks"))
         if len(ranks) > MAX_FDS and not by_path:
             raise Failure("TransferError", f"at most {MAX_FDS} ranks can be mapped at a time")
         matrix = body.get("matrix")
@@ -211,17 +202,11 @@ class Client:
         if already.keys() & set(ranks):
             raise Failure("TransferError", f"matrix {matrix} is already mapped")
         loans = self._memory.lend(matrix, ranks, write=body.get("write") is True)
-        parts, fds, paths = [], [], []
-        for loan in loans:
-            segment, mapped = loan.segment, known.get(loan.rank, [])
-            dead = [number for number in mapped if not self._memory.knows(loan.rank, number)]
-            parts.append([loan.rank, segment.number, segment.nbytes, dead])
-            if by_path:
-                paths.append(f"/proc/{os.getpid()}/fd/{segment.fd}")
-            elif segment.number not in mapped:
-                fds.append(segment.fd)
         self._mapped.setdefault(body["matrix"], {}).update({loan.rank: loan for loan in loans})
-        answer = {"parts": parts} | ({"paths": paths} if by_path else {})
+        answer: Body = {"parts": [[a.rank, a.segment.number, a.segment.nbytes] for a in loans]}
+        fds = [loan.segment.fd for loan in loans]
+        if by_path:
+            answer["paths"], fds = [f"/proc/{os.getpid()}/fd/{fd}" for fd in fds], []
         self._connection.send(Kind.MAP, answer, fds=fds)
 
     def _unmap(self, body: Body) -> None:
@@ -238,7 +223,9 @@ class Client:
                 words = f"'written' has {reprlib.repr(pair)}, not a rank and a number up to {most}"
                 raise Failure("TransferError", words)
             written[pair[0]] = pair[1]
-        self._memory.give_back(self._mapped.pop(body["matrix"]).values(), written)
+        for rank, count in written.items():
+            loans[rank].written = count
+        self._memory.give_back(self._mapped.pop(body["matrix"]).values())
         self._connection.send(Kind.SYNC)
 
     # --- streams ---
@@ -251,25 +238,20 @@ class Client:
             lent = self._memory.lend(matrix, missing, write=True)
             borrowed.update({loan.rank: loan for loan in lent})
         loans = [borrowed[rank] for rank in ranks]
-        counts = self._put_elements.setdefault(body["matrix"], Counter())
         self._connection.sock.settimeout(STALL_TIMEOUT_S)
         receive = self._receive_rows if "rows" in body else self._receive_region
-        receive(body, nbytes, loans, counts)
+        receive(body, nbytes, loans)
 
-    def _receive_region(
-        self, body: Body, nbytes: int, loans: Sequence[Loan], counts: Counter[int]
-    ) -> None:
+    def _receive_region(self, body: Body, nbytes: int, loans: Sequence[Loan]) -> None:
         share = _share(body, loans)
         _check_size(nbytes, share.nbytes)
         times = move_stream(self._connection, share, _InParts(loans), out=False)
         self._times["receive_s"] += times.moving
         self._times["place_s"] += times.copying
         for loan in loans:
-            counts[loan.rank] += elements_of(share.boxes, loan.rank, loan.distribution)
+            loan.written += elements_of(share.boxes, loan.rank, loan.distribution)
 
-    def _receive_rows(
-        self, body: Body, nbytes: int, loans: Sequence[Loan], counts: Counter[int]
-    ) -> None:
+    def _receive_rows(self, body: Body, nbytes: int, loans: Sequence[Loan]) -> None:
         distribution, dtype = loans[0].distribution, loans[0].dtype
         rows = checked_rows(body["rows"], distribution.shape)
         groups = list(row_groups(distribution, [loan.rank for loan in loans], rows))
@@ -279,7 +261,7 @@ class Client:
                 "TransferError",
                 f"{nbytes} bytes of rows exceed the limit of {MAX_ROWS_BYTES}: send several frames",
             )
-        parts = [loan.part() for loan in loans]
+        parts, by_rank = [loan.part() for loan in loans], {loan.rank: loan for loan in loans}
         clock = time.perf_counter()
         received = []
         for group in groups:
@@ -289,15 +271,15 @@ class Client:
         arrived = time.perf_counter()
         for group, elements in zip(groups, received, strict=True):
             for rank, count in place(elements, group, parts, distribution):
-                counts[rank] += count
+                by_rank[rank].written += count
         self._times["receive_s"] += arrived - clock
         self._times["place_s"] += time.perf_counter() - arrived
 
     def _sync(self) -> None:
         """Report the elements that were put to their ranks."""
         while self._put_loans:
-            matrix, loans = self._put_loans.popitem()
-            self._memory.give_back(loans.values(), self._put_elements.pop(matrix, None))
+            _, loans = self._put_loans.popitem()
+            self._memory.give_back(loans.values())
         times, self._times = self._times, {"receive_s": 0.0, "place_s": 0.0}
         self._connection.send(Kind.SYNC, times)
 
@@ -307,7 +289,8 @@ class Client:
         try:
             share = _share(body, loans)
             self._connection.sock.settimeout(STALL_TIMEOUT_S)
-            send_stream(self._connection, Kind.DATA, {}, share, _InParts(loans))
+            self._connection.begin(Kind.DATA, {}, share.nbytes)
+            move_stream(self._connection, share, _InParts(loans), out=True)
         finally:
             self._memory.give_back(loans)
 
@@ -323,19 +306,6 @@ def _share(body: Body, loans: Sequence[Loan]) -> Share:
     region = Region.checked(body.get("region"), distribution.shape)
     order: Order = "F" if body.get("order") == "F" else "C"
     return Share.of(distribution, [loan.rank for loan in loans], region, loans[0].dtype, order)
-
-
-def _known(value: object) -> dict[int, list[int]]:
-    """The segments that a client has mapped, by rank. Raises `Failure`."""
-    if isinstance(value, list) and len(value) <= MAX_FDS:
-        found = {pair[0]: pair[1] for pair in value if _is_pair(pair)}
-        if len(found) == len(value) and all(
-            isinstance(numbers, list) and len(numbers) <= MAX_KNOWN and all(map(_is_int, numbers))
-            for numbers in found.values()
-        ):
-            return found
-    words = f"'known' must hold for each rank a list of up to {MAX_KNOWN} segment ids"
-    raise Failure("TransferError", words)
 
 
 def _all(loans: dict[int, dict[int, Loan]]) -> list[Loan]:
@@ -355,6 +325,4 @@ def main(listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     DataEndpoint(listeners, token, ranks).serve()

@@ -7,6 +7,7 @@ there are a few TCP streams.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
-from mpi_workers.data.streams import InArrays, Order, Share, is_by_row, move_stream, send_stream
+from mpi_workers.data.streams import InArrays, Order, Share, is_by_row, move_stream
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.mapping import SharedMapping
@@ -119,13 +120,12 @@ class NodeConnection:
             if connection is not None:
                 connection.hang_up()
 
-    def rest(self, idle_s: float = 0.0) -> bool:
-        """Release everything that was not used in the last `idle_s`; returns whether all is."""
+    def rest(self, idle_s: float = 0.0) -> None:
+        """Release everything that was not used in the last `idle_s`."""
         if time.monotonic() - self._used >= idle_s:
             self._mappings.clear()
             if not self.near:
                 self.close()
-        return self.resting
 
     @property
     def resting(self) -> bool:
@@ -160,20 +160,18 @@ class NodeConnection:
         self, target: TransferTarget, ranks: Sequence[int], write: bool, populate: bool
     ) -> list[copy_kernels.RankPart]:
         connection = self.open()
-        known = [[r, list(self._mappings[r])] for r in ranks if self._mappings.get(r)]
-        body = {"matrix": target.matrix, "ranks": list(ranks), "write": write, "known": known}
+        body = {"matrix": target.matrix, "ranks": list(ranks), "write": write}
         connection.send(Kind.MAP, body)
         frame = connection.expect(Kind.MAP, STALL_TIMEOUT_S)
-        fds = iter(frame.fds)
         found = []
         try:
-            for rank, segment, nbytes, dead in frame.body["parts"]:
+            if len(frame.fds) != len(ranks):  # the kernel drops those that are too many
+                raise OSError(errno.EMFILE, "this process has too many open files")
+            for (rank, segment, nbytes), fd in zip(frame.body["parts"], frame.fds, strict=True):
                 mappings = self._mappings.setdefault(rank, {})
-                for number in dead:
-                    mappings.pop(number, None)
                 memory = mappings.pop(segment, None)
                 if memory is None:
-                    mapping = SharedMapping(next(fds), nbytes)
+                    mapping = SharedMapping(fd, nbytes)
                     if populate:
                         mapping.populate()
                     memory = mapping.array()
@@ -184,9 +182,6 @@ class NodeConnection:
                 local = memory[: indices.size * target.dtype.itemsize].view(target.dtype)
                 shaped = local.reshape(indices.shape, order="F")
                 found.append(copy_kernels.RankPart(rank, indices, shaped))
-        except StopIteration:
-            words = f"{len(frame.fds)} file descriptors came with a MAP"
-            raise frames.WireError(words) from None
         finally:
             for fd in frame.fds:
                 os.close(fd)
@@ -210,9 +205,9 @@ class NodeConnection:
         connection.sock.settimeout(STALL_TIMEOUT_S)
         share, body = _share(target, ranks, region, array)
         with _refusals(connection):
-            times = send_stream(
-                connection, Kind.PUT, body, share, InArrays(array, region), stop_on_reply=True
-            )
+            connection.begin(Kind.PUT, body, share.nbytes)
+            elements = InArrays(array, region)
+            times = move_stream(connection, share, elements, out=True, stop_on_reply=True)
         return NodeTimes(self.node, self.route, share.nbytes, times.copying, times.moving)
 
     def put_rows(
@@ -331,6 +326,9 @@ class NodeConnections:
         Data connections themselves notice a cut link after two minutes only.
     connection_type : callable(node, endpoints) -> NodeConnection, optional
         Makes the connections to a node.
+
+    Attributes
+    ----------
     idle_s : float
         After this time, mappings and streams that are not used are dropped.
     """
@@ -341,9 +339,8 @@ class NodeConnections:
         threads: int | None = None,
         watch: Callable[[], object] = lambda: None,
         connection_type: Callable[[int, DataEndpoints], NodeConnection] = NodeConnection,
-        idle_s: float = IDLE_S,
     ) -> None:
-        self.idle_s = idle_s
+        self.idle_s = IDLE_S
         self.endpoints = endpoints
         self.watch = watch
         self._connection_type = connection_type
@@ -401,19 +398,15 @@ class NodeConnections:
         except RuntimeError:
             raise closed() from None
 
-    def trim(self, idle_s: float = 0.0) -> bool:
-        """Drop mappings and idle streams that no transfer uses; returns whether none is left.
+    def trim(self, idle_s: float = 0.0) -> None:
+        """Drop mappings and idle streams that no transfer uses.
 
         A mapping holds its pages, even after its rank has ended.
         """
-        empty = True
         for connection in self._all():
-            if not connection.lock.acquire(blocking=False):
-                empty = False
-                continue
-            empty &= connection.rest(idle_s)
-            connection.lock.release()
-        return empty
+            if connection.lock.acquire(blocking=False):
+                connection.rest(idle_s)
+                connection.lock.release()
 
     @property
     def resting(self) -> bool:
@@ -431,7 +424,8 @@ class NodeConnections:
     def _trim_idle(self) -> None:
         with self._lock:
             self._timer = None
-        if not self.trim(self.idle_s):
+        self.trim(self.idle_s)
+        if not self.resting:
             self.trim_later()
 
     def close(self) -> None:

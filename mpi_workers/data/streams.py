@@ -23,7 +23,7 @@ from mpi_workers.matrix.copy_kernels import Array, ArrayBlock
 from mpi_workers.matrix.layout import Distribution, Runs, Shape
 from mpi_workers.matrix.node_shares import Box, Region, boxes, chunk_bytes, spans
 from mpi_workers.wire.blocking import Connection
-from mpi_workers.wire.frames import Body, ConnectionLost, Kind
+from mpi_workers.wire.frames import ConnectionLost
 
 STEP_BYTES = 64 << 20  # 64 MiB: progress is reported, and the ranks are checked, this often
 UNCUT_BYTES = 512 << 20  # 512 MiB: up to this size a block is one step if progress is not reported
@@ -238,20 +238,6 @@ def move_stream(
         moving += ended - begun
         copying += begun - clock + time.perf_counter() - ended
     return StreamTimes(copying, moving)
-
-
-def send_stream(
-    connection: Connection,
-    kind: Kind,
-    body: Body,
-    share: Share,
-    elements: Elements,
-    *,
-    stop_on_reply: bool = False,
-) -> StreamTimes:
-    """Send a share as one frame: see `move_stream`."""
-    connection.begin(kind, body, share.nbytes)
-    return move_stream(connection, share, elements, out=True, stop_on_reply=stop_on_reply)
 
 
 class RowStack:

@@ -18,7 +18,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from mpi_workers.node import cleanup
-from mpi_workers.node.processes import adopt_orphans, close_all_but, end_descendants
+from mpi_workers.node.processes import (
+    adopt_orphans,
+    allow_open_files,
+    close_all_but,
+    end_descendants,
+)
 from mpi_workers.node.specs import GangPlan
 
 RunProxy = Callable[[GangPlan, int], None]
@@ -31,6 +36,7 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
     ``("forked", gang, pid)`` and ``("gone", gang, status)``.
     """
     adopt_orphans()
+    allow_open_files()
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
         os.set_blocking(fd, False)

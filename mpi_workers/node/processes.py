@@ -15,6 +15,7 @@ import ctypes
 import glob
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -31,11 +32,11 @@ from mpi_workers.failures import describe_status
 from mpi_workers.matrix.available_memory import MEMBERSHIP, MOUNT, MemoryCgroup
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import PREFIX
-from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
-from mpi_workers.node.rank_output import LAUNCHER, RankOutput
+from mpi_workers.node.rank_output import LAUNCHER, RankOutput, rank_pipe
 from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, RankConfig, Start
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.names import STDERR, STDOUT
 
 END_TIMEOUT_S = 10.0  # for descendants to end after SIGKILL
 REAP_INTERVAL_S = 0.002
@@ -112,6 +113,15 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def allow_open_files() -> None:
+    """Raise this process's limit on open files, which children inherit, as far as it may.
+
+    Many systems start with 1024, and a proxy has six descriptors for each rank.
+    """
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def close_all_but(*keep: int) -> None:

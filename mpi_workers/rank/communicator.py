@@ -142,7 +142,8 @@ class ObjectMessages(MPI.Intracomm):
     """The lower-case methods of a communicator, by the interruptible upper-case ones.
 
     A subclass provides those. Reductions on up to `FLAT_SIZE` ranks gather the objects on one rank.
-    On more ranks they use trees, and a rank's memory does not grow with the number of ranks.
+    On more ranks they use a tree, and a rank's memory does not grow with the number of ranks. Scans
+    gather the objects on every rank.
     """
 
     _tree: ObjectMessages | None = None
@@ -224,16 +225,11 @@ class ObjectMessages(MPI.Intracomm):
         return self.bcast(self.reduce(sendobj, op))
 
     def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        if self.size <= FLAT_SIZE:
-            return functools.reduce(op, self.allgather(sendobj)[: self.rank + 1])
-        return self._prefix(self._tree_comm(), sendobj, op)
+        return functools.reduce(op, self.allgather(sendobj)[: self.rank + 1])
 
     def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        if self.size <= FLAT_SIZE:
-            before = self.allgather(sendobj)[: self.rank]
-            return functools.reduce(op, before) if before else None
-        tree = self._tree_comm()
-        return self._shift(tree, self._prefix(tree, sendobj, op), 1)
+        before = self.allgather(sendobj)[: self.rank]
+        return functools.reduce(op, before) if before else None
 
     def _tree_comm(self) -> ObjectMessages:
         """A duplicate for messages of collectives: the user's receives must not match them.
@@ -263,25 +259,6 @@ class ObjectMessages(MPI.Intracomm):
                 value = op(value, tree.recv(source=self.rank + distance))
             distance *= 2
         return value
-
-    def _prefix(self, tree: ObjectMessages, value: Any, op: Any) -> Any:
-        """The reduction of the values of ranks 0 to this one, by recursive doubling."""
-        distance = 1
-        while distance < self.size:
-            before = self._shift(tree, value, distance)
-            if self.rank >= distance:
-                value = op(before, value)
-            distance *= 2
-        return value
-
-    def _shift(self, tree: ObjectMessages, value: Any, distance: int) -> Any:
-        """Send a value `distance` ranks up; the value from as far below, or None."""
-        last = self.rank + distance >= self.size
-        sending = None if last else tree.isend(value, self.rank + distance)
-        received = tree.recv(source=self.rank - distance) if self.rank >= distance else None
-        if sending is not None:
-            wait(sending)
-        return received
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         wait(self.isend(obj, dest, tag))

@@ -21,7 +21,6 @@ import os
 import resource
 import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -33,14 +32,14 @@ from typing import NoReturn
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-from mpi_workers.data.rank_memory import RankMemory
+from mpi_workers.data.loans import RankMemory
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.available_memory import NodeAllocations
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
-from mpi_workers.node.output_lines import STDERR, STDOUT, rank_pipe
-from mpi_workers.node.processes import let_trace
+from mpi_workers.node.processes import allow_open_files, let_trace
+from mpi_workers.node.rank_output import rank_pipe
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
 from mpi_workers.rank import history, interruption
@@ -50,7 +49,8 @@ from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, Kind
-from mpi_workers.wire.interfaces import interfaces
+from mpi_workers.wire.interfaces import interface_of
+from mpi_workers.wire.names import STDERR, STDOUT
 from mpi_workers.wire.sockets import peer
 
 ORPHANED = 98  # exit code of a rank whose proxy has ended
@@ -224,7 +224,6 @@ def flush() -> None:
 
 # --- network ---
 
-IF_INET6 = Path("/proc/net/if_inet6")
 INFINIBAND = Path("/sys/class/infiniband")
 # UCX: loopback and shared memory (System V, POSIX, CMA). UCX removes the names of its segments as
 # soon as they are mapped, so none remains after SIGKILL.
@@ -261,18 +260,6 @@ def limit_endpoints(
     devices = dict.fromkeys([interface, LOOPBACK, *_infiniband_ports()])
     env.setdefault("UCX_NET_DEVICES", ",".join(devices))
     env.setdefault("FI_TCP_IFACE", interface)
-
-
-def interface_of(host: str) -> str | None:
-    """Name of this machine's interface with an address, or None."""
-    if ":" in host:
-        with contextlib.suppress(OSError):
-            wanted = socket.inet_pton(socket.AF_INET6, host.partition("%")[0]).hex()
-            for line in IF_INET6.read_text().splitlines():
-                if line.startswith(wanted):
-                    return line.split()[-1]
-        return None
-    return next((name for name, address in interfaces().items() if address == host), None)
 
 
 def _infiniband_ports() -> list[str]:
@@ -362,8 +349,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
     try:
         faulthandler.enable()
         buffer_lines()
-        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        allow_open_files()  # a launcher may have started this process
         threadpool_limits(config.threads)
         if not MPI.Is_initialized():
             limit_endpoints(config.host, one_node=config.one_node)

@@ -14,7 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import handshake, sockets
@@ -50,7 +50,7 @@ T = TypeVar("T", bound=Stranger)
 
 
 class Strangers(Generic[T]):
-    """The peers of a listener that are not authenticated, at most `limit` of them."""
+    """The peers of a process's listeners that are not authenticated, at most `limit` of them."""
 
     def __init__(self, limit: int = MAX_STRANGERS) -> None:
         self._limit = limit
@@ -84,11 +84,7 @@ class Strangers(Generic[T]):
         return True
 
 
-class AuthenticatedPeer(NamedTuple):
-    """A peer that has proved that it knows the token."""
-
-    connection: Connection
-    fields: Body
+AuthenticatedPeer = tuple[Connection, Body]  # its fields, once it has proved that it is one
 
 
 class _Handshake:
@@ -158,8 +154,6 @@ class Acceptor:
         What authenticated peers are told.
     keepalive : KeepAlive
         For accepted connections.
-    max_strangers : int
-        Most peers that are not authenticated.
     """
 
     def __init__(
@@ -169,14 +163,13 @@ class Acceptor:
         welcome: Body,
         *,
         keepalive: sockets.KeepAlive = sockets.CONTROL,
-        max_strangers: int = MAX_STRANGERS,
     ) -> None:
         self._listeners = listeners
         self._token = token
         self._welcome = encode(Kind.WELCOME, welcome)
         self._keepalive = keepalive
         self._selector = selectors.DefaultSelector()
-        self._strangers: Strangers[_Handshake] = Strangers(max_strangers)
+        self._strangers: Strangers[_Handshake] = Strangers()
         for listener in listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
@@ -245,7 +238,7 @@ class Acceptor:
             connection = stranger.connection()
             self._strangers.discard(stranger)
             connection.write(self._welcome)
-            return AuthenticatedPeer(connection, fields)
+            return connection, fields
         except (ConnectionLost, EOFError, OSError):
             self._drop(stranger)
         except WireError as error:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import handshake, sockets
-from mpi_workers.wire.acceptor import MAX_STRANGERS, Strangers, source_of
+from mpi_workers.wire.acceptor import Strangers, source_of
 from mpi_workers.wire.frames import (
     MAP_LIMIT,
     UNAUTHENTICATED_MAP_LIMIT,
@@ -198,9 +198,10 @@ def protocol_factory(
     on_lost: Callable[[FrameProtocol], None],
     token: str,
     on_hello: Callable[[FrameProtocol, Body], Body],
-    max_strangers: int = MAX_STRANGERS,
 ) -> Callable[[], FrameProtocol]:
     """A factory of listening `FrameProtocol`s for `loop.create_server`.
+
+    All servers with this factory together have at most `MAX_STRANGERS` unauthenticated peers.
 
     Parameters
     ----------
@@ -212,10 +213,8 @@ def protocol_factory(
         Called with the fields of a peer that is authenticated; returns the WELCOME. Raises
         `Failure` to refuse this peer. Fields that are missing or of the wrong type (`KeyError`,
         `TypeError`, `ValueError`) refuse it too.
-    max_strangers : int
-        Most peers that are not authenticated, of all servers with this factory.
     """
-    strangers: Strangers[ListeningProtocol] = Strangers(max_strangers)
+    strangers: Strangers[ListeningProtocol] = Strangers()
     return lambda: ListeningProtocol(on_frame, on_lost, token, on_hello, strangers)
 
 
@@ -260,17 +259,15 @@ class ConnectingProtocol(FrameProtocol):
                 self.send(Kind.PROOF, self._side.prove(frame))
                 self._proved = True
                 self._buffer.map_limit = MAP_LIMIT
-            elif frame.kind == Kind.REFUSED:
-                raise Failure.from_map(frame.body)
-            elif frame.kind != Kind.WELCOME:
-                raise WireError(f"expected WELCOME, got {frame.kind.name}")
-            else:
-                self._authenticate()
-                if not self.welcome.done():
-                    self.welcome.set_result(frame.body)
+                return
+            welcome = frame.expected(Kind.WELCOME).body
         except (Failure, WireError) as error:
             self._fail(error)
             self.close()
+            return
+        self._authenticate()
+        if not self.welcome.done():
+            self.welcome.set_result(welcome)
 
     def _fail(self, error: Exception) -> None:
         if not self.welcome.done():

@@ -1,4 +1,4 @@
-"""The blocking end of a connection: frames over a socket, for ranks and clients."""
+"""The blocking end of a connection: frames over a socket, for ranks and clients; short waits."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from mpi_workers.wire.sockets import CONNECT_TIMEOUT_S, CONTROL, UNIX, KeepAlive
 
 LINGER_S = 1.0  # time for a refused peer to read the reason
 MAX_FDS = 128  # file descriptors with one frame; the kernel's limit is 253
+SPIN_S = 50e-6
+MOST_SKIPPED = 512  # waits
 
 
 class Connection:
@@ -169,12 +171,7 @@ class Connection:
 
     def expect(self, kind: Kind, timeout_s: float | None = None) -> Frame:
         """Receive a frame of this kind. Raises a REFUSED frame as `Failure`."""
-        frame = self.recv(timeout_s)
-        if frame.kind == Kind.REFUSED:
-            raise Failure.from_map(frame.body)
-        if frame.kind != kind:
-            raise WireError(f"expected {kind.name}, got {frame.kind.name}")
-        return frame
+        return self.recv(timeout_s).expected(kind)
 
     def read_into(self, view: memoryview) -> None:
         """Read payload bytes until `view` (contiguous bytes) is full."""
@@ -222,6 +219,42 @@ class Connection:
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
         self._fds.extend(fds)
         return data
+
+
+class ShortWait:
+    """A wait that polls for `SPIN_S` before it sleeps, while that pays.
+
+    For a peer that answers within microseconds: sleeping and waking take longer than that.
+
+    After a wait that was longer it sleeps at once for some waits, twice as many each time: on busy
+    cores, or for slow peers, it polls in one of 512 waits.
+
+    Parameters
+    ----------
+    poll : select.poll
+        Its descriptors are waited for.
+    """
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll.poll
+        self._left = 0  # waits without polling
+        self._skipped = 1
+
+    def __call__(self, timeout_ms: float | None) -> list[tuple[int, int]]:
+        """As ``select.poll.poll``."""
+        poll = self._poll
+        if self._left:
+            self._left -= 1
+            return poll(timeout_ms)
+        end = time.perf_counter() + SPIN_S
+        while not (news := poll(0)) and time.perf_counter() < end:
+            pass
+        if news and time.perf_counter() < end + SPIN_S:  # else another process had the core
+            self._skipped = 1
+            return news
+        self._left = self._skipped
+        self._skipped = min(2 * self._skipped, MOST_SKIPPED)
+        return news or poll(timeout_ms)
 
 
 def _is_own_timeout(error: OSError) -> bool:

@@ -72,6 +72,14 @@ class Frame(NamedTuple):
     fds: tuple[int, ...] = ()
     encoded: bytes = b""
 
+    def expected(self, kind: Kind) -> Frame:
+        """This frame, if it is of that kind. Raises a REFUSED frame as `Failure`."""
+        if self.kind == Kind.REFUSED:
+            raise Failure.from_map(self.body)
+        if self.kind != kind:
+            raise WireError(f"expected {kind.name}, got {self.kind.name}")
+        return self
+
 
 class FrameBuffer:
     """Splits a stream of frames without payloads.

@@ -1,4 +1,4 @@
-"""What the client side and the ranks must agree on: names of libraries, routines, files."""
+"""What the client side and the ranks must agree on: names of libraries, routines, files, output."""
 
 from collections.abc import Sequence
 
@@ -33,6 +33,8 @@ TABLES = (".csv", ".parquet")  # formats whose columns have names
 MANIFEST = "manifest.json"  # of a checkpoint
 CHECKPOINT_FORMAT = "alchemist-on-ray checkpoint"
 ALIGNMENT = 64
+STDOUT, STDERR = 1, 2
+Line = tuple[int, int, str]  # that a rank has printed: rank, stream, text without its newline
 
 
 def places(sizes: Sequence[int]) -> list[slice]:

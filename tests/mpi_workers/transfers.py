@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,23 @@ def send(
     with MatrixWriter(ranks, target) as writer:
         writer.write_blocks(ArrayBlock(*block) for block in blocks)
     return writer
+
+
+@contextlib.contextmanager
+def sealed(
+    host: support.Host,
+    ranks: NodeConnections,
+    array: Array,
+    name: str = "VC_STAR",
+    size: int = RANKS,
+    blocks: Sequence[tuple[Array, tuple[int, int]]] = (),
+) -> Iterator[TransferTarget]:
+    """A matrix of the elements of an array, which are sent as one block or in these."""
+    target = new(host, distribution_of(name, array.shape, size), array.dtype)
+    send(ranks, target, *(blocks or [(array, (0, 0))]))
+    host.seal(target.matrix)
+    yield target
+    host.free(target.matrix)
 
 
 def fetch(ranks: NodeConnections, target: TransferTarget, out: Array | None = None) -> Array:

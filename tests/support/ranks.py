@@ -35,7 +35,7 @@ import uvloop
 from mpi_workers.data import endpoint
 from mpi_workers.data.description import DataEndpoints, NodeAddress
 from mpi_workers.data.endpoint import DataEndpoint
-from mpi_workers.data.rank_memory import RankMemory
+from mpi_workers.data.loans import RankMemory
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import Pool

@@ -22,11 +22,11 @@ from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.nodes import DRAIN_S, Nodes, recovered_words
 from mpi_workers.failures import Failure
-from mpi_workers.node.output_lines import STDERR
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, protocol_factory
 from mpi_workers.wire.commands import Turn, checked
 from mpi_workers.wire.frames import Body, Frame, Kind
+from mpi_workers.wire.names import STDERR
 
 QUEUE_LIMIT = 100_000
 NOTICE_S = 1.0  # a caller that waits longer is told so

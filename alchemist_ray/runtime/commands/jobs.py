@@ -17,9 +17,10 @@ from alchemist_ray.observe.events import command_name
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.launch.nodes import CONTINUES, Round
 from mpi_workers.failures import Failure
-from mpi_workers.node.output_lines import STDERR, Line, dropped_note
+from mpi_workers.node.rank_output import dropped_note
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Kind
+from mpi_workers.wire.names import STDERR, Line
 
 BACKLOG_NBYTES = 8 << 20  # 8 MiB that a process has not read yet; further lines are dropped
 

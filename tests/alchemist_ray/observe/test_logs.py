@@ -18,7 +18,7 @@ from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.observe import logs
 from mpi_workers.node import rank_output
 from mpi_workers.node.cleanup import PrivateFolder
-from mpi_workers.node.output_lines import STDERR, STDOUT
+from mpi_workers.wire.names import STDERR, STDOUT
 
 
 def printed(session: AlchemistSession, text: str) -> None:

@@ -63,7 +63,7 @@ def ask(connection: Connection, kind: Kind, **body: Any) -> Frame:
 
 def mapped(frame: Frame) -> np.ndarray[Any, Any]:
     """The memory that came with a MAP, as the whole matrix."""
-    (fd,), ((_rank, _segment, nbytes, _dead),) = frame.fds, frame.body["parts"]
+    (fd,), ((_rank, _segment, nbytes),) = frame.fds, frame.body["parts"]
     memory = mmap.mmap(fd, nbytes)
     os.close(fd)
     return np.frombuffer(memory, np.float64, SIZE).reshape(SHAPE, order="F")
@@ -175,18 +175,6 @@ def test_a_sealed_matrix_accepts_no_more_data(host: ranks.Host, matrix: int) -> 
     assert np.array_equal(host.local(matrix, 0), before)
 
 
-def test_a_refusal_without_a_payload_leaves_the_connection_usable(
-    host: ranks.Host, matrix: int
-) -> None:
-    host.fill(matrix)
-    with peer(host) as connection:
-        failure = refused(connection, Kind.GET, matrix=1 << 40, region=ALL)
-        assert failure.kind == "MatrixNotFoundError"
-        failure = refused(connection, Kind.GET, matrix=matrix, region=[0, 41, 0, 30])
-        assert failure.kind == "ShapeError"
-        assert get(connection, matrix, [1, 2, 2, 3])[0, 0] == 1002
-
-
 # --- shared memory ---
 
 
@@ -208,7 +196,7 @@ def test_memory_is_opened_by_its_path(host: ranks.Host, matrix: int, address: in
         told = ask(connection, Kind.SAME_NODE).body
         assert Path(told["path"]).read_bytes() == told["nonce"]
         answer = ask(connection, Kind.MAP, matrix=matrix, write=True, paths=True)
-        ((_rank, _segment, nbytes, _dead),), (path,) = answer.body["parts"], answer.body["paths"]
+        ((_rank, _segment, nbytes),), (path,) = answer.body["parts"], answer.body["paths"]
         assert answer.fds == ()
         with open(path, "r+b") as file:
             mmap.mmap(file.fileno(), nbytes)[: array.nbytes] = array.tobytes("F")
@@ -220,24 +208,6 @@ def test_memory_is_opened_by_its_path(host: ranks.Host, matrix: int, address: in
 def test_memory_is_mapped_through_the_unix_socket_only(host: ranks.Host, matrix: int) -> None:
     with peer(host, 1) as connection:
         assert "Unix socket only" in refused(connection, Kind.MAP, matrix=matrix).message
-
-
-def test_a_known_segment_is_not_passed_again(host: ranks.Host, matrix: int) -> None:
-    with peer(host) as connection:
-        first = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[])
-        segment = first.body["parts"][0][1]
-        ask(connection, Kind.UNMAP, matrix=matrix, written=[])
-        again = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[[0, [segment]]])
-        assert (again.body, again.fds) == (first.body, ())
-        mapped(first)
-
-
-def test_dead_segments_are_reported(host: ranks.Host, matrix: int) -> None:
-    with peer(host) as connection:
-        known = [1 << 50, 0, -1]
-        frame = ask(connection, Kind.MAP, matrix=matrix, write=True, known=[[0, known]])
-        assert frame.body["parts"][0][3] == known
-        mapped(frame)
 
 
 def test_a_freed_matrix_keeps_its_memory_until_its_reader_is_done(host: ranks.Host) -> None:
@@ -317,18 +287,9 @@ def test_two_peers_may_map_one_matrix(host: ranks.Host, matrix: int) -> None:
 def test_written_elements_are_counted_once_and_at_most_all(host: ranks.Host, matrix: int) -> None:
     with peer(host) as connection:
         mapped(ask(connection, Kind.MAP, matrix=matrix, write=True))
-        counts = (SIZE + 1, -1, True, 1.0, None, "all", [SIZE])
-        for wrong in (*([[0, count]] for count in counts), [[1, 0]], [0, 1], SIZE, None, "all"):
+        for wrong in ([[0, SIZE + 1]], [[0, [SIZE]]], [[1, 0]]):
             failure = refused(connection, Kind.UNMAP, matrix=matrix, written=wrong)
             assert "not a rank and a number" in failure.message
         ask(connection, Kind.UNMAP, matrix=matrix, written=[[0, SIZE]])
         assert "not mapped" in refused(connection, Kind.UNMAP, matrix=matrix, written=[]).message
     host.seal(matrix)
-
-
-def test_a_reader_can_report_no_written_elements(host: ranks.Host, matrix: int) -> None:
-    host.fill(matrix)
-    with peer(host) as connection:
-        mapped(ask(connection, Kind.MAP, matrix=matrix))
-        failure = refused(connection, Kind.UNMAP, matrix=matrix, written=[[0, 1]])
-        assert "not a rank and a number up to 0" in failure.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import resource
 import socket
@@ -20,6 +21,7 @@ from mpi_workers.wire.frames import Frame, Kind
 from tests.support import ranks
 from tests.support.frames import (
     ALL,
+    DISTRIBUTION,
     HELLO,
     INVALID,
     INVALID_MAPS,
@@ -27,6 +29,7 @@ from tests.support.frames import (
     MALFORMED,
     MAX_PEERS,
     NBYTES,
+    REASONS,
     SEALED,
     UNAUTHENTICATED,
     UNPROVED,
@@ -109,10 +112,11 @@ def answers(connection: Connection, data: bytes) -> list[Frame]:
 Connected = Callable[[ranks.Host, str], Connection]
 
 
-def clear(frame: Frame) -> bool:
-    """Whether a frame is a refusal with a message of reasonable length."""
+def clear(frame: Frame, what: str = "") -> bool:
+    """Whether a frame is a refusal with its reason, in a message of reasonable length."""
     message = frame.body.get("message", "")
-    return frame.kind == Kind.REFUSED and 10 < len(message) < 500 and "kind" in frame.body
+    whole = frame.kind == Kind.REFUSED and 10 < len(message) < 500 and "kind" in frame.body
+    return whole and REASONS.get(what, "") in message
 
 
 @pytest.mark.parametrize("listener", LISTENERS)
@@ -122,7 +126,7 @@ def test_malformed_frames_are_refused_and_the_connection_closed(
     host: ranks.Host, bystander: Bystander, what: str, connected: Connected, listener: str
 ) -> None:
     found = answers(connected(host, listener), MALFORMED[what])
-    assert [clear(frame) for frame in found] == [True]
+    assert [clear(frame, what) for frame in found] == [True]
     bystander.check()
 
 
@@ -132,7 +136,7 @@ def test_a_stranger_is_refused_and_its_connection_closed(
     host: ranks.Host, bystander: Bystander, what: str, listener: str
 ) -> None:
     found = answers(stranger(host, listener), UNAUTHENTICATED[what] + frame(Kind.SYNC))
-    assert [clear(frame) for frame in found] == [True]
+    assert [clear(frame, what) for frame in found] == [True]
     assert found[0].body["kind"] == "AuthError"
     bystander.check()
 
@@ -145,7 +149,7 @@ def test_a_stranger_without_a_valid_proof_is_refused_after_the_challenge(
     opening = frame(Kind.HELLO, **HELLO) + UNPROVED[what] + frame(Kind.SYNC)
     challenge, refusal = answers(stranger(host, listener), opening)
     assert challenge.kind == Kind.CHALLENGE
-    assert clear(refusal)
+    assert clear(refusal, what)
     assert refusal.body["kind"] == "AuthError"
     bystander.check()
 
@@ -215,7 +219,8 @@ def test_strangers_that_send_nothing_or_too_slowly_are_refused_in_time(
         bystander.check()
         time.sleep(0.02)
     for connection in crowd:
-        assert clear(connection.recv(WAIT_S))
+        assert clear(refusal := connection.recv(WAIT_S))
+        assert "timed out" in refusal.body["message"]
         with pytest.raises(frames.ConnectionLost):
             connection.recv(WAIT_S)
         connection.close()
@@ -297,6 +302,32 @@ def test_an_endpoint_out_of_file_descriptors_recovers(
         connection, _ = connect(address(host, listener), ranks.TOKEN, {}, timeout_s=WAIT_S)
         connection.close()
     assert settled(host)[1] == fds
+
+
+def test_a_loan_ends_if_its_endpoint_has_no_file_descriptor_for_it(
+    host: ranks.Host, bystander: Bystander
+) -> None:
+    host.new(3, DISTRIBUTION, "float64")
+    limits = resource.prlimit(host.pid, resource.RLIMIT_NOFILE)
+    with peer(host, "unix") as connection:
+        settled(host)
+        used = set(map(int, os.listdir(f"/proc/{host.pid}/fd")))
+        least = next(fd for fd in range(1 << 20) if fd not in used)
+        resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (least, limits[1]))
+        try:
+            connection.send(Kind.MAP, {"matrix": 3, "write": True})
+            with pytest.raises(Failure, match="has too many open files") as caught:
+                connection.expect(Kind.MAP, WAIT_S)
+            assert caught.value.kind == "ResourceError"
+        finally:
+            resource.prlimit(host.pid, resource.RLIMIT_NOFILE, limits)
+        connection.send(Kind.MAP, {"matrix": 3, "write": True})
+        (fd,) = connection.expect(Kind.MAP, WAIT_S).fds
+        os.close(fd)
+        connection.send(Kind.UNMAP, {"matrix": 3})
+        connection.expect(Kind.SYNC, WAIT_S)
+    host.free(3)
+    assert host.unhandled() == []
 
 
 def test_peers_over_the_limit_are_refused_until_others_leave(

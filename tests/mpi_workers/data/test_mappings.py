@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import gc
+import os
+import resource
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from mpi_workers.data import node_connections
+from mpi_workers.data import node_connections, transfers
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixWriter
+from mpi_workers.failures import Failure
 from tests.mpi_workers.transfers import (
     RANKS,
     SINGLE,
     WAIT_S,
+    Array,
     distribution_of,
     fetch,
     new,
     numbers,
     routes,
+    sealed,
     send,
 )
 from tests.support import ranks as support
@@ -32,7 +39,7 @@ def mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:alchemist")
 
 
-def test_mappings_are_kept_warm_and_dropped_with_their_segments(host: support.Host) -> None:
+def test_mappings_are_kept_warm_and_dropped_when_they_are_idle(host: support.Host) -> None:
     distribution = distribution_of("VC_STAR", (500, 40), 2)
     ranks = NodeConnections(host.endpoints("near"))
     before = mappings()
@@ -42,10 +49,10 @@ def test_mappings_are_kept_warm_and_dropped_with_their_segments(host: support.Ho
         send(ranks, target, (array, (0, 0)))
         assert mappings() == before + 2
         host.free(target.matrix)
-    host.trim()
+    host.trim()  # the old mappings hold no pages now
     target = new(host, distribution)
     send(ranks, target, (array, (0, 0)))
-    assert mappings() == before + 2  # the first MAP reported the old ones as dead
+    assert mappings() == before + 4
     host.seal(target.matrix)
     ranks.trim()
     assert mappings() == before
@@ -69,21 +76,19 @@ def test_the_number_of_kept_mappings_is_bounded(host: support.Host) -> None:
         host.free(target.matrix)
 
 
-def test_idle_mappings_are_dropped(host: support.Host) -> None:
+def test_idle_mappings_are_dropped(host: support.Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_connections, "IDLE_S", 1.0)
     array = numbers((500, 40))
-    target = new(host, distribution_of("VC_STAR", array.shape, 2))
-    ranks = NodeConnections(host.endpoints("near"), idle_s=1.0)
+    ranks = NodeConnections(host.endpoints("near"))
     before = mappings()
-    send(ranks, target, (array, (0, 0)))
-    host.seal(target.matrix)
-    assert mappings() == before + 2
-    start = time.monotonic()
-    while mappings() > before and time.monotonic() - start < WAIT_S:
-        time.sleep(0.02)
-    assert mappings() == before
-    assert 0.5 < time.monotonic() - start < WAIT_S
-    assert np.array_equal(fetch(ranks, target), array)  # and a later transfer maps again
-    host.free(target.matrix)
+    with sealed(host, ranks, array, size=2) as target:
+        assert mappings() == before + 2
+        start = time.monotonic()
+        while mappings() > before and time.monotonic() - start < WAIT_S:
+            time.sleep(0.02)
+        assert mappings() == before
+        assert 0.5 < time.monotonic() - start < WAIT_S
+        assert np.array_equal(fetch(ranks, target), array)  # and a later transfer maps again
     ranks.close()
 
 
@@ -99,6 +104,28 @@ def test_a_mapping_in_use_survives_a_trim(host: support.Host) -> None:
     assert np.array_equal(fetch(ranks, target), array)
     ranks.close()
     host.free(target.matrix)
+
+
+def test_a_client_with_too_many_open_files_says_so(
+    host: support.Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "UNMAPPED_BYTES", 0)
+    ranks = NodeConnections(host.endpoints("near"))
+    array = numbers((500, 40))
+    with sealed(host, ranks, array, size=2) as target:
+        ranks.trim()
+        kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(kept) + 1, limits[1]))
+        try:
+            with pytest.raises(Failure, match="this process has too many open files"):
+                fetch(ranks, target)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for fd in kept:
+                os.close(fd)
+        assert np.array_equal(fetch(ranks, target), array)
+    ranks.close()
 
 
 @routes
@@ -129,29 +156,20 @@ def test_closing_leaves_no_thread_and_no_connection(host: support.Host, route: s
 def test_concurrent_transfers_do_not_mix(
     host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:
-    errors: list[BaseException] = []
     targets = [new(host, distribution_of(name, (211, 97))) for name in SINGLE[:4]]
+    arrays = [numbers((211, 97), seed=k) for k in range(4)]
 
-    def send_and_fetch(k: int) -> None:
-        try:
-            array = numbers((211, 97), seed=k)
-            send(gangs[route], targets[k], (array, (0, 0)))
-            turn.wait(WAIT_S)
-            turn.wait(WAIT_S)
-            assert np.array_equal(fetch(gangs[route], targets[k]), array)
-        except BaseException as error:
-            errors.append(error)
+    def send_one(k: int) -> None:
+        send(gangs[route], targets[k], (arrays[k], (0, 0)))
 
-    turn = threading.Barrier(5)
-    threads = [threading.Thread(target=send_and_fetch, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    turn.wait(WAIT_S)
-    for target in targets:
-        host.seal(target.matrix)
-    turn.wait(WAIT_S)
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert errors == []
+    def fetch_one(k: int) -> Array:
+        return fetch(gangs[route], targets[k])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(send_one, range(4)))
+        for target in targets:
+            host.seal(target.matrix)
+        for found, array in zip(pool.map(fetch_one, range(4)), arrays, strict=True):
+            assert np.array_equal(found, array)
     for target in targets:
         host.free(target.matrix)

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mpi_workers.data import node_memory
-from mpi_workers.data.node_memory import NodeMemory
+from mpi_workers.data import loans
+from mpi_workers.data.loans import NodeMemory
 from mpi_workers.failures import Failure
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Kind
@@ -27,7 +27,7 @@ def answering(rank: Connection) -> None:
 
 
 def test_a_silent_rank_delays_only_those_who_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_memory, "STALL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(loans, "STALL_TIMEOUT_S", 1.0)
     lost: list[int] = []
     memory = NodeMemory(range(4), lost.append)
     pairs = [socket.socketpair() for _ in range(4)]

@@ -13,7 +13,7 @@ from mpi_workers.data.streams import RowStack, Step, stacked
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Kind
-from tests.mpi_workers.transfers import SINGLE, Array, distribution_of, fetch, new, numbers, send
+from tests.mpi_workers.transfers import SINGLE, Array, fetch, numbers, sealed
 from tests.support import ranks as support
 
 Block = tuple[Array, tuple[int, int]]
@@ -32,14 +32,11 @@ def test_elements_of_many_blocks_arrive_at_their_place(
     host: support.Host, gangs: dict[str, NodeConnections], name: str, heights: list[int]
 ) -> None:
     array = numbers((701, 1000))  # 5.6 MB: more than a piece of a stream
-    target = new(host, distribution_of(name, array.shape))
     blocks = cut(array[:, :900], heights) + cut(array[:, 900:], [300], 900)
     blocks[2] = np.asfortranarray(blocks[2][0]), blocks[2][1]
     blocks[4] = blocks[4][0].astype("int16"), blocks[4][1]
-    send(gangs["far"], target, *blocks[::-1])
-    host.seal(target.matrix)
-    assert np.array_equal(fetch(gangs["far"], target), array)
-    host.free(target.matrix)
+    with sealed(host, gangs["far"], array, name, blocks=blocks[::-1]) as target:
+        assert np.array_equal(fetch(gangs["far"], target), array)
 
 
 def test_many_blocks_are_few_frames(
@@ -54,12 +51,9 @@ def test_many_blocks_are_few_frames(
 
     monkeypatch.setattr(Connection, "begin", noted)
     array = numbers((4000, 1000))  # 32 MB: in two streams to each of two nodes
-    target = new(host, distribution_of("VC_STAR", array.shape))
-    send(gangs["far"], target, *cut(array, [20]))
-    assert begun.count(Kind.PUT) == 4
-    host.seal(target.matrix)
-    assert np.array_equal(fetch(gangs["far"], target), array)
-    host.free(target.matrix)
+    with sealed(host, gangs["far"], array, blocks=cut(array, [20])) as target:
+        assert begun.count(Kind.PUT) == 4
+        assert np.array_equal(fetch(gangs["far"], target), array)
 
 
 def test_a_stack_is_cut_like_its_array() -> None:

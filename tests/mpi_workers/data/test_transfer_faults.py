@@ -31,6 +31,7 @@ from tests.mpi_workers.transfers import (
     send,
 )
 from tests.support import ranks as support
+from tests.support.frames import in_thread
 
 
 @routes
@@ -141,90 +142,81 @@ def test_a_dead_gang_is_a_transfer_error_that_names_the_node(route: str) -> None
         ranks.close()
 
 
-class UnresponsiveNode:
-    """A node that authenticates its peers and then neither reads nor answers."""
+@contextlib.contextmanager
+def unresponsive_node(token: str = "token") -> Iterator[str]:
+    """The address of a node that authenticates its peers, then neither reads nor answers."""
+    listener, address = sockets.listen_tcp("127.0.0.1")
+    opened: list[Connection] = []
+    over = threading.Event()
 
-    def __init__(self, token: str = "token") -> None:
-        self._token = token
-        self._listener, self.address = sockets.listen_tcp("127.0.0.1")
-        self._open: list[Connection] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
+    def serve() -> None:
+        with contextlib.closing(Acceptor([listener], token, {})) as acceptor:
+            while not over.is_set():
+                opened.extend(connection for connection, _ in acceptor.poll(0.02))
 
-    def _serve(self) -> None:
-        with contextlib.closing(Acceptor([self._listener], self._token, {})) as acceptor:
-            while not self._over.is_set():
-                self._open += [connection for connection, _ in acceptor.poll(0.02)]
+    with in_thread(serve):
+        try:
+            yield address
+        finally:
+            over.set()
+    for connection in opened:
+        connection.close()
 
-    def __enter__(self) -> UnresponsiveNode:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        self._thread.join(WAIT_S)
-        for connection in self._open:
-            connection.close()
+def move(what: str, ranks: NodeConnections, size: int = 1) -> None:
+    """Send or fetch an unknown matrix of 32 MB on so many ranks."""
+    array = np.zeros((4000, 1000))
+    target = TransferTarget(1 << 40, distribution_of("VC_STAR", array.shape, size), array.dtype)
+    send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
+
+
+ways = pytest.mark.parametrize("what", ["send", "fetch"])
 
 
 @pytest.mark.parametrize("size", [1, 40])
-@pytest.mark.parametrize("what", ["send", "fetch"])
+@ways
 def test_close_ends_a_transfer_that_hangs(what: str, size: int) -> None:
-    with UnresponsiveNode() as node:
-        ranks = NodeConnections(DataEndpoints("token", (NodeAddress(0, size, (node.address,)),)))
-        target = TransferTarget(
-            1, distribution_of("VC_STAR", (4000, 1000), size), np.dtype("float64")
-        )
-        array = np.zeros((4000, 1000))
+    with unresponsive_node() as address:
+        ranks = NodeConnections(DataEndpoints("token", (NodeAddress(0, size, (address,)),)))
         timer = threading.Timer(0.3, ranks.close)
         timer.start()
         start = time.monotonic()
         with pytest.raises(Failure, match=r"the transfer with|were closed") as caught:
-            send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
+            move(what, ranks, size)
         assert caught.value.kind == "TransferError"
         assert 0.2 < time.monotonic() - start < 5
         timer.join()
 
 
-@pytest.mark.parametrize("what", ["send", "fetch"])
-def test_a_transfer_that_hangs_ends_when_the_gang_fails(what: str) -> None:
-    class GangFailedError(Exception): ...
+class GangFailedError(Exception):
+    """What `watch` raises."""
 
+
+@ways
+def test_a_transfer_that_hangs_ends_when_the_gang_fails(what: str) -> None:
     start = time.monotonic()
 
     def watch() -> None:
         if time.monotonic() - start > 1.5:
             raise GangFailedError
 
-    with UnresponsiveNode() as node:
-        ranks = NodeConnections(
-            DataEndpoints("token", (NodeAddress(0, 1, (node.address,)),)), watch=watch
-        )
-        distribution = distribution_of("VC_STAR", (4000, 1000), 1)
-        target = TransferTarget(1, distribution, np.dtype("float64"))
-        array = np.zeros((4000, 1000))
+    with unresponsive_node() as address:
+        endpoints = DataEndpoints("token", (NodeAddress(0, 1, (address,)),))
+        ranks = NodeConnections(endpoints, watch=watch)
         with pytest.raises(GangFailedError):
-            send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
+            move(what, ranks)
         assert time.monotonic() - start < 10
         ranks.close()
 
 
-@pytest.mark.parametrize("what", ["send", "fetch"])
+@ways
 def test_a_refusal_of_one_node_ends_the_wait_for_the_others(host: support.Host, what: str) -> None:
-    with UnresponsiveNode(support.TOKEN) as node:
-        ranks = NodeConnections(
-            DataEndpoints(
-                support.TOKEN,
-                (NodeAddress(0, 3, (node.address,)), NodeAddress(3, 3, (host.addresses[1][1],))),
-            )
-        )
-        target = TransferTarget(
-            1 << 40, distribution_of("VC_STAR", (4000, 1000)), np.dtype("float64")
-        )
-        array = np.zeros((4000, 1000))
+    with unresponsive_node(support.TOKEN) as address:
+        nodes = NodeAddress(0, 3, (address,)), NodeAddress(3, 3, (host.addresses[1][1],))
+        ranks = NodeConnections(DataEndpoints(support.TOKEN, nodes))
         start = time.monotonic()
         with pytest.raises(Failure, match=r"rank [345] holds no matrix"):
-            send(ranks, target, (array, (0, 0))) if what == "send" else fetch(ranks, target, array)
+            move(what, ranks, 6)
         assert time.monotonic() - start < 10
         ranks.close()
 
@@ -249,19 +241,16 @@ def lost_node(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_a_transfer_that_cannot_connect_ends_with_the_gang(lost_node: str, reason: str) -> None:
     """A connection is given up after two minutes only: the gang knows of the loss before."""
 
-    class GangFailedError(Exception): ...
-
     def watch() -> None:
         if reason == "the gang fails":
             raise GangFailedError
 
     ranks = NodeConnections(DataEndpoints("token", (NodeAddress(0, 1, (lost_node,)),)), watch=watch)
-    target = TransferTarget(1, distribution_of("VC_STAR", (40, 10), 1), np.dtype("float64"))
     timer = threading.Timer(0.3 if reason == "close" else 10.0, ranks.close)
     timer.start()
     start = time.monotonic()
     with pytest.raises((GangFailedError, Failure), match=r"^$|were closed"):
-        send(ranks, target, (np.zeros((40, 10)), (0, 0)))
+        move("send", ranks)
     assert time.monotonic() - start < 8
     timer.cancel()
     ranks.close()
@@ -310,25 +299,25 @@ def test_a_second_interruption_leaves_no_lock(host: support.Host) -> None:
     host.free(target.matrix)
 
 
-def test_a_node_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "why"), [("send", "timed out"), ("fetch", r"no answer for 0\.3 s")]
+)
+def test_a_node_that_does_not_answer_is_given_up(
+    what: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node_connections, "STALL_TIMEOUT_S", 0.3)
-    with UnresponsiveNode() as node:
-        ranks = NodeConnections(DataEndpoints("token", (NodeAddress(0, 1, (node.address,)),)))
-        distribution = distribution_of("VC_STAR", (4000, 1000), 1)
-        target = TransferTarget(1, distribution, np.dtype("float64"))
-        with pytest.raises(Failure, match=r"node of rank 0 .*failed: .*timed out"):
-            send(ranks, target, (np.zeros((4000, 1000)), (0, 0)))
-        with pytest.raises(Failure, match=r"node of rank 0 .*failed: no answer for 0\.3 s"):
-            fetch(ranks, target)
+    with unresponsive_node() as address:
+        ranks = NodeConnections(DataEndpoints("token", (NodeAddress(0, 1, (address,)),)))
+        with pytest.raises(Failure, match=rf"node of rank 0 .*failed: .*{why}"):
+            move(what, ranks)
         ranks.close()
 
 
 def test_a_node_without_a_reachable_address_is_named() -> None:
     about = NodeAddress(0, 1, ("unix:/nowhere/at/all",))
     ranks = NodeConnections(DataEndpoints("token", (about,)))
-    target = TransferTarget(1, distribution_of("VC_STAR", (4, 4), 1), np.dtype("float64"))
     with pytest.raises(Failure, match=r"node of rank 0 .*has no address that this process"):
-        send(ranks, target, (np.zeros((4, 4)), (0, 0)))
+        move("send", ranks)
     ranks.close()
 
 

@@ -30,6 +30,7 @@ from tests.mpi_workers.transfers import (
     new,
     numbers,
     routes,
+    sealed,
     send,
 )
 from tests.support import ranks as support
@@ -50,17 +51,14 @@ def test_every_layout_stores_elements_at_their_place_and_returns_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     array = numbers((37, 23))
-    target = new(host, distribution_of(name, array.shape, size))
-    send(gangs[route], target, (array, (0, 0)))
-    host.seal(target.matrix)
-    for rank in range(size):
-        rows, cols = owned_indices(name, array.shape, target.distribution.grid, rank)
-        assert np.array_equal(host.local(target.matrix, rank), array[np.ix_(rows, cols)])
-    for back in gangs.values():
-        assert np.array_equal(fetch(back, target), array)
-    monkeypatch.setattr(transfers, "UNMAPPED_BYTES", 0)
-    assert np.array_equal(fetch(gangs["near"], target), array)
-    host.free(target.matrix)
+    with sealed(host, gangs[route], array, name, size) as target:
+        for rank in range(size):
+            rows, cols = owned_indices(name, array.shape, target.distribution.grid, rank)
+            assert np.array_equal(host.local(target.matrix, rank), array[np.ix_(rows, cols)])
+        for back in gangs.values():
+            assert np.array_equal(fetch(back, target), array)
+        monkeypatch.setattr(transfers, "UNMAPPED_BYTES", 0)
+        assert np.array_equal(fetch(gangs["near"], target), array)
 
 
 @routes
@@ -89,13 +87,10 @@ def test_every_dtype_keeps_every_bit(
     array = numbers((33, 18), dtype)
     if array.dtype.kind in "fc":
         array[:3, 0] = np.nan, np.inf, -0.0
-    target = new(host, distribution_of("MC_MR", array.shape), dtype)
-    send(gangs[route], target, (array, (0, 0)))
-    host.seal(target.matrix)
-    back = fetch(gangs[route], target)
+    with sealed(host, gangs[route], array, "MC_MR") as target:
+        back = fetch(gangs[route], target)
     assert back.dtype == array.dtype
     assert back.tobytes() == array.tobytes()
-    host.free(target.matrix)
 
 
 def read_only(array: Array) -> Array:
@@ -129,11 +124,8 @@ def test_a_source_may_have_any_strides(
     array = numbers((60, 50))
     source = STRIDES[way](array)
     assert np.array_equal(source, array)
-    target = new(host, distribution_of(name, array.shape))
-    send(gangs[route], target, (source, (0, 0)))
-    host.seal(target.matrix)
-    assert np.array_equal(fetch(gangs[route], target), array)
-    host.free(target.matrix)
+    with sealed(host, gangs[route], array, name, blocks=[(source, (0, 0))]) as target:
+        assert np.array_equal(fetch(gangs[route], target), array)
 
 
 @routes
@@ -142,22 +134,19 @@ def test_a_destination_may_have_any_strides(
     host: support.Host, gangs: dict[str, NodeConnections], name: str, route: str
 ) -> None:
     array = numbers((60, 50))
-    target = new(host, distribution_of(name, array.shape))
-    send(gangs["near"], target, (array, (0, 0)))
-    host.seal(target.matrix)
     around = np.full((80, 120), 7.0)
-    for out in (
-        np.empty((60, 50), order="F"),
-        np.empty((60, 50))[::-1, ::-1],
-        np.empty((120, 150))[::2, ::3],
-        around[10:70, 5:105:2],
-        np.empty((60, 50), "complex128"),
-        np.empty((60, 50), ">f8"),
-    ):
-        assert np.array_equal(fetch(gangs[route], target, out), array)
+    with sealed(host, gangs["near"], array, name) as target:
+        for out in (
+            np.empty((60, 50), order="F"),
+            np.empty((60, 50))[::-1, ::-1],
+            np.empty((120, 150))[::2, ::3],
+            around[10:70, 5:105:2],
+            np.empty((60, 50), "complex128"),
+            np.empty((60, 50), ">f8"),
+        ):
+            assert np.array_equal(fetch(gangs[route], target, out), array)
     around[10:70, 5:105:2] = 7
     assert (around == 7).all()  # no other element was touched
-    host.free(target.matrix)
 
 
 @st.composite
@@ -229,13 +218,10 @@ def test_blocks_larger_than_a_piece_of_a_stream_arrive_in_order(
     route: str,
 ) -> None:
     array = np.asarray(np.arange(shape[0] * shape[1], dtype="float64").reshape(shape), order=order)
-    target = new(host, distribution_of(name, shape, 2))
-    send(gangs[route], target, (array, (0, 0)))
-    host.seal(target.matrix)
-    assert np.array_equal(fetch(gangs[route], target, np.empty_like(array)), array)
-    other = np.empty(shape, order="F" if order == "C" else "C")
-    assert np.array_equal(fetch(gangs[route], target, other), array)
-    host.free(target.matrix)
+    with sealed(host, gangs[route], array, name, 2) as target:
+        assert np.array_equal(fetch(gangs[route], target, np.empty_like(array)), array)
+        other = np.empty(shape, order="F" if order == "C" else "C")
+        assert np.array_equal(fetch(gangs[route], target, other), array)
 
 
 @routes
@@ -249,11 +235,8 @@ def test_ranks_without_elements_take_no_part(
     route: str,
 ) -> None:
     array = numbers(shape)
-    target = new(host, distribution_of(name, shape))
-    send(gangs[route], target, (array, (0, 0)))
-    host.seal(target.matrix)
-    assert np.array_equal(fetch(gangs[route], target), array)
-    host.free(target.matrix)
+    with sealed(host, gangs[route], array, name) as target:
+        assert np.array_equal(fetch(gangs[route], target), array)
 
 
 def test_small_blocks_are_reported_for_joining(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
 from pathlib import Path
 
 from mpi_workers.node.processes import LocalRanks, descendants
@@ -60,6 +61,38 @@ def test_descendants_are_found_by_their_parents() -> None:
         assert Path(f"/proc/{sleep}/comm").read_text() == "sleep\n"
         assert {shell.pid, sleep} <= descendants([os.getpid()])
         os.kill(sleep, 9)
+
+
+LIMITED = """
+import os, resource, sys
+from multiprocessing.connection import Connection
+from mpi_workers.node import fork_server
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+def run_proxy(plan, node):
+    kept = [os.pipe() for _ in range(128)]
+    print(plan.gang, len(kept), flush=True)
+    os._exit(0)
+
+fork_server.main(Connection(int(sys.argv[1])), run_proxy)
+"""
+
+
+def test_proxies_may_open_as_many_files_as_many_ranks_need(tmp_path: Path) -> None:
+    """A fork server that was started with a low limit raises it."""
+    ours, theirs = Pipe()
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-c", LIMITED, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )  # fmt: skip
+    with ours:
+        ours.send((GangPlan("g", (NodePlan("127.0.0.1", 1),), 1, "token", (), 0, 30.0), 0))
+        found = [ours.recv()[:2] for _ in range(3)]
+    output, errors = server.communicate(timeout=60)
+    assert (output, errors) == ("g 128\n", "")
+    assert found == [("warm", ""), ("forked", "g"), ("gone", "g")]
 
 
 LISTENER = """

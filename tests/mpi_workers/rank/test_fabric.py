@@ -7,8 +7,9 @@ import socket
 import pytest
 
 from mpi_workers.rank import process
-from mpi_workers.rank.process import interface_of, limit_endpoints
+from mpi_workers.rank.process import limit_endpoints
 from mpi_workers.testing import local_gang
+from mpi_workers.wire.interfaces import interface_of
 
 RANKS = "tests.mpi_workers.rank.ranks_fabric:"
 
@@ -50,5 +51,5 @@ def test_on_several_nodes_mpi_uses_the_interface_of_the_address(
 def test_interfaces_are_found_by_their_addresses() -> None:
     assert interface_of("127.0.0.1") == "lo"
     if socket.has_ipv6 and "::1" in str(socket.getaddrinfo("localhost", None)):
-        assert interface_of("::1") == "lo"
+        assert interface_of("0:0:0:0:0:0:0:1") == "lo"
     assert interface_of("203.0.113.9") is None

@@ -1,10 +1,12 @@
-"""Addresses lead to their listeners, and both ends prove that they know the token."""
+"""Addresses, handshakes of blocking ends, and waits that poll before they sleep."""
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,10 @@ from typing import Any
 import pytest
 
 from mpi_workers.failures import Failure
-from mpi_workers.wire import frames, handshake, sockets
+from mpi_workers.wire import blocking, frames, sockets
 from mpi_workers.wire.acceptor import Acceptor
-from mpi_workers.wire.blocking import Connection, connect
-from mpi_workers.wire.frames import Body, Frame, Kind
+from mpi_workers.wire.blocking import Connection, ShortWait, connect
+from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.handshake import ConnectingSide
 from tests.support.frames import SOON_S, TOKEN, in_thread
 
@@ -99,50 +101,6 @@ def test_a_client_refuses_a_listener_with_another_token(folder: Path, token: str
     assert peers == []
 
 
-@pytest.mark.parametrize(
-    "opening",
-    [
-        frames.encode(Kind.HELLO, {"nonce": 7}),
-        frames.encode(Kind.HELLO, {"token": TOKEN}),
-        frames.encode(Kind.HELLO, {}),
-        frames.encode(Kind.GET, {"nonce": bytes(32)}),
-        frames.encode(Kind.HELLO, {"nonce": bytes(32)}, 1),
-        frames.encode(Kind.HELLO, {"nonce": bytes(32), "more": "x" * 5000}),
-        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        frames.HEADER.pack(b"ALCH", frames.VERSION + 1, Kind.HELLO, 0, 0),
-    ],
-)
-def test_a_stranger_learns_why_it_is_refused(folder: Path, opening: bytes) -> None:
-    def talk(address: str) -> Frame:
-        with Connection(sockets.dial(address)) as connection:
-            connection.sock.sendall(opening)
-            frame = connection.recv(SOON_S)
-            with pytest.raises(frames.ConnectionLost):
-                connection.recv(SOON_S)
-            return frame
-
-    frame, peers = serve_one(folder, talk)
-    assert frame.kind == Kind.REFUSED
-    assert frame.body["kind"] == "AuthError"
-    assert frame.body["message"].startswith("refused: ")
-    assert peers == []
-
-
-def test_an_incomplete_handshake_is_refused_in_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.2)
-
-    def talk(address: str) -> Frame:
-        with Connection(sockets.dial(address)) as connection:
-            connection.sock.sendall(frames.encode(Kind.HELLO, {"nonce": bytes(32)})[:-3])
-            return connection.recv(SOON_S)
-
-    frame, _ = serve_one(folder, talk)
-    assert frame.body["kind"] == "AuthError"
-    assert "timed out" in frame.body["message"]
-
-
 def test_frames_that_follow_the_proof_at_once_are_not_lost(folder: Path) -> None:
     listener, address = sockets.listen_unix(f"{folder}/s.sock")
     acceptor = Acceptor([listener], TOKEN, {})
@@ -175,3 +133,57 @@ def test_only_data_connections_have_patience() -> None:
             connection, _ = connect(address, TOKEN, {}, keepalive=keepalive)
         with connection, accepted[0] as other:
             assert user_timeout_s(connection.sock) == user_timeout_s(other.sock) == expected_s
+
+
+# --- short waits ---
+
+
+def polled(end: socket.socket) -> ShortWait:
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return ShortWait(poll)
+
+
+def test_news_and_the_time_limit_are_those_of_the_poll() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wait = polled(ours)
+        for _ in range(5):  # with polling and without
+            start = time.monotonic()
+            assert wait(20.0) == []
+            assert time.monotonic() - start >= 0.02
+            theirs.send(b"x")
+            assert wait(1000.0) == [(ours.fileno(), select.POLLIN)]
+            ours.recv(1)
+            timer = threading.Timer(0.02, theirs.send, [b"x"])
+            timer.start()
+            assert wait(None) == [(ours.fileno(), select.POLLIN)]
+            timer.join()
+            ours.recv(1)
+
+
+def test_slow_peers_cost_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "SPIN_S", 0.005)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wait = polled(ours)
+        before = time.thread_time()
+        for _ in range(200):
+            assert wait(6.0) == []
+        assert time.thread_time() - before < 0.2  # polling all the time: 1 s
+
+
+def test_a_peer_that_becomes_quick_is_polled_for_again() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wait = polled(ours)
+        for _ in range(15):
+            wait(0.1)
+        theirs.send(b"x")
+        begin = 2 * blocking.MOST_SKIPPED
+        found = [wait(0.0) for _ in range(begin)]
+        assert all(found)
+        ours.recv(1)
+        before = time.thread_time()
+        wait(0.2)
+        assert time.thread_time() - before > 0.5 * blocking.SPIN_S

@@ -8,7 +8,6 @@ import os
 import socket
 import time
 
-import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,50 +88,6 @@ def test_a_value_that_no_map_can_hold_is_refused_before_anything_is_sent() -> No
         assert caught.value.kind == "TransferError"
         near.send(Kind.COMMAND, {"v": 1})
         assert far.recv(SOON_S).body == {"v": 1}
-
-
-@pytest.mark.parametrize(
-    ("header", "why"),
-    [
-        (frames.HEADER.pack(b"HTTP", frames.VERSION, 1, 0, 0), "not an Alchemist frame"),
-        (
-            frames.HEADER.pack(b"ALCH", 99, 1, 0, 0),
-            f"the protocol version is {frames.VERSION} here and 99 on the other side",
-        ),
-        (frames.HEADER.pack(b"ALCH", frames.VERSION, 0, 0, 0), "unknown kind of frame 0"),
-        (frames.HEADER.pack(b"ALCH", frames.VERSION, 999, 0, 0), "unknown kind of frame 999"),
-        (
-            frames.HEADER.pack(b"ALCH", frames.VERSION, 1, 4097, 0),
-            "4097 bytes is over the limit of 4096",
-        ),
-        (frames.HEADER.pack(b"ALCH", frames.VERSION, 1, (1 << 32) - 1, 0), "over the limit"),
-    ],
-)
-def test_each_invalid_header_is_refused_with_its_reason(header: bytes, why: str) -> None:
-    with pytest.raises(frames.WireError, match=why):
-        frames.decode_header(header, frames.UNAUTHENTICATED_MAP_LIMIT)
-
-
-@pytest.mark.parametrize(
-    "packed",
-    [
-        b"\xc1",
-        b"\x81",
-        msgpack.packb([1, 2]),
-        msgpack.packb(7),
-        msgpack.packb({b"bytes": 1}),
-        msgpack.packb({1: 1}, strict_types=True),
-        msgpack.packb({"a": 1}) + b"\x00",
-        msgpack.packb({"a": msgpack.ExtType(1, b"short")}),
-        msgpack.packb({"a": msgpack.ExtType(42, b"x" * 16)}),
-        b"\x81\xa1a\xa2\xff\xfe",  # a string that is not UTF-8
-        b"\x81\xa1a" + b"\x91" * 5000,  # nested too deep
-        b"\xdf\xff\xff\xff\xff",  # a map that claims 4 billion entries
-    ],
-)
-def test_an_invalid_map_is_a_wire_error(packed: bytes) -> None:
-    with pytest.raises(frames.WireError):
-        frames.decode_body(packed)
 
 
 @settings(max_examples=300, deadline=None)

@@ -16,7 +16,7 @@ import scala.collection.mutable.ArrayBuffer
 /** An authenticated connection to a node's data endpoint: frames and payloads.
   *
   * The format is described in `mpi_workers/wire/frames.py` and `handshake.py`. On the same node, which
-  * the endpoint proves (`node_memory.py`), the ranks' memory is mapped.
+  * the endpoint proves (`loans.py`), the ranks' memory is mapped.
   */
 private[spark] final class Connection private (target: Target, val node: Target.Node)
     extends Closeable {

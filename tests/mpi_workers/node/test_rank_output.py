@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mpi_workers.node.output_lines import HELD_LIMIT, LINE_LIMIT, STDERR, STDOUT, OutputLines
+from mpi_workers.node.rank_output import HELD_LIMIT, LINE_LIMIT, OutputLines
+from mpi_workers.wire.names import STDERR, STDOUT
 
 
 def test_lines_are_whole_whatever_the_pieces() -> None:

@@ -1,8 +1,14 @@
-"""The memory of a node's ranks as their data endpoint sees it: lent by each rank, mapped here.
+"""Loans: how ranks lend the memory of their matrices to the data endpoint of their node.
 
-A JVM (Java 8 has no Unix sockets) maps the ranks' memory by its path below ``/proc``. On another
-node, or in another container, the path may exist and be another file: a client first reads the
-nonce from a file of the endpoint. The file has no name, and ends with the process.
+Each rank keeps one connection to the endpoint (`RankMemory`, a thread beside its main thread). MAP
+asks for a matrix and begins a loan: the memory is not recycled before UNMAP ends it. The rank
+counts the elements that UNMAP reports as written. Memory that a lost process may still write is
+never used again.
+
+The endpoint (`NodeMemory`) borrows for its clients. A JVM (Java 8 has no Unix sockets) maps the
+ranks' memory by its path below ``/proc``. On another node, or in another container, the path may
+exist and be another file: a client first reads the nonce from a file of the endpoint (`NodeProof`).
+The file has no name, and ends with the process.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,15 +32,108 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import RankPart
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.mapping import SharedMapping
+from mpi_workers.matrix.memory import MemoryBlock
+from mpi_workers.matrix.storage import Entry, Storage
 from mpi_workers.wire import frames
-from mpi_workers.wire.blocking import Connection
+from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 STALL_TIMEOUT_S = 600.0  # for a rank's answer: a routine may hold its interpreter
-MAX_SEGMENTS = 64  # of a rank, kept open for the next transfer
-
+# Segments of a rank that stay mapped for the next transfer. Those that the rank has released since
+# hold no pages (`Segment.release` in `matrix.memory`).
+MAX_SEGMENTS = 16
+NONCE_BYTES = 16
 
 T = TypeVar("T")
+
+# --- a rank lends ---
+
+
+class LentBlock(NamedTuple):
+    """A block that is lent. This reference keeps it from being recycled."""
+
+    block: MemoryBlock
+    entry: Entry
+    write: bool
+
+
+class RankMemory:
+    """Lends a rank's storage to the data endpoint of its node.
+
+    Parameters
+    ----------
+    storage : Storage
+        The matrices.
+    token : str
+        The gang's secret.
+    endpoint : str
+        Address of the endpoint: a Unix socket.
+
+    Raises
+    ------
+    Failure, OSError, WireError
+        If the endpoint cannot be reached.
+    """
+
+    def __init__(self, storage: Storage, token: str, endpoint: str) -> None:
+        fields = {"role": "rank", "rank": storage.rank}
+        self._connection, _ = connect(endpoint, token, fields, take_fds=False)
+        self._storage = storage
+        self._loans: dict[int, LentBlock] = {}
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                frame = self._connection.recv()
+                try:
+                    if frame.kind == Kind.MAP:
+                        self._map(frame.body)
+                    else:
+                        self._unmap(frame.body)
+                except Failure as failure:
+                    self._connection.send(Kind.REFUSED, failure.to_map())
+        except (frames.WireError, OSError):
+            pass  # the endpoint is gone: the gang ends
+        finally:
+            for loan in self._loans.values():
+                if loan.write:
+                    loan.block.taint()
+            self._loans.clear()
+            self._connection.close()
+
+    def _map(self, body: Body) -> None:
+        entry = self._storage.entry(body["matrix"])
+        if body["write"] and entry.sealed:
+            raise Failure(
+                "TransferError", f"matrix {body['matrix']} is complete and accepts no more data"
+            )
+        if not body["write"]:
+            self._storage.sealed(body["matrix"])
+        matrix = entry.matrix
+        segment = matrix.block.segment
+        reply = {
+            "segment": segment.id,
+            "nbytes": segment.nbytes,
+            "shape": list(matrix.shape),
+            "layout": matrix.layout,
+            "grid": list(matrix.grid),
+            "dtype": matrix.dtype.name,
+        }
+        self._loans[body["loan"]] = LentBlock(matrix.block, entry, body["write"])
+        self._connection.send(Kind.MAP, reply, fds=[segment.fd])
+
+    def _unmap(self, body: Body) -> None:
+        """End a loan; `tainted`: a process that is lost may still write."""
+        loan = self._loans.pop(body["loan"])
+        if body["tainted"] and loan.write:
+            loan.block.taint()
+        self._storage.count(loan.entry, body["written"])
+        del loan  # before the reply: a free may follow it
+        self._connection.send(Kind.SYNC)
+
+
+# --- the endpoint borrows ---
 
 
 class Segment:
@@ -54,8 +154,15 @@ class Segment:
         os.close(self.fd)
 
 
-class Loan(NamedTuple):
-    """A rank's block of a matrix that must not be recycled until `NodeMemory.give_back`."""
+@dataclass(slots=True, eq=False)
+class Loan:
+    """A rank's block of a matrix that must not be recycled until `NodeMemory.give_back`.
+
+    Attributes
+    ----------
+    written : int
+        Elements that clients have stored in it.
+    """
 
     rank: int
     number: int
@@ -63,6 +170,7 @@ class Loan(NamedTuple):
     segment: Segment
     distribution: Distribution
     dtype: np.dtype[Any]
+    written: int = 0
 
     def part(self) -> RankPart:
         """The block, mapped into this process."""
@@ -97,18 +205,29 @@ class RankLink:
             words = f"the transfer with rank {self.rank} failed: {error}"
             raise Failure("TransferError", words, rank=self.rank) from error
 
-    def take(self, frame: Frame) -> Segment:
-        """The segment that a MAP describes."""
-        for dead in frame.body["dead"]:
-            self.segments.pop(dead, None)
+    def take(self, frame: Frame) -> Segment | None:
+        """The segment that a MAP describes; None if this process has too many open files."""
         number = frame.body["segment"]
         segment = self.segments.pop(number, None)
-        if segment is None:
+        if segment is not None:
+            for fd in frame.fds:
+                os.close(fd)
+        elif frame.fds:
             segment = Segment(number, frame.fds[0], frame.body["nbytes"])
+        else:
+            return None
         self.segments[number] = segment
         while len(self.segments) > MAX_SEGMENTS:
             self.segments.pop(next(iter(self.segments)))
         return segment
+
+
+def full(problem: str) -> Failure:
+    return Failure(
+        "ResourceError",
+        f"the data endpoint of the gang on {os.uname().nodename} {problem}: end processes or "
+        "sessions that are attached to the gang",
+    )
 
 
 class NodeMemory:
@@ -169,11 +288,16 @@ class NodeMemory:
         numbers = dict(zip(ranks, self._numbers, strict=False))
 
         def request(link: RankLink) -> Body:
-            known = list(link.segments)
-            return {"matrix": matrix, "write": write, "loan": numbers[link.rank], "known": known}
+            return {"matrix": matrix, "write": write, "loan": numbers[link.rank]}
 
         def lent(link: RankLink, frame: Frame) -> Loan:
             body, segment = frame.body, link.take(frame)
+            if segment is None:
+                with link.attributed():
+                    unused = {"loan": numbers[link.rank], "written": 0, "tainted": False}
+                    link.connection.send(Kind.UNMAP, unused)
+                    link.connection.expect(Kind.SYNC, STALL_TIMEOUT_S)
+                raise full("has too many open files")
             shape, grid = tuple(body["shape"]), tuple(body["grid"])
             distribution = Distribution(body["layout"], shape, grid)
             dtype = np.dtype(body["dtype"])
@@ -186,19 +310,12 @@ class NodeMemory:
             raise failure
         return loans
 
-    def give_back(
-        self,
-        loans: Iterable[Loan],
-        written: dict[int, int] | None = None,
-        *,
-        tainted: bool = False,
-    ) -> None:
-        """End loans, and report how many elements were written, by rank.
+    def give_back(self, loans: Iterable[Loan], *, tainted: bool = False) -> None:
+        """End loans, and report how many elements were written.
 
         `tainted`: another process may still write into the memory. Raises `Failure` if a rank is
         gone, after all others were told.
         """
-        written = written or {}
         left = list(loans)
         failure: Failure | None = None
         while left:  # one loan of each rank at a time
@@ -206,8 +323,8 @@ class NodeMemory:
             left = [loan for loan in left if turn[loan.rank] is not loan]
 
             def request(link: RankLink, turn: dict[int, Loan] = turn) -> Body:
-                count = written.get(link.rank, 0)
-                return {"loan": turn[link.rank].number, "written": count, "tainted": tainted}
+                loan = turn[link.rank]
+                return {"loan": loan.number, "written": loan.written, "tainted": tainted}
 
             _, lost = self._exchange(turn, Kind.UNMAP, request, Kind.SYNC, lambda *_: None)
             failure = failure or lost
@@ -244,10 +361,6 @@ class NodeMemory:
                     failure = failure or refused
         return found, failure
 
-    def knows(self, rank: int, number: int) -> bool:
-        """Whether a segment of a rank is known to exist."""
-        return number in self._links[rank].segments
-
     @contextlib.contextmanager
     def _held(self, ranks: Iterable[int]) -> Iterator[tuple[list[RankLink], float]]:
         """The links of ranks, for one request to each; the time by which all must have answered.
@@ -262,9 +375,6 @@ class NodeMemory:
                     raise Failure("TransferError", words)
                 held.enter_context(link.lock)
             yield [self._links[rank] for rank in ranks], time.monotonic() + STALL_TIMEOUT_S
-
-
-NONCE_BYTES = 16
 
 
 class NodeProof:
