@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ali import linalg
-from ali.interface import Context
 from ali.linalg import products as multiplication
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.matrix.memory import Pool
@@ -21,8 +19,7 @@ from tests.ali.ranks_linalg_checks import (
     NUMBERS,
     Array,
     Checks,
-    failures_on_all_ranks,
-    failures_on_rank_0,
+    Refusals,
     orthonormal,
     small_panels,
     some,
@@ -184,44 +181,31 @@ def random_numbers(gang: Gang) -> dict[str, Any]:
     }
 
 
-def refusals(gang: Gang) -> dict[str, Any]:
-    """Failures of bad calls. Only rank 0 calls: it must fail without waiting for other ranks."""
-    ctx = Context(gang, {})
-    A = ctx.zeros((4, 3), "float64")
-    calls: dict[str, Callable[[], Any]] = {
-        "matmul": lambda: linalg.matmul(ctx, A, A),
-        "rank 0": lambda: linalg.truncated_svd(ctx, A, 0),
-        "rank 4": lambda: linalg.truncated_svd(ctx, A, 4),
-        "tol": lambda: linalg.truncated_svd(ctx, A, 1, -1.0),
-        "tol nan": lambda: linalg.truncated_svd(ctx, A, 1, float("nan")),
-        "iterations": lambda: linalg.truncated_svd(ctx, A, 1, 0.0, -1),
-        "no rows": lambda: linalg.random_normal(ctx, -1, 3, 1),
-        "no columns": lambda: linalg.random_normal(ctx, 3, -1, 1),
-    }
-    return failures_on_rank_0(gang, calls)
-
-
-def troubles(gang: Gang) -> dict[str, list[str]]:
-    """Failures that appear during the computation: every rank must raise the same one."""
+def refused(gang: Gang) -> list[Any]:
+    """Failures of bad calls, before any message and during the computation."""
     check = Checks(gang)
     ctx = check.ctx
-    found = {}
-    for name, bad in (("nan", np.nan), ("inf", np.inf)):
-        for shape in ((60, 30), (30, 60), (5, 4)):
-            a = values(shape, "float64")
-            a[shape[0] - 1, 2] = bad
-            A = check.distribute(a)
-            found[f"{name} {shape}"] = failures_on_all_ranks(ctx, linalg.truncated_svd, ctx, A, 3)
+    A = ctx.zeros((4, 3), "float64")
+    says = Refusals(ctx, linalg, alone=True)
+    says("matmul", "ShapeError: A is 4 x 3 and B is 4 x 3; A must have", A, A)
+    says("truncated_svd", "BadArgumentError: rank=0; it must be 1 to 3 for a 4 x 3 matrix", A, 0)
+    says("truncated_svd", "BadArgumentError: rank=4; it must be 1 to 3 for a 4 x 3 matrix", A, 4)
+    says("truncated_svd", "BadArgumentError: tol=-1.0; it must be", A, 1, -1.0)
+    says("truncated_svd", "BadArgumentError: tol=nan; it must be", A, 1, float("nan"))
+    says("truncated_svd", "BadArgumentError: max_iterations=-1; it must be", A, 1, 0.0, -1)
+    says("random_normal", "ShapeError: -1 x 3 is not a shape", -1, 3, 1)
+    says("random_normal", "ShapeError: 3 x -1 is not a shape", 3, -1, 1)
+    late = Refusals(ctx, linalg)
+    for bad, shape in itertools.product((np.nan, np.inf), ((60, 30), (30, 60), (5, 4))):
+        a = values(shape, "float64")
+        a[shape[0] - 1, 2] = bad
+        late("truncated_svd", "LinAlgError: A contains NaN or infinity", check.distribute(a), 3)
     huge = check.distribute(np.full((60, 30), 3e38, "float32"))
-    found["too large"] = failures_on_all_ranks(ctx, lambda: linalg.truncated_svd(ctx, huge, 3))
+    late("truncated_svd", "LinAlgError: A contains NaN or infinity, or is too large", huge, 3)
     flat = check.distribute(values((400, 300), "float64"))
-    found["one restart"] = failures_on_all_ranks(
-        ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 0.0, 1)
-    )
-    found["after all"] = failures_on_all_ranks(
-        ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 1e-2)
-    )
-    return found
+    late("truncated_svd", "LinAlgError: ARPACK found", flat, 10, 0.0, 1)
+    late("truncated_svd", "nothing", flat, 10, 1e-2)
+    return says.found + late.found
 
 
 def nonfinite_passes(gang: Gang) -> list[Any]:
@@ -259,6 +243,6 @@ def everything(gang: Gang) -> dict[str, Any]:
     """All checks in one launch: starting ranks takes longer than most checks."""
     functions = (
         products, svds, norms, transposes, nonfinite_passes,
-        random_numbers, refusals, troubles, reproducible,
+        random_numbers, refused, reproducible,
     )  # fmt: skip
     return {function.__name__: function(gang) for function in functions}

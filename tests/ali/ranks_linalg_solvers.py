@@ -180,12 +180,12 @@ def transposed_products(gang: Gang) -> list[Any]:
 
 def everything(gang: Gang) -> dict[str, Any]:
     functions = (
-        pivoting, least_squares, decompositions, transposed_products, troubles,
+        pivoting, least_squares, decompositions, transposed_products, refused,
     )  # fmt: skip
     return {function.__name__: function(gang) for function in functions}
 
 
-def troubles(gang: Gang) -> list[Any]:
+def refused(gang: Gang) -> list[Any]:
     """The failures of bad calls on every rank."""
     ctx = Context(gang, {})
     check = Checks(gang)
