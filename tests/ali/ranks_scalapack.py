@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,7 @@ from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     FLOATS,
     Checks,
-    failures_on_all_ranks,
-    failures_on_rank_0,
+    Refusals,
     values,
 )
 from tests.ali.ranks_routines import blocks
@@ -33,57 +30,46 @@ from tests.ali.ranks_routines import blocks
 COMMUNICATOR = 10  # what Cblacs_get is asked for
 
 
-def refusals(gang: Gang) -> dict[str, str]:
-    """Calls that are refused before any message: rank 0 makes them alone."""
-    ctx = loaded(gang).ctx
-    tall, other = ctx.zeros((4, 3), "float64"), ctx.zeros((5, 5), "float32")
-    empty = ctx.zeros((0, 3), "float64")
-    calls: dict[str, Callable[[], Any]] = {
-        "matmul": lambda: scalapack.matmul(ctx, tall, tall),
-        "matmul transposed": lambda: scalapack.matmul(ctx, tall, other, "T"),
-        "matmul op": lambda: scalapack.matmul(ctx, tall, tall, "H"),
-        "solve": lambda: scalapack.solve(ctx, tall, tall),
-        "solve rows": lambda: scalapack.solve(ctx, other, tall),
-        "cholesky": lambda: scalapack.cholesky(ctx, tall),
-        "eigh": lambda: scalapack.eigh(ctx, tall),
-        "condest": lambda: scalapack.condest(ctx, tall),
-        "condest kind": lambda: scalapack.condest(ctx, other, "fro"),
-        "lstsq": lambda: scalapack.lstsq(ctx, tall, other),
-        "norm": lambda: scalapack.norm(ctx, tall, "2"),
-        "svd of nothing": lambda: scalapack.svd(ctx, empty),
-    }
-    return failures_on_rank_0(gang, calls)
-
-
-def troubles(gang: Gang) -> dict[str, list[str]]:
-    """Failures that ScaLAPACK finds, or that only all ranks together see."""
+def refused(gang: Gang) -> list[Any]:
+    """Calls that are refused before any message, and failures that only all ranks together see."""
     check = loaded(gang)
     ctx = check.ctx
-    ones = check.distribute(np.ones((12, 12)))
+    tall, other = ctx.zeros((4, 3), "float64"), ctx.zeros((5, 5), "float32")
+    says = Refusals(ctx, scalapack, alone=True)
+    says("matmul", "ShapeError: A is 4 x 3", tall, tall)
+    says("matmul", "ShapeError: A is 4 x 3 (T) and B is 5 x 5 (N)", tall, other, "T")
+    says("matmul", "BadArgumentError: transpose_a", tall, tall, "H")
+    says("solve", "ShapeError: A is 4 x 3", tall, tall)
+    says("solve", "ShapeError: A is 5 x 5 and B is 4 x 3", other, tall)
+    says("cholesky", "ShapeError: A is 4 x 3", tall)
+    says("eigh", "ShapeError: A is 4 x 3", tall)
+    says("condest", "ShapeError: A is 4 x 3", tall)
+    says("condest", "BadArgumentError: ord must be one of 1, inf; got 'fro'", other, "fro")
+    says("lstsq", "ShapeError: A is 4 x 3", tall, other)
+    says("norm", "BadArgumentError: ord must be one of fro, 1, inf, max; got '2'", tall, "2")
+    says("svd", "ShapeError: a matrix is 0 x 3", ctx.zeros((0, 3), "float64"))
+    late = Refusals(ctx, scalapack)
     bad = np.eye(12)
     bad[11, 10] = np.inf
     infinite, good = check.distribute(bad), check.distribute(np.eye(12) * 2)
     low = check.distribute(np.tile(values((30, 6), "float64"), 2))
-    calls: dict[str, Callable[[], Any]] = {
-        "singular": lambda: scalapack.solve(
-            ctx, check.distribute(np.diag([1.0] * 8 + [0.0])), nine
-        ),
-        "not definite": lambda: scalapack.cholesky(
-            ctx, check.distribute(np.diag([1.0, 1.0, -1.0]))
-        ),
-        "not of full rank": lambda: scalapack.lstsq(ctx, low, low),
-    }
     nine = check.distribute(np.ones((9, 1)))
-    for name in ("lu", "qr", "lq", "svd", "svdvals", "cholesky", "eigh", "condest"):
-        calls[name] = partial(getattr(scalapack, name), ctx, infinite)
-    calls["solve"] = lambda: scalapack.solve(ctx, good, infinite)
-    calls["lstsq"] = lambda: scalapack.lstsq(ctx, infinite, good)
-    found = {}
-    for way, (name, call) in itertools.product((False, True), calls.items()):
+    singular = check.distribute(np.diag([1.0] * 8 + [0.0]))
+    for way in (False, True):
         with blocks(way):
-            found[f"{name}, {way}"] = failures_on_all_ranks(ctx, call)
-    found["condest of a singular matrix"] = [str(scalapack.condest(ctx, ones))]
-    return found
+            late("solve", "LinAlgError: A is singular: pivot 9 of 9 is zero", singular, nine)
+            indefinite = check.distribute(np.diag([1.0, 1.0, -1.0]))
+            late(
+                "cholesky",
+                "LinAlgError: A is not positive definite: its leading 3 x 3 part",
+                indefinite,
+            )
+            late("lstsq", "LinAlgError: A (30 x 12) does not have full rank", low, low)
+            for name in ("lu", "qr", "lq", "svd", "svdvals", "cholesky", "eigh", "condest"):
+                late(name, "LinAlgError: A contains NaN or infinity", infinite)
+            late("solve", "LinAlgError: B contains NaN or infinity", good, infinite)
+            late("lstsq", "LinAlgError: A contains NaN or infinity", infinite, good)
+    return says.found + late.found
 
 
 def renewal(gang: Gang) -> list[Any]:
@@ -145,6 +131,8 @@ def numbers(gang: Gang) -> list[Any]:
         for kind, norm in (exact | {"max": np.abs(a).max()}).items():
             away, size = abs(scalapack.norm(ctx, A, kind) - float(norm)), float(norm)
             check.true(away <= 60 * np.finfo(used).eps * size, ["norm", kind, shape, dtype])
+    ones = check.distribute(np.ones((12, 12)))
+    check.true(scalapack.condest(ctx, ones) == np.inf, "condest of a singular matrix")
     a = values((30, 20), "float64")
     large = scalapack.norm(ctx, check.distribute(a * 1e300)) / 1e300
     check.true(abs(large / np.linalg.norm(a) - 1) < 1e-13, "no overflow")
@@ -170,5 +158,5 @@ def everything(gang: Gang) -> dict[str, Any]:
         scalapack.load({}, None)
     except Failure as failure:
         return {"missing": failure.message}
-    functions = (numbers, refusals, troubles, renewal, ignored)
+    functions = (numbers, refused, renewal, ignored)
     return {function.__name__: function(gang) for function in functions}

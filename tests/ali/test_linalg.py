@@ -252,22 +252,6 @@ def test_every_docstring_describes_parameters_results_and_cost(name: str) -> Non
     assert [p.name for p in signature.parameters if p.name not in text] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "results_of"),
-    [
-        ("matmul", ["C"]), ("svd", ["S", "U", "V"]), ("truncated_svd", ["S", "U", "V"]),
-        ("qr", ["Q", "R"]), ("eigh", ["W", "V"]), ("cholesky", ["L"]), ("solve", ["X"]),
-        ("norm", ["norm"]),
-    ],
-)  # fmt: skip
-def test_routines_of_all_libraries_have_the_agreed_results(
-    name: str, results_of: list[str]
-) -> None:
-    signature = routines()[name]
-    assert [result.name for result in signature.results] == results_of
-    assert signature.parameters[0].name == "A"
-
-
 ORDER, RANKS = 1536, 4
 SHARES = 6.0  # matrices, of which a rank holds its part
 BUFFERS = 5  # of 128 columns of the whole matrix, which count less the larger it is
