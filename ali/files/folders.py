@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from ali.files.paths import Place, agree_on, hidden, remove, replacing, together
+from ali.files.paths import Place, agree_on, hidden, on_rank_0, remove, replacing, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 from mpi_workers.wire.names import CHECKPOINT_FORMAT, MANIFEST
@@ -45,7 +45,7 @@ def begin_folder(ctx: Context, path: str, token: str) -> str:
             raise Failure("FileError", words)
         os.makedirs(hidden(final, token), exist_ok=True)
 
-    together(ctx, path, make if ctx.rank == 0 else lambda: None)
+    on_rank_0(ctx, path, make)
     return hidden(final, token)
 
 
@@ -73,7 +73,7 @@ def check_folder(ctx: Context, path: str, token: str) -> None:
             words = f"{path} cannot be a checkpoint folder: {os.uname().nodename} does not see it"
             raise Failure("FileError", f"{words}. Choose a folder that all nodes of the gang share")
 
-    together(ctx, path, Path(mark).touch if ctx.rank == 0 else lambda: None)
+    on_rank_0(ctx, path, Path(mark).touch)
     try:
         together(ctx, path, look)
     finally:
@@ -99,7 +99,7 @@ def end_folder(ctx: Context, path: str, token: str, manifest: str | None = None)
     """
     temporary = hidden(os.path.realpath(path), token)
     if manifest is None:
-        together(ctx, path, (lambda: remove(temporary)) if ctx.rank == 0 else lambda: None)
+        on_rank_0(ctx, path, lambda: remove(temporary))
         return
     text = manifest
 
@@ -107,7 +107,7 @@ def end_folder(ctx: Context, path: str, token: str, manifest: str | None = None)
         Path(temporary, MANIFEST).write_text(text, encoding="utf-8")
 
     with replacing(ctx, path, token, _is_checkpoint):
-        together(ctx, path, write if ctx.rank == 0 else lambda: None)
+        on_rank_0(ctx, path, write)
 
 
 @routine("manifest")

@@ -176,6 +176,11 @@ def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
     return values[0]
 
 
+def on_rank_0(ctx: Context, path: str, work: Callable[[], T]) -> T | None:
+    """`together`, of work that rank 0 does alone; None on other ranks."""
+    return together(ctx, path, lambda: work() if ctx.rank == 0 else None)
+
+
 def extra(path: str, module: str) -> Any:
     """Import a library that only some formats need.
 
@@ -384,14 +389,10 @@ def replacing(
     together(ctx, path, check)
     try:
         yield temporary
-        together(ctx, path, (lambda: _publish(temporary, path)) if ctx.rank == 0 else _nothing)
+        on_rank_0(ctx, path, lambda: _publish(temporary, path))
     except BaseException:
         remove(temporary)  # on every rank: the last one removes all of it
         raise
-
-
-def _nothing() -> None:
-    return None
 
 
 def _publish(temporary: str, path: str) -> None:
@@ -460,24 +461,17 @@ def stamp(ctx: Context, path: str) -> str:
     FileError
         If it cannot be read.
     """
-    found: list[str] = []
-    together(ctx, path, lambda: found.append(_state(path)) if ctx.rank == 0 else None)
-    told: str = ctx.comm.bcast(found[0] if found else "")
+    told: str = ctx.comm.bcast(on_rank_0(ctx, path, lambda: _state(path)))
     return told
 
 
 def _state(path: str) -> str:
     if "://" in path:
         return ""
-    nbytes, newest, count = 0, 0, 0
-    for name in _files(path):
-        about = os.stat(name)
-        nbytes, newest, count = nbytes + about.st_size, max(newest, about.st_mtime_ns), count + 1
-    return f"{count} files, {nbytes} bytes, {newest}"
-
-
-def _files(path: str) -> Iterator[str]:
-    if not os.path.isdir(path):
-        yield path
-    for folder, _, names in os.walk(path):
-        yield from (os.path.join(folder, name) for name in names)
+    names = [path]
+    if os.path.isdir(path):
+        names = [os.path.join(folder, name) for folder, _, some in os.walk(path) for name in some]
+    found = [os.stat(name) for name in names]
+    nbytes = sum(about.st_size for about in found)
+    newest = max((about.st_mtime_ns for about in found), default=0)
+    return f"{len(found)} files, {nbytes} bytes, {newest}"

@@ -27,7 +27,7 @@ from ali.files.formats import (
     place_to_read,
     refuse,
 )
-from ali.files.paths import Place, agree_on, together
+from ali.files.paths import Place, agree_on, on_rank_0, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.available_memory import available_bytes
@@ -120,7 +120,8 @@ def load(
     place = place_to_read(path, format)
     require_layout("load", layout)
     nodes = agree_on(ctx, place)
-    source = _source(ctx, place, dataset, header, delimiter, index)
+    options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
+    source = _source(ctx, place, options)
     try:
 
         def look() -> tuple[Picked, Picked, About, np.dtype[Any]]:
@@ -275,10 +276,7 @@ def save(
 def _write(
     ctx: Context, A: DistMatrix, kind: Format, spec: Spec, temporary: str, path: str
 ) -> None:
-    def begin() -> Any:
-        return kind.create(temporary, spec, path) if ctx.rank == 0 else None
-
-    created = ctx.comm.bcast(together(ctx, path, begin))
+    created = ctx.comm.bcast(on_rank_0(ctx, path, lambda: kind.create(temporary, spec, path)))
 
     def see() -> None:
         if temporary != path and not os.path.exists(temporary):
@@ -334,7 +332,8 @@ def inspect(
     """
     place = place_to_read(path, format)
     agree_on(ctx, place)
-    source = _source(ctx, place, dataset, header, delimiter, index)
+    options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
+    source = _source(ctx, place, options)
     try:
 
         def look() -> About:
@@ -347,15 +346,7 @@ def inspect(
         source.close()
 
 
-def _source(
-    ctx: Context,
-    place: Place,
-    dataset: str | None,
-    header: bool | None,
-    delimiter: str,
-    index: bool,
-) -> Source:
-    options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
+def _source(ctx: Context, place: Place, options: Options) -> Source:
     kind = format_of(place)
     refuse(place, options, kind.takes)
     return kind.open(ctx, place, options)
