@@ -1,4 +1,4 @@
-"""Paths of files: the same file on all ranks, replaced in one step or not at all; stamps.
+"""Paths of files: the same file on all ranks, replaced in one step or not at all.
 
 A matrix is saved under a hidden name in the same folder, flushed to the disk, and renamed when
 every rank is done. Readers of the old file are not disturbed.
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.interface import Context, routine
+from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 
 
@@ -440,38 +440,3 @@ def _swap(one: str, other: str) -> None:
         os.rename(aside, other)
         raise
     os.rename(aside, one)
-
-
-@routine("stamp", pure=True)
-def stamp(ctx: Context, path: str) -> str:
-    """Size and time of modification of a file, or of all files in a folder, as rank 0 sees them.
-
-    Parameters
-    ----------
-    path : str
-        A URL has no stamp.
-
-    Returns
-    -------
-    stamp : str
-        Empty for a URL.
-
-    Raises
-    ------
-    FileError
-        If it cannot be read.
-    """
-    told: str = ctx.comm.bcast(on_rank_0(ctx, path, lambda: _state(path)))
-    return told
-
-
-def _state(path: str) -> str:
-    if "://" in path:
-        return ""
-    names = [path]
-    if os.path.isdir(path):
-        names = [os.path.join(folder, name) for folder, _, some in os.walk(path) for name in some]
-    found = [os.stat(name) for name in names]
-    nbytes = sum(about.st_size for about in found)
-    newest = max((about.st_mtime_ns for about in found), default=0)
-    return f"{len(found)} files, {nbytes} bytes, {newest}"
