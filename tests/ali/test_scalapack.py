@@ -9,6 +9,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
+from mpi_workers.testing import local_gang
 from tests.support import launches
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
@@ -45,6 +46,13 @@ def test_an_error_of_mpi_that_native_code_ignores_fails_the_call(ranks: int) -> 
     assert said.startswith(
         "RoutineError: scalapack: p?gemm on rank 0 ignored an error of MPI: Invalid rank"
     )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_singular_vectors_of_bidiagonal_matrices_are_those_of_numpy(ranks: int) -> None:
+    done, wrong = local_gang.run("tests.ali.ranks_scalapack:bidiagonals", ranks)
+    assert wrong == []
+    assert done >= 200
 
 
 def test_a_user_solves_a_system(session: AlchemistSession) -> None:
