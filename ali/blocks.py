@@ -15,7 +15,7 @@ from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix, check_range, narrows
-from mpi_workers.matrix.layout import check_layout, clip, mirrored
+from mpi_workers.matrix.layout import Indices, check_layout, clip, mirrored
 
 Array = NDArray[Any]
 
@@ -201,14 +201,19 @@ def panels(stop: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + width, stop))
 
 
-def keep_triangle(matrix: DistMatrix, *, lower: bool) -> None:
-    """Zero the elements above the diagonal, or below it."""
-    local = block(matrix)
-    for j, col in enumerate(matrix.cols):
-        if lower:
-            local[: len(clip(matrix.rows, 0, col)), j] = 0
-        else:
-            local[len(clip(matrix.rows, 0, col + 1)) :, j] = 0
+def keep_triangle(matrix: DistMatrix, *, lower: bool, k: int = 0) -> DistMatrix:
+    """Zero the elements above the k-th diagonal (`lower`), or below it; the matrix."""
+    _keep_triangle(block(matrix), matrix.rows, matrix.cols, k, lower)
+    return matrix
+
+
+def _keep_triangle(local: Array, rows: Indices, cols: Indices, k: int, lower: bool) -> None:
+    if local.shape[0] < local.shape[1]:  # few long rows: the other triangle of the transpose
+        _keep_triangle(local.T, cols, rows, -k, not lower)
+        return
+    for j, col in enumerate(cols):
+        first = len(clip(rows, 0, col - k + (not lower)))
+        (local[:first] if lower else local[first:])[:, j] = 0
 
 
 def set_diagonal(matrix: DistMatrix, values: Array | float, k: int = 0) -> DistMatrix:

@@ -128,7 +128,7 @@ def on_rank(gang: Gang, text: str) -> None:
                 f"{', '.join(signatures)}",
             )
         signature = signatures[spec["routine"]]
-        given = [(name, _Matrix(v) if file else v) for name, file, v in spec["arguments"]]
+        given = [(name, Path(v) if file else v) for name, file, v in spec["arguments"]]
         kinds = {parameter.name: parameter.type for parameter in signature.parameters}
         words = [value for name, value in given if name is None]
         typed = [from_json(word, kind) for word, kind in zip(words, kinds.values(), strict=False)]
@@ -154,17 +154,10 @@ def _layout(name: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-class _Matrix:
-    """The file of an argument."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-
 def _loaded(gang: Gang, value: Any, layout: str) -> DistMatrix:
-    if not isinstance(value, _Matrix):
+    if not isinstance(value, Path):  # of a .npy file
         raise TypeError(f"{value!r}; give a .npy file")
-    array: NDArray[Any] = np.load(value.path, mmap_mode="r")
+    array: NDArray[Any] = np.load(value, mmap_mode="r")
     matrix = gang.new(array.shape, chosen_dtype(array.dtype), layout, zero=False)
     whole = array.reshape(matrix.shape)
     if matrix.local.size:

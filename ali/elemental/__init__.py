@@ -57,32 +57,10 @@ from ali.elemental.views import release
 PURE = True  # no routine has other effects than its results
 
 __all__ = [
-    "basis_pursuit",
-    "cholesky",
-    "cond",
-    "eigh",
-    "elastic_net",
-    "interpolative",
-    "lasso",
-    "least_absolute",
-    "lstsq",
-    "lu",
-    "matmul",
-    "nmf",
-    "nnls",
-    "norm",
-    "pinv",
-    "polar",
-    "qr",
-    "qr_pivoted",
-    "ridge",
-    "rpca",
-    "singular_values",
-    "solve",
-    "svd",
-    "svdvals",
-    "svm",
-]
+    "basis_pursuit", "cholesky", "cond", "eigh", "elastic_net", "interpolative", "lasso",
+    "least_absolute", "lstsq", "lu", "matmul", "nmf", "nnls", "norm", "pinv", "polar", "qr",
+    "qr_pivoted", "ridge", "rpca", "singular_values", "solve", "svd", "svdvals", "svm",
+]  # fmt: skip
 
 
 def load(state: dict[str, Any], path: str | None) -> None:

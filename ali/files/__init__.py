@@ -3,15 +3,15 @@
 Implements ``load_matrix``, ``handle.save``, ``checkpoint`` and ``restore`` of a session.
 """
 
-from ali.files import folders, paths, routines
+from ali.files import routines
 
 # Renamed, because `PythonLibrary` calls a module's function `load` when it loads the library.
 load_routine = routines.load
 save_routine = routines.save
 inspect_routine = routines.inspect
-begin_folder, end_folder = folders.begin_folder, folders.end_folder
-manifest, check_folder = folders.manifest, folders.check_folder
-stamp = paths.stamp
+begin_folder, end_folder = routines.begin_folder, routines.end_folder
+manifest, check_folder = routines.manifest, routines.check_folder
+stamp = routines.stamp
 
 __all__ = [
     "begin_folder", "check_folder", "end_folder", "inspect_routine", "load_routine", "manifest",

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ali.files.exchange import Array
 from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
@@ -21,12 +22,32 @@ from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
 from ali.pairwise import Buffers
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.layout import as_slice, intersect
+from mpi_workers.matrix.layout import IndexArray, as_slice, intersect
 
 
 def _pyarrow(path: str) -> Any:
     extra(path, "pyarrow.parquet")
     return extra(path, "pyarrow")
+
+
+def by_band(
+    starts: Sequence[int], rows: Pick
+) -> Iterator[tuple[int, slice | IndexArray, slice | IndexArray]]:
+    """Each band with some of the rows: which of them it has, and their positions in it.
+
+    `starts` are the first rows of all bands, and the number of rows.
+    """
+    if isinstance(rows, range) and rows.step == 1:
+        first, last = np.searchsorted(starts, [rows.start, rows.stop - 1], "right") - 1
+        for k in range(int(first), int(last) + 1):
+            part = intersect(rows, range(starts[k], starts[k + 1]))
+            yield k, as_slice(part, rows.start), as_slice(part, starts[k])
+        return
+    index = np.asarray(rows, np.int64)
+    band = np.searchsorted(starts, index, "right") - 1
+    for k in np.unique(band).tolist():
+        places = np.flatnonzero(band == k)
+        yield k, places, index[places] - starts[k]
 
 
 def names_of(spec: Spec) -> list[str]:
@@ -151,9 +172,7 @@ class ParquetSource:
         self._paths = paths
         self._schema = schema
         self._groups = groups
-        self._starts = [0]
-        for _, _, rows in groups:
-            self._starts.append(self._starts[-1] + rows)
+        self._starts = list(accumulate((rows for _, _, rows in groups), initial=0))
         self._open_number = -1
         self._file: Any = None
         self._dtype = np.dtype(np.float64)
@@ -179,29 +198,11 @@ class ParquetSource:
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         out = self._buffers.take("read", (len(cols), len(rows)), self._dtype).T
-        if isinstance(rows, range) and rows.step == 1:
-            self._read_run(rows, cols, out)
-        else:
-            self._read_scattered(np.asarray(rows, np.int64), cols, out)
-        return out
-
-    def _read_run(self, rows: range, cols: Pick, out: Array) -> None:
-        first, last = np.searchsorted(self._starts, [rows.start, rows.stop - 1], "right") - 1
-        for g in range(int(first), int(last) + 1):
-            part = intersect(rows, range(self._starts[g], self._starts[g + 1]))
-            to, inside = as_slice(part, rows.start), as_slice(part, self._starts[g])
+        for g, to, inside in by_band(self._starts, rows):
             table = self._table(g, cols)
             for k, j in enumerate(cols):
                 out[to, k] = self._values(table, int(j), g)[inside]
-
-    def _read_scattered(self, index: NDArray[np.int64], cols: Pick, out: Array) -> None:
-        group = np.searchsorted(self._starts, index, "right") - 1
-        for g in np.unique(group).tolist():
-            places = np.flatnonzero(group == g)
-            wanted = index[places] - self._starts[g]
-            table = self._table(g, cols)
-            for k, j in enumerate(cols):
-                out[places, k] = self._values(table, int(j), g)[wanted]
+        return out
 
     def _table(self, g: int, cols: Pick) -> Any:
         pyarrow = _pyarrow(self._place.path)

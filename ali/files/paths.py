@@ -1,4 +1,4 @@
-"""Paths of files: the same file on all ranks, replaced in one step or not at all; stamps.
+"""Paths of files: the same file on all ranks, replaced in one step or not at all.
 
 A matrix is saved under a hidden name in the same folder, flushed to the disk, and renamed when
 every rank is done. Readers of the old file are not disturbed.
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ali.interface import Context, routine
+from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 
 
@@ -174,6 +174,11 @@ def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
                         value.close()
             raise Failure.from_map(about)
     return values[0]
+
+
+def on_rank_0(ctx: Context, path: str, work: Callable[[], T]) -> T | None:
+    """`together`, of work that rank 0 does alone; None on other ranks."""
+    return together(ctx, path, lambda: work() if ctx.rank == 0 else None)
 
 
 def extra(path: str, module: str) -> Any:
@@ -384,14 +389,10 @@ def replacing(
     together(ctx, path, check)
     try:
         yield temporary
-        together(ctx, path, (lambda: _publish(temporary, path)) if ctx.rank == 0 else _nothing)
+        on_rank_0(ctx, path, lambda: _publish(temporary, path))
     except BaseException:
         remove(temporary)  # on every rank: the last one removes all of it
         raise
-
-
-def _nothing() -> None:
-    return None
 
 
 def _publish(temporary: str, path: str) -> None:
@@ -439,45 +440,3 @@ def _swap(one: str, other: str) -> None:
         os.rename(aside, other)
         raise
     os.rename(aside, one)
-
-
-@routine("stamp", pure=True)
-def stamp(ctx: Context, path: str) -> str:
-    """Size and time of modification of a file, or of all files in a folder, as rank 0 sees them.
-
-    Parameters
-    ----------
-    path : str
-        A URL has no stamp.
-
-    Returns
-    -------
-    stamp : str
-        Empty for a URL.
-
-    Raises
-    ------
-    FileError
-        If it cannot be read.
-    """
-    found: list[str] = []
-    together(ctx, path, lambda: found.append(_state(path)) if ctx.rank == 0 else None)
-    told: str = ctx.comm.bcast(found[0] if found else "")
-    return told
-
-
-def _state(path: str) -> str:
-    if "://" in path:
-        return ""
-    nbytes, newest, count = 0, 0, 0
-    for name in _files(path):
-        about = os.stat(name)
-        nbytes, newest, count = nbytes + about.st_size, max(newest, about.st_mtime_ns), count + 1
-    return f"{count} files, {nbytes} bytes, {newest}"
-
-
-def _files(path: str) -> Iterator[str]:
-    if not os.path.isdir(path):
-        yield path
-    for folder, _, names in os.walk(path):
-        yield from (os.path.join(folder, name) for name in names)

@@ -1,10 +1,13 @@
-"""The routines of the library `files`."""
+"""The routines of the library `files`: load and save, folders of checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,13 +30,14 @@ from ali.files.formats import (
     place_to_read,
     refuse,
 )
-from ali.files.paths import Place, agree_on, together
+from ali.files.paths import Place, agree_on, hidden, on_rank_0, remove, replacing, together
 from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import as_slice
 from mpi_workers.matrix.sizes import readable
+from mpi_workers.wire.names import CHECKPOINT_FORMAT, MANIFEST
 
 Picked = Pick
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix
@@ -120,7 +124,8 @@ def load(
     place = place_to_read(path, format)
     require_layout("load", layout)
     nodes = agree_on(ctx, place)
-    source = _source(ctx, place, dataset, header, delimiter, index)
+    options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
+    source = _source(ctx, place, options)
     try:
 
         def look() -> tuple[Picked, Picked, About, np.dtype[Any]]:
@@ -275,10 +280,7 @@ def save(
 def _write(
     ctx: Context, A: DistMatrix, kind: Format, spec: Spec, temporary: str, path: str
 ) -> None:
-    def begin() -> Any:
-        return kind.create(temporary, spec, path) if ctx.rank == 0 else None
-
-    created = ctx.comm.bcast(together(ctx, path, begin))
+    created = ctx.comm.bcast(on_rank_0(ctx, path, lambda: kind.create(temporary, spec, path)))
 
     def see() -> None:
         if temporary != path and not os.path.exists(temporary):
@@ -334,7 +336,8 @@ def inspect(
     """
     place = place_to_read(path, format)
     agree_on(ctx, place)
-    source = _source(ctx, place, dataset, header, delimiter, index)
+    options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
+    source = _source(ctx, place, options)
     try:
 
         def look() -> About:
@@ -347,18 +350,189 @@ def inspect(
         source.close()
 
 
-def _source(
-    ctx: Context,
-    place: Place,
-    dataset: str | None,
-    header: bool | None,
-    delimiter: str,
-    index: bool,
-) -> Source:
-    options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
+def _source(ctx: Context, place: Place, options: Options) -> Source:
     kind = format_of(place)
     refuse(place, options, kind.takes)
     return kind.open(ctx, place, options)
+
+
+@routine("stamp", pure=True)
+def stamp(ctx: Context, path: str) -> str:
+    """Size and time of modification of a file, or of all files in a folder, as rank 0 sees them.
+
+    Parameters
+    ----------
+    path : str
+        A URL has no stamp.
+
+    Returns
+    -------
+    stamp : str
+        Empty for a URL.
+
+    Raises
+    ------
+    FileError
+        If it cannot be read.
+    """
+    told: str = ctx.comm.bcast(on_rank_0(ctx, path, lambda: _state(path)))
+    return told
+
+
+def _state(path: str) -> str:
+    if "://" in path:
+        return ""
+    names = [path]
+    if os.path.isdir(path):
+        names = [os.path.join(folder, name) for folder, _, some in os.walk(path) for name in some]
+    found = [os.stat(name) for name in names]
+    nbytes = sum(about.st_size for about in found)
+    newest = max((about.st_mtime_ns for about in found), default=0)
+    return f"{len(found)} files, {nbytes} bytes, {newest}"
+
+
+# --- checkpoints: folders of matrices with a manifest, which appear in one step ---
+
+MATRIX = re.compile(r"\d+\.npy")  # the file of a matrix in a checkpoint
+
+
+@routine("folder")
+def begin_folder(ctx: Context, path: str, token: str) -> str:
+    """Begin a folder under a hidden name, for `end_folder`.
+
+    Parameters
+    ----------
+    path : str
+        The final path.
+    token : str
+        Part of the hidden name.
+
+    Returns
+    -------
+    folder : str
+        The hidden name.
+
+    Raises
+    ------
+    FileError
+        If it cannot be created, or the path exists and is not a checkpoint.
+    """
+
+    final = ctx.comm.bcast(os.path.realpath(path))
+
+    def make() -> None:
+        if os.path.exists(final) and not _is_checkpoint(Path(final)):
+            words = f"{path} exists and is not a checkpoint: choose another name"
+            raise Failure("FileError", words)
+        os.makedirs(hidden(final, token), exist_ok=True)
+
+    on_rank_0(ctx, path, make)
+    return hidden(final, token)
+
+
+@routine()
+def check_folder(ctx: Context, path: str, token: str) -> None:
+    """Whether all ranks see the folder in which a checkpoint will be.
+
+    Parameters
+    ----------
+    path : str
+        The final path of the checkpoint.
+    token : str
+        Part of the name of a file that is there for a moment.
+
+    Raises
+    ------
+    FileError
+        If it cannot be written on rank 0, or a rank does not see what rank 0 writes.
+    """
+    parent = os.path.dirname(os.path.realpath(path))
+    mark = os.path.join(parent, f".alchemist-{token}.part")
+
+    def look() -> None:
+        if not os.path.exists(mark):
+            words = f"{path} cannot be a checkpoint folder: {os.uname().nodename} does not see it"
+            raise Failure("FileError", f"{words}. Choose a folder that all nodes of the gang share")
+
+    on_rank_0(ctx, path, Path(mark).touch)
+    try:
+        together(ctx, path, look)
+    finally:
+        if ctx.rank == 0:
+            Path(mark).unlink(missing_ok=True)
+
+
+@routine()
+def end_folder(ctx: Context, path: str, token: str, manifest: str | None = None) -> None:
+    """Rename a folder of `begin_folder` to its final path in one step, or remove it.
+
+    Parameters
+    ----------
+    path, token : str
+        As given to `begin_folder`.
+    manifest : str, optional
+        The text of its manifest.json. Without it the folder is removed.
+
+    Raises
+    ------
+    FileError
+        If it cannot be written; the old folder is unchanged.
+    """
+    temporary = hidden(os.path.realpath(path), token)
+    if manifest is None:
+        on_rank_0(ctx, path, lambda: remove(temporary))
+        return
+    text = manifest
+
+    def write() -> None:
+        Path(temporary, MANIFEST).write_text(text, encoding="utf-8")
+
+    with replacing(ctx, path, token, _is_checkpoint):
+        on_rank_0(ctx, path, write)
+
+
+@routine("manifest")
+def manifest(ctx: Context, path: str) -> str:
+    """The text of the manifest.json of a checkpoint.
+
+    Parameters
+    ----------
+    path : str
+        The checkpoint's folder.
+
+    Raises
+    ------
+    FileError
+        If the folder is not a checkpoint, or is incomplete.
+    """
+    place = Place(str(Path(path, MANIFEST)))
+    agree_on(ctx, place)
+
+    def read() -> str:
+        text = Path(place.path).read_text(encoding="utf-8")
+        try:
+            json.loads(text)
+        except ValueError as error:
+            raise Failure("FileError", f"{place.path} is damaged: {error}") from None
+        return text
+
+    return together(ctx, place.path, read)
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is empty, or holds a checkpoint and nothing else."""
+    if not folder.is_dir():
+        return False
+    names = os.listdir(folder)
+    if not names:
+        return True
+    if not all(name == MANIFEST or MATRIX.fullmatch(name) for name in names):
+        return False
+    try:
+        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("format") == CHECKPOINT_FORMAT
 
 
 # --- rows and columns ---

@@ -14,17 +14,19 @@ from __future__ import annotations
 import csv
 import os
 import re
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from ali.files.exchange import Array, share
 from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
-from ali.files.parquet import names_of
+from ali.files.parquet import by_band, names_of
 from ali.files.paths import Bytes, Place, extra, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.layout import IndexArray
 
 BLOCK = 1 << 20  # 1 MiB of text is parsed at once
 COPY = 4 << 20
@@ -187,9 +189,7 @@ class CsvSource:
     def index(self, stretches: list[tuple[int, int]]) -> None:
         """Store the stretches of all ranks."""
         self._bytes = [first for first, _ in stretches] + [self._end]
-        self._starts = [0]
-        for _, lines in stretches:
-            self._starts.append(self._starts[-1] + lines)
+        self._starts = list(accumulate((lines for _, lines in stretches), initial=0))
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
         if dtype is not None and dtype.name in PARSED:
@@ -200,12 +200,8 @@ class CsvSource:
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         cols = np.asarray(cols, np.int64) + self._first
-        index = np.asarray(rows, np.int64)
-        out = np.empty((len(index), len(cols)), self._dtype, order="F")
-        stretch = np.searchsorted(self._starts, index, "right") - 1
-        for k in np.unique(stretch).tolist():
-            places = np.flatnonzero(stretch == k)
-            wanted: Any = index[places] - self._starts[k]
+        out = np.empty((len(rows), len(cols)), self._dtype, order="F")
+        for k, places, wanted in by_band(self._starts, rows):
             table = self._parsed(k, cols)
             for number, j in enumerate(cols):
                 column = table.column(f"f{j}")
@@ -221,10 +217,10 @@ class CsvSource:
                     self._check_infinities(k, int(j), wanted)
         return out
 
-    def _check_infinities(self, k: int, j: int, rows: Array) -> None:
+    def _check_infinities(self, k: int, j: int, rows: slice | IndexArray) -> None:
         """Refuse numbers that Arrow has parsed as infinities, such as 1e400."""
         column = self._parsed(k, range(j, j + 1), as_text=True).column(f"f{j}").to_pylist()
-        for row in rows.tolist():
+        for row in np.arange(len(column))[rows].tolist():
             number = (column[row] or "").strip()
             if re.fullmatch(r"[+-]?(inf|infinity)", number, re.I):
                 continue

@@ -18,7 +18,7 @@ from typing import Any
 from ali.files.exchange import Array, ArraySource
 from ali.files.formats import Box, Format, Grain, Options, Sink, Source, Spec, checked, refuse
 from ali.files.npy import Lines, RawSource
-from ali.files.paths import Place, begin_flush, extra, flush, together
+from ali.files.paths import Place, begin_flush, extra, flush, on_rank_0
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import as_slice, stored_shape
@@ -84,7 +84,7 @@ class Zarr(Format):
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
         if Place(path).is_url:
-            together(ctx, path, (lambda: _publish(path, spec)) if ctx.rank == 0 else lambda: None)
+            on_rank_0(ctx, path, lambda: _publish(path, spec))
 
     def owns(self, folder: Path) -> bool:
         names = os.listdir(folder)
@@ -247,7 +247,7 @@ def _appearing(ctx: Context, place: Place) -> Iterator[str]:
         if names:
             _remove(place)  # only chunks: left by a save whose gang was killed
 
-    together(ctx, place.path, look if ctx.rank == 0 else lambda: None)
+    on_rank_0(ctx, place.path, look)
     try:
         yield place.path
     except BaseException:

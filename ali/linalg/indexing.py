@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ali.blocks import Array, block, require, shape_text
+from ali.blocks import Array, block, keep_triangle, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.pairwise import NOTHING, Share, exchange, serves
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Distribution, Indices, Runs, clip, evenly
+from mpi_workers.matrix.layout import Distribution, Runs, Shape, evenly
 
 
 class IndexMap(NamedTuple):
@@ -157,7 +157,7 @@ def take_rows(ctx: Context, A: DistMatrix, rows: list[int]) -> DistMatrix:
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
     index = _indices("take_rows", rows, A.shape[0], "rows")
-    return _taken(ctx, A, index, np.arange(A.shape[1]))
+    return _taken(ctx, A, rows=index)
 
 
 @routine("B")
@@ -186,7 +186,7 @@ def take_cols(ctx: Context, A: DistMatrix, cols: list[int]) -> DistMatrix:
     Error: 0 eps. Peak memory: 1.6 times arguments and results.
     """
     index = _indices("take_cols", cols, A.shape[1], "columns")
-    return _taken(ctx, A, np.arange(A.shape[0]), index)
+    return _taken(ctx, A, cols=index)
 
 
 @routine("B")
@@ -214,14 +214,7 @@ def select_rows(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
 
     Error: 0 eps. Peak memory: 1.8 times arguments and results.
     """
-    require(
-        mask.shape == (A.shape[0], 1),
-        "ShapeError",
-        f"select_rows: the mask is {shape_text(mask)} and A is {shape_text(A)}; it must be "
-        f"{A.shape[0]} x 1",
-    )
-    index = np.flatnonzero(ctx.to_layout(mask, "STAR_STAR").local)
-    return _taken(ctx, A, index, np.arange(A.shape[1]))
+    return _taken(ctx, A, rows=_marked(ctx, "select_rows", A, mask, (A.shape[0], 1)))
 
 
 @routine("B")
@@ -249,14 +242,7 @@ def select_cols(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
 
     Error: 0 eps. Peak memory: 1.8 times arguments and results.
     """
-    require(
-        mask.shape == (1, A.shape[1]),
-        "ShapeError",
-        f"select_cols: the mask is {shape_text(mask)} and A is {shape_text(A)}; it must be "
-        f"1 x {A.shape[1]}",
-    )
-    index = np.flatnonzero(ctx.to_layout(mask, "STAR_STAR").local)
-    return _taken(ctx, A, np.arange(A.shape[0]), index)
+    return _taken(ctx, A, cols=_marked(ctx, "select_cols", A, mask, (1, A.shape[1])))
 
 
 @routine("C", any_axes=True)
@@ -340,9 +326,7 @@ def triu(ctx: Context, A: DistMatrix, k: int = 0) -> DistMatrix:
 
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
-    B = _copied(ctx, A)
-    _keep_triangle(block(B), B.rows, B.cols, k, upper=True)
-    return B
+    return keep_triangle(_copied(ctx, A), lower=False, k=k)
 
 
 @routine("B")
@@ -365,9 +349,7 @@ def tril(ctx: Context, A: DistMatrix, k: int = 0) -> DistMatrix:
 
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
-    B = _copied(ctx, A)
-    _keep_triangle(block(B), B.rows, B.cols, k, upper=False)
-    return B
+    return keep_triangle(_copied(ctx, A), lower=True, k=k)
 
 
 @routine("D")
@@ -419,22 +401,11 @@ def _copied(ctx: Context, A: DistMatrix) -> DistMatrix:
     return B
 
 
-def _keep_triangle(local: Array, rows: Indices, cols: Indices, k: int, *, upper: bool) -> None:
-    """Set the elements below (`upper`) or above the k-th diagonal to zero."""
-    if local.shape[0] < local.shape[1]:  # few long rows: the other triangle of the transpose
-        _keep_triangle(local.T, cols, rows, -k, upper=not upper)
-        return
-    for j, col in enumerate(cols):
-        first = len(clip(rows, 0, col - k + upper))
-        (local[first:] if upper else local[:first])[:, j] = 0
-
-
 def diagonal_of(ctx: Context, A: DistMatrix) -> Array:
     """The main diagonal, whole on every rank. Collective."""
     found = np.zeros(min(A.shape), A.dtype)
-    if any(
-        group[0] == ctx.rank for group in A.distribution.owners()
-    ):  # one rank of each group of copies
+    # One rank of each group of copies.
+    if any(group[0] == ctx.rank for group in A.distribution.owners()):
         local = block(A)
         for j, col in enumerate(A.cols):
             if col in A.rows:
@@ -442,11 +413,29 @@ def diagonal_of(ctx: Context, A: DistMatrix) -> Array:
     return sum_over_ranks(ctx.comm, found)
 
 
-def _taken(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> DistMatrix:
-    B = ctx.empty((rows.size, cols.size), A.dtype, A.layout)
-    maps = [IndexMap(index, np.arange(index.size)) for index in (rows, cols)]
+def _taken(
+    ctx: Context, A: DistMatrix, rows: Array | None = None, cols: Array | None = None
+) -> DistMatrix:
+    """Some rows and columns; None: all of them."""
+    chosen = [
+        np.arange(length) if index is None else index
+        for index, length in zip((rows, cols), A.shape, strict=True)
+    ]
+    B = ctx.empty((chosen[0].size, chosen[1].size), A.dtype, A.layout)
+    maps = [IndexMap(index, np.arange(index.size)) for index in chosen]
     transfer(ctx, A, B, maps[0], maps[1])
     return B
+
+
+def _marked(ctx: Context, name: str, A: DistMatrix, mask: DistMatrix, shape: Shape) -> Array:
+    """Where a mask, which must have this shape, is not zero."""
+    require(
+        mask.shape == shape,
+        "ShapeError",
+        f"{name}: the mask is {shape_text(mask)} and A is {shape_text(A)}; it must be "
+        f"{shape[0]} x {shape[1]}",
+    )
+    return np.flatnonzero(ctx.to_layout(mask, "STAR_STAR").local)
 
 
 def _indices(name: str, given: list[int], length: int, what: str) -> Array:

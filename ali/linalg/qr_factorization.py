@@ -170,13 +170,13 @@ def cholesky_qr(ctx: Context, local: Array, m: int) -> tuple[DistMatrix, DistMat
     n = local.shape[1]
     if m // ctx.size < TALL * n:
         return None
-    first = _factor(ctx, _gram(ctx, local), n, orthonormal=False)
+    first = _factor(ctx, gram_of_rows(ctx, local), n, orthonormal=False)
     if first is None:
         return None
     Q = ctx.empty((m, n), local.dtype)
     q = block(Q)
     _divide(ctx, local, first, q)
-    second = _factor(ctx, _gram(ctx, q), n, orthonormal=True)
+    second = _factor(ctx, gram_of_rows(ctx, q), n, orthonormal=True)
     if second is None:
         return None
     _divide(ctx, q, second, q)
@@ -185,13 +185,14 @@ def cholesky_qr(ctx: Context, local: Array, m: int) -> tuple[DistMatrix, DistMat
     return Q, ctx.new_replicated(r, "VC_STAR")
 
 
-def _gram(ctx: Context, local: Array) -> Array:
-    n = local.shape[1]
-    gram = np.zeros((n, n), local.dtype)
+def gram_of_rows(ctx: Context, local: Array, scale: float = 1.0) -> Array:
+    """The Gram matrix of X over `scale`, of which this rank has some rows, on every rank."""
+    n, dtype = local.shape[1], local.dtype
+    gram = np.zeros((n, n), dtype)
     with np.errstate(all="ignore"):
         for some in panels(len(local), panel_width(n, local.itemsize)):
             ctx.check()
-            part = local[some]
+            part = local[some] if scale == 1.0 else local[some] / dtype.type(scale)
             gram += part.T @ part if local.dtype.kind == "f" else part.conj().T @ part
         return sum_over_ranks(ctx.comm, gram)
 

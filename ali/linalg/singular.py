@@ -57,7 +57,14 @@ from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.creation import normal_rows
 from ali.linalg.eigen import eigenpairs
 from ali.linalg.products import inner, operand, product
-from ali.linalg.qr_factorization import TallQR, exceeds_share, least_singular, stays_spread, thin_qr
+from ali.linalg.qr_factorization import (
+    TallQR,
+    exceeds_share,
+    gram_of_rows,
+    least_singular,
+    stays_spread,
+    thin_qr,
+)
 from ali.linalg.triangular import (
     adjoint_in_rows,
     as_rows,
@@ -94,15 +101,10 @@ def leading_vectors(ctx: Context, local: Array, rank: int, scale: float) -> Arra
     panel of 32 MiB.
     """
     n, dtype = local.shape[1], local.dtype
-    gram = np.zeros((n, n), dtype)
     limits = np.finfo(dtype)
     safe = float(limits.tiny) ** 0.25 < scale < float(limits.max) ** 0.25
-    for some in panels(local.shape[0], panel_width(n, local.itemsize)):
-        part = local[some] if safe else local[some] / dtype.type(scale)
-        gram += part.T @ part if dtype.kind == "f" else part.conj().T @ part
-        ctx.check()
+    whole = gram_of_rows(ctx, local, 1.0 if safe else scale)
     ctx.progress(0.5, "Gram matrix")
-    whole = sum_over_ranks(ctx.comm, gram)
     basis = np.empty((n, rank), dtype)
     if ctx.rank == 0:
         _, vectors = scipy.linalg.eigh(

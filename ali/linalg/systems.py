@@ -27,6 +27,7 @@ from ali.blocks import (
     require_choice,
     require_same_rows,
     require_square,
+    set_diagonal,
 )
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
@@ -468,9 +469,13 @@ def inv(ctx: Context, A: DistMatrix) -> DistMatrix:
 
     Error: 2 eps, |A X - I| / (|A| |X| + |I|). Peak memory: 3.4 times arguments and results.
     """
-    require_square("inv", A)
-    X, elimination = _inverse(ctx, A)
+    n, dtype = require_square("inv", A), float_dtype(A.dtype)
+    identity = set_diagonal(ctx.zeros((n, n), dtype), 1)
+    elimination = eliminate(ctx, as_rows(ctx, A, dtype), identity, into=identity)
     _refuse_singular("inv", elimination)
+    X = elimination.Y
+    assert X is not None
+    triangular_solve(ctx, elimination.U, X, lower=False)
     return X
 
 
@@ -611,19 +616,6 @@ def _cholesky(
         "positive, or contains NaN or infinity",
     )
     return L
-
-
-def _inverse(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, Elimination]:
-    """The inverse; undefined if the elimination reports a failure."""
-    n, dtype = A.shape[0], float_dtype(A.dtype)
-    identity = ctx.zeros((n, n), dtype)
-    block(identity)[range(len(identity.rows)), identity.rows] = 1
-    elimination = eliminate(ctx, as_rows(ctx, A, dtype), identity, into=identity)
-    X = elimination.Y
-    assert X is not None
-    if not elimination.failure:
-        triangular_solve(ctx, elimination.U, X, lower=False)
-    return X, elimination
 
 
 def _pivots(ctx: Context, name: str, A: DistMatrix) -> tuple[complex, Array]:

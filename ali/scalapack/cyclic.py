@@ -25,7 +25,7 @@ from ali.native.host import ignored_errors_raised
 from ali.scalapack.native import INT_MAX, BlacsGrid, Native, grid_of, real
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import form
+from mpi_workers.matrix.layout import Runs, as_array, form
 
 Array = NDArray[Any]
 
@@ -45,16 +45,12 @@ MOVED = 64 << 20  # 64 MiB: memory that p?gemr2d may allocate on a rank, which i
 
 def owned(length: int, block: int, proc: int, procs: int) -> int:
     """How many of `length` indices a process holds (ScaLAPACK's numroc)."""
-    whole, rest = divmod(length, block)
-    mine, extra = divmod(whole, procs)
-    return mine * block + (block if proc < extra else rest if proc == extra else 0)
+    return Runs(proc, 1, procs).of_blocks(block).count(length)
 
 
 def indices(length: int, block: int, proc: int, procs: int) -> NDArray[np.int64]:
     """Global indices of what a process holds, ascending."""
-    everything = np.arange(length, dtype=np.int64)
-    found: NDArray[np.int64] = everything[everything // block % procs == proc]
-    return found
+    return as_array(Runs(proc, 1, procs).of_blocks(block).members(0, length))
 
 
 class Cyclic:

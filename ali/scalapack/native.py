@@ -37,7 +37,6 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -212,15 +211,8 @@ class _Loaded:
     native: Native | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Files that may be ScaLAPACK: the last one is the library, the others are its parts."""
-
-    files: tuple[Path, ...]
-
-    @property
-    def path(self) -> Path:
-        return self.files[-1]
+# Files that may be ScaLAPACK: the last one is the library, the others are its parts.
+Candidate = tuple[Path, ...]
 
 
 def load(path: str | None = None) -> Native:
@@ -247,7 +239,7 @@ def load(path: str | None = None) -> Native:
         try:
             native = _open(candidate)
         except OSError as error:
-            reasons.append(f"{candidate.path}: {error}")
+            reasons.append(f"{candidate[-1]}: {error}")
         else:
             native.passed_over = reasons
             return native
@@ -270,7 +262,7 @@ def _named(files: str, source: str) -> list[Candidate]:
             )
     if len(paths) == 1 and paths[0].name.startswith(MKL_SCALAPACK):
         return [_with_parts(paths[0])]
-    return [Candidate(paths)]
+    return [paths]
 
 
 def search() -> Iterator[Candidate]:
@@ -316,18 +308,18 @@ def _version(path: Path) -> tuple[list[int], int]:
 
 
 def _single(folder: Path, pattern: str) -> Iterator[Candidate]:
-    yield from (Candidate((path,)) for path in _matching(folder, pattern))
+    yield from ((path,) for path in _matching(folder, pattern))
 
 
 def _with_parts(scalapack: Path) -> Candidate:
     """MKL with its parts, which its files do not declare."""
     parts = (_matching(scalapack.parent, f"{part}*") for part in MKL_PARTS)
-    return Candidate((*(found[0] for found in parts if found), scalapack))
+    return *(found[0] for found in parts if found), scalapack
 
 
 def _open(candidate: Candidate) -> Native:
     """Load it. Raises `OSError` with the reason if it cannot be used."""
-    path = os.path.realpath(candidate.path)
+    path = os.path.realpath(candidate[-1])
     loaded = _Loaded.native
     if loaded is not None:
         if loaded.path == path:
@@ -336,15 +328,15 @@ def _open(candidate: Candidate) -> Native:
             f"these ranks have already loaded {loaded.path}, and a process cannot load two "
             "ScaLAPACK libraries: request new workers"
         )
-    for file in candidate.files:
+    for file in candidate:
         if needed := foreign_mpi(file):
             raise OSError(f"it needs {needed}, but these ranks run on {our_mpi()}")
     provide_mpich()
     with known_processor():
-        if len(candidate.files) > 1:
-            handle = load_together([mpi_file(), *map(str, candidate.files)])
+        if len(candidate) > 1:
+            handle = load_together([mpi_file(), *map(str, candidate)])
         else:
-            handle = ctypes.CDLL(str(candidate.path))
+            handle = ctypes.CDLL(str(candidate[-1]))
     if other := second_mpi():
         raise OSError(
             f"it has loaded a second MPI, {other}, but these ranks run on {our_mpi()}: request new "

@@ -207,13 +207,13 @@ def render(ctx: Context, copy: int = 0) -> tuple[int, int, bytes]:
 @routine("state")
 def save_state(ctx: Context) -> DistMatrix:
     """The state of the simulation, which must be the only one, as its library returns it."""
-    return _host(ctx).save(ctx)
+    return _copy(ctx, 0, "save_state").save(ctx)
 
 
 @routine()
 def load_state(ctx: Context, state: DistMatrix) -> None:
     """Restore a state of `save_state`."""
-    _host(ctx).load(ctx, state)
+    _copy(ctx, 0, "load_state").load(ctx, state)
 
 
 @routine("shape", "dtype", "elements")

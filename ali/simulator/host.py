@@ -135,12 +135,13 @@ class Simulations:
     def save(self, ctx: Context) -> DistMatrix:
         """The state of the only simulation. Collective. Raises `Failure`."""
         self._enter(ctx)
-        return self._only("save_state").save_state()
+        state: DistMatrix = self._only("save_state").call("save_state")[0]
+        return state
 
     def load(self, ctx: Context, state: DistMatrix) -> None:
         """Go back to a state. Collective. Raises `Failure`."""
         self._enter(ctx)
-        self._only("load_state").load_state(state)
+        self._only("load_state").call("load_state", state)
 
     def save_copy(self, ctx: Context, copy: int) -> tuple[list[int], str, bytes]:
         """Shape, dtype and elements of a copy's state, on rank 0. Collective."""

@@ -110,19 +110,20 @@ class Instance:
 
     def _agreed_spec(self) -> str:
         """Rank 0's spec, on all ranks of the simulation."""
-        (text,) = self._call("spec")
+        (text,) = self.call("spec")
         told: str = self._gang.comm.bcast(text) if self._gang.size > 1 else text
         return told
 
-    def _call(self, routine: str, *values: Any) -> list[Any]:
+    def call(self, routine: str, *values: Any) -> list[Any]:
+        """Call a routine that the simulator has; one value per result."""
         arguments = dict(zip(self._parameters[routine], values, strict=True))
         return self._library.call(self._gang, routine, arguments)
 
     def begin(self, seed: int, record: Record) -> None:
         """Begin an episode; write its first observation into the record. A seed < 0 is ignored."""
         if seed >= 0 and self.has("seed"):
-            self._call("seed", seed)
-        self._call("reset")
+            self.call("seed", seed)
+        self.call("reset")
         record.scores[:] = 0.0
         if not record.observe(self._numbers_of("get_state", self.spec.observations)):
             record.scores[-1] = UNFIT
@@ -151,38 +152,18 @@ class Instance:
         return None
 
     def picture(self) -> Array:
-        """The result of ``render``, gathered on the simulation's rank 0. Raises `Failure`."""
-        self._need("render")
-        return self._gang.to_layout(self._call("render")[0], "CIRC_CIRC").local
-
-    def save_state(self) -> DistMatrix:
-        """The result of ``save_state``. Raises `Failure`."""
-        self._need("save_state")
-        state: DistMatrix = self._call("save_state")[0]
-        return state
-
-    def load_state(self, state: DistMatrix) -> None:
-        """Restore a state of ``save_state``. Raises `Failure`."""
-        self._need("load_state")
-        self._call("load_state", state)
+        """The result of ``render``, gathered on the simulation's rank 0."""
+        return self._gang.to_layout(self.call("render")[0], "CIRC_CIRC").local
 
     def saved_state(self) -> Array:
-        """The same as an array, gathered on the simulation's rank 0. Raises `Failure`."""
-        state = self.save_state()
+        """The result of ``save_state``, gathered on the simulation's rank 0."""
+        state: DistMatrix = self.call("save_state")[0]
         local = self._gang.to_layout(state, "CIRC_CIRC").local
         return local.reshape(state.array_shape) if local.size == math.prod(state.shape) else local
 
     def restore_state(self, state: Array) -> None:
-        """Restore a state of `saved_state`, given on all ranks. Raises `Failure`."""
-        self.load_state(Context(self._gang, {}).new_replicated(state, "VC_STAR"))
-
-    def _need(self, routine: str) -> None:
-        if not self.has(routine):
-            has = ", ".join(sorted(self._parameters))
-            raise Failure(
-                "NoSuchRoutineError",
-                f"simulator {self._name!r} has no routine {routine!r}; it has {has}",
-            )
+        """Restore a state of `saved_state`, given on all ranks."""
+        self.call("load_state", Context(self._gang, {}).new_replicated(state, "VC_STAR"))
 
     def renew(self) -> None:
         """Replace the communicator: messages of a failed call may still be in transit on it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,29 @@ KEYS = {
 }  # fmt: skip
 DTYPES = ("float32", "float64", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 UNFIT = math.nan  # instead of the end of the episode: an integer of the observation does not fit
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+# Keys with their defaults, which values are valid, and that in words.
+OPTIONS: tuple[tuple[str, Any, Callable[[Any], bool], str], ...] = (
+    ("agents", 1, lambda value: _whole(value, 1), "an integer, at least 1"),
+    (
+        "episode_length",
+        None,
+        lambda value: value is None or _whole(value, 1),
+        "an integer, at least 1, or null",
+    ),
+    ("time_step", 1.0, lambda value: isinstance(value, int | float), "a number"),
+    ("info", [], _names, "a list of names"),
+    ("render", None, lambda value: isinstance(value, dict | None), "an object or null"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +97,27 @@ def parse(library: str, text: str) -> Spec:
     for key in ("observation", "action"):
         require(isinstance(spec.get(key), dict), f"needs {key!r}: {{'shape': [...], ...}}")
 
-    agents = spec.setdefault("agents", 1)
-    require(_whole(agents, 1), f"has agents={agents!r}; it must be an integer, at least 1")
+    for key, default, valid, words in OPTIONS:
+        value = spec.setdefault(key, copy.copy(default))
+        require(valid(value), f"has {key}={value!r}; it must be {words}")
+    agents = spec["agents"]
+    leaves = {key: list(_leaves(spec[key], key, require)) for key in ("observation", "action")}
     sizes: dict[str, list[int]] = {}
-    for key in ("observation", "action"):
-        leaves = list(_leaves(spec[key], key, require))
-        sizes[key] = [_size(leaf, key, agents, require) for leaf in leaves]
-        require(bool(leaves), f"has an {key} without parts")
-    length = spec.setdefault("episode_length", None)
-    require(
-        length is None or _whole(length, 1),
-        f"has episode_length={length!r}; it must be an integer, at least 1, or null",
-    )
-    step = spec.setdefault("time_step", 1.0)
-    require(isinstance(step, int | float), f"has time_step={step!r}; it must be a number")
-    info = spec.setdefault("info", [])
-    named = isinstance(info, list) and all(isinstance(name, str) for name in info)
-    require(named, f"has info={info!r}; it must be a list of names")
-    picture = spec.setdefault("render", None)
-    require(
-        picture is None or isinstance(picture, dict),
-        f"has render={picture!r}; it must be an object or null",
-    )
+    for key, parts in leaves.items():
+        sizes[key] = [_size(leaf, key, agents, require) for leaf in parts]
+        require(bool(parts), f"has an {key} without parts")
     spec.setdefault("name", library)
     spec.setdefault("score", "")
-    observed = [leaf["dtype"] for leaf in _leaves(spec["observation"], "observation", require)]
-    scores = agents + len(info)
+    scores = agents + len(spec["info"])
     layout = [("scores", np.float64, (scores + 1,))]
-    for number, (dtype, size) in enumerate(zip(observed, sizes["observation"], strict=True)):
-        layout.append((f"o{number}", np.dtype(dtype), (size,)))
+    for number, leaf in enumerate(leaves["observation"]):
+        layout.append((f"o{number}", np.dtype(leaf["dtype"]), (sizes["observation"][number],)))
     return Spec(
         json.dumps(spec),
         sum(sizes["action"]),
         sum(sizes["observation"]),
         scores,
-        _choices(list(_leaves(spec["action"], "action", require)), sizes["action"]),
+        _choices(leaves["action"], sizes["action"]),
         np.dtype(layout, align=True),
     )
 
@@ -152,10 +162,6 @@ def _choices(leaves: list[dict[str, Any]], sizes: list[int]) -> np.ndarray[Any, 
         found.append(np.resize(np.array(choices, float), size))
     together = np.concatenate(found)
     return None if np.isinf(together).all() else together
-
-
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _box(box: dict[str, Any], key: str, require: Any) -> int:

@@ -99,71 +99,6 @@ def special(gang: Gang) -> list[Any]:
     return check.result()
 
 
-def models(gang: Gang) -> list[Any]:
-    """On data whose answer is known, or by the conditions of optimality."""
-    check = checks(gang)
-    if gang.size > 2:  # interior points wait for each other thousands of times
-        _regressions(check, "float64", (10, 4))
-    else:
-        for dtype in ("float64", "float32"):
-            _regressions(check, dtype, (24, 9))
-            _other_regressions(check, dtype)
-    return check.result()
-
-
-def _sparse_data(shape: Shape, dtype: str) -> tuple[Array, Array, Array]:
-    rng = np.random.default_rng(5)
-    a = rng.standard_normal(shape).astype(dtype)
-    truth = np.zeros((shape[1], 1), dtype)
-    truth[[1, 3]] = [[2], [-3]]
-    return a, truth, (a @ truth + 0.01 * rng.standard_normal((shape[0], 1))).astype(dtype)
-
-
-def _regressions(check: Checks, dtype: str, shape: Shape) -> None:
-    fine = 1e-5 if dtype == "float64" else 3e-2
-    a, truth, b = _sparse_data(shape, dtype)
-    A, B = check.distribute(a), check.distribute(b)
-    for name, lam2 in (("lasso", 0.0), ("elastic_net", 0.5)):
-        weights = (2.0, lam2) if lam2 else (2.0,)
-        x = check.whole(getattr(elemental, name)(check.ctx, A, B, *weights))
-        # The slope is 2 sign(x) where x is not zero, else between -2 and 2.
-        slope, there = a.T @ (b - a @ x) - 2 * lam2 * x, np.abs(x) > 1e-2
-        check.true((np.abs(slope) <= 2 + fine).all(), [name, "bound", dtype])
-        check.true((np.abs(slope - 2 * np.sign(x))[there] <= fine).all(), [name, "sign", dtype])
-        check.true((there == (truth != 0)).all(), [name, "support", dtype])
-
-
-def _other_regressions(check: Checks, dtype: str) -> None:
-    ctx, rng = check.ctx, np.random.default_rng(7)
-    fine = 1e-5 if dtype == "float64" else 3e-2
-    a, truth, _ = _sparse_data((24, 9), dtype)
-    A = check.distribute(a)
-    wide = rng.standard_normal((9, 16)).astype(dtype)
-    rare = np.zeros((16, 1), dtype)
-    rare[[3, 7]] = [[1], [-2]]
-    x = check.whole(
-        elemental.basis_pursuit(ctx, check.distribute(wide), check.distribute(wide @ rare))
-    )
-    check.true(np.abs(x - rare).max() <= fine, ["basis pursuit", dtype])
-    spoilt = a @ truth
-    spoilt[[3, 8]] += 100
-    x = check.whole(elemental.least_absolute(ctx, A, check.distribute(spoilt)))
-    check.true(np.abs(x - truth).max() <= fine, ["least absolute", dtype])
-    points = rng.standard_normal((24, 2)).astype(dtype)
-    sides = np.sign(points @ [[1], [-2]] + 0.3).astype(dtype)
-    points += 0.5 * sides * np.array([1, -2], dtype)
-    w, bias = elemental.svm(ctx, check.distribute(points), check.distribute(sides), 10.0)
-    margins = sides * (points @ check.whole(w) + bias)
-    check.true((margins > 0).all(), ["svm separates", dtype])
-    check.true(margins.min() >= 0.95, ["svm's margin", dtype])
-    targets = rng.standard_normal((24, 2)).astype(dtype)
-    x = check.whole(elemental.nnls(ctx, A, check.distribute(targets)))
-    slope = a.T @ (targets - a @ x)  # is 0 where x > 0, else not above 0
-    check.true(x.min() >= -1e-6, ["nnls, sign", dtype])
-    check.true(slope.max() <= 10 * fine, ["nnls, bound", dtype])
-    check.true((np.abs(slope * x) <= 10 * fine).all(), ["nnls, complementary", dtype])
-
-
 def factorised_data(gang: Gang) -> list[Any]:
     check = checks(gang)
     ctx, few = check.ctx, gang.size > 2
@@ -327,7 +262,7 @@ def found(gang: Gang) -> str:
 def everything(gang: Gang) -> dict[str, Any]:
     functions = [layouts, special]
     if gang.size <= 3:  # interior points wait for each other thousands of times
-        functions += [models, factorised_data]
+        functions += [factorised_data]
     found: dict[str, Any] = {function.__name__: function(gang) for function in functions}
     for function in (controls, refusals, too_large, copies, renewals):
         found[function.__name__] = function(gang)

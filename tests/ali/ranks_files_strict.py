@@ -16,7 +16,7 @@ import pytest
 import zarr
 
 from ali import pairwise
-from ali.files import exchange, folders, paths, routines, text
+from ali.files import exchange, paths, routines, text
 from ali.files.paths import hidden
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_files import BASE, SUFFIXES, USUAL, Checks, bits, values, written_by_others
@@ -61,20 +61,20 @@ def kept(gang: Gang, folder: Path) -> list[str]:
         if words not in said or contents(folder) != before:
             wrong.append(f"{name} {options}: {said}")
     for other in ("app", "notes"):
-        said = check.said(folders.begin_folder, check.ctx, str(folder / other), "t")
+        said = check.said(routines.begin_folder, check.ctx, str(folder / other), "t")
         if "is not a checkpoint" not in said or contents(folder) != before:
             wrong.append(f"{other}: {said}")
     place = str(folder / "checkpoint")
     for number, fails in enumerate((False, True)):
-        folders.begin_folder(check.ctx, place, "t")
+        routines.begin_folder(check.ctx, place, "t")
         routines.save(check.ctx, A, f"{hidden(place, 't')}/{number}.npy")
         before = contents(folder / "checkpoint")
         gang.comm.Barrier()
         with pytest.MonkeyPatch.context() as patch:
             if fails:
                 patch.setattr(paths, "_swap", full)
-            text = f'{{"format": "{folders.CHECKPOINT_FORMAT}", "number": {number}}}'
-            said = check.said(folders.end_folder, check.ctx, place, "t", text)
+            text = f'{{"format": "{routines.CHECKPOINT_FORMAT}", "number": {number}}}'
+            said = check.said(routines.end_folder, check.ctx, place, "t", text)
         if fails != ("No space left" in said) or check.left():
             wrong.append(f"checkpoint {number}: {said}, left {check.left()}")
     if contents(folder / "checkpoint") != before or '"number": 0' not in str(before):
@@ -111,7 +111,7 @@ def existing(folder: Path) -> None:
         np.save(folder / name / "inner.npy", BASE)
     (folder / "notes").mkdir()
     (folder / "notes" / "manifest.json").write_text(
-        json.dumps({"format": folders.CHECKPOINT_FORMAT})
+        json.dumps({"format": routines.CHECKPOINT_FORMAT})
     )
     (folder / "notes" / "notes.txt").write_text("how it was computed")
     (folder / "app").mkdir()

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ali import linalg
-from ali.interface import Context
 from ali.linalg import products as multiplication
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.gang import Gang
+from tests.ali import routine_table
 from tests.ali.ranks_linalg_checks import (
     FLOATS,
     NUMBERS,
     Array,
     Checks,
-    failures_on_all_ranks,
-    failures_on_rank_0,
-    orthonormal,
+    Refusals,
     small_panels,
     some,
     values,
@@ -72,55 +69,27 @@ def products(gang: Gang) -> list[Any]:
     return check.result()
 
 
-def _svd(check: Checks, a: Array, rank: int, layout: str, what: Any) -> None:
-    """Check a truncated SVD of `a` against NumPy's."""
-    used = np.dtype("float64") if a.dtype.kind == "i" else a.dtype
-    real = used.type(0).real.dtype
-    S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a, layout), rank)
-    check.true((S.layout, U.layout, V.layout) == ("STAR_STAR", "VC_STAR", "VC_STAR"), what)
-    s, u, v = (check.whole(x) for x in (S, U, V))
-    wide = a.astype("complex128" if used.kind == "c" else "float64")
-    exact = np.linalg.svd(wide, compute_uv=False)[:rank]
-    top = 10 * float(exact[0]) or 1e-300
-    check.close(s, exact.astype(real), real, [what, "S"], top)
-    check.true((np.diff(s) <= 0).all() and (s >= 0).all(), [what, "descending"])
-    orthonormal(check, u, [what, "U"])
-    orthonormal(check, v, [what, "V"])
-    size = top * float(np.finfo(used).eps / np.finfo(wide.dtype).eps)
-    product = (u * s).astype(wide.dtype)
-    check.close(wide @ v, product, wide.dtype, [what, "A V = U S"], size)
-
-
 def svds(gang: Gang) -> list[Any]:
+    """Truncated SVDs of extreme sizes and decaying values; others are in the table of routines."""
     check = Checks(gang)
-    cases = ((1, "VC_STAR"), (5, "STAR_VC"), (29, "MC_MR"), (30, "VC_STAR"))
-    shapes = [(60, 30), (30, 60), (40, 40)]
-    for dtype, shape, (rank, layout) in some(gang, (*FLOATS, "int64"), shapes, cases):
-        _svd(check, values(shape, dtype), rank, layout, [dtype, shape, rank, layout])
-    for shape in [(1, 1), (1, 7), (7, 1), (3, 2), (2, 3)]:
-        for dtype in FLOATS:
-            _svd(check, values(shape, dtype), min(shape), "VC_STAR", [dtype, shape, "tiny"])
-    for dtype in FLOATS if gang.size < 4 else ("float64", "complex64"):
-        low = values((60, 2), dtype) @ values((2, 40), dtype, 1)
-        for rank in (2, 5, 40):
-            _svd(check, low, rank, "VC_STAR", [dtype, "of rank 2", rank])
-            _svd(check, low.T.copy(), rank, "VC_STAR", [dtype, "of rank 2, wide", rank])
-        for rank in (3, 30):
-            _svd(check, np.zeros((50, 30), dtype), rank, "VC_STAR", [dtype, "zero", rank])
+
+    def right(a: Array, rank: int, what: Any) -> None:
+        found = linalg.truncated_svd(check.ctx, check.distribute(a), rank)
+        error = routine_table.leading(a, *(check.whole(x) for x in found))
+        check.true(error <= 60 * float(np.finfo(a.dtype).eps), [what, rank, error])
+
+    for dtype in FLOATS:
         a = np.zeros((50, 30), dtype)
         a[4, 7] = 2
-        _svd(check, a, 4, "VC_STAR", [dtype, "one element"])
-        _svd(check, np.eye(50, 30, dtype=dtype), 4, "VC_STAR", [dtype, "all values equal"])
+        right(a, 4, [dtype, "one element"])
     for size in (1e200, 1e-200):
-        _svd(check, size * values((60, 30), "float64"), 4, "VC_STAR", ["size", size])
-        _svd(check, size * values((30, 60), "complex128"), 4, "VC_STAR", ["size", size])
+        right(size * values((60, 30), "float64"), 4, ["size", size])
+        right(size * values((30, 60), "complex128"), 4, ["size", size])
     a = values((200, 50), "float64") * 0.5 ** np.arange(50)
-    _svd(check, a, 12, "VC_STAR", "decaying")
-    with small_panels():
-        _svd(check, a, 12, "VC_STAR", "decaying, in panels")
-    S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a), 50)
-    s, u, v = (check.whole(x) for x in (S, U, V))
-    check.close((u * s) @ v.conj().T, a, "float64", "all of it: A = U S V^H", 30)
+    for rank in (12, 50):
+        right(a, rank, "decaying")
+        with small_panels():
+            right(a, rank, "decaying, in panels")
     return check.result()
 
 
@@ -184,44 +153,31 @@ def random_numbers(gang: Gang) -> dict[str, Any]:
     }
 
 
-def refusals(gang: Gang) -> dict[str, Any]:
-    """Failures of bad calls. Only rank 0 calls: it must fail without waiting for other ranks."""
-    ctx = Context(gang, {})
-    A = ctx.zeros((4, 3), "float64")
-    calls: dict[str, Callable[[], Any]] = {
-        "matmul": lambda: linalg.matmul(ctx, A, A),
-        "rank 0": lambda: linalg.truncated_svd(ctx, A, 0),
-        "rank 4": lambda: linalg.truncated_svd(ctx, A, 4),
-        "tol": lambda: linalg.truncated_svd(ctx, A, 1, -1.0),
-        "tol nan": lambda: linalg.truncated_svd(ctx, A, 1, float("nan")),
-        "iterations": lambda: linalg.truncated_svd(ctx, A, 1, 0.0, -1),
-        "no rows": lambda: linalg.random_normal(ctx, -1, 3, 1),
-        "no columns": lambda: linalg.random_normal(ctx, 3, -1, 1),
-    }
-    return failures_on_rank_0(gang, calls)
-
-
-def troubles(gang: Gang) -> dict[str, list[str]]:
-    """Failures that appear during the computation: every rank must raise the same one."""
+def refused(gang: Gang) -> list[Any]:
+    """Failures of bad calls, before any message and during the computation."""
     check = Checks(gang)
     ctx = check.ctx
-    found = {}
-    for name, bad in (("nan", np.nan), ("inf", np.inf)):
-        for shape in ((60, 30), (30, 60), (5, 4)):
-            a = values(shape, "float64")
-            a[shape[0] - 1, 2] = bad
-            A = check.distribute(a)
-            found[f"{name} {shape}"] = failures_on_all_ranks(ctx, linalg.truncated_svd, ctx, A, 3)
+    A = ctx.zeros((4, 3), "float64")
+    says = Refusals(ctx, linalg, alone=True)
+    says("matmul", "ShapeError: A is 4 x 3 and B is 4 x 3; A must have", A, A)
+    says("truncated_svd", "BadArgumentError: rank=0; it must be 1 to 3 for a 4 x 3 matrix", A, 0)
+    says("truncated_svd", "BadArgumentError: rank=4; it must be 1 to 3 for a 4 x 3 matrix", A, 4)
+    says("truncated_svd", "BadArgumentError: tol=-1.0; it must be", A, 1, -1.0)
+    says("truncated_svd", "BadArgumentError: tol=nan; it must be", A, 1, float("nan"))
+    says("truncated_svd", "BadArgumentError: max_iterations=-1; it must be", A, 1, 0.0, -1)
+    says("random_normal", "ShapeError: -1 x 3 is not a shape", -1, 3, 1)
+    says("random_normal", "ShapeError: 3 x -1 is not a shape", 3, -1, 1)
+    late = Refusals(ctx, linalg)
+    for bad, shape in itertools.product((np.nan, np.inf), ((60, 30), (30, 60), (5, 4))):
+        a = values(shape, "float64")
+        a[shape[0] - 1, 2] = bad
+        late("truncated_svd", "LinAlgError: A contains NaN or infinity", check.distribute(a), 3)
     huge = check.distribute(np.full((60, 30), 3e38, "float32"))
-    found["too large"] = failures_on_all_ranks(ctx, lambda: linalg.truncated_svd(ctx, huge, 3))
+    late("truncated_svd", "LinAlgError: A contains NaN or infinity, or is too large", huge, 3)
     flat = check.distribute(values((400, 300), "float64"))
-    found["one restart"] = failures_on_all_ranks(
-        ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 0.0, 1)
-    )
-    found["after all"] = failures_on_all_ranks(
-        ctx, lambda: linalg.truncated_svd(ctx, flat, 10, 1e-2)
-    )
-    return found
+    late("truncated_svd", "LinAlgError: ARPACK found", flat, 10, 0.0, 1)
+    late("truncated_svd", "nothing", flat, 10, 1e-2)
+    return says.found + late.found
 
 
 def nonfinite_passes(gang: Gang) -> list[Any]:
@@ -259,6 +215,6 @@ def everything(gang: Gang) -> dict[str, Any]:
     """All checks in one launch: starting ranks takes longer than most checks."""
     functions = (
         products, svds, norms, transposes, nonfinite_passes,
-        random_numbers, refusals, troubles, reproducible,
+        random_numbers, refused, reproducible,
     )  # fmt: skip
     return {function.__name__: function(gang) for function in functions}

@@ -135,38 +135,34 @@ def orthonormal(check: Checks, q: Array, what: Any) -> None:
 
 def failures_on_all_ranks(ctx: Context, call: Callable[..., Any], *arguments: Any) -> list[str]:
     """The failure of every rank, as kind and message."""
-    said = "nothing"
+    return list(ctx.comm.allgather(failure_of(call, *arguments)))
+
+
+def failure_of(call: Callable[..., Any], *arguments: Any) -> str:
     try:
         call(*arguments)
     except Failure as failure:
-        said = f"{failure.kind}: {failure.message}"
-    return list(ctx.comm.allgather(said))
+        return f"{failure.kind}: {failure.message}"
+    return "nothing"
 
 
 class Refusals:
     """Calls of a library that all ranks refuse, and the words with which the message begins.
 
     ``says("add", "ShapeError: shapes", A, B)`` calls add, for "ShapeError: add: shapes...".
+    With `alone` rank 0 makes the calls: they are refused before any message.
     """
 
-    def __init__(self, ctx: Context, library: Any) -> None:
-        self._ctx, self._library = ctx, library
+    def __init__(self, ctx: Context, library: Any, *, alone: bool = False) -> None:
+        self._ctx, self._library, self._alone = ctx, library, alone
         self.found: list[tuple[str, list[str]]] = []
 
     def __call__(self, routine: str, words: str, *arguments: Any, **options: Any) -> None:
         call = functools.partial(getattr(self._library, routine), self._ctx, *arguments, **options)
         kind, _, rest = words.partition(": ")
         begins = f"{kind}: {routine}: {rest}" if rest else words
-        self.found.append((begins, failures_on_all_ranks(self._ctx, call)))
-
-
-def failures_on_rank_0(gang: Gang, calls: dict[str, Callable[[], Any]]) -> dict[str, str]:
-    """The failures of calls that are refused before any message: rank 0 makes them alone."""
-    said: dict[str, str] = {}
-    if gang.rank == 0:
-        for name, call in calls.items():
-            try:
-                call()
-            except Failure as failure:
-                said[name] = f"{failure.kind}: {failure.message}"
-    return said
+        if not self._alone:
+            self.found.append((begins, failures_on_all_ranks(self._ctx, call)))
+            return
+        said = failure_of(call) if self._ctx.rank == 0 else ""
+        self.found.append((begins, [self._ctx.comm.bcast(said)] * self._ctx.size))

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 from ali import scalapack
 from ali.loader import symbol_file
 from ali.native.host import ignored_errors_raised
+from ali.scalapack import spectra
 from ali.scalapack.cyclic import Call
 from ali.scalapack.native import grid_of
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
     FLOATS,
+    Array,
     Checks,
-    failures_on_all_ranks,
-    failures_on_rank_0,
+    Refusals,
+    orthonormal,
     values,
 )
 from tests.ali.ranks_routines import blocks
@@ -33,57 +35,46 @@ from tests.ali.ranks_routines import blocks
 COMMUNICATOR = 10  # what Cblacs_get is asked for
 
 
-def refusals(gang: Gang) -> dict[str, str]:
-    """Calls that are refused before any message: rank 0 makes them alone."""
-    ctx = loaded(gang).ctx
-    tall, other = ctx.zeros((4, 3), "float64"), ctx.zeros((5, 5), "float32")
-    empty = ctx.zeros((0, 3), "float64")
-    calls: dict[str, Callable[[], Any]] = {
-        "matmul": lambda: scalapack.matmul(ctx, tall, tall),
-        "matmul transposed": lambda: scalapack.matmul(ctx, tall, other, "T"),
-        "matmul op": lambda: scalapack.matmul(ctx, tall, tall, "H"),
-        "solve": lambda: scalapack.solve(ctx, tall, tall),
-        "solve rows": lambda: scalapack.solve(ctx, other, tall),
-        "cholesky": lambda: scalapack.cholesky(ctx, tall),
-        "eigh": lambda: scalapack.eigh(ctx, tall),
-        "condest": lambda: scalapack.condest(ctx, tall),
-        "condest kind": lambda: scalapack.condest(ctx, other, "fro"),
-        "lstsq": lambda: scalapack.lstsq(ctx, tall, other),
-        "norm": lambda: scalapack.norm(ctx, tall, "2"),
-        "svd of nothing": lambda: scalapack.svd(ctx, empty),
-    }
-    return failures_on_rank_0(gang, calls)
-
-
-def troubles(gang: Gang) -> dict[str, list[str]]:
-    """Failures that ScaLAPACK finds, or that only all ranks together see."""
+def refused(gang: Gang) -> list[Any]:
+    """Calls that are refused before any message, and failures that only all ranks together see."""
     check = loaded(gang)
     ctx = check.ctx
-    ones = check.distribute(np.ones((12, 12)))
+    tall, other = ctx.zeros((4, 3), "float64"), ctx.zeros((5, 5), "float32")
+    says = Refusals(ctx, scalapack, alone=True)
+    says("matmul", "ShapeError: A is 4 x 3", tall, tall)
+    says("matmul", "ShapeError: A is 4 x 3 (T) and B is 5 x 5 (N)", tall, other, "T")
+    says("matmul", "BadArgumentError: transpose_a", tall, tall, "H")
+    says("solve", "ShapeError: A is 4 x 3", tall, tall)
+    says("solve", "ShapeError: A is 5 x 5 and B is 4 x 3", other, tall)
+    says("cholesky", "ShapeError: A is 4 x 3", tall)
+    says("eigh", "ShapeError: A is 4 x 3", tall)
+    says("condest", "ShapeError: A is 4 x 3", tall)
+    says("condest", "BadArgumentError: ord must be one of 1, inf; got 'fro'", other, "fro")
+    says("lstsq", "ShapeError: A is 4 x 3", tall, other)
+    says("norm", "BadArgumentError: ord must be one of fro, 1, inf, max; got '2'", tall, "2")
+    says("svd", "ShapeError: a matrix is 0 x 3", ctx.zeros((0, 3), "float64"))
+    late = Refusals(ctx, scalapack)
     bad = np.eye(12)
     bad[11, 10] = np.inf
     infinite, good = check.distribute(bad), check.distribute(np.eye(12) * 2)
     low = check.distribute(np.tile(values((30, 6), "float64"), 2))
-    calls: dict[str, Callable[[], Any]] = {
-        "singular": lambda: scalapack.solve(
-            ctx, check.distribute(np.diag([1.0] * 8 + [0.0])), nine
-        ),
-        "not definite": lambda: scalapack.cholesky(
-            ctx, check.distribute(np.diag([1.0, 1.0, -1.0]))
-        ),
-        "not of full rank": lambda: scalapack.lstsq(ctx, low, low),
-    }
     nine = check.distribute(np.ones((9, 1)))
-    for name in ("lu", "qr", "lq", "svd", "svdvals", "cholesky", "eigh", "condest"):
-        calls[name] = partial(getattr(scalapack, name), ctx, infinite)
-    calls["solve"] = lambda: scalapack.solve(ctx, good, infinite)
-    calls["lstsq"] = lambda: scalapack.lstsq(ctx, infinite, good)
-    found = {}
-    for way, (name, call) in itertools.product((False, True), calls.items()):
+    singular = check.distribute(np.diag([1.0] * 8 + [0.0]))
+    for way in (False, True):
         with blocks(way):
-            found[f"{name}, {way}"] = failures_on_all_ranks(ctx, call)
-    found["condest of a singular matrix"] = [str(scalapack.condest(ctx, ones))]
-    return found
+            late("solve", "LinAlgError: A is singular: pivot 9 of 9 is zero", singular, nine)
+            indefinite = check.distribute(np.diag([1.0, 1.0, -1.0]))
+            late(
+                "cholesky",
+                "LinAlgError: A is not positive definite: its leading 3 x 3 part",
+                indefinite,
+            )
+            late("lstsq", "LinAlgError: A (30 x 12) does not have full rank", low, low)
+            for name in ("lu", "qr", "lq", "svd", "svdvals", "cholesky", "eigh", "condest"):
+                late(name, "LinAlgError: A contains NaN or infinity", infinite)
+            late("solve", "LinAlgError: B contains NaN or infinity", good, infinite)
+            late("lstsq", "LinAlgError: A contains NaN or infinity", infinite, good)
+    return says.found + late.found
 
 
 def renewal(gang: Gang) -> list[Any]:
@@ -145,6 +136,8 @@ def numbers(gang: Gang) -> list[Any]:
         for kind, norm in (exact | {"max": np.abs(a).max()}).items():
             away, size = abs(scalapack.norm(ctx, A, kind) - float(norm)), float(norm)
             check.true(away <= 60 * np.finfo(used).eps * size, ["norm", kind, shape, dtype])
+    ones = check.distribute(np.ones((12, 12)))
+    check.true(scalapack.condest(ctx, ones) == np.inf, "condest of a singular matrix")
     a = values((30, 20), "float64")
     large = scalapack.norm(ctx, check.distribute(a * 1e300)) / 1e300
     check.true(abs(large / np.linalg.norm(a) - 1) < 1e-13, "no overflow")
@@ -170,5 +163,47 @@ def everything(gang: Gang) -> dict[str, Any]:
         scalapack.load({}, None)
     except Failure as failure:
         return {"missing": failure.message}
-    functions = (numbers, refusals, troubles, renewal, ignored)
+    functions = (numbers, refused, renewal, ignored)
     return {function.__name__: function(gang) for function in functions}
+
+
+SLACK = 2.0  # LAPACK neglects numbers of up to 64 roundings
+
+
+def bidiagonal(n: int) -> Iterator[tuple[str, Array, Array]]:
+    """Any values; clustered, multiple, zero and graded ones; matrices that fall into parts."""
+    rng = np.random.default_rng(n)
+    any_d, any_e = rng.standard_normal(n), rng.standard_normal(max(0, n - 1))
+    glued = np.ones(len(any_e))
+    glued[20::21] = 1e-14
+    yield "any", any_d, any_e
+    yield "large", 1e300 * any_d, 1e300 * any_e
+    yield "small", 1e-300 * any_d, 1e-300 * any_e
+    yield "ones", np.ones(n), np.ones(len(any_e))
+    yield "diagonal", any_d, np.zeros(len(any_e))
+    yield "no diagonal", np.zeros(n), any_e
+    yield "identity", np.ones(n), np.full(len(any_e), 1e-20)
+    yield "graded", 10.0 ** -np.arange(n), 10.0 ** -np.arange(len(any_e))
+    yield "glued", np.abs(np.arange(n) % 21 - 10.0), glued
+    yield "zero", np.zeros(n), np.zeros(len(any_e))
+
+
+def bidiagonals(gang: Gang) -> list[Any]:
+    """Singular vectors by divide and conquer, without ScaLAPACK."""
+    check = Checks(gang)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spectra, "WIDTH", 11)
+        for n, leaf in ((1, 3), (3, 3), (4, 3), (12, 5), (51, 5), (90, 48), (75, 7)):
+            patch.setattr(spectra, "LEAF", leaf)
+            for name, d, e in bidiagonal(n):
+                what = [n, leaf, name]
+                values, U, V = spectra.bidiagonal_svd(check.ctx, d, e)
+                u, v = check.whole(U), check.whole(V)
+                b = np.diag(d) + np.diag(e, 1)
+                exact = np.linalg.svd(b, compute_uv=False)
+                size = SLACK * float(exact[0])
+                check.close(np.sort(values)[::-1], exact, "float64", [*what, "S"], size)
+                check.close((u * values) @ v.T, b, "float64", [*what, "U S V^T"], size)
+                orthonormal(check, u, [*what, "U"])
+                orthonormal(check, v, [*what, "V"])
+    return check.result()

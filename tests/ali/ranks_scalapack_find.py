@@ -79,8 +79,7 @@ def order(gang: Gang, folder: str) -> list[list[str]]:
         patch.setattr(native, "_folders", lambda: [home / "own", home / "system"])
         patch.setenv("CRAY_LIBSCI_PREFIX_DIR", str(home / "sci"))
         return [
-            [str(file.relative_to(home)) for file in candidate.files]
-            for candidate in native.search()
+            [str(file.relative_to(home)) for file in candidate] for candidate in native.search()
         ]
 
 

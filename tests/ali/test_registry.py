@@ -78,6 +78,7 @@ def test_the_same_routine_has_the_same_results_in_every_library(name: str) -> No
         contract |= {"truncated_svd": ["S", "U", "V"], "gram": ["G"], "transpose": ["B"]}
     assert {routine: found.get(routine) for routine in contract} == contract
     taken = {s.name: [p.name for p in s.parameters] for s in declared if isinstance(s, Signature)}
+    assert {taken[routine][0] for routine in contract} == {"A"}
     assert taken["matmul"] == ["A", "B", "transpose_a", "transpose_b"]
     assert taken["norm"] == ["A", "ord"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
+from mpi_workers.testing import local_gang
 from tests.support import launches
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
@@ -31,40 +31,8 @@ def test_numbers_are_those_of_numpy(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-def test_bad_calls_are_refused_before_any_message(ranks: int) -> None:
-    said = results(ranks)["refusals"]
-    assert {name: words.split(":")[0] for name, words in said.items()} == {
-        "matmul": "ShapeError",
-        "matmul transposed": "ShapeError",
-        "matmul op": "BadArgumentError",
-        "solve": "ShapeError",
-        "solve rows": "ShapeError",
-        "cholesky": "ShapeError",
-        "eigh": "ShapeError",
-        "condest": "ShapeError",
-        "condest kind": "BadArgumentError",
-        "lstsq": "ShapeError",
-        "norm": "BadArgumentError",
-        "svd of nothing": "ShapeError",
-    }
-    assert "A is 4 x 3 (T) and B is 5 x 5 (N)" in said["matmul transposed"]
-    assert said["norm"].endswith("ord must be one of fro, 1, inf, max; got '2'")
-
-
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
-def test_failures_on_the_way_reach_every_rank_alike(ranks: int) -> None:
-    found = results(ranks)["troubles"]
-    assert found.pop("condest of a singular matrix") == ["inf"]
-    assert all(len(said) == ranks and len(set(said)) == 1 for said in found.values())
-    words = {name: said[0] for name, said in found.items()}
-    assert len(words) == 26
-    for way in (False, True):
-        assert words.pop(f"singular, {way}").endswith("A is singular: pivot 9 of 9 is zero")
-        assert "its leading 3 x 3 part" in words.pop(f"not definite, {way}")
-        assert "does not have full rank" in words.pop(f"not of full rank, {way}")
-    for name, said in words.items():
-        routine = name.partition(",")[0]
-        assert re.fullmatch(f"LinAlgError: {routine}: [AB] contains NaN or infinity", said)
+def test_bad_calls_and_failures_reach_every_rank_alike(ranks: int) -> None:
+    launches.check_refused_alike(results(ranks)["refused"], ranks)
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
@@ -78,6 +46,13 @@ def test_an_error_of_mpi_that_native_code_ignores_fails_the_call(ranks: int) -> 
     assert said.startswith(
         "RoutineError: scalapack: p?gemm on rank 0 ignored an error of MPI: Invalid rank"
     )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_singular_vectors_of_bidiagonal_matrices_are_those_of_numpy(ranks: int) -> None:
+    done, wrong = local_gang.run("tests.ali.ranks_scalapack:bidiagonals", ranks)
+    assert wrong == []
+    assert done >= 200
 
 
 def test_a_user_solves_a_system(session: AlchemistSession) -> None:
