@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.clients import free_cpu
+from alchemist_ray.clients import ray_tasks
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError, TransferError
 
 data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
@@ -38,7 +38,7 @@ def arrived(als: AlchemistSession, dataset: Any, expected: np.ndarray[Any, Any],
 def test_a_dataset_whose_tasks_find_no_cpu_is_refused(
     als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(free_cpu, "FREE_CPU_S", 0.5)
+    monkeypatch.setattr(ray_tasks, "FREE_CPU_S", 0.5)
     computed = data.from_numpy(A).materialize()
     # Not `available_resources`: Ray notices late that CPUs were given back.
     with AlchemistSession(int(ray.cluster_resources()["CPU"]) - len(als.list_workers())):
