@@ -107,6 +107,34 @@ def test_the_index_of_a_table_is_no_column(session: AlchemistSession, tmp_path: 
         session.load_matrix(tmp_path / "a.npy", index=True)
 
 
+def test_the_index_that_pandas_writes_into_hdf5_is_no_column(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    """As `DataFrame.to_hdf` writes it, fixed and as a table; PyTables is not needed for that."""
+    h5py = pytest.importorskip("h5py", reason="needs the extra 'files'")
+    index = np.arange(37) * 2
+    with h5py.File(tmp_path / "fixed.h5", "w") as file:
+        frame = file.create_group("df")
+        frame.attrs["pandas_type"] = np.bytes_("frame")
+        values = {"axis0": np.arange(5), "axis1": index, "block0_items": np.arange(5)}
+        for name, some in (values | {"block0_values": A}).items():
+            frame[name] = some
+    with h5py.File(tmp_path / "series.h5", "w") as file:
+        series = file.create_group("s")
+        series.attrs["pandas_type"] = np.bytes_("series")
+        series["index"], series["values"] = index, A[:, 0]
+    for file, expected in (("fixed.h5", A), ("series.h5", A[:, 0])):
+        np.testing.assert_array_equal(session.load_matrix(tmp_path / file).fetch(), expected)
+    given = session.load_matrix(tmp_path / "fixed.h5", "df/axis1")  # if it is asked for
+    np.testing.assert_array_equal(given.fetch(), index)
+    rows = np.rec.fromarrays([index, A], dtype=[("index", "i8"), ("values_block_0", "f8", (5,))])
+    with h5py.File(tmp_path / "table.h5", "w") as file:
+        file["df/table"] = rows
+        file["df"].attrs["pandas_type"] = np.bytes_("frame_table")
+    with pytest.raises(DtypeError, match="no data set of numbers; it has df, df/table"):
+        session.load_matrix(tmp_path / "table.h5")
+
+
 def test_a_format_of_a_path_without_its_suffix(session: AlchemistSession, tmp_path: Path) -> None:
     A = np.random.default_rng(3).random((40, 3))
     sent = session.send_matrix(A)
