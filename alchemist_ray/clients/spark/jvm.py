@@ -161,16 +161,12 @@ def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], obje
     """
     context = spark.sparkContext
     group = f"alchemist-{uuid.uuid4().hex}"
-    done: Future[T] = Future()
 
-    def work() -> None:
-        try:
-            context.setJobGroup(group, f"Alchemist: {what}", interruptOnCancel=True)
-            done.set_result(action())
-        except BaseException as error:
-            done.set_exception(error)
+    def work() -> T:
+        context.setJobGroup(group, f"Alchemist: {what}", interruptOnCancel=True)
+        return action()
 
-    InheritableThread(target=work, daemon=True).start()
+    done = in_thread(work)
     try:
         while not wait([done], POLL_INTERVAL_S).done:
             alive()
@@ -183,6 +179,25 @@ def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], obje
         return done.result()
     except BaseException as error:
         raise _as_transfer_error(what, error) from error
+
+
+def in_thread(
+    action: Callable[[], T], kind: type[threading.Thread] = InheritableThread
+) -> Future[T]:
+    """Call a function in a thread that does not keep this process.
+
+    `InheritableThread` has this thread's properties of Spark, and needs a SparkContext.
+    """
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(action())
+        except BaseException as error:
+            done.set_exception(error)
+
+    kind(target=work, daemon=True).start()
+    return done
 
 
 def _as_transfer_error(what: str, error: BaseException) -> BaseException:
