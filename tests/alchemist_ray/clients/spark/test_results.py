@@ -1,8 +1,5 @@
 """Matrices of a gang as Spark's, lazy and of every kind."""
 
-# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
-# for itself.
-
 from __future__ import annotations
 
 from typing import Any
@@ -17,21 +14,6 @@ from tests.support.sparks import SPARK
 
 pytestmark = SPARK
 
-KINDS = ["RowMatrix", "IndexedRowMatrix", "CoordinateMatrix", "BlockMatrix"]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "bool"])
-def test_a_dataframe_has_the_matrix_rows_and_dtype(
-    als: AlchemistSession, spark: Any, dtype: str
-) -> None:
-    want = (10 * X).astype(dtype)
-    frame = als.send_matrix(want, layout="MC_MR").to_spark(spark)
-    assert frame.columns == [f"c{j}" for j in range(7)]
-    np.testing.assert_array_equal(np.array(frame.collect()), want)
-    back = als.send_matrix(frame)
-    assert back.dtype == dtype
-    np.testing.assert_array_equal(back.fetch(), want)
-
 
 def test_names_vectors_and_matrices_without_rows(als: AlchemistSession, spark: Any) -> None:
     pd = pytest.importorskip("pandas")
@@ -45,17 +27,6 @@ def test_names_vectors_and_matrices_without_rows(als: AlchemistSession, spark: A
     for empty, kind in ((X[:, :0], "DataFrame"), (X[:0], "BlockMatrix")):
         with pytest.raises(ShapeError, match="need at least one row and column"):
             als.send_matrix(empty).to_spark(spark, kind)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_matrix_sent_back_is_unchanged(als: AlchemistSession, spark: Any, kind: str) -> None:
-    from pyspark.mllib.linalg import distributed
-
-    A = als.send_matrix(np.where(X > 0, X, 0), layout="STAR_VC")
-    matrix = A.to_spark(spark, kind=kind)
-    assert type(matrix) is getattr(distributed, kind)
-    assert (matrix.numRows(), matrix.numCols()) == A.shape
-    np.testing.assert_array_equal(als.send_matrix(matrix).fetch(), A.fetch())
 
 
 def test_mllib_computes_with_it(als: AlchemistSession, spark: Any) -> None:
@@ -74,11 +45,3 @@ def test_unsupported_conversions_are_refused(als: AlchemistSession, spark: Any) 
         als.send_matrix(X + 1j).to_spark(spark)
     with pytest.raises(BadArgumentError, match="IndexedRowMatrix"):
         als.send_matrix(X).to_spark(spark, kind="Table")
-
-
-def test_a_frame_whose_matrix_was_freed_reports_it(als: AlchemistSession, spark: Any) -> None:
-    A = als.send_matrix(X)
-    frame = A.to_spark(spark)
-    A.free()
-    with pytest.raises(Exception, match="holds no matrix"):
-        frame.collect()
