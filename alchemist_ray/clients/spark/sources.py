@@ -10,7 +10,6 @@ import base64
 import contextlib
 import json
 import math
-import re
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -50,7 +49,6 @@ NO_ROWS = (
     "the data has no rows, so the widths of its vectors are not known: send numpy.empty((0, n)) "
     "for a matrix without rows"
 )
-PLAIN = re.compile(r"\w+").fullmatch  # names that mean themselves in `select`
 
 _DTYPES: dict[type[types.DataType], np.dtype[Any]] = {
     types.BooleanType: np.dtype(np.bool_),
@@ -124,28 +122,22 @@ def _of_frame(frame: Any, wanted: Any, connection: GangConnection) -> SparkSourc
         raise ShapeError("the DataFrame has no columns: there is nothing to send")
     columns = [_column(field) for field in fields]
     dtype = chosen_dtype(np.result_type(*(column["type"] for column in columns)), wanted)
-    plain = _plain(frame, fields)
-    _measure(plain, columns, connection)
+    if any(isinstance(field.dataType, types.DecimalType) for field in fields):
+        frame = _without_decimals(frame, fields)
     scalars = all(column["kind"] == SCALAR for column in columns)
-    rows = (plain._jdf, scalars)
+    if not scalars:
+        _measure(frame, columns, connection)
+    rows = (frame._jdf, scalars)
     return OrderedSource(frame.sparkSession, "DataFrame", columns, dtype, connection, rows)
 
 
-def _plain(frame: Any, fields: list[types.StructField]) -> Any:
-    """The frame without decimals, and with columns that can be selected by their names.
-
-    A frame that is so is not changed: each column of another one costs several calls to the JVM.
-    """
-    names = {field.name.lower() for field in fields}
+def _without_decimals(frame: Any, fields: list[types.StructField]) -> Any:
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(fields))))  # names may occur twice
     decimals = [isinstance(field.dataType, types.DecimalType) for field in fields]
-    if len(names) == len(fields) and all(map(PLAIN, names)) and not any(decimals):
-        return frame
-    numbered = frame.toDF(*(f"c{i}" for i in range(len(fields))))
-    columns = map(F.col, numbered.columns)
     return numbered.select(
         *(
-            column.cast("double").alias(name) if decimal else column
-            for name, column, decimal in zip(numbered.columns, columns, decimals, strict=True)
+            F.col(name).cast("double") if decimal else F.col(name)
+            for name, decimal in zip(numbered.columns, decimals, strict=True)
         )
     )
 
@@ -169,24 +161,18 @@ def _column(field: types.StructField) -> Column:
 
 def _measure(frame: Any, columns: list[Column], connection: GangConnection) -> None:
     """Set the widths of vectors and lists: the lengths in the first row."""
-    wide = {
-        name: column
-        for name, column in zip(frame.columns, columns, strict=True)
-        if column["kind"] != SCALAR
-    }
-    if not wide:
-        return
-    head = frame.select(*wide).head
-    first = jvm.run(frame.sparkSession, "read the first row", head, connection.ping)
+    first = jvm.run(frame.sparkSession, "read the first row", frame.head, connection.ping)
     if first is None:
         raise ShapeError(NO_ROWS)
-    for name, column in wide.items():
-        if first[name] is None:
+    for column, value in zip(columns, first, strict=True):
+        if column["kind"] == SCALAR:
+            continue
+        if value is None:
             raise DtypeError(
                 f"column {column['name']!r} has nulls, which a matrix cannot represent: drop them "
                 "first"
             )
-        column["width"] = len(first[name])
+        column["width"] = len(value)
 
 
 def _of_rows(matrix: RowMatrix, wanted: Any, connection: GangConnection) -> SparkSource:
