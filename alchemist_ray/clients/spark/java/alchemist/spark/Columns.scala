@@ -237,11 +237,11 @@ private[spark] sealed abstract class Element(val nbytes: Int, val sparkType: Dat
     }
   }
 
-  /** Copy elements to doubles. */
-  def load(block: Array[Byte], at: Int, into: Array[Double]): Unit = {
+  /** Copy elements, each `step` bytes after the one before, to doubles. */
+  def load(block: Array[Byte], at: Int, step: Int, into: Array[Double]): Unit = {
     var k = 0
     while (k < into.length) {
-      into(k) = load(block, Block.BASE + at + k * nbytes)
+      into(k) = load(block, Block.BASE + at + k * step)
       k += 1
     }
   }
@@ -297,7 +297,7 @@ private[spark] object Element {
       Platform.copyMemory(
         values, Platform.DOUBLE_ARRAY_OFFSET, block, Block.BASE + at, 8L * values.length)
     override def load(block: Array[Byte], from: Long): Double = Platform.getDouble(block, from)
-    override def load(block: Array[Byte], at: Int, into: Array[Double]): Unit =
+    override def load(block: Array[Byte], at: Int, step: Int, into: Array[Double]): Unit =
       Platform.copyMemory(
         block, Block.BASE + at, into, Platform.DOUBLE_ARRAY_OFFSET, 8L * into.length)
   }

@@ -59,59 +59,40 @@ object Matrices {
       col <- 0L until target.cols.toLong by across.toLong
     } yield Region(
       row, math.min(row + down, target.rows), col, math.min(col + across, target.cols))
-    val blocks = fetched[((Int, Int), Matrix)](spark, spec, regions, partitions, fetcher => region => {
-      val height = (region.row1 - region.row0).toInt
-      val width = (region.col1 - region.col0).toInt
-      val element = fetcher.target.element
-      val stored = new Array[Byte](Math.multiplyExact(height * width, element.nbytes))
-      fetcher.columns(region, stored)
-      val values = new Array[Double](height * width)
-      element.load(stored, 0, values)
-      val place = ((region.row0 / down).toInt, (region.col0 / across).toInt)
-      Iterator.single((place, new DenseMatrix(height, width, values)))
-    })
-    new BlockMatrix(blocks, down, across, target.rows, target.cols)
-  }
-
-  /** Objects made of each row, which are fetched in batches: at least one in each partition. */
-  private def byRow[T: ClassTag](
-      spark: JavaSparkContext, spec: String, partitions: Int,
-      of: (Long, Array[Double]) => T): RDD[T] = {
-    val target = Target.parse(spec)
-    val fitting = Fetcher.BATCH_BYTES / (target.cols.toLong * target.element.nbytes)
-    val share = (target.rows + partitions - 1) / partitions
-    val height = math.max(1, math.min(fitting, share))
-    val regions = for (row <- 0L until target.rows by height) yield
-      Region(row, math.min(row + height, target.rows), 0, target.cols)
-    fetched[T](spark, spec, regions, partitions, fetcher => {
-      val cols = fetcher.target.cols
-      val element = fetcher.target.element
-      val stride = Math.multiplyExact(cols, element.nbytes)
-      // Of all batches of the task: the rows of one are made before the next one is fetched.
-      val stored = new Array[Byte](Math.multiplyExact(height.toInt, stride))
-      region => {
-        val count = (region.row1 - region.row0).toInt
-        fetcher.rows(region.row0, count, stored, 0, stride)
-        Iterator.range(0, count).map { k =>
-          val values = new Array[Double](cols)
-          element.load(stored, k * stride, values)
-          of(region.row0 + k, values)
-        }
-      }
-    })
-  }
-
-  /** Objects that tasks make of regions; `of` is called once in each task. */
-  private def fetched[T: ClassTag](
-      spark: JavaSparkContext, spec: String, regions: Seq[Region], partitions: Int,
-      of: Fetcher => Region => Iterator[T]): RDD[T] =
-    new PartitionTasks[Region, T](
+    val blocks = new PartitionTasks[Region, ((Int, Int), Matrix)](
       spark.sc.parallelize(regions.toArray[Region], partitions),
       (_, some) => {
         val target = Target.parse(spec)
         val fetcher = new Fetcher(target, target.columns)
         TaskContext.get.addTaskCompletionListener[Unit](_ => fetcher.close())
-        some.flatMap(of(fetcher))
+        some.map { region =>
+          val height = (region.row1 - region.row0).toInt
+          val width = (region.col1 - region.col0).toInt
+          val stored = new Array[Byte](Math.multiplyExact(height * width, target.element.nbytes))
+          fetcher.columns(region, stored)
+          val values = new Array[Double](height * width)
+          target.element.load(stored, 0, target.element.nbytes, values)
+          val place = ((region.row0 / down).toInt, (region.col0 / across).toInt)
+          (place, new DenseMatrix(height, width, values))
+        }
+      })
+    new BlockMatrix(blocks, down, across, target.rows, target.cols)
+  }
+
+  /** Objects made of each row. */
+  private def byRow[T: ClassTag](
+      spark: JavaSparkContext, spec: String, partitions: Int,
+      of: (Long, Array[Double]) => T): RDD[T] =
+    new PartitionTasks[MatrixRows, T](
+      spark.sc.parallelize(MatrixRows(0, Target.parse(spec).rows).split(partitions), partitions),
+      (_, some) => some.flatMap { part =>
+        val target = Target.parse(spec)
+        val reader = new RowReader(target, target.columns, part)
+        TaskContext.get.addTaskCompletionListener[Unit](_ => reader.close())
+        (part.start until part.stop).iterator.map { row =>
+          reader.next()
+          of(row, reader.doubles)
+        }
       })
 }
 
@@ -274,9 +255,7 @@ private[spark] final case class MatrixPart(
     val rows = stop - start
     val share = rows.toDouble / math.max(1, table.target.rows)
     val wanted = math.max(table.least, math.ceil(table.partitions * share).toLong)
-    val count = math.max(1, math.min(rows, wanted)).toInt
-    Array.range(0, count).map(k =>
-      MatrixRows(start + rows * k / count, start + rows * (k + 1) / count))
+    MatrixRows(start, stop).split(math.max(1, math.min(rows, wanted)).toInt).toArray
   }
 
   override def createReaderFactory(): PartitionReaderFactory =
@@ -284,7 +263,14 @@ private[spark] final case class MatrixPart(
 }
 
 /** Rows [start, stop) of the matrix. */
-private[spark] final case class MatrixRows(start: Long, stop: Long) extends InputPartition
+private[spark] final case class MatrixRows(start: Long, stop: Long) extends InputPartition {
+
+  /** As many parts of about the same size. */
+  def split(count: Int): Seq[MatrixRows] = {
+    val rows = stop - start
+    Seq.tabulate(count)(k => MatrixRows(start + rows * k / count, start + rows * (k + 1) / count))
+  }
+}
 
 /** Makes the readers of partitions, which Spark may read again; `columns` are those that it needs,
   * ascending.
@@ -358,6 +344,13 @@ private[spark] final class RowReader(target: Target, columns: Array[Int], part: 
   }
 
   override def get: InternalRow = row
+
+  /** The elements of the current row. */
+  def doubles: Array[Double] = {
+    val values = new Array[Double](cols)
+    target.element.load(rows, at * stride + head, WORD, values)
+    values
+  }
 
   override def close(): Unit = fetcher.close()
 }
