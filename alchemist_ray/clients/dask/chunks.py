@@ -198,17 +198,10 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
         wait_for_cpu("Dask", "persist")
         values = [None] * math.prod(array.numblocks)
         compute(array, values.__setitem__)
-    labels = [f"chunk {index} of the dask array {array.name}" for index in np.ndindex(
-        *array.numblocks
-    )]  # fmt: skip
-    far = [i for i, value in enumerate(values) if isinstance(value, ray.ObjectRef)]
-    shapes = {i: np.shape(values[i]) for i in set(range(len(values))) - set(far)}
-    inspected = inspect_objects([values[i] for i in far], [labels[i] for i in far], _DECODER)
-    for i, (about, source) in zip(far, inspected, strict=True):
-        shapes[i], values[i] = about[:2], source
-    grid = np.empty((*array.numblocks, 2), int)
-    for i, index in enumerate(np.ndindex(*array.numblocks)):
-        grid[index] = (*shapes[i], 1)[:2]
+    labels = [f"chunk {i} of the dask array {array.name}" for i in np.ndindex(*array.numblocks)]
+    objects = [value if isinstance(value, ray.ObjectRef) else ray.put(value) for value in values]
+    found = inspect_objects(objects, labels, _DECODER)
+    grid = np.array([about[:2] for about, _ in found], int).reshape(*array.numblocks, 2)
     rows, cols = grid[:, 0, 0], grid[0, :, 1]
     wrong = np.argwhere((grid[..., 0] != rows[:, None]) | (grid[..., 1] != cols))
     if len(wrong):
@@ -221,7 +214,7 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
         array.__dask_graph__(), array.name, (tuple(rows.tolist()), tuple(cols.tolist())),
         dtype=array.dtype,
     )  # fmt: skip
-    return known, values
+    return known, [source for _, source in found]
 
 
 def _computed(array: Any) -> list[Any] | None:
