@@ -313,6 +313,7 @@ class OrderedSource(SparkSource):
         if width == len(columns):  # a vector has more than its name
             self.columns = [column["name"] for column in columns]
         self._described = columns
+        self._rows: Any = None
         sender = jvm.sender(spark)
 
         def count() -> list[Any]:
