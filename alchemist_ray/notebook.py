@@ -69,18 +69,17 @@ class AlchemistMagics(Magics):
         if name is not None:
             if not isinstance(space.get(name), AlchemistSession):
                 raise UsageError(f"%%mpi: {name} is not an AlchemistSession")
-            found: dict[str, AlchemistSession] = {name: space[name]}
-        else:
-            found = {
-                variable: value
-                for variable, value in space.items()
-                if isinstance(value, AlchemistSession)
-                and value.has_workers
-                and not variable.startswith("_")
-            }
-        sessions = {id(session): session for session in found.values()}
-        if len(sessions) > 1:
-            raise UsageError(f"%%mpi: name one of the sessions {', '.join(sorted(found))}")
+            found: AlchemistSession = space[name]
+            return found
+        sessions = {
+            variable: value
+            for variable, value in space.items()
+            if isinstance(value, AlchemistSession)
+            and value.has_workers
+            and not variable.startswith("_")
+        }
+        if len(set(sessions.values())) > 1:
+            raise UsageError(f"%%mpi: name one of the sessions {', '.join(sorted(sessions))}")
         if sessions:
             return next(iter(sessions.values()))
         if workers is None:

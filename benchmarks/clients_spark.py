@@ -128,9 +128,9 @@ def _scan(spark: Any, source: Any) -> Callable[[], None]:
 
     sender, cores = jvm.sender(spark), spark.sparkContext.defaultParallelism
     if hasattr(source, "_jdf"):
-        rows = sender.stored(source._jdf).rdd()
+        rows = sender.rows(source._jdf, True)
     else:
-        rows = source._java_matrix_wrapper._java_model.rows().toJavaRDD()
+        rows = sender.rows(source._java_matrix_wrapper._java_model.rows().toJavaRDD())
 
     def count() -> None:
         sender.forget(rows)

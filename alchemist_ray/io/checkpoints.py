@@ -1,7 +1,5 @@
 """Checkpoints: all matrices and states of a session in a folder, and a session from such a folder.
 
-The ranks write the matrices (`ali.files`), this module the manifest.
-
 The ranks write and read the matrices (`ali.files`); this module writes and reads the manifest.
 """
 
@@ -12,8 +10,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -35,73 +32,38 @@ from alchemist_ray.io.saving import as_path, files_library, leaving_nothing, ren
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import CHECKPOINT_FORMAT, LOAD_STATE, MANIFEST, SAVE_STATE
 
+VERSION = 1
+KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in the manifest
 
-@dataclass(frozen=True, slots=True)
-class LibraryState:
-    """The state of a library as it was saved.
 
-    Attributes
-    ----------
-    library, path : str
-        Its name, and its file, if it was loaded from one.
-    version : int
-        Tells whether it has been changed since, as the version of a matrix does.
-    arguments : dict
-        Of `load_state`: values and handles.
+def _saved_states(connection: GangConnection) -> list[Body]:
+    """Save the states of all libraries that can. Raises the errors of their routines.
+
+    Of each: its name, its file if it was loaded from one, a version, which tells as that of a
+    matrix whether the state has been changed since, and the arguments of `load_state`: values and
+    handles.
     """
-
-    library: str
-    path: str | None
-    version: int
-    arguments: dict[str, Any]
-
-    def for_gang(self) -> list[Any]:
-        """It as the GroupManager takes it, with the ids of matrices."""
-        arguments = {
-            name: {"matrix": value.id} if isinstance(value, MatrixRef) else value
-            for name, value in self.arguments.items()
-        }
-        return [self.library, self.version, arguments]
-
-    def for_manifest(self) -> Body:
-        """It as JSON, with the files of matrices."""
-        arguments = {name: _to_json(value) for name, value in self.arguments.items()}
-        return {"library": self.library, "path": self.path, "arguments": arguments}
-
-
-def save_states(connection: GangConnection) -> list[LibraryState]:
-    """Save the states of all libraries that can. Raises the errors of their routines."""
     states = []
     for described in connection.request({"op": "list_libraries"})["libraries"]:
         if "version" not in described:
             continue
-        library = Library(connection, described)
-        saved = library.routine(SAVE_STATE)()
-        save, load = (
-            next(fields for fields in described["routines"] if fields["name"] == name)
-            for name in (SAVE_STATE, LOAD_STATE)
-        )
-        values = saved if len(save["results"]) > 1 else [saved]
-        names = [parameter[0] for parameter in load["parameters"]]
-        arguments = dict(zip(names, values, strict=True))
+        saved = Library(connection, described).routine(SAVE_STATE)()
+        routines = {fields["name"]: fields for fields in described["routines"]}
+        values = saved if len(routines[SAVE_STATE]["results"]) > 1 else [saved]
+        names = [parameter[0] for parameter in routines[LOAD_STATE]["parameters"]]
         states.append(
-            LibraryState(library.name, described["path"], described["version"], arguments)
+            {
+                "library": described["name"],
+                "path": described["path"],
+                "version": described["version"],
+                "arguments": dict(zip(names, values, strict=True)),
+            }
         )
     return states
 
 
-def arguments_of(entry: Body, matrices: Mapping[str, MatrixRef]) -> dict[str, Any]:
-    """The arguments of `load_state` from a manifest, and its matrices by file."""
-    return {name: _from_json(value, matrices) for name, value in entry["arguments"].items()}
-
-
-def files_of(entries: list[Body]) -> set[str]:
-    """The files of matrices that belong to states."""
-    values = (value for entry in entries for value in entry["arguments"].values())
-    return {value["file"] for value in values if isinstance(value, dict) and "file" in value}
-
-
 def _to_json(value: Any) -> Any:
+    """An argument of `load_state` as JSON, a matrix as its file."""
     match value:
         case MatrixRef():
             return {"file": f"{value.id}.npy"}
@@ -127,10 +89,6 @@ def _from_json(value: Any, matrices: Mapping[str, MatrixRef]) -> Any:
     return value
 
 
-VERSION = 1
-KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in the manifest
-
-
 def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = False) -> None:
     """Write all matrices and states of libraries of a gang; see `AlchemistSession.checkpoint`.
 
@@ -140,7 +98,7 @@ def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = 
     if "://" in where:
         raise BadArgumentError(f"{where}: a checkpoint is a folder, not a URL")
     library = files_library(connection)
-    states = save_states(connection)
+    states = _saved_states(connection)
     told = connection.request({"op": "list_matrices"})["matrices"]
     with leaving_nothing(where, token):
         hidden = library.routine("begin_folder")(where, token)
@@ -158,7 +116,7 @@ def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = 
                 "version": VERSION,
                 "workers": connection.address.size,
                 "matrices": entries,
-                "states": [state.for_manifest() for state in states],
+                "states": [state | {"arguments": _mapped(_to_json, state)} for state in states],
             }
             text = json.dumps(manifest, indent=1, default=repr)
             library.routine("end_folder")(where, token, text)
@@ -172,8 +130,13 @@ def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = 
             _cut_log(connection, where, told, states)
 
 
+def _mapped(convert: Callable[[Any], Any], state: Body) -> dict[str, Any]:
+    """The arguments of a state, each converted."""
+    return {name: convert(value) for name, value in state["arguments"].items()}
+
+
 def _cut_log(
-    connection: GangConnection, where: str, told: list[dict[str, Any]], states: list[LibraryState]
+    connection: GangConnection, where: str, told: list[dict[str, Any]], states: list[Body]
 ) -> None:
     """Have matrices and states rebuilt from a checkpoint, if they have not been changed since."""
     stamp = files_library(connection).routine("stamp")
@@ -181,7 +144,11 @@ def _cut_log(
     for about in told:
         path = f"{where}/{about['matrix']}.npy"
         saved.append([about["matrix"], about.get("version", 0), path, stamp(path)])
-    kept = [state.for_gang() for state in states]
+
+    def by_id(value: Any) -> Any:
+        return {"matrix": value.id} if isinstance(value, MatrixRef) else value
+
+    kept = [[state["library"], state["version"], _mapped(by_id, state)] for state in states]
     connection.request({"op": "checkpointed", "matrices": saved, "states": kept})
 
 
@@ -295,7 +262,9 @@ class SessionCheckpoints(GangOwner):
             library = files_library(connection)
             manifest = _checked(library.routine("manifest")(where), where)
             states = manifest.get("states", [])  # none in manifests of earlier versions
-            of_states, found = files_of(states), {}
+            arguments = [value for state in states for value in state["arguments"].values()]
+            of_states = {value.get("file") for value in arguments if isinstance(value, dict)}
+            found = {}
             for entry in manifest["matrices"]:
                 file, layout = f"{where}/{entry['file']}", entry["layout"]
                 handle, _ = library.routine("load")(file, layout=layout)
@@ -314,7 +283,7 @@ class SessionCheckpoints(GangOwner):
             for entry in states:
                 asked = {"op": "load", "library": entry["library"], "path": entry["path"]}
                 loaded = Library(connection, connection.request(asked))
-                loaded.routine(LOAD_STATE)(**arguments_of(entry, found))
+                loaded.routine(LOAD_STATE)(**_mapped(lambda value: _from_json(value, found), entry))
         except BaseException:
             session.close()
             raise

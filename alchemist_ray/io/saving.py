@@ -47,11 +47,7 @@ def save(
 
 
 def files_library(connection: GangConnection) -> Library:
-    """The library `files`, loaded at first use."""
-    loaded = connection.request({"op": "list_libraries"})["libraries"]
-    for described in loaded:
-        if described["name"] == "files":
-            return Library(connection, described)
+    """The library `files`; the gang loads it at the first use."""
     return Library(connection, connection.request({"op": "load", "library": "files", "path": None}))
 
 

@@ -66,7 +66,7 @@ CLIENTS: dict[str, str] = {
     "dask_expr": "alchemist_ray.clients.dask.chunks",
     "pandas": "alchemist_ray.clients.pandas",
     "ray.data": "alchemist_ray.clients.ray_data",
-    "pyspark": "alchemist_ray.clients.spark.inspection",
+    "pyspark": "alchemist_ray.clients.spark.sources",
 }
 
 

@@ -118,6 +118,8 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
     def visit(inner: str, item: Any) -> None:
         if not isinstance(item, h5py.Dataset) or item.shape is None:  # h5py.Empty
             return
+        if "pandas_type" in item.parent.attrs and not inner.endswith("values"):
+            return  # a frame's or series' index, or its columns
         if item.dtype.kind in "biufc" and item.ndim <= MAX_AXES:
             found.append(inner)
 

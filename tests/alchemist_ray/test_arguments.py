@@ -37,7 +37,13 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"worker": 3}, TypeError, r"^AlchemistSession has no option 'worker'.*'num_workers'\?"),
     ({"ranks": 3}, TypeError, r"AlchemistSession has no option 'ranks'\. Options: num_workers, "),
     ({"num_workers": np.array([1, 2])}, ResourceError, "num_workers=array"),
-    ({"num_workers": 2.5}, ResourceError, "num_workers=2.5: it must be a whole number"),
+    *(
+        ({"num_workers": wrong}, ResourceError, f"num_workers={wrong!r}: it must be a whole number")
+        for wrong in (0, -1, 2.5, "3", True)
+    ),
+    ({"placement": "elsewhere"}, ValueError, "placement"),
+    ({"launcher": "rsh"}, ValueError, "launcher"),
+    ({"threads_per_worker": 0}, ValueError, "threads_per_worker"),
     ({"address": 5}, SessionError, "address=5: it must be a string"),
     ({"token": "x"}, SessionError, r"token= is for a gateway, and the address is not given: give"),
     ({"checkpoint_folder": 5}, ValueError, "checkpoint_folder=5: it must be a path"),
@@ -52,7 +58,10 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"progress": "yes"}, ValueError, "progress='yes': it must be True, None or False"),
     ({"output": "no"}, ValueError, "output='no': it must be True or False"),
     ({"verbose": 1}, ValueError, "verbose=1: it must be True or False"),
-    ({"buffer_bytes": "1MB"}, ValueError, "buffer_bytes='1MB': it must be a whole number"),
+    *(
+        ({"buffer_bytes": wrong}, ValueError, f"buffer_bytes={wrong!r}: it must be a whole number")
+        for wrong in ("1MB", 0, -1, 1.5, True)
+    ),
 ]
 
 
@@ -93,6 +102,9 @@ CALLS: dict[str, Wrong] = {
     "list": (lambda _: AlchemistSession.list(address=5), SessionError, "address=5"),
     "request": (
         lambda als: als.request_workers(n=2), TypeError, r"AlchemistSession\.request_workers\(\)"
+    ),
+    "request None": (
+        lambda als: als.request_workers(None), ResourceError, "num_workers=None: it must be"
     ),
     "port": (
         lambda als: als.connect_to_alchemist("127.0.0.1", "x"),

@@ -18,7 +18,7 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
-from alchemist_ray.clients import worker_fetch
+from alchemist_ray.clients import ray_tasks
 from alchemist_ray.errors import (
     AlchemistError,
     GroupError,
@@ -233,7 +233,7 @@ def test_a_forked_child_has_connections_of_its_own(als: AlchemistSession) -> Non
 
 
 def _fetch_in_child(handle: Handle, answers: Any) -> None:
-    answers.put(float(worker_fetch.fetch(handle).sum()))
+    answers.put(float(ray_tasks.fetch(handle).sum()))
 
 
 def test_a_child_forked_while_a_thread_of_the_parent_fetches_can_fetch(

@@ -1,14 +1,21 @@
-"""From dask collections to matrices: Dask-on-Ray computes chunks, which are sent when finished.
+"""From dask collections to matrices: Dask computes chunks, which are sent when finished.
 
-Each chunk gets one more task in the graph, its mark. When Dask-on-Ray reaches a mark, the chunk
-has been submitted: its ObjectRef goes to a `BlockSender`, and no task is submitted for the mark,
-so that the scheduler drops its reference. Submission pauses while too much is in flight.
+With Dask-on-Ray each chunk gets one more task in the graph, its mark. When the scheduler reaches a
+mark, the chunk has been submitted: its ObjectRef goes to a `BlockSender`, and no task is submitted
+for the mark, so that the scheduler drops its reference. Submission pauses while too much is in
+flight.
+
+Under a `distributed.Client` Dask computes each chunk as usual and then, on the same worker, a task
+that writes it into the ranks' memory. Workers need no Ray: they get the addresses and the token of
+the gang in their tasks.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import sys
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
@@ -18,7 +25,7 @@ import dask.array as da
 import numpy as np
 import ray
 from dask.array.core import slices_from_chunks
-from dask.base import optimize
+from dask.base import get_scheduler, optimize
 from dask.core import flatten
 from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
@@ -26,20 +33,22 @@ from ray.util.dask import ray_dask_get
 from ray.util.dask.callbacks import CBS, RayCallback
 
 from alchemist_ray.clients import pandas
-from alchemist_ray.clients.dask import distributed
-from alchemist_ray.clients.free_cpu import wait_for_cpu
+from alchemist_ray.clients.ray_tasks import wait_for_cpu
 from alchemist_ray.dtypes import chosen_dtype
-from alchemist_ray.errors import DtypeError, ShapeError
+from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.transfer.node_jobs import ArrayDecoder, SourceBlock
+from alchemist_ray.transfer.node_jobs import ArrayDecoder, SendJob, SourceBlock
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
-from mpi_workers.data.description import NodeTimes, TransferTarget
+from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
+from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape
 
 STORE_SHARE = 4  # at most a quarter of the object store is in flight
 IN_FLIGHT = 1 << 30  # and at most 1 GiB
+POLL_INTERVAL_S = 0.02  # between looks for finished tasks of a Client
+WATCH_S = 1.0  # between checks of the gang meanwhile
 
 _DECODER = ArrayDecoder()
 
@@ -85,9 +94,9 @@ class ChunksSource:
         """Compute the chunks and send each when it is finished."""
         values, self._values = self._values, None  # each is released when it has been sent
         blocks = self._blocks()
-        computing = distributed.client()
+        computing = _client()
         if computing is not None:
-            return distributed.send(self._array, blocks, computing, connection, target, progress)
+            return _send_by_client(self._array, blocks, computing, connection, target, progress)
         with BlockSender(connection, target, _DECODER, progress) as sender:
             if values is not None:
                 for i, value in enumerate(values):
@@ -150,10 +159,10 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
         )  # fmt: skip
     dtype = chosen_dtype(source.dtype, wanted)
     values = None
-    computing = distributed.client()
+    computing = _client()
     if any(math.isnan(size) for sizes in source.chunks for size in sizes):
         if computing is not None:
-            source = distributed.known(source, computing)
+            source = computing.persist(source).compute_chunk_sizes()  # they stay on workers
         else:
             source, values = _with_known_chunks(source)
     if values is None and computing is None:
@@ -189,17 +198,10 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
         wait_for_cpu("Dask", "persist")
         values = [None] * math.prod(array.numblocks)
         compute(array, values.__setitem__)
-    labels = [f"chunk {index} of the dask array {array.name}" for index in np.ndindex(
-        *array.numblocks
-    )]  # fmt: skip
-    far = [i for i, value in enumerate(values) if isinstance(value, ray.ObjectRef)]
-    shapes = {i: np.shape(values[i]) for i in set(range(len(values))) - set(far)}
-    inspected = inspect_objects([values[i] for i in far], [labels[i] for i in far], _DECODER)
-    for i, (about, source) in zip(far, inspected, strict=True):
-        shapes[i], values[i] = about[:2], source
-    grid = np.empty((*array.numblocks, 2), int)
-    for i, index in enumerate(np.ndindex(*array.numblocks)):
-        grid[index] = (*shapes[i], 1)[:2]
+    labels = [f"chunk {i} of the dask array {array.name}" for i in np.ndindex(*array.numblocks)]
+    objects = [value if isinstance(value, ray.ObjectRef) else ray.put(value) for value in values]
+    found = inspect_objects(objects, labels, _DECODER)
+    grid = np.array([about[:2] for about, _ in found], int).reshape(*array.numblocks, 2)
     rows, cols = grid[:, 0, 0], grid[0, :, 1]
     wrong = np.argwhere((grid[..., 0] != rows[:, None]) | (grid[..., 1] != cols))
     if len(wrong):
@@ -212,7 +214,7 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
         array.__dask_graph__(), array.name, (tuple(rows.tolist()), tuple(cols.tolist())),
         dtype=array.dtype,
     )  # fmt: skip
-    return known, values
+    return known, [source for _, source in found]
 
 
 def _computed(array: Any) -> list[Any] | None:
@@ -274,3 +276,81 @@ def _in_flight_limit(chunk: int) -> int:
     """Bytes that may be in flight before another task is submitted."""
     store = ray.cluster_resources().get("object_store_memory", 0)
     return max(chunk, min(IN_FLIGHT, int(store) // STORE_SHARE) - chunk)
+
+
+# --- under a distributed.Client -------------------------------------------------------------
+
+
+def _client() -> Any:
+    """The Client that dask computes with in this process, or None."""
+    if "distributed" not in sys.modules:
+        return None
+    owner = getattr(get_scheduler(), "__self__", None)
+    return owner if isinstance(owner, sys.modules["distributed"].Client) else None
+
+
+def _send_by_client(
+    array: Any,
+    blocks: Sequence[SourceBlock],
+    computing: Any,
+    connection: GangConnection,
+    target: TransferTarget,
+    progress: Progress | None,
+) -> dict[int, NodeTimes]:
+    """Have Dask's workers compute the chunks and write them.
+
+    Raises
+    ------
+    TransferError
+        If a chunk cannot be computed. A task that Dask repeats, because its worker was lost, may
+        write elements twice: the gang counts them, and refuses the matrix.
+    """
+    gang = connection.address.gang
+    itemsize = target.dtype.itemsize
+    tasks, sizes = [], []
+    for chunk, block in zip(flatten(array.to_delayed().tolist()), blocks, strict=True):
+        if not block.shape[0] or not block.shape[1]:
+            continue
+        job = SendJob(gang, connection.endpoints, target, _DECODER, (block,))
+        tasks.append(delayed(SendJob.run, pure=False)(job, [chunk]))  # not merged with an equal one
+        sizes.append(block.shape[0] * block.shape[1] * itemsize)
+    futures = computing.compute(tasks, retries=0)
+    nbytes = dict(zip((future.key for future in futures), sizes, strict=True))
+    times: dict[int, NodeTimes] = {}
+    try:
+        for future in _finished(futures, connection):
+            add_times(times, _result(future))
+            if progress is not None:
+                progress(nbytes[future.key])
+    except BaseException:
+        computing.cancel(futures, force=True)
+        raise
+    return times
+
+
+def _finished(futures: Sequence[Any], connection: GangConnection) -> Any:
+    """Futures in the order in which they end, while the gang is watched."""
+    pending = sys.modules["distributed"].as_completed(futures)
+    watched = time.monotonic()
+    while not pending.is_empty():
+        batch = pending.next_batch(block=False)
+        yield from batch
+        if not batch:
+            time.sleep(POLL_INTERVAL_S)
+        if time.monotonic() - watched > WATCH_S:
+            connection.ping()
+            watched = time.monotonic()
+
+
+def _result(future: Any) -> dict[int, NodeTimes]:
+    error = future.exception() if future.status != "finished" else None
+    if future.status == "cancelled":
+        raise TransferError("Dask cancelled the transfer's tasks: was the Client closed?")
+    if isinstance(error, AlchemistError | Failure):
+        raise error
+    if error is not None:
+        raise TransferError(
+            f"Dask could not compute and send a chunk: {type(error).__name__}: {error}"
+        ) from error
+    found: dict[int, NodeTimes] = future.result()
+    return found

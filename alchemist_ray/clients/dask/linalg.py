@@ -189,10 +189,8 @@ def svd_compressed(
 
 
 def _seed(seed: Any) -> int:
-    if seed is None or isinstance(seed, int | np.integer):
-        return int(np.random.default_rng(seed).integers(1 << 31) if seed is None else seed)
-    draw = seed.randint if hasattr(seed, "randint") else seed.integers
-    return int(np.asarray(draw(0, (1 << 31) - 1, size=1))[0])
+    whole = isinstance(seed, int | np.integer)
+    return int(seed if whole else np.random.default_rng(seed).integers(1 << 31))
 
 
 def qr(a: Any, *, session: Any = None) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,13 +13,61 @@ import numpy as np
 from dask.base import tokenize
 from numpy.typing import NDArray
 
-from alchemist_ray.clients.dask.distributed import AttachedMatrix, LostMatrix, has_client
-from alchemist_ray.clients.worker_fetch import fetch
-from alchemist_ray.errors import AlchemistError, ShapeError
+from alchemist_ray.clients.ray_tasks import fetch
+from alchemist_ray.errors import AlchemistError, ShapeError, TransferError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.registry import gang_of
-from mpi_workers.data.description import TransferTarget
+from mpi_workers.data.description import DataEndpoints, TransferTarget
+from mpi_workers.data.node_connections import NodeConnections
+from mpi_workers.data.transfers import MatrixReader
+from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution, distributions
+
+
+class LostMatrix:
+    """A matrix that is gone: tasks that use it raise the reason, which pickling must not."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], reason: Exception) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.reason = reason
+
+    def fetch(self, rows: slice, cols: slice = slice(None)) -> NDArray[Any]:
+        raise self.reason
+
+
+class AttachedMatrix:
+    """A matrix in a process that knows the gang's nodes only; fetches through them."""
+
+    def __init__(
+        self, endpoints: DataEndpoints, target: TransferTarget, shape: tuple[int, ...]
+    ) -> None:
+        self._endpoints = endpoints
+        self._target = target
+        self.shape = shape
+        self.dtype = target.dtype
+
+    def fetch(self, rows: slice, cols: slice = slice(None)) -> NDArray[Any]:
+        """The elements of slices with positive steps; cost: the range that they span."""
+        m, n = self._target.distribution.shape
+        chosen = range(m)[rows], range(n)[cols]
+        bounds = [(part[0], part[-1] + 1) if part else (0, 0) for part in chosen]
+        (row0, row1), (col0, col1) = bounds
+        out = np.empty((row1 - row0, col1 - col0), self.dtype)
+        if out.size:
+            nodes = NodeConnections(self._endpoints, threads=1)  # Dask uses the other cores
+            try:
+                with MatrixReader(nodes, self._target) as reader:
+                    reader.read_block(out, (row0, col0))
+            except Failure as failure:
+                raise TransferError(
+                    "a part of the matrix of a dask array could not be fetched; it was freed, or "
+                    f"its gang has ended: {failure.message}"
+                ) from failure
+            finally:
+                nodes.close()
+        found = out[:: chosen[0].step, :: chosen[1].step]
+        return found.reshape(found.shape[: len(self.shape)])
 
 
 class FetchedByIndex:
@@ -54,9 +103,20 @@ class FetchedByIndex:
 
     def __reduce__(self) -> tuple[Any, ...]:
         handle = self._handle
-        if has_client() and isinstance(handle, MatrixRef):
+        if _has_client() and isinstance(handle, MatrixRef):
             return FetchedByIndex, (_attached(handle),)
         return FetchedByIndex, (handle,)
+
+
+def _has_client() -> bool:
+    """Whether this process has a Client, also on the thread of its event loop."""
+    if "distributed" not in sys.modules:
+        return False
+    try:
+        sys.modules["distributed"].default_client()
+    except ValueError:
+        return False
+    return True
 
 
 def _attached(handle: MatrixRef) -> AttachedMatrix | LostMatrix:

@@ -15,8 +15,8 @@ except ModuleNotFoundError as error:
         f"Spark needs {error.name}: pip install 'alchemist-on-ray[spark]'"
     ) from None
 
-from alchemist_ray.clients.spark.inspection import inspect
 from alchemist_ray.clients.spark.results import to_spark
+from alchemist_ray.clients.spark.sources import inspect
 from alchemist_ray.clients.spark.startup import init_spark, stop_spark
 
 __all__ = ["init_spark", "inspect", "stop_spark", "to_spark"]

@@ -1,4 +1,4 @@
-"""The jar: executors' JVMs move rows to and from the ranks.
+"""Spark's JVM: the jar of Alchemist in it, its jobs, and matrices as its classes read them.
 
 `java/` has the sources, in Scala, whose compiler is among Spark's jars. Their jar is in the wheel
 and in the image; in a clone `make env` builds it, or the first use. It is added to a Spark that
@@ -7,24 +7,32 @@ already runs without it (`spark.jars`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
 import threading
+import uuid
 import zipfile
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyspark
 from py4j.protocol import Py4JError
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
 
 from alchemist_ray.errors import DtypeError, TransferError
 from alchemist_ray.version import __version__
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.matrix.node_shares import chunk_bytes, products
+
+T = TypeVar("T")
 
 SOURCES = Path(__file__).with_name("java")
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
@@ -35,7 +43,9 @@ BUILD_TIMEOUT_S = 300.0  # 10 s on a quiet machine
 JAR = "alchemist-spark"
 SOURCE = "alchemist.spark.MatrixSource"
 MAPPED = True  # executors on the ranks' node map their memory; tests of TCP switch it off
-MAX_NUMBERED = 1 << 31  # rows with numbers: a task keeps a bit for each
+POLL_INTERVAL_S = 0.5  # between checks of the gang
+CANCEL_TIMEOUT_S = 20.0  # for a cancelled job to end
+MESSAGE_CHARS = 2000  # of a message from Spark
 
 _lock = threading.Lock()
 _attached: dict[str, Any] = {}  # the class `Sender` of each application
@@ -130,6 +140,84 @@ def _compile(sources: list[Path], jar: Path) -> Path:
         if old != jar:
             old.unlink(missing_ok=True)
     return jar
+
+
+def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], object]) -> T:
+    """Run an action that starts a Spark job, and cancel the job when it is no longer needed.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    what : str
+        Its description, for Spark's UI and for errors.
+    action : callable
+        Starts the job and waits for it.
+    alive : callable
+        Called twice a second. If it raises, the job is cancelled; so does Ctrl-C.
+
+    Raises
+    ------
+    TransferError
+        If the job fails or Spark has ended.
+    """
+    context = spark.sparkContext
+    group = f"alchemist-{uuid.uuid4().hex}"
+
+    def work() -> T:
+        context.setJobGroup(group, f"Alchemist: {what}", interruptOnCancel=True)
+        return action()
+
+    done = in_thread(work)
+    try:
+        while not wait([done], POLL_INTERVAL_S).done:
+            alive()
+    except BaseException:
+        with contextlib.suppress(Exception):  # Spark may have ended
+            context.cancelJobGroup(group)
+        wait([done], CANCEL_TIMEOUT_S)
+        raise
+    try:
+        return done.result()
+    except BaseException as error:
+        raise _as_transfer_error(what, error) from error
+
+
+def in_thread(
+    action: Callable[[], T], kind: type[threading.Thread] = InheritableThread
+) -> Future[T]:
+    """Call a function in a thread that does not keep this process.
+
+    `InheritableThread` has this thread's properties of Spark, and needs a SparkContext.
+    """
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(action())
+        except BaseException as error:
+            done.set_exception(error)
+
+    kind(target=work, daemon=True).start()
+    return done
+
+
+def _as_transfer_error(what: str, error: BaseException) -> BaseException:
+    """The error to raise for a failed job; errors of the user's code are not changed."""
+    if not isinstance(error, PySparkException | Py4JError | OSError):
+        return error
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        with contextlib.suppress(Py4JError, OSError):
+            return TransferError(f"Spark could not {what}: {_without_stack(java.getMessage())}")
+    if isinstance(error, PySparkException):
+        return TransferError(f"Spark could not {what}: {_without_stack(str(error))}")
+    return TransferError(f"Spark could not {what}: its JVM does not answer and has probably ended")
+
+
+def _without_stack(message: str | None) -> str:
+    """A message from the JVM without its stack trace."""
+    lines = (message or "no reason given").partition("\nDriver stacktrace")[0].splitlines()
+    return "\n".join(line for line in lines if not line.startswith("\tat "))[:MESSAGE_CHARS]
 
 
 def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, Any]:

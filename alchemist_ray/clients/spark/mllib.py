@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pyspark.mllib.linalg import DenseMatrix, DenseVector, QRDecomposition
 from pyspark.mllib.linalg import distributed as theirs
-from pyspark.sql import SparkSession
 
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.clients.default_session import current_session
-from alchemist_ray.clients.spark.results import to_spark
+from alchemist_ray.clients.spark.results import MLLIB, to_spark
 from alchemist_ray.errors import BadArgumentError, DtypeError
 from alchemist_ray.session import AlchemistSession
 
@@ -99,27 +98,19 @@ def computeSVD(
         S, U, V = linalg.truncated_svd(A, rank=rank, method=method)
         s = S.fetch()
         if method == "gram" and s[-1] < GRAM_RESOLUTION * s[0]:
-            for handle in (S, U, V):
-                handle.free()
             S, U, V = linalg.truncated_svd(A, rank=rank)
             s = S.fetch()
-    kept = int(np.count_nonzero(s > rCond * s[0])) if s[0] > 0 else 0
-    if not kept:
-        raise BadArgumentError(
-            "computeSVD: all elements are zero, so there is no positive singular value"
-        )
-    v = V.fetch(cols=slice(0, kept))
-    S.free()
-    V.free()
-    left = None
-    if computeU and kept < len(s):
-        whole, U = U, linalg.slice(U, col_start=0, col_stop=kept)
-        whole.free()
-    if computeU:
-        left = _as_mllib(U, matrix)
-    else:
-        U.free()
-    return SingularValueDecomposition(left, DenseVector(s[:kept]), _dense(v))
+        kept = int(np.count_nonzero(s > rCond * s[0])) if s[0] > 0 else 0
+        if not kept:
+            raise BadArgumentError(
+                "computeSVD: all elements are zero, so there is no positive singular value"
+            )
+        if computeU and kept < rank:
+            U = linalg.slice(U, col_start=0, col_stop=kept)
+    left = _as_mllib(U, matrix) if computeU else None
+    return SingularValueDecomposition(
+        left, DenseVector(s[:kept]), _dense(V.fetch(cols=slice(0, kept)))
+    )
 
 
 def computePrincipalComponents(
@@ -131,16 +122,13 @@ def computePrincipalComponents(
     value of each component is positive. k is at most min(m, n).
     """
     with _sent(session, matrix) as (linalg, A):
-        components, *others = linalg.pca(A, k=k)
-    for handle in others:
-        handle.free()
-    return _dense(_taken(components).T)
+        return _dense(linalg.pca(A, k=k)[0].fetch().T)
 
 
 def computeGramianMatrix(matrix: Any, *, session: AlchemistSession | None = None) -> DenseMatrix:
     """A^T A, an (n, n) DenseMatrix."""
     with _sent(session, matrix) as (linalg, A):
-        return _dense(_taken(linalg.gram(A)))
+        return _dense(linalg.gram(A).fetch())
 
 
 def multiply(matrix: Any, other: Any, *, session: AlchemistSession | None = None) -> Any:
@@ -183,11 +171,7 @@ def tallSkinnyQR(
                 f"tallSkinnyQR: the matrix is {m} x {n}, with fewer rows than columns"
             )
         Q, R = linalg.qr(A)
-    upper = _dense(_taken(R))
-    if not computeQ:
-        Q.free()
-        return QRDecomposition(None, upper)
-    return QRDecomposition(_as_mllib(Q, matrix), upper)
+    return QRDecomposition(_as_mllib(Q, matrix) if computeQ else None, _dense(R.fetch()))
 
 
 def columnSimilarities(
@@ -201,13 +185,11 @@ def columnSimilarities(
         raise BadArgumentError(f"columnSimilarities: threshold={threshold}: it must be at least 0")
     als = session or current_session()
     with _sent(als, matrix) as (linalg, A):
-        gram = _taken(linalg.gram(A))
+        gram = linalg.gram(A).fetch()
     lengths = np.sqrt(np.diag(gram))
     lengths[lengths == 0] = 1
     cosines = np.triu(gram / np.outer(lengths, lengths), 1)
-    found: theirs.CoordinateMatrix = to_spark(
-        als.send_matrix(cosines), _spark(), "CoordinateMatrix"
-    )
+    found: theirs.CoordinateMatrix = to_spark(als.send_matrix(cosines), kind="CoordinateMatrix")
     return found
 
 
@@ -269,17 +251,6 @@ def _sent(session: AlchemistSession | None, *matrices: Any) -> Iterator[tuple[An
         yield als.load_library("linalg"), *handles
 
 
-def _taken(handle: Handle) -> NDArray[Any]:
-    """Fetch a matrix, and free it."""
-    array: NDArray[Any] = handle.fetch()
-    handle.free()
-    return array
-
-
-def _spark() -> Any:
-    return SparkSession.builder.getOrCreate()
-
-
 def _dense(array: NDArray[Any]) -> DenseMatrix:
     m, n = array.shape
     return DenseMatrix(m, n, np.asarray(array, np.float64).ravel(order="F"))
@@ -287,12 +258,10 @@ def _dense(array: NDArray[Any]) -> DenseMatrix:
 
 def _as_mllib(handle: Handle, like: Any, other: Any = None) -> Any:
     """A result as a matrix of the same class as the argument."""
-    if isinstance(like, theirs.BlockMatrix):
-        block = int(like.rowsPerBlock), int(other.colsPerBlock)
-        found = to_spark(handle, _spark(), "BlockMatrix", block=block)
-    else:
-        indexed = isinstance(like, theirs.IndexedRowMatrix)
-        found = to_spark(handle, _spark(), "IndexedRowMatrix" if indexed else "RowMatrix")
+    kind = next(kind for kind, (matrix, _) in MLLIB.items() if isinstance(like, matrix))
+    blocks = kind == "BlockMatrix"
+    block = (int(like.rowsPerBlock), int(other.colsPerBlock)) if blocks else None
+    found = to_spark(handle, kind=kind, block=block)
     if type(like).__module__ == __name__:
         # A second wrapper of the JVM's matrix would release it when the first is dropped.
         found.__class__ = type(like)

@@ -1,6 +1,7 @@
-"""Sources of Spark: rows in Spark's order, which are counted first; rows and blocks with numbers.
+"""Sources of Spark: inspects data, counts its rows, and sends it, all in the executors' JVMs.
 
-One task per core sends its rows or blocks to the gang's nodes from the JVM (`jvm.py`).
+No row is pickled by Python. Rows of a DataFrame or RowMatrix have no numbers: they are counted
+first, and ordered by partition. One task per core sends its rows or blocks to the gang's nodes.
 """
 
 from __future__ import annotations
@@ -10,29 +11,205 @@ import contextlib
 import json
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import RDD
+from pyspark.ml.linalg import VectorUDT as MLVectorUDT
+from pyspark.mllib.linalg import VectorUDT
+from pyspark.mllib.linalg.distributed import (
+    BlockMatrix,
+    CoordinateMatrix,
+    IndexedRowMatrix,
+    RowMatrix,
+)
+from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql import functions as F
 
-from alchemist_ray.clients.spark import jobs, jvm
-from alchemist_ray.errors import IncompleteMatrixError, TransferError
+from alchemist_ray.clients.spark import jvm
+from alchemist_ray.dtypes import chosen_dtype
+from alchemist_ray.errors import DtypeError, IncompleteMatrixError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
-from mpi_workers.data.description import NodeTimes, TransferTarget
+from alchemist_ray.transfer.numpy_source import NumPySource
+from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
 
+BLOCK = 1024  # rows and columns of a CoordinateMatrix's blocks, as MLlib's default
+MAX_NUMBERED = 1 << 31  # rows and blocks with numbers: a task keeps a bit for each
 PANEL = 16 << 20  # 16 MiB of zeros, sent for missing rows
-MIN_BATCH = 256 << 10  # 256 KiB: smaller batches of columns are sent as rows, in blocks
-BATCH_ROWS_OF_CACHE = 10_000  # Spark's default
 SCALAR, VECTOR, LIST = "scalar", "vector", "list"  # kinds of columns
+FLOAT64 = np.dtype(np.float64)
+NO_ROWS = (
+    "the data has no rows, so the widths of its vectors are not known: send numpy.empty((0, n)) "
+    "for a matrix without rows"
+)
+
+_DTYPES: dict[type[types.DataType], np.dtype[Any]] = {
+    types.BooleanType: np.dtype(np.bool_),
+    types.ByteType: np.dtype(np.int8),
+    types.ShortType: np.dtype(np.int16),
+    types.IntegerType: np.dtype(np.int32),
+    types.LongType: np.dtype(np.int64),
+    types.FloatType: np.dtype(np.float32),
+    types.DoubleType: FLOAT64,
+    types.DecimalType: FLOAT64,
+}
 
 # Of a column of Spark: name, kind, width (columns of the matrix), type (dtype of its elements).
 Column = dict[str, Any]
 Reports = list[dict[str, Any]]  # of the tasks
+
+
+def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
+    """A source for data of Spark; the rules are in ``docs/transfer.md``.
+
+    Parameters
+    ----------
+    source : DataFrame, RowMatrix, IndexedRowMatrix, CoordinateMatrix, BlockMatrix
+        Or a local vector or matrix of `pyspark.ml.linalg` or `pyspark.mllib.linalg`.
+    dtype : dtype, optional
+        Convert to it while sending.
+    connection : GangConnection
+        The gang that it will be sent to.
+
+    Raises
+    ------
+    DtypeError, ShapeError
+        If it cannot become a matrix.
+    TransferError
+        If Spark cannot count its rows, or has no jar of Alchemist (`jvm`).
+
+    Notes
+    -----
+    The rows of a DataFrame or RowMatrix are counted first, without their elements: cache a
+    source that is expensive to compute. A CoordinateMatrix is shuffled into blocks.
+    """
+    match source:
+        case DataFrame():
+            return _of_frame(source, dtype, connection)
+        case RowMatrix():
+            return _of_rows(source, dtype, connection)
+        case IndexedRowMatrix() | BlockMatrix():
+            return _of_numbered(source, type(source).__name__, dtype, connection)
+        case CoordinateMatrix():
+            work = partial(source.toBlockMatrix, BLOCK, BLOCK)
+            what = "put a CoordinateMatrix into blocks"
+            blocks = jvm.run(_session(), what, work, connection.ping)
+            return _of_numbered(blocks, "CoordinateMatrix", dtype, connection)
+        case RDD():
+            raise DtypeError("an RDD cannot be sent: send RowMatrix(rdd) or IndexedRowMatrix(rdd)")
+    if hasattr(source, "toArray"):  # a local vector or matrix
+        return NumPySource.inspect(source.toArray(), dtype)
+    raise DtypeError(
+        f"cannot send a {type(source).__name__} of Spark: send a DataFrame or a matrix of "
+        "pyspark.mllib.linalg.distributed"
+    )
+
+
+def _session() -> Any:
+    return SparkSession.builder.getOrCreate()
+
+
+def _of_frame(frame: Any, wanted: Any, connection: GangConnection) -> SparkSource:
+    fields = frame.schema.fields
+    if not fields:
+        raise ShapeError("the DataFrame has no columns: there is nothing to send")
+    columns = [_column(field) for field in fields]
+    dtype = chosen_dtype(np.result_type(*(column["type"] for column in columns)), wanted)
+    if any(isinstance(field.dataType, types.DecimalType) for field in fields):
+        frame = _without_decimals(frame, fields)
+    scalars = all(column["kind"] == SCALAR for column in columns)
+    if not scalars:
+        _measure(frame, columns, connection)
+    rows = (frame._jdf, scalars)
+    return OrderedSource(frame.sparkSession, "DataFrame", columns, dtype, connection, rows)
+
+
+def _without_decimals(frame: Any, fields: list[types.StructField]) -> Any:
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(fields))))  # names may occur twice
+    decimals = [isinstance(field.dataType, types.DecimalType) for field in fields]
+    return numbered.select(
+        *(
+            F.col(name).cast("double") if decimal else F.col(name)
+            for name, decimal in zip(numbered.columns, decimals, strict=True)
+        )
+    )
+
+
+def _column(field: types.StructField) -> Column:
+    """A column, as far as its type says what it is. Raises `DtypeError`."""
+    kind = field.dataType
+    if type(kind) in _DTYPES:
+        return {"name": field.name, "kind": SCALAR, "width": 1, "type": _DTYPES[type(kind)].name}
+    if isinstance(kind, MLVectorUDT | VectorUDT):
+        return {"name": field.name, "kind": VECTOR, "type": "float64"}
+    if isinstance(kind, types.ArrayType) and type(kind.elementType) in _DTYPES:
+        if isinstance(kind.elementType, types.DecimalType):
+            raise DtypeError(f"column {field.name!r} is {kind.simpleString()}: cast it to double")
+        return {"name": field.name, "kind": LIST, "type": _DTYPES[type(kind.elementType)].name}
+    raise DtypeError(
+        f"column {field.name!r} is {kind.simpleString()}, which is neither numeric nor a vector: "
+        "drop it (df.drop) or cast it"
+    )
+
+
+def _measure(frame: Any, columns: list[Column], connection: GangConnection) -> None:
+    """Set the widths of vectors and lists: the lengths in the first row."""
+    first = jvm.run(frame.sparkSession, "read the first row", frame.head, connection.ping)
+    if first is None:
+        raise ShapeError(NO_ROWS)
+    for column, value in zip(columns, first, strict=True):
+        if column["kind"] == SCALAR:
+            continue
+        if value is None:
+            raise DtypeError(
+                f"column {column['name']!r} has nulls, which a matrix cannot represent: drop them "
+                "first"
+            )
+        column["width"] = len(value)
+
+
+def _of_rows(matrix: RowMatrix, wanted: Any, connection: GangConnection) -> SparkSource:
+    def width() -> int | None:
+        try:
+            return int(matrix.numCols())  # MLlib keeps it
+        except Py4JJavaError as error:
+            if "Cannot determine the number of cols" in str(error.java_exception):
+                return None
+            raise
+
+    session = _session()
+    columns = jvm.run(session, "read the first row", width, connection.ping)
+    if columns is None:
+        raise ShapeError(NO_ROWS)
+    column = {"name": "value", "kind": VECTOR, "width": columns, "type": "float64"}
+    dtype = chosen_dtype(FLOAT64, wanted)
+    rows = (_java(matrix).rows().toJavaRDD(),)
+    return OrderedSource(session, "RowMatrix", [column], dtype, connection, rows)
+
+
+def _of_numbered(
+    matrix: IndexedRowMatrix | BlockMatrix, kind: str, wanted: Any, connection: GangConnection
+) -> SparkSource:
+    def count() -> tuple[int, int]:
+        return int(matrix.numRows()), int(matrix.numCols())
+
+    session, dtype = _session(), chosen_dtype(FLOAT64, wanted)
+    shape = jvm.run(session, f"count the rows of a {kind}", count, connection.ping)
+    if isinstance(matrix, IndexedRowMatrix):
+        return NumberedSource(session, kind, shape, dtype, _java(matrix).rows().toJavaRDD())
+    block = (int(matrix.rowsPerBlock), int(matrix.colsPerBlock))
+    return NumberedSource(session, kind, shape, dtype, _java(matrix).blocks().toJavaRDD(), block)
+
+
+def _java(matrix: Any) -> Any:
+    return matrix._java_matrix_wrapper._java_model
 
 
 class SparkSource:
@@ -43,17 +220,13 @@ class SparkSource:
     spark : SparkSession
     kind : str
         The type that the user sent.
-    rdd : JavaRDD, optional
-        The rows or blocks of one of MLlib's matrices, which the JVM sends without a DataFrame.
     """
 
     columns: Sequence[str] = ()
 
-    def __init__(
-        self, spark: Any, kind: str, shape: Shape, dtype: np.dtype[Any], rdd: Any = None
-    ) -> None:
+    def __init__(self, spark: Any, kind: str, shape: Shape, dtype: np.dtype[Any]) -> None:
         self._spark = spark
-        self._rdd = rdd
+        self._sender = jvm.sender(spark)
         self._kind = kind
         self.shape = shape
         self.dtype = dtype
@@ -73,24 +246,23 @@ class SparkSource:
         """Send every element from the executors; missing rows and blocks are zero."""
         if 0 in self.shape:
             return {}
-        sender = jvm.sender(self._spark)
         described = jvm.description(connection.endpoints, target)
-        reports: Reports = jobs.run(
+        reports: Reports = jvm.run(
             self._spark,
             f"send a {self._kind}",
-            lambda: json.loads(self._sent(sender, described, _cores(self._spark))),
+            lambda: json.loads(self._sent(described, _cores(self._spark))),
             connection.ping,
         )
         _check(reports)
         times: dict[int, NodeTimes] = {}
         for part in (NodeTimes(**fields) for each in reports for fields in each["times"]):
-            times.setdefault(part.node, NodeTimes(part.node, part.route)).add(part)
+            add_times(times, {part.node: part})
         self._complete(connection, target, reports)
         if progress is not None:
             progress(self.shape[0] * self.shape[1] * self.dtype.itemsize)
         return times
 
-    def _sent(self, sender: Any, description: dict[str, Any], cores: int) -> str:
+    def _sent(self, description: dict[str, Any], cores: int) -> str:
         """Send the elements; the reports of the tasks, as JSON."""
         raise NotImplementedError
 
@@ -120,7 +292,13 @@ def _check(reports: Reports) -> None:
 
 
 class OrderedSource(SparkSource):
-    """Rows without numbers, ordered by partition and then within each; they are counted here."""
+    """Rows without numbers, ordered by partition and then within each; they are counted here.
+
+    Parameters
+    ----------
+    rows : tuple
+        As `Sender.rows` takes them.
+    """
 
     def __init__(
         self,
@@ -129,49 +307,28 @@ class OrderedSource(SparkSource):
         columns: list[Column],
         dtype: np.dtype[Any],
         connection: GangConnection,
-        *,
-        frame: Any = None,
-        rdd: Any = None,
+        rows: tuple[Any, ...],
     ) -> None:
         width = sum(column["width"] for column in columns)
         if width == len(columns):  # a vector has more than its name
             self.columns = [column["name"] for column in columns]
         self._described = columns
-        self._scalars = all(column["kind"] == SCALAR for column in columns)
-        self._sender = jvm.sender(spark)
-        self._stored: Any = None  # the batches of Spark's cache, if the frame is made of them
-        self._rows = rdd  # in the form in which they were counted, if it is that of sending
-        self._frame: Any = None  # else the frame, with the same partitions in each job
+        self._rows: Any = None
+        sender = jvm.sender(spark)
 
         def count() -> list[Any]:
-            if frame is not None and self._scalars:
-                self._stored = self._sender.stored(frame._jdf)
-                self._rows = self._stored and self._stored.rdd()
-            if self._rows is None:
-                self._frame = self._sender.fixed(frame._jdf)
-            rows = self._frame if self._rows is None else self._rows
-            pairs: list[Any] = json.loads(self._sender.count(rows, _cores(spark)))
+            self._rows = sender.rows(*rows)
+            pairs: list[Any] = json.loads(sender.count(self._rows, _cores(spark)))
             return pairs
 
-        counts = dict(jobs.run(spark, f"count the rows of a {kind}", count, connection.ping))
+        counts = dict(jvm.run(spark, f"count the rows of a {kind}", count, connection.ping))
         sizes = [counts.get(part, 0) for part in range(max(counts, default=-1) + 1)]
         self._starts = [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
-        super().__init__(spark, kind, (self._starts[-1], width), dtype, rdd)
+        super().__init__(spark, kind, (self._starts[-1], width), dtype)
 
-    def _sent(self, sender: Any, description: dict[str, Any], cores: int) -> str:
-        columns = self._described
-        batches, rows = self._stored, self._rows
-        if rows is None:
-            batches = sender.batches(self._frame) if self._in_batches() else None
-            rows = sender.rows(self._frame) if batches is None else batches.rdd()
-        if batches is not None:
-            ordinals = json.loads(batches.ordinals())
-            columns = [
-                column | {"ordinal": ordinal}
-                for column, ordinal in zip(columns, ordinals, strict=True)
-            ]
-        spec = json.dumps(description | {"columns": columns, "starts": self._starts})
-        reports: str = sender.ordered(rows, cores, spec)
+    def _sent(self, description: dict[str, Any], cores: int) -> str:
+        spec = json.dumps(description | {"columns": self._described, "starts": self._starts})
+        reports: str = self._sender.ordered(self._rows, cores, spec)
         return reports
 
     def send(
@@ -181,15 +338,9 @@ class OrderedSource(SparkSource):
         try:
             return super().send(connection, target, progress)
         except TransferError:
-            if self._rows is not None:
-                with contextlib.suppress(Py4JError, OSError):
-                    self._sender.forget(self._rows)
+            with contextlib.suppress(Py4JError, OSError):
+                self._sender.forget(self._rows)
             raise
-
-    def _in_batches(self) -> bool:
-        """Whether the frame may have batches that are worth a message each."""
-        rows = min(BATCH_ROWS_OF_CACHE, self.shape[0] // max(1, len(self._starts) - 1))
-        return self._scalars and rows * self.shape[1] * self.dtype.itemsize >= MIN_BATCH
 
     def _complete(
         self, connection: GangConnection, target: TransferTarget, reports: Reports
@@ -205,71 +356,72 @@ class OrderedSource(SparkSource):
 
 
 class NumberedSource(SparkSource):
-    """Rows with numbers; missing rows are zero."""
+    """Rows or blocks with numbers; missing ones are zero.
 
-    def _sent(self, sender: Any, description: dict[str, Any], cores: int) -> str:
-        column = {"name": "vector", "kind": VECTOR, "width": self.shape[1], "type": "float64"}
-        reports: str = sender.numbered(
-            self._rdd, cores, json.dumps(description | {"columns": [column]})
-        )
+    Parameters
+    ----------
+    rdd : JavaRDD
+    block : (int, int), optional
+        Rows and columns of a block. Default: rows.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        kind: str,
+        shape: Shape,
+        dtype: np.dtype[Any],
+        rdd: Any,
+        block: Shape | None = None,
+    ) -> None:
+        super().__init__(spark, kind, shape, dtype)
+        self._rdd = rdd
+        self._block = block
+        self._grid = (shape[0], 1)
+        if block is not None:
+            self._grid = math.ceil(shape[0] / block[0]), math.ceil(shape[1] / block[1])
+        if (count := math.prod(self._grid)) >= MAX_NUMBERED:
+            raise ShapeError(
+                f"the {kind} has {count} {'rows' if block is None else 'blocks'}, and less than "
+                f"{MAX_NUMBERED} can be sent: send parts of it"
+            )
+
+    def _sent(self, description: dict[str, Any], cores: int) -> str:
+        if self._block is None:
+            column = {"name": "vector", "kind": VECTOR, "width": self.shape[1], "type": "float64"}
+            send, form = self._sender.numbered, {"columns": [column]}
+        else:
+            send, form = self._sender.blocks, {"block": self._block}
+        reports: str = send(self._rdd, cores, json.dumps(description | form))
         return reports
 
     def _complete(
         self, connection: GangConnection, target: TransferTarget, reports: Reports
     ) -> None:
-        m, n = self.shape
-        there = np.zeros(m, bool)
+        there = np.zeros(math.prod(self._grid), bool)
         for each in reports:  # a task refuses its own duplicates
             bits = np.frombuffer(zlib.decompress(base64.b64decode(each["bits"])), np.uint8)
-            rows = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + each["first"]
-            if there[rows].any():
+            found = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + each["first"]
+            if there[found].any():
+                number = int(found[there[found]][0])
+                name = "row" if self._block is None else "block"
+                place = number if self._block is None else divmod(number, self._grid[1])
                 raise IncompleteMatrixError(
-                    f"row {rows[there[rows]][0]} appears twice: drop duplicates, or add them up"
+                    f"{name} {place} appears twice: drop duplicates, or add them up"
                 )
-            there[rows] = True
+            there[found] = True
         missing = np.flatnonzero(~there)
         if not len(missing):
             return
-        panel = max(1, PANEL // (n * self.dtype.itemsize))
-        zeros = np.zeros((min(panel, len(missing)), n), self.dtype)
         with MatrixWriter(connection.nodes, target) as writer:
-            for start in range(0, len(missing), panel):
-                rows = missing[start : start + panel]
-                writer.write_rows(zeros[: len(rows)], rows)
-
-
-class BlocksSource(SparkSource):
-    """Blocks with numbers; missing blocks are zero."""
-
-    def __init__(
-        self, spark: Any, kind: str, shape: Shape, dtype: np.dtype[Any], rdd: Any, block: Shape
-    ) -> None:
-        self._block = block
-        super().__init__(spark, kind, shape, dtype, rdd)
-
-    def _sent(self, sender: Any, description: dict[str, Any], cores: int) -> str:
-        spec = json.dumps(description | {"block": self._block})
-        reports: str = sender.blocks(self._rdd, cores, spec)
-        return reports
-
-    def _complete(
-        self, connection: GangConnection, target: TransferTarget, reports: Reports
-    ) -> None:
-        seen: set[tuple[int, int]] = set()
-        for i, j in (place for each in reports for place in each["blocks"]):
-            if (i, j) in seen:
-                raise IncompleteMatrixError(
-                    f"block {(i, j)} appears twice: drop duplicates, or add them up"
-                )
-            seen.add((i, j))
-        with MatrixWriter(connection.nodes, target) as writer:
-            for (i, j), shape in self._blocks():
-                if (i, j) not in seen:
-                    origin = (i * self._block[0], j * self._block[1])
-                    writer.write_block(np.zeros(shape, self.dtype), origin)
-
-    def _blocks(self) -> Iterator[tuple[tuple[int, int], Shape]]:
-        (m, n), (down, across) = self.shape, self._block
-        for i in range(math.ceil(m / down)):
-            for j in range(math.ceil(n / across)):
-                yield (i, j), (min(down, m - i * down), min(across, n - j * across))
+            if self._block is None:
+                panel = max(1, PANEL // (self.shape[1] * self.dtype.itemsize))
+                zeros = np.zeros((min(panel, len(missing)), self.shape[1]), self.dtype)
+                for start in range(0, len(missing), panel):
+                    rows = missing[start : start + panel]
+                    writer.write_rows(zeros[: len(rows)], rows)
+            else:
+                for number in missing.tolist():
+                    place = np.array(divmod(number, self._grid[1])) * self._block
+                    shape = np.minimum(self._block, np.array(self.shape) - place)
+                    writer.write_block(np.zeros(shape, self.dtype), tuple(place.tolist()))

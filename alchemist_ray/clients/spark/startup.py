@@ -25,6 +25,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
+from alchemist_ray.clients.spark import jvm
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
@@ -118,39 +119,37 @@ def init_spark(
     for key in OPTION_KEYS:
         settings[key] = f"{JAVA_OPTIONS} {settings.get(key, '')}".strip()
     begun, deadline = time.time(), time.monotonic() + start_timeout_s
-    started: Future[Any] = Future()
+    started = jvm.in_thread(
+        lambda: raydp.init_spark(
+            app_name, num_executors, executor_cores, executor_memory, configs=settings, **options
+        ),
+        threading.Thread,
+    )
 
-    def work() -> None:
-        try:
-            started.set_result(
-                raydp.init_spark(
-                    app_name,
-                    num_executors,
-                    executor_cores,
-                    executor_memory,
-                    configs=settings,
-                    **options,
-                )
-            )
-        except BaseException as error:
-            started.set_exception(error)
+    def failed(reason: str) -> LaunchError:
+        return LaunchError(f"{reason}{_log_tail(begun)}")
 
-    thread = threading.Thread(target=work, name="start-spark", daemon=True)
-    thread.start()
     try:
         if not wait([started], start_timeout_s).done:
-            raise LaunchError(
+            raise failed(
                 f"Spark has not started in {start_timeout_s:g} s (start_timeout_s): its JVM hangs "
-                f"or has ended, or the machine is busy{_log_tail(begun)}"
+                "or has ended, or the machine is busy"
             )
         if (failure := started.exception()) is not None:
-            raise LaunchError(
-                f"Spark did not start: {_first_line(failure)}{_log_tail(begun)}"
-            ) from failure
+            raise failed(f"Spark did not start: {_first_line(failure)}") from failure
         spark = started.result()
-        _wait_for_executors(spark, num_executors, deadline, start_timeout_s, begun)
+        scala = spark.sparkContext._jsc.sc()
+        # RayDP returns before the executors run. The driver counts as one.
+        while (there := scala.getExecutorMemoryStatus().size() - 1) < num_executors:
+            if time.monotonic() > deadline:
+                raise failed(
+                    f"{there} of {num_executors} Spark executors have started in "
+                    f"{start_timeout_s:g} s (start_timeout_s): check the free CPUs and memory with "
+                    "`ray status`"
+                )
+            time.sleep(0.1)
     except BaseException:
-        _clean(app_name, thread)
+        _clean(app_name, started)
         raise
     _cancel_jobs_on_ctrl_c(spark.sparkContext)
     return spark
@@ -269,44 +268,26 @@ def _check_cpus(executors: int, cores: int) -> None:
         )
 
 
-def _wait_for_executors(
-    spark: Any, wanted: int, deadline: float, limit_s: float, begun: float
-) -> None:
-    """Wait for the executors: RayDP returns before they run."""
-    scala = spark.sparkContext._jsc.sc()
-    while True:
-        there = scala.getExecutorMemoryStatus().size() - 1  # the driver counts as one
-        if there >= wanted:
-            return
-        if time.monotonic() > deadline:
-            raise LaunchError(
-                f"{there} of {wanted} Spark executors have started in {limit_s:g} s "
-                f"(start_timeout_s): check the free CPUs and memory with `ray status`"
-                f"{_log_tail(begun)}"
-            )
-        time.sleep(0.1)
+def _clean(app_name: str, started: Future[Any]) -> None:
+    """End everything of a failed start.
 
-
-def _clean(app_name: str, thread: threading.Thread) -> None:
-    """End everything of a failed start, and the thread that waits for it.
-
-    RayDP's actor and the JVM may start during the clean-up, so it is repeated until the thread has
+    RayDP's actor and the JVM may start during the clean-up, so it is repeated until the start has
     ended.
     """
     deadline = time.monotonic() + CLEAN_TIMEOUT_S
     while True:
         with contextlib.suppress(RayError, ValueError):
             ray.kill(ray.get_actor(f"{app_name}_SPARK_MASTER"))
-        if not thread.is_alive() or time.monotonic() > deadline:
+        if started.done() or time.monotonic() > deadline:
             break
         with contextlib.suppress(Exception):
             _end_jvm()
-        thread.join(0.5)
+        wait([started], 0.5)
     with contextlib.suppress(Exception):
-        if thread.is_alive():  # it has RayDP's lock
-            _end_jvm()
-        else:
+        if started.done():
             stop_spark()
+        else:  # it has RayDP's lock
+            _end_jvm()
 
 
 def _first_line(error: BaseException) -> str:

@@ -343,29 +343,6 @@ def test_a_partition_that_is_not_as_declared_is_refused(
     np.testing.assert_array_equal(sent.fetch(), whole[whole.a != 2])
 
 
-# --- an example ---------------------------------------------------------------------------
-
-
-def test_principal_components_of_a_picture_from_a_dask_array(als: AlchemistSession) -> None:
-    """The rows of a photograph's 8 x 8 patches; 64 pixels each."""
-    data = pytest.importorskip("skimage.data", reason="needs alchemist-on-ray[demo]")
-    picture = data.camera()
-    side = picture.shape[0] // 8
-    pixels = da.from_array(picture, chunks=(64, -1)).astype(float)
-    patches = pixels.reshape(side, 8, side, 8).transpose(0, 2, 1, 3).reshape(side * side, 64)
-    patches = patches - patches.mean(axis=0)
-
-    lib = als.load_library("linalg")
-    S, _, V = lib.truncated_svd(als.send_matrix(patches), rank=3)
-    components = V.to_dask()
-    scores = (patches @ components).compute()
-
-    centred = patches.compute()
-    u, s, _ = np.linalg.svd(centred, full_matrices=False)
-    np.testing.assert_allclose(S, s[:3])
-    np.testing.assert_allclose(np.abs(scores), np.abs(u[:, :3] * s[:3]), atol=1e-6 * s[0])
-
-
 def test_arrays_of_any_number_of_axes(session: AlchemistSession) -> None:
     x = np.arange(7 * 4 * 5.0).reshape(7, 4, 5)
     source = da.from_array(x, chunks=(3, 2, 4))

@@ -11,8 +11,9 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.clients import free_cpu
+from alchemist_ray.clients import ray_tasks
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError, TransferError
+from alchemist_ray.runtime.cluster.placement import VARIABLE
 
 data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
 pa = pytest.importorskip("pyarrow", reason="needs alchemist-on-ray[data]")
@@ -38,13 +39,26 @@ def arrived(als: AlchemistSession, dataset: Any, expected: np.ndarray[Any, Any],
 def test_a_dataset_whose_tasks_find_no_cpu_is_refused(
     als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(free_cpu, "FREE_CPU_S", 0.5)
+    monkeypatch.setattr(ray_tasks, "FREE_CPU_S", 0.5)
     computed = data.from_numpy(A).materialize()
     # Not `available_resources`: Ray notices late that CPUs were given back.
     with AlchemistSession(int(ray.cluster_resources()["CPU"]) - len(als.list_workers())):
         with pytest.raises(ResourceError, match=r"Ray Data needs a CPU.*materialize\(\)"):
             als.send_matrix(data.range(100))
         arrived(als, computed, A)
+
+
+def test_tasks_wait_for_nodes_of_an_autoscaler(
+    als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_tasks, "FREE_CPU_S", 0.3)
+    cpus = int(ray.cluster_resources()["CPU"])
+    with AlchemistSession(cpus - len(als.list_workers())):
+        monkeypatch.setenv(VARIABLE, f"2x{cpus}")
+        ray_tasks.wait_for_cpu("Ray Data", "materialize")
+        monkeypatch.setenv(VARIABLE, f"1x{cpus}")  # it has grown to that
+        with pytest.raises(ResourceError, match="Ray Data needs a CPU"):
+            ray_tasks.wait_for_cpu("Ray Data", "materialize")
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 40])

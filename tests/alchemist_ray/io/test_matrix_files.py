@@ -70,15 +70,6 @@ def test_arrays_of_more_axes(
         session.load_matrix(path, columns=[0])
 
 
-def test_checkpoints_keep_all_axes(session: AlchemistSession, tmp_path: Path) -> None:
-    a = np.arange(60.0).reshape(5, 4, 3)
-    session.send_matrix(a, name="field")
-    session.checkpoint(tmp_path / "c")
-    session.matrix("field").free()
-    with AlchemistSession.restore(tmp_path / "c", 1) as other:
-        assert np.array_equal(other.matrix("field").fetch(), a)
-
-
 def test_the_index_of_a_table_is_no_column(session: AlchemistSession, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="needs the extra 'spark'")
     frame = pandas.DataFrame(A, columns=list("uvwxy"))
@@ -105,6 +96,34 @@ def test_the_index_of_a_table_is_no_column(session: AlchemistSession, tmp_path: 
     np.save(tmp_path / "a.npy", A)
     with pytest.raises(BadArgumentError, match="no index"):
         session.load_matrix(tmp_path / "a.npy", index=True)
+
+
+def test_the_index_that_pandas_writes_into_hdf5_is_no_column(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    """As `DataFrame.to_hdf` writes it, fixed and as a table; PyTables is not needed for that."""
+    h5py = pytest.importorskip("h5py", reason="needs the extra 'files'")
+    index = np.arange(37) * 2
+    with h5py.File(tmp_path / "fixed.h5", "w") as file:
+        frame = file.create_group("df")
+        frame.attrs["pandas_type"] = np.bytes_("frame")
+        values = {"axis0": np.arange(5), "axis1": index, "block0_items": np.arange(5)}
+        for name, some in (values | {"block0_values": A}).items():
+            frame[name] = some
+    with h5py.File(tmp_path / "series.h5", "w") as file:
+        series = file.create_group("s")
+        series.attrs["pandas_type"] = np.bytes_("series")
+        series["index"], series["values"] = index, A[:, 0]
+    for file, expected in (("fixed.h5", A), ("series.h5", A[:, 0])):
+        np.testing.assert_array_equal(session.load_matrix(tmp_path / file).fetch(), expected)
+    given = session.load_matrix(tmp_path / "fixed.h5", "df/axis1")  # if it is asked for
+    np.testing.assert_array_equal(given.fetch(), index)
+    rows = np.rec.fromarrays([index, A], dtype=[("index", "i8"), ("values_block_0", "f8", (5,))])
+    with h5py.File(tmp_path / "table.h5", "w") as file:
+        file["df/table"] = rows
+        file["df"].attrs["pandas_type"] = np.bytes_("frame_table")
+    with pytest.raises(DtypeError, match="no data set of numbers; it has df, df/table"):
+        session.load_matrix(tmp_path / "table.h5")
 
 
 def test_a_format_of_a_path_without_its_suffix(session: AlchemistSession, tmp_path: Path) -> None:
@@ -259,6 +278,7 @@ def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
         "tall": (A, "VC_STAR"),
         "ints": (np.arange(12, dtype="int32").reshape(3, 4), "MC_MR"),
         "nan": (np.array([[np.nan, -0.0, np.inf]], "complex64"), "STAR_STAR"),
+        "field": (np.arange(60.0).reshape(5, 4, 3), "VC_STAR"),
     }
     for name, (array, layout) in matrices.items():
         session.send_matrix(array, layout=layout, name=name)
@@ -269,7 +289,7 @@ def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
     for workers in (3, None):
         with AlchemistSession.restore(tmp_path / "all", workers) as other:
             assert len(other.list_workers()) == (workers or 2)
-            assert len(other.list_matrices()) == 4
+            assert len(other.list_matrices()) == 5
             for name, (array, layout) in matrices.items():
                 found = other.matrix(name)
                 assert (found.name, found.layout, found.dtype) == (name, layout, array.dtype)
@@ -279,7 +299,7 @@ def test_a_checkpoint_is_restored_on_a_gang_of_another_size(
             tall, scaled = other.connection.request({"op": "sources", "matrices": ids})["sources"]
             assert tall["was"]["from"] == "array"
             assert scaled["was"]["routine"] == "scale"
-    with pytest.raises(MatrixNotFoundError, match="'wide'; names of matrices: ints"):
+    with pytest.raises(MatrixNotFoundError, match="'wide'; names of matrices: field, ints"):
         session.matrix("wide")
     session.send_matrix(A, name="ints")
     with pytest.raises(MatrixError, match="2 matrices have the name 'ints'"):

@@ -146,6 +146,18 @@ def test_every_storage_level_is_read(
     assert reports.columns() >= 3 * COLS
 
 
+@pytest.mark.parametrize("columns", [["c0", "c0", "c2", "c1"], [f"c{j}" for j in range(150)]])
+def test_a_column_twice_and_a_frame_that_spark_reads_by_rows(
+    als: AlchemistSession, spark: Any, reports: Reports, columns: list[str]
+) -> None:
+    X = np.random.default_rng(1).random((4000, 150))
+    with cached(als.send_matrix(X).to_spark(spark).select(*columns).coalesce(1)) as frame:
+        B = als.send_matrix(frame)
+    assert reports.columns() >= len(columns)
+    assert B.columns == tuple(columns)
+    np.testing.assert_array_equal(B.fetch(), X[:, [int(name[1:]) for name in columns]])
+
+
 def test_columns_are_chosen_and_renamed_and_others_may_have_nulls(
     als: AlchemistSession, spark: Any, reports: Reports
 ) -> None:
@@ -164,13 +176,15 @@ def test_columns_are_chosen_and_renamed_and_others_may_have_nulls(
 def test_columns_of_several_types_are_converted(
     als: AlchemistSession, spark: Any, reports: Reports
 ) -> None:
-    names = {"c0": "float", "c1": "double", "c2": "bigint", "c3": "boolean", "c4": "smallint"}
+    kinds = ["float", "double", "bigint", "boolean", "smallint", "tinyint", "int"]
+    names = {f"c{j}": kind for j, kind in enumerate(kinds)}
     X = values("float64")
     X[:, 4] = np.arange(ROWS) % 1000
+    X[:, 5] = np.arange(ROWS) % 100
     of = als.send_matrix(X).to_spark(spark).coalesce(1)
     with cached(of.selectExpr(*(f"cast({c} as {kind}) {c}" for c, kind in names.items()))) as frame:
         found = als.send_matrix(frame).fetch()
-        wanted = X[:, :5].copy()
+        wanted = X[:, :7].copy()
         wanted[:, 0] = X[:, 0].astype(np.float32)
         wanted[:, 3] = X[:, 3] != 0
         np.testing.assert_array_equal(found, wanted)

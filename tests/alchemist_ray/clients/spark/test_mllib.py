@@ -159,26 +159,3 @@ def test_sent_matrices_are_freed(als: AlchemistSession, spark: Any) -> None:
     matrix.computeGramianMatrix()
     matrix.computePrincipalComponents(2)
     assert als.list_matrices() == []
-
-
-def test_pca_of_a_real_data_set(als: AlchemistSession, spark: Any) -> None:
-    """The colours of the Hubble deep field: a DataFrame, the same three lines, both engines."""
-    data = pytest.importorskip("skimage.data", reason="the pictures come with the extra 'demo'")
-    from pyspark.ml.feature import VectorAssembler
-    from pyspark.mllib.util import MLUtils
-
-    pixels = data.hubble_deep_field()[::16, ::16].reshape(-1, 3) / 255.0
-    frame = spark.createDataFrame(pixels.tolist(), ["red", "green", "blue"])
-    vectors = VectorAssembler(inputCols=frame.columns, outputCol="v").transform(frame).select("v")
-    rows = MLUtils.convertVectorColumnsFromML(vectors, "v")
-
-    found = []
-    for package in (THEIRS, OURS):
-        RowMatrix = importlib.import_module(package).RowMatrix  # the one line that changes
-        components = RowMatrix(rows).computePrincipalComponents(2)
-        found.append(signless(components))
-    np.testing.assert_allclose(found[1], found[0], atol=1e-10)
-
-    handle = als.send_matrix(frame)  # or without MLlib: the frame itself, and the gang's own PCA
-    components = als.load_library("linalg").pca(handle, k=2)[0]
-    np.testing.assert_allclose(signless(components.fetch().T), found[0], atol=1e-10)

@@ -22,7 +22,6 @@ pytestmark = SPARK
 
 EPS = float(np.finfo("float64").eps)
 NAMES = [name for name, a in peer_data.matrices().items() if len(a) > 3 and a.dtype != "float32"]
-BLOBS = [name for name, a in peer_data.blobs().items() if a.dtype != "float32"]
 
 
 def close(found: Any, expected: Any, error: float, what: str) -> None:
@@ -57,20 +56,6 @@ def test_results_are_mllibs(als: AlchemistSession, spark: Any, name: str) -> Non
     close(*cosines, 100 * EPS, "similarities")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_column_statistics_are_mllibs(als: AlchemistSession, spark: Any, name: str) -> None:
-    a = peer_data.matrices()[name]
-    theirs = row_matrix(spark, THEIRS, a).computeColumnSummaryStatistics()
-    A = als.send_matrix(a)  # integers as such: they are summed without wrapping
-    mean, std, low, high = als.load_library("linalg").column_stats(A, ddof=1)
-    size = float(np.abs(a.astype("float64")).max())
-    close(mean.fetch()[0], theirs.mean(), 100 * EPS, "mean")
-    assert (low.fetch()[0] == theirs.min()).all()
-    assert (high.fetch()[0] == theirs.max()).all()
-    deviation = np.sqrt(theirs.variance())
-    np.testing.assert_allclose(std.fetch()[0], deviation, rtol=1e-9, atol=100 * EPS * size)
-
-
 @pytest.mark.parametrize("name", ["int32", "int64"])
 def test_integers_do_not_wrap(als: AlchemistSession, spark: Any, name: str) -> None:
     """The columns of a DataFrame are sent as integers; MLlib computes in float64."""
@@ -88,19 +73,3 @@ def test_integers_do_not_wrap(als: AlchemistSession, spark: Any, name: str) -> N
         for found in (mllib.columnSimilarities(frame), theirs.columnSimilarities())
     ]
     assert cosines[0] == cosines[1]
-
-
-@pytest.mark.parametrize("name", BLOBS)
-def test_clusters_are_a_fixed_point_of_mllibs(als: AlchemistSession, spark: Any, name: str) -> None:
-    """From our centers its iterations stay where they are, and its labels are ours."""
-    from pyspark.mllib.clustering import KMeans, KMeansModel
-
-    a = peer_data.blobs()[name]
-    centers, labels, inertia, _ = als.load_library("linalg").kmeans(als.send_matrix(a), 4, tol=0.0)
-    c, wide = centers.fetch(), a.astype("float64")
-    rows = spark.sparkContext.parallelize(wide.tolist(), 2).cache()
-    model = KMeans.train(rows, 4, maxIterations=3, initialModel=KMeansModel(c.tolist()))
-    close(c, np.array(model.clusterCenters), 100 * EPS, "centers")
-    assert model.predict(rows).collect() == labels.fetch().reshape(-1).tolist()
-    size = 1 + float(np.abs(wide).max() / wide.std())
-    assert inertia == pytest.approx(model.computeCost(rows), rel=1e3 * EPS * size**2)

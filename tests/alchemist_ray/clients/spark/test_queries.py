@@ -1,4 +1,4 @@
-"""A matrix in Spark's queries: only the rows and columns that a query needs are fetched."""
+"""Matrices of a gang as Spark's; of a query only the rows and columns that it needs are fetched."""
 
 # ruff: noqa: PLC0415 - without Spark this file is skipped
 
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
+from tests.alchemist_ray.clients.spark.conftest import X as SMALL
 from tests.support.sparks import SPARK
 
 pytestmark = SPARK
@@ -158,3 +160,38 @@ def test_spark_knows_how_small_a_matrix_is(als: AlchemistSession, spark: Any, jv
         assert plan(twice).count("BatchScan") == 1
     finally:
         spark.conf.set("spark.sql.adaptive.enabled", before)
+
+
+# --- as other objects of Spark ------------------------------------------------------------------
+
+
+def test_names_vectors_and_matrices_without_rows(als: AlchemistSession, spark: Any) -> None:
+    pd = pytest.importorskip("pandas")
+    named = als.send_matrix(pd.DataFrame({"a": [1.0, 2.0], "b.c": [3.0, 4.0]}))
+    frame = named.to_spark(spark)
+    assert frame.columns == ["a", "b.c"]
+    assert als.send_matrix(frame).columns == ("a", "b.c")
+    vector = als.send_matrix(SMALL[:, 0]).to_spark(spark)
+    np.testing.assert_array_equal(np.array(vector.collect())[:, 0], SMALL[:, 0])
+    assert als.send_matrix(SMALL[:0]).to_spark(spark).collect() == []
+    for empty, kind in ((SMALL[:, :0], "DataFrame"), (SMALL[:0], "BlockMatrix")):
+        with pytest.raises(ShapeError, match="need at least one row and column"):
+            als.send_matrix(empty).to_spark(spark, kind)
+
+
+def test_mllib_computes_with_it(als: AlchemistSession, spark: Any) -> None:
+    A = als.send_matrix(SMALL)
+    gram = A.to_spark(spark, kind="RowMatrix").computeGramianMatrix().toArray()
+    np.testing.assert_allclose(gram, SMALL.T @ SMALL)
+    blocks = A.to_spark(spark, kind="BlockMatrix").transpose().toLocalMatrix().toArray()
+    np.testing.assert_array_equal(blocks, SMALL.T)
+    entries = A.to_spark(spark, kind="CoordinateMatrix").entries.collect()
+    assert len(entries) == SMALL.size
+    assert all(SMALL[e.i, e.j] == e.value for e in entries)
+
+
+def test_unsupported_conversions_are_refused(als: AlchemistSession, spark: Any) -> None:
+    with pytest.raises(DtypeError, match="complex"):
+        als.send_matrix(SMALL + 1j).to_spark(spark)
+    with pytest.raises(BadArgumentError, match="IndexedRowMatrix"):
+        als.send_matrix(SMALL).to_spark(spark, kind="Table")

@@ -46,12 +46,6 @@ def test_rows_of_a_dataframe_are_in_its_order(
     frame.unpersist()
 
 
-def test_a_range_of_many_partitions_is_in_order(als: AlchemistSession, spark: Any) -> None:
-    A = als.send_matrix(spark.range(0, 10_000, 1, 97))
-    assert A.dtype == np.int64
-    np.testing.assert_array_equal(A.fetch()[:, 0], np.arange(10_000))
-
-
 def test_a_sorted_frame_is_sent_in_its_order(als: AlchemistSession, spark: Any) -> None:
     """Also with adaptive execution, which joins partitions as it likes from job to job."""
     assert spark.conf.get("spark.sql.adaptive.enabled") == "true"

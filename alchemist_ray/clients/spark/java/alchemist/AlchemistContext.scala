@@ -8,7 +8,9 @@ import scala.annotation.varargs
 import scala.collection.JavaConverters._
 
 import org.apache.spark.SparkContext
-import org.apache.spark.sql.SparkSession
+import org.apache.spark.mllib.linalg.distributed.{
+  BlockMatrix, CoordinateMatrix, IndexedRowMatrix, RowMatrix}
+import org.apache.spark.sql.{DataFrame, SparkSession}
 
 /** A session of Alchemist for programs in Scala and Java: a gang of MPI ranks, and its libraries.
   *
@@ -32,7 +34,7 @@ class AlchemistContext(val spark: SparkSession, numWorkers: Int, options: Map[St
 
   private val unreferenced = new ReferenceQueue[AlMatrix]
   private val references = ConcurrentHashMap.newKeySet[AlchemistContext.Dropped]()
-  private val helper = Helper.start(spark)
+  private val helper = new Helper(spark, this)
 
   try {
     request("open", Int.box(numWorkers), java(options))
@@ -67,13 +69,13 @@ class AlchemistContext(val spark: SparkSession, numWorkers: Int, options: Map[St
       case value => positional.add(java(value))
     }
     request("run", library, routine, positional, keywords) match {
-      case values: JList[_] => values.asScala.map(scala).toArray[Any]
+      case values: JList[_] => values.asScala.toArray[Any]
     }
   }
 
   /** Send a DataFrame or a distributed matrix of MLlib. */
   private[alchemist] def send(kind: String, data: Any, sizes: Int*): AlMatrix =
-    scala(request("send", kind, data, new ArrayList[Any](sizes.map(Int.box).asJava))) match {
+    request("send", kind, data, new ArrayList[Any](sizes.map(Int.box).asJava)) match {
       case matrix: AlMatrix => matrix
     }
 
@@ -104,7 +106,7 @@ class AlchemistContext(val spark: SparkSession, numWorkers: Int, options: Map[St
   private def java(value: Any): Any = value match {
     case matrix: AlMatrix =>
       require(matrix.context eq this, s"$matrix belongs to another AlchemistContext")
-      new Helper.MatrixId(matrix.id)
+      matrix
     case map: Map[_, _] => new HashMap[Any, Any](map.map(p => p._1 -> java(p._2)).asJava)
     case array: Array[_] => java(array.toSeq)
     case values: Seq[_] => new ArrayList[Any](values.map(java).asJava)
@@ -113,13 +115,12 @@ class AlchemistContext(val spark: SparkSession, numWorkers: Int, options: Map[St
     case other => other
   }
 
-  private def scala(value: Any): Any = value match {
-    case found: Helper.Matrix =>
-      val matrix = new AlMatrix(
-        this, found.id, found.name, found.numRows, found.numCols, found.dtype, found.layout)
-      references.add(new AlchemistContext.Dropped(matrix, unreferenced))
-      matrix
-    case other => other
+  /** A result, which is freed some time after the program has dropped it. */
+  private[alchemist] def matrix(
+      id: Long, name: String, rows: Long, cols: Long, dtype: String, layout: String): AlMatrix = {
+    val made = new AlMatrix(this, id, name, rows, cols, dtype, layout)
+    references.add(new AlchemistContext.Dropped(made, unreferenced))
+    made
   }
 }
 
@@ -156,3 +157,58 @@ object Alchemist {
   */
 class AlchemistException(val kind: String, message: String)
     extends RuntimeException(s"$kind: $message")
+
+/** A matrix on a gang. Its elements stay there until the program asks for them.
+  *
+  * The matrix is freed by `free`, or some time after the program has dropped the object.
+  *
+  * @param context what sent or computed it: a wrapper calls its routine by `context.run`
+  * @param dtype NumPy's name: "float64", ...
+  * @param layout its distribution over the ranks, as Elemental names it
+  */
+final class AlMatrix private[alchemist] (
+    val context: AlchemistContext,
+    private[alchemist] val id: Long,
+    val name: String,
+    val numRows: Long,
+    val numCols: Long,
+    val dtype: String,
+    val layout: String) {
+
+  // Each is lazy: Spark's tasks fetch the rows at each use, so cache what is used twice.
+
+  def toIndexedRowMatrix(): IndexedRowMatrix =
+    context.receive(this, "IndexedRowMatrix").asInstanceOf[IndexedRowMatrix]
+
+  def toRowMatrix(): RowMatrix = context.receive(this, "RowMatrix").asInstanceOf[RowMatrix]
+
+  def toBlockMatrix(): BlockMatrix = context.receive(this, "BlockMatrix").asInstanceOf[BlockMatrix]
+
+  def toCoordinateMatrix(): CoordinateMatrix =
+    context.receive(this, "CoordinateMatrix").asInstanceOf[CoordinateMatrix]
+
+  def toDataFrame(): DataFrame = context.receive(this, "DataFrame").asInstanceOf[DataFrame]
+
+  /** Free the gang's memory. Objects of Spark that were made of this matrix fail afterwards. */
+  def free(): Unit = context.free(id)
+
+  override def toString: String = s"AlMatrix $name, $numRows x $numCols, $dtype, $layout"
+}
+
+/** Sends matrices to the gang of the current context; missing rows and blocks are zero. */
+object AlMatrix {
+  def apply(matrix: RowMatrix): AlMatrix = AlchemistContext.current.send("RowMatrix", matrix)
+
+  def apply(matrix: IndexedRowMatrix): AlMatrix =
+    AlchemistContext.current.send("IndexedRowMatrix", matrix)
+
+  def apply(matrix: BlockMatrix): AlMatrix =
+    AlchemistContext.current.send(
+      "BlockMatrix", matrix, matrix.rowsPerBlock, matrix.colsPerBlock)
+
+  def apply(matrix: CoordinateMatrix): AlMatrix =
+    AlchemistContext.current.send("CoordinateMatrix", matrix)
+
+  /** Rows in the order of the DataFrame's partitions. */
+  def apply(frame: DataFrame): AlMatrix = AlchemistContext.current.send("DataFrame", frame)
+}

@@ -16,7 +16,7 @@ import py4j.ClientServer
   * It connects to a server of py4j in this process, as PySpark does, takes requests, and answers
   * them. Only a process with the secret, which is in its environment, can connect.
   */
-private[alchemist] final class Helper private (spark: SparkSession) {
+private[alchemist] final class Helper(spark: SparkSession, context: AlchemistContext) {
   import Helper._
 
   private val entry = new Entry(spark)
@@ -54,7 +54,7 @@ private[alchemist] final class Helper private (spark: SparkSession) {
     if (closed) {
       throw new AlchemistException("SessionError", "this AlchemistContext has been stopped")
     }
-    val request = new Request(operation, list(arguments), list(dropped))
+    val request = new Request(context, operation, list(arguments), list(dropped))
     while (!entry.requests.offer(request, POLL_MS, TimeUnit.MILLISECONDS)) check()
     var answer = request.answers.poll(POLL_MS, TimeUnit.MILLISECONDS)
     while (answer == null) {
@@ -87,8 +87,6 @@ private[alchemist] object Helper {
   private val POLL_MS = 500L
   private val STOP_S = 60L
 
-  def start(spark: SparkSession): Helper = new Helper(spark)
-
   /** The setting of this project, then those of Spark. */
   private def python(spark: SparkSession): String = {
     val settings = Seq(PYTHON, "spark.pyspark.driver.python", "spark.pyspark.python")
@@ -109,7 +107,9 @@ private[alchemist] object Helper {
     def take(seconds: Int): Request = requests.poll(seconds, TimeUnit.SECONDS)
   }
 
-  final class Request(val operation: String, val arguments: JList[Any], val dropped: JList[Any]) {
+  final class Request(
+      context: AlchemistContext, val operation: String, val arguments: JList[Any],
+      val dropped: JList[Any]) {
     /** A kind of error and its message, or a value. */
     private[alchemist] val answers = new LinkedBlockingQueue[Either[(String, String), Any]]
 
@@ -118,14 +118,7 @@ private[alchemist] object Helper {
     def fail(kind: String, message: String): Unit = answers.add(Left(kind -> message))
 
     def matrix(
-        id: Long, name: String, rows: Long, cols: Long, dtype: String, layout: String): Matrix =
-      new Matrix(id, name, rows, cols, dtype, layout)
+        id: Long, name: String, rows: Long, cols: Long, dtype: String, layout: String): AlMatrix =
+      context.matrix(id, name, rows, cols, dtype, layout)
   }
-
-  final class Matrix(
-      val id: Long, val name: String, val numRows: Long, val numCols: Long,
-      val dtype: String, val layout: String)
-
-  /** A matrix in the arguments of a routine. */
-  final class MatrixId(val id: Long)
 }

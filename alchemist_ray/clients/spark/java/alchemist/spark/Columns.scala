@@ -7,17 +7,21 @@ import scala.collection.JavaConverters._
 import com.fasterxml.jackson.databind.JsonNode
 import org.apache.spark.mllib.linalg.{DenseVector, SparseVector, Vector}
 import org.apache.spark.mllib.linalg.distributed.IndexedRow
+import org.apache.spark.sql.{Dataset, Row}
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{UnsafeArrayData, UnsafeRow}
+import org.apache.spark.sql.catalyst.expressions._
+import org.apache.spark.sql.catalyst.plans.logical.{LogicalPlan, Project}
 import org.apache.spark.sql.catalyst.util.ArrayData
-import org.apache.spark.sql.execution.columnar.{DefaultCachedBatch, Internals}
+import org.apache.spark.sql.execution.columnar._
 import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector
-import org.apache.spark.sql.vectorized.{ColumnVector, ColumnarArray, ColumnarBatch}
+import org.apache.spark.sql.types._
+import org.apache.spark.sql.vectorized.ColumnarArray
 import org.apache.spark.unsafe.Platform
 
 /** Reads rows of Spark's internal form, and of MLlib, as elements of a matrix. */
-private[spark] final class Columns(json: JsonNode, element: Element) {
-  val all: Array[Column] = json.asScala.map(new Column(_)).toArray
+private[spark] final class Columns(json: JsonNode, element: Element, ordinals: Seq[Int]) {
+  val all: Array[Column] =
+    json.asScala.toArray.zipAll(ordinals, null, 0).map { case (one, k) => new Column(one, k) }
 
   /** All columns are 8 bytes that are the element's own. */
   private val words = element.nbytes == 8 && all.forall(column => column.scalar && column.same)
@@ -41,14 +45,16 @@ private[spark] final class Columns(json: JsonNode, element: Element) {
     case vector: Vector => all(0).read(vector, block, at)
   }
 
-  /** A column of Spark, and its elements in a row of the matrix. */
-  final class Column(json: JsonNode) {
+  /** A column of Spark, and its elements in a row of the matrix.
+    *
+    * @param ordinal its place in a batch
+    */
+  final class Column(json: JsonNode, ordinal: Int) {
     val name: String = json.get("name").asText
     val width: Int = json.get("width").asInt
     val scalar: Boolean = json.get("kind").asText == "scalar"
     private val isVector = json.get("kind").asText == "vector" // a list if neither
     private val from = Element.of(json.get("type").asText) // of vectors and lists, their elements
-    private val ordinal = json.path("ordinal").asInt // in a batch
 
     /** Whether its elements are stored as those of the matrix. */
     val same: Boolean = from == element
@@ -135,29 +141,15 @@ private[spark] final class Columns(json: JsonNode, element: Element) {
       val vector = new OnHeapColumnVector(rows, from.sparkType)
       try {
         Internals.decode(buffer, vector, from.sparkType, rows)
-        read(vector, 0, rows, reused, 0)
+        val values = new ColumnarArray(vector, 0, rows)
+        var j = 0
+        while (j < rows) {
+          element.store(reused, j * element.nbytes, values, j, from, name)
+          j += 1
+        }
       } finally vector.close()
       reused
     }
-
-    /** Copy rows [start, start + count) of this column of scalars. */
-    private def read(
-        vector: ColumnVector, start: Int, count: Int, block: Array[Byte], at: Int): Unit = {
-      if (vector.hasNull && (start until start + count).exists(vector.isNullAt)) throw nulls
-      if (same && element == Element.Float64) {
-        element.store(block, at, vector.getDoubles(start, count), name)
-      } else {
-        val values = new ColumnarArray(vector, start, count)
-        var j = 0
-        while (j < count) {
-          element.store(block, at + j * element.nbytes, values, j, from, name)
-          j += 1
-        }
-      }
-    }
-
-    def read(batch: ColumnarBatch, start: Int, count: Int, block: Array[Byte], at: Int): Unit =
-      read(batch.column(ordinal), start, count, block, at)
   }
 
   private val SPARSE: Byte = 0
@@ -201,14 +193,142 @@ private[spark] final class Columns(json: JsonNode, element: Element) {
       }
     }
   }
+}
 
-  /** Send a batch that Spark has decoded, in parts that fit a block. */
-  def send(batch: ColumnarBatch, row: Long, block: Block): Unit =
-    for (start <- 0 until batch.numRows by block.capacity) {
-      val count = math.min(block.capacity, batch.numRows - start)
-      for (k <- all.indices) {
-        all(k).read(batch, start, count, block.bytes, k * count * element.nbytes)
-      }
-      block.put(Region(row + start, row + start + count, 0, all.length), block.bytes)
+/** A dtype of Spark's columns: how a value is stored as one
+  * without loss. An element overrides one of the two `store`.
+  */
+private[spark] sealed abstract class Element(val nbytes: Int, val sparkType: DataType)
+    extends Serializable {
+
+  val name: String = toString.toLowerCase
+
+  def store(block: Array[Byte], at: Int, value: Long, column: String): Unit =
+    store(block, at, value.toDouble, column)
+
+  def store(block: Array[Byte], at: Int, value: Double, column: String): Unit = {
+    val whole = value.toLong
+    if (whole != value || value == Element.BEYOND_LONG) throw outOfRange(value.toString, column)
+    store(block, at, whole, column)
+  }
+
+  /** Store a field of a row, or an element of an array, that is a `from` there. */
+  final def store(
+      block: Array[Byte], at: Int, row: SpecializedGetters, field: Int, from: Element,
+      column: String): Unit = from match {
+    case Element.Float64 => store(block, at, row.getDouble(field), column)
+    case Element.Int64 => store(block, at, row.getLong(field), column)
+    case Element.Int32 => store(block, at, row.getInt(field).toLong, column)
+    case Element.Float32 => store(block, at, row.getFloat(field).toDouble, column)
+    case Element.Int16 => store(block, at, row.getShort(field).toLong, column)
+    case Element.Int8 => store(block, at, row.getByte(field).toLong, column)
+    case Element.Bool => store(block, at, if (row.getBoolean(field)) 1L else 0L, column)
+  }
+
+  /** A bool; others override it. Matrices have no int8 and int16. */
+  def load(block: Array[Byte], from: Long): Double = Platform.getByte(block, from)
+
+  /** Copy doubles to elements. */
+  def store(block: Array[Byte], at: Int, values: Array[Double], column: String): Unit = {
+    var k = 0
+    while (k < values.length) {
+      store(block, at + k * nbytes, values(k), column)
+      k += 1
     }
+  }
+
+  /** Copy elements, each `step` bytes after the one before, to doubles. */
+  def load(block: Array[Byte], at: Int, step: Int, into: Array[Double]): Unit = {
+    var k = 0
+    while (k < into.length) {
+      into(k) = load(block, Block.BASE + at + k * step)
+      k += 1
+    }
+  }
+
+  protected def outOfRange(value: String, column: String): Failure =
+    Failure("DtypeError", s"column '$column' has the value $value, which $name cannot represent: " +
+      "send it with another dtype, or convert it first")
+}
+
+private[spark] object Element {
+  private val BEYOND_LONG = math.pow(2, 63)
+
+  def of(dtype: String): Element =
+    Seq(Bool, Int8, Int16, Int32, Int64, Float32, Float64).find(_.name == dtype).get
+
+  case object Bool extends Element(1, BooleanType) {
+    override def store(block: Array[Byte], at: Int, value: Long, column: String): Unit =
+      Platform.putByte(block, Block.BASE + at, if (value != 0) 1 else 0)
+  }
+
+  case object Int8 extends Element(1, ByteType)
+
+  case object Int16 extends Element(2, ShortType)
+
+  case object Int32 extends Element(4, IntegerType) {
+    override def store(block: Array[Byte], at: Int, value: Long, column: String): Unit = {
+      if (value != value.toInt) throw outOfRange(value.toString, column)
+      Platform.putInt(block, Block.BASE + at, value.toInt)
+    }
+    override def load(block: Array[Byte], from: Long): Double = Platform.getInt(block, from)
+  }
+
+  case object Int64 extends Element(8, LongType) {
+    override def store(block: Array[Byte], at: Int, value: Long, column: String): Unit =
+      Platform.putLong(block, Block.BASE + at, value)
+    override def load(block: Array[Byte], from: Long): Double = Platform.getLong(block, from).toDouble
+  }
+
+  case object Float32 extends Element(4, FloatType) {
+    override def store(block: Array[Byte], at: Int, value: Double, column: String): Unit = {
+      val rounded = value.toFloat
+      if (rounded.isInfinite && !value.isInfinite) throw outOfRange(value.toString, column)
+      Platform.putFloat(block, Block.BASE + at, rounded)
+    }
+    override def load(block: Array[Byte], from: Long): Double = Platform.getFloat(block, from)
+  }
+
+  case object Float64 extends Element(8, DoubleType) {
+    override def store(block: Array[Byte], at: Int, value: Double, column: String): Unit =
+      Platform.putDouble(block, Block.BASE + at, value)
+    override def store(
+        block: Array[Byte], at: Int, values: Array[Double], column: String): Unit =
+      Platform.copyMemory(
+        values, Platform.DOUBLE_ARRAY_OFFSET, block, Block.BASE + at, 8L * values.length)
+    override def load(block: Array[Byte], from: Long): Double = Platform.getDouble(block, from)
+    override def load(block: Array[Byte], at: Int, step: Int, into: Array[Double]): Unit =
+      Platform.copyMemory(
+        block, Block.BASE + at, into, Platform.DOUBLE_ARRAY_OFFSET, 8L * into.length)
+  }
+}
+
+/** The columns of a DataFrame in Spark's cache. */
+private[spark] object Batches {
+
+  /** Batches of Spark's cache as it stores them, if the frame only chooses and renames columns. */
+  def stored(frame: Dataset[Row]): Option[OrderedRows] = {
+    val plan = frame.queryExecution.withCachedData // Spark keeps it with the frame
+    find(plan, plan.output.map(_.exprId))
+  }
+
+  private def find(plan: LogicalPlan, columns: Seq[ExprId]): Option[OrderedRows] = plan match {
+    case Project(made, child) =>
+      val of = made.map(named => named.exprId -> named).toMap
+      all(columns)(of.get(_).collect {
+        case attribute: Attribute => attribute.exprId
+        case Alias(attribute: Attribute, _) => attribute.exprId
+      }).flatMap(find(child, _))
+    case cache: InMemoryRelation
+        if cache.cacheBuilder.serializer.getClass == classOf[DefaultCachedBatchSerializer] =>
+      val batches = cache.cacheBuilder.cachedColumnBuffers
+      all(columns)(cache.output.map(_.exprId).zipWithIndex.toMap.get)
+        .map(new OrderedRows(batches, batches, _))
+    case _ => None
+  }
+
+  private def all[T](columns: Seq[ExprId])(find: ExprId => Option[T]): Option[Seq[T]] = {
+    val found = columns.flatMap(find(_))
+    if (found.size == columns.size) Some(found) else None
+  }
 }

@@ -1,5 +1,8 @@
 package alchemist.spark
 
+import java.io.Closeable
+import java.util.{Collections, OptionalLong, Set => JSet}
+
 import scala.reflect.ClassTag
 
 import org.apache.spark.TaskContext
@@ -7,6 +10,16 @@ import org.apache.spark.api.java.JavaSparkContext
 import org.apache.spark.mllib.linalg.{DenseMatrix, DenseVector, Matrix, Vector}
 import org.apache.spark.mllib.linalg.distributed._
 import org.apache.spark.rdd.RDD
+import org.apache.spark.sql.{Dataset, Row, SparkSession}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.connector.catalog.{SupportsRead, TableCapability}
+import org.apache.spark.sql.connector.read._
+import org.apache.spark.sql.execution.columnar.Internals
+import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation
+import org.apache.spark.sql.types.{StructField, StructType}
+import org.apache.spark.sql.util.CaseInsensitiveStringMap
+import org.apache.spark.unsafe.Platform
 
 /** A matrix as one of MLlib's: lazy, tasks fetch the elements. The session calls it through py4j. */
 object Matrices {
@@ -46,55 +59,298 @@ object Matrices {
       col <- 0L until target.cols.toLong by across.toLong
     } yield Region(
       row, math.min(row + down, target.rows), col, math.min(col + across, target.cols))
-    val blocks = fetched[((Int, Int), Matrix)](spark, spec, regions, partitions, (fetcher, region) => {
-      val height = (region.row1 - region.row0).toInt
-      val width = (region.col1 - region.col0).toInt
-      val element = fetcher.target.element
-      val stored = new Array[Byte](Math.multiplyExact(height * width, element.nbytes))
-      fetcher.columns(region, stored)
-      val values = new Array[Double](height * width)
-      element.load(stored, 0, values)
-      val place = ((region.row0 / down).toInt, (region.col0 / across).toInt)
-      Iterator.single((place, new DenseMatrix(height, width, values)))
-    })
-    new BlockMatrix(blocks, down, across, target.rows, target.cols)
-  }
-
-  /** Objects made of each row, which are fetched in batches: at least one in each partition. */
-  private def byRow[T: ClassTag](
-      spark: JavaSparkContext, spec: String, partitions: Int,
-      of: (Long, Array[Double]) => T): RDD[T] = {
-    val target = Target.parse(spec)
-    val fitting = Fetcher.BATCH_BYTES / (target.cols.toLong * target.element.nbytes)
-    val share = (target.rows + partitions - 1) / partitions
-    val height = math.max(1, math.min(fitting, share))
-    val regions = for (row <- 0L until target.rows by height) yield
-      Region(row, math.min(row + height, target.rows), 0, target.cols)
-    fetched[T](spark, spec, regions, partitions, (fetcher, region) => {
-      val cols = fetcher.target.cols
-      val element = fetcher.target.element
-      val count = (region.row1 - region.row0).toInt
-      val stride = Math.multiplyExact(cols, element.nbytes)
-      val stored = new Array[Byte](Math.multiplyExact(count, stride))
-      fetcher.rows(region.row0, count, stored, 0, stride)
-      Iterator.range(0, count).map { k =>
-        val values = new Array[Double](cols)
-        element.load(stored, k * stride, values)
-        of(region.row0 + k, values)
-      }
-    })
-  }
-
-  /** Objects that tasks make of regions. */
-  private def fetched[T: ClassTag](
-      spark: JavaSparkContext, spec: String, regions: Seq[Region], partitions: Int,
-      of: (Fetcher, Region) => Iterator[T]): RDD[T] =
-    new PartitionTasks[Region, T](
+    val blocks = new PartitionTasks[Region, ((Int, Int), Matrix)](
       spark.sc.parallelize(regions.toArray[Region], partitions),
       (_, some) => {
         val target = Target.parse(spec)
         val fetcher = new Fetcher(target, target.columns)
         TaskContext.get.addTaskCompletionListener[Unit](_ => fetcher.close())
-        some.flatMap(of(fetcher, _))
+        some.map { region =>
+          val height = (region.row1 - region.row0).toInt
+          val width = (region.col1 - region.col0).toInt
+          val stored = new Array[Byte](Math.multiplyExact(height * width, target.element.nbytes))
+          fetcher.columns(region, stored)
+          val values = new Array[Double](height * width)
+          target.element.load(stored, 0, target.element.nbytes, values)
+          val place = ((region.row0 / down).toInt, (region.col0 / across).toInt)
+          (place, new DenseMatrix(height, width, values))
+        }
       })
+    new BlockMatrix(blocks, down, across, target.rows, target.cols)
+  }
+
+  /** Objects made of each row. */
+  private def byRow[T: ClassTag](
+      spark: JavaSparkContext, spec: String, partitions: Int,
+      of: (Long, Array[Double]) => T): RDD[T] =
+    new PartitionTasks[MatrixRows, T](
+      spark.sc.parallelize(MatrixRows(0, Target.parse(spec).rows).split(partitions), partitions),
+      (_, some) => some.flatMap { part =>
+        val target = Target.parse(spec)
+        val reader = new RowReader(target, target.columns, part)
+        TaskContext.get.addTaskCompletionListener[Unit](_ => reader.close())
+        (part.start until part.stop).iterator.map { row =>
+          reader.next()
+          of(row, reader.doubles)
+        }
+      })
+}
+
+/** Reads rows, of all columns or of some, and regions of a matrix; connects at the first one.
+  *
+  * On the ranks' own node it reads the ranks' memory; other nodes stream their share.
+  *
+  * @param chosen columns of the rows, ascending
+  */
+private[spark] final class Fetcher(val target: Target, chosen: Array[Int]) extends Closeable {
+  private val itemsize = target.element.nbytes
+  private var opened = false
+  private lazy val connections = {
+    opened = true
+    Connection.all(target, chosen, write = false)
+  }
+  private lazy val others = connections.filterNot(_.near)
+
+  /** Of `chosen`, [from, to): read by one request, with the columns between them. */
+  private val runs = {
+    val breaks = (1 until chosen.length).filter(k =>
+      chosen(k) - chosen(k - 1) - 1 > chosen.length / Fetcher.GAP_SHARE)
+    (0 +: breaks).zip(breaks :+ chosen.length)
+  }
+
+  /** Rows [start, start + count): each begins `stride` bytes after the one before. */
+  def rows(start: Long, count: Int, into: Array[Byte], first: Int, stride: Int): Unit =
+    if (chosen.nonEmpty) {
+      if (others.nonEmpty) {
+        for ((from, to) <- runs) {
+          receive(start, count, from, to, into, first + from * itemsize, stride)
+        }
+      }
+      for (node <- connections; rank <- node.blocks) {
+        rank.getRows(start, count, into, first, stride)
+      }
+    }
+
+  /** The share of other nodes of a run of columns; elements of this node are undefined. */
+  private def receive(
+      start: Long, count: Int, from: Int, to: Int, into: Array[Byte], first: Int,
+      stride: Int): Unit = {
+    val left = chosen(from)
+    val right = chosen(to - 1) + 1
+    val region = Region(start, start + count, left, right)
+    if (right - left == to - from) {
+      receive(region, byRow = true, into, first, stride)
+    } else {
+      val rowBytes = Math.multiplyExact(right - left, itemsize)
+      val gapped = new Array[Byte](Math.multiplyExact(count, rowBytes))
+      receive(region, byRow = true, gapped, 0, rowBytes)
+      for (row <- 0 until count; k <- from until to) {
+        System.arraycopy(
+          gapped, row * rowBytes + (chosen(k) - left) * itemsize,
+          into, first + row * stride + (k - from) * itemsize, itemsize)
+      }
+    }
+  }
+
+  /** A region by columns, without gaps. */
+  def columns(region: Region, into: Array[Byte]): Unit = {
+    val count = Math.toIntExact(region.row1 - region.row0)
+    val stride = count * itemsize
+    receive(region, byRow = false, into, 0, stride)
+    for (node <- connections; rank <- node.blocks) {
+      val part = rank.part(region.row0, 0, count)
+      for (col <- region.col0 until region.col1) {
+        part.get(col, into, (col - region.col0).toInt * stride)
+      }
+    }
+  }
+
+  /** The share of other nodes of a region. */
+  private def receive(
+      region: Region, byRow: Boolean, into: Array[Byte], first: Int, stride: Int): Unit =
+    for (from <- others) {
+      val share = new Share(from.node, region, itemsize, byRow)
+      if (share.nbytes > 0) {
+        from.get(target.request(from.node, region, byRow), share.nbytes)
+        share.receive(from, into, first, stride)
+      }
+    }
+
+  override def close(): Unit = if (opened) connections.foreach(_.close())
+}
+
+private[spark] object Fetcher {
+  val BATCH_BYTES: Int = 1 << 20 // of elements, fetched at once
+  private val GAP_SHARE = 4 // a request costs about as much as a quarter of a batch
+}
+
+/** A matrix as a DataFrame; the session calls it through py4j. */
+object MatrixSource {
+
+  /** The columns have the names, a list in JSON; if it is empty, c0, c1, ...
+    *
+    * Spark finds a source by its name in all its jars; a table needs no search.
+    */
+  def frame(spark: SparkSession, spec: String, partitions: Int, names: String): Dataset[Row] = {
+    val table = new MatrixTable(spec, partitions, spark.sparkContext.defaultParallelism)
+    val frame = Internals.frame(DataSourceV2Relation.create(table, None, None), spark)
+    val all = Target.JSON.readValue(names, classOf[Array[String]])
+    if (all.nonEmpty) frame.toDF(all: _*) else frame
+  }
+}
+
+/** A scan of some of its rows has fewer partitions, but at least `least`. */
+private[spark] final class MatrixTable(val spec: String, val partitions: Int, cores: Int)
+    extends SupportsRead {
+  val target: Target = Target.parse(spec)
+  val least: Int = math.min(cores, partitions)
+
+  override val schema: StructType = StructType(Array.range(0, target.cols).map(j =>
+    StructField(s"c$j", target.element.sparkType, nullable = false)))
+
+  override def name: String = "matrix of an Alchemist gang"
+
+  override def capabilities: JSet[TableCapability] =
+    Collections.singleton(TableCapability.BATCH_READ)
+
+  override def newScanBuilder(more: CaseInsensitiveStringMap): ScanBuilder =
+    MatrixPart(this, schema, 0, target.rows)
+}
+
+/** The rows and columns that a query needs. Spark reads equal parts once for a query. */
+private[spark] final case class MatrixPart(
+    table: MatrixTable, var readSchema: StructType, var start: Long, var stop: Long)
+    extends ScanBuilder with SupportsPushDownRequiredColumns with SupportsPushDownLimit
+    with SupportsPushDownOffset with Scan with SupportsReportStatistics with Batch {
+
+  override def pruneColumns(needed: StructType): Unit = readSchema = needed
+
+  override def pushLimit(limit: Int): Boolean = {
+    stop = math.min(stop, start + limit)
+    true
+  }
+
+  override def isPartiallyPushed: Boolean = false // Spark does not limit the rows again
+
+  override def pushOffset(offset: Int): Boolean = {
+    start = math.min(stop, start + offset)
+    true
+  }
+
+  override def build(): Scan = this
+
+  override def toBatch: Batch = this
+
+  override def description: String = s"${table.name}, rows $start to $stop"
+
+  /** Of rows in Spark's form: it sends a small side of a join to all executors. */
+  override def estimateStatistics(): Statistics = new Statistics {
+    override def sizeInBytes: OptionalLong =
+      OptionalLong.of((stop - start) * UnsafeRow.WORD_SIZE * (1 + readSchema.size))
+    override def numRows: OptionalLong = OptionalLong.of(stop - start)
+  }
+
+  /** The same of any columns: rows are counted by partitions without columns, then sent. */
+  override def planInputPartitions(): Array[InputPartition] = {
+    val rows = stop - start
+    val share = rows.toDouble / math.max(1, table.target.rows)
+    val wanted = math.max(table.least, math.ceil(table.partitions * share).toLong)
+    MatrixRows(start, stop).split(math.max(1, math.min(rows, wanted)).toInt).toArray
+  }
+
+  override def createReaderFactory(): PartitionReaderFactory =
+    new MatrixReaders(table.spec, readSchema.fieldNames.map(table.schema.fieldIndex))
+}
+
+/** Rows [start, stop) of the matrix. */
+private[spark] final case class MatrixRows(start: Long, stop: Long) extends InputPartition {
+
+  /** As many parts of about the same size. */
+  def split(count: Int): Seq[MatrixRows] = {
+    val rows = stop - start
+    Seq.tabulate(count)(k => MatrixRows(start + rows * k / count, start + rows * (k + 1) / count))
+  }
+}
+
+/** Makes the readers of partitions, which Spark may read again; `columns` are those that it needs,
+  * ascending.
+  */
+private[spark] final class MatrixReaders(spec: String, columns: Array[Int])
+    extends PartitionReaderFactory {
+  override def createReader(partition: InputPartition): PartitionReader[InternalRow] =
+    new RowReader(Target.parse(spec), columns, partition.asInstanceOf[MatrixRows])
+}
+
+/** Rows in Spark's binary form: a word per 64 columns for nulls, then 8 bytes per element.
+  *
+  * Elements of 8 bytes are fetched to where they belong. In columns, Spark would make the same rows of
+  * them, element by element.
+  */
+private[spark] final class RowReader(target: Target, columns: Array[Int], part: MatrixRows)
+    extends PartitionReader[InternalRow] {
+  private val WORD = UnsafeRow.WORD_SIZE
+
+  private val cols = columns.length
+  private val itemsize = target.element.nbytes
+  private val fetcher = new Fetcher(target, columns)
+  private var fetched = part.start // rows before this one were fetched
+  private val head = UnsafeRow.calculateBitSetWidthInBytes(cols) // bytes of a row's nulls
+  private val stride = Math.addExact(head, Math.multiplyExact(WORD, cols)) // and of all
+  private val height = { // rows that fit
+    val fitting = Fetcher.BATCH_BYTES / math.max(WORD, stride)
+    math.min(math.max(1, fitting), part.stop - part.start).toInt
+  }
+  private val rows = new Array[Byte](Math.multiplyExact(height, stride))
+  private val narrow = // elements of less than a word
+    if (itemsize == WORD) null else new Array[Byte](height * cols * itemsize)
+  private var count = 0 // rows in `rows`
+  private var at = 0 // the current one
+  private val row = new UnsafeRow(cols)
+
+  override def next(): Boolean = {
+    at += 1
+    if (at >= count && fetched < part.stop) fetch()
+    if (at < count) row.pointTo(rows, Block.BASE + at.toLong * stride, stride)
+    at < count
+  }
+
+  private def fetch(): Unit = {
+    at = 0
+    count = math.min(height, part.stop - fetched).toInt
+    if (narrow == null) {
+      fetcher.rows(fetched, count, rows, head, stride)
+    } else {
+      fetcher.rows(fetched, count, narrow, 0, cols * itemsize)
+      widen()
+    }
+    fetched += count
+  }
+
+  private def widen(): Unit = {
+    var from = Block.BASE
+    var k = 0
+    while (k < count) {
+      var to = Block.BASE + k.toLong * stride + head
+      var j = 0
+      while (j < cols) {
+        if (itemsize == 4) Platform.putInt(rows, to, Platform.getInt(narrow, from))
+        else Platform.putByte(rows, to, Platform.getByte(narrow, from))
+        to += WORD
+        from += itemsize
+        j += 1
+      }
+      k += 1
+    }
+  }
+
+  override def get: InternalRow = row
+
+  /** The elements of the current row. */
+  def doubles: Array[Double] = {
+    val values = new Array[Double](cols)
+    target.element.load(rows, at * stride + head, WORD, values)
+    values
+  }
+
+  override def close(): Unit = fetcher.close()
 }

@@ -1,15 +1,26 @@
-"""A check before tasks of Dask and Ray Data, which wait without a limit for CPUs of gangs."""
+"""Tasks of Dask and Ray Data on Ray: the CPU that they need, and how they fetch.
+
+They would wait without a limit for CPUs that gangs hold.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import ray
+from numpy.typing import NDArray
 
 from alchemist_ray.errors import ResourceError
+from alchemist_ray.gang.matrix_ref import MatrixRef
+from alchemist_ray.gang.registry import gang_of
 from alchemist_ray.runtime.cluster.placement import Growth
+from alchemist_ray.transfer import fetching
 
 FREE_CPU_S = 30.0  # time limit
+# Unused, the ranks' memory is unmapped: Ray's workers outlive gangs, and a mapping keeps its pages
+# allocated, even those of a gang that has ended.
+IDLE_S = 1.0
 
 
 def wait_for_cpu(system: str, ready: str) -> None:
@@ -39,3 +50,11 @@ def wait_for_cpu(system: str, ready: str) -> None:
                 f"in use: request fewer workers, or call {ready}() before starting the gang"
             )
         time.sleep(0.2)
+
+
+def fetch(handle: MatrixRef, rows: slice | None = None, cols: slice | None = None) -> NDArray[Any]:
+    """Fetch a part of a matrix. Only the gang's owner keeps its memory mapped for longer."""
+    connection = gang_of(handle)
+    if not connection.owner:
+        connection.nodes.idle_s = IDLE_S
+    return fetching.fetch(connection, handle, rows, cols)

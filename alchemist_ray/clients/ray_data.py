@@ -1,4 +1,10 @@
-"""From a Dataset to a gang: its blocks are inspected, and sent from the nodes that hold them."""
+"""Ray Data: a Dataset's blocks become a matrix, and a matrix becomes a Dataset.
+
+A row of the matrix is a row of the Dataset: its columns in the order of the schema, the elements
+of a tensor in C order. Blocks are inspected, and sent from the nodes that hold them. On the way
+back read tasks fetch the rows, or this process does. Needs
+``pip install 'alchemist-on-ray[data]'``.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +12,43 @@ import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pyarrow
-import ray.data
 from numpy.typing import NDArray
-from ray.data.block import BlockAccessor
-from ray.data.dataset import MaterializedDataset
 from ray.exceptions import RayError, RayTaskError
 
-from alchemist_ray.clients.free_cpu import wait_for_cpu
+from alchemist_ray.arguments import positive_int
+from alchemist_ray.clients.ray_tasks import fetch, wait_for_cpu
 from alchemist_ray.dtypes import chosen_dtype
-from alchemist_ray.errors import DtypeError, ShapeError, TransferError
+from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.transfer.node_jobs import SourceBlock, task_failure
 from alchemist_ray.transfer.object_location import inspect_objects
 from alchemist_ray.transfer.scheduling import BlockSender
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
+from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.layout import Shape
 
+try:
+    import pyarrow
+    import ray.data
+    from ray.data import Datasource, ReadTask
+    from ray.data.block import Block, BlockAccessor, BlockMetadata
+    from ray.data.dataset import MaterializedDataset
+except ImportError as error:
+    raise LibraryLoadError(
+        f"Datasets need Ray Data on every node: pip install 'alchemist-on-ray[data]' ({error})"
+    ) from error
+
+__all__ = ["inspect", "to_dataset"]
+
+BLOCK = 32 << 20  # 32 MiB: default size of a block
+TENSOR = "data"  # name of the column, as in ray.data.from_numpy
 TENSOR_TYPES = {"ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor"}
 
 
@@ -76,7 +98,8 @@ def _names(value: Any) -> list[str]:
 def _column(value: Any, name: str) -> NDArray[Any]:
     """A column, shape (rows, width). Raises `DtypeError` or `ShapeError` with its name."""
     column = value[name]
-    nulls = _arrow_nulls(column) if hasattr(column, "chunks") else int(column.isna().sum())
+    chunks = getattr(column, "chunks", None)  # of Arrow
+    nulls = int(column.isna().sum()) if chunks is None else sum(map(_nulls_within, chunks))
     if not nulls and _is_tensor(getattr(column, "type", None)) and column.num_chunks == 1:
         return _tensor_rows(column.chunk(0))
     floats = isinstance(getattr(column, "dtype", None), np.dtype)  # pandas: NaN is a number
@@ -103,23 +126,13 @@ def _column(value: Any, name: str) -> NDArray[Any]:
     return array.reshape(len(array), -1)
 
 
-def _arrow_nulls(column: Any) -> int:
-    """How many rows are null, and how many elements of lists and tensors."""
-    return sum(map(_nulls_within, column.chunks))
-
-
 def _nulls_within(part: Any) -> int:
+    """How many rows of an Arrow array are null, and how many elements of its lists and tensors."""
     if isinstance(part.type, pyarrow.BaseExtensionType):
         return _nulls_within(part.storage)
-    inner = _nulls_within(part.flatten()) if _is_list(part.type) else 0
+    lists = pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType
+    inner = _nulls_within(part.flatten()) if isinstance(part.type, lists) else 0
     return int(part.null_count) + inner
-
-
-def _is_list(kind: Any) -> bool:
-    types = pyarrow.types
-    return any(
-        is_kind(kind) for is_kind in (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    )
 
 
 def _is_tensor(kind: Any) -> bool:
@@ -214,8 +227,8 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
     for i in filled:
         if [c[:2] for c in found[i].columns] != [c[:2] for c in first]:
             raise ShapeError(
-                f"{_label(i)} has the columns {_columns_of(found[i])}, and {_label(filled[0])} has "
-                f"{_columns_of(found[filled[0]])}"
+                f"{_label(i)} has the columns {_shown(found[i].columns)}, and "
+                f"{_label(filled[0])} has {_shown(first)}"
             )
     if not sum(columns for _, columns, _ in first):
         raise ShapeError("the Dataset has no columns: there is nothing to send")
@@ -223,12 +236,8 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
     return DatasetSource(sources, [about.rows for about in found], first, dtype)
 
 
-def _columns_of(about: BlockInfo) -> str:
-    return _shown([(name, width) for name, width, _ in about.columns])
-
-
-def _shown(columns: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} ({width})" for name, width in columns)
+def _shown(columns: Iterable[Sequence[Any]]) -> str:
+    return ", ".join(f"{name} ({width})" for name, width, *_ in columns)
 
 
 def _declared(bundles: Sequence[Any]) -> list[BlockInfo] | None:
@@ -275,3 +284,127 @@ def _execute(dataset: Any) -> list[Any]:
         raise TransferError(words) from None
     finally:
         options.preserve_order = before
+
+
+# --- from a matrix to a Dataset ---------------------------------------------------------------
+
+
+class _MatrixDatasource(Datasource):
+    """A datasource that reads a matrix in bands of rows."""
+
+    def __init__(self, handle: MatrixRef, columns: Sequence[str] | None) -> None:
+        super().__init__()
+        self._handle = handle
+        self._columns = columns
+
+    def get_name(self) -> str:
+        return "Alchemist"
+
+    def estimate_inmemory_data_size(self) -> int:
+        return self._handle.nbytes
+
+    def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
+        row_bytes = self._handle.nbytes // max(1, self._handle.stored_shape[0])
+        return [
+            ReadTask(
+                partial(_read, self._handle, self._columns, [(start, stop)]),
+                BlockMetadata(
+                    num_rows=stop - start,
+                    size_bytes=(stop - start) * row_bytes,
+                    exec_stats=None,
+                    input_files=None,
+                ),
+            )
+            for start, stop in _bands(self._handle, parallelism)
+        ]
+
+
+def _bands(handle: MatrixRef, count: int) -> list[tuple[int, int]]:
+    """At most `count` bands of rows, and at least one."""
+    m = handle.stored_shape[0]
+    count = max(1, min(count, m))
+    return list(pairwise(m * k // count for k in range(count + 1)))
+
+
+def _read(
+    handle: MatrixRef, columns: Sequence[str] | None, bands: Iterable[tuple[int, int]]
+) -> list[Block]:
+    """Fetch bands of rows, each as a block."""
+    blocks = []
+    for start, stop in bands:
+        rows = fetch(handle, slice(start, stop))
+        named = {TENSOR: rows}
+        if columns is not None:
+            rows = rows.reshape(len(rows), len(columns))
+            by_column = np.empty_like(rows, order="F")
+            copy_kernels.copy(by_column, rows)
+            named = {name: by_column[:, i] for i, name in enumerate(columns)}
+        blocks.append(BlockAccessor.batch_to_block(named))
+    return blocks
+
+
+def to_dataset(
+    handle: MatrixRef,
+    columns: Sequence[str] | None = None,
+    *,
+    override_num_blocks: int | None = None,
+    lazy: bool = True,
+) -> Any:
+    """A Ray Dataset of a matrix, its rows in order.
+
+    Parameters
+    ----------
+    handle : MatrixRef
+        Of a matrix of shape (m, n).
+    columns : sequence of str, optional
+        Names of the n columns. Default: the handle's, if they differ from each other; else one
+        column ``"data"`` with a row of the matrix in each row, as `ray.data.from_numpy` makes it.
+    override_num_blocks : int, optional
+        As in Ray's ``read_...`` functions. Default: blocks of 32 MiB.
+    lazy : bool
+        True: nothing moves until the Dataset is consumed; then the Ray task that reads a block
+        fetches it from the ranks directly. The handle is pickled, so the matrix stays until
+        `Handle.free` or the end of its gang. False: this process fetches the matrix now and puts
+        its blocks into the object store, four times as fast for 128 MB; needs memory for the
+        matrix in this process, and no free CPU. The matrix may be freed afterwards.
+
+    Returns
+    -------
+    ray.data.Dataset
+        Of ``lazy=False``: a `ray.data.dataset.MaterializedDataset`.
+
+    Raises
+    ------
+    ShapeError
+        If `columns` does not have n different names.
+    DtypeError
+        For a complex matrix: Arrow has no complex type.
+
+    Notes
+    -----
+    A transformed Dataset keeps the order of rows only with
+    ``DataContext.execution_options.preserve_order``.
+    """
+    _, n = handle.stored_shape
+    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
+        raise ShapeError(f"columns={columns!r}: it must be a list of names, one for each column")
+    if override_num_blocks is not None:
+        positive_int("override_num_blocks", override_num_blocks)
+    names = None if columns is None else [str(name) for name in columns]
+    if names is None and handle.columns and len(set(handle.columns)) == n:
+        names = list(handle.columns)
+    if names is not None and (len(names) != n or len(set(names)) != n):
+        raise ShapeError(
+            f"columns={columns!r}: they must be {n} different names, one for each column"
+        )
+    if handle.dtype.kind == "c":
+        raise DtypeError(
+            f"{handle.name} has dtype {handle.dtype}, and Arrow has no complex numbers: convert "
+            "its real and imaginary parts separately"
+        )
+    blocks = override_num_blocks or max(1, math.ceil(handle.nbytes / BLOCK))
+    if not lazy:
+        return ray.data.from_blocks(_read(handle, names, _bands(handle, blocks)))
+    return ray.data.read_datasource(
+        _MatrixDatasource(handle.keep(), names), override_num_blocks=blocks
+    )
