@@ -18,8 +18,8 @@ import pytest
 import ray
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.gang.transfer_retries import FAILURE_NEWS_S
-from alchemist_ray.transfer import scheduling
+from alchemist_ray.transfer import object_store
+from alchemist_ray.transfer.fetching import FAILURE_NEWS_S
 from tests.faults.conftest import ERROR_LIMIT_S, Gang, agent_pids, inject_during, kill, record
 from tests.faults.test_transfers import held_by
 
@@ -81,13 +81,13 @@ def test_a_rank_killed_while_it_is_sent_a_dataset(
     data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
     data.DataContext.get_current().enable_progress_bars = False
     dataset = data.from_numpy(np.ones((100_000, 20))).materialize()
-    start = scheduling.BlockSender._start
+    start = object_store.BlockSender._start
 
-    def stopping(self: scheduling.BlockSender) -> None:
+    def stopping(self: object_store.BlockSender) -> None:
         kill(gang.ranks[1], signal.SIGSTOP)  # so that the sender waits in the middle
         start(self)
 
-    monkeypatch.setattr(scheduling.BlockSender, "_start", stopping)
+    monkeypatch.setattr(object_store.BlockSender, "_start", stopping)
     outcome = inject_during(
         lambda: kill(gang.ranks[1]), lambda: gang.session.send_matrix(dataset), after_s=1.0
     )
@@ -100,14 +100,14 @@ def test_an_agent_killed_while_it_sends_chunks(
 ) -> None:
     x = persisted()
     known = len(gang.session.list_matrices())
-    start = scheduling.BlockSender._start
+    start = object_store.BlockSender._start
 
-    def stopping(self: scheduling.BlockSender) -> None:
-        monkeypatch.setattr(scheduling.BlockSender, "_start", start)  # once
+    def stopping(self: object_store.BlockSender) -> None:
+        monkeypatch.setattr(object_store.BlockSender, "_start", start)  # once
         kill(gang.ranks[1], signal.SIGSTOP)
         start(self)
 
-    monkeypatch.setattr(scheduling.BlockSender, "_start", stopping)
+    monkeypatch.setattr(object_store.BlockSender, "_start", stopping)
 
     def cause() -> None:
         gang.kill_agent()
@@ -116,7 +116,7 @@ def test_an_agent_killed_while_it_sends_chunks(
     outcome = inject_during(cause, lambda: gang.session.send_matrix(x))
     monkeypatch.undo()
     assert isinstance(outcome.error, TransferError), repr(outcome.error)
-    assert outcome.seconds < ERROR_LIMIT_S + FAILURE_NEWS_S + scheduling.STOP_TIMEOUT_S
+    assert outcome.seconds < ERROR_LIMIT_S + FAILURE_NEWS_S + object_store.STOP_TIMEOUT_S
     record("kill -9 of the agent while it sends chunks", outcome.seconds, None, outcome.error)
     assert len(gang.session.list_matrices()) == known
     assert gang.works()

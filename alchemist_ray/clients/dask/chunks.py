@@ -32,8 +32,7 @@ from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, SourceBlock
-from alchemist_ray.transfer.object_location import inspect_objects
-from alchemist_ray.transfer.scheduling import BlockSender
+from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape

@@ -37,7 +37,7 @@ from alchemist_ray.clients.spark.sources import (
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.transfer.numpy_source import NumPySource
+from alchemist_ray.transfer.sources import NumPySource
 
 BLOCK = 1024  # rows and columns of a CoordinateMatrix's blocks, as MLlib's default
 FLOAT64 = np.dtype(np.float64)
