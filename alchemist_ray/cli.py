@@ -34,9 +34,9 @@ COMMANDS = {
     "slurm": ("alchemist_ray.deploy.slurm.cli", "run Ray and gangs in a Slurm job"),
     "pbs": ("alchemist_ray.deploy.slurm.cli", "run Ray and gangs in a PBS job"),
     "virtual-cluster": ("alchemist_ray.deploy.virtual_cluster.cli", "run Ray in virtual machines"),
-    "gateway": ("alchemist_ray.gateway.server.cli", "start the endpoint for clients without Ray"),
+    "gateway": ("alchemist_ray.gateway.server.actor", "start the endpoint for clients without Ray"),
     "token": (
-        "alchemist_ray.gateway.server.cli",
+        "alchemist_ray.gateway.server.actor",
         "create, list and revoke tokens of the gateway's users",
     ),
     "new-library": ("ali", "create a library in C, C++, Fortran or Python, with its test"),

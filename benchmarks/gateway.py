@@ -22,8 +22,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.gateway import client
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server import actor
-from alchemist_ray.gateway.server.access import TokenFile
-from alchemist_ray.gateway.server.certificates import certificate
+from alchemist_ray.gateway.server.access import TokenFile, certificate
 from benchmarks.harness import Report, in_turns, timed
 from tests.support import thin_clients
 

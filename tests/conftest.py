@@ -133,15 +133,14 @@ def cluster() -> Iterator[str]:
 @pytest.fixture
 def by_agents(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat objects on this node as remote: its agent locates and sends them."""
-    from alchemist_ray.transfer import object_location, scheduling  # noqa: PLC0415
+    from alchemist_ray.transfer import object_store  # noqa: PLC0415
 
-    found = object_location.locate_objects
+    found = object_store.locate_objects
 
-    def elsewhere(refs: Any) -> list[object_location.ObjectLocation]:
+    def elsewhere(refs: Any) -> list[object_store.ObjectLocation]:
         return [held._replace(here=False) for held in found(refs)]
 
-    for module in (object_location, scheduling):
-        monkeypatch.setattr(module, "locate_objects", elsewhere)
+    monkeypatch.setattr(object_store, "locate_objects", elsewhere)
 
 
 @pytest.fixture(params=["this process", "agents"])

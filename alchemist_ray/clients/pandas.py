@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.transfer.numpy_source import NumPySource
+from alchemist_ray.transfer.sources import NumPySource
 
 
 def inspect(source: Any, wanted: Any, connection: GangConnection) -> NumPySource:

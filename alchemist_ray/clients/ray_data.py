@@ -27,8 +27,7 @@ from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, Trans
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.transfer.node_jobs import SourceBlock, task_failure
-from alchemist_ray.transfer.object_location import inspect_objects
-from alchemist_ray.transfer.scheduling import BlockSender
+from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix import copy_kernels

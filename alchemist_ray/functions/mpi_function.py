@@ -17,7 +17,7 @@ import ray
 
 from alchemist_ray.arguments import positive_int
 from alchemist_ray.errors import BadArgumentError
-from alchemist_ray.functions.packing import Work, pack
+from alchemist_ray.functions.run import Work, pack
 from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.libraries import checked_timeout
 from alchemist_ray.gang.matrix_ref import MatrixRef

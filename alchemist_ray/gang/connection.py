@@ -11,7 +11,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from alchemist_ray.errors import (
     AlchemistError,
@@ -24,8 +24,8 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang.address import GangAddress, this_process
 from alchemist_ray.gang.control_channel import (
     MANAGER_GONE,
+    OnFrame,
     OnProgress,
-    OnRenewal,
     SocketChannel,
     open_socket_channel,
 )
@@ -35,7 +35,7 @@ from alchemist_ray.gang.options import ConnectionOptions
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.matrix.layout import Grid, default_grid
-from mpi_workers.wire.commands import COMMANDS
+from mpi_workers.wire.commands import COMMANDS, Turn
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import ARRAYS
 
@@ -49,8 +49,8 @@ RESUME_S = 10.0  # how long a call tries to restore a control channel that was l
 TOUCHES = 10  # signs of life within the idle timeout of a gang
 
 
-class Transport(Protocol):
-    """Opens the connections of one process to one gang.
+class Transport:
+    """Opens the connections of one process to one gang: here to the sockets of the gang itself.
 
     Attributes
     ----------
@@ -58,28 +58,19 @@ class Transport(Protocol):
         How long a call tries to restore a control channel that was lost.
     """
 
-    resume_s: float
+    resume_s = RESUME_S
 
     def open_channel(
-        self, address: GangAddress, hello: Body, on_renewal: OnRenewal
+        self, address: GangAddress, hello: Body, on_frame: OnFrame
     ) -> SocketChannel | None:
         """A channel to the dispatcher; None if it cannot be reached. See `SocketChannel`.
 
         Raises `AuthError` if the dispatcher refuses this process.
         """
+        return open_socket_channel(address, hello, on_frame)
 
     def open_nodes(self, address: GangAddress, watch: Callable[[], object]) -> NodeConnections:
         """The connections for data; see `NodeConnections` for `watch`."""
-
-
-class DirectTransport:
-    """By the sockets of the gang itself."""
-
-    resume_s = RESUME_S
-
-    open_channel = staticmethod(open_socket_channel)
-
-    def open_nodes(self, address: GangAddress, watch: Callable[[], object]) -> NodeConnections:
         return NodeConnections(DataEndpoints(address.token, address.nodes), watch=watch)
 
 
@@ -136,7 +127,7 @@ class GangConnection:
         self._current = current
         self._keeper = keeper
         self.handle_type = handle_type
-        self._transport = transport or DirectTransport()
+        self._transport = transport or Transport()
         self._result_type = result_type
         self._touched = time.monotonic()
         self._sessions = 0
@@ -149,11 +140,11 @@ class GangConnection:
         self._process_id = process or uuid.uuid4().hex
         # Carries out what is recorded (`arrays.recording`) before commands that could tell.
         self.before_commands: Callable[[], None] | None = None
-        self._lock = threading.RLock()
+        self._lock, self._making = threading.RLock(), threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: SocketChannel | None = None
         self.nodes = self._transport.open_nodes(self.address, self.ping)
-        self.leases = MatrixLeases(self._tell_lease, shared=self.address.shared)
+        self.leases = MatrixLeases(self._lock, self._tell_lease, shared=self.address.shared)
         if self.owner or not self._forked:
             self._open_channel()
 
@@ -198,7 +189,7 @@ class GangConnection:
         return channel
 
     def _dialled(self) -> SocketChannel | None:
-        return self._transport.open_channel(self.address, self._hello(), self.on_renewal)
+        return self._transport.open_channel(self.address, self._hello(), self._on_frame)
 
     def _address_now(self, error: GroupFailedError) -> GangAddress:
         """What the GroupManager says. Raises `error` if that has ended, too."""
@@ -211,6 +202,28 @@ class GangConnection:
             raise error from None
         except TimeoutError:  # the gang is still being started again
             return self.address
+
+    def _on_frame(self, body: Body, op: str) -> None:
+        """Called by the thread that reads the control channel, with each frame."""
+        command = COMMANDS.get(op)
+        if "renewed" in body:
+            self.on_renewal(body["renewed"])
+        elif "result" in body and (command is None or command.turn is Turn.QUEUED):
+            self._lease_results(body["result"])
+
+    def _lease_results(self, value: Any) -> None:
+        """Lease the matrices in an answer, before the thread that waits for it makes handles.
+
+        Otherwise a `resume` of another thread would not name them, and the gang would free them.
+        Each lease lies in the description of its matrix, and ends with it.
+        """
+        inside = list(value.values()) if isinstance(value, dict) else value
+        for item in inside:
+            if isinstance(item, dict) or (isinstance(item, list) and isinstance(value, dict)):
+                self._lease_results(item)
+        if isinstance(value, dict) and isinstance(value.get("matrix"), int):
+            kept = bool(value.get("pinned"))
+            value["lease"] = self.leases.lease(value["matrix"], kept=kept)
 
     def on_renewal(self, fields: Body) -> None:
         """The dispatcher has told that the gang has other ranks now: started again, or resized."""
@@ -278,7 +291,7 @@ class GangConnection:
 
     def part(self, kind: Callable[[GangConnection], T]) -> T:
         """The one object of this kind that belongs to the connection; made at the first call."""
-        with self._lock:
+        with self._making:  # not `_lock`: the thread that reads may need it
             if kind not in self._parts:
                 self._parts[kind] = kind(self)
             return cast("T", self._parts[kind])
@@ -337,12 +350,13 @@ class GangConnection:
 
     def _resume(self, lost: SocketChannel, error: GroupFailedError) -> None:
         """Connect again under the same id, within the grace. Raises `error` if that fails."""
-        with self._lock:
+        lost.settle()  # then answers that have arrived have their leases
+        with self._lock:  # also of the leases: none is released between the two messages
             if self._channel is not lost:
                 return  # another thread has done it
             ended = lost.same_node and self._current is None  # a link cannot break on one node
             channel = self._dial(0.0 if ended else self._transport.resume_s, error)
-            # First of all: then no other thread's new matrix is missing among those that stay.
+            # First of all: the gang frees matrices of this process that are not named here.
             channel.tell({"op": "resume", "matrices": self.leases.live()})
             self._channel = channel
 
@@ -378,9 +392,10 @@ class GangConnection:
 
     def lease(self, matrix: int) -> MatrixLease:
         """The lease of this process on a matrix that another process described."""
-        lease = self.leases.lease(matrix)
-        self.tell({"op": "hold", "matrices": [matrix]})
-        return lease
+        with self._lock:  # not between the two halves of a `sweep`
+            lease = self.leases.lease(matrix)
+            self.tell({"op": "hold", "matrices": [matrix]})
+            return lease
 
     def check(self, ref: R) -> R:
         """The reference, if it is of this incarnation of this gang. Raises `MatrixError`."""

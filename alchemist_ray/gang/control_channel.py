@@ -60,7 +60,7 @@ class DeferredInterrupt:
 
 
 OnProgress = Callable[[float, str], None]
-OnRenewal = Callable[[Body], None]
+OnFrame = Callable[[Body, str], None]
 MANAGER_GONE = "GroupManager gone"
 CONNECT_TIMEOUT_S = 3.0
 
@@ -86,15 +86,16 @@ class SocketChannel:
         To the dispatcher, after the handshake.
     address : str
         Of the dispatcher, for messages.
-    on_renewal : callable(fields), optional
-        Called when the gang was started again, by a thread that waits for an answer.
+    on_frame : callable(body, op), optional
+        Called by the thread that reads, with each frame and the command that it is for (empty:
+        nobody waits for it), before the thread that waits goes on.
     """
 
     def __init__(
-        self, connection: Connection, address: str, on_renewal: OnRenewal | None = None
+        self, connection: Connection, address: str, on_frame: OnFrame | None = None
     ) -> None:
         self._connection = connection
-        self._on_renewal = on_renewal
+        self._on_frame = on_frame
         self._address = address
         self._sending = threading.Lock()
         self._changed = threading.Condition()  # guards what follows
@@ -231,14 +232,12 @@ class SocketChannel:
             if frame.kind == Kind.REFUSED:
                 self._lose(from_failure(Failure.from_map(frame.body)))
                 return
-            if "renewed" in frame.body:
-                if self._on_renewal is not None:
-                    self._on_renewal(frame.body["renewed"])
-                return
             with self._changed:
                 call = self._calls.get(frame.body.get("id", 0))
-                if call is not None:  # else its thread was interrupted, or never waited
-                    call.frames.append(frame)
+            if self._on_frame is not None:
+                self._on_frame(frame.body, "" if call is None else call.op)
+            if call is not None:  # else its thread was interrupted, or never waited
+                call.frames.append(frame)
 
     def _lose(self, error: BaseException) -> AlchemistError:
         """The connection is of no more use: every waiting thread gets the same error."""
@@ -256,6 +255,12 @@ class SocketChannel:
             self._changed.notify_all()
             return self._lost.again()
 
+    def settle(self) -> None:
+        """After a loss: wait for the thread that still reads what had arrived before."""
+        self._connection.hang_up()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._reading, CONNECT_TIMEOUT_S)
+
     def close(self) -> None:
         self.tell({"op": "goodbye"})
         self._connection.hang_up()
@@ -267,7 +272,7 @@ class SocketChannel:
 
 
 def open_socket_channel(
-    address: GangAddress, hello: Body, on_renewal: OnRenewal
+    address: GangAddress, hello: Body, on_frame: OnFrame
 ) -> SocketChannel | None:
     """A channel over the first socket of the dispatcher that can be reached; None if none can.
 
@@ -276,7 +281,7 @@ def open_socket_channel(
     address : GangAddress
     hello : dict
         What the dispatcher is told of this process.
-    on_renewal : callable(fields)
+    on_frame : callable(body, op)
         See `SocketChannel`.
 
     Raises
@@ -293,5 +298,5 @@ def open_socket_channel(
             continue
         except Failure as failure:
             raise from_failure(failure) from None
-        return SocketChannel(connection, place, on_renewal)
+        return SocketChannel(connection, place, on_frame)
     return None

@@ -86,19 +86,28 @@ class MatrixLeases:
 
     Parameters
     ----------
+    lock : RLock
+        Of the connection: it sends nothing while another thread connects it again.
     tell : callable(op, matrices)
         Sends ``"release"`` or ``"pin"`` for some matrices, and does not wait for an answer.
     shared : bool
         Whether other programs may change the matrices.
     """
 
-    def __init__(self, tell: Callable[[str, list[int]], None], *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        lock: threading.RLock,
+        tell: Callable[[str, list[int]], None],
+        *,
+        shared: bool = False,
+    ) -> None:
+        self._lock = lock
         self._tell = tell
         self.shared = shared
+        self._table = threading.Lock()  # guards `_live`; never held while something is sent
         self._live: weakref.WeakValueDictionary[int, MatrixLease] = weakref.WeakValueDictionary()
         self._over: deque[int] = deque()
         self._news: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the end
-        self._sweeping = threading.Lock()
         self._watched = False
         self._abandoned = False
 
@@ -107,10 +116,11 @@ class MatrixLeases:
         if not self._watched:
             self._watched = True
             threading.Thread(target=self._watch, name="alchemist-leases", daemon=True).start()
-        with self._sweeping:
+        with self._table:
             found = self._live.get(matrix)
             if found is None:
                 found = self._live[matrix] = MatrixLease(matrix, self, kept=kept)
+            found.kept = found.kept or kept
             return found
 
     def over(self, matrix: int) -> None:
@@ -130,19 +140,20 @@ class MatrixLeases:
         """Tell the gang which matrices this process no longer refers to."""
         if not self._over:
             return
-        with self._sweeping:
+        with self._lock:
             found = []
             while self._over:
                 matrix = self._over.popleft()
-                if matrix not in self._live:  # another handle came since
-                    found.append(matrix)
+                with self._table:
+                    if matrix not in self._live:  # another handle came since
+                        found.append(matrix)
             if found:
                 with contextlib.suppress(AlchemistError):  # the gang is gone, and they with it
                     self._tell("release", found)
 
     def live(self) -> list[int]:
         """The matrices to which handles of this process refer."""
-        with self._sweeping:
+        with self._table:
             return list(self._live)
 
     def close(self) -> None:

@@ -43,11 +43,7 @@ def transfer_bar(what: str, nbytes: int, wanted: bool | None) -> Iterator[Progre
         disable=None if wanted is None else not wanted,
         leave=bool(wanted),
     ) as bar:
-        yield lambda nbytes: _advance(bar, nbytes)
-
-
-def _advance(bar: tqdm, nbytes: int) -> None:
-    bar.update(nbytes)
+        yield bar.update
 
 
 class RoutineBar:

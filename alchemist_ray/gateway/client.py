@@ -18,8 +18,8 @@ from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import AlchemistError, AuthError, SessionError, from_failure
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.address import GangAddress, OnGang, this_process
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.control_channel import OnRenewal, SocketChannel
+from alchemist_ray.gang.connection import GangConnection, Transport
+from alchemist_ray.gang.control_channel import OnFrame, SocketChannel
 from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.gang.options import (
@@ -75,60 +75,47 @@ class GatewayGangs:
         self._address = moved
 
     def start(self, num_workers: Workers) -> GangConnection:
-        address = self._known_address()
         process = uuid.uuid4().hex
-        described = ask(
-            address,
-            self._token,
-            {
-                "op": "start_gang",
-                "workers": num_workers if isinstance(num_workers, int) else list(num_workers),
-                "session": self._session,
-                "process": process,
-                "options": self._options.for_gateway(),
-            },
+        described = self._ask(
+            "start_gang",
+            workers=num_workers if isinstance(num_workers, int) else list(num_workers),
+            session=self._session,
+            process=process,
+            options=self._options.for_gateway(),
         )
         self._gang = described["gang"]
         return self.connect(described, process)
 
     def connect(self, described: Body, process: str | None = None) -> GangConnection:
         """This process's connection to a gang that the gateway has described."""
-        gateway = self._known_address()
+        gateway = _known(self._address)
         return registry.join(
             address_of(gateway, described),
             lambda: connection_to(gateway, self._token, described, process, self._shown),
         )
 
-    def _known_address(self) -> GatewayAddress:
-        if self._address is None:
-            raise SessionError(
-                "Ray is not installed here, and no gateway is known: give "
-                f"address='alchemist://host:port', set {ADDRESS_VARIABLE}, or call "
-                "connect_to_alchemist(host, port)"
-            )
-        return self._address
+    def _ask(self, op: str, **fields: Any) -> Body:
+        return ask(_known(self._address), self._token, {"op": op, **fields})
 
     def resize(self, connection: GangConnection, num_workers: int) -> None:
-        gang = {"gang": connection.address.gang}
+        gang = connection.address.gang
         try:
-            workers = {"workers": num_workers}
-            ask(self._known_address(), self._token, {"op": "resize_gang", **gang, **workers})
+            self._ask("resize_gang", gang=gang, workers=num_workers)
         except BaseException as error:
             if not isinstance(error, AlchemistError):  # Ctrl-C, or another signal's handler raised
-                ask(self._known_address(), self._token, {"op": "stop_resize", **gang})
+                self._ask("stop_resize", gang=gang)
             raise
 
     def end(self, *, running: bool) -> bool:
         if running and self._gang:
             with contextlib.suppress(AlchemistError):  # it has ended
-                ask(self._known_address(), self._token, {"op": "end_gang", "gang": self._gang})
+                self._ask("end_gang", gang=self._gang)
         self._gang = ""
         return True
 
     def kill(self, why: str) -> None:
-        body = {"op": "end_gang", "gang": self._gang, "at_once": True, "why": why}
         with contextlib.suppress(AlchemistError):
-            ask(self._known_address(), self._token, body)
+            self._ask("end_gang", gang=self._gang, at_once=True, why=why)
 
     def close(self, *, reusable: bool) -> None:
         """The gateway ends what is left, when this process's connection is gone."""
@@ -200,12 +187,12 @@ def _gateway(address: str | None) -> GatewayAddress | None:
     return GatewayAddress.parse(text) if text else None
 
 
-def _known(address: str | None) -> GatewayAddress:
-    found = _gateway(address)
+def _known(found: GatewayAddress | None) -> GatewayAddress:
     if found is None:
         raise SessionError(
             "Ray is not installed here, and no gateway is known: give "
-            f"address='alchemist://host:port', or set {ADDRESS_VARIABLE}"
+            f"address='alchemist://host:port', set {ADDRESS_VARIABLE}, or call "
+            "connect_to_alchemist(host, port)"
         )
     return found
 
@@ -213,8 +200,8 @@ def _known(address: str | None) -> GatewayAddress:
 # --- one gang ---
 
 
-class GatewayTransport:
-    """The connections of this process to one gang, through a gateway: a `connection.Transport`.
+class GatewayTransport(Transport):
+    """The connections of this process to one gang, through a gateway.
 
     Parameters
     ----------
@@ -233,7 +220,7 @@ class GatewayTransport:
         self._process = ""
 
     def open_channel(
-        self, address: GangAddress, hello: Body, on_renewal: OnRenewal
+        self, address: GangAddress, hello: Body, on_frame: OnFrame
     ) -> SocketChannel | None:
         self._process = hello["process"]
         fields = {
@@ -248,7 +235,7 @@ class GatewayTransport:
             return None
         except Failure as failure:
             raise from_failure(failure) from None
-        return SocketChannel(connection, str(self._gateway), on_renewal)
+        return SocketChannel(connection, str(self._gateway), on_frame)
 
     def open_nodes(self, address: GangAddress, watch: Callable[[], object]) -> NodeConnections:
         def fields() -> Body:
@@ -347,7 +334,7 @@ def open_gangs(session: str, options: GangOptions) -> GatewayGangs:
 
 def attach(options: AttachOptions) -> tuple[GatewayGangs, GangConnection]:
     """A gang of another session, and a connection to it; see `AlchemistSession.attach`."""
-    gateway = _known(options.address)
+    gateway = _known(_gateway(options.address))
     body = {"op": "attach_gang", "name": options.name, "timeout_s": float(options.timeout_s)}
     described = ask(gateway, options.token, body)
     gangs = GatewayGangs(gateway, described["session"], options)
@@ -356,19 +343,18 @@ def attach(options: AttachOptions) -> tuple[GatewayGangs, GangConnection]:
 
 def list_gangs(*, address: str | None, token: str | None) -> list[GangInfo]:
     """See `AlchemistSession.list`."""
-    return [
-        GangInfo.of(entry) for entry in ask(_known(address), token, {"op": "list_gangs"})["gangs"]
-    ]
+    told = ask(_known(_gateway(address)), token, {"op": "list_gangs"})
+    return [GangInfo.of(entry) for entry in told["gangs"]]
 
 
 def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
     """See `AlchemistSession.stop_gang`."""
-    ask(_known(address), token, {"op": "stop_gang", "name": name})
+    ask(_known(_gateway(address)), token, {"op": "stop_gang", "name": name})
 
 
 def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
     """A connection to the gang of what came from another process; None if it has ended."""
-    gateway = _known(None)
+    gateway = _known(_gateway(None))
     try:
         described = ask(gateway, None, {"op": "find_gang", "gang": ref.gang})
         if described["session"] == ref.session:

@@ -10,10 +10,17 @@ import socket
 import ssl
 import threading
 import time
-from typing import Any, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, cast
 
-from alchemist_ray.gateway.credentials import TIMED_OUT, ClientSide
-from alchemist_ray.gateway.protocol import OLDEST_PROTOCOL, PROTOCOL, GatewayAddress
+from alchemist_ray.gateway.protocol import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    TIMED_OUT,
+    ClientSide,
+    GatewayAddress,
+)
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection
@@ -23,6 +30,7 @@ CONNECT_TIMEOUT_S = 10.0
 ATTEMPTS, RETRY_S = 3, 0.5  # to connect, and the mean pause before the second one
 READ_BYTES = 64 << 10  # 64 KiB: several records of TLS
 TURN_NBYTES = 1 << 20  # 1 MiB that a thread receives at once, if they are there
+T = TypeVar("T")
 WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError)
 
 
@@ -85,48 +93,45 @@ class SharedSocket:
         if self._ahead:
             data, self._ahead = self._ahead[:nbytes], self._ahead[nbytes:]
             return data
-        while True:
-            try:
-                with self._lock:
-                    return self._sock.recv(nbytes)
-            except WAITS:
-                self._wait_or_fail(writing=False)
+        return self._until_done(partial(self._sock.recv, nbytes), "send")
 
     def recv_into(self, view: memoryview) -> int:
         if self._ahead:
             data = self.recv(len(view))
             view[: len(data)] = data
             return len(data)
-        ready = 0
-        while True:
+
+        def receive() -> int:
+            ready = 0
             try:
-                with self._lock:
-                    while ready < min(len(view), TURN_NBYTES):
-                        got = self._sock.recv_into(view[ready:])
-                        if not got:
-                            break
-                        ready += got
-                return ready
+                while ready < min(len(view), TURN_NBYTES):
+                    got = self._sock.recv_into(view[ready:])
+                    if not got:
+                        break
+                    ready += got
             except WAITS:
-                if ready:
-                    return ready
-                self._wait_or_fail(writing=False)
+                if not ready:
+                    raise
+            return ready
+
+        return self._until_done(receive, "send")
 
     def sendall(self, raw: Any) -> None:
         """Callers send one after the other: OpenSSL continues with the bytes that it refused."""
         view = memoryview(raw).cast("B")
         while view:
+            view = view[self._until_done(partial(self._sock.send, view), "accept") :]
+
+    def _until_done(self, call: Callable[[], T], peer: str) -> T:
+        """Make a call again, each time that the peer can send or accept, until it succeeds."""
+        while True:
             try:
                 with self._lock:
-                    taken = self._sock.send(view)
-                view = view[taken:]
+                    return call()
             except WAITS:
-                self._wait_or_fail(writing=True)
-
-    def _wait_or_fail(self, *, writing: bool) -> None:
-        if not self._wait(self._timeout_s, writing=writing):
-            verb = "accept" if writing else "send"
-            raise TimeoutError(f"timed out: the gateway did not {verb} data in {self._timeout_s} s")
+                if not self._wait(self._timeout_s, writing=peer == "accept"):
+                    words = f"timed out: the gateway did not {peer} data in {self._timeout_s} s"
+                    raise TimeoutError(words) from None
 
     def _wait(self, timeout_s: float | None, *, writing: bool) -> bool:
         fd = self._sock.fileno()

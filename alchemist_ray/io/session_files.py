@@ -19,8 +19,8 @@ from alchemist_ray.clients import xarray
 from alchemist_ray.errors import BadArgumentError, DtypeError
 from alchemist_ray.gang.owner import GangOwner
 from alchemist_ray.io.saving import as_path, files_library, renamed
-from alchemist_ray.transfer import iterators
 from alchemist_ray.transfer.sending import send
+from alchemist_ray.transfer.sources import IteratorSource, SourceError
 
 Rows = slice | int | Sequence[int] | np.ndarray[Any, Any] | None
 Columns = slice | int | str | Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | None
@@ -213,13 +213,13 @@ class SessionFiles(GangOwner):
         a block, the object store none. `send_matrix` does the same for an `h5py.Dataset` and a
         `zarr.Array`, and treats a `numpy.memmap` as an array.
         """
-        source = iterators.IteratorSource.inspect(blocks, shape, dtype)
+        source = IteratorSource.inspect(blocks, shape, dtype)
         try:
             sent: Handle = send(
                 self.connection, source, layout=layout, name=name, print_times=print_times
             )
             return sent
-        except iterators.SourceError as error:
+        except SourceError as error:
             raise error.error from None
 
 

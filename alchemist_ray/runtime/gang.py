@@ -33,8 +33,8 @@ from alchemist_ray.errors import (
     advising,
     from_failure,
 )
-from alchemist_ray.functions import packing
-from alchemist_ray.functions.packing import Work
+from alchemist_ray.functions import run
+from alchemist_ray.functions.run import Work
 from alchemist_ray.gang.address import GangAddress, next_token
 from alchemist_ray.gang.info import GangState
 from alchemist_ray.gang.leases import ResultLease
@@ -389,7 +389,7 @@ class Gang:
             epoch = (await self._own_gang(request)).epoch
             task = work.packed.task()
             if values:
-                task["values"] = await in_thread(packing.packed_values, values)
+                task["values"] = await in_thread(run.packed_values, values)
             body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": work.timeout_s}
             try:
                 return await self._result(epoch, work.packed.name, await self.command(epoch, body))
@@ -410,7 +410,7 @@ class Gang:
                 f"{name} must not return a DistMatrix, because its gang ends: return an array "
                 "(gathered on rank 0), or run it with als.run on a session's gang"
             )
-        return await in_thread(packing.result_of, reply, dict)
+        return await in_thread(run.result_of, reply, dict)
 
     # --- lost ranks ---
 

@@ -22,10 +22,9 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.progress import times_table, transfer_bar
-from alchemist_ray.gang.transfer_retries import RECOVERED, counted, repeated, watched
 from alchemist_ray.observe import events
-from alchemist_ray.transfer.iterators import IteratorSource
-from alchemist_ray.transfer.sources import KeptSource, MatrixSource, source_for
+from alchemist_ray.transfer.fetching import RECOVERED, counted, repeated, watched
+from alchemist_ray.transfer.sources import IteratorSource, KeptSource, MatrixSource, source_for
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution, check_layout, copies
 

@@ -1,25 +1,35 @@
-"""The source protocol of `send_matrix`, and the registry of the kinds of data that it takes.
+"""The sources of `send_matrix`: the protocol, the kinds of data, and those of this process.
 
-A source is checked before the gang is asked for memory.
+A source is checked before the gang is asked for memory. Iterators of row blocks and arrays on disk
+are never whole in this process: one block is here at a time, cut by layout and sent before the next
+is asked for; the object store has no part in it.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from alchemist_ray.errors import MatrixError, ShapeError
+from alchemist_ray.dtypes import DTYPES, check_range, check_unmasked, chosen_dtype
+from alchemist_ray.errors import (
+    AlchemistError,
+    DtypeError,
+    FileError,
+    IncompleteMatrixError,
+    MatrixError,
+    ShapeError,
+)
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.object_refs import ObjectRef
-from alchemist_ray.transfer import iterators
-from alchemist_ray.transfer.numpy_source import NumPySource
-from mpi_workers.data.description import NodeTimes, TransferTarget
-from mpi_workers.data.transfers import Progress
-from mpi_workers.matrix.layout import Shape
+from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
+from mpi_workers.data.transfers import MatrixWriter, Progress
+from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
 
 
 class MatrixSource(Protocol):
@@ -83,10 +93,10 @@ def source_for(data: Any, dtype: Any, connection: GangConnection) -> MatrixSourc
             f"{data.name} is on the ranks already: handle.to_layout() changes its layout, and "
             "another session can send handle.fetch()"
         )
-    if isinstance(data, iterators.IteratorSource):
+    if isinstance(data, IteratorSource):
         return data
-    if iterators.on_disk(data):
-        return iterators.disk_source(data, dtype)
+    if on_disk(data):
+        return disk_source(data, dtype)
     if isinstance(data, ObjectRef):
         raise ShapeError(
             "an ObjectRef alone has no place in a matrix: send [(ref, 0, 0)], a list of "
@@ -125,3 +135,298 @@ def _client_of(data: Any) -> str | None:
 def _inspect(module: str, data: Any, dtype: Any, connection: GangConnection) -> MatrixSource:
     source: MatrixSource = importlib.import_module(module).inspect(data, dtype, connection)
     return source
+
+
+# --- arrays of this process ---
+
+WIDENED = ("bfloat16",)  # dtypes of ml_dtypes, which NumPy takes for no numbers
+
+
+class NumPySource:
+    """An array in this process: cut by layout and sent from where it lies."""
+
+    def __init__(
+        self, array: NDArray[Any], dtype: np.dtype[Any], columns: Sequence[str] = ()
+    ) -> None:
+        self.dtype = dtype
+        self.columns = columns
+        self.array_shape = array.shape
+        self.shape: Shape = stored_shape(array.shape)
+        self.array = array if array.ndim == 2 else array.reshape(self.shape)
+
+    @classmethod
+    def inspect(cls, data: Any, wanted: Any, columns: Sequence[str] = ()) -> NumPySource:
+        """A source for an array or what NumPy makes one of. Raises `DtypeError`, `ShapeError`."""
+        array = _as_array(data)
+        if array.dtype.name in WIDENED:
+            if wanted is None:
+                raise DtypeError(
+                    f"a matrix cannot have dtype {array.dtype}: choose one to convert to, e.g. "
+                    "dtype='float32'"
+                )
+            array = array.astype(np.float32)
+        if array.dtype.kind not in "biufc":
+            raise DtypeError(
+                f"elements of dtype {array.dtype} are not numbers; a matrix has one of the dtypes "
+                f"{', '.join(DTYPES)}; if all of them are numbers, x.astype(float) makes floats"
+            )
+        if array.ndim > MAX_AXES:
+            raise ShapeError(
+                f"an array of shape {array.shape} cannot be sent: it has more than {MAX_AXES} axes"
+            )
+        dtype = chosen_dtype(array.dtype, wanted)
+        check_range(array, dtype, "the array")
+        return cls(array, dtype, columns)
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the matrix comes from, for the gang's record."""
+        shape = list(self.array_shape)
+        return {"from": "array", "dtype": str(self.array.dtype), "shape": shape}
+
+    def kept(self) -> Any:
+        """The elements: data that can be sent again, if they are kept."""
+        return self.array.reshape(self.array_shape)
+
+    def send(
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
+    ) -> dict[int, NodeTimes]:
+        """Write the whole array into the ranks' memory."""
+        with MatrixWriter(
+            connection.nodes, target, progress, connection.options.buffer_bytes
+        ) as writer:
+            if self.array.size:
+                writer.write_block(self.array, (0, 0))
+        return writer.times
+
+
+def _as_array(data: Any) -> NDArray[Any]:
+    check_unmasked(data, "the array")
+    if isinstance(data, np.ndarray):
+        return np.asarray(data)
+    if hasattr(data, "tocsr"):
+        raise DtypeError("a sparse matrix cannot be one of several blocks: send it alone")
+    if isinstance(data, str):
+        raise DtypeError("a str is not a matrix: a file is loaded with load_matrix(path)")
+    if isinstance(data, bytes | dict | set) or data is None:
+        raise DtypeError(f"a {type(data).__name__} is not a matrix")
+    if isinstance(data, Sequence) or hasattr(data, "__array__"):
+        try:
+            return np.asarray(data)
+        except (ValueError, TypeError) as error:
+            raise ShapeError(f"not a matrix: {error}") from None
+    raise DtypeError(
+        f"a {type(data).__name__} cannot be sent: give a NumPy array, or a list of "
+        "(ObjectRef, first row, first column)"
+    )
+
+
+# --- matrices that are never whole in this process ---
+
+BLOCK = 16 << 20  # 16 MiB: read at once; smaller blocks are collected up to it
+BAND = 8  # times BLOCK: a row of chunks that is larger is read in several pieces
+ON_DISK = ("h5py", "zarr")  # modules whose arrays are read in pieces
+
+Array = NDArray[Any]
+
+
+class SourceError(Exception):
+    """An error of the user's own iterator, on its way through a transfer."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class IteratorSource:
+    """A matrix that an iterator yields in blocks of whole rows, from the first row on.
+
+    Parameters
+    ----------
+    blocks : iterable of array_like, shapes (k, n) or (n,)
+        Read once, from the front.
+    shape : (int, int)
+        Of the whole.
+    dtype : numpy.dtype
+        Of the matrix. Blocks are converted to it.
+    origin : dict
+        Where it comes from, for the gang's record.
+    array_shape : tuple of int
+    """
+
+    columns: Sequence[str] = ()
+
+    def __init__(
+        self,
+        blocks: Iterable[Any],
+        array_shape: ArrayShape,
+        dtype: np.dtype[Any],
+        origin: dict[str, Any],
+    ) -> None:
+        self._blocks = blocks
+        self._origin = origin
+        self.array_shape = array_shape
+        self.shape: Shape = stored_shape(array_shape)
+        self.dtype = dtype
+
+    @classmethod
+    def inspect(cls, blocks: Any, shape: Any, wanted: Any) -> IteratorSource:
+        """A plan for what a user gave. Raises `ShapeError`, `DtypeError`."""
+        try:
+            lengths = tuple(map(operator.index, shape))
+        except TypeError:
+            lengths = ()
+        if len(lengths) not in (1, 2):
+            raise ShapeError(f"shape={shape!r}: it must be (rows, columns) or (elements,)")
+        if min(lengths) < 0:
+            raise ShapeError(f"shape={shape!r}: a length is negative")
+        try:
+            given = np.dtype(wanted)
+        except TypeError:
+            raise DtypeError(f"{wanted!r} is not a dtype") from None
+        if isinstance(blocks, np.ndarray | str | bytes | dict) or not isinstance(blocks, Iterable):
+            raise ShapeError(
+                f"send_blocks takes an iterable of arrays, not a {type(blocks).__name__}: send an "
+                "array with send_matrix"
+            )
+        dtype = chosen_dtype(given, given)
+        return cls(blocks, lengths, dtype, {"from": "blocks"})
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            **self._origin, "dtype": self.dtype.name, "shape": list(self.array_shape)
+        }  # fmt: skip
+
+    def send(
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
+    ) -> dict[int, NodeTimes]:
+        """Every block, one after the other.
+
+        Nothing of the gang is held while the next is made: it may be made from matrices there.
+        """
+        times: dict[int, NodeTimes] = {}
+        for block, place in self._placed():
+            with MatrixWriter(
+                connection.nodes, target, progress, connection.options.buffer_bytes
+            ) as writer:
+                writer.write_block(block, place)
+            add_times(times, writer.times)
+        return times
+
+    def _placed(self) -> Iterator[tuple[Array, Shape]]:
+        """Blocks as they are sent, with row and column of the first element."""
+        row = 0
+        for rows in self._gathered():
+            yield rows, (row, 0)
+            row += len(rows)
+        if row < self.shape[0] and self.shape[1]:
+            raise IncompleteMatrixError(
+                f"the blocks have {row} rows in total; shape= has {self.shape[0]}"
+            )
+
+    def _gathered(self) -> Iterator[Array]:
+        """Blocks as they are sent: large ones as they come, small ones several at once."""
+        held = 0
+        most = max(1, BLOCK // max(1, self.shape[1] * self.dtype.itemsize))
+        room = np.empty((0, 0))
+        for block in self._checked():
+            if held + len(block) > most:
+                if held:
+                    yield room[:held]
+                held = 0
+            if 2 * len(block) > most:
+                yield block
+                continue
+            if not room.size:
+                room = np.empty((most, self.shape[1]), self.dtype)
+            room[held : held + len(block)] = block
+            held += len(block)
+        if held:
+            yield room[:held]
+
+    def _checked(self) -> Iterator[Array]:
+        (m, n), row = self.shape, 0
+        for number, block in enumerate(_theirs(self._blocks)):
+            check_unmasked(block, f"block {number} (row {row})")
+            try:
+                array = np.asarray(block)
+            except (ValueError, TypeError) as error:
+                raise ShapeError(f"block {number} is not an array: {error}") from None
+            if array.ndim == 1:
+                array = array[:, np.newaxis] if n == 1 else array[np.newaxis, :]
+            if array.ndim != 2 or array.shape[1] != n:
+                raise ShapeError(
+                    f"block {number} (row {row}) has shape {np.shape(block)}: its rows must have "
+                    f"{n} elements"
+                )
+            if row + len(array) > m:
+                raise ShapeError(
+                    f"block {number} ends at row {row + len(array)}; shape= has {m} rows"
+                )
+            try:
+                chosen_dtype(array.dtype, self.dtype)
+            except DtypeError as error:
+                raise DtypeError(f"block {number} (row {row}): {error}") from None
+            check_range(array, self.dtype, f"block {number} (row {row})")
+            if array.size:
+                yield array
+            row += len(array)
+
+
+def _theirs(blocks: Iterable[Any]) -> Iterator[Any]:
+    """The blocks; an OSError of their maker is not taken for one of the transfer."""
+    try:
+        yield from blocks
+    except OSError as error:
+        raise SourceError(error) from error
+
+
+def on_disk(source: Any) -> bool:
+    """Whether it is an array of h5py or zarr, which would be read whole by `numpy.asarray`."""
+    return type(source).__module__.partition(".")[0] in ON_DISK and hasattr(source, "__getitem__")
+
+
+class DiskSource(IteratorSource):
+    """An `h5py.Dataset` or a `zarr.Array`, read in pieces of whole chunks (`disk_source`)."""
+
+    def _placed(self) -> Iterator[tuple[Array, Shape]]:
+        source: Any = self._blocks
+        for rows, cols in pieces(source, self.shape, BLOCK):
+            name = f"rows {rows.start} to {rows.stop} of {source!r}"
+            try:
+                key = (rows, cols) if len(self.array_shape) == 2 else rows  # else whole rows
+                piece = np.asarray(source[key])
+            except AlchemistError:
+                raise
+            except Exception as error:  # of the file library
+                raise FileError(f"{name} cannot be read: {error}") from error
+            check_range(piece, self.dtype, name)
+            yield piece.reshape(rows.stop - rows.start, -1), (rows.start, cols.start)
+
+
+def pieces(source: Any, shape: Shape, block: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of pieces: whole chunks, of about `block` bytes if chunks are smaller."""
+    chunks: Sequence[int] = getattr(source, "shards", None) or source.chunks or (1,)
+    height, width = (*chunks, 1)[:2]
+    m, n = shape
+    tall = len(chunks) < 3  # of three axes and more, whole rows are read
+    nbytes = source.dtype.itemsize
+    rows = max(1, block // max(1, n * nbytes) // height) * height
+    cols = n
+    if tall and height * n * nbytes > BAND * block:  # tall chunks, for example of one column each
+        cols = max(1, block // (height * nbytes) // width) * width
+    for row in range(0, m, rows):
+        for col in range(0, n, max(1, cols)):
+            yield slice(row, min(row + rows, m)), slice(col, min(col + cols, n))
+
+
+def disk_source(source: Any, wanted: Any) -> DiskSource:
+    """How to send an `h5py.Dataset` or a `zarr.Array`. Raises `ShapeError`, `DtypeError`."""
+    shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
+    name = f"{source!r}"
+    if shape is None or dtype is None:
+        raise DtypeError(f"{name} is a group, not an array: choose an array inside it")
+    if not 1 <= len(shape) <= MAX_AXES:
+        raise ShapeError(f"{name} must have 1 to {MAX_AXES} axes, not {len(shape)}")
+    chosen = chosen_dtype(np.dtype(dtype), wanted)
+    origin = {"from": type(source).__module__.partition(".")[0], "array": name}
+    return DiskSource(source, tuple(map(int, shape)), chosen, origin)

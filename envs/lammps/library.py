@@ -265,7 +265,7 @@ def setup(
 @routine("spec")
 def spec(ctx: Context) -> str:
     """The spec of the simulator, as JSON."""
-    p = ctx.state.get("parameters")
+    p: Any = ctx.state.get("parameters")
     require(p is not None, "RoutineError", "there are no parameters: call setup() first")
     return json.dumps(
         {

@@ -15,10 +15,10 @@ import pytest
 import ray
 
 from alchemist_ray.errors import AlchemistError, TransferError
-from alchemist_ray.gang.transfer_retries import FAILURE_NEWS_S
 from alchemist_ray.transfer import fetching, sending
-from alchemist_ray.transfer.numpy_source import NumPySource
-from alchemist_ray.transfer.scheduling import STOP_TIMEOUT_S, BlockSender
+from alchemist_ray.transfer.fetching import FAILURE_NEWS_S
+from alchemist_ray.transfer.object_store import STOP_TIMEOUT_S, BlockSender
+from alchemist_ray.transfer.sources import NumPySource
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Call,

@@ -17,7 +17,7 @@ from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway import secure_socket
 from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
-from alchemist_ray.gateway.server import certificates, gangs
+from alchemist_ray.gateway.server import access, gangs
 from alchemist_ray.gateway.server import gateway as served
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.gateway import MAX_ASKED, Gateway
@@ -161,7 +161,7 @@ def renew(folder: Path, days: int) -> tuple[Path, Path]:
 def test_certificates_that_expire_are_refused_and_renewed_ones_are_read_again(
     tokens: TokenFile, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "LOOK_S", 0.0)
+    monkeypatch.setattr(access, "LOOK_S", 0.0)
     files = [str(path) for path in renew(tmp_path, days=-1)]
     options = {"tokens": str(tokens.path), "audit": str(tmp_path / "audit.log")}
     with pytest.raises(AuthError, match=r"own\.crt expired on 20.*renew it"):

@@ -38,8 +38,7 @@ from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, SendJob, SourceBlock
-from alchemist_ray.transfer.object_location import inspect_objects
-from alchemist_ray.transfer.scheduling import BlockSender
+from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure

@@ -34,7 +34,7 @@ from alchemist_ray.clients.spark import jvm
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, IncompleteMatrixError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.transfer.numpy_source import NumPySource
+from alchemist_ray.transfer.sources import NumPySource
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.failures import Failure
@@ -389,7 +389,8 @@ class NumberedSource(SparkSource):
     def _sent(self, description: dict[str, Any], cores: int) -> str:
         if self._block is None:
             column = {"name": "vector", "kind": VECTOR, "width": self.shape[1], "type": "float64"}
-            send, form = self._sender.numbered, {"columns": [column]}
+            send: Any = self._sender.numbered
+            form: dict[str, Any] = {"columns": [column]}
         else:
             send, form = self._sender.blocks, {"block": self._block}
         reports: str = send(self._rdd, cores, json.dumps(description | form))
@@ -405,9 +406,9 @@ class NumberedSource(SparkSource):
             if there[found].any():
                 number = int(found[there[found]][0])
                 name = "row" if self._block is None else "block"
-                place = number if self._block is None else divmod(number, self._grid[1])
+                which = number if self._block is None else divmod(number, self._grid[1])
                 raise IncompleteMatrixError(
-                    f"{name} {place} appears twice: drop duplicates, or add them up"
+                    f"{name} {which} appears twice: drop duplicates, or add them up"
                 )
             there[found] = True
         missing = np.flatnonzero(~there)

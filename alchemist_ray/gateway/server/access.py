@@ -1,4 +1,4 @@
-"""Tokens, the commands of a gang that each allows, and the audit log of their use.
+"""Tokens, the commands of a gang that each allows, the audit log, and the gateway's certificate.
 
 The file of tokens has users, groups, scopes, expiry, quotas, and the verifier of each secret.
 
@@ -9,22 +9,29 @@ created or revoked counts at once.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import json
 import os
+import socket
+import ssl
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from alchemist_ray.errors import AuthError, BadArgumentError
-from alchemist_ray.gateway.credentials import Verifier, new_token
-from alchemist_ray.gateway.protocol import SCOPES
+from alchemist_ray.gateway.protocol import SCOPES, Verifier, new_token
 from mpi_workers.failures import Failure
 from mpi_workers.wire.commands import COMMANDS, Turn
 from mpi_workers.wire.frames import Body
@@ -51,7 +58,7 @@ class Token:
         Unix time.
     ranks, gangs, nbytes : int or None
         Quotas of the user: ranks and gangs at a time, bytes of all matrices. None: no limit. Of
-        several tokens of a user the smallest quota counts, see `TokenFile.quotas`.
+        several tokens of a user the smallest quota counts, see `TokenFile.quota`.
     groups : tuple of str
         Their members may change each other's named gangs.
     """
@@ -72,14 +79,6 @@ class Token:
     def allows(self, scope: str) -> bool:
         """Whether the token has a scope; ``admin`` includes all."""
         return scope in self.scopes or "admin" in self.scopes
-
-
-class Quota(NamedTuple):
-    """What a user may have at a time. None: no limit."""
-
-    ranks: int | None = None
-    gangs: int | None = None
-    nbytes: int | None = None
 
 
 class TokenFile:
@@ -120,12 +119,10 @@ class TokenFile:
         """A user's tokens that are valid."""
         return [token for token in self.list() if token.user == user and not token.expired]
 
-    def quotas(self, user: str) -> Quota:
-        """A user's quotas: of each kind the smallest one of his tokens."""
-        given = [(token.ranks, token.gangs, token.nbytes) for token in self.of_user(user)]
-        return Quota(
-            *(min(filter(_is_number, kind), default=None) for kind in zip(*given, strict=True))
-        )
+    def quota(self, user: str, kind: str) -> int | None:
+        """A user's quota of ranks, gangs or nbytes: the smallest one of his tokens."""
+        given = (getattr(token, kind) for token in self.of_user(user))
+        return min((most for most in given if most is not None), default=None)
 
     def create(
         self,
@@ -248,10 +245,6 @@ def _token(ident: str, entry: dict[str, Any]) -> Token:
     )
 
 
-def _is_number(quota: int | None) -> bool:
-    return quota is not None
-
-
 def check_private(path: Path, found: os.stat_result) -> None:
     """Raise `AuthError` if others can read a file with secrets."""
     # A Secret of Kubernetes belongs to root, and is readable by the group of the pod.
@@ -261,6 +254,8 @@ def check_private(path: Path, found: os.stat_result) -> None:
             f"{path} must belong to this user and be readable by nobody else: chmod 600 {path}"
         )
 
+
+# --- rights ---
 
 READ_ONLY = (
     "this gang was started by another user: you may read its matrices, not change anything. Those "
@@ -272,8 +267,6 @@ NEEDED = {
     "simulator": ("run_code", "the library 'simulator' loads simulators from the server's files"),
     "program": ("run_code", "the library 'program' starts programs"),
 }
-
-
 CLUSTER = "cluster"  # group whose members may change gangs that were started inside the cluster
 
 
@@ -357,6 +350,8 @@ def _require(token: Token, scope: str, why: str) -> None:
         )
 
 
+# --- the audit log ---
+
 MOST = 1000  # characters of a fact: clients choose some of them, in messages of up to 16 MiB
 
 
@@ -401,3 +396,120 @@ class Audit:
     def close(self) -> None:
         with self._lock:
             self._file.close()
+
+
+# --- the certificate: given, or generated once and kept ---
+
+FOLDER = "~/.config/alchemist/gateway"
+YEARS = 10
+LOOK_S = 1.0  # between two looks at the files
+
+
+def certificate(certfile: str | None, keyfile: str | None) -> tuple[Path, Path]:
+    """Files of the certificate and its key: those given, or of a self-signed certificate.
+
+    Raises `AuthError` if only one is given.
+    """
+    if (certfile is None) != (keyfile is None):
+        raise AuthError("a certificate needs its key: give both certfile and keyfile")
+    if certfile is not None and keyfile is not None:
+        return Path(certfile).expanduser(), Path(keyfile).expanduser()
+    folder = Path(FOLDER).expanduser()
+    cert, key = folder / "certificate.pem", folder / "key.pem"
+    if not (cert.exists() and key.exists()):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _generate(cert, key)
+    return cert, key
+
+
+def _generate(cert: Path, key: Path) -> None:
+    private = ec.generate_private_key(ec.SECP256R1())
+    host = socket.gethostname()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "alchemist gateway")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(host), x509.DNSName("localhost")]),
+            critical=False,
+        )
+        .sign(private, hashes.SHA256())
+    )
+    pem = private.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    for path, content in ((key, pem), (cert, made.public_bytes(serialization.Encoding.PEM))):
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(content)
+        new.rename(path)
+
+
+class Identity:
+    """The certificate of a gateway, read again when its file has changed.
+
+    Parameters
+    ----------
+    cert, key : Path
+    failed : callable(str)
+        Called when a changed file cannot be used: then the one before stays.
+
+    Attributes
+    ----------
+    context : SSLContext
+        For accepted connections.
+    digest : bytes
+        SHA-256 of the certificate.
+    expires : datetime
+    """
+
+    def __init__(self, cert: Path, key: Path, failed: Callable[[str], None]) -> None:
+        self._files = cert, key
+        self._failed = failed
+        self._stamp = self._stamped()
+        self._looked = time.monotonic()
+        self._read()
+
+    def look(self) -> Identity:
+        """Read the files again if they have changed; itself."""
+        if time.monotonic() > self._looked + LOOK_S:
+            self._looked = time.monotonic()
+            if (stamp := self._stamped()) != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._read()
+                except AuthError as error:
+                    self._failed(str(error))
+        return self
+
+    def _stamped(self) -> object:
+        with contextlib.suppress(OSError):
+            return [(found.st_mtime_ns, found.st_ino) for found in map(os.stat, self._files)]
+        return None
+
+    def _read(self) -> None:
+        """Raises `AuthError` if the files are not a certificate that is valid now, and its key."""
+        cert, key = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0  # nothing but answers makes a client's socket readable
+        try:
+            check_private(key, key.stat())
+            context.load_cert_chain(cert, key)
+            first = x509.load_pem_x509_certificate(cert.read_bytes())
+        except (OSError, ValueError) as error:
+            words = f"{cert} and {key} are not a valid certificate and key: {error}"
+            raise AuthError(words) from None
+        if datetime.datetime.now(datetime.UTC) >= first.not_valid_after_utc:
+            raise AuthError(f"{cert} expired on {first.not_valid_after_utc:%Y-%m-%d}: renew it")
+        self.context, self.digest = context, first.fingerprint(hashes.SHA256())
+        self.expires = first.not_valid_after_utc

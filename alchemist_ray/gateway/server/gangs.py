@@ -143,6 +143,37 @@ class HostedGang:
             registry.leave(self.connection)
 
 
+class UserLimit:
+    """How many of something one user, and all together, may have at a time.
+
+    Parameters
+    ----------
+    of_user, of_all : int
+    full : str
+        Begins the message when there are too many.
+    """
+
+    def __init__(self, of_user: int, of_all: int, full: str) -> None:
+        self.of_user, self.of_all = of_user, of_all
+        self._full = full
+        self._counts: Counter[str] = Counter()
+
+    def take(self, user: str) -> None:
+        """One more. Raises `Failure`."""
+        mine, all_users = self._counts[user], self._counts.total()
+        if mine >= self.of_user or all_users >= self.of_all:
+            raise Failure(
+                "ResourceError",
+                f"{self._full}: {mine} by {user} (limit {self.of_user}), {all_users} by all "
+                f"users (limit {self.of_all}). Try again later",
+            )
+        self._counts[user] += 1
+
+    def give_back(self, user: str) -> None:
+        """One less."""
+        self._counts -= Counter([user])
+
+
 MAX_WAITS = 1024  # a thread each, as long as it waits
 MAX_WAITS_OF_USER = 256
 
@@ -154,23 +185,16 @@ class LongWaits:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(MAX_WAITS, "alchemist-gateway-wait")
-        self._by_user: Counter[str] = Counter()
+        full = "too many gangs are being started, resized or attached to"
+        self._limit = UserLimit(MAX_WAITS_OF_USER, MAX_WAITS, full)
 
     async def run(self, user: str, action: Callable[..., T], *args: Any) -> T:
         """The result of an action in a thread. Raises `Failure` if too many are under way."""
-        mine, all_users = self._by_user[user], self._by_user.total()
-        if mine >= MAX_WAITS_OF_USER or all_users >= MAX_WAITS:
-            raise Failure(
-                "ResourceError",
-                f"too many gangs are being started, resized or attached to: {mine} by {user} "
-                f"(limit {MAX_WAITS_OF_USER}), {all_users} by all users (limit {MAX_WAITS}). Wait "
-                "until some of these calls have ended",
-            )
-        self._by_user[user] += 1
+        self._limit.take(user)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, action, *args)
         finally:
-            self._by_user -= Counter([user])
+            self._limit.give_back(user)
 
     def close(self) -> None:
         """Start no more threads; those that wait end with their calls."""
@@ -213,8 +237,9 @@ class Quotas:
         mine = [gang for gang in self._of(token) if gang is not resized]
         gangs = len(mine) + self._starting[token.user] + 1
         ranks = sum(gang.ranks for gang in mine) + self._ranks[token.user] + workers
-        quota = self._tokens.quotas(token.user)
-        check_limits(token.user, gangs, ranks, quota.gangs, quota.ranks, WHOSE)
+        most_gangs = self._tokens.quota(token.user, "gangs")
+        most_ranks = self._tokens.quota(token.user, "ranks")
+        check_limits(token.user, gangs, ranks, most_gangs, most_ranks, WHOSE)
         self._starting[token.user] += 1
         self._ranks[token.user] += workers
         try:
@@ -230,7 +255,7 @@ class Quotas:
         matrices of the user if it depends on them whether this one fits. Raises `Failure` if it
         exceeds the quota.
         """
-        limit = self._tokens.quotas(token.user).nbytes
+        limit = self._tokens.quota(token.user, "nbytes")
         if limit is None:
             return _nothing
         new = 0

@@ -15,12 +15,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from alchemist_ray.errors import AlchemistError, failure_of
-from alchemist_ray.gateway import credentials
-from alchemist_ray.gateway.credentials import NONCE_BYTES, Verifier, field_of
-from alchemist_ray.gateway.protocol import MAP_LIMIT, OLDEST_PROTOCOL, PROTOCOL
+from alchemist_ray.gateway import protocol
+from alchemist_ray.gateway.protocol import (
+    MAP_LIMIT,
+    NONCE_BYTES,
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    Verifier,
+    field_of,
+)
 from alchemist_ray.gateway.secure_socket import WAITS
-from alchemist_ray.gateway.server.access import Token, TokenFile
-from alchemist_ray.gateway.server.certificates import Identity
+from alchemist_ray.gateway.server.access import Identity, Token, TokenFile
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, handshake
@@ -98,13 +103,12 @@ class Link:
         self._timer: asyncio.TimerHandle | None = loop.call_later(
             handshake.TIMEOUT_S,
             self.refuse,
-            Failure(credentials.TIMED_OUT, "refused: the handshake timed out"),
+            Failure(protocol.TIMED_OUT, "refused: the handshake timed out"),
         )
         self._ident = ""
         self._verifier: Verifier | None = None
         self._nonces = b""
         self.token: Token | None = None
-        self.protocol = PROTOCOL
         self.on_frame: Callable[[Frame], None] = self._handshake
         self.on_lost: Callable[[], None] = lambda: None
         self.on_drained: Callable[[], None] = lambda: None
@@ -163,7 +167,7 @@ class Link:
             self._paused = False
             self._loop.add_reader(self._fd, self._readable)
 
-    # --- the handshake: see `credentials` ---
+    # --- the handshake: see `protocol` ---
 
     def _handshake(self, frame: Frame) -> None:
         if not self._nonces:
@@ -172,7 +176,7 @@ class Link:
         if frame.kind != Kind.PROOF or self._verifier is None:
             raise WireError("the answer to a CHALLENGE must be a PROOF")
         proof, fields = field_of(frame.body, "proof"), field_of(frame.body, "fields")
-        if not credentials.is_proved(self._verifier, self._nonces, self._binding, proof, fields):
+        if not protocol.is_proved(self._verifier, self._nonces, self._binding, proof, fields):
             raise WireError(
                 "the token is wrong, or another process is between the client and this gateway"
             )
@@ -192,7 +196,6 @@ class Link:
                 f"{OLDEST_PROTOCOL} to {PROTOCOL}, the client {oldest} to {newest}: install "
                 f"alchemist-client {__version__}"
             )
-        self.protocol = min(newest, PROTOCOL)
         self._ident = str(frame.body["id"])[:64]
         found = self._owner.tokens.find(self._ident)
         if found is None:
@@ -203,13 +206,13 @@ class Link:
         self._verifier = found[1]
         mine = secrets.token_bytes(NONCE_BYTES)
         self._nonces = nonce + mine
-        proof = credentials.gateway_proof(self._verifier, self._nonces, self._binding)
+        proof = protocol.gateway_proof(self._verifier, self._nonces, self._binding)
         self.send(
             Kind.CHALLENGE,
             {
                 "nonce": mine,
                 "salt": self._verifier.salt,
-                "protocol": self.protocol,
+                "protocol": min(newest, PROTOCOL),
                 "proof": proof,
             },
         )
@@ -228,11 +231,9 @@ class Link:
 
     def send(self, kind: Kind, body: Body | None = None) -> None:
         """Queue a frame; dropped without an error if the connection has been refused or is gone."""
-        self.send_encoded(encode(kind, body))
-
-    def send_encoded(self, data: bytes) -> None:
         if self._closed or self._closing:
             return
+        data = encode(kind, body)
         self._out += data
         if len(self._out) > BACKLOG_NBYTES + len(data):
             self.drop()

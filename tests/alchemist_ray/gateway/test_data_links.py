@@ -48,9 +48,9 @@ def als(gateway: GatewayInfo, token: str) -> Iterator[AlchemistSession]:
 def matrix(als: AlchemistSession) -> Iterator[int]:
     """A matrix without elements."""
     body = {"op": "create", "shape": [ROWS, COLS], "dtype": "float64", "layout": "MC_MR"}
-    number: int = als.connection.request(body)["matrix"]
-    yield number
-    als.connection.request({"op": "free", "matrices": [number]})
+    created = als.connection.request(body)  # with the lease
+    yield created["matrix"]
+    als.connection.request({"op": "free", "matrices": [created["matrix"]]})
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_a_transfer_waits_while_the_gateway_serves_as_many_as_it_can(
     opened: Open,
 ) -> None:
     others = []
-    with pytest.raises(Failure, match="connections transfer data: 64 of anna"):  # noqa: PT012
+    with pytest.raises(Failure, match="connections transfer data: 64 by anna"):  # noqa: PT012
         for _ in range(MAX_DATA_LINKS_OF_USER + 1):
             others.append(opened())
     with (

@@ -335,44 +335,6 @@ def test_what_cannot_work_says_why(als: AlchemistSession, client: Client) -> Non
     assert "Ray is not installed here, and no gateway is known" in done.stderr
 
 
-def test_a_hundred_clients_at_once(gateway: GatewayInfo, token: str) -> None:
-    there = {"address": gateway.address, "token": token}
-    program = """
-        import os
-        from concurrent.futures import ThreadPoolExecutor
-        from alchemist_ray.gateway import client
-        from alchemist_ray.gateway.protocol import GatewayAddress
-
-        gateway = GatewayAddress.parse(os.environ["ALCHEMIST_ADDRESS"])
-        body = {"op": "attach_gang", "name": "thin-many", "timeout_s": 30.0}
-        described = client.ask(gateway, None, body)
-
-        def one(number):  # a connection of its own, as each process has
-            connection = client.connection_to(gateway, None, described)
-            for _ in range(5):
-                connection.ping()
-            connection.close()
-            return number
-
-        with ThreadPoolExecutor(25) as pool:
-            assert sorted(pool.map(one, range(25))) == list(range(25))
-        print("done")
-    """
-    with AlchemistSession(2, name="thin-many", lifetime="detached", **there):
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", blocking() + textwrap.dedent(program)],
-                env=thin_environment(gateway, token),
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(4)
-        ]
-        for process in processes:
-            assert process.communicate(timeout=60)[0] == "done\n"
-    AlchemistSession.stop_gang("thin-many", **there)
-
-
 def test_sessions_inside_and_through_a_gateway_share_a_gang_in_one_process(
     gateway: GatewayInfo, token: str
 ) -> None:

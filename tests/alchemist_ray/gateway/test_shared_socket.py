@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from alchemist_ray.gateway.secure_socket import SharedSocket
-from alchemist_ray.gateway.server.certificates import certificate
+from alchemist_ray.gateway.server.access import certificate
 
 NBYTES = 5_000_003  # more than the kernel's buffers hold
 CONTENT = bytes(range(256)) * (NBYTES // 256 + 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray.errors import AuthError
-from alchemist_ray.gateway.credentials import parts_of
+from alchemist_ray.gateway.protocol import parts_of
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import MOST, Audit, TokenFile
 

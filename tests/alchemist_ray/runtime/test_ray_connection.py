@@ -12,7 +12,7 @@ AGAIN = """
 import sys
 import ray
 from alchemist_ray import AlchemistSession, mpi_function
-from alchemist_ray.transfer.object_location import agent_of
+from alchemist_ray.transfer.object_store import agent_of
 
 @mpi_function(num_workers=1)
 def size(comm):

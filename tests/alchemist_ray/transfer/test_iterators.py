@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import DtypeError, FileError, IncompleteMatrixError, ShapeError
-from alchemist_ray.transfer import iterators
+from alchemist_ray.transfer import sources
 
 A = np.random.default_rng(3).standard_normal((100, 7))
 
@@ -101,7 +101,7 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
     session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
-    monkeypatch.setattr("alchemist_ray.transfer.iterators.BLOCK", 500)
+    monkeypatch.setattr("alchemist_ray.transfer.sources.BLOCK", 500)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         packed = file.create_dataset("packed", data=A, chunks=(13, 4), compression="gzip")
         C = session.send_matrix(packed, layout="MR_MC")
@@ -144,7 +144,7 @@ def test_pieces_of_arrays_on_disk_are_whole_chunks_and_cover_all(
 ) -> None:
     stored = SimpleNamespace(chunks=(height, width), dtype=np.dtype("int8"))
     seen = np.zeros((m, n), int)
-    for rows, cols in iterators.pieces(stored, (m, n), 100):
+    for rows, cols in sources.pieces(stored, (m, n), 100):
         seen[rows, cols] += 1
         assert rows.start % height == cols.start % width == 0
         chunks = -(-seen[rows].shape[0] // height) * -(-seen[:, cols].shape[1] // width)
@@ -156,10 +156,10 @@ def test_tall_chunks_are_read_some_columns_at_a_time(
     session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h5py = pytest.importorskip("h5py")
-    monkeypatch.setattr(iterators, "BLOCK", 600)
+    monkeypatch.setattr(sources, "BLOCK", 600)
     with h5py.File(tmp_path / "tall.h5", "w") as file:
         tall = file.create_dataset("tall", data=A, chunks=(len(A), 1))
-        assert max(A[piece].nbytes for piece in iterators.pieces(tall, A.shape, 600)) == 800
+        assert max(A[piece].nbytes for piece in sources.pieces(tall, A.shape, 600)) == 800
         assert np.array_equal(session.send_matrix(tall, dtype="float32").fetch(), A.astype("f4"))
 
 

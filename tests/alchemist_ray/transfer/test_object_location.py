@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.transfer import object_location
+from alchemist_ray.transfer import object_store
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, OpenBlock
 from tests.support import traces
 
@@ -23,7 +23,7 @@ def refs(session: AlchemistSession) -> list[Any]:
 
 
 def test_small_objects_here_stay_open(refs: list[Any]) -> None:
-    looked = object_location.inspect_objects(refs, LABELS, ArrayDecoder())
+    looked = object_store.inspect_objects(refs, LABELS, ArrayDecoder())
     assert [about for about, _ in looked] == [(*shape, "<i8") for shape in SHAPES]
     for i, (_, source) in enumerate(looked):
         assert isinstance(source, OpenBlock)
@@ -31,13 +31,13 @@ def test_small_objects_here_stay_open(refs: list[Any]) -> None:
 
 
 def test_larger_ones_do_not(refs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_location, "OWN_BYTES", 1_000_000)
-    looked = object_location.inspect_objects(refs, LABELS, ArrayDecoder())
+    monkeypatch.setattr(object_store, "OWN_BYTES", 1_000_000)
+    looked = object_store.inspect_objects(refs, LABELS, ArrayDecoder())
     assert looked == [((*shape, "<i8"), ref) for shape, ref in zip(SHAPES, refs, strict=True)]
 
 
 def test_remote_objects_are_located_on_their_node(refs: list[Any], by_agents: None) -> None:
-    looked = object_location.inspect_objects([refs[1], refs[0], refs[1]], LABELS, ArrayDecoder())
+    looked = object_store.inspect_objects([refs[1], refs[0], refs[1]], LABELS, ArrayDecoder())
     assert looked == [((*SHAPES[i], "<i8"), refs[i]) for i in (1, 0, 1)]
 
 

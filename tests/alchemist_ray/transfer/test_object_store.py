@@ -23,9 +23,8 @@ from alchemist_ray.errors import (
     ShapeError,
     TransferError,
 )
-from alchemist_ray.transfer import object_location
-from alchemist_ray.transfer.object_location import locate_objects
-from alchemist_ray.transfer.object_store import check_tiling
+from alchemist_ray.transfer import object_store
+from alchemist_ray.transfer.object_store import check_tiling, locate_objects
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.matrix.dist_matrix import DTYPES
@@ -336,7 +335,7 @@ def test_locations_are_requested_from_each_owner(gang: AlchemistSession) -> None
     theirs = [ref for owner in owners for ref in ray.get(owner.put.remote())]
     mine = [ray.put(np.zeros(20_000)) for _ in range(3)]
     refs = [ref for three in zip(theirs[:3], mine, theirs[3:], strict=True) for ref in three]
-    asked = list(object_location._queries(refs))
+    asked = list(object_store._queries(refs))
     assert sorted(map(len, asked)) == [3, 3, 3]
     assert {ref for some in asked for ref in some} == set(refs)
     assert all(len({ref.owner_address() for ref in some}) == 1 for some in asked)

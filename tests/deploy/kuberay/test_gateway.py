@@ -17,8 +17,7 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT
-from alchemist_ray.gateway.server.access import TokenFile
-from alchemist_ray.gateway.server.certificates import certificate
+from alchemist_ray.gateway.server.access import TokenFile, certificate
 from tests.deploy.kuberay import kustomize
 from tests.deploy.kuberay.folders import ROOT, by_name
 from tests.support.traces import wait_until
