@@ -14,13 +14,13 @@ from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.gang import Gang
-from tests.ali import routine_table
 from tests.ali.ranks_linalg_checks import (
     FLOATS,
     NUMBERS,
     Array,
     Checks,
     Refusals,
+    orthonormal,
     small_panels,
     some,
     values,
@@ -69,27 +69,55 @@ def products(gang: Gang) -> list[Any]:
     return check.result()
 
 
+def _svd(check: Checks, a: Array, rank: int, layout: str, what: Any) -> None:
+    """Check a truncated SVD of `a` against NumPy's."""
+    used = np.dtype("float64") if a.dtype.kind == "i" else a.dtype
+    real = used.type(0).real.dtype
+    S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a, layout), rank)
+    check.true((S.layout, U.layout, V.layout) == ("STAR_STAR", "VC_STAR", "VC_STAR"), what)
+    s, u, v = (check.whole(x) for x in (S, U, V))
+    wide = a.astype("complex128" if used.kind == "c" else "float64")
+    exact = np.linalg.svd(wide, compute_uv=False)[:rank]
+    top = 10 * float(exact[0]) or 1e-300
+    check.close(s, exact.astype(real), real, [what, "S"], top)
+    check.true((np.diff(s) <= 0).all() and (s >= 0).all(), [what, "descending"])
+    orthonormal(check, u, [what, "U"])
+    orthonormal(check, v, [what, "V"])
+    size = top * float(np.finfo(used).eps / np.finfo(wide.dtype).eps)
+    product = (u * s).astype(wide.dtype)
+    check.close(wide @ v, product, wide.dtype, [what, "A V = U S"], size)
+
+
 def svds(gang: Gang) -> list[Any]:
-    """Truncated SVDs of extreme sizes and decaying values; others are in the table of routines."""
     check = Checks(gang)
-
-    def right(a: Array, rank: int, what: Any) -> None:
-        found = linalg.truncated_svd(check.ctx, check.distribute(a), rank)
-        error = routine_table.leading(a, *(check.whole(x) for x in found))
-        check.true(error <= 60 * float(np.finfo(a.dtype).eps), [what, rank, error])
-
-    for dtype in FLOATS:
+    cases = ((1, "VC_STAR"), (5, "STAR_VC"), (29, "MC_MR"), (30, "VC_STAR"))
+    shapes = [(60, 30), (30, 60), (40, 40)]
+    for dtype, shape, (rank, layout) in some(gang, (*FLOATS, "int64"), shapes, cases):
+        _svd(check, values(shape, dtype), rank, layout, [dtype, shape, rank, layout])
+    for shape in [(1, 1), (1, 7), (7, 1), (3, 2), (2, 3)]:
+        for dtype in FLOATS:
+            _svd(check, values(shape, dtype), min(shape), "VC_STAR", [dtype, shape, "tiny"])
+    for dtype in FLOATS if gang.size < 4 else ("float64", "complex64"):
+        low = values((60, 2), dtype) @ values((2, 40), dtype, 1)
+        for rank in (2, 5, 40):
+            _svd(check, low, rank, "VC_STAR", [dtype, "of rank 2", rank])
+            _svd(check, low.T.copy(), rank, "VC_STAR", [dtype, "of rank 2, wide", rank])
+        for rank in (3, 30):
+            _svd(check, np.zeros((50, 30), dtype), rank, "VC_STAR", [dtype, "zero", rank])
         a = np.zeros((50, 30), dtype)
         a[4, 7] = 2
-        right(a, 4, [dtype, "one element"])
+        _svd(check, a, 4, "VC_STAR", [dtype, "one element"])
+        _svd(check, np.eye(50, 30, dtype=dtype), 4, "VC_STAR", [dtype, "all values equal"])
     for size in (1e200, 1e-200):
-        right(size * values((60, 30), "float64"), 4, ["size", size])
-        right(size * values((30, 60), "complex128"), 4, ["size", size])
+        _svd(check, size * values((60, 30), "float64"), 4, "VC_STAR", ["size", size])
+        _svd(check, size * values((30, 60), "complex128"), 4, "VC_STAR", ["size", size])
     a = values((200, 50), "float64") * 0.5 ** np.arange(50)
-    for rank in (12, 50):
-        right(a, rank, "decaying")
-        with small_panels():
-            right(a, rank, "decaying, in panels")
+    _svd(check, a, 12, "VC_STAR", "decaying")
+    with small_panels():
+        _svd(check, a, 12, "VC_STAR", "decaying, in panels")
+    S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a), 50)
+    s, u, v = (check.whole(x) for x in (S, U, V))
+    check.close((u * s) @ v.conj().T, a, "float64", "all of it: A = U S V^H", 30)
     return check.result()
 
 

@@ -100,17 +100,6 @@ def factored(a: Array, s: Array, u: Array, v: Array) -> float:
     return max(off(a, (u * s) @ adjoint(v)), unit(u), unit(v), values_of(a, s)) + form
 
 
-def leading(a: Array, s: Array, u: Array, v: Array) -> float:
-    """Error of leading singular values and vectors, relative to the largest value."""
-    s = s.ravel()
-    exact = np.linalg.svd(a, compute_uv=False)
-    size = max(TINY, float(exact[0]))
-    missed = (
-        max(float(np.abs(s - exact[: len(s)]).max()), float(np.abs(a @ v - u * s).max())) / size
-    )
-    return max(missed, unit(u), unit(v)) + holds(np.diff(s) <= 0, s >= 0)
-
-
 def orthogonal(a: Array, q: Array, r: Array) -> float:
     """Backward error of a QR factorization."""
     return max(off(a, q @ r), unit(q)) + triangular(r) + holds(q.shape[1] == min(a.shape))
@@ -304,11 +293,6 @@ LINALG: Cases = {
     ],
     "zeros": [({"m": "m", "n": "n"}, lambda c: float(c.any()))],
 }  # fmt: skip
-
-# Of more ranks than docstrings are measured with; a rank is at most the number of rows or columns.
-LEADING: Cases = {
-    "truncated_svd": [({"A": "T", "rank": rank}, leading) for rank in (1, 3, 22, 99)],
-}
 
 # ScaLAPACK takes the same arguments; `lu` gives the order of the rows.
 SCALAPACK: Cases = {
