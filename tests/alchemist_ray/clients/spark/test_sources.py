@@ -112,8 +112,11 @@ def test_dtypes(als: AlchemistSession, spark: Any) -> None:
     assert (mask.dtype, mask.columns) == (np.bool_, ("b", "c"))
     np.testing.assert_array_equal(mask.fetch(), [[True, False]])
     np.testing.assert_array_equal(als.send_matrix(flags, dtype="int32").fetch(), [[1, 0]])
-    with pytest.raises(DtypeError, match="dtype='int32'"):
-        als.send_matrix(frame.selectExpr("cast(i as short) as s"))
+    short = als.send_matrix(spark.sql("select cast(-300 as short) as s, cast(7 as byte) as b"))
+    assert short.dtype == np.int16
+    np.testing.assert_array_equal(short.fetch(), [[-300, 7]])
+    with pytest.raises(DtypeError, match="columns of dtype uint8"):
+        als.send_matrix(frame.select("i"), dtype="uint8")
     with pytest.raises(DtypeError, match="without loss"):
         als.send_matrix(frame, dtype="int64")
 

@@ -225,7 +225,7 @@ private[spark] sealed abstract class Element(val nbytes: Int, val sparkType: Dat
     case Element.Bool => store(block, at, if (row.getBoolean(field)) 1L else 0L, column)
   }
 
-  /** A bool; others override it. Matrices have no int8 and int16. */
+  /** A bool or an int8; others override it. */
   def load(block: Array[Byte], from: Long): Double = Platform.getByte(block, from)
 
   /** Copy doubles to elements. */
@@ -262,9 +262,20 @@ private[spark] object Element {
       Platform.putByte(block, Block.BASE + at, if (value != 0) 1 else 0)
   }
 
-  case object Int8 extends Element(1, ByteType)
+  case object Int8 extends Element(1, ByteType) {
+    override def store(block: Array[Byte], at: Int, value: Long, column: String): Unit = {
+      if (value != value.toByte) throw outOfRange(value.toString, column)
+      Platform.putByte(block, Block.BASE + at, value.toByte)
+    }
+  }
 
-  case object Int16 extends Element(2, ShortType)
+  case object Int16 extends Element(2, ShortType) {
+    override def store(block: Array[Byte], at: Int, value: Long, column: String): Unit = {
+      if (value != value.toShort) throw outOfRange(value.toString, column)
+      Platform.putShort(block, Block.BASE + at, value.toShort)
+    }
+    override def load(block: Array[Byte], from: Long): Double = Platform.getShort(block, from)
+  }
 
   case object Int32 extends Element(4, IntegerType) {
     override def store(block: Array[Byte], at: Int, value: Long, column: String): Unit = {
