@@ -100,7 +100,7 @@ def simulate(ranks: int, nodes: int, calls: int = CALLS, batches: int = BATCHES)
         start_s = time.perf_counter() - begin
         before = memory()
         hello = {"role": "client", "owner": True, "session": True, "process": "p", "where": "w"}
-        channel = open_socket_channel(address, hello, lambda fields: None)
+        channel = open_socket_channel(address, hello, lambda fields, op: None)
         assert isinstance(channel, SocketChannel)
         channel.request({"op": "load", "library": "simulated"})
         call_s = _call_s(channel, calls, batches)

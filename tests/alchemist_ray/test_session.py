@@ -22,7 +22,7 @@ from alchemist_ray.errors import (
     SessionError,
     StaleHandleError,
 )
-from alchemist_ray.runtime.cluster import names
+from alchemist_ray.runtime.cluster import actors
 from alchemist_ray.runtime.driver import find_driver
 
 
@@ -243,7 +243,7 @@ def test_gangs_of_another_version_in_the_cluster_are_told(
     cluster: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(names, "__version__", "0.0.9")
+        patch.setattr(actors, "__version__", "0.0.9")
         driver = find_driver()
     try:
         AlchemistSession().close()

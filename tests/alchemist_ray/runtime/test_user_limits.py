@@ -45,8 +45,8 @@ with AlchemistSession(1) as first, AlchemistSession(1) as second:
     del A
     time.sleep(2.5)
     C = second.send_matrix(X)
-    D = B + C  # its size is not known before
-    refused("result", lambda: D + 1)
+    D = (B + C).computed()  # its size is not known before
+    refused("result", lambda: (D + 1).computed())
     del C, D
     told["freed"] = float((B + 1).fetch().sum())
 print(json.dumps(told))

@@ -138,6 +138,7 @@ private[spark] final class RankBlock(
     itemsize match {
       case 8 => Platform.putLong(into, to, Platform.getLong(source, from))
       case 4 => Platform.putInt(into, to, Platform.getInt(source, from))
+      case 2 => Platform.putShort(into, to, Platform.getShort(source, from))
       case _ => Platform.putByte(into, to, Platform.getByte(source, from))
     }
 
