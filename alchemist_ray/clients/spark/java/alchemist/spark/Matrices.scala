@@ -334,6 +334,7 @@ private[spark] final class RowReader(target: Target, columns: Array[Int], part: 
       var j = 0
       while (j < cols) {
         if (itemsize == 4) Platform.putInt(rows, to, Platform.getInt(narrow, from))
+        else if (itemsize == 2) Platform.putShort(rows, to, Platform.getShort(narrow, from))
         else Platform.putByte(rows, to, Platform.getByte(narrow, from))
         to += WORD
         from += itemsize
