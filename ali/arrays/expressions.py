@@ -20,7 +20,7 @@ from ali.arrays.selecting import require_mask
 from ali.blocks import Array, require_choice
 from ali.interface import Context, routine
 from ali.linalg import arithmetic, reductions
-from ali.linalg.arithmetic import BINARY, UNARY, aligned, divides_rows, number_of, result_dtype
+from ali.linalg.arithmetic import BINARY, UNARY, aligned, number_of, result_dtype
 from ali.linalg.reductions import SUPPORTED
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import ArrayShape, Shape, distributions, stored_shape
@@ -85,8 +85,8 @@ def evaluate(
 
     Notes
     -----
-    One pass over the operands if they have the shape of the result and one layout, or broadcast
-    to it, with scratch of 128 KiB for each step. Results have the bits of the single calls.
+    One pass over the operands if they are numbers, or have the shape of the result and one layout,
+    with scratch of 128 KiB for each step. Results have the bits of the single calls.
     """
     program = [Step(*one) for one in json.loads(steps)]
     for step in program:
@@ -377,7 +377,8 @@ def _one_pass(ctx: Context, body: Sequence[Step], given: Sequence[DistMatrix]) -
     layout = full[0].layout
     if not all(dist in SUPPORTED for dist in distributions(layout)):
         return None
-    if len(whole) > 2 and len(full) < len(leaves) and not divides_rows(layout):
+    # Rows beside a matrix make its pieces so short that whole passes are quicker.
+    if any(x.array_shape != whole and math.prod(x.array_shape) > 1 for x in leaves):
         return None
     dtypes = [x.dtype for x in leaves]
     found = _operations(steps, dtypes)
