@@ -166,7 +166,7 @@ def expanded(A: Any, key: Any) -> list[Any]:
 
 
 def _mask_axes(one: Any) -> int:
-    """How many axes a mask selects from; 0: it is none."""
+    """How many axes a mask selects from; 0 for an index that is not a mask."""
     return len(one.shape) if getattr(one, "dtype", None) == np.bool_ else 0
 
 

@@ -2,7 +2,7 @@
 
 ``A * 2 + B`` gives a handle at once, of known shape and dtype. The first that asks for more of it
 (its id, to name it in a command) has it computed: the calls it consists of travel as one command,
-and ranks carry them out in one pass over memory (`ali/arrays/expressions.py`).
+and ranks carry them out, where they can in one pass over memory (`ali/arrays/expressions.py`).
 
 Nothing that a program can see depends on it: only what cannot fail is recorded, and whatever may
 change an operand, or ask what there is on the gang, first has all recorded expressions computed.
@@ -170,8 +170,9 @@ class Recorder:
                 try:
                     self.value(node)
                 except AlchemistError as error:
-                    node.error = error
-                    self._waiting.discard(node)
+                    with self._lock:
+                        node.error = error
+                        self._waiting.discard(node)
 
 
 class _Program:

@@ -127,7 +127,7 @@ class Gang:
         if state is self.state:
             return
         if state not in self.state.next:
-            raise RuntimeError(f"gang {self._name} cannot become {state}: it is {self.state}")
+            raise RuntimeError(f"gang {self._name} cannot go from state {self.state} to {state}")
         self.state = state
         left, self._state_left = self._state_left, asyncio.Event()
         left.set()

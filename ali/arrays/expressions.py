@@ -7,10 +7,9 @@ end takes the pieces as they are computed. Else the routines run one after anoth
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from ali.arrays.selecting import require_mask
 from ali.blocks import Array, require_choice
 from ali.interface import Context, routine
 from ali.linalg import arithmetic, reductions
-from ali.linalg.arithmetic import BINARY, UNARY, aligned, number_of, result_dtype
+from ali.linalg.arithmetic import BINARY, UNARY, number_of, result_dtype
 from ali.linalg.reductions import SUPPORTED
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import ArrayShape, Shape, distributions, stored_shape
@@ -72,7 +71,7 @@ def evaluate(
     data : bytes
         Elements of small operands.
     A, B, C, D, E, F, G, H : array, optional
-        The operands.
+        The operands. Each has a name, because signatures have no lists of matrices.
 
     Returns
     -------
@@ -102,7 +101,7 @@ def evaluate(
         return _one_by_one(ctx, program, given)
     if last is None:
         return found.whole(ctx)
-    whole: Any = found if found.flat and _in_pieces(found.ndim, **last.values) else found.whole(ctx)
+    whole: Any = found if _in_pieces(found.ndim, **last.values) else found.whole(ctx)
     return operands.reduce(ctx, A=whole, **last.values)
 
 
@@ -141,51 +140,44 @@ class Expression:
     It has what reductions read of a `DistMatrix`: `block` gives the matrix itself, and a slice of
     that is computed.
 
-    Attributes
+    Parameters
     ----------
-    flat : bool
-        Whether pieces are parts of the stored matrix, and not of arrays with more axes.
+    like : DistMatrix
+        With the shape and the layout of the result.
+    runs : list of ndarray
+        This rank's elements of the operands in the order of memory, or a number.
     """
 
     def __init__(
         self,
         ctx: Context,
-        array_shape: ArrayShape,
         like: DistMatrix,
-        blocks: Sequence[Array],
+        runs: Sequence[Array],
         numbers: Sequence[Any],
         operations: Sequence[Operation],
     ) -> None:
         self._ctx = ctx
         self._like = like
-        self.array_shape = array_shape
-        self.flat = all(block.ndim == 2 for block in blocks)
-        self.ndim = len(array_shape)
-        self.shape = stored_shape(array_shape)
+        self.array_shape, self.ndim, self.shape = like.array_shape, like.ndim, like.shape
         self.layout, self.distribution, self.rank = like.layout, like.distribution, like.rank
         self.dtype = operations[-1].dtype
-        self._blocks, self._numbers = blocks, list(numbers)
-        # In one layout and without a row or column beside it, all is one run of memory.
-        own = like.stored.shape
-        self._in_a_row = self.flat and all(b.shape == own or b.size == 1 for b in blocks)
-        self._rows = [b.reshape(-1, order="F") if b.size > 1 else b[0, :1] for b in blocks
-                      ] if self._in_a_row and like.stored.size else []  # fmt: skip
+        self._runs, self._numbers = runs, numbers
         # Which step's buffer takes each result: that of a dead result of the same dtype.
-        first = len(blocks) + len(numbers)
+        first = len(runs) + len(numbers)
         last = {i: k for k, op in enumerate(operations) for i in op.operands}
         self._code, free = list[tuple[Any, tuple[int, ...], int]](), dict[Any, list[int]]()
-        slots, self._dtypes = list[int](), list[np.dtype[Any]]()
+        slots, dtypes = list[int](), list[np.dtype[Any]]()
         for k, (function, places, dtype) in enumerate(operations):
             spare = free.setdefault(dtype, [])
             if not spare:
-                spare.append(len(self._dtypes))
-                self._dtypes.append(dtype)
+                spare.append(len(dtypes))
+                dtypes.append(dtype)
             slots.append(spare.pop())
             self._code.append((function, places, slots[-1]))
             for i in {i for i in places if i >= first and last[i] == k}:
                 free[operations[i - first].dtype].append(slots[i - first])
-        self._count = PIECE // max(dtype.itemsize for dtype in self._dtypes)
-        self._buffers: dict[tuple[int, ...], list[Array]] = {}
+        self._count = PIECE // max(dtype.itemsize for dtype in dtypes)
+        self._buffers = [np.empty(self._count, dtype) for dtype in dtypes]
 
     # --- what a reduction reads ---
 
@@ -204,49 +196,34 @@ class Expression:
     def whole(self, ctx: Context) -> DistMatrix:
         """All elements in a new matrix."""
         R = ctx.empty(self.array_shape, self.dtype, self.layout)
-        out = R.stored if self.flat else R.local
-        if out.size:
-            self.fill(out, (0,) * out.ndim)
+        self.fill(R.stored, (0, 0))
         return R
 
-    def fill(self, out: Array, start: Sequence[int]) -> None:
-        """Compute the elements from `start` that `out` has room for."""
+    def fill(self, out: Array, start: tuple[int, int]) -> None:
+        """Compute the elements from a row and column of this rank's block that `out` has room for.
+
+        `out` is in Fortran order.
+        """
         height = self._like.stored.shape[0]
+        begin = start[1] * height + start[0]
         with self._ctx.floating_errors():
-            if self._in_a_row and (out.shape[0] == height or out.shape[1] == 1):
-                at, run = start[1] * height + start[0], out.reshape(-1, order="F")
-                for first in range(0, out.size, self._count):
-                    target = run[first : first + self._count]
-                    here = slice(at + first, at + first + target.size)
-                    self._compute([x[here] if x.size > 1 else x for x in self._rows], target)
+            if len(out) == height:  # whole columns are one run of memory
+                self._fill(out.reshape(-1, order="F"), begin)
                 return
-            for part in _pieces(out.shape, self._count):
-                whole = [slice(p.start + a, p.stop + a) for p, a in zip(part, start, strict=True)]
-                self._compute([_part(block, whole) for block in self._blocks], out[part])
+            for j, column in enumerate(out.T):
+                self._fill(column, begin + j * height)
 
-    def _compute(self, values: list[Any], out: Array) -> None:
-        if out.shape not in self._buffers:
-            inner = out.size // out.shape[0]
-            self._buffers[out.shape] = [
-                np.empty((out.shape[0], inner), dtype, "F").reshape(out.shape)
-                for dtype in self._dtypes
-            ]
-        buffers, last = self._buffers[out.shape], len(self._code) - 1
-        values += self._numbers
-        for k, (function, places, slot) in enumerate(self._code):
-            target = out if k == last else buffers[slot]
-            function(*[values[i] for i in places], out=target, casting="unsafe")
-            values.append(target)
-
-
-def _part(block: Array, whole: Sequence[slice]) -> Array:
-    """What a block that broadcasts gives to a part of the whole."""
-    if block.ndim == 2:
-        (m, n), (rows, cols) = block.shape, whole
-        return block[rows if m > 1 else slice(None), cols if n > 1 else slice(None)]
-    return block[
-        tuple(one if n > 1 else slice(None) for n, one in zip(block.shape, whole, strict=True))
-    ]
+    def _fill(self, run: Array, begin: int) -> None:
+        last = len(self._code) - 1
+        for first in range(0, run.size, self._count):
+            out = run[first : first + self._count]
+            here = slice(begin + first, begin + first + out.size)
+            values = [x[here] if x.size > 1 else x for x in self._runs]
+            values += self._numbers
+            for k, (function, places, slot) in enumerate(self._code):
+                target = out if k == last else self._buffers[slot][: out.size]
+                function(*[values[i] for i in places], out=target, casting="unsafe")
+                values.append(target)
 
 
 class _Block:
@@ -338,23 +315,6 @@ class _Chosen:
         return self._elements[key].T[self._mask[key].T][:, None]
 
 
-def _pieces(shape: Sequence[int], count: int) -> Iterator[tuple[slice, ...]]:
-    """Parts of a block with about `count` elements, as long as can be in the order of memory.
-
-    That is the first axis, and then the others from the last.
-    """
-    lengths = list(shape)
-    for axis in (0, *range(len(shape) - 1, 0, -1)):
-        lengths[axis] = min(shape[axis], max(1, count))
-        count //= lengths[axis]
-    steps = [range(0, n, length) for n, length in zip(shape, lengths, strict=True)]
-    for starts in itertools.product(*steps):
-        yield tuple(
-            slice(at, min(at + length, n))
-            for at, length, n in zip(starts, lengths, shape, strict=True)
-        )
-
-
 def _one_pass(ctx: Context, body: Sequence[Step], given: Sequence[DistMatrix]) -> Expression | None:
     """The value of the last step, or None where the steps need each other's whole results."""
     leaves, steps = list(given), []
@@ -374,22 +334,16 @@ def _one_pass(ctx: Context, body: Sequence[Step], given: Sequence[DistMatrix]) -
     full = [x for x in leaves if x.array_shape == whole]
     if {shapes[k] for k in range(len(steps))} != {whole} or len({x.layout for x in full}) != 1:
         return None
-    layout = full[0].layout
-    if not all(dist in SUPPORTED for dist in distributions(layout)):
+    if not all(dist in SUPPORTED for dist in distributions(full[0].layout)):
         return None
     # Rows beside a matrix make its pieces so short that whole passes are quicker.
     if any(x.array_shape != whole and math.prod(x.array_shape) > 1 for x in leaves):
         return None
-    dtypes = [x.dtype for x in leaves]
-    found = _operations(steps, dtypes)
+    found = _operations(steps, [x.dtype for x in leaves])
     if found is None:
         return None
-    if len(full) == len(leaves):
-        blocks = [x.stored for x in leaves]
-    else:
-        _, _, aligned_blocks = aligned(ctx, "evaluate", *leaves)
-        blocks = list(aligned_blocks)
-    return Expression(ctx, whole, full[0], blocks, *found)
+    here = [x if x.array_shape == whole else ctx.to_layout(x, "STAR_STAR") for x in leaves]
+    return Expression(ctx, full[0], [x.stored.reshape(-1, order="F") for x in here], *found)
 
 
 def _operations(

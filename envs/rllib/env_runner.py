@@ -84,7 +84,7 @@ def gang_bundles(env_config: Mapping[str, Any]) -> list[dict[str, float]]:
 
 
 class _NoSpaces(dict[str, Any]):
-    """The spaces of a runner without an environment: whoever looks at them gets the reason.
+    """The spaces of a runner that has no environment: reading them raises the reason.
 
     RLlib drops the errors of runners' constructors and fails in its next line, with an IndexError.
     """

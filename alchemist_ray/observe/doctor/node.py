@@ -182,7 +182,7 @@ def stack_limit(site: Site) -> Iterator[Finding]:
 
 
 def limit(value: int) -> int:
-    """Return a limit of `resource`; `sys.maxsize` if there is none."""
+    """Return a limit of `resource`, with `sys.maxsize` for an unlimited one."""
     return sys.maxsize if value == resource.RLIM_INFINITY else value
 
 

@@ -107,8 +107,8 @@ def join_ray(workers: int | None, *, start: bool = True, limit_s: float = START_
     Raises
     ------
     SessionError
-        If the cluster that `RAY_ADDRESS` names, or that `ray start` has started here, is not
-        there, or is of another version of Ray or Python. Without `start`, also if there is none.
+        If the cluster that `RAY_ADDRESS` names, or that `ray start` has started here, does not
+        answer, or has another version of Ray or Python. Without `start`, also if no cluster runs.
     AuthError
         If that cluster requires a token that this process does not have.
     LaunchError

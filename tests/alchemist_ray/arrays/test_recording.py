@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ali.arrays
 from alchemist_ray import AlchemistSession
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.errors import BadArgumentError, MatrixNotFoundError, ResourceError
-from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.connection import WRITE_ARRAYS, GangConnection
 from alchemist_ray.gang.registry import gang_of
 from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, same, values
 
@@ -138,6 +139,12 @@ def test_operands_are_those_of_the_time(session: AlchemistSession) -> None:
     del A
     gc.collect()
     assert float(later.max()) == 6
+
+
+def test_the_routines_that_write_are_those_that_say_so() -> None:
+    made = {name: getattr(ali.arrays, name) for name in ali.arrays.__all__}
+    declared = {n for n, f in made.items() if getattr(f, "__alchemist_writes__", None)}
+    assert declared == WRITE_ARRAYS
 
 
 def test_nothing_is_left_and_what_is_listed_is_there(session: AlchemistSession) -> None:

@@ -42,7 +42,7 @@ def test_a_loss_with_the_last_ready_rank_is_a_failed_start(
 def test_no_state_is_skipped(cluster: str) -> None:
     async def enter() -> None:
         gang = Gang("g0", "g0")
-        with pytest.raises(RuntimeError, match="g0 cannot become ready: it is none"):
+        with pytest.raises(RuntimeError, match="g0 cannot go from state none to ready"):
             gang._enter(GangState.READY)
         waiting = asyncio.create_task(gang.gang_address())
         gang._enter(GangState.STARTING)
