@@ -6,6 +6,8 @@ Each check returns descriptions of faults, the same on every rank or only valid 
 from __future__ import annotations
 
 import faulthandler
+import hashlib
+import json
 import os
 import pickle
 import sys
@@ -22,22 +24,13 @@ from numpy.typing import NDArray
 
 from ali import registry
 from ali.interface import Context
+from ali.simulator.host import Simulations
 from ali.testing import Case, Suite
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import MATRIX, Signature
-
-if TYPE_CHECKING:
-    from mpi_workers.rank.gang import Gang
-
-
-import hashlib
-import json
-from typing import TYPE_CHECKING
-
-from ali.simulator.host import Simulations
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang

@@ -24,26 +24,17 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Grid, selector, taken
+from mpi_workers.matrix.layout import BLOCK, Grid, selector, taken
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature
 
 if typing.TYPE_CHECKING:
     from mpi_workers.rank.communicator import GangComm
     from mpi_workers.rank.gang import Gang
     from mpi_workers.rank.history import Span
-
-
-from typing import TYPE_CHECKING
-
-from numpy.typing import NDArray
-
-from mpi_workers.failures import Failure
-from mpi_workers.matrix.layout import BLOCK
-
-if TYPE_CHECKING:
-    from mpi_workers.rank.gang import Gang
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -131,14 +131,14 @@ def exchange(
                 arrived = room.take("received", place.shape, dtype, order)
                 request = ctx.comm.Irecv(_raw(arrived, order), giver, TAG)
             if cut is not None:
-                packed = cut.elements()
-                contiguous = (
-                    packed.flags.c_contiguous if order == "C" else packed.flags.f_contiguous
-                )
-                if packed.dtype != dtype or not contiguous:
+                values = cut.elements()
+                flags = values.flags
+                contiguous = flags.c_contiguous if order == "C" else flags.f_contiguous
+                if values.dtype != dtype or not contiguous:
                     packed = room.take("sent", cut.shape, dtype, order)
-                    copy_kernels.copy(packed, cut.elements())
-                ctx.comm.Send(_raw(packed, order), taker, TAG)
+                    copy_kernels.copy(packed, values)
+                    values = packed
+                ctx.comm.Send(_raw(values, order), taker, TAG)
             if place is not None:
                 request.Wait()
                 place.set(arrived)

@@ -1,6 +1,6 @@
 """Tasks of Dask and Ray Data on Ray: the CPU that they need, and how they fetch.
 
-They would wait without a limit for CPUs that gangs hold.
+If gangs hold all CPUs, such tasks wait without a limit: `wait_for_cpu` raises an error instead.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -64,7 +65,7 @@ class Driver:
     Parameters
     ----------
     edition : str
-        See `names`; of the Driver and its agents.
+        See `cluster/actors`; of the Driver and its agents.
     lifetime : str or None
         ``"detached"``, or None: agents and reservations end with the job.
     for_one_gang : bool
@@ -76,6 +77,8 @@ class Driver:
         self._for_one_gang = for_one_gang
         self._lifetime = lifetime
         self._agents: dict[str, ActorHandle] = {}
+        self._answered: set[str] = set()  # nodes whose agent has answered once
+        self._requests: Counter[str] = Counter()  # of each node's agent
         self._reservations: dict[str, PlacementGroup] = {}
         self._limits = ClusterLimits()
         self._watches: set[asyncio.Task[None]] = set()
@@ -181,19 +184,22 @@ class Driver:
         return list(await asyncio.gather(*(self._agent(node_id) for node_id in node_ids)))
 
     async def _agent(self, node_id: str) -> tuple[ActorHandle, dict[str, Any]]:
+        self._requests[node_id] += 1
         for attempt in (1, 2):
             agent = self._agents.get(node_id) or self._start_agent(node_id)
             try:
                 # Waits for an agent that is being restarted.
                 ready: Any = agent.ready.options(max_task_retries=-1)
                 facts = await asyncio.wait_for(result_of(ready.remote()), AGENT_TIMEOUT_S)
+                self._answered.add(node_id)
                 return agent, facts
             except RayTaskError:
                 raise  # the agent runs and reports what is wrong on its node
             except (RayError, TimeoutError) as error:
                 self._agents.pop(node_id, None)
                 if attempt == 2:
-                    ray.kill(agent, no_restart=False)  # it hangs: Ray starts another one
+                    if node_id not in self._answered:  # it hangs: Ray starts another one
+                        ray.kill(agent, no_restart=False)
                     raise LaunchError(
                         f"the agent of node {node_id[:12]} did not start within "
                         f"{AGENT_TIMEOUT_S:.0f} s: {type(error).__name__}. Is the node alive, and "
@@ -221,7 +227,8 @@ class Driver:
         while True:
             await asyncio.sleep(RETIRE_INTERVAL_S)
             for node_id, agent in list(self._agents.items()):
-                if await _idle(agent):
+                requests = self._requests[node_id]
+                if await _idle(agent) and self._requests[node_id] == requests:  # not in between
                     self._agents.pop(node_id, None)
                     ray.kill(agent)
 

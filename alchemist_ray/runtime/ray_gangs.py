@@ -177,8 +177,11 @@ class RayGangs:
             self._manager = manager
             if last or manager.alive(HANGS_S):
                 break
-            log.warning("the gang's GroupManager does not answer: another one is started")
-            self._kill_manager()
+            log.warning("the GroupManager has ended or does not answer: another one is started")
+            if self.detached:  # others may have gangs there
+                self._manager = None
+            else:
+                self._kill_manager()
         return manager
 
     def end(self, *, running: bool) -> bool:

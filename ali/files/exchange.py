@@ -337,6 +337,8 @@ def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
     """Whether some numbers of dtype `have` are out of the range of `want`."""
     if want.kind in "iu":
         return not np.can_cast(have, want, "safe")
+    if have.kind in "iu" and want.kind in "fc":  # 100000 is beyond float16
+        return int(np.iinfo(have).max) > float(np.finfo(want).max)
     if have.kind in "fc":
         return np.finfo(have).maxexp > np.finfo(want).maxexp
     return False

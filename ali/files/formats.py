@@ -159,7 +159,7 @@ class Sink(Protocol):
 class Format:
     """A file format."""
 
-    urls = False  # whether it can be written to a URL; see `remote.py`
+    urls = False  # whether it can be written to a URL, as `zarr3` is
     takes: Collection[str] = ()  # the options of `REFUSED` that it supports
     any_axes = False  # whether it stores arrays of three axes and more
 

@@ -90,7 +90,7 @@ class RawSource:
         return gathered(self._lines, rows, cols)
 
     def take(self, rows: range, cols: range, target: Array) -> None:
-        """See `own.Direct`."""
+        """See `exchange.Direct`."""
         lines, part, target = (cols, rows, target.T) if self._by_columns else (rows, cols, target)
         stretch = self._all.stretch(part)
         large = target.nbytes > copy_kernels.CACHED_BYTES
@@ -122,7 +122,7 @@ class RawSource:
             raise Failure("FileError", f"{self._file.path} cannot be read: {error}") from None
 
     def toll(self, rows: range, cols: range) -> int:
-        """See `own.Direct`."""
+        """See `exchange.Direct`."""
         return self._all.toll(*((cols, rows) if self._by_columns else (rows, cols)))
 
     def _strip(self, lines: range, stretch: range) -> Array:
@@ -202,11 +202,12 @@ class RawSink:
 
 
 class RawFormat(Format):
-    any_axes = True
     """Common code to write formats that are one file with all elements contiguous.
 
     Their `create` returns the offset of the elements in the file.
     """
+
+    any_axes = True
 
     def grain(self, spec: Spec) -> Grain:
         return Grain()

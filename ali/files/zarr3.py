@@ -103,7 +103,7 @@ class PlainChunks(ArraySource):
     """Uncompressed chunks in files, with elements as in memory: read without zarr-python."""
 
     def take(self, rows: range, cols: range, target: Array) -> None:
-        """See `own.Direct`."""
+        """See `exchange.Direct`."""
         for i, here_rows, these_rows in _cells(rows, self._array.chunks[0]):
             for j, here_cols, these_cols in _cells(cols, self._array.chunks[1]):
                 part = target[here_rows, here_cols]
@@ -117,7 +117,7 @@ class PlainChunks(ArraySource):
                     chunk.close()
 
     def toll(self, rows: range, cols: range) -> int:
-        """See `own.Direct`."""
+        """See `exchange.Direct`."""
         width = self._array.chunks[1]
         lines = Lines(width, self._array.dtype.itemsize)
         return sum(lines.toll(rows, these) for _, _, these in _cells(cols, width))

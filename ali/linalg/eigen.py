@@ -5,7 +5,7 @@ secular equation, then the back-transformation.
 
 The matrix is cut in two halves and a rank-one matrix. Every rank has its rows of both halves'
 eigenvectors and multiplies them by the eigenvectors of the rank-one problem, which it computes a
-panel at a time: only vectors are communicated. Source: see ali/linalg/secular.py.
+panel at a time: only vectors are communicated.
 
 Source: Gu, Eisenstat, "A divide-and-conquer algorithm for the symmetric tridiagonal eigenproblem",
 SIAM J. Matrix Anal. Appl. 16(1), 1995; LAPACK's laed2, laed3 and laed4.

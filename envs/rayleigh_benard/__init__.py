@@ -1,1 +1,1 @@
-"""Controlled Rayleigh-Benard convection: a simulator in C, baselines, pictures, training."""
+"""Controlled Rayleigh-Benard convection: a simulator in C, compiled on the node that needs it."""

@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from ali import scaffold
@@ -31,6 +32,7 @@ FLAGS = (
     "-shared", "-Wall", "-Wextra", "-Wno-missing-field-initializers",
 )  # fmt: skip
 BUILD_TIMEOUT_S = 120.0
+POLL_INTERVAL_S = 0.05
 
 
 def shared_object() -> str:
@@ -59,11 +61,19 @@ def shared_object() -> str:
     target = _cache() / f"rayleigh_benard-{_key(command, programs)}.so"
     if target.is_file():
         return str(target)
+    deadline = time.monotonic() + BUILD_TIMEOUT_S
     with open(target.with_suffix(".lock"), "w") as lock:
-        # One process builds; the others wait for it, at most for its BUILD_TIMEOUT_S. The lock only
-        # saves work (the result is moved into place), so a file system without locks is no error.
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        # One process builds; the others wait. The lock only saves work (the result is moved into
+        # place): without it (no locks on this file system, a builder that hangs) this one builds.
+        while not target.is_file() and time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(POLL_INTERVAL_S)
+                continue
+            except OSError:  # a file system without locks
+                pass
+            break
         if not target.is_file():
             _build([*command, *map(str, sources), "-lm"], target)
     return str(target)

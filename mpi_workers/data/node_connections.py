@@ -166,7 +166,10 @@ class NodeConnection:
         found = []
         try:
             if len(frame.fds) != len(ranks):  # the kernel drops those that are too many
-                raise OSError(errno.EMFILE, "this process has too many open files")
+                raise OSError(
+                    errno.EMFILE,
+                    "this process has too many open files: raise its limit (ulimit -n)",
+                )
             for (rank, segment, nbytes), fd in zip(frame.body["parts"], frame.fds, strict=True):
                 mappings = self._mappings.setdefault(rank, {})
                 memory = mappings.pop(segment, None)

@@ -78,14 +78,17 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
         for value in (array.real.min().item(), array.real.max().item()):
             if not limits.min - 1 < value < limits.max + 1:  # fractions are cut off
                 raise _out_of_range(what, value, dtype)
-    elif array.dtype.kind in "fc" and np.finfo(array.dtype).max > np.finfo(dtype).max:
+        return
+    limit_of = np.iinfo if array.dtype.kind in "iu" else np.finfo
+    most = float(np.finfo(dtype).max)
+    if limit_of(array.dtype).max > most:
         parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
         for part in parts:
             finite = np.isfinite(part)
-            low = np.min(part, where=finite, initial=0.0)
-            high = np.max(part, where=finite, initial=0.0)
+            low = np.min(part, where=finite, initial=0).item()
+            high = np.max(part, where=finite, initial=0).item()
             worst = low if -low > high else high
-            if abs(worst) > np.finfo(dtype).max:
+            if abs(worst) > most:
                 raise _out_of_range(what, float(worst), dtype)
 
 

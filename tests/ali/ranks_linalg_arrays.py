@@ -1,4 +1,4 @@
-"""Functions that test_linalg_arrays.py runs on ranks: matrices behave as NumPy's arrays."""
+"""Functions that test_linalg.py runs on ranks: matrices behave as NumPy's arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that test_linalg_learning.py runs on ranks: components, clusters, kernels."""
+"""Functions that test_linalg.py runs on ranks: components, clusters, kernels."""
 
 from __future__ import annotations
 

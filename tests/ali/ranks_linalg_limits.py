@@ -1,4 +1,4 @@
-"""Functions that test_linalg_limits.py runs on ranks: linalg against NumPy for difficult inputs."""
+"""Functions that test_linalg.py runs on ranks: linalg against NumPy for difficult inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that test_linalg_solvers.py runs on ranks: systems, decompositions, searches."""
+"""Functions that test_linalg.py runs on ranks: systems, decompositions, searches."""
 
 from __future__ import annotations
 

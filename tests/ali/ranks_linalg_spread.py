@@ -1,4 +1,4 @@
-"""Functions that test_linalg_spread.py runs on ranks: factorizations that stay distributed."""
+"""Functions that test_linalg.py runs on ranks: factorizations that stay distributed."""
 
 from __future__ import annotations
 

@@ -130,7 +130,8 @@ def _up(asked: argparse.Namespace) -> None:
     if not asked.emulate and not cluster.has_kvm():
         _options(asked)  # other mistakes first
         sys.stderr.write(
-            "alchemist: KVM does not work here (/dev/kvm): guests are emulated, many times slower\n"
+            "alchemist: no KVM here (vmx or svm in /proc/cpuinfo, access to /dev/kvm are needed): "
+            "guests are emulated, many times slower\n"
         )
         asked.emulate = True
     options = _options(asked)

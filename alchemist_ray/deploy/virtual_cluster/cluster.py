@@ -232,8 +232,8 @@ def to_join(options: Options, folder: Path) -> str:
 def has_kvm(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether guests can run on the processor itself, not emulated.
 
-    Where the processor has no virtualization (many a cloud machine) there may be a ``/dev/kvm``,
-    and guests begin to boot and then stand still without a word.
+    A machine whose processor has no virtualization (many cloud machines) may still have
+    ``/dev/kvm``: its guests begin to boot, and hang without an error.
     """
     extensions = re.search(r"^flags\s*:.*\b(vmx|svm)\b", cpuinfo.read_text(), re.MULTILINE)
     return extensions is not None and os.access(KVM, os.R_OK | os.W_OK)

@@ -24,7 +24,7 @@ from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
 from alchemist_ray.subcommands import add_options, positive
 
-JOIN = "start Ray (`ray start --head`, `alchemist slurm start`), or set --address; open firewalls"
+JOIN = "start Ray (`ray start --head`, `alchemist slurm start`), or set --address"
 
 
 def authentication() -> Iterator[Finding]:
@@ -77,7 +77,8 @@ def join(given: str | None, *, start: bool) -> Finding:
             return Finding(INFO, "no Ray runs here: one was started for these checks")
     except Exception as error:  # Ray raises many types
         words = str(error).strip().partition("\n")[0]
-        return Finding(BAD, f"cannot be joined: {type(error).__name__}: {words}", JOIN)
+        advice = f"check that this Ray runs and that no firewall blocks this machine; or {JOIN}"
+        return Finding(BAD, f"cannot be joined: {type(error).__name__}: {words}", advice)
     return Finding(INFO, f"this user runs no Ray here: {JOIN}")
 
 

@@ -52,6 +52,7 @@ from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import SHM, unused
 from mpi_workers.node.processes import OomWatch
+from mpi_workers.wire import interfaces as network
 from mpi_workers.wire.interfaces import interfaces
 
 TOOL_TIMEOUT_S = 5.0
@@ -479,7 +480,7 @@ def own_address(site: Site, ray_address: str, towards: str) -> str:
 
 def interface_of(address: str) -> str:
     """Return the interface with an address, or the address itself."""
-    return next((name for name, a in interfaces().items() if a == address), address)
+    return network.interface_of(address) or address
 
 
 def used_interface(site: Site, ray_address: str, peers: int) -> Iterator[Finding]:

@@ -206,8 +206,12 @@ class Dispatcher:
         factory = protocol_factory(self._on_frame, self._on_lost, token, joined)
         unix, unix_address = sockets.listen_unix(unix_path)
         servers = [await loop.create_unix_server(factory, sock=unix, backlog=sockets.BACKLOG)]
-        tcp, tcp_address = sockets.listen_tcp(host)
-        servers.append(await loop.create_server(factory, sock=tcp, backlog=sockets.BACKLOG))
+        try:
+            tcp, tcp_address = sockets.listen_tcp(host)
+            servers.append(await loop.create_server(factory, sock=tcp, backlog=sockets.BACKLOG))
+        except BaseException:  # also if the start has taken too long
+            servers[0].close()
+            raise
         return servers, (unix_address, tcp_address)
 
     def use(self, nodes: Nodes) -> None:
