@@ -112,7 +112,7 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     _check_unmasked(key)
     mask = _whole_mask(engine, A, key)
     if isinstance(value, int | np.integer):  # as NumPy: an error if it is out of range
-        value = bool(value) if A.dtype.kind == "b" else int(value)
+        value = {"b": bool, "f": float, "c": float}.get(A.dtype.kind, int)(value)
     elif getattr(value, "dtype", None) == np.uint64:
         check_range(value, A.dtype, "the value of an assignment")
         value = value.astype(A.dtype)  # float64, its common dtype with int64, would lose digits
