@@ -45,7 +45,6 @@ R = TypeVar("R", bound=MatrixRef)
 FIRST_S = 2.0  # for a loss of ranks that its GroupManager has not noticed yet
 POLL_INTERVAL_S = 0.05
 NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
-RESUME_S = 10.0  # how long a call tries to restore a control channel that was lost
 TOUCHES = 10  # signs of life within the idle timeout of a gang
 
 
@@ -58,7 +57,7 @@ class Transport:
         How long a call tries to restore a control channel that was lost.
     """
 
-    resume_s = RESUME_S
+    resume_s = 10.0
 
     def open_channel(
         self, address: GangAddress, hello: Body, on_frame: OnFrame
@@ -217,7 +216,7 @@ class GangConnection:
         Otherwise a `resume` of another thread would not name them, and the gang would free them.
         Each lease lies in the description of its matrix, and ends with it.
         """
-        inside = list(value.values()) if isinstance(value, dict) else value
+        inside = value.values() if isinstance(value, dict) else value
         for item in inside:
             if isinstance(item, dict) or (isinstance(item, list) and isinstance(value, dict)):
                 self._lease_results(item)
@@ -468,11 +467,15 @@ class GangConnection:
 WRITE_ARRAYS = frozenset({"assign", "assign_elements", "put_elements", "update"})
 
 
+# A command that cancels or lists calls must not wait behind one of them.
+SEE_NO_ARRAYS = frozenset({"ping", "load", "begin_read", "end_read", "cancel_calls", "status"})
+
+
 def _sees_arrays(body: Body) -> bool:
-    """Whether a command may change an array, or ask which there are."""
+    """Whether a command may change an array, or list arrays."""
     if body["op"] == "call" and body["library"] == ARRAYS:
         return body["routine"] in WRITE_ARRAYS
-    return body["op"] not in ("ping", "load", "begin_read", "end_read")
+    return body["op"] not in SEE_NO_ARRAYS
 
 
 _connections: weakref.WeakSet[GangConnection] = weakref.WeakSet()

@@ -113,10 +113,10 @@ class MatrixLeases:
 
     def lease(self, matrix: int, *, kept: bool = False) -> MatrixLease:
         """The lease on a matrix: that of other handles of this process, if there are any."""
-        if not self._watched:
-            self._watched = True
-            threading.Thread(target=self._watch, name="alchemist-leases", daemon=True).start()
         with self._table:
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="alchemist-leases", daemon=True).start()
             found = self._live.get(matrix)
             if found is None:
                 found = self._live[matrix] = MatrixLease(matrix, self, kept=kept)

@@ -86,15 +86,7 @@ class ConnectionOptions:
 
 @dataclass(frozen=True)
 class AttachOptions(ConnectionOptions):
-    """The gang of another process that a session uses.
-
-    Parameters
-    ----------
-    name : str
-        Of a gang in the Ray cluster of this process; see `list`.
-    timeout_s : float
-        Time limit if the gang is being started, in seconds.
-    """
+    """The gang of another process that a session uses; see `AlchemistSession.attach`."""
 
     name: str = ""
     _: KW_ONLY
@@ -239,9 +231,9 @@ def through_gateway() -> tuple[str, ...]:
 def with_options(
     options: Callable[P, O], owner: str
 ) -> Callable[[Callable[[Any, O], R]], Callable[Concatenate[Any, P], R]]:
-    """Decorate a method that takes an options object: callers give the options themselves.
+    """Decorate a function of (first, options): callers pass the options as arguments.
 
-    Also a function that decorates others: without the one to decorate, it gets None.
+    `first` is self, cls, or the function that `mpi_function` decorates (None if it is not given).
     """
 
     def decorated(method: Callable[[Any, O], R]) -> Callable[Concatenate[Any, P], R]:

@@ -281,7 +281,7 @@ def _context(address: GatewayAddress) -> ssl.SSLContext:
         except OSError as error:
             words = f"cafile={address.cafile} of {address} has no usable certificates: {error}"
             raise Failure("AuthError", words) from None
-    else:  # the proof of the token covers the certificate: see `credentials`
+    else:  # the proof of the token covers the certificate: see `gateway.protocol`
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context

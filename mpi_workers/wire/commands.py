@@ -45,7 +45,7 @@ class Command:
     turn : Turn
     scope : str or None
         The scope of a token with which a gateway passes it on, empty: any token. None: a gateway
-        does not pass it on. More is decided by `gateway.server.rights`.
+        does not pass it on. More is decided by `gateway.server.access`.
     internal : bool
         No process may send it: the GroupManager itself sends it to the ranks.
     repeatable : bool

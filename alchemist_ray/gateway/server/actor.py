@@ -20,7 +20,7 @@ from ray.exceptions import RayActorError
 from alchemist_ray.arguments import checked_address, checked_flag, checked_path
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT, SCOPES, GatewayAddress, is_loopback
-from alchemist_ray.gateway.server.access import CLUSTER, DAYS, Token, TokenFile
+from alchemist_ray.gateway.server.access import AUDIT, CLUSTER, DAYS, FILE, Token, TokenFile
 from alchemist_ray.gateway.server.gateway import Gateway
 from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.cluster.actors import NAMESPACE, ask
@@ -220,14 +220,14 @@ def _about(actor: ActorHandle) -> GatewayInfo:
 # --- the command line ---
 
 
-TOKENS = "file of tokens (default: ~/.config/alchemist/tokens.json)"
+TOKENS = f"file of tokens (default: {FILE})"
 GATEWAY = (
     ("--host", "0.0.0.0", "address to listen on (default: all)"),
     ("--port", PORT, "port to listen on (default: %(default)s)"),
     ("--certfile", str, "certificate (default: self-signed, generated once)"),
     ("--keyfile", str, "private key of the certificate"),
     ("--tokens", str, TOKENS),
-    ("--audit", str, "audit log (default: ~/.config/alchemist/gateway/audit.log)"),
+    ("--audit", str, f"audit log (default: {AUDIT})"),
     ("--no-tls", False, "do not encrypt; only with --host 127.0.0.1"),
     ("--stop", False, "end the running gateway"),
     ("--status", False, "show the running gateway"),

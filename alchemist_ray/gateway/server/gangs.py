@@ -67,7 +67,7 @@ class HostedGang:
         self.owner = owner
         self._most = most
         self.transfers = GangTransfers(connection)
-        self.clients: set[Any] = set()  # of `relay.Client`
+        self.clients: set[Any] = set()  # of `gateway.Client`
         self.ended = False
         self.renewal: Body | None = None  # for clients that do not know the ranks of now
 

@@ -459,8 +459,8 @@ class Client:
             self._refused(body, failure)
             self._reply(ident, failure)
             return
-        limited = self._gateway.tokens.quota(self.token.user, "nbytes") is not None
-        if limited and op in ("create", "call", "run", "redistribute"):
+        makes = op in ("create", "call", "run", "redistribute")  # the quota is in a file
+        if makes and self._gateway.tokens.quota(self.token.user, "nbytes") is not None:
             if ident is None:
                 raise WireError(f"{op!r} must have a number")
             self._start(self._within_quota(ident, body))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import pickle
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,12 @@ from hypothesis import strategies as st
 import ali.arrays
 from alchemist_ray import AlchemistSession
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.errors import BadArgumentError, MatrixNotFoundError, ResourceError
+from alchemist_ray.errors import (
+    BadArgumentError,
+    CancelledError,
+    MatrixNotFoundError,
+    ResourceError,
+)
 from alchemist_ray.gang.connection import WRITE_ARRAYS, GangConnection
 from alchemist_ray.gang.registry import gang_of
 from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, same, values
@@ -145,6 +152,26 @@ def test_the_routines_that_write_are_those_that_say_so() -> None:
     made = {name: getattr(ali.arrays, name) for name in ali.arrays.__all__}
     declared = {n for n, f in made.items() if getattr(f, "__alchemist_writes__", None)}
     assert declared == WRITE_ARRAYS
+
+
+def test_a_recorded_expression_does_not_delay_a_cancel(session: AlchemistSession) -> None:
+    def wait(comm: Any) -> None:
+        while True:
+            comm.barrier()
+            time.sleep(0.01)
+
+    A = session.send_matrix(np.ones(5))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(session.run, wait)
+        while not session.list_calls():
+            time.sleep(0.01)
+        B = A + 1  # it would be computed after the call
+        begun = time.monotonic()
+        assert session.cancel() == 1
+        assert time.monotonic() - begun < 5
+        with pytest.raises(CancelledError):
+            call.result(20)
+    same(B, np.full(5, 2.0))
 
 
 def test_nothing_is_left_and_what_is_listed_is_there(session: AlchemistSession) -> None:
