@@ -1,4 +1,7 @@
-"""Expressions on handles against NumPy on the same cores: one pass over memory each."""
+"""Expressions on handles against NumPy on the same cores: one pass over memory each.
+
+An expression is recorded, and computed when its value is needed: `_done` asks for it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import dask.array
 import dask.dataframe
 import numpy as np
 
-from alchemist_ray import AlchemistSession
-from benchmarks.harness import Report, in_turns
+from alchemist_ray import AlchemistSession, Handle
+from benchmarks.harness import Report, in_turns, use_peers
 
 CORES = min(2, len(os.sched_getaffinity(0)))
 SHAPE = (8000, 4000)
@@ -23,6 +26,13 @@ VALUES = 10_000_000
 MANY = 100_000_000
 SHARES = [5, 50, 95]
 ROUNDS = 10
+ONE_PASS = 0.6  # of the quicker of numexpr and Dask
+COUNTS = (1_000_000, MANY)
+
+
+def _done(result: Any) -> Any:
+    """Have a recorded expression computed, and wait for it."""
+    return result.computed() if isinstance(result, Handle) else result
 
 
 def run() -> Report:
@@ -52,7 +62,7 @@ def run() -> Report:
         }
         others = []
         for name, (ours, numpys, wanted) in expressions.items():
-            times = in_turns({"ours": ours, "numpy": numpys}, ROUNDS)
+            times = in_turns({"ours": lambda ours=ours: _done(ours()), "numpy": numpys}, ROUNDS)
             ratio, detail = times["ours"] / times["numpy"], _detail(times)
             if wanted:
                 report.add(name, ratio, TARGET, "x numpy", at_most=True, detail=detail)
@@ -65,7 +75,103 @@ def run() -> Report:
         report.notes.append(_ordering(als))
     with AlchemistSession(CORES, progress=False) as als:
         report.notes.append(_many(als))
+    with AlchemistSession(CORES, progress=False) as als:
+        _one_pass(als, report)
+    with AlchemistSession(CORES, progress=False) as als:
+        for count in COUNTS:
+            report.notes.append(_elements(als, count))
     return report
+
+
+def _one_pass(als: AlchemistSession, report: Report) -> None:
+    """Expressions of 1e8 elements against numexpr and Dask on as many threads, and NumPy."""
+    use_peers()
+    try:
+        import numexpr
+    except ImportError:
+        print("numexpr is not installed: make peers", flush=True)
+        return
+    numexpr.set_num_threads(CORES)
+    shape = (10_000, MANY // 10_000)
+    random = np.random.default_rng(0)
+    a, b = random.random(shape), random.random(shape)
+    A, B = als.send_matrix(a), als.send_matrix(b)
+    DA, DB = (dask.array.from_array(x, chunks=(shape[0] // 16, -1)) for x in (a, b))
+
+    def evaluated(text: str, **names: Any) -> Any:
+        return numexpr.evaluate(text, {"a": a, "b": b, **names})
+
+    def selected() -> float:
+        total = evaluated("sum(where(a > 0.5, a, 0))")
+        return float(total / evaluated("sum(where(a > 0.5, 1, 0))"))
+
+    rows: dict[str, tuple[Any, Any, Any, Any]] = {
+        "(A * 2 + B).sum()": (
+            lambda: float((A * 2 + B).sum()),
+            lambda: float(evaluated("sum(a * 2 + b)")),
+            lambda: float((DA * 2 + DB).sum().compute()),
+            lambda: float((a * 2 + b).sum()),
+        ),
+        "sqrt(A * A + B * B)": (
+            lambda: _done(np.sqrt(A * A + B * B)),
+            lambda: evaluated("sqrt(a * a + b * b)"),
+            lambda: np.sqrt(DA * DA + DB * DB).compute(),
+            lambda: np.sqrt(a * a + b * b),
+        ),
+        "A[A > 0.5].mean()": (
+            lambda: float(A[A > 0.5].mean()),
+            selected,
+            lambda: float(DA[DA > 0.5].mean().compute()),
+            lambda: float(a[a > 0.5].mean()),
+        ),
+        "(A - A.mean(0)) / A.std(0)": (
+            lambda: _done((A - A.mean(0)) / A.std(0)),
+            lambda: evaluated("(a - mean) / std", mean=a.mean(0), std=a.std(0)),
+            lambda: ((DA - DA.mean(0)) / DA.std(0)).compute(),
+            lambda: (a - a.mean(0)) / a.std(0),
+        ),
+    }
+    for name, (ours, numexprs, dasks, numpys) in rows.items():
+        works = {"ours": ours, "numexpr": numexprs, "dask": dasks, "numpy": numpys}
+        times = in_turns(works, 5)
+        quicker = min(times["numexpr"], times["dask"])
+        detail = "; ".join(f"{who} {time_s:.3f} s" for who, time_s in times.items())
+        report.add(
+            f"{name}, 1e8 elements",
+            times["ours"] / quicker,
+            ONE_PASS,
+            "x numexpr or Dask",
+            at_most=True,
+            detail=detail,
+        )
+
+
+def _elements(als: AlchemistSession, count: int) -> str:
+    """Functions that select, order or move elements, against NumPy."""
+    random = np.random.default_rng(0)
+    a = random.random(count)
+    m = a.reshape(count // 100, 100)
+    rows = random.permutation(m.shape[0])
+    whole = random.integers(0, count // 10, count)
+    A, M, W = als.send_matrix(a), als.send_matrix(m), als.send_matrix(whole)
+    works: dict[str, tuple[Any, Any]] = {
+        "`a[a > 0.5]`": (lambda: A[A > 0.5], lambda: a[a > 0.5]),
+        "`m.argmax(1)`": (lambda: M.argmax(axis=1), lambda: m.argmax(axis=1)),
+        "`cumsum`": (lambda: np.cumsum(A), lambda: np.cumsum(a)),
+        "`sort`": (lambda: np.sort(A), lambda: np.sort(a)),
+        "`unique` of integers": (lambda: np.unique(W), lambda: np.unique(whole)),
+        "`m[rows]`": (lambda: M[rows], lambda: m[rows]),
+        "`m.reshape(-1, 50)`, copied": (
+            lambda: M.reshape(-1, 50),
+            lambda: m.reshape(-1, 50).copy(),
+        ),
+    }
+    told = []
+    for name, (ours, numpys) in works.items():
+        times = in_turns({"ours": lambda ours=ours: _done(ours()), "numpy": numpys}, 5)
+        told.append(f"{name} {times['ours'] / times['numpy']:.2f} ({_detail(times)})")
+        print(told[-1], flush=True)
+    return f"Of {count:.0e} elements, x numpy: " + "; ".join(told) + "."
 
 
 def _many(als: AlchemistSession) -> str:
@@ -73,7 +179,7 @@ def _many(als: AlchemistSession) -> str:
     a = np.random.default_rng(0).random(MANY)
     A, D = als.send_matrix(a), dask.array.from_array(a, chunks=MANY // 16)
     np.testing.assert_array_equal(np.sort(A)[:: MANY // 100], np.sort(a)[:: MANY // 100])
-    sorts = in_turns({"ours": lambda: np.sort(A), "numpy": lambda: np.sort(a)}, 5)
+    sorts = in_turns({"ours": lambda: _done(np.sort(A)), "numpy": lambda: np.sort(a)}, 5)
     shares = in_turns({
         "ours": lambda: np.percentile(A, SHARES), "numpy": lambda: np.percentile(a, SHARES),
         "dask": lambda: dask.array.percentile(D, SHARES).compute(),
@@ -122,7 +228,8 @@ def _ordering(als: AlchemistSession) -> str:
     told = []
     for name, (ours, numpys) in works.items():
         what, its = dasks.get(name, ("", None))
-        times = in_turns({"ours": ours, "numpy": numpys} | ({"dask": its} if its else {}), 5)
+        mine = {"ours": lambda ours=ours: _done(ours()), "numpy": numpys}
+        times = in_turns(mine | ({"dask": its} if its else {}), 5)
         ratio = times["ours"] / times["numpy"]
         told.append(f"{name} {ratio:.2f} ({_detail(times)})")
         if its:
@@ -139,11 +246,18 @@ def _overhead(als: AlchemistSession) -> str:
     """The cost of an expression on a very small matrix."""
     A = als.send_matrix(np.ones(SMALL))
     row = np.ones(SMALL[1])
+
+    def chain(made: Any) -> Any:
+        for _ in range(10):
+            made = made * 0.5 + 1
+        return made.fetch()
+
     works: dict[str, Any] = {
-        "`A + A`": lambda: A + A,
-        "`A - row`": lambda: A - row,
-        "`A.sum(axis=0)`": lambda: A.sum(axis=0),
-        "`(A + 1) * 2` with its temporary freed": lambda: (A + 1) * 2,
+        "`A + A`": lambda: _done(A + A),
+        "`A - row`": lambda: _done(A - row),
+        "`A.sum(axis=0)`": lambda: _done(A.sum(axis=0)),
+        "`(A + 1) * 2`": lambda: _done((A + 1) * 2),
+        "20 operations and a fetch": lambda: chain(A),
     }
     times = in_turns(works, rounds=200)
     told = "; ".join(f"{name} {time_s * 1e3:.2f}" for name, time_s in times.items())
