@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from typing import Any, Required, TypedDict, Unpack, overload
 
@@ -113,14 +112,7 @@ class MpiFunction:
 
     def options(self, **changed: Any) -> MpiFunction:
         """The same function with other options of `mpi_function`."""
-        known = [option.name for option in fields(FunctionOptions)]
-        unknown = changed.keys() - set(known)
-        if unknown:
-            raise TypeError(
-                f"mpi_function has no option {', '.join(sorted(unknown))}; it has "
-                + ", ".join(known)
-            )
-        return MpiFunction(self.function, replace(self._options, **changed))
+        return mpi_function(self.function, **{**asdict(self._options), **changed})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = getattr(self.function, "__name__", "it")
@@ -205,7 +197,7 @@ def mpi_function(
 
 @dataclass(slots=True, eq=False)
 class _Host:
-    """A GroupManager that runs functions, and the calls that it has not answered."""
+    """A gang that runs functions, and the calls that it has not answered."""
 
     manager: Manager
     idle_s: float
@@ -213,13 +205,23 @@ class _Host:
     born: float = field(default_factory=time.monotonic)
     idle_since: float = field(default_factory=time.monotonic)
 
-    def settle(self) -> None:
-        """Forget the calls that are over."""
+    def stays(self, here: tuple[str, str]) -> bool:
+        """Forget the calls that are over; end the gang if it has been idle for long enough.
+
+        Ray has ended those of an earlier connection than `here`.
+        """
+        if self.manager.connection != here:
+            return False
         if self.calls:
             _, self.calls = ray.wait(
                 self.calls, num_returns=len(self.calls), timeout=0, fetch_local=False
             )
             self.idle_since = time.monotonic()
+        if self.calls or time.monotonic() - self.idle_since <= self.idle_s:
+            return True
+        self.manager.handle.end.remote()
+        self.manager.give_back()
+        return False
 
 
 class _Pool:
@@ -234,8 +236,9 @@ class _Pool:
         """Give a call to a host. `idle_s` and `timeout_s` make no difference to a gang."""
         key = replace(options, timeout_s=None, idle_s=0.0)
         with self._lock:
-            self._forget_lost()
-            host = self._host(key, options)
+            self._settle()
+            host = self._host(key)
+            host.idle_s = options.idle_s
             request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
             ref: Any = host.manager.handle.function.remote(request, work, *refs)
             host.calls.append(ref)
@@ -244,27 +247,22 @@ class _Pool:
                 threading.Thread(target=self._watch, name="mpi_function", daemon=True).start()
         return ref
 
-    def _host(self, key: FunctionOptions, options: FunctionOptions) -> _Host:
-        hosts = self._hosts.setdefault(key, [])
-        for host in hosts:
-            host.settle()
-        free = min(hosts, key=lambda host: len(host.calls), default=None)
-        while free is not None and not free.calls and not free.manager.alive():
-            hosts.remove(free)
-            free.manager.kill()
-            free = min(hosts, key=lambda host: len(host.calls), default=None)
-        if free is None or (free.calls and self._room() >= options.num_workers * options.gang.cpus):
-            find_driver().prewarm.remote()
-            free = _Host(manager_pool.take(this_process()), options.idle_s)
-            hosts.append(free)
-        free.idle_s = options.idle_s
-        return free
-
-    def _forget_lost(self) -> None:
-        """Remove the hosts of an earlier connection to Ray, which has ended them."""
+    def _settle(self) -> None:
         here = connection_id()
         for hosts in self._hosts.values():
-            hosts[:] = [host for host in hosts if host.manager.connection == here]
+            hosts[:] = [host for host in hosts if host.stays(here)]
+
+    def _host(self, key: FunctionOptions) -> _Host:
+        hosts = self._hosts.setdefault(key, [])
+        for host in [host for host in hosts if not host.calls and not host.manager.alive()]:
+            hosts.remove(host)
+            host.manager.kill()
+        free = min(hosts, key=lambda host: len(host.calls), default=None)
+        if free is None or (free.calls and self._room() >= key.num_workers * key.gang.cpus):
+            find_driver().prewarm.remote()
+            free = _Host(manager_pool.take(this_process()), 0.0)
+            hosts.append(free)
+        return free
 
     def _room(self) -> float:
         """Free CPUs, less those of young gangs that Ray does not report as taken yet."""
@@ -279,57 +277,15 @@ class _Pool:
         return min(available - young, total - ours)
 
     def _watch(self) -> None:
-        while True:
+        while self._watched:
             time.sleep(POLL_INTERVAL_S)
             with self._lock, while_connected() as connected:
-                idle: list[_Host] = []
                 with contextlib.suppress(Exception):  # the cluster does not answer
-                    idle = self._idle() if connected else []
-                if not connected:
-                    self._hosts.clear()
-                self._watched = more = any(self._hosts.values())
-            for host in idle:
-                _end(host)
-            if not more:
-                return
-
-    def _idle(self) -> list[_Host]:
-        """Remove the hosts that have been idle for long enough."""
-        self._forget_lost()
-        now = time.monotonic()
-        found = []
-        for hosts in self._hosts.values():
-            for host in list(hosts):
-                host.settle()
-                if not host.calls and now - host.idle_since > host.idle_s:
-                    hosts.remove(host)
-                    found.append(host)
-        return found
-
-    def close(self) -> None:
-        """End all gangs."""
-        with self._lock:
-            hosts = [host for hosts in self._hosts.values() for host in hosts]
-            self._hosts.clear()
-        for host in hosts:
-            host.manager.kill()  # Ray ends it with us anyway; its gang notices at once
-
-
-def _end(host: _Host) -> None:
-    """Give a gang's CPUs back, and keep its manager for the next session."""
-    with while_connected() as connected:
-        with contextlib.suppress(Exception):  # a manager that does not answer is killed
-            if connected:  # else it has ended
-                ray.get(host.manager.handle.end.remote(), timeout=manager_pool.READY_TIMEOUT_S)
-            host.manager.give_back()
-            return
-        host.manager.kill()
+                    if connected:
+                        self._settle()
+                    else:
+                        self._hosts.clear()
+                self._watched = any(self._hosts.values())
 
 
 _pool = _Pool()
-
-
-@atexit.register
-def _close_pool() -> None:
-    if ray.is_initialized():
-        _pool.close()

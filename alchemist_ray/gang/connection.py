@@ -99,6 +99,13 @@ class GangConnection:
     options : ConnectionOptions, optional
         What this process shows, and in which steps it moves data.
 
+    Attributes
+    ----------
+    process : str
+        The id under which this process holds its leases.
+    closed : bool
+        Whether `close` was called.
+
     Raises
     ------
     GroupFailedError
@@ -130,13 +137,13 @@ class GangConnection:
         self._result_type = result_type
         self._touched = time.monotonic()
         self._sessions = 0
-        self._closed = False
+        self.closed = False
         self._begin(process)
         _connections.add(self)
 
     def _begin(self, process: str | None = None) -> None:
         """Open what belongs to one process: channel, connections to nodes, leases."""
-        self._process_id = process or uuid.uuid4().hex
+        self.process = process or uuid.uuid4().hex
         # Carries out what is recorded (`arrays.recording`) before commands that could tell.
         self.before_commands: Callable[[], None] | None = None
         self._lock, self._making = threading.RLock(), threading.RLock()
@@ -242,19 +249,9 @@ class GangConnection:
             "role": "client",
             "owner": self.owner,
             "session": self._sessions > 0,
-            "process": self._process_id,
+            "process": self.process,
             "where": this_process(),
         }
-
-    @property
-    def process(self) -> str:
-        """The id under which this process holds its leases."""
-        return self._process_id
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     @property
     def over(self) -> bool:
@@ -282,7 +279,7 @@ class GangConnection:
 
     def close(self) -> None:
         """Close every connection of this process to the gang."""
-        self._closed = True
+        self.closed = True
         self.leases.close()
         self.nodes.close()
         if self._channel is not None:
@@ -310,7 +307,7 @@ class GangConnection:
 
     def request(self, body: Body, on_progress: OnProgress | None = None) -> Body:
         """Run a command on the gang. Raises `AlchemistError`; Ctrl-C cancels the command."""
-        if self._closed:
+        if self.closed:
             raise SessionError(
                 f"gang {self.address.incarnation} has ended, with its libraries and matrices: "
                 "load_library(...) again in the session's new gang"
@@ -368,7 +365,7 @@ class GangConnection:
 
     def tell(self, body: Body) -> None:
         """Send a command and do not wait for its answer."""
-        if not self._closed:
+        if not self.closed:
             self._open_channel().tell(body)
 
     def cancel(self) -> None:
@@ -405,7 +402,7 @@ class GangConnection:
             )
         address = self.address
         if ref.gang != address.gang or not address.first_epoch <= ref.epoch <= address.epoch:
-            if self._closed and ref.epoch > address.epoch:
+            if self.closed and ref.epoch > address.epoch:
                 return ref  # of the session's next gang: `request` says that this one has ended
             raise StaleHandleError(
                 f"{ref.name} belonged to an earlier gang of session {ref.session}, whose "
@@ -439,7 +436,7 @@ class GangConnection:
         limit_s = self.address.idle_timeout_s
         if limit_s is not None and time.monotonic() - self._touched > limit_s / TOUCHES:
             self._touched = time.monotonic()
-            self.tell({"op": "touch"})
+            self.tell({"op": "ping"})
 
     def argument(self, ref: MatrixRef) -> int:
         """The id of a matrix for a call that may write to it. Raises as `check`."""

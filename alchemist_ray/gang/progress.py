@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,16 +35,18 @@ def transfer_bar(what: str, nbytes: int, wanted: bool | None) -> Iterator[Progre
     if tqdm is None or (not wanted and nbytes <= QUIET_NBYTES):
         yield None
         return
-    with tqdm(
-        total=nbytes,
+    with _opened(what, wanted, total=nbytes, unit="B", unit_scale=True) as bar:
+        yield bar.update
+
+
+def _opened(what: str, wanted: bool | None, **more: Any) -> tqdm:
+    return tqdm(
         desc=what,
-        unit="B",
-        unit_scale=True,
         delay=0.0 if wanted else QUIET_S,
         disable=None if wanted is None else not wanted,
         leave=bool(wanted),
-    ) as bar:
-        yield bar.update
+        **more,
+    )
 
 
 class RoutineBar:
@@ -58,15 +61,8 @@ class RoutineBar:
         if tqdm is None:
             return
         if self._bar is None:
-            self._bar = tqdm(
-                total=100,
-                desc=self._what,
-                unit="%",
-                delay=0.0 if self._wanted else QUIET_S,
-                disable=None if self._wanted is None else not self._wanted,
-                leave=bool(self._wanted),
-                bar_format="{l_bar}{bar}| {elapsed} {postfix}",
-            )
+            shown = "{l_bar}{bar}| {elapsed} {postfix}"
+            self._bar = _opened(self._what, self._wanted, total=100, unit="%", bar_format=shown)
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(100 * min(1.0, max(0.0, fraction)) - self._bar.n)
 
@@ -111,23 +107,13 @@ def as_text(lines: Iterable[Line]) -> str:
 
 def show(lines: Iterable[Line]) -> None:
     """Write lines to this process's stdout and stderr, above a progress bar if one is shown."""
-    together: list[Line] = []
-    for line in lines:
-        if together and together[-1][1] != line[1]:
-            _show(together)
-            together = []
-        together.append(line)
-    if together:
-        _show(together)
-
-
-def _show(lines: list[Line]) -> None:
-    stream: TextIO = sys.stderr if lines[0][1] == STDERR else sys.stdout
-    # A reader that is gone (`| head`) or a closed stream must not cost the call its result.
-    above = contextlib.nullcontext() if tqdm is None else tqdm.external_write_mode(file=stream)
-    with contextlib.suppress(BrokenPipeError, ValueError), above:
-        stream.write(as_text(lines))
-        stream.flush()
+    for name, together in itertools.groupby(lines, lambda line: line[1]):
+        stream: TextIO = sys.stderr if name == STDERR else sys.stdout
+        # A reader that is gone (`| head`) or a closed stream must not cost the call its result.
+        above = contextlib.nullcontext() if tqdm is None else tqdm.external_write_mode(file=stream)
+        with contextlib.suppress(BrokenPipeError, ValueError), above:
+            stream.write(as_text(together))
+            stream.flush()
 
 
 # --- steps of a verbose session ---

@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 from alchemist_ray.errors import (
@@ -43,21 +44,18 @@ POLL_INTERVAL_S = 0.05
 Serve = Callable[[list[str], str], Any]
 
 
-class _Command:
-    """The serving command; a thread waits for its end."""
+def _in_thread(action: Callable[..., Any], *args: Any) -> Future[Any]:
+    """The future of an action in a daemon thread, which no exit of the program waits for."""
+    future: Future[Any] = Future()
 
-    def __init__(self, serve: Serve, addresses: list[str], token: str) -> None:
-        self.over = threading.Event()
-        self.error: BaseException | None = None
-        threading.Thread(target=self._run, args=(serve, addresses, token), daemon=True).start()
-
-    def _run(self, serve: Serve, addresses: list[str], token: str) -> None:
+    def run() -> None:
         try:
-            serve(addresses, token)
+            future.set_result(action(*args))
         except BaseException as error:
-            self.error = error
-        finally:
-            self.over.set()
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 class RankChannel:
@@ -97,7 +95,7 @@ class RankChannel:
             if not all(any(map(sockets.reachable_here, node.addresses)) for node in nodes):
                 listeners.append(sockets.listen_tcp(_own_address(nodes)))
             addresses = [address for _, address in listeners]
-            self._command = _Command(serve, addresses, token)
+            self._command = _in_thread(serve, addresses, token)
             self._accept([sock for sock, _ in listeners], gang_address.size, token, timeout_s)
         except BaseException:
             self._give_up()
@@ -111,9 +109,9 @@ class RankChannel:
         """End the command, which would keep the ranks busy."""
         self.hang_up()
         command = getattr(self, "_command", None)
-        if command is not None and not command.over.is_set():
+        if command is not None and not command.done():
             self._cancel()
-            if not command.over.wait(LEAVE_TIMEOUT_S):
+            if not wait([command], LEAVE_TIMEOUT_S).done:
                 raise GroupFailedError(
                     f"the gang does not answer: its ranks are stuck. {NEXT_GANG}"
                 )
@@ -126,7 +124,7 @@ class RankChannel:
         deadline = time.monotonic() + timeout_s
         with contextlib.closing(Acceptor(listeners, token, {})) as acceptor:
             while len(found) < size:
-                if self._command.over.is_set():
+                if self._command.done():
                     raise self._ended()
                 if time.monotonic() > deadline:
                     raise CallTimeoutError(
@@ -184,15 +182,15 @@ class RankChannel:
     def _lost(self) -> BaseException:
         """A connection broke: the command has failed, or is about to."""
         self.hang_up()
-        self._command.over.wait(END_TIMEOUT_S)
+        wait([self._command], END_TIMEOUT_S)
         return self._ended()
 
     def _ended(self) -> BaseException:
-        if self._command.error is not None:
-            return self._command.error
+        over = self._command.done()
+        if over and (error := self._command.exception()) is not None:
+            return error
         return GroupFailedError(
-            "the ranks disconnected" if self._command.over.is_set() else "the ranks are stuck",
-            cause="rank channel lost",
+            "the ranks disconnected" if over else "the ranks are stuck", cause="rank channel lost"
         )
 
     @property
@@ -213,7 +211,7 @@ class RankChannel:
     def close(self) -> bool:
         """Close the channel and wait some seconds for the routine; whether it ended."""
         self.hang_up()
-        return self._command.over.wait(LEAVE_TIMEOUT_S)
+        return bool(wait([self._command], LEAVE_TIMEOUT_S).done)
 
 
 def open_rank_channel(

@@ -21,6 +21,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
+from alchemist_ray.arguments import MAX_SECONDS
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.errors import (
     AlchemistError,
@@ -39,7 +40,7 @@ from alchemist_ray.gang.address import GangAddress, next_token
 from alchemist_ray.gang.info import GangState
 from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.libraries import results_of
-from alchemist_ray.observe import logs
+from alchemist_ray.observe import events, logs
 from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.actors import NAMESPACE, group_name, result_of
@@ -58,7 +59,6 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
 FAILED_KEPT_S = 600.0  # a detached gang that has failed tells its attached processes why
-IDLE_POLLS = 10  # checks of a gang within its idle_timeout_s
 EXPECTED_S = 30.0
 DROP_LIMIT_S = 10.0  # for cancelled tasks to end
 LEAVE_S = 0.2  # for answers that are under way
@@ -177,13 +177,14 @@ class Gang:
                 raise LaunchError(str(self._now.failure), **self._now.failure.facts)
             self._enter(GangState.READY)
         except BaseException as error:
-            self._measures.not_started(error)
+            self._measures.note(events.NOT_STARTED, outcome="failed", error=error)
             await self._clear(serve=False)
             self._enter(GangState.NONE)
             self._leave_later(LEAVE_S)
             raise
         ranks = f"{counted(self.request.workers, 'rank')} on {', '.join(self.nodes)}"
-        self._measures.started(time.monotonic() - begun, ranks)
+        seconds = time.monotonic() - begun
+        self._measures.note(events.STARTED, outcome="ok", seconds=seconds, ranks=ranks)
         self.dispatcher.use(self._now.nodes)
         self._begin_watches()
         return self.address
@@ -229,7 +230,7 @@ class Gang:
             if (folder := self.request.checkpoint_folder) is not None:
                 self._watch(snapshots.write_checkpoints(folder))
         if (limit_s := self.request.options.idle_timeout_s) is not None:
-            self._in_background(self._end_when_idle(limit_s))
+            self._watch(self._end_when_idle(limit_s))
 
     def _watch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do it in a task, which the end of the ranks ends."""
@@ -448,7 +449,7 @@ class Gang:
         while True:
             try:
                 await self._start_again(error)
-                self._measures.recovered(there=True)
+                self._measures.note(events.RECOVERED, outcome="ok", result="started again")
                 return
             except AlchemistError as again:
                 error = again
@@ -458,7 +459,8 @@ class Gang:
             if self.failures >= self.request.options.max_failures:
                 break
             self.failures += 1
-        self._measures.recovered(there=False)
+        words = "not started again: it has ended"
+        self._measures.note(events.RECOVERED, outcome="failed", result=words)
         self._fail()
         self.dispatcher.give_up(
             GroupFailedError(
@@ -662,18 +664,13 @@ class Gang:
 
     async def _end_when_idle(self, limit_s: float) -> None:
         """End the gang when no command has come for the idle timeout."""
-        dispatcher = self.dispatcher  # of this launch
-        while dispatcher is self.dispatcher and self.state is not GangState.NONE:
-            if self.failure is not None:
-                return
-            idle_s = 0.0 if self._one_resize.locked() else dispatcher.idle_s
+        while True:
+            idle_s = 0.0 if self._one_resize.locked() else self.dispatcher.idle_s
             if idle_s >= limit_s:
-                await self.end(
-                    f"gang {self._name} was ended after {limit_s:g} s without a command "
-                    "(idle_timeout_s)"
-                )
-                return
-            await asyncio.sleep(min(max(limit_s - idle_s, 0.01), limit_s / IDLE_POLLS))
+                break
+            await asyncio.sleep(min(max(limit_s - idle_s, 0.01), MAX_SECONDS))
+        why = f"gang {self._name} was ended after {limit_s:g} s without a command (idle_timeout_s)"
+        self._in_background(self.end(why))  # not here: the end of the ranks ends this task
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -114,7 +114,6 @@ COMMANDS: dict[str, Command] = {
     "hold": _at_once("matrices"),
     "pin": _at_once("matrices"),
     "resume": _at_once("matrices"),
-    "touch": _at_once(""),
     "describe": _at_once("matrix name? pin? source? columns?"),
     "list_matrices": _at_once("names?", repeatable=True),
     "list_libraries": _at_once("", repeatable=True),

@@ -1,9 +1,13 @@
 """A state machine: random steps of three processes on one gang, and a killer of its parts.
 
 One program is the owner, one is attached, one is a thin client whose link breaks. They send,
-compute, change, fetch, share and drop matrices; ranks, proxies, agents and GroupManagers are
-killed and the gang is resized meanwhile. The model is NumPy's: no step waits for ever, no read is
-torn, no matrix is lost, and what all have dropped is freed.
+compute, change, fetch, share and drop matrices; ranks, data endpoints, proxies, agents, fork
+servers and GroupManagers are killed, and the gang is resized meanwhile. The model is NumPy's: no
+step waits for ever, no read is torn, no matrix is lost, and what all have dropped is freed.
+
+A run is `STEPS` random steps, after which all matrices are compared and dropped. All runs use one
+gang, one gateway and three programs: starting them takes seconds, a step milliseconds. What a run
+has broken is whole again, or replaced, before the next one begins.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     AlchemistError,
+    CancelledError,
     GroupError,
     GroupFailedError,
     GroupRecoveredError,
@@ -36,6 +41,7 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.runtime.cluster.actors import NAMESPACE, group_name
+from mpi_workers.node.processes import descendants
 from tests.faults.conftest import agent_pids, pid_of
 from tests.sessions.user import STEP_LIMIT_S, Elsewhere, Here, values
 from tests.support import traces
@@ -106,6 +112,7 @@ class World:
 
     def replace(self, user: str) -> None:
         """Another process in place of one that was killed."""
+        self.link.plug()
         self.users[user] = Elsewhere(NAME, self.folder, *self.programs[user])
 
     def end(self) -> None:
@@ -289,12 +296,15 @@ class Sessions(RuleBasedStateMachine):
             del self.matrices[key]
 
     @step(
+        choose=CHOICES,
         user=st.sampled_from(USERS),
         step=st.sampled_from(("failing_call", "late_call", "disconnect")),
     )
-    def trouble(self, user: str, step: str) -> None:
+    def trouble(self, choose: random.Random, user: str, step: str) -> None:
         if user == "thin" and step == "disconnect":
+            self.world.link.plugged = False
             self.world.link.cut()
+            self.later(choose.choice((0.0, 0.3, 1.0)), self.world.link.plug)
         else:
             self.ask(user, step)
 
@@ -316,9 +326,12 @@ class Sessions(RuleBasedStateMachine):
 
     @step(
         choose=CHOICES,
-        part=st.sampled_from(("rank", "rank", "rank", "proxy", "agent", "process", "manager")),
+        part=st.sampled_from(
+            ("rank", "rank", "rank", "proxy", "data endpoint",
+             "agent", "fork-server", "process", "manager")
+        ),
         after_s=st.sampled_from((0.0, 0.005, 0.05)),
-    )
+    )  # fmt: skip
     def kill(self, choose: random.Random, part: str, after_s: float) -> None:
         # Starting another process takes seconds.
         if choose.random() < (0.9 if part in ("process", "manager") else 0.7):
@@ -333,12 +346,19 @@ class Sessions(RuleBasedStateMachine):
             os.kill(pid_of(actor), signal.SIGKILL)
             self.ask("owner", "ids")
             raise AssertionError("the gang answers without its GroupManager")
-        elif part == "agent":
-            os.kill(agent_pids()["agent"], signal.SIGKILL)
+        elif part in ("agent", "fork-server"):
+            os.kill(agent_pids()[part], signal.SIGKILL)
         else:
-            pid = choose.choice(self.ask("owner", "ranks"))
-            victim = pid if part == "rank" else traces.parent_of(pid)
-            self.later(after_s, lambda: os.kill(victim, signal.SIGKILL))
+            ranks = self.ask("owner", "ranks")
+            self.later(after_s, lambda: os.kill(self.part(part, ranks, choose), signal.SIGKILL))
+
+    def part(self, part: str, ranks: list[int], choose: random.Random) -> int:
+        """The process id of a rank, of the proxy of all, or of its other child."""
+        if part == "rank":
+            return choose.choice(ranks)
+        proxy = traces.parent_of(ranks[0])
+        others = descendants([proxy]) - set(ranks)
+        return proxy if part == "proxy" else min(others, default=proxy)
 
     def replace_process(self, user: str) -> None:
         self.processes_lost = True
@@ -349,13 +369,21 @@ class Sessions(RuleBasedStateMachine):
                 del self.matrices[key]  # a name may hold it until the end
         self.world.replace(user)
 
-    @step(choose=CHOICES, workers=st.integers(1, MAX_WORKERS))
-    def resize(self, choose: random.Random, workers: int) -> None:
+    @step(
+        choose=CHOICES,
+        workers=st.integers(1, MAX_WORKERS),
+        stop_after_s=st.sampled_from((None, 0.0, 0.05, 0.15)),
+    )
+    def resize(self, choose: random.Random, workers: int, stop_after_s: float | None) -> None:
         if choose.random() < 0.7:
             return
+        if stop_after_s is not None:
+            manager = self.world.users["owner"].als.connection.manager
+            self.later(stop_after_s, manager.stop_resize.remote)
         try:
             self.ask("owner", "resize", workers)
-        except GroupError as error:  # ranks were lost meanwhile
+            self.world.done["resized"] += 1
+        except (GroupError, CancelledError) as error:  # ranks were lost, or it was stopped
             if "was not resized and goes on" not in str(error):
                 raise
 
@@ -369,7 +397,8 @@ class Sessions(RuleBasedStateMachine):
 
     def later(self, after_s: float, cause: Callable[[], None]) -> None:
         def caused() -> None:
-            with contextlib.suppress(ProcessLookupError):  # a resize was quicker
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError, SessionError):
+                # Another kill, or a resize, was quicker.
                 cause()
 
         timer = threading.Timer(after_s, caused)

@@ -25,12 +25,10 @@ LIMITS = {"MB": 96.0, "descriptors": 16, "threads": 8, "files": 2}
 
 @dataclass(slots=True)
 class Report:
-    """Measurements before and after, and how often each action ran."""
+    """Measurements before and after."""
 
     before: dict[str, dict[str, float]]
     after: dict[str, dict[str, float]] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def held() -> dict[str, dict[str, float]]:
@@ -87,8 +85,7 @@ def excess(report: Report) -> list[str]:
 
 def table(report: Report) -> str:
     """Before and after, for people."""
-    lines = [f"{report.seconds:.0f} s: " + ", ".join(f"{n} {a}" for a, n in report.counts.items())]
-    lines.append(f"{'process':<14} {'MB':>15} {'descriptors':>15} {'threads':>15} {'files':>9}")
+    lines = [f"{'process':<14} {'MB':>15} {'descriptors':>15} {'threads':>15} {'files':>9}"]
     for process, after in report.after.items():
         before = report.before[process]
         cells = [

@@ -169,6 +169,7 @@ class Here:
     """A user in this process."""
 
     def __init__(self, session: AlchemistSession) -> None:
+        self.als = session
         self._steps = Steps(session)
         self.pid = os.getpid()
         self._thread = ThreadPoolExecutor(1)
@@ -180,7 +181,7 @@ class Here:
         self._thread.shutdown()
         self._steps.held.clear()
         gc.collect()
-        self._steps.als.close()
+        self.als.close()
 
 
 class Elsewhere:

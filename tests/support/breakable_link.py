@@ -71,8 +71,12 @@ class BreakableLink:
                         self._selector.unregister(one)
                     one.close()
 
+    def plug(self) -> None:
+        """Let clients connect again."""
+        self.plugged = True
+
     def cut(self) -> None:
-        """Break all connections."""
+        """Break all connections; see `plugged`."""
         with self._lock:
             socks = list(self._pairs)
         for sock in socks:

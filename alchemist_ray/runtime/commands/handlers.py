@@ -53,6 +53,8 @@ class Commands:
     ----------
     stale : dict of int to str
         Matrices that were lost with ranks and could not be rebuilt, and why.
+    next_id : int
+        The id that the next matrix gets.
     quota_nbytes : int or None
         Bytes that all matrices may have at the moment: what the other gangs of the user leave of
         the limit of the cluster.
@@ -74,7 +76,7 @@ class Commands:
         self.stale: dict[int, str] = {}
         self._soon = soon
         self._users = users
-        self._ids = 0
+        self.next_id = 1
         self.matrices: dict[int, Record] = {}
         self.libraries = LoadedLibraries(users)
         self.quota_nbytes: int | None = None
@@ -152,7 +154,7 @@ class Commands:
         check_layout(fields["layout"])  # a proxy that gets another one refuses the gang
         nbytes = math.prod(stored_shape(fields["shape"])) * np.dtype(fields["dtype"]).itemsize
         self._check_quota(nbytes)
-        ident = self._new_id()
+        ident, self.next_id = self.next_id, self.next_id + 1
         try:
             await self.nodes.round(
                 op, collective=op == "redistribute", matrix=ident, **fields, **more
@@ -284,15 +286,6 @@ class Commands:
 
     # --- what is held ---
 
-    @property
-    def next_id(self) -> int:
-        """The id that the next matrix gets."""
-        return self._ids + 1
-
-    def _new_id(self) -> int:
-        self._ids += 1
-        return self._ids
-
     def _known(self, ident: Any) -> Record:
         record = self.matrices.get(ident)
         if record is None:
@@ -331,7 +324,7 @@ class Commands:
             if columns and not described:
                 record.columns = columns
             described.append(record.described())
-            self._ids = ident
+            self.next_id = ident + 1
             for other in filter(None, map(self.matrices.get, alias)):
                 record.shares_with(other)
         return described
@@ -404,10 +397,6 @@ class Commands:
         record.source = body.get("source", record.source)
         record.columns = body.get("columns", record.columns)
         return record.described()
-
-    def touch(self, body: Body, holder: str) -> Body:
-        """The gang is used: data goes directly to ranks."""
-        return {}
 
     def resume(self, body: Body, holder: str) -> Body:
         """A process is connected again: these are all matrices that it refers to."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from alchemist_ray.runtime.commands.matrix_records import Record, matrices_of
@@ -53,7 +53,7 @@ class LoadedLibrary:
             self.state = Record(0, name, (), "bool", "")
 
 
-class LoadedLibraries:
+class LoadedLibraries(dict[str, LoadedLibrary]):
     """The libraries of a gang, by name.
 
     Parameters
@@ -63,19 +63,9 @@ class LoadedLibraries:
     """
 
     def __init__(self, users: Callable[[set[str]], list[str]]) -> None:
+        super().__init__()
         self._users = users
-        self._loaded: dict[str, LoadedLibrary] = {}
         self._lost: dict[str, str] = {}  # libraries whose state could not be rebuilt, and why
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._loaded)
-
-    def __getitem__(self, name: str) -> LoadedLibrary:
-        return self._loaded[name]
-
-    def items(self) -> list[tuple[str, LoadedLibrary]]:
-        """The libraries at this moment."""
-        return list(self._loaded.items())
 
     def described(self) -> list[Body]:
         """The libraries with their signatures; file and version of a state that can be saved."""
@@ -83,7 +73,7 @@ class LoadedLibraries:
             {**loaded.described, "path": loaded.stamp[0], "version": loaded.state.version}
             if loaded.state is not None
             else loaded.described
-            for loaded in self._loaded.values()
+            for loaded in self.values()
         ]
 
     def in_use(self, name: str, stamp: Stamp, holder: str, *, replace: bool) -> Body | None:
@@ -96,7 +86,7 @@ class LoadedLibraries:
         Failure
             LibraryLoadError, if it would be replaced while another program uses it.
         """
-        known = self._loaded.get(name)
+        known = self.get(name)
         if known is None:
             return None
         if known.stamp == stamp and not replace:
@@ -114,27 +104,27 @@ class LoadedLibraries:
 
     def add(self, name: str, stamp: Stamp, described: Body, holder: str) -> None:
         """A library has been loaded on all ranks."""
-        holders = self._loaded[name].holders if name in self._loaded else set()
-        self._loaded[name] = LoadedLibrary(described, stamp, holders | {holder})
+        holders = self[name].holders if name in self else set()
+        self[name] = LoadedLibrary(described, stamp, holders | {holder})
         self._lost.pop(name, None)
 
     def stamp(self, name: str) -> Stamp | None:
         """The file of a library; None if it is not loaded."""
-        loaded = self._loaded.get(name)
+        loaded = self.get(name)
         return None if loaded is None else loaded.stamp
 
     def state(self, name: str) -> Record | None:
         """The state of a library, if it can be saved."""
-        loaded = self._loaded.get(name)
+        loaded = self.get(name)
         return None if loaded is None else loaded.state
 
     def states(self) -> dict[str, Record]:
         """The states that can be saved, by library."""
-        return {n: loaded.state for n, loaded in self._loaded.items() if loaded.state is not None}
+        return {n: loaded.state for n, loaded in self.items() if loaded.state is not None}
 
     def remove(self, name: str, reason: str = "") -> None:
         """A library, or its state, could not be had again; `reason`: for those that call it."""
-        del self._loaded[name]
+        del self[name]
         if reason:
             self._lost[name] = reason
 
@@ -142,19 +132,19 @@ class LoadedLibraries:
         """A process calls a library. Raise `Failure` (LibraryNotFoundError): its state was lost."""
         if name in self._lost:
             raise Failure("LibraryNotFoundError", self._lost[name])
-        if name in self._loaded:
-            self._loaded[name].holders.add(holder)  # also one that got it by `als.library`
+        if name in self:
+            self[name].holders.add(holder)  # also one that got it by `als.library`
 
     def lost(self, holder: str) -> None:
         """A process is gone."""
-        for loaded in self._loaded.values():
+        for loaded in self.values():
             loaded.holders.discard(holder)
 
     # --- effects of commands ---
 
     def _called(self, body: Body) -> Body:
         """The declaration of the routine that a command calls; empty if it is unknown."""
-        loaded = self._loaded.get(body["library"])
+        loaded = self.get(body["library"])
         return {} if loaded is None else loaded.routines.get(body["routine"], {})
 
     def pure(self, body: Body) -> bool:

@@ -46,27 +46,15 @@ class GangMeasures:
 
     # --- events ---
 
-    def _note(self, event: events.Event, **facts: object) -> None:
+    def note(self, event: events.Event, **facts: object) -> None:
+        """Note an event of the gang with these facts."""
         events.note(event, self._log, gang=self._gang, **facts)
-
-    def started(self, seconds: float, ranks: str) -> None:
-        """Its ranks are there; `ranks`: how many and where."""
-        self._note(events.STARTED, outcome="ok", seconds=seconds, ranks=ranks)
-
-    def not_started(self, error: BaseException) -> None:
-        """Its ranks did not start."""
-        self._note(events.NOT_STARTED, outcome="failed", error=error)
 
     def lost(self, error: AlchemistError) -> None:
         """Ranks were lost."""
         cause = metrics.bounded(str(error.facts.get("cause", metrics.OTHER)))
         first = str(error).partition("\n")[0]  # the rest is in its own file
-        self._note(events.LOST, cause=cause, error=first)
-
-    def recovered(self, *, there: bool) -> None:
-        """The gang was started again, or that was given up."""
-        result = "started again" if there else "not started again: it has ended"
-        self._note(events.RECOVERED, outcome="ok" if there else "failed", result=result)
+        self.note(events.LOST, cause=cause, error=first)
 
     def ended(self, job: Job, begun: float, result: Body | Failure | None) -> None:
         """A command ended that ran since `begun` (`time.monotonic`)."""
@@ -78,7 +66,7 @@ class GangMeasures:
             failure = job.cancelled or result
             kind = failure.kind if isinstance(failure, Failure) else ""
             outcome = "cancelled" if kind in CANCELLED else "failed"
-        self._note(
+        self.note(
             events.CALLED, name=job.name, library=library, routine=routine, outcome=outcome,
             seconds=time.monotonic() - begun, queued_s=begun - job.since,
         )  # fmt: skip
@@ -111,7 +99,7 @@ class GangMeasures:
     def hide(self) -> None:
         """The gang has ended."""
         self._set({})
-        self._note(events.ENDED)
+        self.note(events.ENDED)
 
     def _set(self, now: dict[tuple[str, metrics.Labels], float]) -> None:
         for key in self._shown | now:

@@ -225,6 +225,8 @@ class Nodes:
         The data endpoint of each node whose ranks have checked in.
     ready : Future
         Done when all ranks have checked in; fails with the reason if they cannot.
+    last_round : int
+        Number of the last round.
     failure : AlchemistError or None
         The reason for the end of the gang.
     leave : callable(error) -> bool, optional
@@ -246,7 +248,7 @@ class Nodes:
         self._on_output = on_output
         self._proxies: dict[int, FrameProtocol] = {}
         self._rounds: dict[int, Round] = {}
-        self._seq = 0
+        self.last_round = 0
         self._renew = False
         self.leave: Callable[[AlchemistError], bool] | None = None
         self.unreferenced: list[int] = []  # matrices that the next round frees
@@ -271,11 +273,6 @@ class Nodes:
     def left_early(self) -> Round | None:
         """A round that is over for its caller, and that ranks are still in."""
         return next((r for r in self._rounds.values() if r.over.done()), None)
-
-    @property
-    def last_round(self) -> int:
-        """Number of the last round."""
-        return self._seq
 
     def not_connected(self) -> list[int]:
         """Nodes whose proxy has not connected."""
@@ -502,8 +499,8 @@ class Nodes:
             await asyncio.wait([self._ended])  # a node has no ranks: its reply would be missing
         if self.failure is not None:
             raise self.failure.with_traceback(None)  # those of earlier ones would pile up
-        self._seq += 1
-        body: Body = {"op": op, "seq": self._seq, **fields}
+        self.last_round += 1
+        body: Body = {"op": op, "seq": self.last_round, **fields}
         if self.unreferenced:
             body["unreferenced"], self.unreferenced = self.unreferenced, []
         data = encode(Kind.COMMAND, {**body, "renew": True} if collective and self._renew else body)
@@ -511,7 +508,7 @@ class Nodes:
             self._renew = False
         doing = command_name(body) if COMMANDS[op].prints else ""  # code of users and libraries
         under_way = Round(len(self._proxies), doing, collective)
-        self._rounds[self._seq] = under_way
+        self._rounds[self.last_round] = under_way
         for proxy in self._proxies.values():
             proxy.send_encoded(data)
         await under_way.over

@@ -143,7 +143,7 @@ class Rebuilding:
         """All libraries, but for those that one of the commands loads."""
         libraries = self._commands.libraries
         later = {command.body["library"] for command in commands if command.body["op"] == "load"}
-        for name, library in libraries.items():
+        for name, library in list(libraries.items()):  # some are removed
             path, _ = library.stamp
             if await stamp_of(path) != library.stamp:
                 libraries.remove(name)

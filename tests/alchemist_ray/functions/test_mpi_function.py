@@ -84,7 +84,7 @@ def test_simultaneous_calls_get_separate_gangs_while_cpus_last() -> None:
 
 def test_options_make_another_function() -> None:
     assert len(ray.get(pids.options(num_workers=3).remote())) == 3
-    with pytest.raises(TypeError, match="no option workers"):
+    with pytest.raises(TypeError, match="no option 'workers'"):
         pids.options(workers=3)
     with pytest.raises(ResourceError, match="num_workers"):
         alchemist_ray.mpi_function(num_workers=0)(lambda comm: None)
