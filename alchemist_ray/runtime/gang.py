@@ -599,6 +599,8 @@ class Gang:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=DROP_LIMIT_S)
+        with contextlib.suppress(TimeoutError):  # its processes have ended then
+            await asyncio.wait_for(self._leaves(GangState.ENDING), DROP_LIMIT_S)
         await self.kill("its session ended it")
 
     def _kill(self, error: AlchemistError) -> None:
