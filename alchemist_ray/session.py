@@ -388,7 +388,21 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         While it runs, `MPI.COMM_WORLD` is the gang's communicator, and MPI stays initialised
         even if it calls Finalize. Lines that the ranks print appear here at once.
         """
-        user_code.run_script(self.connection, path, argv, cwd, env, timeout_s)
+        limit_s = checked_timeout(timeout_s)
+        where = checked_path("path", path)
+        try:
+            text = where.read_bytes()
+        except OSError as error:
+            raise BadArgumentError(f"run_script cannot read {where}: {error.strerror}") from error
+        task = {
+            "kind": "script",
+            "name": where.name,
+            "path": str(where),
+            "code": [text],
+            "argv": user_code.words_of(argv),
+            **user_code.process_settings(cwd, env),
+        }
+        user_code.run_task(self.connection, task, [], limit_s)
 
     def run_program(
         self,

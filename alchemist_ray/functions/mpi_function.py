@@ -10,13 +10,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
-from typing import Any, Required, TypedDict, Unpack, overload
+from typing import Any, overload
 
 import ray
 
 from alchemist_ray.arguments import positive_int
 from alchemist_ray.errors import BadArgumentError
-from alchemist_ray.functions.run import Work, pack
+from alchemist_ray.functions.run import pack
 from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.libraries import checked_timeout
 from alchemist_ray.gang.matrix_ref import MatrixRef
@@ -28,20 +28,11 @@ from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.runtime.cluster.ray_connection import connection_id, while_connected
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.launch.gang_request import GangRequest
+from mpi_workers.wire.frames import Body
 
 IDLE_S = 10.0  # default: an idle gang is kept for the next call
 POLL_INTERVAL_S = 0.2  # between checks for calls that have ended
 YOUNG_S = 3.0  # Ray may still report the CPUs of a gang of this age as free
-
-
-class _Options(TypedDict, total=False):
-    num_workers: Required[int]
-    threads_per_worker: int
-    cpus_per_worker: float | None
-    launcher: str
-    start_timeout_s: float
-    timeout_s: float | None
-    idle_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +96,12 @@ class MpiFunction:
             If something cannot be pickled, or for a handle: its matrix is on another gang.
         """
         refs: list[Any] = []
-        work = Work(pack(self.function, args, kwargs, _no_handle, refs), self._options.timeout_s)
+        task = pack(self.function, args, kwargs, _no_handle, refs).task()
+        limit_s = self._options.timeout_s
+        body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": limit_s}
         if not ray.is_initialized():
             join_ray(self._options.num_workers)
-        return _pool.submit(self._options, work, refs)
+        return _pool.submit(self._options, body, refs)
 
     def options(self, **changed: Any) -> MpiFunction:
         """The same function with other options of `mpi_function`."""
@@ -137,15 +130,9 @@ def _no_handle(handle: MatrixRef) -> int:
 
 
 @overload
-def mpi_function(
-    **options: Unpack[_Options],
-) -> Callable[[Callable[..., Any]], MpiFunction]: ...
+def mpi_function(**options: Any) -> Callable[[Callable[..., Any]], MpiFunction]: ...
 @overload
-def mpi_function(
-    function: Callable[..., Any],
-    /,
-    **options: Unpack[_Options],
-) -> MpiFunction: ...
+def mpi_function(function: Callable[..., Any], /, **options: Any) -> MpiFunction: ...
 @with_options(FunctionOptions, "mpi_function")  # type: ignore[misc]  # the function has a default
 def mpi_function(
     function: Callable[..., Any] | None, /, options: FunctionOptions
@@ -232,7 +219,7 @@ class _Pool:
         self._hosts: dict[FunctionOptions, list[_Host]] = {}
         self._watched = False
 
-    def submit(self, options: FunctionOptions, work: Work, refs: list[Any]) -> Any:
+    def submit(self, options: FunctionOptions, body: Body, refs: list[Any]) -> Any:
         """Give a call to a host. `idle_s` and `timeout_s` make no difference to a gang."""
         key = replace(options, timeout_s=None, idle_s=0.0)
         with self._lock:
@@ -240,7 +227,7 @@ class _Pool:
             host = self._host(key)
             host.idle_s = options.idle_s
             request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
-            ref: Any = host.manager.handle.function.remote(request, work, *refs)
+            ref: Any = host.manager.handle.function.remote(request, body, *refs)
             host.calls.append(ref)
             if not self._watched:
                 self._watched = True

@@ -56,32 +56,6 @@ def run(
     return run_task(connection, packed.task(), packed.uses, limit_s, pure=pure)
 
 
-def run_script(
-    connection: GangConnection,
-    path: str | os.PathLike[str],
-    argv: Sequence[Any],
-    cwd: str | os.PathLike[str] | None,
-    env: Mapping[str, str] | None,
-    timeout_s: float | None,
-) -> None:
-    """See `AlchemistSession.run_script`."""
-    limit_s = checked_timeout(timeout_s)
-    where = checked_path("path", path)
-    try:
-        text = where.read_bytes()
-    except OSError as error:
-        raise BadArgumentError(f"run_script cannot read {where}: {error.strerror}") from error
-    task = {
-        "kind": "script",
-        "name": where.name,
-        "path": str(where),
-        "code": [text],
-        "argv": words_of(argv),
-        **process_settings(cwd, env),
-    }
-    run_task(connection, task, [], limit_s)
-
-
 def words_of(argv: Sequence[Any]) -> list[str]:
     """The arguments of a script or program as strings."""
     if isinstance(argv, str | bytes):
@@ -356,14 +330,6 @@ def _argument_at_fault(
         if _fails(value, pickler):
             return f"{name}: its argument {what} (a {type(value).__name__})"
     return f"{name}: its arguments together"
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A call of a function for a GroupManager; see `mpi_function`."""
-
-    packed: Packed
-    timeout_s: float | None
 
 
 # --- results ---

@@ -35,7 +35,6 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.functions import run
-from alchemist_ray.functions.run import Work
 from alchemist_ray.gang.address import GangAddress, next_token
 from alchemist_ray.gang.info import GangState
 from alchemist_ray.gang.leases import ResultLease
@@ -380,20 +379,19 @@ class Gang:
         """Cancel all calls that run or wait; their number."""
         return 0 if self.state is GangState.NONE else self.dispatcher.cancel_calls()
 
-    async def function(self, request: GangRequest, work: Work, *values: Any) -> Any:
-        """Run a function on a gang of its own, which is started if it is not there.
+    async def function(self, request: GangRequest, body: Body, *values: Any) -> Any:
+        """Run the function of a command on a gang of its own, which is started if necessary.
 
         One after the other, in the order of the calls. `values` are what its object refs
         stood for. Raises `AlchemistError`.
         """
+        task = body["task"]
         async with self._one_by_one:
             epoch = (await self._own_gang(request)).epoch
-            task = work.packed.task()
             if values:
                 task["values"] = await in_thread(run.packed_values, values)
-            body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": work.timeout_s}
             try:
-                return await self._result(epoch, work.packed.name, await self.command(epoch, body))
+                return await self._result(epoch, task["name"], await self.command(epoch, body))
             except GroupFailedError as error:
                 raise advising(error, "the next call starts a new one") from None
 
