@@ -8,14 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import functions, linear, ordering, reductions, rules, statistics, ufuncs
+from alchemist_ray.arrays import (
+    fourier,
+    functions,
+    linear,
+    ordering,
+    reductions,
+    rules,
+    statistics,
+    ufuncs,
+)
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.function_table import FUNCTIONS
 from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
-IMPLEMENTED_IN = (functions, linear, ordering, reductions, statistics)  # these fill the table
+IMPLEMENTED_IN = (
+    fourier,
+    functions,
+    linear,
+    ordering,
+    reductions,
+    statistics,
+)  # these fill the table
 INSTEAD = {  # of functions that are missing: code that runs as it is here, and when it is the same
     "save": "A.save('matrix.npy')",
     "eig": "np.linalg.eigh(A) for Hermitian A, else np.linalg.eig(A.fetch())",

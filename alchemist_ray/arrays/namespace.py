@@ -99,6 +99,26 @@ class Linalg(_Names):
         return "<linalg of matrices on ranks>"
 
 
+class Fourier(_Names):
+    """The standard's extension ``fft``, and NumPy's transforms of two axes."""
+
+    _numpy = np.fft
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def fftfreq(self, n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:
+        """The frequencies of a transform of n points at distances d, in the order of `fft`."""
+        return creation.asarray(self._engine, np.fft.fftfreq(n, d), dtype, None)
+
+    def rfftfreq(self, n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:
+        """The frequencies of `rfft`."""
+        return creation.asarray(self._engine, np.fft.rfftfreq(n, d), dtype, None)
+
+    def __repr__(self) -> str:
+        return "<fft of matrices on ranks>"
+
+
 class Random:
     """Random matrices: the same numbers for the same seed, on any number of ranks."""
 
@@ -127,6 +147,7 @@ class Namespace(_Names):
     Attributes
     ----------
     linalg : Linalg
+    fft : Fourier
     random : Random
         Beyond the standard: ``default_rng``, and ``normal`` and ``uniform`` with a seed.
     """
@@ -138,6 +159,7 @@ class Namespace(_Names):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.linalg = Linalg(engine)
+        self.fft = Fourier(engine)
         self.random = Random(engine)
         for name in CONSTANTS:
             setattr(self, name, getattr(np, name))

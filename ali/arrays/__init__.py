@@ -5,6 +5,7 @@ A gang loads it as ``ali.arrays``, in addition to any linalg that a user loads.
 
 from ali.arrays.axes import join, matmul_each, permute, reshape
 from ali.arrays.expressions import evaluate, reduce_elements
+from ali.arrays.fourier import fourier
 from ali.arrays.lookup import (
     bincount,
     histogram,
@@ -34,8 +35,8 @@ from ali.linalg import PURE as PURE
 
 __all__ = [
     "argsort", "array", "assign", "assign_elements", "bincount", "broadcast", "choose",
-    "combine", "cumulative", "draw", "elements", "evaluate", "filled", "histogram",
-    "interp", "isin", "join", "matmul_each", "nan_to_num", "nonzero", "outer", "part",
+    "combine", "cumulative", "draw", "elements", "evaluate", "filled", "fourier",
+    "histogram", "interp", "isin", "join", "matmul_each", "nan_to_num", "nonzero", "outer", "part",
     "permute", "pick", "plan", "progression", "put_elements", "quantile", "reduce",
     "reduce_elements", "repeat", "reshape", "roll", "round", "searchsorted", "sort",
     "take_along_axis", "tile", "unique", "unique_all", "update",

@@ -21,6 +21,7 @@ from ali.linalg.arithmetic import divides_rows
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import MAX_BLOCK, Form, form, stored_shape
 
+IN_BLOCKS = "VC_STAR:BLOCK"  # each rank has consecutive rows: what scans, sorts and masks make
 POOLED_NBYTES = 1 << 20  # 1 MiB: smaller scratch memory is not taken from the pool
 
 
@@ -131,25 +132,18 @@ def contiguous_rows(ctx: Context, A: DistMatrix) -> tuple[Array, int]:
         A copy. Ranks have ``ceil(m / size)`` rows each, the last ones fewer.
     start : int
     """
-    local = np.ascontiguousarray(block(ctx.to_layout(A, "VC_STAR")))
-    (m, n), size, me = A.shape, ctx.size, ctx.rank
-    each = -(-m // size)
-    edges = [min(m, each * r) for r in range(size + 1)]
-    start, stop = edges[me], edges[me + 1]
-    rows = scratch(ctx, (stop - start) * n, A.dtype).reshape(stop - start, n)
-    if size == 1:
-        rows[...] = local
-        return rows, 0
-    cuts = [-(-(edge - me) // size) if edge > me else 0 for edge in edges]
-    received, ends = exchange_pieces(ctx, local.reshape(-1), np.diff(cuts) * n)
-    for source, part in enumerate(np.split(received, ends[:-1])):
-        mine = rows[(source - start) % size :: size]
-        mine[...] = part.reshape(mine.shape)
-    return rows, start
+    whole = ctx.to_layout(A, IN_BLOCKS)
+    rows, m = block(whole), A.shape[0]
+    if whole.block is A.block or not rows.flags.c_contiguous:
+        rows = scratch(ctx, rows.size, A.dtype).reshape(rows.shape)
+        rows[...] = block(whole)
+    return rows, min(m, -(-m // ctx.size) * ctx.rank)
 
 
 def from_contiguous(ctx: Context, rows: Array, start: int, shape: Sequence[int]) -> DistMatrix:
-    """An array in VC_STAR from consecutive rows on each rank, in the order of ranks. Collective.
+    """An array from consecutive rows on each rank, in the order of ranks. Collective.
+
+    Only rows move that are on another rank than `contiguous_rows` gives them to.
 
     Parameters
     ----------
@@ -158,35 +152,31 @@ def from_contiguous(ctx: Context, rows: Array, start: int, shape: Sequence[int])
     start : int
         Index of the first one.
     shape : sequence of int
-        Of the array.
+        Of the array, in ``VC_STAR:BLOCK``.
     """
-    size = ctx.size
-    found = ctx.empty(shape, rows.dtype)
-    n = rows.shape[1]
-    if size == 1:
-        found.stored[...] = rows.reshape(found.stored.shape)
-        return found
-    sent = scratch(ctx, rows.size, rows.dtype)
-    counts, filled = [], 0
-    for r in range(size):
-        piece = rows[(r - start) % size :: size]
-        counts.append(piece.size)
-        sent[filled : filled + piece.size].reshape(piece.shape)[...] = piece
-        filled += piece.size
+    found = ctx.empty(shape, rows.dtype, IN_BLOCKS)
+    m, n = stored_shape(shape)
+    edges = np.minimum(m, -(-m // ctx.size) * np.arange(ctx.size + 1))
+    counts = np.diff(np.clip(edges - start, 0, len(rows))) * n
     if n == 1:  # the local part is a column, in the order in which pieces arrive
-        exchange_pieces(ctx, sent, counts, found.stored.reshape(-1, order="F"))
+        exchange_pieces(ctx, rows.reshape(-1), counts, found.stored.reshape(-1, order="F"))
         return found
-    received, _ = exchange_pieces(ctx, sent, counts)
+    received, _ = exchange_pieces(ctx, rows.reshape(-1), counts)
     if found.stored.size:
         found.stored[...] = received.reshape(-1, n)
     return found
 
 
+def start_of(ctx: Context, mine: Array) -> int:
+    """The number of elements on the ranks before this one. Collective."""
+    return sum(ctx.comm.allgather(len(mine))[: ctx.rank])
+
+
 def in_order(ctx: Context, values: Array) -> DistMatrix:
     """The vector of what the ranks pass, one after the other. Collective."""
-    counts = np.asarray(ctx.comm.allgather(values.size))
-    start = int(counts[: ctx.rank].sum())
-    return from_contiguous(ctx, values.reshape(-1, 1), start, (int(counts.sum()),))
+    counts = ctx.comm.allgather(values.size)
+    start = sum(counts[: ctx.rank])
+    return from_contiguous(ctx, values.reshape(-1, 1), start, (sum(counts),))
 
 
 def listed(indices: bytes) -> Array:

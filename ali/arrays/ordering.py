@@ -3,7 +3,8 @@
 Rows go into consecutive blocks first.
 
 A matrix in VC_STAR has row i on rank ``i % size``. Here rank 0 has the first rows, rank 1 the next
-ones, and so on. Both conversions send each element once and no positions.
+ones, and so on (``VC_STAR:BLOCK``), in the results too: that sends each element once and no
+positions, and what is in blocks already stays where it is.
 
 Vectors, and matrices with fewer lines than ranks, are sorted by samples: every rank sorts a block,
 samples of all blocks give the values at which blocks are cut, pieces go to the rank of their
@@ -19,12 +20,15 @@ from typing import Any, Literal
 import numpy as np
 
 from ali.arrays.exchanges import (
+    IN_BLOCKS,
     array_of,
     contiguous_rows,
     exchange_pieces,
     from_contiguous,
     gathered,
+    in_order,
     scratch,
+    start_of,
 )
 from ali.arrays.operands import with_shape
 from ali.blocks import CHUNK, Array, block, panels, require_choice
@@ -36,7 +40,7 @@ from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
 
 
 def flattened(ctx: Context, A: DistMatrix) -> DistMatrix:
-    """The elements in C order as a vector in VC_STAR; A itself if it is one. Collective."""
+    """The elements in C order as a vector in VC_STAR:BLOCK; A itself if it is one. Collective."""
     if A.shape[1] == 1:
         return A.with_ndim(1)
     rows, start = contiguous_rows(ctx, A)
@@ -101,7 +105,7 @@ def cumulative(
 
     Returns
     -------
-    R : array, VC_STAR (axis 1: STAR_VC; small ones STAR_STAR)
+    R : array, VC_STAR:BLOCK (axis 1: STAR_VC; small ones STAR_STAR)
         int64 (uint64) for smaller integers and bool.
 
     Raises
@@ -111,9 +115,8 @@ def cumulative(
 
     Notes
     -----
-    Sums are accumulated in float64 (complex128). Each element crosses the network twice, to
-    consecutive blocks and back; the ranks' totals are
-    gathered: ``ranks`` words for each column. No communication if ranks have whole lines.
+    Sums are accumulated in float64 (complex128). Each element crosses the network once, to
+    consecutive blocks; the ranks' totals are gathered: ``ranks`` words for each column. No communication if ranks have whole lines.
     """
     require_choice("cumulative", "op", op, SCANS)
     function, work = SCANS[op], canonical(ctx, A, axis)
@@ -163,13 +166,14 @@ def sort(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 
     Returns
     -------
-    B : array, dtype of A; VC_STAR, small ones STAR_STAR; of many lines STAR_VC (axis 1: VC_STAR)
+    B : array, dtype of A; VC_STAR:BLOCK
+        Small ones STAR_STAR; of many lines STAR_VC (axis 1: VC_STAR).
 
     Notes
     -----
     ``m n log(m) / ranks`` comparisons for n lines of m elements. With at least as many lines as
-    ranks, each element crosses the network once, to the rank of its line. Otherwise each element
-    crosses it twice: to the rank of its value, and to its place.
+    ranks, each element crosses the network once, to the rank of its line. Otherwise once to the
+    rank of its value, and few a second time, to their places.
     Memory: four copies of the rank's part, and 256 samples from each rank.
     """
     work = canonical(ctx, A, axis)
@@ -216,7 +220,8 @@ def _sorted_columns(ctx: Context, work: DistMatrix, ordered: bool) -> DistMatrix
     if ordered:
         rows, start = contiguous_rows(ctx, work)
     else:  # equal elements are alike: any block will do
-        rows, start = block(ctx.to_layout(work, "VC_STAR")), 0
+        dealt = work.layout.partition(":")[0] == "VC_STAR"
+        rows, start = block(work if dealt else ctx.to_layout(work, "VC_STAR")), 0
     columns = []
     for j in range(work.shape[1]):
         if ordered:
@@ -227,7 +232,7 @@ def _sorted_columns(ctx: Context, work: DistMatrix, ordered: bool) -> DistMatrix
         columns.append(column)
     if work.shape[1] == 1:
         return column
-    R = ctx.empty(work.shape, np.int64 if ordered else work.dtype)
+    R = ctx.empty(work.shape, np.int64 if ordered else work.dtype, IN_BLOCKS)
     for j, column in enumerate(columns):
         if R.local.size:
             R.local[:, j] = column.local[:, 0]
@@ -343,16 +348,6 @@ def _cuts(ctx: Context, values: Array) -> list[int]:
     return found
 
 
-def start_of(ctx: Context, mine: Array) -> int:
-    """The number of elements on the ranks before this one."""
-    lengths = np.empty(ctx.size, np.int64)
-    ctx.comm.Allgather(np.array([len(mine)], np.int64), lengths)
-    return int(lengths[: ctx.rank].sum())
-
-
-# --- distinct elements ------------------------------------------------------------------
-
-
 @routine("values")
 def unique(ctx: Context, A: DistMatrix, equal_nan: bool = True) -> DistMatrix:
     """The distinct elements of an array, sorted.
@@ -373,7 +368,7 @@ def unique(ctx: Context, A: DistMatrix, equal_nan: bool = True) -> DistMatrix:
     """
     own = sorted_copy(ctx, block(ctx.to_layout(A, "VC_STAR")))
     values = merged(ctx, own[_differs(own, equal_nan)])
-    return _vector(ctx, values[_firsts(ctx, values, equal_nan)])
+    return replied(ctx, in_order(ctx, values[_firsts(ctx, values, equal_nan)]))
 
 
 @routine("values", "indices", "inverse", "counts")
@@ -410,7 +405,7 @@ def unique_all(
     places = np.flatnonzero(first) + start_of(ctx, values)
     after = np.concatenate([*gathered(ctx, places[:1])[ctx.rank + 1 :], [A.shape[0] * A.shape[1]]])
     counts = np.diff(places, append=after[0])
-    made = [_vector(ctx, x) for x in (values[first], index[first], counts)]
+    made = [replied(ctx, in_order(ctx, x)) for x in (values[first], index[first], counts)]
     return made[0], made[1], replied(ctx, inverse), made[2]
 
 
@@ -421,14 +416,6 @@ def _firsts(ctx: Context, values: Array, equal_nan: bool) -> Array:
     if lasts.size and values.size:
         found[0] = _differs(np.array([lasts[-1], values[0]]), equal_nan)[1]
     return found
-
-
-def _vector(ctx: Context, mine: Array) -> DistMatrix:
-    start = start_of(ctx, mine)
-    lengths = np.array([len(mine)], np.int64)
-    total = np.empty_like(lengths)
-    ctx.comm.Allreduce(lengths, total)
-    return replied(ctx, from_contiguous(ctx, mine[:, None], start, (int(total[0]),)))
 
 
 # Parameters alpha and beta of Hyndman and Fan, "Sample Quantiles in Statistical Packages",

@@ -99,4 +99,4 @@ def draw(
         ctx.check()
         part = found[stream * rows - start : (stream + 1) * rows - start]
         DRAWS[kind](streams_of_seed.at(stream), part, low, high)
-    return replied(ctx, from_contiguous(ctx, found, start, shape))
+    return replied(ctx, ctx.to_layout(from_contiguous(ctx, found, start, shape), "VC_STAR"))

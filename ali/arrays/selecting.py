@@ -224,7 +224,7 @@ def elements(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
 
     Returns
     -------
-    B : vector, dtype of A, VC_STAR
+    B : vector, dtype of A, VC_STAR:BLOCK
 
     Raises
     ------
@@ -233,8 +233,8 @@ def elements(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
 
     Notes
     -----
-    Elements and mask cross the network once, to ranks with consecutive rows, and the selected
-    elements once more.
+    Elements and mask cross the network once, to ranks with consecutive rows (not if they are in
+    ``VC_STAR:BLOCK``), and the selected elements once more.
     """
     require_mask(A, mask)
     rows, _ = contiguous_rows(ctx, A)
@@ -253,7 +253,7 @@ def nonzero(ctx: Context, A: DistMatrix, axis: int) -> DistMatrix:
 
     Returns
     -------
-    indices : vector of int64, VC_STAR
+    indices : vector of int64, VC_STAR:BLOCK
 
     Notes
     -----
