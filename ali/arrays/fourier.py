@@ -32,7 +32,8 @@ def fourier(
 
     Returns
     -------
-    F : array, float or complex, of the precision of A (float16: of float32); layout as in `sort`
+    F : array, float or complex, of the precision of A
+        Computed at least in float32; layout as in `sort`.
 
     Notes
     -----
@@ -45,7 +46,8 @@ def fourier(
     work = canonical(ctx, A, axis)
     whole = whole_columns(ctx, work) or ctx.to_layout(work, "STAR_VC")
     like = transform(np.zeros(1, A.dtype), n)
-    R = ctx.empty((like.size, work.shape[1]), like.dtype, whole.layout)
+    dtype = A.dtype if A.dtype.kind == like.dtype.kind else like.dtype  # also float16
+    R = ctx.empty((like.size, work.shape[1]), dtype, whole.layout)
     lines, found = block(whole), block(R)
     for some in panels(lines.shape[1], panel_width(max(len(lines), like.size), like.itemsize)):
         ctx.check()

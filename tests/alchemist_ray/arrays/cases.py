@@ -27,6 +27,7 @@ ALONG = [
 ]  # fmt: skip
 METHODS = ["sum", "mean", "var", "std", "min", "max", "any", "all"]  # also functions
 KEEPING = ["argmax", "argmin", "median", "prod", "nansum", "nanmean", "nanmedian", "average"]
+FOURIER = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 OTHERS: dict[str, Work] = {
     "argsort": lambda x: np.argsort(x, kind="stable"),
     "argsort of columns": lambda x: np.argsort(x, 0, kind="stable"),
@@ -129,6 +130,21 @@ OTHERS: dict[str, Work] = {
     "and.reduce": lambda x: np.logical_and.reduce(x, axis=None, where=abs(x) > 1),
     "where of no array": lambda x: np.sum(x, where=np.ones((2, 9, 9), bool)),
     "max without a start value": lambda x: np.max(x, where=abs(x) > 1),
+    **{
+        f"{kind} of {n} points": lambda x, kind=kind, n=n: getattr(np.fft, kind)(
+            x, n, 0, norm="ortho"
+        )
+        for kind in FOURIER
+        for n in (None, 3, 9)
+    },
+    **{
+        f"{kind}{axes}": lambda x, kind=kind, axes=axes: getattr(np.fft, kind + axes)(
+            x, s=None if x.ndim < 2 else (3, 6), axes=None if x.ndim < 2 else (0, 1), norm="forward"
+        )
+        for kind in FOURIER[:4]
+        for axes in "n2"
+    },
+    "fftshift": lambda x: np.fft.fftshift(x * 1, 0), "ifftshift": np.fft.ifftshift,
 }  # fmt: skip
 
 
