@@ -116,7 +116,7 @@ class FetchedValues(MatrixRef):
         return complex(self.item())
 
     def __index__(self) -> int:
-        if self.shape or self.dtype.kind != "i":
+        if self.shape or self.dtype.kind not in "iu":
             raise TypeError(f"a {self.dtype} array of shape {self.shape} is not an index")
         return int(self.item())
 

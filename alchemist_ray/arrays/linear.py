@@ -217,11 +217,11 @@ def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
             "lengths must match"
         )
     free = [[i for i in range(x.ndim) if i not in own] for x, own in ((A, left), (B, right))]
-    shape = [*(A.shape[i] for i in free[0]), *(B.shape[i] for i in free[1])]
-    inner = math.prod(lengths[0])
-    rows = engine.reshape(engine.permute(A, [*free[0], *left]), (A.size // max(1, inner), inner))
-    cols = engine.reshape(engine.permute(B, [*right, *free[1]]), (inner, B.size // max(1, inner)))
-    return engine.reshape(engine.matmul(rows, cols), shape)
+    outer = [[x.shape[i] for i in own] for x, own in zip((A, B), free, strict=True)]
+    m, inner, n = map(math.prod, (outer[0], lengths[0], outer[1]))
+    rows = engine.reshape(engine.permute(A, [*free[0], *left]), (m, inner))
+    cols = engine.reshape(engine.permute(B, [*right, *free[1]]), (inner, n))
+    return engine.reshape(engine.matmul(rows, cols), [*outer[0], *outer[1]])
 
 
 @implements(np.einsum)

@@ -331,7 +331,7 @@ class Info:
         return {kind: np.dtype(name) for kind, name in names.items()}
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
-        found = {name: np.dtype(name) for name in DTYPES}
+        found = {name: np.dtype(name) for name in DTYPES if name != "float16"}  # the standard's
         if kind is None:
             return found
         return {name: dtype for name, dtype in found.items() if np.isdtype(dtype, kind)}

@@ -109,7 +109,7 @@ def _report_floating(flags: int, where: str) -> None:
             raise FloatingPointError(message)
         if action == "warn":
             level, frame = 1, sys._getframe()
-            while frame.f_back and frame.f_globals["__name__"].startswith("alchemist_ray."):
+            while frame.f_back and frame.f_globals.get("__name__", "").startswith("alchemist_ray."):
                 level, frame = level + 1, frame.f_back
             warnings.warn(message, RuntimeWarning, stacklevel=level)
         elif action == "call":

@@ -46,6 +46,11 @@ def test_errors_and_warnings_are_those_of_numpy(session: AlchemistSession, messa
         np.testing.assert_allclose(work(A).fetch(), work(a))
 
 
+def test_a_warning_in_code_of_a_string(session: AlchemistSession) -> None:
+    with pytest.warns(RuntimeWarning, match="divide by zero"):
+        exec("A / 0", {"A": session.send_matrix(np.ones((2, 2)))})  # its globals have no __name__
+
+
 KINDS = {"divide by zero": "divide", "invalid value": "invalid", "overflow": "over",
          "underflow": "under"}  # fmt: skip
 

@@ -50,7 +50,8 @@ def test_the_namespace_is_one_for_all_handles_of_a_gang(session: AlchemistSessio
     assert A.to_device("gang") is A
     with pytest.raises(ValueError, match="'gang'"):
         A.to_device("cuda")
-    assert set(DTYPES) == set(xp.__array_namespace_info__().dtypes())
+    assert {*DTYPES} == {*xp.__array_namespace_info__().dtypes(), "float16"}  # no standard dtype
+    assert [10, 20][xp.asarray(1, dtype=xp.uint8)] == 20
     assert xp.__array_namespace_info__().dtypes(kind="unsigned integer").keys() == {
         "uint8", "uint16", "uint32", "uint64",
     }  # fmt: skip

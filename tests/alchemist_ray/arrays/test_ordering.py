@@ -225,8 +225,8 @@ def test_the_namespace_sorts_and_counts_by_the_standard(session: AlchemistSessio
 @pytest.mark.parametrize("axes", [0, 1, 2, ([0], [1]), ([1, 0], [0, 1]), ([0, 1], [0, 1])])
 def test_tensordot(session: AlchemistSession, axes: Any) -> None:
     a = np.arange(9.0).reshape(3, 3)
-    for one in (a, a[0]):
-        for other in (a.T + 1, a[1]):
+    for one in (a, a[0], a[:0, :0]):
+        for other in (a.T + 1, a[1], a[:0, :0]):
             try:
                 expected = np.tensordot(one, other, axes)
             except (ValueError, IndexError):
