@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import mpi4py
 import pytest
 
-from tests.support import suite, traces
+from tests.support import launches, suite, traces
 
 if TYPE_CHECKING:
     from alchemist_ray import AlchemistSession
@@ -90,6 +90,7 @@ def nothing_left() -> Iterator[None]:
     """After the last test, nothing that this run started may exist any more."""
     before = traces.everything()
     yield
+    launches.close()
     left: dict[str, str] = {}
 
     def clean() -> bool:

@@ -10,6 +10,7 @@ from ali import linalg
 from ali.arrays import operands
 from ali.python_library import PythonLibrary
 from ali.testing import Case, LibraryTests
+from tests.support.suite import scaled
 
 A = np.random.default_rng(7).standard_normal((9, 4))
 ROW = np.array([[1, 2, 3, 4]])
@@ -21,7 +22,7 @@ def operand(array: Any) -> dict[str, Any]:
 
 class TestOperands(LibraryTests):
     library = "ali.arrays.operands"
-    sizes = (2, 3, 6)
+    sizes = scaled((2, 6), (2, 3, 6))
     cases = (
         Case("array", operand(A), [A]),
         Case("array", {**operand(ROW), "layout": "MC_MR"}, [ROW]),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.support import launches
+from tests.support.suite import scaled
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", scaled([1, 3, 4], [1, 2, 3, 4]))
 @pytest.mark.parametrize(
     "checks",
     ["sorting", "scans", "distinct", "selection", "places", "lookups", "rearranged"],

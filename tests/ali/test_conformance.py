@@ -7,7 +7,8 @@ import pytest
 import scipy.linalg
 
 from ali.testing import Case, LibraryTests
-from mpi_workers.testing import local_gang
+from tests.support import launches
+from tests.support.suite import scaled
 
 R = np.random.default_rng(7)
 A = R.standard_normal((9, 4))
@@ -42,6 +43,7 @@ SHARED = (
 
 class TestEcho(LibraryTests):
     library = "echo"
+    sizes = scaled((1, 6), (1, 2, 3, 6))
     cases = (
         Case("nothing", {}, []),
         Case("echo", {"A": A}, [A, *[None] * 9]),
@@ -55,7 +57,7 @@ class TestEcho(LibraryTests):
 
 class TestLinalg(LibraryTests):
     library = "linalg"
-    sizes = (2, 3, 6)
+    sizes = scaled((3, 6), (2, 3, 6))
     cases = (
         *SHARED,
         Case("least_squares", {"A": A, "B": Y}, [*np.linalg.lstsq(A, Y)]),
@@ -139,8 +141,8 @@ class TestScalapack(LibraryTests):
         Case("about"),
     )
 
-    @pytest.fixture(autouse=True)
+    @pytest.fixture(autouse=True, scope="class")
     def _scalapack(self) -> None:
-        about = local_gang.run("tests.ali.ranks_native:described", 1, "scalapack")
+        about = launches.run("tests.ali.ranks_native:described", 1, "scalapack")
         if about.get("kind") == "LibraryNotFoundError":
             pytest.skip(about["message"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +19,23 @@ from ali.files import exchange
 from ali.files.formats import Box, Grain
 from ali.testing import Case, LibraryTests
 from mpi_workers.testing import local_gang
+from tests.support import launches
 
 pytest.importorskip("h5py", reason="needs the extra 'files'")
 
 RANK_COUNTS = [1, 2, 3, 6]
 
 
-@functools.cache
-def launch(ranks: int) -> dict[str, Any] | AssertionError:
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            found: dict[str, Any] = local_gang.run(
-                "tests.ali.ranks_files:everything", ranks, folder, timeout=100
-            )
-        except AssertionError as error:
-            return error
-    return found
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+    """The results of ranks_files*.py on this many ranks."""
+    folder = tmp_path_factory.mktemp("files")
 
+    def found(ranks: int) -> dict[str, Any]:
+        own = folder / str(ranks)
+        own.mkdir(exist_ok=True)
+        return launches.results("tests.ali.ranks_files:everything", ranks, str(own))
 
-def results(ranks: int) -> dict[str, Any]:
-    """The results of ranks_files*.py on this many ranks, from one launch, also if it fails."""
-    found = launch(ranks)
-    if isinstance(found, AssertionError):
-        raise found
     return found
 
 
@@ -50,7 +44,7 @@ def results(ranks: int) -> dict[str, Any]:
     ("function", "least"), [("round_trips", 40), ("url_round_trips", 6), ("parts", 31)]
 )
 def test_what_is_saved_is_loaded_in_parts_and_in_any_layout(
-    ranks: int, function: str, least: int
+    results: Callable[[int], dict[str, Any]], ranks: int, function: str, least: int
 ) -> None:
     assert results(ranks)[function] >= least
 
@@ -70,7 +64,9 @@ def test_what_is_saved_is_loaded_in_parts_and_in_any_layout(
         "shuffled",  # rows: each chunk is read once
     ],
 )
-def test_nothing_is_wrong_with_files(ranks: int, function: str) -> None:
+def test_nothing_is_wrong_with_files(
+    results: Callable[[int], dict[str, Any]], ranks: int, function: str
+) -> None:
     assert results(ranks)[function] == []
 
 

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from mpi_workers.testing import local_gang
+from tests.support import launches
+from tests.support.suite import scaled
 
 RANKS = "tests.ali.ranks_halo:"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 9])
+@pytest.mark.parametrize("ranks", scaled([1, 3, 6], [1, 2, 3, 4, 6, 9]))
 def test_a_halo_is_part_of_the_padded_matrix(ranks: int) -> None:
-    done, wrong = local_gang.run(RANKS + "halos", ranks)
+    done, wrong = launches.run(RANKS + "halos", ranks)
     assert wrong == []
     assert done >= 20
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 6])
+@pytest.mark.parametrize("ranks", scaled([1, 2, 6], [1, 2, 4, 6]))
 def test_a_periodic_halo_wraps_around(ranks: int) -> None:
-    done, wrong = local_gang.run(RANKS + "periodic", ranks)
+    done, wrong = launches.run(RANKS + "periodic", ranks)
     assert wrong == []
     assert done >= 60
 
 
 def test_what_has_no_halo_is_refused_by_all_ranks_alike() -> None:
-    said = local_gang.run(RANKS + "refusals", 4)
+    said = launches.run(RANKS + "refusals", 4)
     assert said[0].startswith("LayoutError: halo: the matrix is in MC_MR; convert it")
     assert said[1] == "BadArgumentError: halo: width must be an integer of at least 1; got 0"
     assert said[2] == "BadArgumentError: halo: width must be an integer of at least 1; got 1.5"

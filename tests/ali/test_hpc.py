@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from mpi_workers.testing import local_gang
+from tests.support import launches
 
 WRONG = {
     "n=0: it must be a whole number from 1": ["dgemm", {"n": 0}],
@@ -33,7 +33,7 @@ FAULTS = {
 
 
 def test_bad_arguments_are_refused_and_the_gang_remains_usable() -> None:
-    failures = local_gang.run("tests.ali.ranks_hpc:refusals", 2, list(WRONG.values()))
+    failures = launches.run("tests.ali.ranks_hpc:refusals", 2, list(WRONG.values()))
     for words, (kind, message) in zip(WRONG, failures, strict=True):
         assert kind == "BadArgumentError"
         assert words in message
@@ -41,7 +41,7 @@ def test_bad_arguments_are_refused_and_the_gang_remains_usable() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_wrong_result_fails_its_validation_on_all_ranks(ranks: int) -> None:
-    failures = local_gang.run("tests.ali.ranks_hpc:refusals", ranks, list(FAULTS.values()))
+    failures = launches.run("tests.ali.ranks_hpc:refusals", ranks, list(FAULTS.values()))
     for words, (kind, message) in zip(FAULTS, failures, strict=True):
         assert kind == "RoutineError"
         assert words in message
@@ -49,7 +49,7 @@ def test_a_wrong_result_fails_its_validation_on_all_ranks(ranks: int) -> None:
 
 
 def test_each_rank_names_its_mpi_library() -> None:
-    ranks = [json.loads(text) for text in local_gang.run("tests.ali.ranks_hpc:identities", 3)]
+    ranks = [json.loads(text) for text in launches.run("tests.ali.ranks_hpc:identities", 3)]
     assert [rank["rank"] for rank in ranks] == [0, 1, 2]
     assert {rank["size"] for rank in ranks} == {3}
     assert len({rank["pid"] for rank in ranks}) == 3
@@ -63,7 +63,7 @@ def test_each_rank_names_its_mpi_library() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_measured_rates_and_times_are_plausible_and_valid(ranks: int) -> None:
-    found = local_gang.run("tests.ali.ranks_hpc:everything", ranks)
+    found = launches.run("tests.ali.ranks_hpc:everything", ranks)
     rates, residual = found["dgemm"]
     assert len(rates) == ranks
     assert all(0.01 < rate < 10_000 for rate in rates)
@@ -89,4 +89,4 @@ def test_measured_rates_and_times_are_plausible_and_valid(ranks: int) -> None:
     ],
 )
 def test_pairs_lie_on_one_node_and_on_two(hosts: str, found: dict[str, list[int]]) -> None:
-    assert local_gang.run("tests.ali.ranks_hpc:pairs_of", 1, list(hosts)) == found
+    assert launches.run("tests.ali.ranks_hpc:pairs_of", 1, list(hosts)) == found

@@ -15,8 +15,8 @@ from ali import Context, DistMatrix, echo, routine
 from ali.interface import describe
 from ali.python_library import PythonLibrary
 from mpi_workers.failures import Failure
-from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature
+from tests.support import launches
 
 RANKS = "tests.ali.ranks_interface:"
 
@@ -175,7 +175,7 @@ def test_state_lives_from_call_to_call_until_the_library_is_closed() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_context_makes_matrices_that_are_spread_over_the_gang(ranks: int) -> None:
-    assert local_gang.run(RANKS + "matrices", ranks) == {
+    assert launches.run(RANKS + "matrices", ranks) == {
         "zeros": True,
         "empty_like": ["MC_MR", [5, 7], "int32"],
         "rows": [[float(10 * (i % ranks)) + i for _ in range(3)] for i in range(5)],
@@ -189,11 +189,11 @@ def test_a_context_makes_matrices_that_are_spread_over_the_gang(ranks: int) -> N
 
 
 def test_the_example_in_the_documentation_runs() -> None:
-    assert local_gang.run(RANKS + "documented", 2) == [True, True]
+    assert launches.run(RANKS + "documented", 2) == [True, True]
 
 
 def test_echo_runs_on_the_ranks() -> None:
-    assert local_gang.run(RANKS + "run_echo", 2) == {
+    assert launches.run(RANKS + "run_echo", 2) == {
         "who": [0, 1],
         "same matrix": True,
         "values": True,

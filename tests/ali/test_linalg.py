@@ -19,8 +19,14 @@ from ali.linalg.systems import parity
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
 from mpi_workers.wire.signature import Signature
 from tests.support import launches
+from tests.support.suite import scaled
 
 RANK_COUNTS = [1, 2, 3, 4, 6]
+# Suites and numbers of ranks of `make test`: on one rank, on two rows of a grid, on one row.
+SHORT: dict[str, list[int]] = {
+    "linalg": [1, 3, 4], "linalg_arrays": [1, 2, 6], "linalg_solvers": [1, 3, 6],
+    "linalg_limits": [1, 2, 4], "linalg_learning": [1, 3, 4], "linalg_spread": [2, 4],
+}  # fmt: skip
 # By file of ranks: functions, the least number of checks, and that from four ranks on.
 SUITES: dict[str, dict[str, tuple[float, float]]] = {
     "linalg": {
@@ -52,10 +58,12 @@ SUITES: dict[str, dict[str, tuple[float, float]]] = {
     },
 }  # fmt: skip
 ON_THREE = {"linalg_arrays", "linalg_solvers"}  # fewer checks from three ranks on
+COUNTS = {suite: scaled(SHORT[suite], RANK_COUNTS) for suite in SUITES}
+COUNTS["linalg_spread"] = scaled(SHORT["linalg_spread"], RANK_COUNTS[1:4])
 CASES = [
     (suite, ranks, name)
     for suite, names in SUITES.items()
-    for ranks in (RANK_COUNTS if suite != "linalg_spread" else RANK_COUNTS[1:4])
+    for ranks in COUNTS[suite]
     for name in names
 ]
 REFUSALS = ["linalg", "linalg_arrays", "linalg_solvers", "linalg_learning"]
@@ -75,16 +83,21 @@ def test_it_agrees_with_numpy(suite: str, ranks: int, name: str) -> None:
     assert done >= (fewer if ranks >= (3 if suite in ON_THREE else 4) else least)
 
 
-@pytest.mark.parametrize("suite", REFUSALS)
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
+@pytest.mark.parametrize(
+    ("suite", "ranks"), [(suite, ranks) for suite in REFUSALS for ranks in COUNTS[suite]]
+)
 def test_bad_calls_are_refused_by_all_ranks_alike(suite: str, ranks: int) -> None:
     launches.check_refused_alike(results(suite, ranks)["refused"], ranks)
 
 
-@pytest.mark.parametrize("kind", ["random_numbers", "uniform_numbers"])
-@pytest.mark.parametrize("ranks", RANK_COUNTS[1:])
-def test_random_numbers_do_not_depend_on_the_number_of_ranks(ranks: int, kind: str) -> None:
-    suite = "linalg" if kind == "random_numbers" else "linalg_arrays"
+@pytest.mark.parametrize(
+    ("suite", "kind"), [("linalg", "random_numbers"), ("linalg_arrays", "uniform_numbers")]
+)
+@pytest.mark.parametrize("at", range(1, len(COUNTS["linalg"])))
+def test_random_numbers_do_not_depend_on_the_number_of_ranks(
+    at: int, suite: str, kind: str
+) -> None:
+    ranks = COUNTS[suite][at]
     assert results(suite, ranks)[kind] == results(suite, 1)[kind]
 
 
@@ -114,7 +127,7 @@ def test_uniform_numbers_are_uniform_and_independent() -> None:
     assert not np.isin(found["values"], found["other seed"]).any()
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
+@pytest.mark.parametrize("ranks", COUNTS["linalg"])
 def test_a_truncated_svd_is_reproducible_and_reports_its_progress(ranks: int) -> None:
     same, told = results("linalg", ranks)["reproducible"]
     assert same
@@ -198,7 +211,7 @@ def test_a_row_or_column_is_on_the_ranks_of_the_matrix(layout: str) -> None:
     assert part_layout(layout, (5, 7), (5, 7)) == layout
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS[1:])
+@pytest.mark.parametrize("ranks", COUNTS["linalg_learning"][1:])
 @pytest.mark.parametrize("data", ["float64", "float32", "int32", "uneven"])
 def test_clusters_do_not_depend_on_the_number_of_ranks(ranks: int, data: str) -> None:
     inertia, *found = results("linalg_learning", ranks)["clusters"][data]
@@ -207,7 +220,7 @@ def test_clusters_do_not_depend_on_the_number_of_ranks(ranks: int, data: str) ->
     assert inertia == pytest.approx(alone, rel=1e-4 if data == "float32" else 1e-12)
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
+@pytest.mark.parametrize("ranks", COUNTS["linalg_learning"])
 def test_random_features_approximate_the_kernel(ranks: int) -> None:
     found, alone = (results("linalg_learning", size)["kernels"] for size in (ranks, 1))
     # Products of 2000 features are the kernel within 4 deviations of sqrt(1 / 2000) or so.
@@ -216,7 +229,7 @@ def test_random_features_approximate_the_kernel(ranks: int) -> None:
     assert np.allclose(found["values"], alone["values"], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS[1:])
+@pytest.mark.parametrize("ranks", COUNTS["linalg_limits"][1:])
 def test_difficult_clusters_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
     found, alone = (results("linalg_limits", size)["clusters"] for size in (ranks, 1))
     differences = [name for name in alone if name != "checks" and found[name] != alone[name]]

@@ -20,6 +20,7 @@ from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, layout_of, number_of
 from mpi_workers.testing import local_gang
 from mpi_workers.wire import signature
+from tests.support import launches
 from tests.support.build import (
     ADDRESS_SANITIZER,
     needs_compiler,
@@ -67,6 +68,7 @@ def built(source: str, *flags: str) -> Path:
 @needs_compiler
 class TestEverythingInC(LibraryTests):
     library = "every"
+    sizes = scaled((1, 3, 6), (1, 2, 3, 6))
     cases = (
         *COMMON,
         Case(
@@ -111,6 +113,7 @@ class TestEverythingInC(LibraryTests):
 @needs_compiler
 class TestEverythingInCpp(LibraryTests):
     library = "every"
+    sizes = scaled((2, 6), (1, 2, 3, 6))
     cases = (
         *COMMON,
         Case(
@@ -139,9 +142,9 @@ class TestEverythingInCpp(LibraryTests):
 
 
 @needs_compiler
-@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
+@pytest.mark.parametrize("ranks", scaled([1, 6], [1, 2, 3, 6]))
 def test_a_matrix_is_described_as_it_is(ranks: int) -> None:
-    assert local_gang.run("tests.ali.ranks_native:descriptions", ranks, str(built("every.c"))) == []
+    assert launches.run("tests.ali.ranks_native:descriptions", ranks, str(built("every.c"))) == []
 
 
 @needs_compiler
@@ -171,9 +174,9 @@ def test_messages_of_a_call_that_ends_early_do_not_corrupt_the_heap(
 
 
 @needs_compiler
-@pytest.mark.parametrize("ranks", [1, 4, 6])
+@pytest.mark.parametrize("ranks", scaled([1, 6], [1, 4, 6]))
 def test_descriptors_in_c_are_those_in_python(ranks: int) -> None:
-    done = local_gang.run("tests.ali.ranks_native:descriptors", ranks, str(built("every.c")))
+    done = launches.run("tests.ali.ranks_native:descriptors", ranks, str(built("every.c")))
     assert done == [[], 4 * 6 * ranks]
 
 

@@ -19,16 +19,17 @@ from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 from statsmodels.regression.linear_model import OLS
 
-from mpi_workers.testing import local_gang
 from tests.ali import peer_data
+from tests.support import launches
+from tests.support.suite import scaled
 
-RANK_COUNTS = [1, 2, 3, 4, 6]
+RANK_COUNTS = scaled([1, 3, 6], [1, 2, 3, 4, 6])
 Array = np.ndarray[Any, Any]
 
 
 @functools.cache
 def results(ranks: int) -> dict[str, Any]:
-    found: dict[str, Any] = local_gang.run("tests.ali.ranks_peers:everything", ranks, timeout=100)
+    found: dict[str, Any] = launches.run("tests.ali.ranks_peers:everything", ranks, timeout=100)
     return found
 
 

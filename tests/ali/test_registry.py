@@ -18,6 +18,7 @@ from ali.registry import load
 from mpi_workers.failures import Failure
 from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature
+from tests.support import launches
 from tests.support.build import needs_compiler, shared_object
 
 EXAMPLE = Path(__file__).parent / "native" / "spring.c"
@@ -49,7 +50,7 @@ def _forget_modules() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", sorted(registry.SHIPPED))
 def test_what_is_shipped_loads_and_documents_every_routine(name: str) -> None:
-    about = local_gang.run("tests.ali.ranks_native:described", 1, name)  # native parts want a rank
+    about = launches.run("tests.ali.ranks_native:described", 1, name)  # native parts want a rank
     if about.get("kind") == "LibraryNotFoundError":
         pytest.skip(about["message"])
     assert about["name"] == name

@@ -9,10 +9,10 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryNotFoundError, RoutineError, ShapeError
-from mpi_workers.testing import local_gang
 from tests.support import launches
+from tests.support.suite import scaled
 
-RANK_COUNTS = [1, 2, 3, 4, 6]
+RANK_COUNTS = scaled([1, 4], [1, 2, 3, 4, 6])
 
 
 def results(ranks: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_an_error_of_mpi_that_native_code_ignores_fails_the_call(ranks: int) -> 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_singular_vectors_of_bidiagonal_matrices_are_those_of_numpy(ranks: int) -> None:
-    done, wrong = local_gang.run("tests.ali.ranks_scalapack:bidiagonals", ranks)
+    done, wrong = launches.run("tests.ali.ranks_scalapack:bidiagonals", ranks)
     assert wrong == []
     assert done >= 200
 

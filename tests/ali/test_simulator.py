@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mpi_workers.testing import local_gang
+from tests.support import launches
 from tests.support.build import needs_compiler, shared_object
 
 RANKS = "tests.ali.ranks_simulator:"
@@ -35,7 +36,7 @@ def record(x: list[float], ranks: int, stepped: bool = True) -> list[float]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_one_simulation_on_all_ranks(spring: str, ranks: int) -> None:
-    told = local_gang.run(RANKS + "one", ranks, spring)
+    told = launches.run(RANKS + "one", ranks, spring)
     assert told["before"][0] == "BadArgumentError"
     assert "attach" in told["before"][1]
     spec: dict[str, Any] = told["spec"]
@@ -63,7 +64,7 @@ def test_one_simulation_on_all_ranks(spring: str, ranks: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "copies"), [(1, 3), (2, 5), (3, 3), (3, 2), (4, 2)])
 def test_copies_are_dealt_to_the_ranks(spring: str, ranks: int, copies: int) -> None:
-    told = local_gang.run(RANKS + "many", ranks, spring, copies)
+    told = launches.run(RANKS + "many", ranks, spring, copies)
     first, second, third = told["records"]
     for copy in range(copies):
         owners = [rank for rank in range(ranks) if rank * copies // ranks == copy]
@@ -93,22 +94,22 @@ def test_a_step_that_fails_on_one_rank_is_left_by_all(spring: str, ranks: int, c
 
 def test_a_part_of_a_gang_is_a_gang() -> None:
     whole = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
-    assert local_gang.run(RANKS + "context", 3) == [[0, 2, whole], [0, 1, whole], [1, 2, whole]]
+    assert launches.run(RANKS + "context", 3) == [[0, 2, whole], [0, 1, whole], [1, 2, whole]]
 
 
 def test_every_copy_is_closed_also_after_an_error(tmp_path: Path) -> None:
-    wrong, several = local_gang.run(RANKS + "closings", 1, str(tmp_path))
+    wrong, several = launches.run(RANKS + "closings", 1, str(tmp_path))
     assert "its spec has action shape 'wrong'" in wrong[0]
     assert wrong[1:] == ["closed"]
     assert several == ["cannot be closed", *["closed"] * 3]
 
 
 def test_copies_on_different_ranks_have_the_same_spec(tmp_path: Path) -> None:
-    kind, message = local_gang.run(RANKS + "different", 3, str(tmp_path))
+    kind, message = launches.run(RANKS + "different", 3, str(tmp_path))
     assert kind == "LibraryLoadError"
     assert "its copies' specs differ" in message
     assert (tmp_path / "log").read_text().split() == ["closed"] * 3
 
 
 def test_the_state_of_a_copy_may_be_a_number(tmp_path: Path) -> None:
-    assert local_gang.run(RANKS + "number", 1, str(tmp_path)) == [[], "<f8"]
+    assert launches.run(RANKS + "number", 1, str(tmp_path)) == [[], "<f8"]

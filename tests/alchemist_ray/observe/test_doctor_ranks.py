@@ -10,13 +10,13 @@ import pytest
 from alchemist_ray.deploy.slurm.sites import Mpi, Nodes, Site
 from alchemist_ray.observe.doctor import ranks
 from alchemist_ray.observe.doctor.finding import BAD, NOTHING, OK, WARN, Finding
-from mpi_workers.testing import local_gang
+from tests.support import launches
 
 
 @pytest.fixture(scope="module")
 def message() -> list[dict[str, Any]]:
     """The reports of three real ranks."""
-    return [json.loads(text) for text in local_gang.run("tests.ali.ranks_hpc:identities", 3)]
+    return [json.loads(text) for text in launches.run("tests.ali.ranks_hpc:identities", 3)]
 
 
 def judged(

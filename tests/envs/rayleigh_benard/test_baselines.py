@@ -15,7 +15,7 @@ from benchmarks.rayleigh_benard.baselines import (
     PROBE_ROWS,
     ProportionalControl,
 )
-from mpi_workers.testing import local_gang
+from tests.support import launches
 from tests.support.build import needs_compiler
 
 RANKS = "tests.envs.rayleigh_benard.ranks_cell"
@@ -45,7 +45,7 @@ def test_proportional_control_cools_where_fluid_rises() -> None:
 @needs_compiler
 def test_control_beats_no_control() -> None:
     """On the default cell; whole episodes are reported by the module itself."""
-    found = local_gang.run(f"{RANKS}:controlled", 1, 60, timeout=90.0)
+    found = launches.run(f"{RANKS}:controlled", 1, 60, timeout=90.0)
     assert found["none"] == pytest.approx(4.90, rel=5e-3)
     assert found["developed"] == pytest.approx(4.8996, rel=1e-4)
     assert found["p"] < 4.35  # 60 actions from the start; 4.07 over an episode

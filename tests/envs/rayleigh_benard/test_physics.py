@@ -12,6 +12,7 @@ import pytest
 from benchmarks.rayleigh_benard import spectral, validate
 from mpi_workers.testing import local_gang
 from tests.envs.rayleigh_benard.cells import SMALL
+from tests.support import launches
 from tests.support.build import needs_compiler
 
 pytestmark = needs_compiler
@@ -22,7 +23,7 @@ SHORT = {"height": 15, "width": 36, "spin_up": 1.0, "time_step": 0.2}
 @pytest.mark.parametrize(("rayleigh", "printed"), [(5e3, 2.116), (1e4, 2.661)])
 def test_heat_transport_is_that_of_the_literature(rayleigh: float, printed: float) -> None:
     """Clever & Busse, J. Fluid Mech. 65, 625 (1974), Pr = 0.71, the critical wavelength."""
-    found = local_gang.run(f"{RANKS}:rolls", 1, rayleigh, 60.0)
+    found = launches.run(f"{RANKS}:rolls", 1, rayleigh, 60.0)
     assert found["nusselt"] == pytest.approx(printed, rel=5e-3)
     assert found["nusselt"] == pytest.approx(validate.NUSSELT[rayleigh][1], rel=2e-3)
     # In the steady state as much enters as leaves as is carried.
@@ -36,14 +37,14 @@ def test_the_spectral_numbers_come_from_the_spectral_method() -> None:
 
 
 def test_convection_sets_in_at_the_critical_rayleigh_number() -> None:
-    below, above = local_gang.run(f"{RANKS}:growth", 1, [1680.0, 1740.0])  # 1707.8
+    below, above = launches.run(f"{RANKS}:growth", 1, [1680.0, 1740.0])  # 1707.8
     assert below < 0 < above
     critical = 1680 + 60 * below / (below - above)  # rates are nearly linear in Ra
     assert critical == pytest.approx(1707.8, rel=5e-3)
 
 
 def test_mass_and_heat_are_conserved() -> None:
-    found = local_gang.run(f"{RANKS}:conserved", 2)
+    found = launches.run(f"{RANKS}:conserved", 2)
     nodes = 16 * 48
     for now in found:
         assert now["mass"] == pytest.approx(found[0]["mass"], rel=1e-13)
@@ -54,26 +55,26 @@ def test_mass_and_heat_are_conserved() -> None:
 
 
 def test_every_bit_is_the_same_on_any_number_of_ranks() -> None:
-    shown = [local_gang.run(f"{RANKS}:episode", ranks, SHORT, 5, 3) for ranks in (1, 2, 3)]
+    shown = [launches.run(f"{RANKS}:episode", ranks, SHORT, 5, 3) for ranks in (1, 2, 3)]
     assert len(set(shown)) == 1
 
 
 def test_more_ranks_than_are_of_use_do_no_harm() -> None:
     tiny = {**SMALL, "height": 4, "width": 4, "heaters": 4, "probe_rows": 1, "time_step": 0.1}
     tiny["disturbance"] = 0.0
-    shown = [local_gang.run(f"{RANKS}:first_bits", ranks, tiny) for ranks in (1, 4)]
+    shown = [launches.run(f"{RANKS}:first_bits", ranks, tiny) for ranks in (1, 4)]
     assert shown[0] == shown[1]
 
 
 def test_the_same_seed_gives_the_same_first_observation() -> None:
-    first, other, again, next_one = local_gang.run(f"{RANKS}:first_observations", 1, [7, 8, 7])
+    first, other, again, next_one = launches.run(f"{RANKS}:first_observations", 1, [7, 8, 7])
     assert first == again
     distinct = [first, other, next_one]
     assert all(a != b for a, b in itertools.combinations(distinct, 2))
 
 
 def test_agents_see_the_cell_from_their_heater_on() -> None:
-    found = local_gang.run(f"{RANKS}:views", 1)
+    found = launches.run(f"{RANKS}:views", 1)
     (whole, score, spec), (seen, rewards, many) = found["1"], found["12"]
     assert json.loads(spec)["observation"]["shape"] == [144]
     assert json.loads(many)["observation"]["shape"] == [12, 144]
@@ -91,14 +92,14 @@ def test_agents_see_the_cell_from_their_heater_on() -> None:
 
 
 def test_heaters_keep_the_mean_and_the_amplitude() -> None:
-    local_gang.run(f"{RANKS}:heated", 1)
+    launches.run(f"{RANKS}:heated", 1)
 
 
 @pytest.mark.parametrize(("ranks", "layout"), [(1, "VC_STAR"), (3, "MC_MR")])
 def test_a_saved_state_goes_on_in_the_same_bits(ranks: int, layout: str, tmp_path: Path) -> None:
     file = str(tmp_path / "state.npy")
-    wanted = local_gang.run(f"{RANKS}:saved", 2, SHORT, file)
-    assert local_gang.run(f"{RANKS}:loaded", ranks, SHORT, file, layout) == wanted
+    wanted = launches.run(f"{RANKS}:saved", 2, SHORT, file)
+    assert launches.run(f"{RANKS}:loaded", ranks, SHORT, file, layout) == wanted
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:
@@ -120,7 +121,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         "load_state": [({"shape": [5, 5]}, "as save_state() returns it; this one is 5 x 5")],
     }
     flat = [(routine, given) for routine, some in cases.items() for given, _ in some]
-    told = local_gang.run(f"{RANKS}:refusals", 2, flat)
+    told = launches.run(f"{RANKS}:refusals", 2, flat)
     words = [words for some in cases.values() for _, words in some]
     for wanted, said in zip(words, told[: len(words)], strict=True):
         assert said.startswith("BadArgumentError")

@@ -9,6 +9,7 @@ import pytest
 
 from mpi_workers.rank.interruption import InterruptWord
 from mpi_workers.testing import local_gang
+from tests.support import launches
 
 RANKS = "tests.mpi_workers.rank.ranks_communicator:"
 GIVEN_UP = "tests.mpi_workers.rank.ranks_given_up:"
@@ -16,7 +17,7 @@ GIVEN_UP = "tests.mpi_workers.rank.ranks_given_up:"
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_method_agrees_with_mpi4py(ranks: int) -> None:
-    found = local_gang.run(RANKS + "agreement", ranks)
+    found = launches.run(RANKS + "agreement", ranks)
     assert len(found) >= 30
     assert [name for name, same in found.items() if not same] == []
 
@@ -32,7 +33,7 @@ def test_communicators_made_from_it_can_be_interrupted_too() -> None:
 
 
 def test_wrong_numbers_of_objects_are_refused_on_the_spot() -> None:
-    said = local_gang.run(RANKS + "bad_calls", 2)
+    said = launches.run(RANKS + "bad_calls", 2)
     assert said == [
         f"{name} needs 2 objects, one for each rank; got 3" for name in ("scatter", "alltoall")
     ]

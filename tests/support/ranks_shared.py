@@ -1,0 +1,34 @@
+"""Rank side of `launches`: functions that one gang runs one after the other."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+from pathlib import Path
+
+from mpi4py import MPI
+
+from mpi_workers.matrix.memory import Pool
+from mpi_workers.matrix.storage import Storage
+from mpi_workers.rank.gang import Gang
+from mpi_workers.testing.local_rank import POOL_BYTES
+
+
+def serve(gang: Gang, folder: str) -> None:
+    """Run functions until the pipe of this rank's orders is closed; rank 0 returns the results."""
+    with (
+        open(Path(folder, str(gang.rank))) as orders,
+        open(Path(folder, "result"), "w") as results,
+    ):
+        for line in orders:
+            function, arguments, timeout = json.loads(line)
+            faulthandler.dump_traceback_later(timeout, exit=True)
+            module, name = function.split(":")
+            storage = Storage(gang.rank, Pool(POOL_BYTES, shared=True))
+            fresh = Gang(MPI.COMM_WORLD, storage, lambda *_: None, gang.folder)
+            result = getattr(importlib.import_module(module), name)(fresh, *arguments)
+            MPI.COMM_WORLD.Barrier()  # no rank has the next order before all have finished
+            faulthandler.cancel_dump_traceback_later()
+            if gang.rank == 0:
+                print(json.dumps(result), file=results, flush=True)
