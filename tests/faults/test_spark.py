@@ -106,7 +106,7 @@ def test_a_rank_killed_halfway_through_sparks_send(
     gang: Gang, sparks: Sparks, tmp_path: Path
 ) -> None:
     spark = sparks.local()
-    frame = slow(spark, tmp_path, 20.0)
+    frame = slow(spark, tmp_path, 8.0)
     outcome = injected(gang, frame, lambda: kill(gang.ranks[1]), tmp_path)
     gang.lost("kill -9 of a rank halfway through Spark's send", outcome, "rank 1", "SIGKILL")
 

@@ -43,16 +43,18 @@ def jar() -> Path:
     return jvm.build()
 
 
-def compiled(source: Path, folder: Path, jar: Path) -> Path:
+@pytest.fixture(scope="module")
+def program(jar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from alchemist_ray.clients.spark import jvm
 
+    compiled = tmp_path_factory.mktemp("scala") / "program.jar"
     words = ["java", "-cp", f"{jvm.SPARK_JARS}/*:{jar}", "scala.tools.nsc.Main", "-usejavacp"]
     done = subprocess.run(
-        [*words, "-d", folder / "program.jar", source],
+        [*words, "-d", compiled, LISTING],
         capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "program.jar"
+    return compiled
 
 
 def submitted(program: Path, jar: Path, cluster: str, *args: str, **settings: str) -> Any:
@@ -79,10 +81,9 @@ def submitted(program: Path, jar: Path, cluster: str, *args: str, **settings: st
     )  # fmt: skip
 
 
-def test_the_listing_of_the_paper(cluster: str, jar: Path, tmp_path: Path) -> None:
+def test_the_listing_of_the_paper(cluster: str, jar: Path, program: Path, tmp_path: Path) -> None:
     library = tmp_path / "liba.py"
     library.write_text(LIBRARY)
-    program = compiled(LISTING, tmp_path, jar)
     done = submitted(program, jar, cluster, str(library))
     lines = [line for line in done.stdout.splitlines() if line.endswith((": true", ": false"))]
     assert len(lines) == 10, done.stdout + done.stderr
@@ -90,8 +91,7 @@ def test_the_listing_of_the_paper(cluster: str, jar: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
-def test_a_python_without_alchemist_is_named(cluster: str, jar: Path, tmp_path: Path) -> None:
-    program = compiled(LISTING, tmp_path, jar)
+def test_a_python_without_alchemist_is_named(cluster: str, jar: Path, program: Path) -> None:
     none = shutil.which("false")
     done = submitted(program, jar, cluster, "", **{"spark.alchemist.python": str(none)})
     assert done.returncode != 0
