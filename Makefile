@@ -68,20 +68,13 @@ QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ra
 	tests/alchemist_ray/test_session.py \
 	--ignore=tests/alchemist_ray/deploy/slurm/test_run.py --ignore=tests/deploy/kuberay/test_gateway.py
 
-# Tests of faults measure times of tenths of a second: they run after the others, in one process.
-# The limits of these are many seconds: they run in parallel with the others.
-# A failure in the first part does not hide the second. What has failed runs again, alone: among
-# 6,000 tests with real clusters on a shared machine, one misses its time in most runs.
-SLOW_FAULTS = $(addprefix tests/faults/,recovery/test_lost_hosts.py test_gateway_hosts.py test_head.py \
-	test_spark.py)
+# What has failed runs again, alone: among 6,000 tests with real clusters on a shared machine, one
+# misses its time in most runs.
 test: $(READY)
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	@failed=0; set -x; \
-	$(PYTEST) tests --ignore=tests/faults $(SLOW_FAULTS) || failed=1; \
-	$(BIN)/python -m pytest tests/faults $(addprefix --ignore=,$(SLOW_FAULTS)) || failed=1; \
-	[ $$failed = 0 ] || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(PYTEST) tests || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 endif
 
 test-quick: $(READY)

@@ -214,7 +214,7 @@ def test_the_memory_of_the_group_manager_is_flat(session: AlchemistSession) -> N
         return ray.get(manager.__ray_call__.remote(lambda self: resident_bytes()), timeout=60)
 
     before = used(20_000, 500)
-    assert used(scaled(200_000, 1_000_000), scaled(2_000, 10_000)) - before < 8 << 20
+    assert used(scaled(80_000, 1_000_000), scaled(1_000, 10_000)) - before < 8 << 20
 
 
 def resident_bytes() -> int:
