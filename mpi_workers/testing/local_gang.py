@@ -110,7 +110,7 @@ def _environment(ranks: int) -> dict[str, str]:
 
 def _where(folder: Path, *, tested: bool) -> str:
     """The stacks of the ranks; in tests also each rank's own, with the frames of this package."""
-    pids = {int(p.stem[4:]): json.loads(p.read_text())["pid"] for p in folder.glob("rank*.json")}
+    pids = {int(path.stem[4:]): int(path.read_text()) for path in folder.glob("rank*.pid")}
     with ThreadPoolExecutor() as pool:
         found = dict(zip(pids, pool.map(of_main_thread, pids.values()), strict=True))
     lines = by_stack({rank: frames for rank, frames in found.items() if frames})
@@ -125,10 +125,8 @@ def _kill(mpiexec: int, folder: str) -> None:
     """Kill the remaining processes of a run. Hydra gives every rank its own session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(mpiexec, signal.SIGKILL)
-    for path in Path(folder).glob("rank*.json"):
-        about = json.loads(path.read_text())
+    for path in Path(folder).glob("rank*.pid"):
+        pid = int(path.read_text())
         with contextlib.suppress(OSError):
-            if folder.encode() in Path(f"/proc/{about['pid']}/cmdline").read_bytes():
-                os.kill(about["pid"], signal.SIGKILL)
-        for segment in about["segments"]:
-            Path(segment).unlink(missing_ok=True)
+            if folder.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)

@@ -9,7 +9,6 @@ import faulthandler
 import importlib
 import json
 import os
-import re
 import sys
 import time
 import traceback
@@ -19,6 +18,7 @@ from mpi4py import MPI
 
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
+from mpi_workers.node.cleanup import SHM, segments_of
 from mpi_workers.node.processes import ANYONE, close_listeners, crowded, die_with_parent, let_trace
 from mpi_workers.node.stacks import crash_file
 from mpi_workers.rank import interruption
@@ -57,9 +57,10 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
     report_exits()
     world = MPI.COMM_WORLD
-    segments = set(re.findall(r"/dev/shm/mpich\S+", Path("/proc/self/maps").read_text()))
-    about = {"pid": os.getpid(), "segments": sorted(segments)}
-    Path(folder, f"rank{world.rank}.json").write_text(json.dumps(about))
+    Path(folder, f"rank{world.rank}.pid").write_text(str(os.getpid()))
+    world.Barrier()  # all have attached: the names are not needed, and none stays if all are killed
+    for name in segments_of():
+        (SHM / name).unlink(missing_ok=True)
     interruption.watch(InterruptWord(Path(folder, "interrupt")), crowded=crowded(world.size))
     interruption.begin(FIRST_CALL)
     gang = Gang(

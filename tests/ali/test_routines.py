@@ -38,6 +38,6 @@ def test_mkl_is_right(ranks: int) -> None:
     if not files:
         pytest.skip(f"MKL is not installed: {COMMAND}")
     found = launches.results(
-        "tests.ali.ranks_routines:agree", ranks, "scalapack in blocks", str(files[0])
+        "tests.ali.ranks_routines:agree", ranks, "scalapack in blocks", str(files[0]), shared=False
     )
     assert found["checks"][1] == []

@@ -26,7 +26,7 @@ STATED = r"Error: (\d[\d.]*) (eps|tol|times)\b.* Peak memory: (\d+\.\d) times ar
 LOOSE = 10.0  # a docstring that states more than this times what was measured says nothing
 
 pytestmark = pytest.mark.timeout(300)
-found = functools.partial(launches.results, timeout=LIMIT_S)
+found = functools.partial(launches.results, timeout=LIMIT_S, shared=False)
 
 
 def stated(library: str, name: str) -> tuple[float, str, float]:

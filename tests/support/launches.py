@@ -89,18 +89,21 @@ def close() -> None:
 
 @functools.cache
 def _launched(
-    function: str, ranks: int, *arguments: Any, timeout: float
+    function: str, ranks: int, *arguments: Any, timeout: float, shared: bool
 ) -> dict[str, Any] | AssertionError:
+    start = run if shared else local_gang.run
     try:
-        found: dict[str, Any] = run(function, ranks, *arguments, timeout=timeout)
+        found: dict[str, Any] = start(function, ranks, *arguments, timeout=timeout)
     except AssertionError as error:
         return error
     return found
 
 
-def results(function: str, ranks: int, *arguments: Any, timeout: float = 100) -> dict[str, Any]:
+def results(
+    function: str, ranks: int, *arguments: Any, timeout: float = 100, shared: bool = True
+) -> dict[str, Any]:
     """The result of a function on this many ranks, from one call, also if it fails."""
-    found = _launched(function, ranks, *arguments, timeout=timeout)
+    found = _launched(function, ranks, *arguments, timeout=timeout, shared=shared)
     if isinstance(found, AssertionError):
         raise found
     return found
