@@ -43,6 +43,8 @@ os.environ.update(
     RAY_AUTH_MODE="disabled",
     RAY_USAGE_STATS_ENABLED="0",
     RAY_prestart_worker_first_driver="0",  # a worker for each CPU: 2 s of CPU for each cluster
+    # No test lives long enough to repay the optimizing compiler or parallel garbage collection.
+    JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 )
 
 

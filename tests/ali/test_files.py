@@ -20,10 +20,11 @@ from ali.files.formats import Box, Grain
 from ali.testing import Case, LibraryTests
 from mpi_workers.testing import local_gang
 from tests.support import launches
+from tests.support.suite import scaled
 
 pytest.importorskip("h5py", reason="needs the extra 'files'")
 
-RANK_COUNTS = [1, 2, 3, 6]
+RANK_COUNTS = scaled([1, 3], [1, 2, 3, 6])
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 START_S = 240.0  # on a busy machine; 11 s on a quiet one
-# No test lives long enough to repay the optimizing compiler or parallel garbage collection.
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 SPARK = [  # the marks of every file of tests with Spark
     pytest.mark.skipif(
@@ -41,7 +39,6 @@ class Sparks:
         """Two executors of one core each, in JVMs of their own, without RayDP."""
         settings = {
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": JVM,
             "spark.decommission.enabled": "true",
         }
         return self._started("local-cluster[2,1,512]", settings)
@@ -56,7 +53,6 @@ class Sparks:
             for key, value in {
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
-                "spark.driver.extraJavaOptions": JVM,
                 "spark.driver.memory": "1g",
                 "spark.log.level": "OFF",
                 "spark.sql.shuffle.partitions": "4",
@@ -74,13 +70,7 @@ class Sparks:
             self.stop()
             from alchemist_ray.clients.spark import init_spark  # noqa: PLC0415
 
-            settings = {
-                "spark.driver.extraJavaOptions": JVM,
-                "spark.executor.extraJavaOptions": JVM,
-                "spark.ray.raydp_app_master.extraJavaOptions": JVM,
-                "spark.log.level": "OFF",
-                "spark.sql.shuffle.partitions": "4",
-            }
+            settings = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "4"}
             self._spark = init_spark(
                 "tests", 2, 1, "700MB", configs=settings, start_timeout_s=START_S
             )

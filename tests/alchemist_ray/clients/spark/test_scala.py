@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.sparks import JVM, SPARK
+from tests.support.sparks import SPARK
 
 pytestmark = SPARK
 
@@ -62,7 +62,6 @@ def submitted(program: Path, jar: Path, cluster: str, *args: str, **settings: st
 
     settings = {
         "spark.alchemist.python": sys.executable,
-        "spark.driver.extraJavaOptions": JVM,
         "spark.ui.enabled": "false",
         "spark.log.level": "OFF",
         **settings,
