@@ -18,9 +18,11 @@ def identities(gang: Gang) -> list[str]:
     return about(Context(gang, {}))
 
 
-def refusals(gang: Gang, calls: list[Any]) -> list[tuple[str, str]]:
-    """Kinds and messages of the failures of calls."""
-    library, failures = load("hpc"), []
+def refusals(
+    gang: Gang, calls: list[Any], name: str = "hpc", path: str | None = None
+) -> list[tuple[str, str]]:
+    """Kinds and messages of the failures of a library's calls."""
+    library, failures = load(name, path), []
     for routine, arguments in calls:
         try:
             library.call(gang, routine, arguments)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ali.interface import Context
-from ali.registry import load
 from benchmarks.papers import hpcc
 from benchmarks.papers.hpcc import (
     PERIOD,
@@ -23,29 +22,15 @@ from benchmarks.papers.hpcc import (
     six_steps,
     transposed,
 )
-from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
-
-SHORT_S = 0.01
-
-
-def refusals(gang: Gang, calls: list[Any]) -> list[tuple[str, str]]:
-    """Kinds and messages of the failures of calls, of the library as it is loaded by its path."""
-    library, failures = load("hpcc", str(Path(hpcc.__file__))), []
-    for routine, arguments in calls:
-        try:
-            library.call(gang, routine, arguments)
-        except Failure as failure:
-            failures.append((failure.kind, str(failure)))
-    assert gang.comm.allreduce(1) == gang.size
-    return failures
+from tests.ali.ranks_hpc import SHORT_S, refusals
 
 
 def everything(gang: Gang, calls: list[Any]) -> dict[str, Any]:
     """The kernels' results, their parts beside other ways to compute them, and refused calls."""
     ctx = Context(gang, {})
     return {
-        "refused": refusals(gang, calls),
+        "refused": refusals(gang, calls, "hpcc", str(Path(hpcc.__file__))),
         "ptrans": ptrans(ctx, 101, SHORT_S),  # not a multiple of the number of ranks
         "fft": fft(ctx, 1000, SHORT_S),
         "random_access": random_access(ctx, 1 << 16, SHORT_S),

@@ -96,11 +96,25 @@ def shared_memory() -> set[Path]:
     return found
 
 
+def abandoned() -> set[Path]:
+    """MPICH's names in /dev/shm that no process of this machine has mapped.
+
+    A rank that is killed leaves one, also one that was started without a launcher.
+    """
+    there = set(SHM.glob("mpich_*"))
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        if there:
+            with contextlib.suppress(OSError):
+                mapped = maps.read_text()
+                there = {path for path in there if f"{path}\n" not in mapped}
+    return there
+
+
 def everything() -> dict[str, str]:
     """All of them, with the command lines of processes."""
     found = {f"process {pid}": line[:160] for pid, line in sorted(processes().items())}
     found |= {f"folder {path}": "" for path in sorted(folders())}
-    found |= {f"shared memory {path}": "" for path in sorted(shared_memory())}
+    found |= {f"shared memory {path}": "" for path in sorted(shared_memory() | abandoned())}
     return found
 
 
