@@ -130,7 +130,7 @@ class TestLinalg(LibraryTests):
 
 class TestScalapack(LibraryTests):
     library = "scalapack"
-    sizes = (2, 6)
+    sizes = scaled((2,), (2, 6))
     interruptible = False
     cases = (
         *SHARED,
