@@ -120,7 +120,8 @@ def test_a_rank_is_killed_and_training_goes_on(training: Any, tmp_path: Path) ->
 def test_a_step_that_hangs_is_ended_by_its_deadline(training: Any, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     sim = {"fault": "hang", "at": 3, "times": 1, "marks": str(marks)}
-    algorithm = training(ppo(HPCSimulatorEnv, settings(sim=sim, step_timeout_s=2.0)))
+    config = ppo(HPCSimulatorEnv, settings(sim=sim, step_timeout_s=2.0), num_env_runners=0)
+    algorithm = training(config)
     started = time.monotonic()
     result = algorithm.train()
     assert marks.read_text() == "x"
@@ -128,13 +129,14 @@ def test_a_step_that_hangs_is_ended_by_its_deadline(training: Any, tmp_path: Pat
     assert 2.0 < time.monotonic() - started < 60.0
 
 
-@pytest.mark.parametrize("fault", ["kill", "raise"])
+@pytest.mark.parametrize(("fault", "runners"), [("kill", 1), ("raise", 0)])
 def test_what_fails_again_and_again_ends_training_with_the_reason(
-    training: Any, tmp_path: Path, fault: str
+    training: Any, tmp_path: Path, fault: str, runners: int
 ) -> None:
     marks = tmp_path / "marks"
     sim = {"fault": fault, "at": 2, "times": 1000, "marks": str(marks)}
-    algorithm = training(ppo(HPCSimulatorEnv, settings(1, sim=sim, max_restarts=1)))
+    env_config = settings(1, sim=sim, max_restarts=1)
+    algorithm = training(ppo(HPCSimulatorEnv, env_config, num_env_runners=runners))
     with pytest.raises(RestartLimitError, match="max_restarts"):
         algorithm.train()
     assert 2 <= len(marks.read_text()) <= 3
