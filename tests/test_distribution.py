@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray.version import __version__
+from tests.support import commands
 from tests.support.build import uv_build
 
 ROOT = Path(__file__).parents[1]
@@ -53,10 +54,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_twine_finds_nothing_to_complain_about(built: Path) -> None:
     files = [*built.glob("*.whl"), *built.glob("*.tar.gz")]
     assert len(files) == 2
-    done = subprocess.run(
-        [sys.executable, "-m", "twine", "check", "--strict", *files],
-        check=False, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = commands.run(sys.executable, "-m", "twine", "check", "--strict", *files)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -68,10 +66,7 @@ def test_the_wheel_works_without_the_repository(built: Path, tmp_path: Path) -> 
     install = [uv, "pip", "install", "--quiet", "--no-deps", "--target", packages, wheel]
     subprocess.run(install, check=True, timeout=60)
     env = {**os.environ, "PYTHONPATH": str(packages)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, packages],
-        check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    done = commands.python(PROGRAM, packages, cwd=tmp_path, env=env)
     assert done.stdout.endswith("done\n"), done.stdout + done.stderr
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray import __version__, cli
+from tests.support.commands import alchemist, run
 
 NUMBERS = [  # options that are numbers greater than 0
     ["status", "--watch"],
@@ -20,17 +21,6 @@ NUMBERS = [  # options that are numbers greater than 0
     ["doctor", "--start-timeout"],
     ["token", "create", "u", "--days"],
 ]
-
-
-def alchemist(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "alchemist_ray.cli", *words],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
 
 
 def test_it_tells_its_version_and_its_usage() -> None:
@@ -90,7 +80,7 @@ def test_a_number_greater_than_0(
 @pytest.mark.parametrize("value", ["nan", "-5"])
 def test_the_time_limit_of_a_routine_without_ray(value: str) -> None:
     command = [sys.executable, "-m", "ali", "run-routine", "--timeout", value, "echo", "who", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = run(*command)
     assert done.returncode == 1
     assert "--timeout" in done.stderr
     assert "it must be a finite number greater than 0" in done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import commands
 from tests.support.thin_clients import NOT_ON_CLIENTS
 
 ROOT = Path(__file__).parents[2]
@@ -153,9 +154,7 @@ def test_imports_where_ray_is_not_installed(module: str) -> None:
         "for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
         "    importlib.import_module(found.name)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], timeout=60, check=False, capture_output=True, text=True
-    )
+    done = commands.python(program)
     assert done.returncode == 0, done.stderr
 
 
@@ -182,9 +181,7 @@ def test_a_session_imports_with_numpy_and_msgpack_alone() -> None:
         "    importlib.import_module(name)\n"
         "from alchemist_ray import AlchemistSession, Handle\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], timeout=60, check=False, capture_output=True, text=True
-    )
+    done = commands.python(program)
     assert done.returncode == 0, done.stderr
 
 
@@ -218,7 +215,5 @@ def test_a_process_that_has_imported_modules_of_ranks_gets_the_environments() ->
 def test_a_users_process_that_imports_ali_does_not_initialise_mpi() -> None:
     """Files of routines and their tests import it; MPI would leave a file in /dev/shm."""
     program = "import sys, ali, ali.testing\nassert 'mpi4py.MPI' not in sys.modules"
-    done = subprocess.run(
-        [sys.executable, "-c", program], timeout=60, check=False, capture_output=True, text=True
-    )
+    done = commands.python(program)
     assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.runtime.cluster import actors
 from alchemist_ray.runtime.driver import find_driver
+from tests.support import commands
 
 
 def free_cpus() -> float:
@@ -231,11 +232,7 @@ def test_connecting_by_the_papers_spelling(cluster: str) -> None:
         print(als.load_library("echo").who())
         als.stop()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True, text=True, timeout=100, check=False,
-        env={**os.environ, "RAY_ADDRESS": "local"},  # another head of this user is not joined
-    )  # fmt: skip
+    done = commands.python(program, RAY_ADDRESS="local")
     assert done.stdout.splitlines()[-1:] == ["[0, 1]"], done.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from ali.files import exchange
 from ali.files.formats import Box, Grain
 from ali.testing import Case, LibraryTests
 from mpi_workers.testing import local_gang
-from tests.support import launches
+from tests.support import commands, launches
 from tests.support.suite import scaled
 
 pytest.importorskip("h5py", reason="needs the extra 'files'")
@@ -89,14 +88,8 @@ print(json.dumps(local_gang.run("tests.ali.ranks_files_bad:full_disk", 2, sys.ar
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
 def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["unshare", "--mount", sys.executable, "-c", IN_A_SMALL_DISK, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    command = ["unshare", "--mount", sys.executable, "-c", IN_A_SMALL_DISK, tmp_path]
+    done = commands.run(*command, cwd=Path(__file__).parents[2])
     if "permission denied" in done.stderr.lower():
         pytest.skip("this machine lets nobody mount")
     assert done.returncode == 0, done.stderr

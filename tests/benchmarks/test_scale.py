@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
 from benchmarks import scale
-from tests.support import traces
+from tests.support import commands, traces
 
 LIMIT_S = 60
 ERROR_LIMIT_S = 3.0
@@ -19,10 +18,7 @@ PATHS = os.pathsep.join(map(os.path.abspath, sys.path))
 
 def simulated(ranks: int, nodes: int) -> scale.Measured:
     command = [sys.executable, "-m", "benchmarks.scale", str(ranks), str(nodes), "5"]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": PATHS}, check=False, timeout=LIMIT_S,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = commands.run(*command, limit_s=LIMIT_S, PYTHONPATH=PATHS)
     assert done.returncode == 0, done.stderr  # with the errors of all processes of the gang
     return scale.Measured(**json.loads(done.stdout))
 
@@ -51,10 +47,7 @@ with scale.Processes() as processes:
 
 
 def test_a_part_that_ends_is_named_with_its_error() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTY], env=os.environ | {"PYTHONPATH": PATHS}, check=False,
-        timeout=LIMIT_S, capture_output=True, text=True,
-    )  # fmt: skip
+    done = commands.python(FAULTY, limit_s=LIMIT_S, PYTHONPATH=PATHS)
     assert "RuntimeError: crowd ended with code 1" in done.stderr
     assert "FileNotFoundError" in done.stderr
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.support import commands
 
 BUILD_S = 300
 
 
 @pytest.mark.timeout(BUILD_S + 30)
 def test_the_documentation_builds_and_has_the_public_names(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs",
-            "-d", str(tmp_path / "doctrees"), ".", str(tmp_path / "html"),
-        ],
-        cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S, check=False,
+    done = commands.run(
+        sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs",
+        "-d", tmp_path / "doctrees", ".", tmp_path / "html", cwd=ROOT, limit_s=BUILD_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     api = "".join(page.read_text() for page in (tmp_path / "html" / "docs" / "api").glob("*.html"))

@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -43,7 +42,7 @@ from envs.rllib import (
 )
 from tests.envs.conftest import PENDULUM
 from tests.envs.papers_listing import CustomModel, ForRLlib
-from tests.support import traces
+from tests.support import commands, traces
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -195,10 +194,7 @@ def test_the_papers_listing_trains_on_a_fresh_machine(tmp_path: Path) -> None:
     )
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     env["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="ray-")  # no cluster is known there
-    done = subprocess.run(
-        [sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=280,
-        check=False,
-    )  # fmt: skip
+    done = commands.run(sys.executable, program, limit_s=280, env=env)
     shutil.rmtree(env["RAY_TMPDIR"], ignore_errors=True)
     assert f"sampled {2 * BATCH}\n" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
 

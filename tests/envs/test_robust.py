@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -30,6 +29,7 @@ from envs.losses import RestartRate
 from tests.envs.conftest import PENDULUM
 from tests.envs.local import LocalPendulum
 from tests.envs.test_faults import pids, simulations
+from tests.support import commands
 
 pytestmark = [pytest.mark.timeout(100, func_only=True)]
 CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
@@ -368,10 +368,7 @@ def test_spawned_environments_work(cluster: str, tmp_path: Path) -> None:
         "    print(env.reset(seed=1)[0].shape, env.step([[0.1], [0.2]])[1].shape)\n"
         "    env.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(program)], env={**os.environ, "RAY_ADDRESS": cluster},
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
+    done = commands.run(sys.executable, program, RAY_ADDRESS=cluster)
     assert done.stdout.strip() == "(2, 3) (2,)", done.stderr[-3000:]
 
 
@@ -381,9 +378,6 @@ def test_a_missing_cluster_is_a_warning(cluster: str) -> None:
         f"env = HPCSimulatorEnv({CONFIG!r}, hostname='0.0.0.0', port=9)\n"
         "env.reset(); env.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "RAY_ADDRESS": cluster},
-        capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
+    done = commands.python(program, RAY_ADDRESS=cluster)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "no Ray cluster at 127.0.0.1:9" in done.stderr

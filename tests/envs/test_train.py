@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ pytest.importorskip("ray.rllib", reason="needs RLlib: pip install 'alchemist-on-
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'alchemist-on-ray[envs]'")
 
 from benchmarks.rayleigh_benard.curves import Curve
+from tests.support import commands
 from tests.support.build import needs_compiler
 
 MOST_BYTES = 300 << 10
@@ -31,7 +31,7 @@ raise SystemExit(train.main())
 def test_it_trains_compares_and_draws(cluster: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "--minutes", "0.05", "--gangs", "1"]
     command += ["--out", str(tmp_path / "out"), "--address", cluster]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
+    done = commands.run(*command, limit_s=220)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split("|")[1:3] for line in done.stdout.splitlines() if line.startswith("| ")]
     table = {name.strip(): float(value) for name, value in rows[1:]}

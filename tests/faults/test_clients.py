@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import ray
 from alchemist_ray.errors import TransferError
 from tests.faults.conftest import Gang, inject_during, kill, record
 from tests.faults.test_transfers import held_by, stopped_in_a_send
+from tests.support import commands
 
 da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
 
@@ -139,11 +137,7 @@ _LARGE = """
 def test_an_array_larger_than_the_object_store_passes_through(tmp_path_factory: Any) -> None:
     """Four times the store: nothing is spilled to disk, and this process never holds all of it."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="al-") as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(_LARGE), folder],
-            capture_output=True, text=True, timeout=140, check=False, cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        done = commands.python(_LARGE, folder, limit_s=140, cwd=ROOT, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr[-3000:]
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert outcome["equal"]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from alchemist_ray.runtime import driver, ray_gangs
 from alchemist_ray.runtime.cluster import catalogue
 from alchemist_ray.runtime.driver import find_driver
 from tests.faults.conftest import Gang, agent_pids, left, pid_of, variables
-from tests.support import traces
+from tests.support import commands, traces
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,10 +43,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.cell("GroupManager", "starting", "private", "goes on")
 def test_a_private_gang_gets_another_manager(cluster: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FROZEN.format(address=cluster))],
-        capture_output=True, text=True, timeout=80, cwd=ROOT, check=False,
-    )  # fmt: skip
+    done = commands.python(FROZEN.format(address=cluster), cwd=ROOT)
     pid, _, ranks = done.stdout.strip().partition(" ")
     assert ranks == "2", done.stderr
     assert "does not answer: another one is started" in done.stderr

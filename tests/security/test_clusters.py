@@ -13,7 +13,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from alchemist_ray.runtime.cluster.ray_cluster import (
     tighten,
 )
 from mpi_workers.node.processes import descendants
-from tests.support import traces
+from tests.support import commands, traces
 
 ROOT = Path(__file__).parents[2]
 STRANGER = 65534  # nobody
@@ -93,10 +92,7 @@ def place() -> Iterator[Path]:
 def outside(program: str, place: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a program that is in no cluster."""
     env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_TMPDIR")}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], env={**env, **more},
-        capture_output=True, text=True, timeout=150, check=False, cwd=ROOT,
-    )  # fmt: skip
+    return commands.python(program, limit_s=150, cwd=ROOT, env={**env, **more})
 
 
 @pytest.mark.alone  # other tests' programs would join it, too
@@ -320,10 +316,9 @@ def test_a_file_of_another_user_does_not_lead_to_a_cluster(tmp_path: Path) -> No
         for place in (folder, folder / "ray"):
             (place / "ray_current_cluster").write_text("127.0.0.1:1")
         env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True,
-            timeout=200, cwd=ROOT, env={**env, "RAY_TMPDIR": str(folder)}, check=False,
-        )  # fmt: skip
+        done = commands.python(
+            program, limit_s=200, cwd=ROOT, env={**env, "RAY_TMPDIR": str(folder)}
+        )
         assert done.returncode == 0, done.stderr
         assert "127.0.0.1:1 does not answer as a Ray head" in done.stdout
         assert "CPUs" in done.stdout
@@ -333,10 +328,7 @@ def test_a_file_of_another_user_does_not_lead_to_a_cluster(tmp_path: Path) -> No
 
 def test_a_dead_RAY_ADDRESS_is_one_clear_error(cluster: str) -> None:
     program = "from alchemist_ray import AlchemistSession; AlchemistSession(1)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}, check=False,
-    )  # fmt: skip
+    done = commands.python(program, cwd=ROOT, RAY_ADDRESS="127.0.0.1:1")
     assert done.returncode == 1
     assert "SessionError: RAY_ADDRESS=127.0.0.1:1 does not answer" in done.stderr
     assert "InvalidAuthToken" not in done.stderr
@@ -358,11 +350,7 @@ def test_threads_that_start_a_cluster_share_it_and_it_outlives_them(tmp_path: Pa
     """
     folder = Path("/tmp") / tmp_path.name  # of a short path
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)],
-            env=os.environ | {"RAY_ADDRESS": "local", "RAY_TMPDIR": str(folder)},
-            capture_output=True, text=True, timeout=100, check=False, cwd=ROOT,
-        )  # fmt: skip
+        done = commands.python(program, cwd=ROOT, RAY_ADDRESS="local", RAY_TMPDIR=str(folder))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     assert done.stdout.splitlines()[-1:] == ["[False, True] 7"], done.stderr

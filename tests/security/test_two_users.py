@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import commands
+
 ROOT = Path(__file__).resolve().parents[2]
 ALICE, MALLORY = 65533, 65534
 LIMIT_S = 100
@@ -242,11 +244,9 @@ def test_a_session_does_not_join_the_cluster_of_another_user() -> None:
     if Path("/tmp") in ROOT.parents:
         pytest.skip("this clone is in /tmp, which the test replaces")
     alone = 'mount -t tmpfs -o mode=1777 tmpfs /tmp && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", alone, "sh", sys.executable, "-c", TWO_CLUSTERS,
-         str(MALLORY), HEAD, str(ALICE), SESSION],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=1.8 * LIMIT_S,
-        capture_output=True, text=True, check=False,
+    done = commands.run(
+        "unshare", "--mount", "sh", "-c", alone, "sh", sys.executable, "-c", TWO_CLUSTERS,
+        MALLORY, HEAD, ALICE, SESSION, limit_s=1.8 * LIMIT_S, cwd=ROOT, PYTHONPATH=str(ROOT),
     )  # fmt: skip
     if "mount" in done.stderr and not done.stdout:
         pytest.skip(f"no mount namespace here: {done.stderr.strip()}")

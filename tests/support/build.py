@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ali import scaffold
+from tests.support import commands
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("cc") is None or shutil.which("c++") is None,
@@ -41,7 +42,7 @@ def uv_build(source: Path, out: Path, *options: str) -> Path:
     if not uv.exists():
         pytest.skip("needs uv, which `make env` installs")
     command = [uv, "build", "--quiet", *options, "--out-dir", out, source]
-    done = subprocess.run(command, timeout=100, check=False, capture_output=True, text=True)
+    done = commands.run(*command)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -68,8 +69,6 @@ def program(source: Path, target: Path, *flags: str) -> Path:
     command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers"]
     command += [f"-std={'gnu++17' if plus else 'gnu11'}"]
     command += [f"-I{scaffold.include_directory()}", "-o", target, source, *flags]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=100, check=False
-    )
+    done = commands.run(*command)
     assert done.returncode == 0, done.stderr
     return target

@@ -20,6 +20,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, CallTimeoutError, CancelledError, RoutineError
 from ali import loader, scaffold
 from mpi_workers.node.processes import descendants
+from tests.support import commands
 from tests.support.build import needs_compiler, program
 
 pytestmark = needs_compiler
@@ -159,7 +160,7 @@ def test_an_unknown_matrix_is_named_by_the_client(
 
 
 def test_the_client_outside_of_a_gang_says_so(ring: Path) -> None:
-    done = subprocess.run([ring, "attach"], capture_output=True, text=True, timeout=60, check=False)
+    done = commands.run(ring, "attach")
     assert done.returncode == 1
     assert "matrix A: this program was not started by run_program" in done.stderr
 
@@ -251,13 +252,7 @@ finally:
 
 
 def test_a_program_runs_over_several_nodes(ring: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_NODES, ring],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = commands.python(TWO_NODES, ring)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "2 nodes" in done.stdout
     assert "[0, 0, 0, 0]" in done.stdout

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.support import commands
 
 PROGRAM = """
 from alchemist_ray.gang import owner
@@ -29,8 +28,6 @@ owner._sessions.clear()
 
 
 def test_a_session_that_cannot_be_closed_keeps_no_other_open() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], timeout=60, check=False, capture_output=True, text=True
-    )
+    done = commands.python(PROGRAM)
     assert done.stdout == "['first', 'second']\n", done.stderr
     assert "was not closed in good order" in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
+from tests.support import commands
 from tests.support.thin_clients import NOT_ON_CLIENTS
 
 ROOT = Path(__file__).parents[3]
@@ -71,14 +71,11 @@ def client(gateway: GatewayInfo, token: str, tmp_path: Path) -> Client:
     """Runs a program in a process where neither Ray nor MPI can be imported."""
 
     def run(program: str, *blocked: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", blocking(*blocked) + textwrap.dedent(program)],
-            env=thin_environment(gateway, token, **environment),
+        return commands.python(
+            blocking(*blocked) + textwrap.dedent(program),
+            limit_s=TIMEOUT_S,
             cwd=tmp_path,
-            timeout=TIMEOUT_S,
-            check=False,
-            capture_output=True,
-            text=True,
+            env=thin_environment(gateway, token, **environment),
         )
 
     return run

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support import commands
 
 LIMIT_S = 110
 
@@ -68,9 +67,6 @@ print("done")
 
 
 def test_an_elastic_gang_counts_with_its_most_ranks_until_it_is_resized(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        env=os.environ, timeout=LIMIT_S, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    done = commands.python(PROGRAM, tmp_path, limit_s=LIMIT_S)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("done\n")

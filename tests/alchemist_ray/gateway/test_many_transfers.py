@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.transfers import PIECE_NBYTES
 from tests.alchemist_ray.gateway.conftest import blocking, thin_environment
+from tests.support import commands
 from tests.support.traces import processes, wait_until
 
 CLIENTS = 100
@@ -66,11 +65,9 @@ def test_a_hundred_clients_transfer_at_once(gateway: GatewayInfo, token: str) ->
         watching = threading.Thread(target=watch)
         watching.start()
         try:
-            done = subprocess.run(
-                [sys.executable, "-c", blocking() + PROGRAM],
-                env=thin_environment(gateway, token), timeout=LIMIT_S, check=False,
-                capture_output=True, text=True,
-            )  # fmt: skip
+            done = commands.python(
+                blocking() + PROGRAM, limit_s=LIMIT_S, env=thin_environment(gateway, token)
+            )
         finally:
             over.set()
             watching.join()

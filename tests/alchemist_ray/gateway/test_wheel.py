@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import venv
 import zipfile
 from pathlib import Path
@@ -16,10 +15,10 @@ import pytest
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.wheel import contents
 from tests.alchemist_ray.gateway.conftest import ROOT
+from tests.support import commands
 from tests.support.build import uv_build
 
 LIMIT_NBYTES = 10 << 20  # 10 MiB
-BUILD_TIMEOUT_S = 100.0
 
 PROGRAM = """
 import importlib.util
@@ -84,10 +83,9 @@ def test_a_session_runs_from_the_wheel(
         if package.exists():
             (packages / package.name).symlink_to(package)
     kept = {key: os.environ[key] for key in ("PATH", "TMPDIR") if key in os.environ}
-    done = subprocess.run(
-        [tmp_path / "venv/bin/python", "-c", PROGRAM.format(port=gateway.port)],
-        env={**kept, "ALCHEMIST_TOKEN": token}, cwd=tmp_path,
-        timeout=BUILD_TIMEOUT_S, check=False, capture_output=True, text=True,
+    done = commands.run(
+        tmp_path / "venv/bin/python", "-c", PROGRAM.format(port=gateway.port), cwd=tmp_path,
+        env={**kept, "ALCHEMIST_TOKEN": token},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("done\n")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
+from tests.support import commands
 
 X = np.random.default_rng(0).random((300, 40))
 
@@ -110,14 +108,7 @@ finally:
 
 def ran(program: str, *arguments: str, **environment: str) -> dict[str, Any]:
     """The JSON object on the last line that a program prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=185,
-        check=False,
-    )
+    done = commands.python(program, *arguments, limit_s=185, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

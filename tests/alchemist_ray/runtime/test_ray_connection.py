@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.support import commands
 
 LIMIT_S = 100.0
 
@@ -113,10 +112,7 @@ print("done")
 
 
 def runs(program: str, cluster: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program, cluster],
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    done = commands.python(program, cluster, limit_s=LIMIT_S)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["done"]), done.stderr
 
 

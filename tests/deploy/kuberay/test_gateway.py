@@ -20,6 +20,7 @@ from alchemist_ray.gateway.protocol import PORT
 from alchemist_ray.gateway.server.access import TokenFile, certificate
 from tests.deploy.kuberay import kustomize
 from tests.deploy.kuberay.folders import ROOT, by_name
+from tests.support import commands
 from tests.support.traces import wait_until
 
 UP_S = 90.0
@@ -46,7 +47,7 @@ def test_the_heads_command_starts_ray_and_a_gateway(
     probe = [*probe[:-1], probe[-1].replace(f":{PORT:04X} ", f":{port:04X} ")]
 
     def ready() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(probe, capture_output=True, text=True, timeout=30, check=False)
+        return commands.run(*probe, limit_s=30)
 
     ray = f"ray start --head --block --port={gcs} --num-cpus=2 --include-dashboard=false"
     ray += f" --temp-dir={tempfile.mkdtemp(prefix='r')}"  # else ray.init() of other tests joins it

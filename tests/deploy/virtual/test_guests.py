@@ -18,6 +18,7 @@ import pytest
 from alchemist_ray.deploy.virtual_cluster import cluster
 from tests.deploy.virtual import lab
 from tests.faults.hosts import Host, Hosts
+from tests.support import commands
 
 ASKED = "ALCHEMIST_TEST_GUESTS"
 REASON = lab.why_not() if os.environ.get(ASKED) else f"takes minutes: {ASKED}=1 runs it"
@@ -40,18 +41,15 @@ class Lab:
     def run(
         self, *words: Any, limit_s: float = 120.0, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.host.enter(*words),
+        return commands.run(
+            *self.host.enter(*words),
+            limit_s=limit_s,
             env={
                 **self.host.environment(),
                 "ALCHEMIST_VIRTUAL": str(self.state),
                 "TMPDIR": str(self.scratch),
                 **env,
             },
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
         )
 
     def alchemist(self, *words: Any, limit_s: float = 120.0) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import envs.rayleigh_benard
+from tests.support import commands
 from tests.support.build import needs_compiler
 
 BUILD = [sys.executable, "-m", "envs.rayleigh_benard.build"]
@@ -86,7 +87,5 @@ def test_the_sources_have_no_warnings_in_plain_c11(tmp_path: Path) -> None:
         "-Wshadow", "-Wconversion", "-Werror", "-Wno-missing-field-initializers", "-isystem",
         scaffold.include_directory(), *sorted(SOURCES.glob("*.c")),
     ]  # fmt: skip
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=60, check=False
-    )
+    done = commands.run(*command)
     assert done.returncode == 0, done.stderr

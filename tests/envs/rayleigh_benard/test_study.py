@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ pytest.importorskip(
 from benchmarks.rayleigh_benard import gains
 from benchmarks.rayleigh_benard.baselines import P_CONTROL, ProportionalControl
 from benchmarks.rayleigh_benard.study import GAINS, METHODS, Case, best_policy, main
+from tests.support import commands
 from tests.support.build import needs_compiler
 
 PROGRAM = """
@@ -29,7 +29,7 @@ def study(cluster: str, folder: Path, *options: str) -> str:
     command = [sys.executable, "-c", PROGRAM, "--address", cluster]
     command += ["--seeds", "1", "--episodes", "1", "--out", str(folder), *options]
     command += ["--results", str(folder / "results")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    done = commands.run(*command, limit_s=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mpi_workers.matrix.available_memory import MemoryCgroup, available_bytes
 from tests.mpi_workers.cgroups import limited_memory
+from tests.support import commands
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -115,13 +114,7 @@ def test_page_cache_and_freed_matrices_leave_room_for_a_matrix(tmp_path: Path) -
     limit, cached, needed = 400 * MIB, 250 * MIB, 200 * MIB
     with limited_memory(limit) as folder:
         arguments = [folder / "cgroup.procs", tmp_path / "file", cached, needed]
-        done = subprocess.run(
-            [sys.executable, "-c", READER, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = commands.python(READER, *map(str, arguments))
     assert done.returncode == 0, done.stderr
     before, after = json.loads(done.stdout)
     assert before <= limit

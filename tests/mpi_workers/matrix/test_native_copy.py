@@ -5,8 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, copies, default_grid
+from tests.support import commands
 
 Array = np.ndarray[Any, Any]
 SOURCE = Path(copy_kernels.__file__).with_name("copy_kernel.c")
@@ -194,9 +193,6 @@ def test_other_bus_errors_end_the_process_as_before(
 ) -> None:
     path = tmp_path / "numbers"
     np.zeros((400, 500)).tofile(path)
-    done = subprocess.run(
-        [sys.executable, "-c", _OTHER_BUS_ERROR, str(path), report, str(copy_kernels.LIBRARY)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = commands.python(_OTHER_BUS_ERROR, path, report, str(copy_kernels.LIBRARY))
     assert done.returncode == -signal.SIGBUS
     assert ("Bus error" in done.stderr) == (report == "traceback")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from mpi_workers.matrix.available_memory import V1 as V1_NAMES
 from mpi_workers.matrix.available_memory import MemoryCgroup
 from mpi_workers.node.processes import OomWatch
 from tests.mpi_workers.cgroups import limited_memory
+from tests.support import commands
 
 KILLED = 9  # as waitpid says it
 WORDS = "was killed by signal 9 (SIGKILL)"
@@ -130,13 +129,7 @@ def small() -> Iterator[Path]:
 
 
 def test_the_kernel_kills_and_is_named(small: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", GREEDY, str(small / "cgroup.procs")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = commands.python(GREEDY, str(small / "cgroup.procs"))
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == "by somebody"

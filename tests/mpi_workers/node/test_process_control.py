@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mpi_workers.node.processes import LocalRanks, descendants
 from mpi_workers.node.specs import GangPlan, NodePlan
+from tests.support import commands
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -41,9 +42,7 @@ print(len(descendants([os.getpid()])))
 
 
 def test_descendants_end_also_orphans_and_what_they_start_meanwhile() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = commands.python(PROGRAM)
     assert done.returncode == 0, done.stderr
     first, last = done.stdout.splitlines()
     before, after, spared = first.split()
@@ -111,9 +110,7 @@ listener.detach()
 
 
 def test_inherited_listeners_are_closed_and_no_other_socket() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LISTENER], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = commands.python(LISTENER)
     assert done.stdout == "1 [] b'still open'\n", done.stderr
 
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import commands
 from tests.support.sparks import SPARK
 
 pytestmark = SPARK
@@ -49,10 +49,7 @@ def program(jar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     compiled = tmp_path_factory.mktemp("scala") / "program.jar"
     words = ["java", "-cp", f"{jvm.SPARK_JARS}/*:{jar}", "scala.tools.nsc.Main", "-usejavacp"]
-    done = subprocess.run(
-        [*words, "-d", compiled, LISTING],
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+    done = commands.run(*words, "-d", compiled, LISTING, limit_s=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return compiled
 
@@ -74,9 +71,9 @@ def submitted(program: Path, jar: Path, cluster: str, *args: str, **settings: st
         "PYTHONPATH": os.pathsep.join(["", *sys.path]).strip(os.pathsep),
     }
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    return subprocess.run(
-        [submit, "--master", "local[2]", *confs, "--jars", jar, "--class", "Paper", program, *args],
-        env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    return commands.run(
+        submit, "--master", "local[2]", *confs, "--jars", jar, "--class", "Paper", program, *args,
+        limit_s=TIMEOUT_S, env=env,
     )  # fmt: skip
 
 
