@@ -261,7 +261,7 @@ def test_every_docstring_describes_parameters_results_and_cost(name: str) -> Non
     assert [p.name for p in signature.parameters if p.name not in text] == []
 
 
-ORDER, RANKS = scaled(1024, 1536), 4
+ORDER, RANKS = 1536, 4
 SHARES = 6.0  # matrices, of which a rank holds its part
 BUFFERS = 5  # of 128 columns of the whole matrix, which count less the larger it is
 

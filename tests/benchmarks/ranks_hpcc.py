@@ -39,7 +39,7 @@ def everything(gang: Gang, calls: list[Any]) -> dict[str, Any]:
         "transforms": transforms(gang, 12),
         "stencils": stencils(gang, 3),
         "sequence": sequence(),
-        "all updates": random_access(ctx, 1 << 14, seconds=30.0),  # the table is small enough
+        "all updates": random_access(ctx, 1 << 12, seconds=30.0),  # the table is small enough
     }
 
 
