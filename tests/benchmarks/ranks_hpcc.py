@@ -48,7 +48,7 @@ def sequence() -> list[int]:
     wrong = []
     for first in (0, 1 << 40):
         word = int(numbers_at(np.array([first]))[0])
-        for place in range(first, first + 300):
+        for place in range(first, first + 100):
             if int(numbers_at(np.array([place]))[0]) != word:
                 wrong.append(place)
             word = (word << 1 & (1 << 64) - 1) ^ (7 if word >> 63 else 0)
