@@ -206,21 +206,28 @@ def tuned(algorithm: Any, config: Any, folder: Path) -> Any:
     return tune.Tuner(algorithm, param_space=config, run_config=run).fit()
 
 
-def test_under_tune_gangs_are_inside_of_their_trial_and_options_vary(
-    cluster: str, tmp_path: Path
-) -> None:
-    """One of two trials is refused, and shows why."""
-    env_config = {
-        "lib_name": "pendulum", "lib_path": PENDULUM, "num_workers": 2,
-        "sim": tune.grid_search([{"length": 10}, {"lenght": 10}]),
-    }  # fmt: skip
-    inside: Any = PPO
-    config = ppo(HPCSimulatorEnv, env_config)
-    assert inside.default_resource_request(config).bundles == [{"CPU": 1}, {"CPU": 3}]
-    config = ppo(HPCSimulatorEnv, env_config, ranks_per_bundle=1)
+def test_under_tune_gangs_are_inside_of_their_trial(cluster: str, tmp_path: Path) -> None:
+    config = ppo(HPCSimulatorEnv, settings(), ranks_per_bundle=1)
     algorithm: Any = spanning(PPO)
     assert algorithm.default_resource_request(config).bundles == [{"CPU": 1}] * 4
     found = tuned(algorithm, config, tmp_path)
+    assert not found.errors, found.errors
+    assert sampled(found[0].metrics) == BATCH
+
+
+def test_tune_varies_the_simulators_options_and_shows_why_one_is_refused(
+    cluster: str, tmp_path: Path
+) -> None:
+    config = ppo(
+        HPCSimulatorEnv,
+        {
+            "lib_name": "pendulum", "lib_path": PENDULUM, "num_workers": 2,
+            "sim": tune.grid_search([{"length": 10}, {"lenght": 10}]),
+        },
+    )  # fmt: skip
+    inside: Any = PPO
+    assert inside.default_resource_request(config).bundles == [{"CPU": 1}, {"CPU": 3}]
+    found = tuned(PPO, config, tmp_path)
     assert sampled(found[0].metrics) == BATCH
     assert "unknown options ['lenght']; there are [" in str(found[1].error)
 
