@@ -62,19 +62,6 @@ static int solve(alchemist_call *call, const alchemist_value *in, alchemist_valu
 static const alchemist_routine routines[] = {{.name = "solve", .doc = "None.", .run = solve}, {0}};
 ALCHEMIST_LIBRARY("solver", "Solves nothing.", routines)
 """
-SULKING = """
-#include <alchemist.h>
-#include <unistd.h>
-__attribute__((noinline)) int sulk(void) { for (;;) sleep(60); return 0; }
-static int meet(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
-    (void)in, (void)out;
-    if (call->rank == 1) return sulk();
-    MPI_Barrier(call->comm);
-    return ALCHEMIST_OK;
-}
-static const alchemist_routine routines[] = {{.name = "meet", .doc = "Hangs.", .run = meet}, {0}};
-ALCHEMIST_LIBRARY("sulking", "Hangs.", routines)
-"""
 DOCS = Path(__file__).parents[2] / "docs" / "debugging.md"
 VALUES = np.arange(6.0).reshape(3, 2)
 
@@ -119,13 +106,13 @@ def test_ranks_that_hang_print_their_stacks(folder: Path) -> None:
 
 @build.needs_compiler
 def test_ranks_that_hang_in_c_print_their_frames_by_rank(folder: Path) -> None:
-    (folder / "sulking.c").write_text(SULKING)
-    build.shared_object(folder / "sulking.c", folder / "libsulking.so")
-    said = run(folder, "libsulking.so", "meet", "--ranks", "3", "--timeout", "4", code=1)
+    source = Path(__file__).with_name("native") / "hanging.c"
+    build.shared_object(source, folder / "libhanging.so")
+    said = run(folder, "libhanging.so", "meet", "--ranks", "3", "--timeout", "4", code=1)
     if " is in " not in said:
         assert re.search(r"rank 1:\nTimeout", said)
         pytest.skip("py-spy may not read other processes here")
-    assert re.search(r"rank 1 is in .*sulk \(libsulking.so\)", said), said
+    assert re.search(r"rank 1 is in .*sulk \(libhanging.so\)", said), said
     assert "ranks 0, 2 are in PMPI_Barrier (libmpi" in said
 
 

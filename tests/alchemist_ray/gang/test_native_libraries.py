@@ -22,12 +22,12 @@ from alchemist_ray.errors import (
 )
 from tests.support.build import needs_compiler, shared_object
 
-SOURCE = Path(__file__).parents[2] / "ali" / "native" / "every.c"
+NATIVE = Path(__file__).parents[2] / "ali" / "native"
 
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_object(SOURCE, tmp_path_factory.mktemp("native") / "libevery.so")
+    return shared_object(NATIVE / "every.c", tmp_path_factory.mktemp("native") / "libevery.so")
 
 
 @needs_compiler
@@ -176,25 +176,9 @@ def test_a_call_that_is_cancelled_in_native_code_prints_nothing(
     assert "ignored" not in told.out + told.err
 
 
-HANGING = """
-#include <alchemist.h>
-#include <unistd.h>
-__attribute__((noinline)) int sulk(void) { for (;;) sleep(60); return 0; }
-static int meet(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
-    (void)in, (void)out;
-    if (call->rank == 1) return sulk();
-    MPI_Barrier(call->comm);
-    return ALCHEMIST_OK;
-}
-static const alchemist_routine routines[] = {{.name = "meet", .doc = "Hangs.", .run = meet}, {0}};
-ALCHEMIST_LIBRARY("hanging", "Hangs.", routines)
-"""
-
-
 @needs_compiler
 def test_a_hang_in_native_code_shows_all_ranks_by_stack(cluster: str, tmp_path: Path) -> None:
-    (tmp_path / "hanging.c").write_text(HANGING)
-    built = shared_object(tmp_path / "hanging.c", tmp_path / "libhanging.so")
+    built = shared_object(NATIVE / "hanging.c", tmp_path / "libhanging.so")
     with AlchemistSession(4) as als:
         lib = als.load_library("hanging", built)
         with pytest.raises(AlchemistError, match=r"still in hanging\.meet") as caught:
