@@ -298,7 +298,7 @@ class Dispatcher:
         job.answer(self.status())
 
     def _cancel(self, job: Job, connection: FrameProtocol) -> None:
-        for call in (self._active, *self._queue.of(connection)):
+        for call in (self._active, *self._queue):
             if call and call.connection is connection and call.ident == job.body["call"]:
                 self._end_early(call, CANCELLED)
                 return
@@ -427,7 +427,7 @@ class Dispatcher:
             self._next()  # others may have waited for it
         elif not self.nodes.cancel(job.first_round, failure):
             job.cancelled = failure  # it runs nothing on the ranks that could be left
-            self._reads.interrupt()
+            self._reads.changed.set()
             job.answer(failure)
 
     def cancel_calls(self, holder: str | None = None) -> int:

@@ -205,10 +205,6 @@ class JobQueue:
                     return job
         return None
 
-    def of(self, sender: FrameProtocol | None) -> tuple[Job, ...]:
-        """The waiting commands of a sender."""
-        return tuple(self._by_sender.get(sender, ()))
-
     def remove(self, job: Job) -> None:
         """Take a command out, if it waits."""
         with contextlib.suppress(ValueError, KeyError):
@@ -237,6 +233,11 @@ class Reads:
     Fetches go directly to the ranks beside the commands. So a fetch asks for a number first, and
     a command that changes its matrix waits for its end. At its end a fetch asks whether its number
     still counted: it ends with its control connection, while its data connections go on.
+
+    Attributes
+    ----------
+    changed : Event
+        Set it when a command that waits for fetches has been cancelled.
     """
 
     def __init__(self) -> None:
@@ -244,7 +245,7 @@ class Reads:
         self._numbers = itertools.count(1)
         self._written: frozenset[int] = frozenset()
         self._waiting: list[Job] = []
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
 
     def begin(self, job: Job) -> None:
         """Answer with the number of a read: at once, or after the command that writes."""
@@ -258,28 +259,24 @@ class Reads:
 
     def end(self, number: int) -> bool:
         """A read has ended; whether it counted until now."""
-        self._changed.set()
+        self.changed.set()
         return self._under_way.pop(number, None) is not None
 
     def lost(self, sender: FrameProtocol | None) -> None:
         """A connection is gone: its reads do not count any longer."""
         self._under_way = {n: read for n, read in self._under_way.items() if read[0] is not sender}
         self._waiting = [job for job in self._waiting if job.connection is not sender]
-        self._changed.set()
+        self.changed.set()
 
     async def begin_write(self, matrices: Iterable[int], job: Job) -> None:
-        """Wait until no process reads the matrices, or the job is cancelled; see `interrupt`.
+        """Wait until no process reads the matrices, or the job is cancelled; see `changed`.
 
         New readers wait until `end_write`.
         """
         self._written = frozenset(matrices)
         while job.cancelled is None and self._written & {m for _, m in self._under_way.values()}:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def interrupt(self) -> None:
-        """The command that waits for readers has been cancelled."""
-        self._changed.set()
+            self.changed.clear()
+            await self.changed.wait()
 
     def end_write(self) -> None:
         """The command has ended."""
