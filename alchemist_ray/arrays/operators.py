@@ -483,19 +483,20 @@ class ArrayOperators(ArrayMethods):
 
     # --- where it takes place ---
 
-    def plan(self, op: str, other: Any) -> OperandPlacement:
-        """The elements that an operation with another matrix would move, without computing.
+    def plan(self, op: str | None = None, other: Any = None) -> OperandPlacement | list[str]:
+        """What will happen: the steps of an expression, or the elements that an operation moves.
 
         Parameters
         ----------
-        op : str
+        op : str, optional
             ``"matmul"``, or the name of an element-wise function of NumPy's: ``"add"``, ...
-        other : Handle
+        other : Handle, optional
 
         Returns
         -------
-        OperandPlacement
-            Layout of the result, those in which the operands are taken, bytes that move.
+        OperandPlacement or list of str
+            Layout of the result, those in which the operands are taken, bytes that move. Without
+            `op`: the steps of the one command that will compute this array; none if it is there.
 
         Raises
         ------
@@ -508,4 +509,7 @@ class ArrayOperators(ArrayMethods):
         the busiest rank receives the fewest bytes; on a tie, that of the left operand. Row,
         column and scalar operands are redistributed to it.
         """
+        if op is None:
+            recorder = self._engine.recorder
+            return [] if self._recording is None else recorder.plan(self._recording)
         return self._engine.plan(op, self, other)

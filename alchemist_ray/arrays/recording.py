@@ -11,7 +11,6 @@ change an operand, or ask what there is on the gang, first has all recorded expr
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import numpy as np
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.libraries import calling_frame
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
 MAX_OPERANDS = 8  # of a command
@@ -145,9 +145,25 @@ class Recorder:
                     object.__setattr__(handle, "_recording", None)
             return node.value
 
+    def plan(self, node: Recording) -> list[str]:
+        """The steps of the command that computes a recorded expression."""
+        program = _Program()
+        program.place(node)
+
+        def told(place: int) -> str:
+            return f"step {place + 1}" if place >= 0 else program.operands[-1 - place].name
+
+        found = []
+        for routine, matrices, values in program.steps:
+            given = [*map(told, matrices.values()), *map(str, values.get("value", ())[:1])]
+            found.append(f"{values.get('op', routine)}({', '.join(given)})")
+        return found
+
     def _compute(self, node: Recording) -> Any:
         program = _Program()
         program.place(node)
+        for call in program.calls:
+            call.uses += 1
         if len(program.operands) > MAX_OPERANDS:
             for one in node.operands.values():
                 if isinstance(one, Recording):
@@ -185,6 +201,7 @@ class _Program:
         self.operands: list[MatrixRef] = []
         self.steps: list[tuple[str, dict[str, int], dict[str, Any]]] = []
         self.data = b""
+        self.calls: list[Recording] = []
         self._places: dict[int, int] = {}
 
     def place(self, one: Any) -> int:
@@ -208,13 +225,10 @@ class _Program:
             self.data += values["values"]
             values["values"] = start, len(self.data)
         self.steps.append((one.routine, matrices, values))
-        one.uses += 1
+        self.calls.append(one)
         return len(self.steps) - 1
 
 
 def _place() -> str:
-    """Where the program is: the first frame that is not ours."""
-    frame = sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("alchemist_ray."):
-        frame = frame.f_back
+    frame = calling_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -9,7 +9,7 @@ from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import GenericAlias
+from types import FrameType, GenericAlias
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,14 @@ FLOATING = {  # NumPy's kinds of floating-point errors: flag, text
 }  # fmt: skip
 
 
+def calling_frame() -> FrameType:
+    """Where the program is: the first frame that is not ours."""
+    frame = sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("alchemist_ray."):
+        frame = frame.f_back
+    return frame
+
+
 def _report_floating(flags: int, where: str) -> None:
     """Treat floating-point errors on the ranks as `numpy.errstate` of this thread says."""
     for kind, (flag, text) in FLOATING.items():
@@ -108,10 +116,10 @@ def _report_floating(flags: int, where: str) -> None:
         if action == "raise":
             raise FloatingPointError(message)
         if action == "warn":
-            level, frame = 1, sys._getframe()
-            while frame.f_back and frame.f_globals.get("__name__", "").startswith("alchemist_ray."):
-                level, frame = level + 1, frame.f_back
-            warnings.warn(message, RuntimeWarning, stacklevel=level)
+            frame = calling_frame()
+            seen = frame.f_globals.setdefault("__warningregistry__", {})
+            where_from = frame.f_code.co_filename, frame.f_lineno
+            warnings.warn_explicit(message, RuntimeWarning, *where_from, registry=seen)
         elif action == "call":
             np.geterrcall()(text, flags)  # type: ignore[operator, misc]
         elif action in ("print", "log"):

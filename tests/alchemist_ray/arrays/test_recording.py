@@ -112,6 +112,15 @@ def test_an_expression_is_one_command(session: AlchemistSession, sent: list[str]
     assert sent[3:] == ["reduce"]
 
 
+def test_the_plan_of_an_expression(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.ones((3, 2)))
+    B = np.abs(A * 2 + A)
+    name = A.name
+    assert B.plan() == [f"multiply({name}, 2.0)", f"add(step 1, {name})", "abs(step 2)"]
+    assert B.recording
+    assert (B.computed().plan(), A.plan()) == ([], [])
+
+
 def test_the_shape_and_the_dtype_are_known_before(
     session: AlchemistSession, sent: list[str]
 ) -> None:
