@@ -10,7 +10,7 @@ import numpy as np
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.arrays.function_table import Implementation, implements
+from alchemist_ray.arrays.rules import Implementation, implements
 from alchemist_ray.errors import DtypeError, ShapeError
 
 NORMS = ("backward", "ortho", "forward")

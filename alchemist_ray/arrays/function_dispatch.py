@@ -19,7 +19,7 @@ from alchemist_ray.arrays import (
     ufuncs,
 )
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.arrays.function_table import FUNCTIONS
+from alchemist_ray.arrays.rules import FUNCTIONS
 from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.gang.matrix_ref import MatrixRef

@@ -12,7 +12,7 @@ import numpy as np
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.arrays.function_table import implements
+from alchemist_ray.arrays.rules import implements
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from alchemist_ray.arrays import rules, statistics
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.arrays.function_table import Implementation, implements
+from alchemist_ray.arrays.rules import Implementation, implements
 from alchemist_ray.errors import BadArgumentError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 

@@ -1,9 +1,10 @@
-"""Rules for operands of handles: numbers, small arrays, dtypes, axes, names."""
+"""Rules for operands of handles: numbers, small arrays, dtypes, axes, names; the functions."""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,18 @@ UNARY = frozenset({
     "invert", "cbrt", "exp2", "degrees", "radians", "fabs",
 })  # fmt: skip
 Number = int | float | complex
+Implementation = Callable[..., Any]
+FUNCTIONS: dict[Any, Implementation] = {}  # NumPy's functions that handles implement
+
+
+def implements(*functions: Any) -> Callable[[Implementation], Implementation]:
+    """Register an implementation of NumPy functions; its first parameter is the engine."""
+
+    def register(implementation: Implementation) -> Implementation:
+        FUNCTIONS.update(dict.fromkeys(functions, implementation))
+        return implementation
+
+    return register
 
 
 def number(value: Any) -> Number | None:

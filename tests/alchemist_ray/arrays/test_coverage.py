@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from alchemist_ray.arrays import function_dispatch, rules
-from alchemist_ray.arrays.function_table import FUNCTIONS
+from alchemist_ray.arrays.rules import FUNCTIONS
 from tests.alchemist_ray.arrays import coverage
 
 
