@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -201,6 +201,12 @@ def panels(stop: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + width, stop))
 
 
+def subtract_product(x: Array, left: Array, right: Array) -> None:
+    """``x -= left @ right`` in strips of columns, whose products stay in the cache."""
+    for some in panels(x.shape[1], max(32, 4 * CHUNK // max(1, len(x) * x.itemsize))):
+        x[:, some] -= left @ right[:, some]
+
+
 def keep_triangle(matrix: DistMatrix, *, lower: bool, k: int = 0) -> DistMatrix:
     """Zero the elements above the k-th diagonal (`lower`), or below it; the matrix."""
     _keep_triangle(block(matrix), matrix.rows, matrix.cols, k, lower)
@@ -259,37 +265,31 @@ def float_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def frobenius(ctx: Context, matrix: DistMatrix) -> float:
-    """The Frobenius norm, the same number on every rank. Collective.
+    """The Frobenius norm, the same number on every rank; NaN if an element is NaN. Collective.
 
-    Sums of squares are kept as ``scale**2 * total`` with every term at most 1, as in
-    LAPACK's lassq, so that neither 1e200 overflows nor 1e-200 underflows.
+    Norms of parts are those of elements over the largest one, times that one, so that
+    neither 1e200 overflows nor 1e-200 underflows.
     """
-    scale, total = 0.0, 0.0
+    norms = [0.0]
     if any(group[0] == ctx.rank for group in matrix.distribution.owners()):  # each copy counts once
         local = matrix.local.reshape(-1, order="F")
         if local.dtype.kind == "c":
             local = local.view(local.real.dtype)
         for part in panels(local.size, CHUNK // 8):
             values = np.abs(local[part].astype(np.float64))
-            scale, total = _add_squares(scale, total, values)
-    mine = np.array([scale, total])
-    pairs = np.empty((ctx.size, 2))
-    ctx.comm.Allgather(mine, pairs)
-    top = float(pairs[:, 0].max())
-    if top == 0.0 or not math.isfinite(top):
-        return top
-    return top * math.sqrt(math.fsum(t * (s / top) ** 2 for s, t in pairs.tolist()))
+            top = float(values.max())
+            if 0.0 < top < math.inf:
+                values /= top
+                top *= math.sqrt(float(values @ values))
+            norms.append(top)
+    every = np.empty(ctx.size)
+    ctx.comm.Allgather(np.array([_joined(norms)]), every)
+    return _joined(every.tolist())
 
 
-def _add_squares(scale: float, total: float, values: Array) -> tuple[float, float]:
-    top = float(values.max())
-    if not (top > 0.0 and math.isfinite(top) and math.isfinite(scale)):
-        return (scale if top <= scale or math.isnan(scale) else top), total
-    if top > scale:
-        total *= (scale / top) ** 2
-        scale = top
-    values /= scale
-    return scale, total + float(values @ values)
+def _joined(norms: list[float]) -> float:
+    """The norm of a whole from its parts'; `math.hypot` takes infinity for more than NaN."""
+    return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
 
 
 COLUMNS = 4  # vectors at a time
@@ -346,41 +346,31 @@ def norm_estimate(
     return best
 
 
-class Routine:
-    """A subroutine, called with Fortran's conventions: everything by reference.
+def lapack(name: str, count: int) -> Callable[..., None]:
+    """A subroutine of SciPy's LAPACK, such as ``"dlaed4"``, with `count` arguments: see below."""
+    api, capsule = ctypes.pythonapi, ctypes.py_object(cython_lapack.__pyx_capi__[name])
+    api.PyCapsule_GetName.restype = ctypes.c_char_p
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    signature = ctypes.c_char_p(api.PyCapsule_GetName(capsule))
+    address = api.PyCapsule_GetPointer(capsule, signature)
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(address)
+    return lambda *arguments: function(*by_reference(arguments))
 
-    Parameters
-    ----------
-    name : str
-        Such as ``"dlaed4"``.
-    arguments : int
-        Number of its arguments.
+
+def by_reference(arguments: Sequence[Any]) -> list[Any]:
+    """Arguments as Fortran takes them: addresses, and behind them the lengths of strings.
+
+    Arrays are passed by their first element; `ctypes.c_int` and `c_double` receive results.
     """
-
-    def __init__(self, name: str, arguments: int) -> None:
-        capsule = cython_lapack.__pyx_capi__[name]
-        api = ctypes.pythonapi
-        api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = (
-            ctypes.c_char_p,
-            [ctypes.py_object],
-        )
-        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-        api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-        address = api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule))
-        self._function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * arguments)(address)
-
-    def __call__(self, *arguments: Any) -> None:
-        """Call it with arrays, int, float, and ctypes values, which receive results."""
-        kept = []
-        for value in arguments:
-            if isinstance(value, int):
-                value = ctypes.c_int(value)
-            elif isinstance(value, float):
-                value = ctypes.c_double(value)
-            kept.append(value)
-        self._function(
-            *(
-                value.ctypes.data if isinstance(value, np.ndarray) else ctypes.addressof(value)
-                for value in kept
-            )
-        )
+    passed: list[Any] = []
+    for value in arguments:
+        if isinstance(value, str):
+            passed.append(ctypes.c_char_p(value.encode()))
+        elif isinstance(value, np.ndarray):
+            passed.append(ctypes.c_void_p(value.ctypes.data))
+        elif isinstance(value, ctypes.c_int | ctypes.c_double):
+            passed.append(ctypes.byref(value))
+        else:
+            kind = ctypes.c_double if isinstance(value, float) else ctypes.c_int
+            passed.append(ctypes.byref(kind(value)))
+    return passed + [ctypes.c_size_t(len(value)) for value in arguments if isinstance(value, str)]

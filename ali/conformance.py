@@ -30,7 +30,7 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.testing import local_gang
-from mpi_workers.wire.signature import MATRIX, Signature
+from mpi_workers.wire.signature import MATRIX
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
@@ -60,10 +60,7 @@ class _Checker:
         self.saw_empty = False
         self.sound: list[Case] = []  # cases whose results were right
         self.library = registry.load(suite.library, suite.path)
-        self.signatures = {
-            about["name"]: Signature.from_map(about)
-            for about in self.library.describe()["routines"]
-        }
+        self.signatures = self.library.signatures
         self.writes = {
             about["name"]: about.get("writes") or ()
             for about in self.library.describe()["routines"]

@@ -7,6 +7,9 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -65,7 +68,8 @@ class PythonLibrary:
                 f"library {name!r} ({module.__name__}) declares no routine: decorate at least one "
                 "function with @ali.routine",
             )
-        check_state_routines(name, {key: its for key, (_, its) in self._routines.items()})
+        self.signatures = {key: its for key, (_, its) in self._routines.items()}
+        check_state_routines(name, self.signatures)
         load = getattr(module, "load", None)
         if callable(load):
             load(self._state, path)
@@ -118,10 +122,9 @@ class PythonLibrary:
                 found[i] = found[i].with_ndim(arguments[source].ndim if source else 1)
         return found
 
-    def result(self, gang: Gang, routine: str) -> Any:
-        """Run a routine that takes nothing; its result as it is (an array is not made a list)."""
-        function, _ = self._routines[routine]
-        return function(Context(gang, self._state))
+    def prepared(self, gang: Gang, routine: str) -> PreparedRoutine:
+        """A routine of numbers, to be called often."""
+        return PreparedRoutine(self, gang, routine)
 
     def _checked(self, signature: Signature, result: Result, value: Any) -> Any:
         try:
@@ -145,3 +148,25 @@ class PythonLibrary:
                 close(self._state)
         finally:
             self._state.clear()
+
+
+class PreparedRoutine:
+    """Calls a routine as `ali.native.library.PreparedCall` does: results are not made lists."""
+
+    def __init__(self, library: PythonLibrary, gang: Gang, routine: str) -> None:
+        self._library, self._gang, self._routine = library, gang, routine
+        self._function, self._signature = library._routines[routine]
+
+    def __call__(self, numbers: NDArray[np.float64] | None = None) -> int:
+        """Run it with `numbers`; 0 or 1 for a bool."""
+        given = {} if numbers is None else {self._signature.parameters[0].name: numbers.tolist()}
+        found = self._library.call(self._gang, self._routine, given)
+        return int(found[0]) if found else 0
+
+    def numbers(self) -> NDArray[Any]:
+        """Run it without arguments; the numbers that it returns."""
+        numbers = np.asarray(self._function(Context(self._gang, self._library._state)))
+        if numbers.dtype.kind not in "biuf":
+            words = f"{self._routine} returned {numbers.dtype}, not numbers"
+            raise Failure("RoutineError", words)
+        return numbers.reshape(-1)

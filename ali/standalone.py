@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ali import registry
+from ali.python_library import no_such_routine
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix, chosen_dtype
 from mpi_workers.matrix.layout import check_layout, selector, taken
 from mpi_workers.testing import local_gang
-from mpi_workers.wire.signature import Signature, from_json
+from mpi_workers.wire.signature import from_json
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
@@ -118,16 +119,9 @@ def on_rank(gang: Gang, text: str) -> None:
     spec = json.loads(text)
     try:
         library = registry.load(spec["library"], spec["path"])
-        signatures = {
-            about["name"]: Signature.from_map(about) for about in library.describe()["routines"]
-        }
-        if spec["routine"] not in signatures:
-            raise Failure(
-                "NoSuchRoutineError",
-                f"{spec['library']} has no routine {spec['routine']!r}; it has "
-                f"{', '.join(signatures)}",
-            )
-        signature = signatures[spec["routine"]]
+        if spec["routine"] not in library.signatures:
+            raise no_such_routine(spec["library"], spec["routine"], library.signatures)
+        signature = library.signatures[spec["routine"]]
         given = [(name, Path(v) if file else v) for name, file, v in spec["arguments"]]
         kinds = {parameter.name: parameter.type for parameter in signature.parameters}
         words = [value for name, value in given if name is None]

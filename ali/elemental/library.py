@@ -14,6 +14,7 @@ a call, through libstdc++'s own functions.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 from collections.abc import Iterator
@@ -101,9 +102,8 @@ class ErrorMessages:
 
 CType = Any  # a ctypes type
 
-_made: dict[tuple[str, CType, CType], type[ctypes.Structure]] = {}
 
-
+@functools.cache
 def control(name: str, real: CType, integer: CType) -> type[ctypes.Structure]:
     """The structure ``El<name>Ctrl_{s,d}``.
 
@@ -116,15 +116,12 @@ def control(name: str, real: CType, integer: CType) -> type[ctypes.Structure]:
     integer : ctypes type
         The type of ElInt in this libEl.
     """
-    key = (name, real, integer)
-    if key not in _made:
-        fields = {"real": real, "int": integer, "bool": c_bool, "enum": c_int, "rule": c_void_p}
-        layout = []
-        for line in _LAYOUTS[name]:
-            kind, *members = line.split()
-            layout += [(m, fields.get(kind) or control(kind, real, integer)) for m in members]
-        _made[key] = type(f"El{name}Ctrl", (ctypes.Structure,), {"_fields_": layout})
-    return _made[key]
+    fields = {"real": real, "int": integer, "bool": c_bool, "enum": c_int, "rule": c_void_p}
+    layout = []
+    for line in _LAYOUTS[name]:
+        kind, *members = line.split()
+        layout += [(m, fields.get(kind) or control(kind, real, integer)) for m in members]
+    return type(f"El{name}Ctrl", (ctypes.Structure,), {"_fields_": layout})
 
 
 _LAYOUTS = {

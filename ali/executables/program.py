@@ -14,12 +14,11 @@ import contextlib
 import ctypes
 import os
 import socket
-import subprocess
 import tempfile
 import uuid
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
 from ali.executables.process import (
@@ -153,25 +152,16 @@ def run_program(
     """
     given = {name: matrix(ident) for name, ident in task["matrices"].items()}
     with contextlib.ExitStack() as closing:
-        streams = Streams()
+        streams: dict[str, int] = {}
         if task["given"] and gang.rank == 0:
             file = closing.enter_context(tempfile.TemporaryFile(dir=gang.folder))
             file.write(task["given"][0])
             file.seek(0)
-            streams = Streams(stdin=file.fileno())
-        program = Program(gang, task, given, closing, streams)
+            streams["stdin"] = file.fileno()
+        program = Program(gang, task, given, closing, **streams)
         while (codes := program.turn()) is None:
             pass
     return {"exit_codes": codes, "matrices": program.service.made}
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """File descriptors of a process: its standard input, output and errors; None: the rank's."""
-
-    stdin: int = subprocess.DEVNULL
-    stdout: int | None = None
-    stderr: int | None = None
 
 
 class Program:
@@ -187,7 +177,8 @@ class Program:
         Matrices that the program may attach to.
     closing : ExitStack
         Ends the process, and removes what it may leave.
-    streams : Streams
+    **streams : int
+        File descriptors `stdin` (default: none), `stdout`, `stderr` (default: those of the rank).
 
     Attributes
     ----------
@@ -204,7 +195,7 @@ class Program:
         task: dict[str, Any],
         given: Mapping[str, DistMatrix],
         closing: contextlib.ExitStack,
-        streams: Streams,
+        **streams: int,
     ) -> None:
         self._gang = gang
         self._name = task["name"]
@@ -227,7 +218,8 @@ class Program:
             abort=self._abort,
         )
         # Noted, because a rank that is killed cannot remove what its process has left.
-        segments = segment_names(kvs_name, _node_of(gang.rank, counts))
+        node = bisect(list(accumulate(counts)), gang.rank)
+        segments = segment_names(kvs_name, node)
         closing.enter_context(gang.segments(segments))
         self._pmi_socket, pmi_end = (closing.enter_context(end) for end in socket.socketpair())
         self._pmi_socket.settimeout(ANSWER_S)
@@ -247,7 +239,11 @@ class Program:
         }
 
     def _start(
-        self, task: dict[str, Any], counts: list[int], pmi_end: socket.socket, streams: Streams
+        self,
+        task: dict[str, Any],
+        counts: list[int],
+        pmi_end: socket.socket,
+        streams: dict[str, int],
     ) -> Child | None:
         """Start the process; None if rank 0's mpirun starts it."""
         rank = self._gang.rank
@@ -270,10 +266,7 @@ class Program:
                 "ALCHEMIST_CLIENT_FD": str(self.service.child_end.fileno()),
             }
         try:
-            return Child(
-                command, env, cwd, (pmi_end, self.service.child_end),
-                stdin=streams.stdin, stdout=streams.stdout, stderr=streams.stderr,
-            )  # fmt: skip
+            return Child(command, env, cwd, (pmi_end, self.service.child_end), **streams)
         except OSError as error:
             raise Failure(
                 "BadArgumentError",
@@ -423,11 +416,3 @@ class _Agreement:
         self.interval_s = CHECK_S
         told: Sequence[Any] = self._comm.allgather(self._message)
         return list(told)
-
-
-def _node_of(rank: int, counts: list[int]) -> int:
-    node = 0
-    while rank >= counts[node]:
-        rank -= counts[node]
-        node += 1
-    return node

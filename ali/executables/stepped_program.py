@@ -44,7 +44,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ali.executables.process import end_of, ready
-from ali.executables.program import Program, Streams
+from ali.executables.program import Program
 from ali.interface import Context, routine
 from ali.simulator.spec import Spec, parse
 from mpi_workers.failures import Failure, Interrupted
@@ -103,16 +103,16 @@ class SteppedProgram:
         try:
             with contextlib.ExitStack() as theirs:
                 streams = self._pipes(theirs)
-                self._program = Program(ctx.gang, task, {}, self._closing, streams)
+                self._program = Program(ctx.gang, task, {}, self._closing, **streams)
         except BaseException:
             self.end()
             raise
         if self._rank == 0:
             self._program.serve[self._output] = self._receive
 
-    def _pipes(self, theirs: contextlib.ExitStack) -> Streams:
+    def _pipes(self, theirs: contextlib.ExitStack) -> dict[str, int]:
         if self._rank != 0:
-            return Streams(stderr=self._errors.fileno())
+            return {"stderr": self._errors.fileno()}
         (stdin, self._input), (self._output, stdout) = os.pipe(), os.pipe()
         with contextlib.suppress(OSError):  # this user has as many large pipes as allowed
             fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, PIPE)
@@ -120,7 +120,7 @@ class SteppedProgram:
         for fd in (stdin, stdout):
             theirs.callback(os.close, fd)
         self._closing.callback(os.close, self._output)
-        return Streams(stdin, stdout, self._errors.fileno())
+        return {"stdin": stdin, "stdout": stdout, "stderr": self._errors.fileno()}
 
     @property
     def running(self) -> bool:

@@ -19,10 +19,11 @@ that are scattered one by one, ranks read contiguous boxes and exchange them (`e
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -167,10 +168,13 @@ def gathered(read: Callable[[range, range], Array], rows: Pick, cols: Pick) -> A
 
 
 class ArraySource:
-    """A source for an array of a library that reads regions of it, as h5py and zarr do."""
+    """A source for an array of a library that reads regions of it, as h5py and zarr do.
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
+    `opened` is closed with it.
+    """
+
+    def __init__(self, array: Any, opened: contextlib.ExitStack | None = None) -> None:
+        self._array, self._opened = array, opened or contextlib.ExitStack()
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
         return About(tuple(self._array.shape), np.dtype(self._array.dtype), self.grain())
@@ -194,23 +198,20 @@ class ArraySource:
         return np.asarray(self._array[down, cols.start : cols.stop])
 
     def close(self) -> None:
-        """Nothing is open between reads."""
+        self._opened.close()
 
 
 Array = NDArray[Any]
 
 
-class Rounds:
-    """The box of each rank in each round."""
+EMPTY = Box(range(0), range(0))
 
-    def __init__(self, ctx: Context, boxes: Sequence[Box]) -> None:
-        self._boxes = boxes
-        self._shares = [share(len(boxes), rank, ctx.size) for rank in range(ctx.size)]
-        self.count = max(map(len, self._shares))
 
-    def box(self, rank: int, number: int) -> Box | None:
-        mine = self._shares[rank]
-        return self._boxes[mine[number]] if number < len(mine) else None
+def rounds(ctx: Context, boxes: Sequence[Box]) -> list[tuple[Box, ...]]:
+    """For each round the boxes of all ranks; `EMPTY` for those that have no more."""
+    shares = (share(len(boxes), rank, ctx.size) for rank in range(ctx.size))
+    parts = ([boxes[i] for i in mine] for mine in shares)
+    return list(zip_longest(*parts, fillvalue=EMPTY))
 
 
 def scatter(
@@ -239,24 +240,24 @@ def scatter(
     -----
     Elements are cast by the reading rank, and cross the network once per copy of the layout.
     """
-    rounds, buffers = Rounds(ctx, boxes), Buffers()
-    for number in range(rounds.count):
+    every, buffers = rounds(ctx, boxes), Buffers()
+    for number, those in enumerate(every, 1):
         ctx.check()
-        mine = rounds.box(ctx.rank, number)
+        mine = those[ctx.rank]
         values = together(ctx, path, partial(_read, read, mine))
 
-        def outgoing(rank: int, box: Box | None = mine, found: Array | None = values) -> Share:
+        def outgoing(rank: int, box: Box = mine, found: Array = values) -> Share:
             return _in_box(box, found, matrix, rank, rows)
 
-        def incoming(rank: int, number: int = number) -> Share:
-            return _in_matrix(rounds.box(rank, number), matrix, rows)
+        def incoming(rank: int, those: tuple[Box, ...] = those) -> Share:
+            return _in_matrix(those[rank], matrix, rows)
 
         exchange(ctx, matrix.dtype, outgoing, incoming, order, buffers)
-        ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
+        ctx.progress(number / len(every), f"box {number} of {len(every)}")
 
 
-def _read(read: Callable[[Box], Array], box: Box | None) -> Array | None:
-    return None if box is None else read(box)
+def _read(read: Callable[[Box], Array], box: Box) -> Array:
+    return read(box) if box.rows else NOTHING.array
 
 
 def gather(
@@ -267,50 +268,48 @@ def gather(
     path: str,
 ) -> None:
     """Pass a matrix to `write` in boxes: each rank its own, C-ordered, in order. Collective."""
-    rounds, buffers = Rounds(ctx, boxes), Buffers()
+    every, buffers = rounds(ctx, boxes), Buffers()
     group_of = {member: group for group in matrix.distribution.owners() for member in group}
-    for number in range(rounds.count):
+    for number, those in enumerate(every, 1):
         ctx.check()
-        mine = rounds.box(ctx.rank, number)
-        whole = None if mine is None else buffers.take("box", mine.shape, matrix.dtype)
+        mine = those[ctx.rank]
+        whole = buffers.take("box", mine.shape, matrix.dtype)
 
-        def outgoing(rank: int, number: int = number) -> Share:
-            box = rounds.box(rank, number) if serves(group_of, ctx.rank, rank) else None
+        def outgoing(rank: int, those: tuple[Box, ...] = those) -> Share:
+            box = those[rank] if serves(group_of, ctx.rank, rank) else EMPTY
             return _in_matrix(box, matrix)
 
-        def incoming(rank: int, box: Box | None = mine, room: Array | None = whole) -> Share:
-            served = box if serves(group_of, rank, ctx.rank) else None
+        def incoming(rank: int, box: Box = mine, room: Array = whole) -> Share:
+            served = box if serves(group_of, rank, ctx.rank) else EMPTY
             return _in_box(served, room, matrix, rank)
 
         exchange(ctx, matrix.dtype, outgoing, incoming, "C", buffers)
 
-        def done(box: Box | None = mine, values: Array | None = whole) -> None:
-            if box is not None and values is not None:
+        def done(box: Box = mine, values: Array = whole) -> None:
+            if box.rows:
                 write(box, values)
 
         together(ctx, path, done)
-        ctx.progress((number + 1) / rounds.count, f"box {number + 1} of {rounds.count}")
+        ctx.progress(number / len(every), f"box {number} of {len(every)}")
 
 
 def _in_box(
-    box: Box | None,
-    values: Array | None,
+    box: Box,
+    values: Array,
     matrix: DistMatrix,
     rank: int,
     rows: NDArray[np.int64] | None = None,
 ) -> Share:
     """The elements of this rank's box that are in the part of `rank` of the matrix."""
-    if box is None or values is None:
-        return NOTHING
     here, cols, at = _common(box, matrix, rank, rows)
     down = selector(here, box.rows.start) if at is None else at
     return Share(values, down, selector(cols, box.cols.start))
 
 
-def _in_matrix(box: Box | None, matrix: DistMatrix, rows: NDArray[np.int64] | None = None) -> Share:
+def _in_matrix(box: Box, matrix: DistMatrix, rows: NDArray[np.int64] | None = None) -> Share:
     """The elements of a box that are in this rank's part of the matrix."""
     both = matrix.distribution.runs(matrix.rank)
-    if box is None or both is None:
+    if both is None:
         return NOTHING
     here, cols, at = _common(box, matrix, matrix.rank, rows)
     down: slice | IndexArray = positions(matrix.rows, here)

@@ -8,6 +8,7 @@ each rank its own chunks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from typing import Any
@@ -27,34 +28,25 @@ class Hdf5(RawFormat):
 
     def look(self, place: Place, options: Options) -> Source:
         h5py = extra(place.path, "h5py")
-        remote: Any = None
-        if place.is_url:
-            fs, inside = place.filesystem()
-            remote = fs.open(inside, "rb")
-        try:
-            file = h5py.File(remote or place.path, "r")
-        except OSError as error:
-            if remote is not None:
-                remote.close()
-            words = f"{place.path} is not a complete HDF5 file: {error}"
-            raise Failure("FileError", words) from None
-        try:
+        with contextlib.ExitStack() as opened:
+            where: Any = place.path
+            if place.is_url:
+                fs, inside = place.filesystem()
+                where = opened.enter_context(fs.open(inside, "rb"))
+            try:
+                file = opened.enter_context(h5py.File(where, "r"))
+            except OSError as error:
+                words = f"{place.path} is not a complete HDF5 file: {error}"
+                raise Failure("FileError", words) from None
             dataset = _dataset(h5py, file, options.dataset, place.path)
             shape = checked(dataset.shape, dataset.dtype, f"{place.path}: {dataset.name}")
-            offset = dataset.id.get_offset()
+            offset, dtype = dataset.id.get_offset(), dataset.dtype
             # The bytes are NumPy's only if HDF5's type for the dtype is the same.
-            plain = h5py.h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type()
-            if offset is None or not plain or remote is not None or dataset.external:
-                return ChunkedSource(file, dataset, remote)
-            if dataset.file.filename != file.filename:  # an external link: its own offsets
-                return ChunkedSource(file, dataset, remote)
-            dtype = dataset.dtype
-        except BaseException:
-            file.close()
-            if remote is not None:
-                remote.close()
-            raise
-        file.close()
+            plain = h5py.h5t.py_create(dtype, logical=True) == dataset.id.get_type()
+            # An external link leads to another file, with its own offsets.
+            elsewhere = dataset.external or dataset.file.filename != file.filename
+            if offset is None or not plain or place.is_url or elsewhere:
+                return ArraySource(dataset, opened.pop_all())
         return RawSource(place.open(), offset, shape, dtype, by_columns=False)
 
     def create(self, path: str, spec: Spec, old: str) -> int:
@@ -95,20 +87,6 @@ class Hdf5(RawFormat):
             )
             offset: int | None = made.get_offset()
         return offset or 0  # None: it has no elements
-
-
-class ChunkedSource(ArraySource):
-    """A data set that only the HDF5 library can read."""
-
-    def __init__(self, file: Any, dataset: Any, remote: Any) -> None:
-        super().__init__(dataset)
-        self._file = file
-        self._remote = remote
-
-    def close(self) -> None:
-        self._file.close()
-        if self._remote is not None:
-            self._remote.close()
 
 
 def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:

@@ -25,8 +25,9 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import IndexArray, as_slice, intersect
 
 
-def _pyarrow(path: str) -> Any:
-    extra(path, "pyarrow.parquet")
+def pyarrow_with(part: str, path: str) -> Any:
+    """Pyarrow and a part of it, to read or write the file `path`."""
+    extra(path, f"pyarrow.{part}")
     return extra(path, "pyarrow")
 
 
@@ -50,9 +51,12 @@ def by_band(
         yield k, places, index[places] - starts[k]
 
 
-def names_of(spec: Spec) -> list[str]:
-    """The columns' names, as given or c0, c1, ... Raises `Failure` (BadArgumentError)."""
+def names_of(spec: Spec, path: str) -> list[str]:
+    """The names of a table's columns, as given or c0, c1, ... Raises `Failure`."""
     n, names = spec.shape[1], list(spec.options.names)
+    if spec.dtype.kind == "c":
+        words = "tables of Parquet and CSV have no complex numbers: save .npy, .h5 or .zarr instead"
+        raise Failure("DtypeError", f"{path}: {words}")
     if not n:
         raise Failure(
             "ShapeError",
@@ -74,7 +78,7 @@ class Parquet(Format):
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
 
         def look() -> tuple[list[str], dict[int, tuple[list[tuple[str, str]], list[int]]]]:
-            pyarrow = _pyarrow(place.path)
+            pyarrow = pyarrow_with("parquet", place.path)
             paths = place.members(".parquet")
             found = {}
             for k in range(ctx.rank, len(paths), ctx.size):
@@ -104,13 +108,8 @@ class Parquet(Format):
         return together(ctx, place.path, make)
 
     def create(self, path: str, spec: Spec, old: str) -> list[str]:
-        if spec.dtype.kind == "c":
-            raise Failure(
-                "DtypeError",
-                f"{old}: Parquet has no complex numbers: save .npy, .h5 or .zarr instead",
-            )
-        names = names_of(spec)
-        pyarrow = _pyarrow(old)
+        names = names_of(spec, old)
+        pyarrow = pyarrow_with("parquet", old)
         os.mkdir(path)
         if not spec.shape[0]:  # no rank has rows: this file has the columns
             sink = ParquetSink(pyarrow, _part(path, 0), names)
@@ -119,7 +118,7 @@ class Parquet(Format):
         return names
 
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> ParquetSink:
-        return ParquetSink(_pyarrow(path), _part(path, rank), created)
+        return ParquetSink(pyarrow_with("parquet", path), _part(path, rank), created)
 
     def owns(self, folder: Path) -> bool:
         return all(
@@ -205,7 +204,7 @@ class ParquetSource:
         return out
 
     def _table(self, g: int, cols: Pick) -> Any:
-        pyarrow = _pyarrow(self._place.path)
+        pyarrow = pyarrow_with("parquet", self._place.path)
         number, inside, rows = self._groups[g]
         try:
             if number != self._open_number:

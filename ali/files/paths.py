@@ -121,12 +121,6 @@ class Bytes:
         if self._file is not None:
             self._file.close()
 
-    def __enter__(self) -> Bytes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 T = TypeVar("T")
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -21,8 +21,8 @@ import numpy as np
 
 from ali.files.exchange import Array, share
 from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
-from ali.files.parquet import by_band, names_of
-from ali.files.paths import Bytes, Place, extra, together
+from ali.files.parquet import by_band, names_of, pyarrow_with
+from ali.files.paths import Bytes, Place, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES
@@ -36,11 +36,6 @@ MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
 NUMBER = re.compile(
     r"[+-]?(\d+\.?\d*(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE
 )
-
-
-def _pyarrow(path: str) -> Any:
-    extra(path, "pyarrow.csv")
-    return extra(path, "pyarrow")
 
 
 class Csv(Format):
@@ -58,13 +53,8 @@ class Csv(Format):
 
     def create(self, path: str, spec: Spec, old: str) -> None:
         _delimiter(old, spec.options)
-        if spec.dtype.kind == "c":
-            raise Failure(
-                "DtypeError",
-                f"{old}: CSV has no complex numbers: save .npy, .h5 or .zarr instead",
-            )
-        _pyarrow(old)
-        names = names_of(spec)
+        pyarrow_with("csv", old)
+        names = names_of(spec, old)
         if broken := [name for name in names if "\n" in name or "\r" in name]:
             words = f"{old}: a name with a line break, {broken[0]!r}, cannot be read back from CSV"
             raise Failure("BadArgumentError", words)
@@ -78,7 +68,7 @@ class Csv(Format):
                 )
 
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> CsvSink:
-        return CsvSink(_pyarrow(path), _part(path, rank), spec)
+        return CsvSink(pyarrow_with("csv", path), _part(path, rank), spec)
 
     def finish(self, ctx: Context, path: str, spec: Spec, old: str) -> None:
         """Concatenate the ranks' parts."""
@@ -134,7 +124,7 @@ class CsvSource:
     def __init__(self, place: Place, options: Options) -> None:
         self._path = place.path
         self._delimiter = _delimiter(place.path, options)
-        self._pyarrow = _pyarrow(place.path)
+        self._pyarrow = pyarrow_with("csv", place.path)
         self._dtype = np.dtype(np.float64)
         self._starts: list[int] = []  # first row of each stretch, then the number of rows
         self._bytes: list[int] = []  # first byte of each stretch, then the end

@@ -202,40 +202,40 @@ module alchemist
       character(kind=c_char), intent(in) :: message(*)
     end function
     ! In long loops: code = alchemist_check(call); if (code /= ALCHEMIST_OK) return
-    integer(c_int) function alchemist_check(call) bind(c, name="alchemist_f_check") result(code)
+    integer(c_int) function alchemist_check(call) bind(c, name="alchemist_check") result(code)
       import
       type(c_ptr), value :: call
     end function
-    subroutine f_progress(call, fraction, text) bind(c, name="alchemist_f_progress")
+    subroutine f_progress(call, fraction, text) bind(c, name="alchemist_progress")
       import
       type(c_ptr), value :: call
       real(c_double), value :: fraction
       character(kind=c_char), intent(in) :: text(*)
     end subroutine
-    subroutine f_span_begin(call, name) bind(c, name="alchemist_f_span_begin")
+    subroutine f_span_begin(call, name) bind(c, name="alchemist_span_begin")
       import
       type(c_ptr), value :: call
       character(kind=c_char), intent(in) :: name(*)
     end subroutine
     ! Ends the span that was begun last.
-    subroutine alchemist_span_end(call) bind(c, name="alchemist_f_span_end")
+    subroutine alchemist_span_end(call) bind(c, name="alchemist_span_end")
       import
       type(c_ptr), value :: call
     end subroutine
-    type(c_ptr) function f_new(call, rows, cols, dimensions, dtype, layout) &
-        bind(c, name="alchemist_f_new") result(made)
+    type(c_ptr) function f_new(call, rows, cols, dtype, layout) &
+        bind(c, name="alchemist_new") result(made)
       import
       type(c_ptr), value :: call
       integer(c_int64_t), value :: rows, cols
-      integer(c_int), value :: dimensions, dtype, layout
+      integer(c_int), value :: dtype, layout
     end function
-    type(c_ptr) function f_new_like(call, like) bind(c, name="alchemist_f_new_like") result(made)
+    type(c_ptr) function f_new_like(call, like) bind(c, name="alchemist_new_like") result(made)
       import
       type(c_ptr), value :: call
       type(alchemist_matrix), intent(in) :: like
     end function
     type(c_ptr) function f_to_layout(call, matrix, layout) &
-        bind(c, name="alchemist_f_to_layout") result(made)
+        bind(c, name="alchemist_to_layout") result(made)
       import
       type(c_ptr), value :: call
       type(alchemist_matrix), intent(in) :: matrix
@@ -253,24 +253,22 @@ module alchemist
       type(c_ptr), value :: call, out, in
       integer(c_int), value :: to, from, count
     end function
-    integer(c_int) function f_attach(name, matrix) bind(c, name="alchemist_f_attach") result(code)
+    integer(c_int) function f_attach(name, matrix) bind(c, name="alchemist_attach") result(code)
       import
       character(kind=c_char), intent(in) :: name(*)
       type(alchemist_matrix), intent(out) :: matrix
     end function
     integer(c_int) function f_create(name, rows, cols, dimensions, dtype, layout, matrix) &
-        bind(c, name="alchemist_f_create") result(code)
+        bind(c, name="alchemist_create") result(code)
       import
       character(kind=c_char), intent(in) :: name(*)
       integer(c_int64_t), value :: rows, cols
       integer(c_int), value :: dimensions, dtype, layout
       type(alchemist_matrix), intent(out) :: matrix
     end function
-    subroutine f_client_error(text, length) bind(c, name="alchemist_f_client_error")
+    type(c_ptr) function f_client_error() bind(c, name="alchemist_client_error") result(text)
       import
-      character(kind=c_char), intent(out) :: text(*)
-      integer(c_int), value :: length
-    end subroutine
+    end function
     integer(c_size_t) function c_strlen(text) bind(c, name="strlen") result(length)
       import
       type(c_ptr), value :: text
@@ -347,11 +345,15 @@ contains
   function alchemist_text(value) result(x)
     type(alchemist_value), intent(in) :: value
     character(:), allocatable :: x
+    x = text_at(transfer(value%words(1), c_null_ptr))
+  end function
+
+  function text_at(place) result(x)
+    type(c_ptr), intent(in) :: place
+    character(:), allocatable :: x
     character(kind=c_char), pointer :: letters(:)
-    type(c_ptr) :: where
     integer :: i
-    where = transfer(value%words(1), c_null_ptr)
-    call c_f_pointer(where, letters, [c_strlen(where)])
+    call c_f_pointer(place, letters, [c_strlen(place)])
     allocate (character(size(letters)) :: x)
     do i = 1, size(letters)
       x(i:i) = letters(i)
@@ -386,14 +388,11 @@ contains
     character(*), intent(in) :: x
     type(c_ptr) :: memory
     character(kind=c_char), pointer :: copy(:)
-    integer :: i
     memory = f_allocate(call, len(x, kind=c_size_t) + 1)  ! of zero bytes
     code = ALCHEMIST_FAILED_CODE
     if (.not. c_associated(memory)) return
     call c_f_pointer(memory, copy, [len(x)])
-    do i = 1, len(x)
-      copy(i) = x(i:i)
-    end do
+    copy = transfer(x, copy)
     value%words(1) = transfer(memory, value%words(1))
     code = ALCHEMIST_OK
   end function
@@ -502,7 +501,7 @@ contains
     integer(c_int64_t), intent(in) :: rows, cols
     integer(c_int), intent(in) :: dtype, layout
     type(alchemist_matrix), pointer :: made
-    call c_f_pointer(f_new(call, rows, cols, 2, dtype, layout), made)
+    call c_f_pointer(f_new(call, rows, cols, dtype, layout), made)
   end function
 
   ! ScaLAPACK's block-cyclic layout with nb x nb blocks, nb >= 2.
@@ -542,7 +541,8 @@ contains
     integer(c_int64_t), intent(in) :: rows
     integer(c_int), intent(in) :: dtype, layout
     type(alchemist_matrix), pointer :: made
-    call c_f_pointer(f_new(call, rows, 1_c_int64_t, 1, dtype, layout), made)
+    made => alchemist_new(call, rows, 1_c_int64_t, dtype, layout)
+    if (associated(made)) made%dimensions = 1
   end function
 
   function alchemist_new_like(call, like) result(made)
@@ -608,13 +608,6 @@ contains
 
   function alchemist_client_error() result(text)
     character(:), allocatable :: text
-    character(kind=c_char) :: letters(600)
-    integer :: i
-    call f_client_error(letters, size(letters, kind=c_int))
-    text = ""
-    do i = 1, size(letters)
-      if (letters(i) == c_null_char) exit
-      text = text // letters(i)
-    end do
+    text = text_at(f_client_error())
   end function
 end module

@@ -222,6 +222,11 @@ typedef struct {
 
 #define ALCHEMIST_EXPORT __attribute__((visibility("default")))
 
+/* How the functions below are defined: alchemist_fortran.c makes them ordinary functions. */
+#ifndef ALCHEMIST_API
+#define ALCHEMIST_API static inline
+#endif
+
 /* The only symbol that a library exports. */
 ALCHEMIST_EXPORT const alchemist_library *alchemist_library_describe(void);
 
@@ -236,60 +241,50 @@ ALCHEMIST_EXPORT const alchemist_library *alchemist_library_describe(void);
 
 /* --- errors and progress --- */
 
-static inline int alchemist_vfail(alchemist_call *call, int32_t kind, const char *format,
-                                  va_list words) {
+__attribute__((format(printf, 3, 4))) ALCHEMIST_API int alchemist_error(alchemist_call *call,
+                                                                        int32_t kind,
+                                                                        const char *format, ...) {
     char message[2048];
+    va_list words;
+    va_start(words, format);
     vsnprintf(message, sizeof message, format, words);
+    va_end(words);
     call->host->fail(call, kind, message);
     return ALCHEMIST_FAILED;
 }
 
 /* return alchemist_fail(call, "no convergence after %d steps", steps); */
-__attribute__((format(printf, 2, 3))) static inline int alchemist_fail(alchemist_call *call,
-                                                                       const char *format, ...) {
-    va_list words;
-    va_start(words, format);
-    int code = alchemist_vfail(call, 0, format, words);
-    va_end(words);
-    return code;
-}
+#define alchemist_fail(CALL, ...) alchemist_error(CALL, 0, __VA_ARGS__)
 
 /* The same for bad arguments. Check values that all ranks see, before the first message. */
-__attribute__((format(printf, 2, 3))) static inline int alchemist_refuse(alchemist_call *call,
-                                                                         const char *format, ...) {
-    va_list words;
-    va_start(words, format);
-    int code = alchemist_vfail(call, 1, format, words);
-    va_end(words);
-    return code;
-}
+#define alchemist_refuse(CALL, ...) alchemist_error(CALL, 1, __VA_ARGS__)
 
 /* In long loops: if ((code = alchemist_check(call))) return code; */
-static inline int alchemist_check(alchemist_call *call) { return call->host->check(call); }
+ALCHEMIST_API int alchemist_check(alchemist_call *call) { return call->host->check(call); }
 
 /* On rank 0: report the fraction (0 to 1) that is done. */
-static inline void alchemist_progress(alchemist_call *call, double fraction, const char *text) {
+ALCHEMIST_API void alchemist_progress(alchemist_call *call, double fraction, const char *text) {
     call->host->progress(call, fraction, text);
 }
 
 /* Mark a part of the routine for als.trace and als.profile, on this rank; spans may be nested, and
  * end with the routine at the latest. They cost a few microseconds, and do nothing in older hosts. */
-static inline void alchemist_span_begin(alchemist_call *call, const char *name) {
+ALCHEMIST_API void alchemist_span_begin(alchemist_call *call, const char *name) {
     if (call->host->abi >= 3) call->host->span(call, name);
 }
-static inline void alchemist_span_end(alchemist_call *call) {
+ALCHEMIST_API void alchemist_span_end(alchemist_call *call) {
     if (call->host->abi >= 3) call->host->span(call, NULL);
 }
 
 /* --- matrices --- */
 
-static inline alchemist_matrix *alchemist_new(alchemist_call *call, int64_t rows, int64_t cols,
+ALCHEMIST_API alchemist_matrix *alchemist_new(alchemist_call *call, int64_t rows, int64_t cols,
                                               alchemist_dtype dtype, alchemist_layout layout) {
     return call->host->new_matrix(call, rows, cols, dtype, layout);
 }
 
 /* Of the same shape (also a vector), dtype and layout. */
-static inline alchemist_matrix *alchemist_new_like(alchemist_call *call,
+ALCHEMIST_API alchemist_matrix *alchemist_new_like(alchemist_call *call,
                                                    const alchemist_matrix *like) {
     alchemist_matrix *made =
         call->host->new_matrix(call, like->rows, like->cols, like->dtype, like->layout);
@@ -298,7 +293,7 @@ static inline alchemist_matrix *alchemist_new_like(alchemist_call *call,
 }
 
 /* A vector of zeros: a matrix with one column, which clients get with the shape (rows,). */
-static inline alchemist_matrix *alchemist_new_vector(alchemist_call *call, int64_t rows,
+ALCHEMIST_API alchemist_matrix *alchemist_new_vector(alchemist_call *call, int64_t rows,
                                                      alchemist_dtype dtype,
                                                      alchemist_layout layout) {
     alchemist_matrix *made = call->host->new_matrix(call, rows, 1, dtype, layout);
@@ -306,19 +301,19 @@ static inline alchemist_matrix *alchemist_new_vector(alchemist_call *call, int64
     return made;
 }
 
-static inline const alchemist_matrix *alchemist_to_layout(alchemist_call *call,
+ALCHEMIST_API const alchemist_matrix *alchemist_to_layout(alchemist_call *call,
                                                           const alchemist_matrix *matrix,
                                                           alchemist_layout layout) {
     return call->host->to_layout(call, matrix, layout);
 }
 
-static inline int64_t alchemist_global_row(const alchemist_matrix *matrix, int64_t local_row) {
+ALCHEMIST_API int64_t alchemist_global_row(const alchemist_matrix *matrix, int64_t local_row) {
     if (matrix->row_block == 1) return matrix->row_shift + local_row * matrix->row_stride;
     return matrix->row_shift + local_row / matrix->row_block * matrix->row_stride +
            local_row % matrix->row_block;
 }
 
-static inline int64_t alchemist_global_col(const alchemist_matrix *matrix, int64_t local_col) {
+ALCHEMIST_API int64_t alchemist_global_col(const alchemist_matrix *matrix, int64_t local_col) {
     if (matrix->col_block == 1) return matrix->col_shift + local_col * matrix->col_stride;
     return matrix->col_shift + local_col / matrix->col_block * matrix->col_stride +
            local_col % matrix->col_block;
@@ -328,7 +323,7 @@ static inline int64_t alchemist_global_col(const alchemist_matrix *matrix, int64
  * grid of `context` has the gang's shape and ranks, column by column: Cblacs_gridinit(&context, "C",
  * call->grid_height, call->grid_width). Returns ALCHEMIST_OK; ALCHEMIST_FAILED for other layouts and
  * for sizes above 32 bits: convert with alchemist_to_layout first. */
-static inline int alchemist_descriptor(const alchemist_matrix *matrix, int context,
+ALCHEMIST_API int alchemist_descriptor(const alchemist_matrix *matrix, int context,
                                        int descriptor[9]) {
     const int64_t most = 0x7fffffff;
     if ((matrix->layout & 0xff) != ALCHEMIST_MC_MR || matrix->rows > most || matrix->cols > most)
@@ -347,7 +342,7 @@ static inline int alchemist_descriptor(const alchemist_matrix *matrix, int conte
  * call cannot be interrupted: if one rank fails before it, the others hang in it, and the gang is
  * ended after 30 s. With non-blocking calls and this wait, only the call fails. MPI still owns the
  * buffers of an interrupted wait: use static or call->state memory, not the stack. */
-static inline int alchemist_wait(alchemist_call *call, MPI_Request *request) {
+ALCHEMIST_API int alchemist_wait(alchemist_call *call, MPI_Request *request) {
     int done = 0;
     for (unsigned turn = 1;; turn++) {
         if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
@@ -359,7 +354,7 @@ static inline int alchemist_wait(alchemist_call *call, MPI_Request *request) {
 
 /* MPI_Allreduce over call->comm that can be interrupted; in and out may be equal. Both are copied,
  * because MPI still owns the buffers of an interrupted wait: for small buffers. */
-static inline int alchemist_allreduce(alchemist_call *call, const void *in, void *out, int count,
+ALCHEMIST_API int alchemist_allreduce(alchemist_call *call, const void *in, void *out, int count,
                                       MPI_Datatype type, MPI_Op op) {
     MPI_Request request = MPI_REQUEST_NULL;
     int size = 0;
@@ -382,7 +377,7 @@ static inline int alchemist_allreduce(alchemist_call *call, const void *in, void
 /* Sends `count` elements to rank `to` and receives as many from rank `from`, for the edges of a
  * stencil's blocks. A rank outside of 0 to size - 1 is no neighbour: nothing is sent to it, and `in`
  * stays as it is. Can be interrupted; both are copied, as by alchemist_allreduce. */
-static inline int alchemist_exchange(alchemist_call *call, const void *out, int to, void *in,
+ALCHEMIST_API int alchemist_exchange(alchemist_call *call, const void *out, int to, void *in,
                                      int from, int count, MPI_Datatype type) {
     MPI_Request requests[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
     int size, code = ALCHEMIST_OK;

@@ -118,23 +118,31 @@ template <class T> MPI_Datatype mpi_type() {
     }
 }
 
-// Messages of calls that ended early, with their memory, until MPI has finished with them.
-struct Unfinished {
-    MPI_Request raw;
+// A message under way, with its memory.
+struct Message {
+    MPI_Request raw = MPI_REQUEST_NULL;
     std::shared_ptr<void> memory;
+    std::function<void()> done;
 };
-inline std::vector<Unfinished> &unfinished() {
-    static auto *list = new std::vector<Unfinished>; // not destroyed at the end of the process
+// Messages of calls that ended early, until MPI has finished with their memory.
+inline std::vector<std::unique_ptr<Message>> &unfinished() {
+    static auto *list = new std::vector<std::unique_ptr<Message>>; // outlives the process's end
     return *list;
 }
 inline void release_finished() {
-    auto done = [](Unfinished &message) {
+    auto done = [](const std::unique_ptr<Message> &message) {
         int finished = 0;
-        return MPI_Test(&message.raw, &finished, MPI_STATUS_IGNORE) == MPI_SUCCESS && finished;
+        return MPI_Test(&message->raw, &finished, MPI_STATUS_IGNORE) == MPI_SUCCESS && finished;
     };
     auto &list = unfinished();
     list.erase(std::remove_if(list.begin(), list.end(), done), list.end());
 }
+struct Dropped {
+    void operator()(Message *message) const {
+        std::unique_ptr<Message> held(message);
+        if (held->raw != MPI_REQUEST_NULL) unfinished().push_back(std::move(held));
+    }
+};
 
 } // namespace detail
 
@@ -158,28 +166,8 @@ template <class T> class Buffer {
 // A message under way. An exception that unwinds the routine may drop it: its memory is kept until
 // MPI has finished with it.
 class Request {
-  public:
-    Request() = default;
-    Request(Request &&other) noexcept { swap(other); }
-    Request &operator=(Request &&other) noexcept {
-        swap(other);
-        return *this;
-    }
-    ~Request() {
-        if (raw_ != MPI_REQUEST_NULL)
-            detail::unfinished().push_back({raw_, std::move(memory_)});
-    }
-
-  private:
     friend class Call;
-    void swap(Request &other) noexcept {
-        std::swap(raw_, other.raw_);
-        std::swap(memory_, other.memory_);
-        std::swap(done_, other.done_);
-    }
-    MPI_Request raw_ = MPI_REQUEST_NULL;
-    std::shared_ptr<void> memory_;
-    std::function<void()> done_;
+    std::unique_ptr<detail::Message, detail::Dropped> message_{new detail::Message};
 };
 
 namespace detail {
@@ -267,13 +255,15 @@ class Call {
     template <class T> Request irecv(std::vector<T> &to, int rank, int tag = 0) const {
         Buffer<T> staged(to.size());
         Request request = irecv(staged, rank, tag);
-        request.done_ = [staged, &to] { to.assign(staged.begin(), staged.end()); };
+        request.message_->done = [staged, &to] { to.assign(staged.begin(), staged.end()); };
         return request;
     }
     void wait(Request &request) const {
-        ended(alchemist_wait(raw_, &request.raw_));
-        if (request.done_) std::exchange(request.done_, nullptr)();
-        request.memory_.reset();
+        if (request.message_ == nullptr) return; // moved from
+        auto &message = *request.message_;
+        ended(alchemist_wait(raw_, &message.raw));
+        if (message.done) std::exchange(message.done, nullptr)();
+        message.memory.reset();
     }
     // Of MPI's own requests: MPI still owns their memory when this throws, so it must be static or
     // in state(). The requests above have no such rule.
@@ -288,9 +278,9 @@ class Call {
         if (buffer.size() > static_cast<size_t>(std::numeric_limits<int>::max()))
             throw std::length_error("a message has at most 2^31 - 1 elements");
         Request request;
-        request.memory_ = buffer.items_;
+        request.message_->memory = buffer.items_;
         if (start(buffer.data(), static_cast<int>(buffer.size()), detail::mpi_type<T>(), rank, tag,
-                  raw_->comm, &request.raw_) != MPI_SUCCESS)
+                  raw_->comm, &request.message_->raw) != MPI_SUCCESS)
             throw std::runtime_error("MPI could not start a message");
         return request;
     }
@@ -501,20 +491,19 @@ class Library {
         auto tags = Of::tags();
         auto optional = Of::optional();
         auto result_tags = Of::result_tags();
-        // A wrong count cannot be reported here; the host rejects an empty name.
-        bool wrong = parameters.size() != tags.size() || results.size() != result_tags.size();
         auto &taken = parameters_.emplace_back();
-        for (const auto &p : parameters) {
-            size_t i = taken.size();
-            const char *value = p.default_value;
-            if (!wrong && value == nullptr && optional[i]) value = "null";
-            taken.push_back({wrong ? "" : p.name, wrong ? ALCHEMIST_INT : tags[i], p.doc, value});
-        }
-        if (wrong && parameters.size() == 0) taken.push_back({"", ALCHEMIST_INT, "", nullptr});
-        taken.push_back({});
         auto &given = results_.emplace_back();
-        if (!wrong)
+        if (parameters.size() != tags.size() || results.size() != result_tags.size()) {
+            taken.push_back({"", ALCHEMIST_INT, "", nullptr}); // the host rejects an empty name
+        } else {
+            for (const auto &p : parameters) {
+                size_t i = taken.size();
+                const char *value = p.default_value == nullptr && optional[i] ? "null" : p.default_value;
+                taken.push_back({p.name, tags[i], p.doc, value});
+            }
             for (const auto &r : results) given.push_back({r.name, result_tags[given.size()], r.doc});
+        }
+        taken.push_back({});
         given.push_back({});
         routines_.push_back({name, doc, &detail::trampoline<F>, taken.data(), given.data()});
     }

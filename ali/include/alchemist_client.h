@@ -46,15 +46,15 @@ struct alchemist_client_reply {
 static char alchemist_client_message[600] = "no error";
 
 /* Why the last function of this file has failed. */
-static inline const char *alchemist_client_error(void) { return alchemist_client_message; }
+ALCHEMIST_API const char *alchemist_client_error(void) { return alchemist_client_message; }
 
-static inline int alchemist_client_fail(const char *name, const char *why) {
+ALCHEMIST_API int alchemist_client_fail(const char *name, const char *why) {
     snprintf(alchemist_client_message, sizeof alchemist_client_message, "matrix %s: %s", name, why);
     return ALCHEMIST_FAILED;
 }
 
 /* Receives a reply and, if there is one, the descriptor of the matrix's memory. */
-static inline ssize_t alchemist_client_receive(int fd, struct alchemist_client_reply *reply,
+ALCHEMIST_API ssize_t alchemist_client_receive(int fd, struct alchemist_client_reply *reply,
                                                int *memory) {
     union {
         struct cmsghdr header;
@@ -77,7 +77,7 @@ static inline ssize_t alchemist_client_receive(int fd, struct alchemist_client_r
     return received;
 }
 
-static inline int alchemist_client_ask(struct alchemist_client_request *request, const char *name,
+ALCHEMIST_API int alchemist_client_ask(struct alchemist_client_request *request, const char *name,
                                        alchemist_matrix *matrix) {
     const char *number = getenv("ALCHEMIST_CLIENT_FD");
     if (number == NULL)
@@ -103,7 +103,7 @@ static inline int alchemist_client_ask(struct alchemist_client_request *request,
 
 /* This process's part of a matrix of the session. It stays mapped until the process ends; elements
  * that are written are the session's at once. */
-static inline int alchemist_attach(const char *name, alchemist_matrix *matrix) {
+ALCHEMIST_API int alchemist_attach(const char *name, alchemist_matrix *matrix) {
     struct alchemist_client_request request;
     memset(&request, 0, sizeof request);
     request.operation = 1;
@@ -112,7 +112,7 @@ static inline int alchemist_attach(const char *name, alchemist_matrix *matrix) {
 
 /* A new matrix of zeros; dimensions 1 makes a vector (cols is then 1). Every process makes the same
  * calls; the session gets the matrix when the program has ended without an error. */
-static inline int alchemist_create(const char *name, int64_t rows, int64_t cols, int32_t dimensions,
+ALCHEMIST_API int alchemist_create(const char *name, int64_t rows, int64_t cols, int32_t dimensions,
                                    alchemist_dtype dtype, alchemist_layout layout,
                                    alchemist_matrix *matrix) {
     struct alchemist_client_request request;

@@ -1,5 +1,6 @@
 /* The C side of alchemist.f90: compile both, with the gang's mpicc, into a library or program in
- * Fortran. alchemist.h consists of inline functions and macros, which Fortran cannot call. */
+ * Fortran. Fortran cannot call inline functions, so those of the headers are ordinary ones here. */
+#define ALCHEMIST_API
 #include "alchemist_client.h"
 
 /* --- the description of a library --- */
@@ -78,36 +79,7 @@ void *alchemist_f_allocate(alchemist_call *call, size_t bytes) {
 }
 
 int alchemist_f_fail(alchemist_call *call, int kind, const char *message) {
-    return kind == 0 ? alchemist_fail(call, "%s", message) : alchemist_refuse(call, "%s", message);
-}
-
-int alchemist_f_check(alchemist_call *call) { return alchemist_check(call); }
-
-void alchemist_f_progress(alchemist_call *call, double fraction, const char *text) {
-    alchemist_progress(call, fraction, text);
-}
-
-void alchemist_f_span_begin(alchemist_call *call, const char *name) {
-    alchemist_span_begin(call, name);
-}
-
-void alchemist_f_span_end(alchemist_call *call) { alchemist_span_end(call); }
-
-alchemist_matrix *alchemist_f_new(alchemist_call *call, int64_t rows, int64_t cols, int dimensions,
-                                  int dtype, int layout) {
-    alchemist_matrix *made =
-        alchemist_new(call, rows, cols, (alchemist_dtype)dtype, (alchemist_layout)layout);
-    if (made != NULL) made->dimensions = dimensions;
-    return made;
-}
-
-alchemist_matrix *alchemist_f_new_like(alchemist_call *call, const alchemist_matrix *like) {
-    return alchemist_new_like(call, like);
-}
-
-const alchemist_matrix *alchemist_f_to_layout(alchemist_call *call, const alchemist_matrix *matrix,
-                                              int layout) {
-    return alchemist_to_layout(call, matrix, (alchemist_layout)layout);
+    return alchemist_error(call, kind, "%s", message);
 }
 
 /* kind 0: double, 1: int64_t; operation 1: sum, 2: minimum, 3: maximum. */
@@ -120,20 +92,4 @@ int alchemist_f_allreduce(alchemist_call *call, void *values, int count, int kin
 int alchemist_f_exchange(alchemist_call *call, const double *out, int to, double *in, int from,
                          int count) {
     return alchemist_exchange(call, out, to, in, from, count, MPI_DOUBLE);
-}
-
-/* --- a program that run_program has started --- */
-
-int alchemist_f_attach(const char *name, alchemist_matrix *matrix) {
-    return alchemist_attach(name, matrix);
-}
-
-int alchemist_f_create(const char *name, int64_t rows, int64_t cols, int dimensions, int dtype,
-                       int layout, alchemist_matrix *matrix) {
-    return alchemist_create(name, rows, cols, dimensions, (alchemist_dtype)dtype,
-                            (alchemist_layout)layout, matrix);
-}
-
-void alchemist_f_client_error(char *text, int length) {
-    snprintf(text, (size_t)length, "%s", alchemist_client_error());
 }

@@ -23,7 +23,6 @@ measures both, and fails if a docstring states less.
 from ali.linalg.arithmetic import add, apply, astype, elementwise, elementwise_scalar, scale, where
 from ali.linalg.creation import diag, eye, full, random_normal, random_uniform, zeros
 from ali.linalg.eigen import eigh
-from ali.linalg.exponential import expm
 from ali.linalg.indexing import (
     concatenate,
     diagonal,
@@ -53,6 +52,7 @@ from ali.linalg.systems import (
     cholesky,
     condest,
     det,
+    expm,
     inv,
     slogdet,
     solve,

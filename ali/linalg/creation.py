@@ -289,19 +289,11 @@ def _checked(name: str, m: int, n: int, dtype: str, layout: str) -> np.dtype[Any
 
 
 def _as_dtype(name: str, value: complex, dtype: np.dtype[Any]) -> complex | float | int:
-    message = f"{name}: {value} cannot be held in {dtype}"
     if dtype.kind == "c":
         return value
-    require(value.imag == 0, "BadArgumentError", message)
-    if dtype.kind == "f":
-        return value.real
-    if dtype.kind == "b":
-        require(value.real in (0, 1), "BadArgumentError", message)
-        return bool(value.real)
-    limits = np.iinfo(dtype)
-    require(
-        float(value.real).is_integer() and limits.min <= int(value.real) <= limits.max,
-        "BadArgumentError",
-        message,
-    )
-    return int(value.real)
+    number, fits = value.real, value.imag == 0
+    if dtype.kind in "biu":
+        least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        fits = fits and number.is_integer() and least <= number <= most
+    require(fits, "BadArgumentError", f"{name}: {value} cannot be held in {dtype}")
+    return number if dtype.kind == "f" else int(number)

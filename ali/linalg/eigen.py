@@ -26,21 +26,21 @@ import scipy.linalg
 from ali.blocks import (
     CHUNK,
     Array,
-    Routine,
     block,
     finite_norm,
     float_dtype,
+    lapack,
     panel_width,
     panels,
     require,
-    require_choice,
     require_square,
+    subtract_product,
 )
 from ali.interface import Context, routine
 from ali.linalg import qr_factorization
 from ali.linalg.collectives import sum_over_ranks
-from ali.linalg.native_libraries import METHODS, call
-from ali.linalg.qr_factorization import Panel, triangle_of, vectors
+from ali.linalg.native_libraries import call
+from ali.linalg.qr_factorization import Panel
 from ali.linalg.triangular import (
     adjoint_in_rows,
     copy_to_rows,
@@ -159,7 +159,7 @@ class RankOne:
         return found
 
 
-_dlaed4 = Routine("dlaed4", 8)
+_dlaed4 = lapack("dlaed4", 8)
 
 
 def _laed4(i: int, d: Array, z: Array, delta: Array, rho: float) -> tuple[float, int]:
@@ -303,13 +303,11 @@ def reduce(ctx: Context, A: DistMatrix) -> tuple[Array, Array, list[Panel]]:
         at, mine = rows_before(stop, me, size), owned_rows(stop, me, size)
         left = np.concatenate([V[stop:][mine], W[stop:][mine]], axis=1)
         right = np.concatenate([W[stop:], V[stop:]], axis=1).conj().T
-        strip = max(32, 4 * CHUNK // max(1, len(left) * left.itemsize))
-        for some in panels(n - stop, strip):
-            local[at:, stop + some.start : stop + some.stop] -= left @ right[:, some]
+        subtract_product(local[at:, stop:n], left, right)
         panel = Panel(cols, start + 1, n, np.empty(0, A.dtype))
-        _, y = vectors(ctx, local, panel)
+        _, y = qr_factorization.vectors(ctx, local, panel)
         gram = sum_over_ranks(ctx.comm, y.conj().T @ y)
-        found.append(panel._replace(t=triangle_of(gram, taus[cols])))
+        found.append(panel._replace(t=qr_factorization.triangle_of(gram, taus[cols])))
         ctx.progress(0.5 * (1 - (1 - stop / n) ** 3), f"tridiagonal form: column {stop} of {n}")
     last = local[(n - 1) // size, -1:].real if (n - 1) % size == me else np.empty(1, kind)
     last = np.ascontiguousarray(last)
@@ -416,10 +414,8 @@ def eigh(ctx: Context, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix,
     results.
     """
     n = require_square("eigh", A)
-    require_choice("eigh", "method", method, METHODS)
     if method != "auto":
-        W, V = call(ctx, method, "eigh", A)
-        return W, V
+        return call(ctx, method, eigh, A)
     dtype = float_dtype(A.dtype)
     rows = copy_to_rows(ctx, A, dtype)
     lower = block(rows)

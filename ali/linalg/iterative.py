@@ -90,22 +90,8 @@ def conjugate_gradient(
     def times(mine: Array) -> Array:
         return np.asarray(local @ gather_rows(ctx, mine, 0, n))
 
-    def dots(a: Array, b: Array) -> Array:
-        return sum_over_ranks(ctx.comm, column_dots(a, b))
-
-    def largest(a: Array) -> Array:
-        mine = np.abs(a).max(axis=0, initial=0).astype(np.float64)
-        return tree_reduce(ctx.comm, range(ctx.size), mine, np.maximum)
-
     found, count, residual = search(
-        ctx,
-        "conjugate_gradient",
-        times,
-        dots,
-        block(right),
-        largest(block(right)),
-        tol,
-        max_iterations or 10 * n,
+        ctx, "conjugate_gradient", times, block(right), tol, max_iterations or 10 * n
     )
     return ctx.new_from_rows(found, n), count, residual
 
@@ -136,11 +122,11 @@ def search(
     ctx: Context,
     name: str,
     times: Callable[[Array], Array],
-    dots: Callable[[Array, Array], Array],
     right: Array,
-    largest: Array,
     tol: float,
     max_iterations: int,
+    *,
+    replicated: bool = False,
 ) -> tuple[Array, int, float]:
     """Conjugate gradients for an operator. Collective.
 
@@ -148,12 +134,10 @@ def search(
     ----------
     times : callable
         The operator, from this rank's part of vectors to this rank's part of products.
-    dots : callable
-        Inner products of columns, the same bits on every rank: all decisions depend on them.
     right : ndarray, shape (local, r)
         This rank's part of the right-hand sides.
-    largest : ndarray, shape (r,)
-        The largest absolute value of each right-hand side, the same on every rank.
+    replicated : bool
+        Whether every rank has all of the vectors.
 
     Returns
     -------
@@ -167,6 +151,17 @@ def search(
     Failure
         LinAlgError, on every rank.
     """
+
+    def dots(a: Array, b: Array) -> Array:
+        """Inner products of columns, the same bits on every rank: all decisions depend on them."""
+        products = column_dots(a, b)
+        if not replicated:
+            return sum_over_ranks(ctx.comm, products)
+        ctx.comm.Bcast(products)  # ranks may round differently: the result of rank 0 counts
+        return products
+
+    mine = np.abs(right).max(axis=0, initial=0).astype(np.float64)
+    largest = tree_reduce(ctx.comm, range(ctx.size), mine, np.maximum)
     _refuse_nonfinite(name, largest)
     # Powers of two, so that scaling is exact.
     units = np.ldexp(1.0, np.where(largest > 0, np.frexp(largest)[1] - 1, 0))
@@ -174,11 +169,11 @@ def search(
     X = np.zeros(right.shape, right.dtype)
     scale = dots(scaled, scaled)
     scale[scale == 0] = 1.0
-    R, count, last = scaled, 0, np.inf
-    while True:
-        size = dots(R, R)
-        _refuse_nonfinite(name, size)
-        worst = float(np.sqrt(size / scale).max())
+    R, count, last, best = scaled.copy(), 0, np.inf, np.inf
+    while True:  # from the true residual
+        now = dots(R, R)
+        _refuse_nonfinite(name, now)
+        worst = float(np.sqrt(now / scale).max())
         if worst <= tol:
             break
         if count == max_iterations or worst > PROGRESS * last:
@@ -192,57 +187,38 @@ def search(
                 f"{name}: did not converge: a relative residual of {worst:.1e} after {count} "
                 f"iterations, and tol is {tol:.1e}: {why}, or choose a larger tol",
             )
-        last = worst
-        X, count = _descend(ctx, name, times, dots, (X, R), scale, tol, (count, max_iterations))
+        last, D = worst, R.copy()
+        # Until the residual of the recurrence reaches tol.
+        while (worst := float(np.sqrt(now / scale).max())) > tol and count < max_iterations:
+            ctx.check()
+            best = min(best, worst)
+            ctx.progress(
+                float(min(1.0, max(0.0, np.log(best) / np.log(tol)))) if tol < 1 else 0.0,
+                f"iteration {count}: residual {worst:.1e}",
+            )
+            P = times(D)
+            curvature = dots(D, P)
+            _refuse_nonfinite(name, curvature)
+            # Columns far below tol are finished: rounding errors would spoil them.
+            going = now > (0.1 * tol) ** 2 * scale
+            require(
+                bool((curvature[going] > 0).all()),
+                "LinAlgError",
+                f"{name}: A is not positive definite (or tol={tol:.1e} is below what its "
+                "condition allows)",
+            )
+            step = np.where(going, now / np.where(going, curvature, 1), 0)
+            _refuse_nonfinite(name, step)
+            X += (step * D).astype(X.dtype)
+            R -= (step * P).astype(X.dtype)
+            after = dots(R, R)
+            _refuse_nonfinite(name, after)
+            turn = np.where(going, after / np.where(now > 0, now, 1), 0)
+            D = (turn * D + R).astype(X.dtype)
+            now = after
+            count += 1
         R = scaled - times(X)
     return (X * units).astype(right.dtype), count, worst
-
-
-def _descend(
-    ctx: Context,
-    name: str,
-    times: Callable[[Array], Array],
-    dots: Callable[[Array, Array], Array],
-    start: tuple[Array, Array],
-    scale: Array,
-    tol: float,
-    counts: tuple[int, int],
-) -> tuple[Array, int]:
-    """Iterate until the residual of the recurrence reaches tol, or the last iteration."""
-    X, R = np.array(start[0]), np.array(start[1])
-    D = R.copy()
-    now = dots(R, R)
-    count, max_iterations = counts
-    best = float("inf")
-    while (worst := float(np.sqrt(now / scale).max())) > tol and count < max_iterations:
-        ctx.check()
-        best = min(best, worst)
-        ctx.progress(
-            float(min(1.0, max(0.0, np.log(best) / np.log(tol)))) if tol < 1 else 0.0,
-            f"iteration {count}: residual {worst:.1e}",
-        )
-        P = times(D)
-        curvature = dots(D, P)
-        _refuse_nonfinite(name, curvature)
-        # Columns far below tol are finished: rounding errors would spoil them.
-        going = now > (0.1 * tol) ** 2 * scale
-        require(
-            bool((curvature[going] > 0).all()),
-            "LinAlgError",
-            f"{name}: A is not positive definite (or tol={tol:.1e} is below what its condition "
-            "allows)",
-        )
-        step = np.where(going, now / np.where(going, curvature, 1), 0)
-        _refuse_nonfinite(name, step)
-        X += (step * D).astype(X.dtype)
-        R -= (step * P).astype(X.dtype)
-        after = dots(R, R)
-        _refuse_nonfinite(name, after)
-        turn = np.where(going, after / np.where(now > 0, now, 1), 0)
-        D = (turn * D + R).astype(X.dtype)
-        now = after
-        count += 1
-    return X, count
 
 
 def _refuse_nonfinite(name: str, values: Array) -> None:

@@ -33,7 +33,7 @@ from ali.blocks import (
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from ali.linalg.creation import RowStreams, normal_rows
-from ali.linalg.iterative import checked_tol, column_dots, search
+from ali.linalg.iterative import checked_tol, search
 from ali.linalg.reductions import join_moments, moment_measure, reduce_matrix
 from ali.linalg.singular import truncated_svd
 from mpi_workers.matrix import copy_kernels
@@ -568,9 +568,7 @@ def random_features_ridge(
     mapped = _Features(ctx, X, features, sigma, seed)
     tol = checked_tol(name, tol, mapped.dtype, max_iterations, 1e-6)
     right = block(ctx.to_layout(Y, "VC_STAR")).astype(mapped.dtype, copy=False)
-    most = (
-        -(-m // ctx.size) * features * mapped.dtype.itemsize
-    )  # of rank 0, so that all ranks decide alike
+    most = -(-m // ctx.size) * features * mapped.dtype.itemsize  # of rank 0: ranks decide alike
     if most <= keep_bytes:
         mapped.keep()
 
@@ -582,19 +580,12 @@ def random_features_ridge(
             mine += z.T @ (z @ short)
         return np.asarray(sum_over_ranks(ctx.comm, mine) + (m * lam) * W)
 
-    def dots(a: Array, b: Array) -> Array:
-        # Every rank has all of W, and ranks may round differently: the result of rank 0 counts.
-        products = column_dots(a, b)
-        ctx.comm.Bcast(products)
-        return products
-
     side = np.zeros((features, r))
     for part in mapped.parts():
         side += mapped.of(part).T @ right[part]
     side = sum_over_ranks(ctx.comm, side)
-    largest = np.abs(side).max(axis=0)
     limit = max_iterations or 10 * features
-    W, count, residual = search(ctx, name, normal, dots, side, largest, tol, limit)
+    W, count, residual = search(ctx, name, normal, side, tol, limit, replicated=True)
     return ctx.new_replicated(W.astype(mapped.dtype), "VC_STAR"), count, residual
 
 

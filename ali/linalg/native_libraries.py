@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ali import elemental, scalapack
+from ali.blocks import require_choice
 from ali.interface import Context
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 LIBRARIES: dict[str, Any] = {"scalapack": scalapack, "elemental": elemental}
-METHODS = ("auto", *LIBRARIES)
+T = TypeVar("T")
 
 
-def call(ctx: Context, method: str, routine: str, *arguments: Any) -> Any:
+def call(ctx: Context, method: str, routine: Callable[..., T], *arguments: Any) -> T:
     """The results of a library's routine of that name, whole matrices in VC_STAR. Collective.
 
     The library that the ranks have loaded is used, else the one that ``load_library`` would find.
 
+    Parameters
+    ----------
+    method : str
+        The library. Its routine has the name and the results of `routine`.
+
     Raises
     ------
     Failure
-        LibraryNotFoundError or LibraryLoadError if it is not installed; it says how to install one.
+        BadArgumentError for an unknown method; LibraryNotFoundError or LibraryLoadError if the
+        library is not installed; it says how to install one.
     """
+    name = routine.__name__
+    require_choice(name, "method", method, ("auto", *LIBRARIES))
     library = LIBRARIES[method]
     state = ctx.state.get(method)
     if state is None:
         state = {}
         library.load(state, None)
         ctx.state[method] = state
-    found = getattr(library, routine)(Context(ctx.gang, state), *arguments)
-    if isinstance(found, tuple):
-        return tuple(_in_rows(ctx, one) for one in found)
-    return _in_rows(ctx, found)
+    found = getattr(library, name)(Context(ctx.gang, state), *arguments)
+    several = isinstance(found, tuple)
+    moved: T = tuple(_in_rows(ctx, x) for x in found) if several else _in_rows(ctx, found)
+    return moved
 
 
 def _in_rows(ctx: Context, found: Any) -> Any:

@@ -14,7 +14,6 @@ from ali.blocks import (
     block,
     float_dtype,
     frobenius,
-    require_choice,
     require_finite,
     require_range,
     require_same_rows,
@@ -23,16 +22,9 @@ from ali.interface import Context, routine
 from ali.linalg import qr_factorization
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.iterative import column_dots
-from ali.linalg.native_libraries import METHODS, call
+from ali.linalg.native_libraries import call
 from ali.linalg.products import inner, product
-from ali.linalg.qr_factorization import (
-    Panel,
-    TallQR,
-    exceeds_share,
-    least_singular,
-    stays_spread,
-    thin_qr,
-)
+from ali.linalg.qr_factorization import Panel, TallQR, exceeds_share, stays_spread
 from ali.linalg.singular import svd_in_rows
 from ali.linalg.triangular import (
     adjoint_in_rows,
@@ -82,7 +74,7 @@ def minimize(
     rank = small
     unit = frobenius(ctx, R) or 1.0
     block(R)[...] /= dtype.type(unit)
-    if not lam and (values or least_singular(ctx, R) <= limit):
+    if not lam and (values or qr_factorization.least_singular(ctx, R) <= limit):
         S, U, V = svd_in_rows(ctx, "lstsq", R)
         rank = int(np.count_nonzero(limit * S[:1].max(initial=0) < S))
         if wide:
@@ -163,11 +155,9 @@ def qr(ctx: Context, A: DistMatrix, method: str = "auto") -> tuple[DistMatrix, D
 
     Error: 20 eps, |A - Q R| / |A| and |Q^H Q - I|. Peak memory: 1.1 times arguments and results.
     """
-    require_choice("qr", "method", method, METHODS)
     if method != "auto":
-        Q, R = call(ctx, method, "qr", A)
-        return Q, R
-    return thin_qr(ctx, A)
+        return call(ctx, method, qr, A)
+    return qr_factorization.thin_qr(ctx, A)
 
 
 @routine("X", like={"X": "B"})
@@ -215,10 +205,8 @@ def lstsq(
     Error: 2 eps, |A^H (A X - B)| / (|A| (|A| |X| + |B|)). Peak memory: 2.2 times arguments and
     results.
     """
-    require_choice("lstsq", "method", method, METHODS)
     if method != "auto":
-        X: DistMatrix = call(ctx, method, "lstsq", A, B)
-        return X
+        return call(ctx, method, lstsq, A, B)
     return _least_squares(ctx, "lstsq", A, B, rcond)[0]
 
 

@@ -32,7 +32,6 @@ import numpy as np
 import scipy.linalg
 
 from ali.blocks import (
-    CHUNK,
     Array,
     block,
     floating,
@@ -40,6 +39,7 @@ from ali.blocks import (
     panel_width,
     panels,
     phases,
+    subtract_product,
 )
 from ali.interface import Context
 from ali.linalg.collectives import sum_over_ranks
@@ -99,10 +99,7 @@ def apply(ctx: Context, y: Array, t: Array, x: Array) -> None:
     """
     if not x.shape[1]:
         return
-    inner = t @ sum_over_ranks(ctx.comm, y.conj().T @ x)
-    strip = max(32, 4 * CHUNK // max(1, len(x) * x.itemsize))
-    for some in panels(x.shape[1], strip):
-        x[:, some] -= y @ inner[:, some]
+    subtract_product(x, y, t @ sum_over_ranks(ctx.comm, y.conj().T @ x))
 
 
 def triangle_of(gram: Array, taus: Array) -> Array:

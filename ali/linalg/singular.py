@@ -55,16 +55,7 @@ from ali.interface import Context, routine
 from ali.linalg import eigen, native_libraries, qr_factorization
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.creation import normal_rows
-from ali.linalg.eigen import eigenpairs
 from ali.linalg.products import inner, operand, product
-from ali.linalg.qr_factorization import (
-    TallQR,
-    exceeds_share,
-    gram_of_rows,
-    least_singular,
-    stays_spread,
-    thin_qr,
-)
 from ali.linalg.triangular import (
     adjoint_in_rows,
     as_rows,
@@ -103,7 +94,7 @@ def leading_vectors(ctx: Context, local: Array, rank: int, scale: float) -> Arra
     n, dtype = local.shape[1], local.dtype
     limits = np.finfo(dtype)
     safe = float(limits.tiny) ** 0.25 < scale < float(limits.max) ** 0.25
-    whole = gram_of_rows(ctx, local, 1.0 if safe else scale)
+    whole = qr_factorization.gram_of_rows(ctx, local, 1.0 if safe else scale)
     ctx.progress(0.5, "Gram matrix")
     basis = np.empty((n, rank), dtype)
     if ctx.rank == 0:
@@ -184,7 +175,7 @@ def _random(ctx: Context, n: int, size: int, seed: int, dtype: np.dtype[np.gener
 
 
 def _orthonormal(ctx: Context, mine: Array) -> Array:
-    factors = TallQR(ctx.comm, mine)
+    factors = qr_factorization.TallQR(ctx.comm, mine)
     size = mine.shape[1]
     identity = np.eye(size, dtype=mine.dtype) if factors.r is not None else None
     return factors.times(identity, size, mine.dtype)
@@ -379,14 +370,14 @@ def unitary_factor(ctx: Context, name: str, A: DistMatrix) -> DistMatrix:
     if scale == 0:
         return ctx.new_replicated(np.eye(m, n, dtype=A.dtype), "VC_STAR")
     if m > n:
-        Q, R = thin_qr(ctx, A)
+        Q, R = qr_factorization.thin_qr(ctx, A)
         return product(ctx, Q, unitary_factor(ctx, name, R), "rows")
     X = ctx.empty_like(A)
     np.divide(block(A), A.dtype.type(scale), out=block(X))
     eps = float(np.finfo(A.dtype).eps)
     R = copy_to_rows(ctx, X, X.dtype)
     qr_factorization.factor(ctx, R)
-    least = max(eps, least_singular(ctx, R))
+    least = max(eps, qr_factorization.least_singular(ctx, R))
     del R
     step = 0
     while abs(1 - least) > 10 * eps:
@@ -463,7 +454,7 @@ def svd_in_rows(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, DistMatr
     per rank: its share of 6 matrices of order n.
     """
     if A.shape[0] > A.shape[1]:
-        Q, R = thin_qr(ctx, A)
+        Q, R = qr_factorization.thin_qr(ctx, A)
         S, left, V = svd_in_rows(ctx, name, R)
         return S, product(ctx, Q, left, "rows"), V
     n = A.shape[1]
@@ -471,7 +462,7 @@ def svd_in_rows(ctx: Context, name: str, A: DistMatrix) -> tuple[Array, DistMatr
     H = hermitian_factor(ctx, unitary, A)
     # Minus H, so that its eigenvalues ascend as the singular values descend.
     block(H)[...] *= -1
-    values, V = eigenpairs(ctx, H, frobenius(ctx, H))
+    values, V = eigen.eigenpairs(ctx, H, frobenius(ctx, H))
     del H
     S = np.abs(values)
     U = product(ctx, unitary, V, "rows")
@@ -499,7 +490,7 @@ def _descending(S: Array, U: DistMatrix, V: DistMatrix) -> tuple[Array, DistMatr
 def singular_values_in_rows(ctx: Context, name: str, A: DistMatrix) -> Array:
     """S alone, on every rank; see `svd_in_rows`. Collective."""
     if A.shape[0] > A.shape[1]:
-        A = thin_qr(ctx, A)[1]
+        A = qr_factorization.thin_qr(ctx, A)[1]
     H = hermitian_factor(ctx, unitary_factor(ctx, name, A), A)
     kind = np.zeros(0, A.dtype).real.dtype
     scale = frobenius(ctx, H)
@@ -559,10 +550,8 @@ def svd(
     Error: 40 eps, |A - U S V^H| / |A|, |U^H U - I| and |V^H V - I|. Peak memory: 2.1 times
     arguments and results.
     """
-    require_choice("svd", "method", method, native_libraries.METHODS)
     if method != "auto":
-        S, U, V = native_libraries.call(ctx, method, "svd", A)
-        return S, U, V
+        return native_libraries.call(ctx, method, svd, A)
     return _decomposed(ctx, "svd", A, min(A.shape), lambda tall, scale: None)
 
 
@@ -656,7 +645,7 @@ def truncated_svd(
     require_choice("truncated_svd", "method", method, METHODS)
 
     steps, block_size = power_iterations + 1, rank + oversampling
-    if method == "gram" and exceeds_share(ctx, max(A.shape), smaller):
+    if method == "gram" and qr_factorization.exceeds_share(ctx, max(A.shape), smaller):
         method = "arpack"
 
     def project(tall: Array, scale: float) -> tuple[Array, Array] | None:
@@ -775,9 +764,9 @@ def matrix_rank(ctx: Context, A: DistMatrix, rcond: float = -1.0) -> int:
 def singular_values(ctx: Context, name: str, A: DistMatrix) -> Array:
     """All singular values, descending, on every rank. Collective."""
     tall, _ = _tall(ctx, name, A)
-    if stays_spread(ctx, min(A.shape)):
+    if qr_factorization.stays_spread(ctx, min(A.shape)):
         return singular_values_in_rows(ctx, name, _as_tall(ctx, A, tall.dtype))
-    factors = TallQR(ctx.comm, tall, vectors=False, triangle=False)
+    factors = qr_factorization.TallQR(ctx.comm, tall, vectors=False, triangle=False)
     S = np.empty(min(A.shape), np.zeros(0, tall.dtype).real.dtype)
     if factors.r is not None:
         S[...] = scipy.linalg.svd(factors.r, compute_uv=False, overwrite_a=True, check_finite=False)
@@ -809,7 +798,7 @@ def _decomposed(
     elif rank < min(m, n):  # any orthonormal vectors
         basis = np.eye(min(m, n), rank, dtype=tall.dtype)
         found = tall @ basis, basis[ctx.rank :: ctx.size]
-    if found is None and stays_spread(ctx, min(m, n)):
+    if found is None and qr_factorization.stays_spread(ctx, min(m, n)):
         del tall
         return _spread(ctx, name, A, rank)
     S, left, right = _restricted(ctx, tall, found, rank)
@@ -846,7 +835,9 @@ def _restricted(
     """SVD of X restricted to a basis (None: all of it): S, and this rank's rows of U and of V."""
     product = tall if found is None else found[0]
     columns = product.shape[1]
-    factors = TallQR(ctx.comm, product, overwrite=found is not None, triangle=False)
+    factors = qr_factorization.TallQR(
+        ctx.comm, product, overwrite=found is not None, triangle=False
+    )
     left: Array | None = None
     S = np.empty(rank, np.zeros(0, tall.dtype).real.dtype)
     right_h = np.empty((rank, columns), tall.dtype)

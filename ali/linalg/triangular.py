@@ -19,6 +19,7 @@ from ali.blocks import (
     block,
     count_owned,
     panels,
+    subtract_product,
 )
 from ali.interface import Context
 from ali.linalg.collectives import sum_over_ranks
@@ -176,9 +177,7 @@ def triangular_solve(
         )
         x[mine] = side[owned_rows(start, me, size)]
         if not adjoint:
-            strip = max(32, 4 * CHUNK // max(1, len(x) * x.itemsize))
-            for some in panels(x.shape[1], strip):
-                x[ahead, some] -= t[ahead, part] @ side[:, some]
+            subtract_product(x[ahead], t[ahead, part], side)
     return 0
 
 

@@ -89,7 +89,8 @@ class NativeLibrary:
             self._routines[signature.name] = (routine, signature)
         if not self._routines:
             raise self._bad("it declares no routine")
-        check_state_routines(name, {key: its for key, (_, its) in self._routines.items()})
+        self.signatures = {key: its for key, (_, its) in self._routines.items()}
+        check_state_routines(name, self.signatures)
 
     def _look_up(self, path: Path) -> Any:
         try:
@@ -228,6 +229,10 @@ class NativeLibrary:
             raise no_such_routine(self._name, name, self._routines)
         return self._routines[name]
 
+    def prepared(self, gang: Gang, routine: str) -> PreparedCall:
+        """A routine of numbers, to be called often."""
+        return PreparedCall(self, gang, routine)
+
     def enter(
         self, run: Any, call: Any, given: Any, results: Any, routine: str, frame: Frame
     ) -> None:
@@ -313,8 +318,6 @@ def _open(name: str, path: Path) -> ctypes.CDLL:
     return opened
 
 
-NUMBERS = ["list[float]"]
-FLAG = ["bool"]
 NOTHING = np.zeros(0)
 
 
@@ -335,7 +338,7 @@ class PreparedCall:
     Raises
     ------
     Failure
-        NoSuchRoutineError; RoutineError for a routine with other types.
+        NoSuchRoutineError.
     """
 
     def __init__(self, library: NativeLibrary, gang: Gang, routine: str) -> None:
@@ -343,12 +346,8 @@ class PreparedCall:
         self._gang = gang
         self._routine = routine
         native, signature = library.routine(routine)
-        taken = [p.type for p in signature.parameters]
-        given = [r.type for r in signature.results]
-        if taken not in ([], NUMBERS) or given not in ([], NUMBERS, FLAG):
-            raise Failure("RoutineError", f"{signature} takes or returns other types than numbers")
         self._run = native.run  # kept: each access to the struct creates an object
-        self._flag = given == FLAG
+        self._flag = [r.type for r in signature.results] == ["bool"]
         self._given = CValue(given=1)
         self._found = CValue()
         self._call = CCall(library.host.address, 0, gang.rank, gang.size, *gang.grid, None)

@@ -76,7 +76,6 @@ class Cyclic:
         data: Array,
         matrix: DistMatrix | None = None,
     ) -> None:
-        self._grid = grid
         self.m, self.n = shape
         self.block = block
         self.data = data if data.size else np.zeros(1, data.dtype)
@@ -95,13 +94,6 @@ class Cyclic:
     def pivots(self) -> NDArray[np.int32]:
         """Room for the row interchanges of an LU factorization."""
         return np.zeros(self.rows + self.block, np.int32)
-
-    def diagonal(self, offset: int = 0) -> tuple[NDArray[np.int64], Array]:
-        """Rows and values of the elements of a diagonal above the main one that this rank holds."""
-        rows = indices(self.m, self.block, self._grid.row, self._grid.height)
-        cols = indices(self.n, self.block, self._grid.col, self._grid.width) - offset
-        both, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
-        return both, self.data[i + j * self.rows] if both.size else self.data[:0]
 
 
 class Call:
@@ -321,30 +313,12 @@ def _fits(ctx: Context, count: int) -> None:
 
 def diagonal(ctx: Context, matrix: Cyclic, offset: int = 0) -> NDArray[Any]:
     """The diagonal `offset` columns above the main one, on every rank. Collective: its length."""
-    at, values = matrix.diagonal(offset)
+    grid = grid_of(ctx)
+    rows = indices(matrix.m, matrix.block, grid.row, grid.height)
+    cols = indices(matrix.n, matrix.block, grid.col, grid.width) - offset
+    at, i, j = np.intersect1d(rows, cols, assume_unique=True, return_indices=True)
     mine = np.zeros(max(0, min(matrix.m, matrix.n - offset)), matrix.data.dtype)
-    mine[at] = values
+    mine[at] = matrix.data[i + j * matrix.rows]
     everything = np.empty_like(mine)
     ctx.comm.Allreduce(mine, everything, MPI.SUM)
     return everything
-
-
-def scale_rows(matrix: DistMatrix, factors: NDArray[Any]) -> None:
-    """Multiply row i by ``factors[i]``."""
-    if matrix.local.size:
-        matrix.local[...] *= factors[np.array(matrix.rows), None]
-
-
-def scale_cols(matrix: DistMatrix, factors: NDArray[Any]) -> None:
-    """Multiply column j by ``factors[j]``."""
-    if matrix.local.size:
-        matrix.local[...] *= factors[np.array(matrix.cols)]
-
-
-def set_real_diagonal(matrix: DistMatrix) -> None:
-    """Take rounding's imaginary parts off a diagonal that is real."""
-    if matrix.dtype.kind == "c":
-        for j, col in enumerate(matrix.cols):
-            if col in matrix.rows:
-                i = matrix.rows.index(col)
-                matrix.local[i, j] = matrix.local[i, j].real

@@ -44,6 +44,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from ali.blocks import by_reference
 from ali.interface import Context
 from ali.loader import (
     known_processor,
@@ -146,29 +147,14 @@ class Native:
         """
         function = getattr(self._handle, symbol(name, dtype))
         function.restype = None
-        function(*_by_reference(arguments))
+        function(*by_reference(arguments))
 
     def norm(self, dtype: np.dtype[Any], *arguments: Any) -> float:
         """Call ``p?lange``, the only function that returns a value."""
         function = getattr(self._handle, symbol("p?lange", dtype))
         single = dtype.name in ("float32", "complex64")
         function.restype = ctypes.c_float if single else ctypes.c_double
-        return float(function(*_by_reference(arguments)))
-
-
-def _by_reference(arguments: tuple[Any, ...]) -> list[Any]:
-    passed: list[Any] = []
-    for value in arguments:
-        if isinstance(value, str):
-            passed.append(ctypes.c_char_p(value.encode()))
-        elif isinstance(value, np.ndarray):
-            passed.append(ctypes.c_void_p(value.ctypes.data))
-        elif isinstance(value, ctypes.c_int):
-            passed.append(ctypes.byref(value))
-        else:
-            passed.append(ctypes.byref(ctypes.c_int(value)))
-    hidden = [ctypes.c_size_t(len(value)) for value in arguments if isinstance(value, str)]
-    return passed + hidden
+        return float(function(*by_reference(arguments)))
 
 
 def real(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -20,9 +20,9 @@ from mpi4py import MPI
 
 from ali.blocks import (
     Array,
-    Routine,
     block,
     count_owned,
+    lapack,
     panel_width,
     panels,
     require,
@@ -31,7 +31,7 @@ from ali.blocks import (
 )
 from ali.interface import Context, routine
 from ali.scalapack import cyclic
-from ali.scalapack.cyclic import Call, Cyclic
+from ali.scalapack.cyclic import Call
 from ali.scalapack.native import real
 from ali.scalapack.systems import lq, matmul, qr, triangle
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -40,7 +40,7 @@ LEAF = 48  # order of the matrices whose vectors LAPACK's QR iteration finds
 WIDTH = 256  # columns of a panel, at most
 EPS = float(np.finfo(np.float64).eps)
 
-_dlasda = Routine("dlasda", 24)
+_dlasda = lapack("dlasda", 24)
 
 
 class _Node(NamedTuple):
@@ -435,27 +435,23 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     call = Call(ctx, "svdvals", "gesvd", A)
     if A.shape[0] > TALL * A.shape[1]:
         A = triangle(ctx, A)
-    return ctx.new_replicated(_values(call, call.copy(A), call.new(1, 1)))
-
-
-def _values(call: Call, a: Cyclic, unused: Cyclic) -> Array:
-    """Run p?gesvd, whose work space query omits an array for complex matrices."""
-    S = np.zeros(min(a.m, a.n), real(call.dtype))
-    given: tuple[Any, ...] = ("N", "N", a.m, a.n, *a.submatrix, S)
-    given += (*unused.submatrix, *unused.submatrix)
-    own = (call.vector(1 + 4 * max(a.m, a.n), S.dtype),) if call.dtype.kind == "c" else ()
+    a, unused = call.copy(A), call.new(1, 1).submatrix
+    S = np.zeros(min(A.shape), real(call.dtype))
+    # The query of the work space omits an array for complex matrices.
+    own = (call.vector(1 + 4 * max(A.shape), S.dtype),) if call.dtype.kind == "c" else ()
+    given = ("N", "N", *A.shape, *a.submatrix, S, *unused, *unused)
     info = call.run_with_work("p?gesvd", *given, after=own)
     mine = S.copy()
-    call.ctx.comm.Bcast(S)  # the same on all ranks to the last bit
+    ctx.comm.Bcast(S)  # the same on all ranks to the last bit
     if info == len(S) + 1:
         # "Ranks found different values": those without a part of the vectors run another
         # iteration, whose values are as good.
         apart, most = np.abs(mine - S).max(keepdims=True), np.empty(1, S.dtype)
-        call.ctx.comm.Allreduce(apart, most, MPI.MAX)
+        ctx.comm.Allreduce(apart, most, MPI.MAX)
         info = 0 if most[0] <= 10 * len(S) * np.finfo(S.dtype).eps * S[0] else info
     require(
         info == 0,
         "LinAlgError",
         f"svdvals: no convergence (p?gesvd returned {info}); try linalg.svdvals",
     )
-    return S
+    return ctx.new_replicated(S)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ali.blocks import (
     Array,
+    block,
     keep_triangle,
     norm_estimate,
     phases,
@@ -24,17 +25,10 @@ from ali.blocks import (
     shape_text,
 )
 from ali.interface import Context, routine
-from ali.scalapack.cyclic import (
-    Call,
-    Cyclic,
-    diagonal,
-    indices,
-    scale_cols,
-    scale_rows,
-    set_real_diagonal,
-)
+from ali.scalapack.cyclic import Call, Cyclic, diagonal, indices
 from ali.scalapack.native import scalar
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import as_array
 
 
 @routine("X", like={"X": "B"})
@@ -118,7 +112,8 @@ def cholesky(ctx: Context, A: DistMatrix) -> DistMatrix:
     )
     L = call.result(a)
     keep_triangle(L, lower=True)
-    set_real_diagonal(L)
+    if L.dtype.kind == "c":  # rounding's imaginary parts
+        set_diagonal(L, diagonal(ctx, a).real)
     return L
 
 
@@ -366,14 +361,14 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     a = call.copy(A)
     tau = np.zeros(a.cols + a.block, call.dtype)
     call.run_with_work("p?geqrf", m, n, *a.submatrix, tau)
-    turn, _ = phases(diagonal(ctx, a))
+    turn, length = phases(diagonal(ctx, a))
     R = call.leading(a, k, n)
     call.run_with_work("p?orgqr", m, k, k, *a.submatrix, tau)
     Q = call.result(a) if n == k else call.leading(a, m, k)
     keep_triangle(R, lower=False)
-    scale_rows(R, turn.conj())
-    set_real_diagonal(R)
-    scale_cols(Q, turn)
+    block(R)[...] *= turn.conj()[as_array(R.rows), None]
+    set_diagonal(R, length)
+    block(Q)[...] *= turn[as_array(Q.cols)]
     return Q, R
 
 
@@ -421,14 +416,14 @@ def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     a = call.copy(A)
     tau = np.zeros(a.rows + a.block, call.dtype)
     call.run_with_work("p?gelqf", m, n, *a.submatrix, tau)
-    turn, _ = phases(diagonal(ctx, a))
+    turn, length = phases(diagonal(ctx, a))
     L = call.leading(a, m, k)
     call.run_with_work("p?orglq", k, n, k, *a.submatrix, tau)
     Q = call.result(a) if m == k else call.leading(a, k, n)
     keep_triangle(L, lower=True)
-    scale_cols(L, turn.conj())
-    set_real_diagonal(L)
-    scale_rows(Q, turn)
+    block(L)[...] *= turn.conj()[as_array(L.cols)]
+    set_diagonal(L, length)
+    block(Q)[...] *= turn[as_array(Q.rows), None]
     return L, Q
 
 

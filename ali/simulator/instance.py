@@ -23,19 +23,19 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ali.interface import Context
-from ali.native import NativeLibrary
-from ali.native.library import PreparedCall
 from ali.simulator.spec import UNFIT, Record, Spec, parse
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.wire.signature import MATRIX, Signature
 
 if TYPE_CHECKING:
+    from ali.native import NativeLibrary
     from ali.python_library import PythonLibrary
     from mpi_workers.rank.gang import Gang
 
@@ -55,6 +55,7 @@ ROUTINES: dict[str, tuple[list[str], list[str]]] = {
     "load_state": ([MATRIX], []),
 }
 REQUIRED = ("spec", "reset", "step", "get_state", "get_score")
+OF_A_STEP = ("step", "get_state", "get_score", "is_terminated")
 
 
 class Instance:
@@ -92,18 +93,19 @@ class Instance:
 
     def _set_up(self, config: str) -> None:
         gang, library, name = self._gang, self._library, self._name
-        described = library.describe()["routines"]
-        self._parameters = _checked(name, described)
-        setup = next((found for found in described if found["name"] == "setup"), None)
+        self._parameters = _checked(name, library.signatures)
+        setup = library.signatures.get("setup")
         if setup is not None:
-            library.call(gang, "setup", _setup_arguments(Signature.from_map(setup), config))
+            library.call(gang, "setup", _setup_arguments(setup, config))
         elif config != "{}":
             raise Failure(
                 "BadArgumentError",
                 f"simulator {name!r} has no routine setup, so it takes no 'sim' options: {config}",
             )
         self.spec: Spec = parse(name, self._agreed_spec())
-        self._numbers = _Numbers(gang, library, self._parameters["step"][0])
+        self._prepared = {
+            name: library.prepared(gang, name) for name in OF_A_STEP if name in self._parameters
+        }
 
     def has(self, routine: str) -> bool:
         return routine in self._parameters
@@ -130,17 +132,17 @@ class Instance:
 
     def advance(self, action: Array, record: Record) -> None:
         """A time step; write observation, scores and the end-of-episode flag into the record."""
-        self._numbers.give("step", action)
+        self._prepared["step"](action)
         fits = record.observe(self._numbers_of("get_state", self.spec.observations))
         scores = self._numbers_of("get_score", self.spec.scores)
         if scores is not None:
             record.scores[:-1] = scores
-        over = self._numbers.flag("is_terminated") if self.has("is_terminated") else 0
+        over = self._prepared["is_terminated"]() if self.has("is_terminated") else 0
         record.scores[-1] = over if fits else UNFIT
 
     def _numbers_of(self, routine: str, count: int) -> Array | None:
         """The numbers that a routine returns; only rank 0 must have them."""
-        numbers = self._numbers.take(routine)
+        numbers = self._prepared[routine].numbers()
         if len(numbers) == count:
             return numbers
         if self._gang.rank == 0:
@@ -173,46 +175,10 @@ class Instance:
         self._library.close()
 
 
-class _Numbers:
-    """Calls the routines of a step with little overhead; those in C through `PreparedCall`."""
-
-    def __init__(self, gang: Gang, library: PythonLibrary | NativeLibrary, parameter: str) -> None:
-        self._gang = gang
-        self._library = library
-        self._parameter = parameter
-        self._prepared: dict[str, PreparedCall] = {}
-
-    def give(self, routine: str, numbers: Array) -> None:
-        if isinstance(self._library, NativeLibrary):
-            self._native(self._library, routine)(numbers)
-        else:
-            self._library.call(self._gang, routine, {self._parameter: numbers.tolist()})
-
-    def take(self, routine: str) -> Array:
-        """The numbers that a routine returns, valid until it is called again."""
-        if isinstance(self._library, NativeLibrary):
-            return self._native(self._library, routine).numbers()
-        numbers = np.asarray(self._library.result(self._gang, routine))
-        if numbers.dtype.kind not in "biuf":
-            raise Failure("RoutineError", f"{routine} returned {numbers.dtype}, not numbers")
-        return numbers.reshape(-1)
-
-    def flag(self, routine: str) -> int:
-        if isinstance(self._library, NativeLibrary):
-            return self._native(self._library, routine)()
-        return int(self._library.call(self._gang, routine, {})[0])
-
-    def _native(self, library: NativeLibrary, routine: str) -> PreparedCall:
-        if routine not in self._prepared:
-            self._prepared[routine] = PreparedCall(library, self._gang, routine)
-        return self._prepared[routine]
-
-
-def _checked(name: str, described: list[dict[str, Any]]) -> dict[str, list[str]]:
+def _checked(name: str, signatures: Mapping[str, Signature]) -> dict[str, list[str]]:
     """Names of the parameters of each routine. Raises `Failure` if it is not a simulator."""
     found: dict[str, list[str]] = {}
-    for fields in described:
-        signature = Signature.from_map(fields)
+    for signature in signatures.values():
         wanted = ROUTINES.get(signature.name)
         if wanted is None:
             continue  # not a routine of the simulator interface

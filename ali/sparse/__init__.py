@@ -22,8 +22,9 @@ from ali.arrays.exchanges import exchange_pieces
 from ali.blocks import CHUNK, Array, block, panels, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
-from ali.linalg.iterative import checked_tol, column_dots, search
+from ali.linalg.iterative import checked_tol, search
 from ali.linalg.singular import basis_size, right_vectors, svd
+from ali.linalg.triangular import gather_rows
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 FACTS = 3  # columns at the end of the starts
@@ -271,24 +272,13 @@ def conjugate_gradient(
     dtype = np.result_type(A.dtype, B.dtype, np.float32)
     tol = checked_tol("conjugate_gradient", tol, dtype, max_iterations)
     right = block(ctx.to_layout(B, "VC_STAR")).astype(dtype)
-    whole = ctx.empty((n, right.shape[1]), dtype, "STAR_STAR")
 
     def times(mine: Array) -> Array:
-        whole.local[...] = ctx.to_layout(ctx.new_from_rows(mine, n), "STAR_STAR").local
-        return np.asarray(A @ whole.local).astype(dtype, copy=False)
+        return np.asarray(A @ gather_rows(ctx, mine, 0, n)).astype(dtype, copy=False)
 
-    def dots(a: Array, b: Array) -> Array:
-        return sum_over_ranks(ctx.comm, column_dots(a, b))
-
-    largest = np.zeros(right.shape[1])
-    if right.size:
-        largest = np.abs(right).max(axis=0).astype(np.float64)
-    every = np.empty((ctx.size, largest.size))
-    ctx.comm.Allgather(largest, every)
     X, count, residual = search(
-        ctx, "conjugate_gradient", times, dots, right, every.max(axis=0), tol,
-        max_iterations or 10 * n,
-    )  # fmt: skip
+        ctx, "conjugate_gradient", times, right, tol, max_iterations or 10 * n
+    )
     return ctx.new_from_rows(X, n), count, residual
 
 
