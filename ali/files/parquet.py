@@ -55,7 +55,7 @@ def names_of(spec: Spec, path: str) -> list[str]:
     """The names of a table's columns, as given or c0, c1, ... Raises `Failure`."""
     n, names = spec.shape[1], list(spec.options.names)
     if spec.dtype.kind == "c":
-        words = "tables of Parquet and CSV have no complex numbers: save .npy, .h5 or .zarr instead"
+        words = f"{Place(path).suffix} has no complex numbers: save .npy, .h5 or .zarr instead"
         raise Failure("DtypeError", f"{path}: {words}")
     if not n:
         raise Failure(

@@ -294,6 +294,6 @@ def _as_dtype(name: str, value: complex, dtype: np.dtype[Any]) -> complex | floa
     number, fits = value.real, value.imag == 0
     if dtype.kind in "biu":
         least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        fits = fits and number.is_integer() and least <= number <= most
+        fits = fits and float(number).is_integer() and least <= number <= most
     require(fits, "BadArgumentError", f"{name}: {value} cannot be held in {dtype}")
     return number if dtype.kind == "f" else int(number)

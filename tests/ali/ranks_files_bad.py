@@ -182,8 +182,8 @@ def refused(gang: Gang, folder: Path) -> list[str]:
     saves: tuple[tuple[DistMatrix, str, dict[str, Any], str], ...] = (
         (A, "no/such/x.npy", {}, "FileError: {}: the folder"),
         (A, "x.mat", {}, "BadArgumentError: {}: unknown suffix"),
-        (C, "x.parquet", {}, "DtypeError: {}: Parquet has no complex numbers"),
-        (C, "x.csv", {}, "DtypeError: {}: CSV has no complex numbers"),
+        (C, "x.parquet", {}, "DtypeError: {}: .parquet has no complex numbers"),
+        (C, "x.csv", {}, "DtypeError: {}: .csv has no complex numbers"),
         (A, "x.csv", {"columns": ["a"]}, "BadArgumentError: 6 columns need 6 different names"),
         (A, "x.csv", {"delimiter": "1"}, "BadArgumentError: {}: delimiter='1'"),
         (A, "x.csv", {"delimiter": "e"}, "BadArgumentError: {}: delimiter='e'"),  # 1e300
