@@ -180,18 +180,10 @@ template <class S> struct Held final : Holder {
 } // namespace detail
 
 // A part of a routine, from its construction to its destruction: Call::span.
-class Span {
-  public:
-    Span(alchemist_call *call, const std::string &name) : call_(call) {
-        alchemist_span_begin(call_, name.c_str());
-    }
-    Span(const Span &) = delete;
-    Span &operator=(const Span &) = delete;
-    ~Span() { alchemist_span_end(call_); }
-
-  private:
-    alchemist_call *call_;
+struct SpanEnd {
+    void operator()(alchemist_call *call) const { alchemist_span_end(call); }
 };
+using Span = std::unique_ptr<alchemist_call, SpanEnd>;
 
 // A call of a routine, on this rank.
 class Call {
@@ -237,7 +229,10 @@ class Call {
     void check() const { ended(alchemist_check(raw_)); }
     // A part of the routine for als.trace, until the object is destroyed:
     // alchemist::Span part = call.span("assemble");
-    [[nodiscard]] Span span(const std::string &name) const { return Span(raw_, name); }
+    [[nodiscard]] Span span(const std::string &name) const {
+        alchemist_span_begin(raw_, name.c_str());
+        return Span(raw_);
+    }
     void progress(double fraction, const std::string &text = "") const {
         alchemist_progress(raw_, fraction, text.c_str());
     }

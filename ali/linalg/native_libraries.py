@@ -39,12 +39,13 @@ def call(ctx: Context, method: str, routine: Callable[..., T], *arguments: Any) 
         library.load(state, None)
         ctx.state[method] = state
     found = getattr(library, name)(Context(ctx.gang, state), *arguments)
-    several = isinstance(found, tuple)
-    moved: T = tuple(_in_rows(ctx, x) for x in found) if several else _in_rows(ctx, found)
+    moved: T = _in_rows(ctx, found)
     return moved
 
 
 def _in_rows(ctx: Context, found: Any) -> Any:
+    if isinstance(found, tuple):
+        return tuple(_in_rows(ctx, one) for one in found)
     if not isinstance(found, DistMatrix) or found.layout == "STAR_STAR":
         return found
     return ctx.to_layout(found, "VC_STAR")

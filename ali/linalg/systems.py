@@ -290,7 +290,7 @@ def parity(order: Array) -> int:
     n = order.size
     moves = csr_array((np.ones(n), order, np.arange(n + 1)), shape=(n, n))
     cycles, _ = connected_components(moves)
-    return 1 - 2 * ((n - cycles) % 2)
+    return int(1 - 2 * ((n - cycles) % 2))
 
 
 ASSUMPTIONS = ("general", "positive")

@@ -124,6 +124,9 @@ ITEMS: dict[str, Any] = {
 }
 
 
+MEMBERS = {"int": "integer", "float": "number", "bool": "flag"}  # of alchemist_value
+
+
 class Frame:
     """One call on this rank: its values in C, and the objects to keep alive until it returns."""
 
@@ -182,12 +185,8 @@ class Frame:
         match kind:
             case "matrix":
                 stored.matrix = self.address(value)
-            case "int":
-                stored.integer = value
-            case "float":
-                stored.number = value
-            case "bool":
-                stored.flag = value
+            case "int" | "float" | "bool":
+                setattr(stored, MEMBERS[kind], value)
             case "complex":
                 stored.complex_number[0], stored.complex_number[1] = value.real, value.imag
             case "string":
@@ -206,12 +205,9 @@ class Frame:
         match kind:
             case "matrix":
                 return self._result(stored.matrix)
-            case "int":
-                return stored.integer
-            case "float":
-                return stored.number
-            case "bool":
-                return bool(stored.flag)
+            case "int" | "float" | "bool":
+                value = getattr(stored, MEMBERS[kind])
+                return bool(value) if kind == "bool" else value
             case "complex":
                 return complex(*stored.complex_number)
             case "string":
