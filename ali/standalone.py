@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ali import registry
+from ali.interface import Context
 from ali.python_library import no_such_routine
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix, chosen_dtype
-from mpi_workers.matrix.layout import check_layout, selector, taken
+from mpi_workers.matrix.layout import check_layout
 from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import from_json
 
@@ -152,11 +153,8 @@ def _loaded(gang: Gang, value: Any, layout: str) -> DistMatrix:
     if not isinstance(value, Path):  # of a .npy file
         raise TypeError(f"{value!r}; give a .npy file")
     array: NDArray[Any] = np.load(value, mmap_mode="r")
-    matrix = gang.new(array.shape, chosen_dtype(array.dtype), layout, zero=False)
-    whole = array.reshape(matrix.shape)
-    if matrix.local.size:
-        matrix.local[...] = taken(whole, selector(matrix.rows), selector(matrix.cols))
-    return matrix
+    array = array.astype(chosen_dtype(array.dtype), copy=False)
+    return Context(gang, {}).new_replicated(array, layout)
 
 
 def _show(gang: Gang, name: str, value: Any, out: str | None) -> None:

@@ -53,15 +53,20 @@ struct Refused : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-template <alchemist_dtype D> struct dtype_is { static constexpr auto value = D; };
 template <class T> struct dtype_of;
-template <> struct dtype_of<float> : dtype_is<ALCHEMIST_FLOAT32> {};
-template <> struct dtype_of<double> : dtype_is<ALCHEMIST_FLOAT64> {};
-template <> struct dtype_of<std::complex<float>> : dtype_is<ALCHEMIST_COMPLEX64> {};
-template <> struct dtype_of<std::complex<double>> : dtype_is<ALCHEMIST_COMPLEX128> {};
-template <> struct dtype_of<int32_t> : dtype_is<ALCHEMIST_INT32> {};
-template <> struct dtype_of<int64_t> : dtype_is<ALCHEMIST_INT64> {};
-template <> struct dtype_of<bool> : dtype_is<ALCHEMIST_BOOL8> {};
+#define ALCHEMIST_DTYPE_OF(T, DTYPE, MPI)                  \
+    template <> struct dtype_of<T> {                       \
+        static constexpr auto value = DTYPE;               \
+        static MPI_Datatype mpi() { return MPI; }          \
+    }
+ALCHEMIST_DTYPE_OF(float, ALCHEMIST_FLOAT32, MPI_FLOAT);
+ALCHEMIST_DTYPE_OF(double, ALCHEMIST_FLOAT64, MPI_DOUBLE);
+ALCHEMIST_DTYPE_OF(std::complex<float>, ALCHEMIST_COMPLEX64, MPI_C_FLOAT_COMPLEX);
+ALCHEMIST_DTYPE_OF(std::complex<double>, ALCHEMIST_COMPLEX128, MPI_C_DOUBLE_COMPLEX);
+ALCHEMIST_DTYPE_OF(int32_t, ALCHEMIST_INT32, MPI_INT32_T);
+ALCHEMIST_DTYPE_OF(int64_t, ALCHEMIST_INT64, MPI_INT64_T);
+ALCHEMIST_DTYPE_OF(bool, ALCHEMIST_BOOL8, MPI_C_BOOL);
+#undef ALCHEMIST_DTYPE_OF
 
 inline const char *name_of(alchemist_dtype dtype) {
     static const char *names[] = {"?", "float32", "float64", "complex64", "complex128", "int32",
@@ -105,18 +110,6 @@ template <class T> class Matrix {
 };
 
 namespace detail {
-
-template <class T> MPI_Datatype mpi_type() {
-    switch (dtype_of<T>::value) {
-    case ALCHEMIST_FLOAT32: return MPI_FLOAT;
-    case ALCHEMIST_FLOAT64: return MPI_DOUBLE;
-    case ALCHEMIST_COMPLEX64: return MPI_C_FLOAT_COMPLEX;
-    case ALCHEMIST_COMPLEX128: return MPI_C_DOUBLE_COMPLEX;
-    case ALCHEMIST_INT32: return MPI_INT32_T;
-    case ALCHEMIST_INT64: return MPI_INT64_T;
-    default: return MPI_C_BOOL;
-    }
-}
 
 // A message under way, with its memory.
 struct Message {
@@ -274,7 +267,7 @@ class Call {
             throw std::length_error("a message has at most 2^31 - 1 elements");
         Request request;
         request.message_->memory = buffer.items_;
-        if (start(buffer.data(), static_cast<int>(buffer.size()), detail::mpi_type<T>(), rank, tag,
+        if (start(buffer.data(), static_cast<int>(buffer.size()), dtype_of<T>::mpi(), rank, tag,
                   raw_->comm, &request.message_->raw) != MPI_SUCCESS)
             throw std::runtime_error("MPI could not start a message");
         return request;
