@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-import socket
-import struct
 from pathlib import Path
 
+import psutil
 from threadpoolctl import threadpool_info
 
 from ali.interface import Context, routine
 from ali.loader import mpi_file
 from ali.mpi_family import is_open_mpi, our_mpi
 
-ESTABLISHED = "01"
 # Device files of fabrics, which do not appear as TCP connections.
 FABRICS = re.compile(r"/dev/(infiniband/uverbs|cxi|kgni|hfi1_|knem|xpmem)\w*")
 
@@ -38,7 +37,6 @@ def about(ctx: Context) -> list[str]:
     """
     comm = ctx.comm
     comm.alltoall([ctx.rank] * ctx.size)
-    files = _open_files()
     facts = {
         "rank": ctx.rank,
         "size": ctx.size,
@@ -49,8 +47,8 @@ def about(ctx: Context) -> list[str]:
         "family": family(mpi_file()),
         "threads": max((int(pool["num_threads"]) for pool in threadpool_info()), default=1),
         "cores": len(os.sched_getaffinity(0)),
-        "addresses": sorted(set(_addresses(files))),
-        "fabrics": sorted({found[1] for f in files if (found := FABRICS.match(f))}),
+        "addresses": sorted(_addresses()),
+        "fabrics": sorted({found[1] for f in _open_files() if (found := FABRICS.match(f))}),
     }
     of_all_ranks: list[str] = comm.allgather(json.dumps(facts))
     return of_all_ranks
@@ -74,25 +72,13 @@ def in_this_process() -> dict[str, str]:
 def _open_files() -> list[str]:
     found = []
     for entry in Path("/proc/self/fd").iterdir():
-        try:
+        with contextlib.suppress(OSError):  # the descriptor of the folder itself
             found.append(os.readlink(entry))
-        except OSError:  # the descriptor of the folder itself
-            continue
     return found
 
 
-def _addresses(files: list[str]) -> list[str]:
+def _addresses() -> set[str]:
     """Local IPv4 addresses of this process's connections to other hosts."""
-    mine = {found[1] for f in files if (found := re.fullmatch(r"socket:\[(\d+)\]", f))}
-    there = []
-    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        local, remote = (_address(field) for field in fields[1:3])
-        if fields[3] == ESTABLISHED and fields[9] in mine and local != remote:
-            there.append(local)
-    return there
-
-
-def _address(field: str) -> str:
-    """Decode ``0100007F:1F90`` (127.0.0.1): the kernel prints a word in network byte order."""
-    return socket.inet_ntoa(struct.pack("=I", int(field.partition(":")[0], 16)))
+    there = psutil.Process().net_connections("tcp4")
+    up = (one for one in there if one.status == psutil.CONN_ESTABLISHED)
+    return {one.laddr.ip for one in up if one.laddr.ip != one.raddr.ip}
