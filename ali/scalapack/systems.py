@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ali.blocks import (
     Array,
-    block,
     keep_triangle,
     norm_estimate,
     phases,
@@ -366,9 +365,9 @@ def qr(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     call.run_with_work("p?orgqr", m, k, k, *a.submatrix, tau)
     Q = call.result(a) if n == k else call.leading(a, m, k)
     keep_triangle(R, lower=False)
-    block(R)[...] *= turn.conj()[as_array(R.rows), None]
+    R.local[...] *= turn.conj()[as_array(R.rows), None]
     set_diagonal(R, length)
-    block(Q)[...] *= turn[as_array(Q.cols)]
+    Q.local[...] *= turn[as_array(Q.cols)]
     return Q, R
 
 
@@ -421,9 +420,9 @@ def lq(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     call.run_with_work("p?orglq", k, n, k, *a.submatrix, tau)
     Q = call.result(a) if m == k else call.leading(a, k, n)
     keep_triangle(L, lower=True)
-    block(L)[...] *= turn.conj()[as_array(L.cols)]
+    L.local[...] *= turn.conj()[as_array(L.cols)]
     set_diagonal(L, length)
-    block(Q)[...] *= turn[as_array(Q.rows), None]
+    Q.local[...] *= turn[as_array(Q.rows), None]
     return L, Q
 
 
