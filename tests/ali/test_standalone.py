@@ -221,7 +221,7 @@ def test_errors_name_the_rank_and_the_cause(folder: Path) -> None:
     assert "'A' to be of type matrix, not 3; give a .npy file" in run(
         folder, "mylib.py", "scale", "3", code=1
     )
-    assert "has no routine 'nothing'; it has scale, turn, fail" in run(
+    assert "has no routine 'nothing'; it has fail, scale, turn" in run(
         folder, "mylib.py", "nothing", code=1
     )
     assert "there is no file B.npy" in run(folder, "mylib.py", "scale", "B.npy", code=1)
