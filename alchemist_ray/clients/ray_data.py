@@ -1,9 +1,9 @@
 """Ray Data: a Dataset's blocks become a matrix, and a matrix becomes a Dataset.
 
-A row of the matrix is a row of the Dataset: its columns in the order of the schema, the elements
-of a tensor in C order. Blocks are inspected, and sent from the nodes that hold them. On the way
-back read tasks fetch the rows, or this process does. Needs
-``pip install 'alchemist-on-ray[data]'``.
+A row of the matrix is a row of the Dataset: its columns in the order of the schema. A column of
+tensors of two axes or more is sent alone, as an array of one axis more. Blocks are inspected, and
+sent from the nodes that hold them. On the way back read tasks fetch the rows, or this process does.
+Needs ``pip install 'alchemist-on-ray[data]'``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape
 
 try:
     import pyarrow
@@ -53,10 +53,10 @@ TENSOR_TYPES = {"ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixe
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """A block's number of rows, and name, width and dtype of each column."""
+    """A block's number of rows; name, shape of an element (of numbers: ``()``), dtype by column."""
 
     rows: int
-    columns: tuple[tuple[str, int, str], ...]
+    columns: tuple[tuple[str, ArrayShape, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +65,18 @@ class RowsDecoder:
 
     Attributes
     ----------
-    columns : sequence of (str, int)
-        Names and widths of the columns that each block must have; empty: any.
+    columns : sequence of (str, tuple of int)
+        Names and shapes of the columns that each block must have; empty: any.
     """
 
-    columns: tuple[tuple[str, int], ...] = ()
+    columns: tuple[tuple[str, ArrayShape], ...] = ()
 
     def arrays(self, value: Any) -> list[NDArray[Any]]:
         if not len(value):  # its columns may be untyped
             return []
         names = _names(value)
         found = [_column(value, name) for name in names]
-        columns = tuple((n, a.shape[1]) for n, a in zip(names, found, strict=True))
+        columns = tuple((n, a.shape[1:]) for n, a in zip(names, found, strict=True))
         if self.columns and columns != self.columns:
             raise ShapeError(
                 f"it has the columns {_shown(columns)}, and the Dataset {_shown(self.columns)}"
@@ -87,7 +87,7 @@ class RowsDecoder:
         if not arrays:
             return BlockInfo(len(value), ())
         columns = zip(_names(value), arrays, strict=True)
-        return BlockInfo(len(arrays[0]), tuple((n, a.shape[1], a.dtype.str) for n, a in columns))
+        return BlockInfo(len(arrays[0]), tuple((n, a.shape[1:], a.dtype.str) for n, a in columns))
 
 
 def _names(value: Any) -> list[str]:
@@ -95,7 +95,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _column(value: Any, name: str) -> NDArray[Any]:
-    """A column, shape (rows, width). Raises `DtypeError` or `ShapeError` with its name."""
+    """A column, shape (rows, ...). Raises `DtypeError` or `ShapeError` with its name."""
     column = value[name]
     chunks = getattr(column, "chunks", None)  # of Arrow
     nulls = int(column.isna().sum()) if chunks is None else sum(map(_nulls_within, chunks))
@@ -114,7 +114,10 @@ def _column(value: Any, name: str) -> NDArray[Any]:
             shapes = {np.shape(row) for row in array}
             if len(shapes) > 1:
                 shown = " and ".join(map(str, sorted(shapes)[:2]))
-                raise ShapeError(f"column {name!r} has rows of different shapes, {shown}")
+                raise ShapeError(
+                    f"column {name!r} has rows of different shapes, {shown}: map_batches can pad, "
+                    "cut or resize them to one shape"
+                )
             with contextlib.suppress(ValueError, TypeError):
                 array = np.stack([np.asarray(row) for row in array])
     if array.dtype.kind not in "biufc":
@@ -122,7 +125,7 @@ def _column(value: Any, name: str) -> NDArray[Any]:
         raise DtypeError(
             f"column {name!r} has type {kind}, which is not numeric: drop or convert it"
         )
-    return array.reshape(len(array), -1)
+    return array
 
 
 def _nulls_within(part: Any) -> int:
@@ -143,9 +146,9 @@ def _is_tensor(kind: Any) -> bool:
 
 
 def _tensor_rows(chunk: Any) -> NDArray[Any]:
-    """Tensors as rows, without a copy."""
+    """Tensors as one array, without a copy."""
     elements: NDArray[Any] = chunk.storage.flatten().to_numpy(zero_copy_only=True)
-    return elements.reshape(len(chunk), math.prod(chunk.type.shape))
+    return elements.reshape(len(chunk), *chunk.type.shape)
 
 
 _DECODER = RowsDecoder()
@@ -158,18 +161,21 @@ class DatasetSource:
         self,
         sources: list[Any],
         rows: Sequence[int],
-        columns: Sequence[tuple[str, int, str]],
+        columns: Sequence[tuple[str, ArrayShape, str]],
         dtype: np.dtype[Any],
     ) -> None:
         self._sources = sources
         self._rows = rows
-        self._decoder = RowsDecoder(tuple((name, count) for name, count, _ in columns))
+        self._decoder = RowsDecoder(tuple((name, inner) for name, inner, _ in columns))
         names = [name for name, _, _ in columns]
-        width = sum(count for _, count, _ in columns)
+        width = sum(math.prod(inner) for _, inner, _ in columns)
         self._origin = ", ".join(names[:8])
-        self.columns = names if width == len(names) else []  # a tensor has more than its name
         self.dtype = dtype
         self.shape: Shape = (sum(rows), width)
+        inner = columns[0][1]
+        self.array_shape: ArrayShape = (sum(rows), *inner) if len(inner) > 1 else self.shape
+        named = width == len(names) and len(inner) < 2  # a tensor has more than its name
+        self.columns = names if named else []
 
     def provenance(self) -> dict[str, Any]:
         return {"from": "ray.data", "dataset": self._origin}
@@ -202,7 +208,8 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
     DtypeError
         For nulls and columns that are not numeric.
     ShapeError
-        For tensors of different shapes, blocks with different columns, or no rows.
+        For tensors of different shapes or, if they have two axes or more, beside other columns;
+        for blocks with different columns, or no rows.
     TransferError
         If a function of the Dataset raises; with its traceback.
     ResourceError
@@ -229,14 +236,26 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
                 f"{_label(i)} has the columns {_shown(found[i].columns)}, and "
                 f"{_label(filled[0])} has {_shown(first)}"
             )
-    if not sum(columns for _, columns, _ in first):
+    if not sum(math.prod(inner) for _, inner, _ in first):
         raise ShapeError("the Dataset has no columns: there is nothing to send")
+    for name, inner, _ in first:
+        if len(inner) > 1 and len(first) > 1:
+            raise ShapeError(
+                f"column {name!r} has tensors of shape {inner}, which are no part of a row beside "
+                f"other columns: dataset.select_columns([{name!r}]) sends it alone, as an array of "
+                f"{len(inner) + 1} axes, and map_batches can flatten it"
+            )
+        if len(inner) >= MAX_AXES:
+            raise ShapeError(
+                f"column {name!r} has tensors of {len(inner)} axes, and an array on ranks has at "
+                f"most {MAX_AXES} with that of the rows: reshape them with map_batches"
+            )
     dtype = chosen_dtype(np.result_type(*(c[2] for i in filled for c in found[i].columns)), wanted)
     return DatasetSource(sources, [about.rows for about in found], first, dtype)
 
 
 def _shown(columns: Iterable[Sequence[Any]]) -> str:
-    return ", ".join(f"{name} ({width})" for name, width, *_ in columns)
+    return ", ".join(f"{name} ({' x '.join(map(str, inner)) or 1})" for name, inner, *_ in columns)
 
 
 def _declared(bundles: Sequence[Any]) -> list[BlockInfo] | None:
@@ -254,17 +273,18 @@ def _declared(bundles: Sequence[Any]) -> list[BlockInfo] | None:
     return found
 
 
-def _schema_columns(schema: Any) -> tuple[tuple[str, int, str], ...] | None:
+def _schema_columns(schema: Any) -> tuple[tuple[str, ArrayShape, str], ...] | None:
     if not isinstance(schema, pyarrow.Schema):
         return None
     found = []
     for field in schema:
-        kind, width = field.type, 1
+        kind = field.type
+        inner: ArrayShape = ()
         if _is_tensor(kind):
-            kind, width = kind.value_type, math.prod(kind.shape)
+            kind, inner = kind.value_type, tuple(kind.shape)
         if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
             return None
-        found.append((field.name, width, np.dtype(kind.to_pandas_dtype()).str))
+        found.append((field.name, inner, np.dtype(kind.to_pandas_dtype()).str))
     return tuple(found)
 
 
@@ -333,7 +353,9 @@ def _read(
     for start, stop in bands:
         rows = fetch(handle, slice(start, stop))
         named = {TENSOR: rows}
-        if columns is not None:
+        if columns is not None and rows.ndim > 2:
+            named = {columns[0]: rows}
+        elif columns is not None:
             rows = rows.reshape(len(rows), len(columns))
             by_column = np.empty_like(rows, order="F")
             copy_kernels.copy(by_column, rows)
@@ -349,15 +371,16 @@ def to_dataset(
     override_num_blocks: int | None = None,
     lazy: bool = True,
 ) -> Any:
-    """A Ray Dataset of a matrix, its rows in order.
+    """A Ray Dataset of a matrix, its rows in order; of more axes, a column of tensors.
 
     Parameters
     ----------
     handle : MatrixRef
-        Of a matrix of shape (m, n).
+        Of a matrix of shape (m, n), or an array of more axes.
     columns : sequence of str, optional
         Names of the n columns. Default: the handle's, if they differ from each other; else one
         column ``"data"`` with a row of the matrix in each row, as `ray.data.from_numpy` makes it.
+        Of an array of three axes or more the name of its one column, of tensors.
     override_num_blocks : int, optional
         As in Ray's ``read_...`` functions. Default: blocks of 32 MiB.
     lazy : bool
@@ -375,7 +398,7 @@ def to_dataset(
     Raises
     ------
     ShapeError
-        If `columns` does not have n different names.
+        If `columns` does not have n different names; of three axes or more, one.
     DtypeError
         For a complex matrix: Arrow has no complex type.
 
@@ -384,7 +407,8 @@ def to_dataset(
     A transformed Dataset keeps the order of rows only with
     ``DataContext.execution_options.preserve_order``.
     """
-    _, n = handle.stored_shape
+    tensors = len(handle.shape) > 2
+    n = 1 if tensors else handle.stored_shape[1]
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
         raise ShapeError(f"columns={columns!r}: it must be a list of names, one for each column")
     if override_num_blocks is not None:
@@ -393,9 +417,10 @@ def to_dataset(
     if names is None and handle.columns and len(set(handle.columns)) == n:
         names = list(handle.columns)
     if names is not None and (len(names) != n or len(set(names)) != n):
-        raise ShapeError(
-            f"columns={columns!r}: they must be {n} different names, one for each column"
-        )
+        wanted = f"{n} different names, one for each column"
+        if tensors:
+            wanted = f"one name, of the column of tensors of shape {tuple(handle.shape[1:])}"
+        raise ShapeError(f"columns={columns!r}: they must be {wanted}")
     if handle.dtype.kind == "c":
         raise DtypeError(
             f"{handle.name} has dtype {handle.dtype}, and Arrow has no complex numbers: convert "

@@ -181,14 +181,14 @@ class SessionFiles(GangOwner):
         name: str | None = None,
         print_times: bool = False,
     ) -> Handle:
-        """Send a matrix in blocks of rows, without ever having all of it in this process.
+        """Send an array in blocks of rows, without ever having all of it in this process.
 
         Parameters
         ----------
-        blocks : iterable of array_like, shapes (k, n) or (n,)
+        blocks : iterable of array_like, shapes (k, n) or (n,); of more axes (k, ...) or (...)
             Whole rows in order, for example from a generator. One block is in memory at a time.
-        shape : (int, int) or (int,)
-            ``(m, n)`` of the matrix, or ``(m,)`` of a vector.
+        shape : tuple of int
+            ``(m, n)`` of the matrix, ``(m,)`` of a vector, or of an array of up to 8 axes.
         dtype : dtype
             Of the matrix; blocks are converted to it.
         layout, name, print_times

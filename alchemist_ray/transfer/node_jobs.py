@@ -39,7 +39,7 @@ from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter, Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import ArrayBlock
-from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.node.cleanup import runs_here
 from mpi_workers.wire.frames import WireError
@@ -70,7 +70,7 @@ class BlockDecoder(Protocol):
     """Makes arrays of a system's objects, in the agents; must be picklable."""
 
     def arrays(self, value: Any) -> list[Array]:
-        """Its elements: 2-D arrays with the same number of rows, side by side.
+        """Its elements: arrays whose stored matrices have the same number of rows, side by side.
 
         Raises `AlchemistError` if it is not part of a matrix.
         """
@@ -79,8 +79,11 @@ class BlockDecoder(Protocol):
         """Facts about it and its arrays that are needed before it is sent."""
 
 
+@dataclass(frozen=True, slots=True)
 class ArrayDecoder:
-    """For objects that are arrays."""
+    """For objects that are arrays, of at most so many axes."""
+
+    max_axes: int = 2
 
     def arrays(self, value: Any) -> list[Array]:
         check_unmasked(value, "it")
@@ -89,16 +92,15 @@ class ArrayDecoder:
         array = np.asarray(value)
         if array.dtype.kind not in "biufc":
             raise DtypeError(f"its elements of dtype {array.dtype} are not numbers")
-        if array.ndim not in (1, 2):
-            raise ShapeError(
-                f"it has shape {array.shape}, and a matrix has two dimensions: reshape it"
-            )
-        return [array[:, np.newaxis] if array.ndim == 1 else array]
+        if not 1 <= array.ndim <= self.max_axes:
+            most = "two" if self.max_axes == 2 else f"one to {self.max_axes}"
+            raise ShapeError(f"it has shape {array.shape}, and must have {most} dimensions")
+        return [array]
 
-    def about(self, value: Any, arrays: list[Array]) -> tuple[int, int, str]:
-        """Its rows and columns, and its dtype."""
+    def about(self, value: Any, arrays: list[Array]) -> tuple[ArrayShape, str]:
+        """Its shape and its dtype."""
         (array,) = arrays
-        return array.shape[0], array.shape[1], array.dtype.str
+        return array.shape, array.dtype.str
 
 
 def _opened(refs: Sequence[ray.ObjectRef], labels: Sequence[str]) -> list[Any]:
@@ -260,7 +262,8 @@ def cut(
     """
     found = []
     for value, (row, col), shape, label in pieces:
-        arrays = value.arrays if isinstance(value, OpenBlock) else _arrays(reader, value, label)
+        given = value.arrays if isinstance(value, OpenBlock) else _arrays(reader, value, label)
+        arrays = [array.reshape(stored_shape(array.shape)) for array in given]
         actual = (arrays[0].shape[0], sum(array.shape[1] for array in arrays))
         if actual != shape:
             raise ShapeError(

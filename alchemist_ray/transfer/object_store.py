@@ -40,13 +40,13 @@ from alchemist_ray.transfer.node_jobs import (
 )
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
-from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
 
-_READER = ArrayDecoder()
+_READER = ArrayDecoder(MAX_AXES)
 
 
 class ObjectStoreSource:
-    """A matrix that lies in pieces in the object store."""
+    """A matrix, or an array of more axes, that lies in pieces in the object store."""
 
     columns: Sequence[str] = ()
 
@@ -55,18 +55,21 @@ class ObjectStoreSource:
         refs: Sequence[ray.ObjectRef],
         sources: Sequence[Any],
         origins: Sequence[Origin],
-        shapes: Sequence[Shape],
+        array_shapes: Sequence[ArrayShape],
         dtype: np.dtype[Any],
     ) -> None:
         self._refs = refs
         self._sources = sources  # of the blocks
         self._origins = origins
-        self._shapes = shapes
+        self._shapes = shapes = [stored_shape(shape) for shape in array_shapes]
         self.dtype = dtype
         self.shape: Shape = (
             max(r + m for (r, _), (m, _) in zip(origins, shapes, strict=True)),
             max(c + n for (_, c), (_, n) in zip(origins, shapes, strict=True)),
         )
+        self.array_shape: ArrayShape = self.shape
+        if max(map(len, array_shapes)) > 2:
+            self.array_shape = (self.shape[0], *_common_inner(origins, array_shapes))
         check_tiling(self.shape, origins, shapes)
 
     @classmethod
@@ -74,11 +77,11 @@ class ObjectStoreSource:
         """Find the blocks, look at them where they are, and check that they make a matrix."""
         refs, origins = _checked(blocks)
         found = inspect_objects(refs, [_label(i) for i in range(len(refs))], _READER)
-        shapes: list[Shape] = [(rows, cols) for (rows, cols, _), _ in found]
+        shapes: list[ArrayShape] = [shape for (shape, _), _ in found]
         for i, shape in enumerate(shapes):
             if 0 in shape:
                 raise ShapeError(f"{_label(i)} has shape {shape}: it must not be empty")
-        dtype = np.result_type(*{np.dtype(dtype) for (_, _, dtype), _ in found})
+        dtype = np.result_type(*{np.dtype(dtype) for (_, dtype), _ in found})
         sources = [source for _, source in found]
         return cls(refs, sources, origins, shapes, chosen_dtype(dtype, wanted))
 
@@ -107,6 +110,18 @@ class ObjectStoreSource:
 
 def _label(i: int) -> str:
     return f"block {i}"
+
+
+def _common_inner(origins: Sequence[Origin], shapes: Sequence[ArrayShape]) -> ArrayShape:
+    """The lengths of all axes but the first, of blocks of an array of three axes or more."""
+    for i, ((_, col), shape) in enumerate(zip(origins, shapes, strict=True)):
+        if col or shape[1:] != shapes[0][1:]:
+            raise ShapeError(
+                f"{_label(i)} has shape {shape} and column {col}, and {_label(0)} has shape "
+                f"{shapes[0]}: blocks of three axes or more are (ObjectRef, first index, 0), and "
+                "differ only in the length of the first axis"
+            )
+    return shapes[0][1:]
 
 
 def _checked(blocks: Sequence[Any]) -> tuple[list[ray.ObjectRef], list[Origin]]:

@@ -113,7 +113,7 @@ def source_for(data: Any, dtype: Any, connection: GangConnection) -> MatrixSourc
 def _is_block(item: Any) -> bool:
     """Whether an item is a block, or is meant as one. Raises `ShapeError` for an array in one."""
     first = item[0] if isinstance(item, tuple) and item else item
-    if first is not item and getattr(first, "ndim", 0) == 2:
+    if first is not item and getattr(first, "ndim", 0) >= 2:
         raise ShapeError(
             f"a block is (ObjectRef, first row, first column), and the first one has a "
             f"{type(first).__name__}: ray.put(array) makes an ObjectRef of an array"
@@ -238,19 +238,18 @@ class SourceError(Exception):
 
 
 class IteratorSource:
-    """A matrix that an iterator yields in blocks of whole rows, from the first row on.
+    """An array that an iterator yields in blocks of whole rows, from the first row on.
 
     Parameters
     ----------
-    blocks : iterable of array_like, shapes (k, n) or (n,)
+    blocks : iterable of array_like, shapes (k, n) or (n,), of more axes (k, ...) or (...)
         Read once, from the front.
-    shape : (int, int)
-        Of the whole.
     dtype : numpy.dtype
         Of the matrix. Blocks are converted to it.
     origin : dict
         Where it comes from, for the gang's record.
     array_shape : tuple of int
+        Of the whole.
     """
 
     columns: Sequence[str] = ()
@@ -275,8 +274,11 @@ class IteratorSource:
             lengths = tuple(map(operator.index, shape))
         except TypeError:
             lengths = ()
-        if len(lengths) not in (1, 2):
-            raise ShapeError(f"shape={shape!r}: it must be (rows, columns) or (elements,)")
+        if not 1 <= len(lengths) <= MAX_AXES:
+            raise ShapeError(
+                f"shape={shape!r}: it must be (rows, columns), (elements,), or the lengths of up "
+                f"to {MAX_AXES} axes"
+            )
         if min(lengths) < 0:
             raise ShapeError(f"shape={shape!r}: a length is negative")
         try:
@@ -351,25 +353,36 @@ class IteratorSource:
                 array = np.asarray(block)
             except (ValueError, TypeError) as error:
                 raise ShapeError(f"block {number} is not an array: {error}") from None
-            if array.ndim == 1:
-                array = array[:, np.newaxis] if n == 1 else array[np.newaxis, :]
-            if array.ndim != 2 or array.shape[1] != n:
+            rows = self._in_rows(array)
+            if rows is None:
+                inner = self.array_shape[1:]
+                told = f"{n} elements" if len(inner) < 2 else f"shape {inner}"
                 raise ShapeError(
                     f"block {number} (row {row}) has shape {np.shape(block)}: its rows must have "
-                    f"{n} elements"
+                    f"{told}"
                 )
-            if row + len(array) > m:
+            if row + len(rows) > m:
                 raise ShapeError(
-                    f"block {number} ends at row {row + len(array)}; shape= has {m} rows"
+                    f"block {number} ends at row {row + len(rows)}; shape= has {m} rows"
                 )
             try:
-                chosen_dtype(array.dtype, self.dtype)
+                chosen_dtype(rows.dtype, self.dtype)
             except DtypeError as error:
                 raise DtypeError(f"block {number} (row {row}): {error}") from None
-            check_range(array, self.dtype, f"block {number} (row {row})")
-            if array.size:
-                yield array
-            row += len(array)
+            check_range(rows, self.dtype, f"block {number} (row {row})")
+            if rows.size:
+                yield rows
+            row += len(rows)
+
+    def _in_rows(self, block: Array) -> Array | None:
+        """A block as rows of the stored matrix; None if it does not fit."""
+        n, inner = self.shape[1], self.array_shape[1:]
+        if len(inner) > 1:
+            block = block[np.newaxis] if block.shape == inner else block
+            return block.reshape(len(block), n) if block.shape[1:] == inner else None
+        if block.ndim == 1:
+            block = block[:, np.newaxis] if n == 1 else block[np.newaxis, :]
+        return block if block.ndim == 2 and block.shape[1] == n else None
 
 
 def _theirs(blocks: Iterable[Any]) -> Iterator[Any]:

@@ -42,7 +42,7 @@ from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape
+from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
 
 STORE_SHARE = 4  # at most a quarter of the object store is in flight
 IN_FLIGHT = 1 << 30  # and at most 1 GiB
@@ -200,7 +200,8 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
     labels = [f"chunk {i} of the dask array {array.name}" for i in np.ndindex(*array.numblocks)]
     objects = [value if isinstance(value, ray.ObjectRef) else ray.put(value) for value in values]
     found = inspect_objects(objects, labels, _DECODER)
-    grid = np.array([about[:2] for about, _ in found], int).reshape(*array.numblocks, 2)
+    shapes = [stored_shape(shape) for (shape, _), _ in found]
+    grid = np.array(shapes, int).reshape(*array.numblocks, 2)
     rows, cols = grid[:, 0, 0], grid[0, :, 1]
     wrong = np.argwhere((grid[..., 0] != rows[:, None]) | (grid[..., 1] != cols))
     if len(wrong):

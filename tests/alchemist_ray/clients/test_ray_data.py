@@ -83,15 +83,49 @@ def test_columns_of_numbers_from_arrow_and_pandas(als: AlchemistSession, senders
 def test_a_row_is_its_columns_one_after_the_other(als: AlchemistSession) -> None:
     def batch(given: dict[str, Any]) -> dict[str, Any]:
         i = given["id"].astype(float)
-        return {
-            "one": i,
-            "grid": np.stack([i, i + 1, i + 2, i + 3], 1).reshape(-1, 2, 2),
-            "two": -i,
-        }
+        return {"one": i, "several": np.stack([i, i + 1, i + 2, i + 3], 1), "two": -i}
 
     dataset = data.range(100, override_num_blocks=5).map_batches(batch)
     i = np.arange(100.0)
     arrived(als, dataset, np.stack([i, i, i + 1, i + 2, i + 3, -i], 1))
+
+
+def images(shape: tuple[int, ...], dtype: str, blocks: int) -> tuple[Any, np.ndarray[Any, Any]]:
+    whole = np.random.default_rng(7).integers(0, 100, (50, *shape)).astype(dtype)
+    return data.from_numpy(np.array_split(whole, blocks)), whole
+
+
+@pytest.mark.parametrize(("dtype", "blocks"), [("uint8", 1), ("uint8", 6), ("float32", 6),
+                                               ("float64", 6), ("bool", 2)])  # fmt: skip
+@pytest.mark.parametrize("shape", [(4, 5), (3, 2, 4), (1, 1)])
+def test_tensors_are_an_array_of_one_axis_more(
+    als: AlchemistSession, senders: None, shape: tuple[int, ...], dtype: str, blocks: int
+) -> None:
+    dataset, whole = images(shape, dtype, blocks)
+    handle = arrived(als, dataset, whole)
+    assert (handle.dtype, handle.columns) == (dtype, ())
+    arrived(als, dataset.materialize(), whole.astype("float64"), dtype="float64", layout="MC_MR")
+
+
+def test_tensors_beside_other_columns_are_refused(als: AlchemistSession) -> None:
+    labelled = images((4, 5), "uint8", 3)[0].map_batches(lambda b: {**b, "label": b["data"][:, 0]})
+    with pytest.raises(ShapeError, match=r"'data' has tensors of shape \(4, 5\).*select_columns"):
+        als.send_matrix(labelled)
+    assert als.send_matrix(labelled.select_columns(["data"])).shape == (50, 4, 5)
+    with pytest.raises(ShapeError, match=r"tensors of 8 axes.*at most 8"):
+        als.send_matrix(data.from_numpy(np.ones((2,) + (1,) * 8)))
+    assert als.list_matrices() == []
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_tensors_of_different_shapes_are_refused(als: AlchemistSession, blocks: int) -> None:
+    rows = [{"x": np.ones((2, 2 + i % 2))} for i in range(8)]
+    with pytest.raises(ShapeError, match=r"'x' has rows of different shapes.*map_batches can pad"):
+        als.send_matrix(data.from_items(rows, override_num_blocks=blocks))
+    apart = data.from_numpy([np.ones((3, 2, 2)), np.ones((3, 2, 3))])
+    with pytest.raises(ShapeError, match=r"block 1 .*columns data \(2 x 3\), .*data \(2 x 2\)"):
+        als.send_matrix(apart)
+    assert als.list_matrices() == []
 
 
 def test_rows_stay_in_order_where_blocks_end_in_another(als: AlchemistSession) -> None:
@@ -177,8 +211,8 @@ def test_tensors_whose_axes_are_stored_in_another_order(als: AlchemistSession) -
     kind = pa.fixed_shape_tensor(pa.float64(), [2, 3], permutation=[1, 0])
     stored = pa.array(np.arange(12.0).reshape(2, 6).tolist(), pa.list_(pa.float64(), 6))
     tensors = pa.ExtensionArray.from_storage(kind, stored)
-    want = tensors.to_numpy_ndarray().reshape(2, 6)
-    assert want[0, 1] == 3
+    want = tensors.to_numpy_ndarray()
+    assert want[0, 0, 1] == 3
     one = als.send_matrix(data.from_arrow(pa.table({"t": tensors})))
     np.testing.assert_array_equal(one.fetch(), want)
     both = pa.table({"t": pa.chunked_array([tensors, tensors])})
@@ -232,6 +266,21 @@ def test_to_dataset_in_columns(als: AlchemistSession, lazy: bool) -> None:
             handle.to_dataset(columns)
     with pytest.raises(DtypeError, match="complex"):
         als.send_matrix(A * 1j).to_dataset()
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bool"])
+def test_arrays_of_more_axes_become_tensors(als: AlchemistSession, dtype: str, lazy: bool) -> None:
+    whole = images((3, 2, 4), dtype, 1)[1]
+    handle = als.send_matrix(whole)
+    dataset = handle.to_dataset(override_num_blocks=4, lazy=lazy)
+    arrived(als, dataset, whole)
+    assert dataset.take(1)[0]["data"].shape == (3, 2, 4)
+    named = handle.to_dataset(["image"], override_num_blocks=4, lazy=lazy)
+    np.testing.assert_array_equal([row["image"] for row in named.take_all()], whole)
+    with pytest.raises(ShapeError, match=r"one name, of the column of tensors of shape \(3, 2, 4"):
+        handle.to_dataset(["a", "b"])
+    assert als.send_matrix(whole[:0]).to_dataset(lazy=lazy).take_all() == []
 
 
 @pytest.mark.parametrize("lazy", [True, False])

@@ -54,7 +54,12 @@ def test_blocks_are_lists_rows_other_dtypes_and_made_of_other_matrices(
     assert (F.shape, F.fetch().tolist()) == ((3,), [1, 2, 3])
     G = session.send_blocks([[[True, False]], [[False, True]]], shape=(2, 2), dtype="bool")
     assert G.fetch().tolist() == [[True, False], [False, True]]
-    for shape in ((0, 2), (2, 0), (0,)):
+    cube = np.arange(24.0).reshape(4, 3, 2)
+    H = session.send_blocks([cube[:1], cube[1], cube[2:]], shape=cube.shape)
+    np.testing.assert_array_equal(H.fetch(), cube)
+    with pytest.raises(ShapeError, match=r"block 1 \(row 3\).*rows must have shape \(3, 2\)"):
+        session.send_blocks([cube[:3], cube[3:].reshape(1, 6)], shape=cube.shape)
+    for shape in ((0, 2), (2, 0), (0,), (0, 3, 2)):
         assert session.send_blocks([], shape=shape).fetch().shape == shape
 
 
@@ -89,7 +94,7 @@ def test_blocks_that_do_not_fit_leave_nothing(
 
 
 def test_shape_and_dtype_are_checked_first(session: AlchemistSession) -> None:
-    for shape in (3, (), (-1, 2), (2, 2, 2), (2.5, 1), None):
+    for shape in (3, (), (-1, 2), (2,) * 9, (2.5, 1), None):
         with pytest.raises(ShapeError, match="shape="):
             session.send_blocks([], shape=shape)
     for dtype in ("longdouble", "number", object):

@@ -24,7 +24,7 @@ def refs(session: AlchemistSession) -> list[Any]:
 
 def test_small_objects_here_stay_open(refs: list[Any]) -> None:
     looked = object_store.inspect_objects(refs, LABELS, ArrayDecoder())
-    assert [about for about, _ in looked] == [(*shape, "<i8") for shape in SHAPES]
+    assert [about for about, _ in looked] == [(shape, "<i8") for shape in SHAPES]
     for i, (_, source) in enumerate(looked):
         assert isinstance(source, OpenBlock)
         np.testing.assert_array_equal(source.arrays[0], np.full(SHAPES[i], i))
@@ -33,12 +33,12 @@ def test_small_objects_here_stay_open(refs: list[Any]) -> None:
 def test_larger_ones_do_not(refs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "OWN_BYTES", 1_000_000)
     looked = object_store.inspect_objects(refs, LABELS, ArrayDecoder())
-    assert looked == [((*shape, "<i8"), ref) for shape, ref in zip(SHAPES, refs, strict=True)]
+    assert looked == [((shape, "<i8"), ref) for shape, ref in zip(SHAPES, refs, strict=True)]
 
 
 def test_remote_objects_are_located_on_their_node(refs: list[Any], by_agents: None) -> None:
     looked = object_store.inspect_objects([refs[1], refs[0], refs[1]], LABELS, ArrayDecoder())
-    assert looked == [((*SHAPES[i], "<i8"), refs[i]) for i in (1, 0, 1)]
+    assert looked == [((SHAPES[i], "<i8"), refs[i]) for i in (1, 0, 1)]
 
 
 def test_sent_objects_are_freed_in_the_store(session: AlchemistSession) -> None:

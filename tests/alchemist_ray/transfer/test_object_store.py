@@ -213,8 +213,17 @@ def test_blocks_that_tasks_make(session: AlchemistSession, senders: None) -> Non
     np.testing.assert_array_equal(handle.fetch(), expected)
 
 
+def test_blocks_of_arrays_of_more_axes(session: AlchemistSession, senders: None) -> None:
+    whole = np.random.default_rng(2).integers(0, 255, (50, 3, 2, 4)).astype("uint8")
+    blocks = [(ray.put(whole[i : i + 20]), i, 0) for i in range(0, 50, 20)]
+    for layout in ("VC_STAR", "MC_MR"):
+        handle = session.send_matrix(blocks[::-1], layout=layout)
+        assert handle.dtype == whole.dtype
+        np.testing.assert_array_equal(handle.fetch(), whole)
+
+
 def test_blocks_that_make_no_matrix_are_refused(session: AlchemistSession, senders: None) -> None:
-    ref = ray.put(np.eye(3))
+    ref, cube = ray.put(np.eye(3)), ray.put(np.zeros((2, 3, 4)))
     for blocks, error, words in (
         ([(ref, 0, 0), (ref, 4, 0)], IncompleteMatrixError, "in no block"),
         ([(ref, 0, 0), (ref, 2, 0)], IncompleteMatrixError, "overlap"),
@@ -226,11 +235,10 @@ def test_blocks_that_make_no_matrix_are_refused(session: AlchemistSession, sende
         ([ref], ShapeError, "block 0 is .* not .ObjectRef, row"),
         ([(ref, 0.5, 0)], ShapeError, "block 0 is .* not .ObjectRef, row"),
         ([(np.eye(3), 0, 0)], ShapeError, "the first one has a ndarray: ray.put"),
-        (
-            [(ray.put(np.zeros((2, 2, 2))), 0, 0)],
-            ShapeError,
-            "block 0: it has shape .* two dimensions",
-        ),
+        ([(ray.put(np.zeros((1,) * 9)), 0, 0)], ShapeError, "block 0: it has shape .* one to 8"),
+        ([(cube, 0, 0), (cube, 2, 1)], ShapeError, r"block 1 has shape \(2, 3, 4\) and column 1"),
+        ([(ref, 0, 0), (cube, 3, 0)], ShapeError, r"block 1 has shape .*differ only in the length"),
+        ([(cube, 0, 0), (cube, 3, 0)], IncompleteMatrixError, "rows 2 to 3"),
         ([(ray.put([[None]]), 0, 0)], DtypeError, "block 0"),
         (ref, ShapeError, "list of"),
     ):
