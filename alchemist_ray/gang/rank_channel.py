@@ -17,6 +17,8 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from alchemist_ray.errors import (
@@ -32,7 +34,7 @@ from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer, authenticate
 from mpi_workers.wire.blocking import Connection, ShortWait
 from mpi_workers.wire.frames import Body, Kind
 
@@ -122,7 +124,9 @@ class RankChannel:
         """Wait for a connection from every rank, or for the end of the command."""
         found: dict[int, Connection] = {}
         deadline = time.monotonic() + timeout_s
-        with contextlib.closing(Acceptor(listeners, token, {})) as acceptor:
+        peers: SimpleQueue[AuthenticatedPeer] = SimpleQueue()
+        known = partial(authenticate, token=token, welcome={})
+        with contextlib.closing(Acceptor(listeners, known, peers.put).start()):
             while len(found) < size:
                 if self._command.done():
                     raise self._ended()
@@ -131,7 +135,8 @@ class RankChannel:
                         f"{size - len(found)} of {size} ranks did not connect to this "
                         f"process within {timeout_s:g} s: check that their nodes can reach this one"
                     )
-                for connection, fields in acceptor.poll(POLL_INTERVAL_S):
+                with contextlib.suppress(Empty):
+                    connection, fields = peers.get(timeout=POLL_INTERVAL_S)
                     found[fields["rank"]] = connection
         self._connections = [found[rank] for rank in sorted(found)]
         for connection in self._connections:

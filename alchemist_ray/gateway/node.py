@@ -98,10 +98,7 @@ class GatewayNode(NodeConnection):
         deadline = time.monotonic() + BUSY_TIMEOUT_S
         while True:
             try:
-                return connect(
-                    self._gateway, self._user_token, self._fields(), keepalive=sockets.DATA,
-                    shared=False,
-                )[0]  # fmt: skip
+                return connect(self._gateway, self._user_token, self._fields(), shared=False)[0]
             except Failure as failure:
                 if failure.kind != "ResourceError" or time.monotonic() > deadline:
                     raise

@@ -30,8 +30,8 @@ from urllib.parse import parse_qsl, urlsplit
 from alchemist_ray.errors import AuthError, SessionError
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.node_shares import Region
-from mpi_workers.wire.frames import UNAUTHENTICATED_MAP_LIMIT, Body, Frame, Kind, WireError, pack
-from mpi_workers.wire.handshake import MESSAGE_LIMIT
+from mpi_workers.wire.frames import Body
+from mpi_workers.wire.handshake import ConnectingSide, bytes_of
 
 PORT = 24960  # the port in the paper's listing
 SCHEME = "alchemist"
@@ -160,9 +160,8 @@ def chunks(
 # --- tokens and their proofs ---
 
 PREFIX = "alch"
-ID_BYTES, SECRET_BYTES, NONCE_BYTES, SALT_BYTES = 6, 32, 32, 16
+ID_BYTES, SECRET_BYTES, SALT_BYTES = 6, 32, 16
 COST = {"n": 1 << 14, "r": 8, "p": 1}  # of scrypt: 16 MiB and some 50 ms, once per process
-TIMED_OUT = "HandshakeTimeout"  # kind of the refusal of a handshake that took too long
 CONTEXT = b"alchemist-on-ray gateway "
 
 
@@ -224,15 +223,7 @@ def is_proved(
     return hmac.compare_digest(hashlib.sha256(client_key).digest(), verifier.stored_key)
 
 
-def field_of(body: Body, name: str) -> bytes:
-    """A field of the handshake. Raises `WireError`."""
-    value = body.get(name)
-    if not isinstance(value, bytes) or not len(value) <= UNAUTHENTICATED_MAP_LIMIT:
-        raise WireError(f"malformed handshake: no valid {name!r}")
-    return value
-
-
-class ClientSide:
+class ClientSide(ConnectingSide):
     """The client's side of one handshake.
 
     Parameters
@@ -249,39 +240,18 @@ class ClientSide:
     def __init__(
         self, token: str, fields: Body, protocols: tuple[int, int], binding: bytes
     ) -> None:
-        self._ident, self._secret = parts_of(token)
-        self._fields = pack(fields)
+        self._ident, secret = parts_of(token)
+        super().__init__(secret, fields)
         self._protocols = protocols
-        self._binding = binding
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
-        if len(self._fields) > UNAUTHENTICATED_MAP_LIMIT - 128:
-            raise Failure("TransferError", "too many fields for a handshake")
+        self.binding = binding
 
     def hello(self) -> Body:
-        """The map of the HELLO."""
-        return {"id": self._ident, "nonce": self._nonce, "protocols": list(self._protocols)}
+        return {**super().hello(), "id": self._ident, "protocols": list(self._protocols)}
 
-    def prove(self, frame: Frame) -> Body:
-        """Verify the gateway's CHALLENGE; the map of the PROOF.
-
-        Raises
-        ------
-        Failure
-            AuthError, if the gateway refuses, or does not know the token. `TIMED_OUT`.
-        WireError
-            If it violates the protocol.
-        """
-        if frame.kind == Kind.REFUSED:  # by an unknown process: its words are only shown
-            timed_out = frame.body.get("kind") == TIMED_OUT
-            words = str(frame.body.get("message", ""))[:MESSAGE_LIMIT]
-            raise Failure(TIMED_OUT if timed_out else "AuthError", words)
-        if frame.kind != Kind.CHALLENGE:
-            raise WireError(f"expected CHALLENGE, got {frame.kind.name}")
-        salt, nonce, proof = (field_of(frame.body, name) for name in ("salt", "nonce", "proof"))
-        nonces = self._nonce + nonce
-        client_key, gateway_key = _keys(self._secret, salt)
-        expected = _proof(gateway_key, b"gateway", nonces, self._binding)
-        if not hmac.compare_digest(proof, expected):
+    def _proof_for(self, challenge: Body, nonces: bytes) -> bytes:
+        client_key, gateway_key = _keys(self._token, bytes_of(challenge, "salt"))
+        expected = _proof(gateway_key, b"gateway", nonces, self.binding)
+        if not hmac.compare_digest(bytes_of(challenge, "proof"), expected):
             raise Failure(
                 "AuthError",
                 "the process at this address does not know the token, or another process is "
@@ -289,7 +259,6 @@ class ClientSide:
                 "ends TLS",
             )
         mask = _proof(
-            hashlib.sha256(client_key).digest(), b"client", nonces, self._binding, self._fields
+            hashlib.sha256(client_key).digest(), b"client", nonces, self.binding, self._fields
         )
-        mine = bytes(a ^ b for a, b in zip(client_key, mask, strict=True))
-        return {"proof": mine, "fields": self._fields}
+        return bytes(a ^ b for a, b in zip(client_key, mask, strict=True))

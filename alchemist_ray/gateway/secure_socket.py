@@ -17,14 +17,13 @@ from typing import Any, TypeVar, cast
 from alchemist_ray.gateway.protocol import (
     OLDEST_PROTOCOL,
     PROTOCOL,
-    TIMED_OUT,
     ClientSide,
     GatewayAddress,
 )
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.blocking import Connection
-from mpi_workers.wire.frames import Body, Kind
+from mpi_workers.wire.blocking import Connection, introduce
+from mpi_workers.wire.frames import Body
 
 CONNECT_TIMEOUT_S = 10.0
 ATTEMPTS, RETRY_S = 3, 0.5  # to connect, and the mean pause before the second one
@@ -44,17 +43,23 @@ class SharedSocket:
     ----------
     sock : socket
         Connected; after the handshake of TLS.
-    turns : semaphore, optional
-        One of many sockets, each used by one thread: how many of these may work at the same time.
+    send_timeout_s : float, optional
+        For the other end to accept bytes. Default: that of `settimeout`.
     """
 
-    def __init__(self, sock: socket.socket, turns: threading.Semaphore | None = None) -> None:
+    def __init__(self, sock: socket.socket, send_timeout_s: float | None = None) -> None:
         self._sock = sock
-        self._lock = turns or threading.Lock()
+        self._lock: threading.Lock | threading.Semaphore = threading.Lock()
         self._ahead = b""  # read, for `readable`
         self._timeout_s: float | None = None
+        self._send_timeout_s = send_timeout_s
         self.family = sock.family
         sock.setblocking(False)
+
+    def use_alone(self, turns: threading.Semaphore) -> None:
+        """One thread uses it from now on; `turns`: how many such threads may work at a time."""
+        self._lock = turns
+        self._send_timeout_s = None
 
     def settimeout(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
@@ -129,8 +134,10 @@ class SharedSocket:
                 with self._lock:
                     return call()
             except WAITS:
-                if not self._wait(self._timeout_s, writing=peer == "accept"):
-                    words = f"timed out: the gateway did not {peer} data in {self._timeout_s} s"
+                sending = peer == "accept"
+                limit_s = (sending and self._send_timeout_s) or self._timeout_s
+                if not self._wait(limit_s, writing=sending):
+                    words = f"timed out: the other end did not {peer} data in {limit_s} s"
                     raise TimeoutError(words) from None
 
     def _wait(self, timeout_s: float | None, *, writing: bool) -> bool:
@@ -148,12 +155,12 @@ class SharedSocket:
 class SharedConnection(Connection):
     """Frames over a `SharedSocket`: one thread receives while others send."""
 
-    def __init__(self, sock: SharedSocket) -> None:
-        super().__init__(cast("socket.socket", sock))
-        self._shared = sock
+    def __init__(self, sock: SharedSocket, *, map_limit: int = frames.MAP_LIMIT) -> None:
+        super().__init__(cast("socket.socket", sock), map_limit=map_limit)
+        self.shared = sock
 
     def readable(self, timeout_s: float | None = 0.0) -> bool:
-        return self.buffered or self._shared.readable(timeout_s)
+        return self.buffered or self.shared.readable(timeout_s)
 
 
 def connect(
@@ -161,7 +168,6 @@ def connect(
     token: str,
     fields: Body,
     *,
-    keepalive: sockets.KeepAlive = sockets.CONTROL,
     shared: bool = True,
 ) -> tuple[Connection, Body]:
     """Connect to a gateway, authenticate in both directions; the connection and the WELCOME.
@@ -172,9 +178,9 @@ def connect(
     token : str
     fields : dict
         What the gateway learns of this process.
-    keepalive : KeepAlive
     shared : bool
-        Whether several threads use the connection at the same time.
+        Whether several threads use the connection at the same time. Otherwise it is for data, and
+        an end that does not answer is given up later.
 
     Raises
     ------
@@ -192,7 +198,7 @@ def connect(
     while True:
         attempt += 1
         try:
-            return _connect(address, token, fields, keepalive, shared=shared)
+            return _connect(address, token, fields, shared=shared)
         except (frames.ConnectionLost, ConnectionError, TimeoutError, ssl.SSLEOFError) as error:
             if attempt == ATTEMPTS or isinstance(error, ConnectionRefusedError):
                 raise
@@ -200,31 +206,17 @@ def connect(
 
 
 def _connect(
-    address: GatewayAddress, token: str, fields: Body, keepalive: sockets.KeepAlive, *, shared: bool
+    address: GatewayAddress, token: str, fields: Body, *, shared: bool
 ) -> tuple[Connection, Body]:
-    sock, binding = _secured(address, keepalive)
-    connection = Connection(sock, map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
-    try:
-        side = ClientSide(token, fields, (OLDEST_PROTOCOL, PROTOCOL), binding)
-        connection.send(Kind.HELLO, side.hello())
-        connection.send(Kind.PROOF, side.prove(connection.recv(CONNECT_TIMEOUT_S)))
-        connection.map_limit = frames.MAP_LIMIT
-        welcome = connection.expect(Kind.WELCOME, _welcome_timeout_s(fields)).body
-        sock.settimeout(None)
-    except Failure as failure:
-        connection.close()
-        if failure.kind == TIMED_OUT:
-            raise frames.ConnectionLost(failure.message) from None
-        raise
-    except BaseException:
-        connection.close()
-        raise
-    # Nothing follows the WELCOME before this side sends: no byte is left in `connection`.
-    return SharedConnection(SharedSocket(sock)) if shared else connection, welcome
-
-
-def _welcome_timeout_s(fields: Body) -> float:
-    return CONNECT_TIMEOUT_S + float(fields.get("timeout_s", 0.0))
+    side = ClientSide(token, fields, (OLDEST_PROTOCOL, PROTOCOL), b"")
+    sock, side.binding = _secured(address, sockets.CONTROL if shared else sockets.DATA)
+    limit = frames.UNAUTHENTICATED_MAP_LIMIT
+    connection = (
+        SharedConnection(SharedSocket(sock), map_limit=limit)
+        if shared
+        else Connection(sock, map_limit=limit)
+    )
+    return connection, introduce(connection, side, CONNECT_TIMEOUT_S)
 
 
 def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[socket.socket, bytes]:

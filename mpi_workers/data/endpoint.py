@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -38,7 +39,7 @@ from mpi_workers.matrix.node_shares import (
     row_groups,
 )
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer, authenticate
 from mpi_workers.wire.blocking import MAX_FDS, Connection
 from mpi_workers.wire.frames import Body, Frame, Kind
 
@@ -66,37 +67,25 @@ class DataEndpoint:
         self._lost: int | None = None
         self._clients: set[Connection] = set()
         self._lock = threading.Lock()
-        self._acceptor = Acceptor(
-            listeners, token, {"ranks": [ranks.start, ranks.stop]}, keepalive=sockets.DATA
-        )
+        welcome = {"ranks": [ranks.start, ranks.stop]}
+        known = partial(authenticate, token=token, welcome=welcome)
+        self._acceptor = Acceptor(listeners, known, self._serve, keepalive=sockets.DATA)
 
     def serve(self) -> None:
         """Accept ranks and clients. Does not return."""
-        while True:
-            for connection, fields in self._acceptor.poll():
-                try:
-                    self._admit(connection, fields)
-                except Failure as failure:
-                    with connection, contextlib.suppress(frames.WireError):
-                        connection.send(Kind.REFUSED, failure.to_map())
+        self._acceptor.run()
 
-    def _admit(self, connection: Connection, fields: Body) -> None:
-        if fields.get("role") == "rank":
-            self._memory.join(fields.get("rank"), connection)
-            return
-        with self._lock:
-            if self._lost is not None:
-                raise Failure("TransferError", f"rank {self._lost} has ended", rank=self._lost)
-            if len(self._clients) >= MAX_PEERS:
-                raise full(f"has {MAX_PEERS} clients, its limit")
-            self._clients.add(connection)
+    def _serve(self, peer: AuthenticatedPeer) -> None:
+        connection, fields = peer
         try:
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-        except RuntimeError:
-            self._clients.discard(connection)
-            raise full("can start no more threads") from None
-
-    def _serve(self, connection: Connection) -> None:
+            if fields.get("role") == "rank":
+                self._memory.join(fields.get("rank"), connection)
+                return
+            self._admit(connection)
+        except Failure as failure:
+            with connection, contextlib.suppress(frames.WireError):
+                connection.send(Kind.REFUSED, failure.to_map())
+            return
         try:
             Client(connection, self._memory, self._proof).serve()
         except (frames.WireError, OSError):
@@ -105,6 +94,14 @@ class DataEndpoint:
             with self._lock:
                 self._clients.discard(connection)
             connection.close()
+
+    def _admit(self, connection: Connection) -> None:
+        with self._lock:
+            if self._lost is not None:
+                raise Failure("TransferError", f"rank {self._lost} has ended", rank=self._lost)
+            if len(self._clients) >= MAX_PEERS:
+                raise full(f"has {MAX_PEERS} clients, its limit")
+            self._clients.add(connection)
 
     def _rank_lost(self, rank: int) -> None:
         with self._lock:

@@ -1,33 +1,31 @@
-"""The listening side for processes without an event loop, and the limit on strangers.
+"""The listening side for threads, and the limit on strangers.
 
-One thread authenticates all peers: a peer that has not proved that it knows the token costs a
-socket and at most 4 KiB, and no thread. There are at most `MAX_STRANGERS` of them; a newcomer
-displaces the oldest of the source that has most. A flood from one host displaces itself.
+A peer that has not proved that it knows the token is a stranger. It costs a socket and, once it has
+said something, a thread, for `handshake.TIMEOUT_S` at most. There are at most `MAX_STRANGERS`; a
+newcomer displaces the oldest of the source that has most. A flood from one host displaces itself.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import selectors
 import socket
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Generic, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, Self, TypeVar, cast
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import handshake, sockets
-from mpi_workers.wire.blocking import LINGER_S, Connection
+from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import (
     MAP_LIMIT,
     UNAUTHENTICATED_MAP_LIMIT,
     Body,
     ConnectionLost,
-    FrameBuffer,
     Kind,
     WireError,
-    encode,
 )
 from mpi_workers.wire.handshake import ListeningSide
 
@@ -43,7 +41,7 @@ class Stranger(Protocol):
     source: str
 
     def drop(self) -> None:
-        """Close its connection."""
+        """End its connection."""
 
 
 T = TypeVar("T", bound=Stranger)
@@ -62,9 +60,6 @@ class Strangers(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(list(self._members))
 
-    def __contains__(self, stranger: object) -> bool:
-        return stranger in self._members
-
     def add(self, stranger: T) -> None:
         self._members[stranger] = None
         if len(self._members) > self._limit:
@@ -75,83 +70,92 @@ class Strangers(Generic[T]):
 
     def displace(self) -> bool:
         """Drop the oldest of the source that has most; returns whether there was one."""
-        if not self._members:
+        members = list(self._members)
+        if not members:
             return False
-        ((source, _count),) = Counter(member.source for member in self._members).most_common(1)
-        oldest = next(member for member in self._members if member.source == source)
-        del self._members[oldest]
-        oldest.drop()
+        ((source, _count),) = Counter(member.source for member in members).most_common(1)
+        oldest = next(member for member in members if member.source == source)
+        if self._members.pop(oldest, self) is None:  # else its own thread was faster: it has proved
+            oldest.drop()
         return True
+
+
+class AcceptedPeer:
+    """A stranger at an `Acceptor`.
+
+    Attributes
+    ----------
+    sock : socket
+        Who authenticates it may replace it by one with TLS.
+    silent : bool
+        Whether it has said nothing yet: it has no thread.
+    """
+
+    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector) -> None:
+        self.sock = sock
+        self.source = source_of(sock.getpeername())
+        self.silent = True
+        self._selector = selector
+        self._deadline = time.monotonic() + handshake.TIMEOUT_S
+        selector.register(sock, selectors.EVENT_READ, self)
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the time for the handshake."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def drop(self) -> None:
+        if self.silent:
+            self.spoken()
+            self.sock.close()
+        else:
+            sockets.hang_up(self.sock)  # its thread closes it
+
+    def spoken(self) -> None:
+        """It gets a thread, or is closed: the acceptor does not wait for it any more."""
+        self.silent = False
+        self._selector.unregister(self.sock)
 
 
 AuthenticatedPeer = tuple[Connection, Body]  # its fields, once it has proved that it is one
 
 
-class _Handshake:
-    """A connection until its peer is authenticated or gone."""
+def authenticate(peer: AcceptedPeer, token: str, welcome: Body) -> AuthenticatedPeer:
+    """Authenticate a peer that must know the token; tell it `welcome`, or why it is refused.
 
-    def __init__(self, sock: socket.socket, token: str, selector: selectors.BaseSelector) -> None:
-        self._selector = selector
-        self._side = ListeningSide(token)
-        self._buffer = FrameBuffer(UNAUTHENTICATED_MAP_LIMIT)
-        self.sock = sock
-        self.source = source_of(sock.getpeername())
-        self.deadline = time.monotonic() + handshake.TIMEOUT_S
-        self.refused = False
-        sock.setblocking(False)
-        selector.register(sock, selectors.EVENT_READ, self)
-
-    def drop(self) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # handed over, or closed
-            self._selector.unregister(self.sock)
-        self.sock.close()
-
-    def refuse(self, failure: Failure) -> None:
-        """Send the reason, then wait for the peer to close: see `Connection.refuse`."""
-        self.refused = True
-        self.deadline = time.monotonic() + LINGER_S
-        self._buffer.clear()
-        self.sock.send(encode(Kind.REFUSED, failure.to_map()))
-        self.sock.shutdown(socket.SHUT_WR)
-
-    def advance(self) -> Body | None:
-        """Take the bytes that have arrived; returns the fields of a peer that is authenticated.
-
-        Raises `WireError` if it must be refused, `OSError` or `EOFError` if it is gone.
-        """
-        try:
-            data = self.sock.recv(UNAUTHENTICATED_MAP_LIMIT)
-        except BlockingIOError:
-            return None
-        if not data:
-            raise EOFError
-        if self.refused:
-            return None
-        self._buffer.feed(data)
-        while self._side.fields is None and (frame := self._buffer.pop()) is not None:
-            challenge = self._side.receive(frame)
-            if challenge is not None:
-                self.sock.send(encode(Kind.CHALLENGE, challenge))
-        return self._side.fields
-
-    def connection(self) -> Connection:
-        """The connection, to be used by the owner of the acceptor from now on."""
-        self._selector.unregister(self.sock)
-        self.sock.setblocking(True)
-        return Connection(self.sock, map_limit=MAP_LIMIT, received=self._buffer.clear())
+    Raises `WireError`, `OSError`.
+    """
+    connection = Connection(peer.sock, map_limit=UNAUTHENTICATED_MAP_LIMIT)
+    side = ListeningSide(token)
+    try:
+        connection.send(Kind.CHALLENGE, side.receive(connection.recv(peer.left_s)))
+        side.receive(connection.recv(peer.left_s))
+    except ConnectionLost:
+        raise
+    except (WireError, TimeoutError) as error:
+        late = isinstance(error, TimeoutError)
+        connection.refuse(handshake.refusal("the handshake timed out" if late else error))
+        raise
+    connection.map_limit = MAP_LIMIT
+    connection.sock.settimeout(None)
+    connection.send(Kind.WELCOME, welcome)
+    return connection, side.fields or {}
 
 
-class Acceptor:
-    """Accepts and authenticates the peers of listening sockets. For one thread.
+P = TypeVar("P")
+
+
+class Acceptor(Generic[P]):
+    """Accepts peers on listening sockets. A thread for each authenticates and serves it.
 
     Parameters
     ----------
     listeners : sequence of socket
         Closed with this object.
-    token : str
-        The secret that peers must know.
-    welcome : dict
-        What authenticated peers are told.
+    authenticate : callable(AcceptedPeer) -> P
+        Raises `Failure`, `WireError` or `OSError` for a peer that it has refused, or that is gone.
+    serve : callable(P)
+        Serves a peer, with whatever `authenticate` has returned. It owns the connection.
     keepalive : KeepAlive
         For accepted connections.
     """
@@ -159,55 +163,62 @@ class Acceptor:
     def __init__(
         self,
         listeners: Sequence[socket.socket],
-        token: str,
-        welcome: Body,
+        authenticate: Callable[[AcceptedPeer], P],
+        serve: Callable[[P], object],
         *,
         keepalive: sockets.KeepAlive = sockets.CONTROL,
     ) -> None:
         self._listeners = listeners
-        self._token = token
-        self._welcome = encode(Kind.WELCOME, welcome)
+        self._authenticate = authenticate
+        self._serve = serve
         self._keepalive = keepalive
         self._selector = selectors.DefaultSelector()
-        self._strangers: Strangers[_Handshake] = Strangers()
+        self._closing, self._closed = socket.socketpair()
+        self._thread: threading.Thread | None = None
+        self.strangers: Strangers[AcceptedPeer] = Strangers()
         for listener in listeners:
             listener.setblocking(False)
-            self._selector.register(listener, selectors.EVENT_READ)
+        for sock in (*listeners, self._closed):
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def start(self) -> Self:
+        """Run in a thread."""
+        self._thread = threading.Thread(target=self.run, name="alchemist-accept", daemon=True)
+        self._thread.start()
+        return self
 
     def close(self) -> None:
         """Stop listening, and drop peers that are not authenticated."""
-        for stranger in self._strangers:
-            stranger.drop()
-        for listener in self._listeners:
-            listener.close()
-        self._selector.close()
+        self._closing.close()
+        if self._thread is not None:
+            self._thread.join()
 
-    def poll(self, timeout_s: float | None = None) -> list[AuthenticatedPeer]:
-        """Wait for peers; returns those that became authenticated.
+    def run(self) -> None:
+        """Accept peers until `close`."""
+        try:
+            while not self._turn():
+                pass
+        finally:
+            for sock in (*self._listeners, self._closed):
+                sock.close()
+            for stranger in self.strangers:
+                stranger.drop()
+            self._selector.close()
 
-        Parameters
-        ----------
-        timeout_s : float, optional
-            Return after this time at the latest. None: at the next event.
-
-        Raises
-        ------
-        OSError
-            If a listening socket was shut down.
-        """
-        now = time.monotonic()
-        limits = [stranger.deadline - now for stranger in self._strangers]
-        if timeout_s is not None:
-            limits.append(timeout_s)
-        ready = self._selector.select(max(0.0, min(limits)) if limits else None)
-        peers = []
-        for key, _ in ready:
+    def _turn(self) -> bool:
+        """Wait for what happens next; whether that was `close`."""
+        waiting = [peer for peer in self.strangers if peer.silent]
+        for key, _ in self._selector.select(min((p.left_s for p in waiting), default=None)):
+            if key.fileobj is self._closed:
+                return True
             if key.data is None:
                 self._accept(cast(socket.socket, key.fileobj))
-            elif key.data in self._strangers and (peer := self._advance(key.data)) is not None:
-                peers.append(peer)
-        self._expire()
-        return peers
+            elif key.data.silent:  # else it was displaced just now
+                self._start(key.data)
+        for peer in waiting:
+            if peer.silent and not peer.left_s:
+                self._start(peer)  # its thread finds that it is too late, and tells it
+        return False
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_AT_ONCE):
@@ -220,49 +231,33 @@ class Acceptor:
                     continue
                 if error.errno not in FULL:
                     raise
-                if not self._strangers.displace():
+                if not self.strangers.displace():
                     time.sleep(FULL_S)
                 return
             try:
                 sockets.check_peer(sock)
                 sockets.tune(sock, self._keepalive)
-                self._strangers.add(_Handshake(sock, self._token, self._selector))
+                self.strangers.add(AcceptedPeer(sock, self._selector))
             except OSError:  # another user's, or gone already
                 sock.close()
 
-    def _advance(self, stranger: _Handshake) -> AuthenticatedPeer | None:
+    def _start(self, peer: AcceptedPeer) -> None:
+        peer.spoken()
         try:
-            fields = stranger.advance()
-            if fields is None:
-                return None
-            connection = stranger.connection()
-            self._strangers.discard(stranger)
-            connection.write(self._welcome)
-            return connection, fields
-        except (ConnectionLost, EOFError, OSError):
-            self._drop(stranger)
-        except WireError as error:
-            self._refuse(stranger, error)
-        return None
+            threading.Thread(target=self._meet, args=(peer,), daemon=True).start()
+        except RuntimeError:  # there are too many threads
+            self.strangers.discard(peer)
+            peer.sock.close()
 
-    def _refuse(self, stranger: _Handshake, error: Exception) -> None:
+    def _meet(self, peer: AcceptedPeer) -> None:
         try:
-            stranger.refuse(handshake.refusal(error))
-        except OSError:
-            self._drop(stranger)
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for stranger in self._strangers:
-            if stranger.deadline <= now:
-                if stranger.refused:
-                    self._drop(stranger)
-                else:
-                    self._refuse(stranger, TimeoutError("the handshake timed out"))
-
-    def _drop(self, stranger: _Handshake) -> None:
-        self._strangers.discard(stranger)
-        stranger.drop()
+            known = self._authenticate(peer)
+        except (Failure, WireError, OSError):
+            peer.sock.close()
+            return
+        finally:
+            self.strangers.discard(peer)
+        self._serve(known)
 
 
 def source_of(peername: object) -> str:

@@ -304,14 +304,23 @@ def connect(
     connection = Connection(
         dial(address, timeout_s, keepalive), map_limit=frames.UNAUTHENTICATED_MAP_LIMIT
     )
+    welcome = introduce(connection, side, timeout_s)
+    connection.take_fds = take_fds and connection.unix
+    return connection, welcome
+
+
+def introduce(connection: Connection, side: ConnectingSide, timeout_s: float) -> Body:
+    """The connecting side's handshake; returns the WELCOME. Closes the connection if it fails.
+
+    `timeout_s`: for each answer. Raises as `connect`.
+    """
     try:
         connection.send(Kind.HELLO, side.hello())
         connection.send(Kind.PROOF, side.prove(connection.recv(timeout_s)))
         connection.map_limit = frames.MAP_LIMIT
-        connection.take_fds = take_fds and connection.unix
         welcome = connection.expect(Kind.WELCOME, timeout_s).body
         connection.sock.settimeout(None)
     except BaseException:
         connection.close()
         raise
-    return connection, welcome
+    return welcome

@@ -129,7 +129,6 @@ COMMANDS: dict[str, Command] = {
     "status": _connection("", repeatable=True),
     "begin_read": _connection("matrix", repeatable=True),
     "end_read": _connection("read", repeatable=True),
-    "end_reads": _connection("", None),  # a gateway's client has lost its connection
 }  # fmt: skip
 
 

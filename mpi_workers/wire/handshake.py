@@ -41,16 +41,17 @@ def _proof(side: bytes, token: str, nonces: bytes, fields: bytes = b"") -> bytes
     return hmac.digest(key, CONTEXT + side + nonces + fields, "sha256")
 
 
-def _bytes(body: Body, name: str, length: int | None = None) -> bytes:
+def bytes_of(body: Body, name: str, length: int | None = None) -> bytes:
+    """A field of a handshake. Raises `WireError`."""
     value = body.get(name)
     if not isinstance(value, bytes) or (length is not None and len(value) != length):
         raise WireError(f"malformed handshake: no valid {name!r}")
     return value
 
 
-def refusal(error: Exception) -> Failure:
-    """The AuthError for a peer that broke off or failed the handshake with `error`."""
-    return Failure("AuthError", f"refused: {error}")
+def refusal(why: object) -> Failure:
+    """The AuthError for a peer that has failed the handshake."""
+    return Failure("AuthError", f"refused: {why}")
 
 
 class ListeningSide:
@@ -74,17 +75,19 @@ class ListeningSide:
 
         Raises `WireError` if the peer must be refused.
         """
+        if frame.payload_nbytes:
+            raise WireError(f"a {frame.kind.name} must not have a payload here")
         if not self._nonces:
             if frame.kind != Kind.HELLO:
                 raise WireError("a connection must open with HELLO")
             nonce = secrets.token_bytes(NONCE_BYTES)
-            self._nonces = _bytes(frame.body, "nonce", NONCE_BYTES) + nonce
+            self._nonces = bytes_of(frame.body, "nonce", NONCE_BYTES) + nonce
             return {"nonce": nonce, "proof": _proof(b"listening", self._token, self._nonces)}
         if frame.kind != Kind.PROOF:
             raise WireError("the answer to a CHALLENGE must be a PROOF")
-        fields = _bytes(frame.body, "fields")
+        fields = bytes_of(frame.body, "fields")
         expected = _proof(b"connecting", self._token, self._nonces, fields)
-        if not hmac.compare_digest(_bytes(frame.body, "proof"), expected):
+        if not hmac.compare_digest(bytes_of(frame.body, "proof"), expected):
             raise WireError("the token is not this gang's")
         self.fields = decode_body(fields)
         return None
@@ -128,13 +131,16 @@ class ConnectingSide:
             raise Failure("AuthError", str(frame.body.get("message", ""))[:MESSAGE_LIMIT])
         if frame.kind != Kind.CHALLENGE or frame.payload_nbytes:
             raise WireError(f"expected CHALLENGE, got {frame.kind.name}")
-        nonces = self._nonce + _bytes(frame.body, "nonce", NONCE_BYTES)
+        nonces = self._nonce + bytes_of(frame.body, "nonce", NONCE_BYTES)
+        return {"proof": self._proof_for(frame.body, nonces), "fields": self._fields}
+
+    def _proof_for(self, challenge: Body, nonces: bytes) -> bytes:
+        """Verify the proof in a CHALLENGE; returns that of this side."""
         expected = _proof(b"listening", self._token, nonces)
-        if not hmac.compare_digest(_bytes(frame.body, "proof"), expected):
+        if not hmac.compare_digest(bytes_of(challenge, "proof"), expected):
             raise Failure(
                 "AuthError",
                 "the listening process does not have the same token: it belongs to another gang, "
                 "or is not Alchemist's",
             )
-        proof = _proof(b"connecting", self._token, nonces, self._fields)
-        return {"proof": proof, "fields": self._fields}
+        return _proof(b"connecting", self._token, nonces, self._fields)

@@ -10,9 +10,9 @@ import contextlib
 import os
 import random
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer, authenticate
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Kind
 from mpi_workers.wire.handshake import ConnectingSide
@@ -70,18 +70,11 @@ class Echo:
 
     def __init__(self) -> None:
         sock, self.address = sockets.listen_tcp("127.0.0.1")
-        self._acceptor = Acceptor([sock], ranks.TOKEN, {})
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
+        known = partial(authenticate, token=ranks.TOKEN, welcome={})
+        self._acceptor = Acceptor([sock], known, self._answer).start()
 
-    def _serve(self) -> None:
-        with contextlib.closing(self._acceptor):
-            while not self._over.is_set():
-                for connection, _fields in self._acceptor.poll(0.05):
-                    threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-
-    def _answer(self, connection: Connection) -> None:
+    def _answer(self, peer: AuthenticatedPeer) -> None:
+        connection, _ = peer
         with connection, contextlib.suppress(frames.WireError, OSError):
             while True:
                 frame = connection.recv(WAIT_S)
@@ -90,8 +83,7 @@ class Echo:
                 connection.send(Kind.REPLY, frame.body)
 
     def close(self) -> None:
-        self._over.set()
-        self._thread.join(WAIT_S)
+        self._acceptor.close()
 
 
 class Fuzzer:

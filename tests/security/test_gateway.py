@@ -225,7 +225,7 @@ def test_a_process_in_between_with_another_certificate_is_noticed(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / ".config/alchemist/gateway"
-    context = Identity(*certificate(None, None), print).context
+    context, _, _ = Identity(*certificate(None, None), print).look()
     assert folder.is_dir()
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -340,7 +340,9 @@ def test_two_thousand_idle_connections_keep_nobody_out(
             crowd.append(socket.create_connection((address.host, address.port), WAIT_S))
             if len(crowd) % 100 == 0:
                 time.sleep(0.01)
-        assert wait_until(lambda: len(gateway.strangers) <= MAX_STRANGERS, WAIT_S) is not None
+        assert (
+            wait_until(lambda: len(gateway.acceptor.strangers) <= MAX_STRANGERS, WAIT_S) is not None
+        )
         begun = time.monotonic()
         check_served(address, token)
         assert time.monotonic() - begun < 5

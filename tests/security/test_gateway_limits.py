@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import json
@@ -17,16 +18,17 @@ from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway import secure_socket
 from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
-from alchemist_ray.gateway.server import access, gangs
+from alchemist_ray.gateway.server import access, gangs, link
 from alchemist_ray.gateway.server import gateway as served
 from alchemist_ray.gateway.server.access import TokenFile
-from alchemist_ray.gateway.server.gateway import MAX_ASKED, Gateway
+from alchemist_ray.gateway.server.gateway import Gateway
 from mpi_workers.failures import Failure
-from mpi_workers.wire.frames import Kind, encode
+from mpi_workers.wire.frames import Kind
 from tests.security.test_gateway import SESSION, WAIT_S, check_served, refusal, tls
 from tests.support.traces import wait_until
 
 LOGGED = 5
+ASKED = 500  # commands
 
 
 @pytest.fixture
@@ -52,21 +54,41 @@ def address(gateway: Gateway) -> GatewayAddress:
     return GatewayAddress("127.0.0.1", gateway.port)
 
 
-def test_a_session_that_does_not_wait_for_answers_is_refused(
+def test_a_session_that_does_not_wait_for_answers_gets_them_one_after_the_other(
     address: GatewayAddress, token: str
 ) -> None:
     connection, _ = secure_socket.connect(address, token, SESSION)
     with connection:
-        command = encode(Kind.COMMAND, {"id": 1, "op": "nothing"})
-        connection.write(command * (20 * MAX_ASKED))
+        for ident in range(ASKED):
+            connection.send(Kind.COMMAND, {"id": ident, "op": "nothing"})
+        answers = [connection.expect(Kind.REPLY, WAIT_S).body["id"] for _ in range(ASKED)]
+        assert answers == list(range(ASKED))
 
-        def receive() -> None:
-            for _ in range(20 * MAX_ASKED):
-                connection.expect(Kind.REPLY, WAIT_S)
 
-        with pytest.raises(Failure, match=f"{MAX_ASKED} commands wait for an answer"):
-            receive()
+def test_a_client_that_does_not_read_is_dropped(
+    gateway: Gateway, address: GatewayAddress, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "SEND_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(gangs, "_listed", lambda: [{"name": "x" * (8 << 20), "named": True}])
+    connection, _ = secure_socket.connect(address, token, SESSION)
+    with connection:
+        connection.send(Kind.COMMAND, {"id": 1, "op": "list_gangs"})
+        assert wait_until(lambda: not gateway.link_limit.counts, WAIT_S) is not None
     check_served(address, token)
+
+
+def test_the_waiting_calls_of_one_user_are_limited() -> None:
+    waits = gangs.UserLimit(2, 3, "too many gangs are being started")
+    with contextlib.ExitStack() as stack:
+        for user in ("anna", "anna", "bert"):
+            stack.enter_context(waits.one_of(user))
+        with pytest.raises(Failure, match=r"2 by anna \(limit 2\), 3 by all users \(limit 3\)"):
+            stack.enter_context(waits.one_of("anna"))
+        with pytest.raises(Failure, match="0 by carl") as refused:
+            stack.enter_context(waits.one_of("carl"))
+        assert refused.value.kind == "ResourceError"
+    with waits.one_of("anna"):
+        assert waits.counts == {"anna": 1}
 
 
 def test_a_command_that_fails_in_any_way_is_answered(

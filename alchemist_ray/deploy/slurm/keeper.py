@@ -11,13 +11,12 @@ import os
 import queue
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from alchemist_ray.deploy.slurm import allocation
@@ -29,7 +28,7 @@ from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import DROPPED, step_environment
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
 from alchemist_ray.runtime.cluster.network import address_of, address_towards
-from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer, authenticate
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind, WireError
 from mpi_workers.wire.interfaces import interfaces
@@ -92,7 +91,7 @@ class RayInJob:
     _nodes: dict[str, Connection] = field(default_factory=dict, init=False)
     _broken: set[str] = field(default_factory=set, init=False)  # lost connections
     _step: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _listener: socket.socket | None = field(default=None, init=False)
+    _acceptor: Acceptor[AuthenticatedPeer] | None = field(default=None, init=False)
     _hello: dict[str, Body] = field(default_factory=dict, init=False)
     _up: set[str] = field(default_factory=set, init=False)
     _lost: set[str] = field(default_factory=set, init=False)
@@ -273,20 +272,14 @@ class RayInJob:
         return self._open(token, address_towards(other))
 
     def _open(self, token: str, ip: str) -> str:
-        self._listener, address = listen_tcp(ip)
-        acceptor = Acceptor([self._listener], token, {})
-        threading.Thread(target=self._accept, args=(acceptor,), daemon=True).start()
+        listener, address = listen_tcp(ip)
+        known = partial(authenticate, token=token, welcome={})
+        self._acceptor = Acceptor([listener], known, self._serve).start()
         return address
 
-    def _accept(self, acceptor: Acceptor) -> None:
-        with contextlib.suppress(OSError), contextlib.closing(acceptor):  # until `stop`
-            while True:
-                for peer in acceptor.poll():
-                    threading.Thread(target=self._serve, args=peer, daemon=True).start()
-
-    def _serve(self, connection: Connection, hello: Body) -> None:
+    def _serve(self, peer: AuthenticatedPeer) -> None:
         """Serve one node: its HELLO, then its events, until the connection ends."""
-        name = ""
+        (connection, hello), name = peer, ""
         try:
             name = self._name_of(hello)
             self._nodes[name] = connection
@@ -347,9 +340,8 @@ class RayInJob:
         """Stop Ray on all nodes and wait until they are clean."""
         with contextlib.suppress(OSError):
             self.folder.token.unlink()  # first: the time may not suffice for the rest
-        if self._listener is not None:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # ends the acceptor, which closes it
+        if self._acceptor is not None:
+            self._acceptor.close()
         for name in list(self._nodes):
             self._tell(name, "stop")
         left = set(self._nodes) - self._broken

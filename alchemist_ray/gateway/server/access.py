@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import socket
@@ -29,6 +28,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from filelock import FileLock, Timeout
 
 from alchemist_ray.errors import AuthError, BadArgumentError
 from alchemist_ray.gateway.protocol import SCOPES, Verifier, new_token
@@ -42,7 +42,7 @@ FILE = "~/.config/alchemist/tokens.json"
 AUDIT = "~/.config/alchemist/gateway/audit.log"
 FORMAT = 1
 DAYS = 90.0  # until a token expires, unless something else is said
-LOCK_TIMEOUT_S, LOCK_INTERVAL_S = 10.0, 0.02
+LOCK_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,47 +195,32 @@ class TokenFile:
         Otherwise a token that is being created could bring back one that is revoked meanwhile.
         """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            self._wait_for(lock)
-            entries = dict(self._read())
-            yield entries
-            self._write(entries)
-        finally:
-            os.close(lock)
+            with FileLock(f"{self.path}.lock", LOCK_TIMEOUT_S, mode=0o600):
+                entries = dict(self._read())
+                yield entries
+                content = json.dumps({"format": FORMAT, "tokens": entries}, indent=1)
+                _replace(self.path, content.encode())
+        except Timeout:
+            raise AuthError(
+                f"{self.path}.lock has been held by another process for {LOCK_TIMEOUT_S:g} s: end "
+                "the command that changes tokens, and try again"
+            ) from None
 
-    def _wait_for(self, lock: int) -> None:
-        """Lock it. Raises `AuthError` if another process does not unlock it in time."""
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise AuthError(
-                        f"{self.path}.lock has been held by another process for "
-                        f"{LOCK_TIMEOUT_S:g} s: end the command that changes tokens, and try again"
-                    ) from None
-                time.sleep(LOCK_INTERVAL_S)
-                continue
-            except OSError:  # a file system without locks
-                pass
-            return
 
-    def _write(self, entries: dict[str, dict[str, Any]]) -> None:
-        """Replace the file in one step."""
-        folder = self.path.parent
-        fd, name = tempfile.mkstemp(dir=folder, prefix=".tokens-")  # mode 600
-        try:
-            with open(fd, "w") as file:
-                json.dump({"format": FORMAT, "tokens": entries}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file that only this user can read, in one step."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 600
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
 
 
 def _token(ident: str, entry: dict[str, Any]) -> Token:
@@ -446,12 +431,8 @@ def _generate(cert: Path, key: Path) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    for path, content in ((key, pem), (cert, made.public_bytes(serialization.Encoding.PEM))):
-        new = path.with_suffix(".new")
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(content)
-        new.rename(path)
+    _replace(key, pem)
+    _replace(cert, made.public_bytes(serialization.Encoding.PEM))
 
 
 class Identity:
@@ -463,13 +444,6 @@ class Identity:
     failed : callable(str)
         Called when a changed file cannot be used: then the one before stays.
 
-    Attributes
-    ----------
-    context : SSLContext
-        For accepted connections.
-    digest : bytes
-        SHA-256 of the certificate.
-    expires : datetime
     """
 
     def __init__(self, cert: Path, key: Path, failed: Callable[[str], None]) -> None:
@@ -477,26 +451,28 @@ class Identity:
         self._failed = failed
         self._stamp = self._stamped()
         self._looked = time.monotonic()
-        self._read()
+        self._lock = threading.Lock()
+        self._found = self._read()
 
-    def look(self) -> Identity:
-        """Read the files again if they have changed; itself."""
-        if time.monotonic() > self._looked + LOOK_S:
-            self._looked = time.monotonic()
-            if (stamp := self._stamped()) != self._stamp:
-                self._stamp = stamp
-                try:
-                    self._read()
-                except AuthError as error:
-                    self._failed(str(error))
-        return self
+    def look(self) -> tuple[ssl.SSLContext, bytes, datetime.datetime]:
+        """The context for accepted connections; the certificate's SHA-256; when it expires."""
+        with self._lock:
+            if time.monotonic() > self._looked + LOOK_S:
+                self._looked = time.monotonic()
+                if (stamp := self._stamped()) != self._stamp:
+                    self._stamp = stamp
+                    try:
+                        self._found = self._read()
+                    except AuthError as error:
+                        self._failed(str(error))
+            return self._found
 
     def _stamped(self) -> object:
         with contextlib.suppress(OSError):
             return [(found.st_mtime_ns, found.st_ino) for found in map(os.stat, self._files)]
         return None
 
-    def _read(self) -> None:
+    def _read(self) -> tuple[ssl.SSLContext, bytes, datetime.datetime]:
         """Raises `AuthError` if the files are not a certificate that is valid now, and its key."""
         cert, key = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -511,5 +487,4 @@ class Identity:
             raise AuthError(words) from None
         if datetime.datetime.now(datetime.UTC) >= first.not_valid_after_utc:
             raise AuthError(f"{cert} expired on {first.not_valid_after_utc:%Y-%m-%d}: renew it")
-        self.context, self.digest = context, first.fingerprint(hashes.SHA256())
-        self.expires = first.not_valid_after_utc
+        return context, first.fingerprint(hashes.SHA256()), first.not_valid_after_utc

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import platform
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +65,7 @@ class HostedGang:
         self.owner = owner
         self._most = most
         self.transfers = GangTransfers(connection)
-        self.clients: set[Any] = set()  # of `gateway.Client`
+        self.clients: dict[str, Any] = {}  # `gateway.Client`, by process, also when they are lost
         self.ended = False
         self.renewal: Body | None = None  # for clients that do not know the ranks of now
 
@@ -151,57 +149,40 @@ class UserLimit:
     of_user, of_all : int
     full : str
         Begins the message when there are too many.
+
+    Attributes
+    ----------
+    counts : Counter
+        How many each user has now.
     """
 
     def __init__(self, of_user: int, of_all: int, full: str) -> None:
         self.of_user, self.of_all = of_user, of_all
         self._full = full
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
-    def take(self, user: str) -> None:
-        """One more. Raises `Failure`."""
-        mine, all_users = self._counts[user], self._counts.total()
-        if mine >= self.of_user or all_users >= self.of_all:
-            raise Failure(
-                "ResourceError",
-                f"{self._full}: {mine} by {user} (limit {self.of_user}), {all_users} by all "
-                f"users (limit {self.of_all}). Try again later",
-            )
-        self._counts[user] += 1
-
-    def give_back(self, user: str) -> None:
-        """One less."""
-        self._counts -= Counter([user])
-
-
-MAX_WAITS = 1024  # a thread each, as long as it waits
-MAX_WAITS_OF_USER = 256
-
-T = TypeVar("T")
-
-
-class LongWaits:
-    """Threads for calls that start gangs, resize them or attach to them."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(MAX_WAITS, "alchemist-gateway-wait")
-        full = "too many gangs are being started, resized or attached to"
-        self._limit = UserLimit(MAX_WAITS_OF_USER, MAX_WAITS, full)
-
-    async def run(self, user: str, action: Callable[..., T], *args: Any) -> T:
-        """The result of an action in a thread. Raises `Failure` if too many are under way."""
-        self._limit.take(user)
+    @contextlib.contextmanager
+    def one_of(self, user: str) -> Iterator[None]:
+        """While there is one more. Raises `Failure`."""
+        with self._lock:
+            mine, all_users = self.counts[user], self.counts.total()
+            if mine >= self.of_user or all_users >= self.of_all:
+                raise Failure(
+                    "ResourceError",
+                    f"{self._full}: {mine} by {user} (limit {self.of_user}), {all_users} by all "
+                    f"users (limit {self.of_all}). Try again later",
+                )
+            self.counts[user] += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, action, *args)
+            yield
         finally:
-            self._limit.give_back(user)
-
-    def close(self) -> None:
-        """Start no more threads; those that wait end with their calls."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+            with self._lock:
+                self.counts -= Counter([user])
 
 
 WHOSE = "this user's tokens"
+ANSWER_S = 10.0  # until a matrix that is being created is looked for again
 
 
 class Quotas:
@@ -211,44 +192,44 @@ class Quotas:
     ----------
     gangs : mapping of str to HostedGang
         Those that are used now.
-    waits : LongWaits
-        Asks gangs.
     tokens : TokenFile
     """
 
-    def __init__(
-        self, gangs: Mapping[str, HostedGang], waits: LongWaits, tokens: TokenFile
-    ) -> None:
+    def __init__(self, gangs: Mapping[str, HostedGang], tokens: TokenFile) -> None:
         self._tokens = tokens
         self._gangs = gangs
-        self._waits = waits
-        self._creating: dict[str, _Creating] = {}
-        self._ranks: Counter[str] = Counter()  # of gangs that are being started, by user
+        self._changed = threading.Condition()  # guards what follows, by user
+        self._ranks: Counter[str] = Counter()  # of gangs that are being started
         self._starting: Counter[str] = Counter()
+        # User and bytes of matrices that are being created: a gang may count them already, or not.
+        self._creating: dict[object, tuple[str, int]] = {}
+        self._created: Counter[str] = Counter()  # answers
 
     def _of(self, token: Token) -> list[HostedGang]:
-        return [gang for gang in self._gangs.values() if gang.user == token.user]
+        return [gang for gang in list(self._gangs.values()) if gang.user == token.user]
 
     @contextlib.contextmanager
     def starting(
         self, token: Token, workers: int, resized: HostedGang | None = None
     ) -> Iterator[None]:
         """While a gang is being started, or `resized`. Raises if it exceeds the quota."""
-        mine = [gang for gang in self._of(token) if gang is not resized]
-        gangs = len(mine) + self._starting[token.user] + 1
-        ranks = sum(gang.ranks for gang in mine) + self._ranks[token.user] + workers
         most_gangs = self._tokens.quota(token.user, "gangs")
         most_ranks = self._tokens.quota(token.user, "ranks")
-        check_limits(token.user, gangs, ranks, most_gangs, most_ranks, WHOSE)
-        self._starting[token.user] += 1
-        self._ranks[token.user] += workers
+        with self._changed:
+            mine = [gang for gang in self._of(token) if gang is not resized]
+            gangs = len(mine) + self._starting[token.user] + 1
+            ranks = sum(gang.ranks for gang in mine) + self._ranks[token.user] + workers
+            check_limits(token.user, gangs, ranks, most_gangs, most_ranks, WHOSE)
+            self._starting[token.user] += 1
+            self._ranks[token.user] += workers
         try:
             yield
         finally:
-            self._starting[token.user] -= 1
-            self._ranks[token.user] -= workers
+            with self._changed:
+                self._starting[token.user] -= 1
+                self._ranks[token.user] -= workers
 
-    async def reserve(self, token: Token, body: Body) -> Callable[[], None]:
+    def reserve(self, token: Token, body: Body) -> Callable[[], None]:
         """Reserve the bytes of a command's new matrix, until the returned function is called.
 
         Call it when the gang has answered: then the gang counts them. Waits for other new
@@ -261,14 +242,9 @@ class Quotas:
         new = 0
         if body.get("op") == "create":
             new = math.prod(body["shape"]) * np.dtype(body["dtype"]).itemsize
-        creating = self._creating.setdefault(token.user, _Creating())
         while True:
-            answered = creating.answered
-            held = sum(
-                await asyncio.gather(
-                    *(self._waits.run(token.user, _nbytes, gang) for gang in self._of(token))
-                )
-            )
+            created = self._created[token.user]
+            held = sum(map(_nbytes, self._of(token)))
             if held + new > limit or (not new and held >= limit):
                 raise Failure(
                     "ResourceError",
@@ -277,26 +253,21 @@ class Quotas:
                 )
             if not new:
                 return _nothing
-            if answered.is_set():
-                continue  # a gang was perhaps asked before it had the matrix
-            if held + creating.nbytes + new <= limit:
-                break
-            await answered.wait()
-        creating.nbytes += new
-        return partial(creating.end, new)
+            with self._changed:
+                if self._created[token.user] != created:
+                    continue  # a gang was perhaps asked before it had the matrix
+                others = sum(its for user, its in self._creating.values() if user == token.user)
+                if held + others + new <= limit:
+                    reservation = object()
+                    self._creating[reservation] = token.user, new
+                    return partial(self._answered, reservation)
+                self._changed.wait(ANSWER_S)
 
-
-class _Creating:
-    """Matrices of a user that are being created: a gang may count them, or not yet."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.answered = asyncio.Event()
-
-    def end(self, nbytes: int) -> None:
-        self.nbytes -= nbytes
-        self.answered.set()
-        self.answered = asyncio.Event()
+    def _answered(self, reservation: object) -> None:
+        with self._changed:
+            user, _ = self._creating.pop(reservation, ("", 0))
+            self._created[user] += 1
+            self._changed.notify_all()
 
 
 def _nothing() -> None:
@@ -319,33 +290,37 @@ class SessionCommands:
 
     Parameters
     ----------
-    waits : LongWaits
-        Runs what blocks.
     tokens : TokenFile
     """
 
-    def __init__(self, waits: LongWaits, tokens: TokenFile) -> None:
-        self._waits = waits
+    def __init__(self, tokens: TokenFile) -> None:
         self.gangs: dict[str, HostedGang] = {}
-        self.quotas = Quotas(self.gangs, waits, tokens)
+        self.quotas = Quotas(self.gangs, tokens)
+        self._lock = threading.RLock()  # guards the gangs and their clients
+
+    def clients(self) -> list[Any]:
+        """Those that are attached, or may come back."""
+        with self._lock:
+            return [client for gang in self.gangs.values() for client in gang.clients.values()]
 
     def close(self) -> None:
         """Leave all gangs; those of clients end."""
         for gang in list(self.gangs.values()):
             gang.close(end=bool(gang.owner))
 
-    async def carry_out(self, token: Token, body: Body) -> Body:
+    def carry_out(self, token: Token, body: Body) -> Body:
+        """The result of a command about gangs. Blocks. Raises `Failure`, `AlchemistError`."""
         match body.get("op"):
             case "start_gang":
-                return await self._start_gang(token, body)
+                return self._start_gang(token, body)
             case "attach_gang":
-                gang = await self._attached(token, str(body["name"]), float(body["timeout_s"]))
-                return gang.described()
+                timeout_s = float(body["timeout_s"])
+                return self._attached(token, str(body["name"]), timeout_s).described()
             case "find_gang":
-                return (await self.find(token, str(body["gang"]))).described()
+                return self.find(token, str(body["gang"])).described()
             case "list_gangs":
-                found = await self._waits.run(token.user, _listed)
-                mine = {name for name, gang in self.gangs.items() if gang.user == token.user}
+                found = _listed()
+                mine = {gang.name for gang in list(self.gangs.values()) if gang.user == token.user}
                 shown = [g for g in found
                          if g["named"] or g["name"] in mine or token.allows("admin")]  # fmt: skip
                 return {"gangs": shown}
@@ -353,102 +328,121 @@ class SessionCommands:
                 gang, workers = self._own_gang(token, body["gang"], "resizing"), body["workers"]
                 positive_int("num_workers", workers)
                 with self.quotas.starting(token, workers, gang):
-                    await self._waits.run(token.user, gang.resize, workers)
+                    gang.resize(workers)
                 return {}
             case "stop_resize":
                 self._own_gang(token, body["gang"], "resizing").stop_resize()
                 return {}
             case "stop_gang":
-                return await self._stop_gang(token, str(body["name"]))
+                return self._stop_gang(token, str(body["name"]))
             case "end_gang":
                 gang = self._own_gang(token, body["gang"], "ending")
                 self.gangs.pop(gang.name, None)
                 if body.get("at_once"):
-                    await self._waits.run(token.user, gang.kill, str(body.get("why", ""))[:200])
+                    gang.kill(str(body.get("why", ""))[:200])
                 else:
-                    await self._waits.run(token.user, lambda: gang.close(end=True))
+                    gang.close(end=True)
                 return {}
             case op:
                 raise Failure("GroupError", f"a gateway does not know the command {op!r}")
 
-    async def _start_gang(self, token: Token, body: Body) -> Body:
+    def _start_gang(self, token: Token, body: Body) -> Body:
         workers = checked_workers(body["workers"])
         options = gang_options(body["options"], workers)
         ident = f"{token.user}:{str(body['process'])[:64]}"
-        await self._forget_ended(token.user)
+        self._forget_ended(token.user)
         with self.quotas.starting(token, most_of(workers)):
-            gangs = await self._waits.run(
-                token.user,
-                lambda: ray_gangs.open_gangs(
-                    str(body["session"])[:32], options, f"{token.user}@{GATEWAY}"
-                ),
+            gangs = ray_gangs.open_gangs(
+                str(body["session"])[:32], options, f"{token.user}@{GATEWAY}"
             )
             try:
-                connection = await self._waits.run(token.user, gangs.start, workers)
+                connection = gangs.start(workers)
             except BaseException:
-                _in_background(lambda: gangs.close(reusable=False))
+                later(0.0, partial(gangs.close, reusable=False))
                 raise
-        owner = "" if gangs.detached else ident
-        most = 0 if isinstance(workers, int) else most_of(workers)
-        gang = HostedGang(gangs, connection, token.user, owner, most)
-        self.gangs[gang.name] = gang
-        asyncio.get_running_loop().call_later(GRACE_S, self._unused, gang)
+            owner = "" if gangs.detached else ident
+            most = 0 if isinstance(workers, int) else most_of(workers)
+            gang = HostedGang(gangs, connection, token.user, owner, most)
+            self.gangs[gang.name] = gang
+        later(GRACE_S, self._release_unused, gang)
         return gang.described()
 
-    async def _attached(self, token: Token, name: str, timeout_s: float) -> HostedGang:
+    def _attached(self, token: Token, name: str, timeout_s: float) -> HostedGang:
         if name in self.gangs:
             known = self.gang_of(token, name)
-            if not await self._forget_if_ended(token.user, known):
+            if not self._forget_if_ended(known):
                 return known
-        gangs, connection = await self._waits.run(
-            token.user,
-            ray_gangs.attach,
-            AttachOptions(name, timeout_s=min(timeout_s, 600.0), progress=False, output=False),
+        gangs, connection = ray_gangs.attach(
+            AttachOptions(name, timeout_s=min(timeout_s, 600.0), progress=False, output=False)
         )
-        found = self.gangs.get(name)
-        if found is not None:  # another client was faster
-            _in_background(lambda: HostedGang(gangs, connection, "", "").close(end=False))
-            return found
-        user = await self._waits.run(token.user, _starter_of, name)
-        gang = self.gangs.setdefault(name, HostedGang(gangs, connection, user, ""))
-        asyncio.get_running_loop().call_later(GRACE_S, self._unused, gang)
-        return gang
+        gang = HostedGang(gangs, connection, _starter_of(name), "")
+        found = self.gangs.setdefault(name, gang)
+        if found is gang:
+            later(GRACE_S, self._release_unused, gang)
+        else:  # another client was faster
+            gang.close(end=False)
+        return found
 
-    async def find(self, token: Token, name: str) -> HostedGang:
+    def find(self, token: Token, name: str) -> HostedGang:
         """A gang by its id, also after this gateway was started again. Raises as `gang_of`."""
         if name not in self.gangs and not PRIVATE_GANG.fullmatch(name):
-            return await self._attached(token, name, ATTACH_TIMEOUT_S)
+            return self._attached(token, name, ATTACH_TIMEOUT_S)
         return self.gang_of(token, name)
 
-    async def _forget_ended(self, user: str) -> None:
+    def _forget_ended(self, user: str) -> None:
         """Detached gangs count for their user's quotas until they have ended."""
         for gang in list(self.gangs.values()):
             if gang.user == user and not gang.clients:
-                await self._forget_if_ended(user, gang)
+                self._forget_if_ended(gang)
 
-    async def _forget_if_ended(self, user: str, gang: HostedGang) -> bool:
+    def _forget_if_ended(self, gang: HostedGang) -> bool:
         """Whether a gang has ended: then another one may have its name.
 
         A gang whose connection is there is not asked: one that hangs would hold up its users.
         """
-        if gang.connection.known_loss() is None or not await self._waits.run(user, gang.has_ended):
+        if gang.connection.known_loss() is None or not gang.has_ended():
             return False
-        if self.gangs.get(gang.name) is gang:
-            del self.gangs[gang.name]
-        await self._waits.run(user, lambda: gang.close(end=False))
+        with self._lock:
+            if self.gangs.get(gang.name) is gang:
+                del self.gangs[gang.name]
+        gang.close(end=False)
         return True
 
-    def _unused(self, gang: HostedGang) -> None:
-        """A client that has asked for a gang did not attach to it."""
-        if not gang.clients:
-            self.release(gang)
+    def joined(self, gang: HostedGang, client: Any) -> Any:
+        """A process has attached; its last connection, if it had one. Raises `Failure`."""
+        with self._lock:
+            if self.gangs.get(gang.name) is not gang:
+                raise Failure("GroupFailedError", f"gang {gang.name} has just ended")
+            before = gang.clients.get(client.ident)
+            gang.clients[client.ident] = client
+            return before
 
-    async def _stop_gang(self, token: Token, name: str) -> Body:
+    def left(self, gang: HostedGang, client: Any) -> bool:
+        """A process has left; False if it has connected again meanwhile."""
+        with self._lock:
+            if gang.clients.get(client.ident) is not client:
+                return False
+            del gang.clients[client.ident]
+            if not gang.clients or gang.owner == client.ident:
+                self._release(gang)
+            return True
+
+    def _release_unused(self, gang: HostedGang) -> None:
+        """A client that has asked for a gang did perhaps not attach to it."""
+        with self._lock:
+            if not gang.clients:
+                self._release(gang)
+
+    def _release(self, gang: HostedGang) -> None:
+        """Leave a gang that no client uses; end it if it belonged to one."""
+        if self.gangs.get(gang.name) is gang and not gang.stays:
+            del self.gangs[gang.name]
+            later(0.0, partial(gang.close, end=bool(gang.owner)))
+
+    def _stop_gang(self, token: Token, name: str) -> Body:
         gang = self.gangs.get(name)
         _check_own(token, name, gang, "stopping")
-        await self._waits.run(
-            token.user, lambda: ray_gangs.stop_gang(name, address=None, token=None)
-        )
+        ray_gangs.stop_gang(name, address=None, token=None)
         self.gangs.pop(name, None)
         return {}
 
@@ -456,12 +450,6 @@ class SessionCommands:
         gang = self.gang_of(token, name)
         _check_own(token, name, gang, doing)
         return gang
-
-    def release(self, gang: HostedGang) -> None:
-        """Leave a gang that no client uses; end it if it belonged to one."""
-        if self.gangs.get(gang.name) is gang and not gang.stays:
-            del self.gangs[gang.name]
-            _in_background(lambda: gang.close(end=bool(gang.owner)))
 
     def gang_of(self, token: Token, name: object) -> HostedGang:
         """A gang that a user may attach to. Raises `Failure`."""
@@ -503,8 +491,11 @@ def _check_own(token: Token, name: object, gang: HostedGang | None, doing: str) 
         )
 
 
-def _in_background(action: Callable[[], object]) -> None:
-    threading.Thread(target=action, name="alchemist-gateway-end", daemon=True).start()
+def later(seconds: float, action: Callable[..., object], *args: Any) -> None:
+    """Do something in a thread of its own, after some time."""
+    timer = threading.Timer(seconds, action, args)
+    timer.daemon = True
+    timer.start()
 
 
 def _starter_of(name: str) -> str:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-import socket
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from alchemist_ray.errors import AlchemistError, to_failure
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gateway.protocol import CHUNK_NBYTES, MIN_LINES, chunks
-from alchemist_ray.gateway.secure_socket import SharedSocket
+from alchemist_ray.gateway.secure_socket import SharedConnection
 from alchemist_ray.observe import metrics
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
@@ -32,15 +31,14 @@ from mpi_workers.matrix.node_shares import Region
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import UNAUTHENTICATED_MAP_LIMIT, Frame, Kind
-from mpi_workers.wire.sockets import hang_up
 
 LIMIT_NBYTES = CHUNK_NBYTES + 16 * MIN_LINES  # of a chunk: a line more than fits
 PIECE_NBYTES = 4 << 20  # 4 MiB of a chunk: the memory of a data connection; smaller copies are slow
 MATRICES = 256  # of which the gateway remembers layout and finished chunks
 STALL_TIMEOUT_S = 120.0  # for the next bytes of a chunk
 IDLE_TIMEOUT_S = 60.0  # for the next chunk: then a client has to connect again
-# Threads that encrypt and decrypt at a time, for all gangs: more would share the interpreter's lock
-# with the event loop, and no handshake would be in time.
+# Threads of transfers that encrypt and decrypt at a time, for all gangs: more would share the
+# interpreter's lock with those of commands, and no handshake would be in time.
 TURNS = threading.Semaphore(4)
 
 
@@ -54,21 +52,21 @@ class _Arrivals:
         self.target = target
         self._lock = threading.Condition()
         self._done: set[Region] = set()
-        self._writers: dict[Region, socket.socket] = {}
+        self._writers: dict[Region, Connection] = {}
 
     @contextlib.contextmanager
-    def writing(self, region: Region, sock: socket.socket) -> Iterator[bool]:
+    def writing(self, region: Region, connection: Connection) -> Iterator[bool]:
         """While a chunk arrives; False if it was written when its sender lost the answer.
 
         A sender that repeats a chunk has given up the connection on which it has sent it before.
         """
         with self._lock:
             while (writer := self._writers.get(region)) is not None:
-                hang_up(writer)
+                writer.hang_up()
                 if not self._lock.wait(STALL_TIMEOUT_S):
                     raise Failure("TransferError", "another connection is writing this chunk")
             wanted = region not in self._done
-            self._writers[region] = sock
+            self._writers[region] = connection
         written = False
         try:
             yield wanted
@@ -94,20 +92,20 @@ class GangTransfers:
         self._connection = connection
         self._lock = threading.Lock()
         self._matrices: OrderedDict[int, _Arrivals] = OrderedDict()
-        self._sockets: set[socket.socket] = set()
+        self._clients: set[Connection] = set()
         self._closed = False
 
-    def serve(self, sock: socket.socket, received: bytes, check: Callable[[Kind], None]) -> None:
+    def serve(self, connection: SharedConnection, check: Callable[[Kind], None]) -> None:
         """Serve a client until it leaves, in the calling thread.
 
         `check` is called for each chunk and raises if the client may not send or fetch it.
         """
         with self._lock:
-            self._sockets.add(sock)
+            self._clients.add(connection)
             closed = self._closed
-        shared = cast("socket.socket", SharedSocket(sock, TURNS))
-        connection = Connection(shared, map_limit=UNAUTHENTICATED_MAP_LIMIT, received=received)
-        client = _DataClient(connection, sock, self._connection)
+        connection.shared.use_alone(TURNS)
+        connection.map_limit = UNAUTHENTICATED_MAP_LIMIT
+        client = _DataClient(connection, self._connection)
         try:
             while not closed:
                 try:
@@ -129,7 +127,7 @@ class GangTransfers:
             pass  # the client is gone
         finally:
             with self._lock:
-                self._sockets.discard(sock)
+                self._clients.discard(connection)
             client.close()
 
     def forget(self, matrices: list[Any]) -> None:
@@ -148,8 +146,8 @@ class GangTransfers:
         """Hang up on all clients."""
         with self._lock:
             self._closed = True
-            for sock in self._sockets:
-                hang_up(sock)
+            for connection in self._clients:
+                connection.hang_up()
 
     def _arrivals(self, matrix: object) -> _Arrivals:
         if type(matrix) is not int:
@@ -173,9 +171,8 @@ class GangTransfers:
 class _DataClient:
     """One client's data connection, with its own connections to the gang's nodes."""
 
-    def __init__(self, connection: Connection, sock: socket.socket, gang: GangConnection) -> None:
+    def __init__(self, connection: Connection, gang: GangConnection) -> None:
         self._connection = connection
-        self._sock = sock
         self._gang = gang
         self._nodes: NodeConnections | None = None
         self._buffer = np.empty(0, np.uint8)
@@ -206,7 +203,7 @@ class _DataClient:
             return
         if frame.payload_nbytes != nbytes:
             raise frames.WireError(f"got {frame.payload_nbytes} bytes, not {nbytes}")
-        with arrivals.writing(region, self._sock) as wanted:
+        with arrivals.writing(region, self._connection) as wanted:
             times = self._receive(target, pieces, wanted=wanted)
         metrics.count("alchemist_gateway_bytes_total", ("send",), nbytes)
         self._connection.send(Kind.SYNC, times)

@@ -59,14 +59,17 @@ class AttachedProcess:
         Whether it has a session on the gang; else it has only handles, as a Ray task has.
     where : str
         ``user@host (pid 123)``.
+    grace_s : float
+        How long it may be lost, and come back.
     connections : int
-        0 while it is lost, and may come back.
+        0 while it is lost.
     """
 
     ident: str
     owner: bool
     session: bool
     where: str
+    grace_s: float
     connections: int = 0
     timer: asyncio.TimerHandle | None = None
 
@@ -97,6 +100,7 @@ class AttachedProcesses:
                 owner=hello.get("owner") is True,
                 session=hello.get("session") is True,
                 where=str(hello.get("where", "")),
+                grace_s=max(self._grace_s, float(hello.get("grace_s", 0.0))),
             )
         if process.timer is not None:
             process.timer.cancel()
@@ -109,9 +113,9 @@ class AttachedProcesses:
         process.connections -= 1
         if process.connections:
             return
-        if self._grace_s and self._processes.get(process.ident) is process:
+        if process.grace_s and self._processes.get(process.ident) is process:
             loop = asyncio.get_running_loop()
-            process.timer = loop.call_later(self._grace_s, self.ended, process)
+            process.timer = loop.call_later(process.grace_s, self.ended, process)
         else:
             self.ended(process)
 
@@ -286,9 +290,6 @@ class Dispatcher:
 
     def _end_read(self, job: Job, connection: FrameProtocol) -> None:
         job.answer({"whole": self._reads.end(job.body["read"])})
-
-    def _end_reads(self, job: Job, connection: FrameProtocol) -> None:
-        self._reads.lost(connection)
 
     def _cancel_calls(self, job: Job, connection: FrameProtocol) -> None:
         everyone = job.body.get("all")

@@ -18,7 +18,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import MatrixError
 from alchemist_ray.gateway import client
 from alchemist_ray.gateway.protocol import CHUNK_NBYTES, GatewayAddress
-from alchemist_ray.gateway.secure_socket import connect
+from alchemist_ray.gateway.secure_socket import SharedConnection, SharedSocket, connect
 from alchemist_ray.gateway.server import transfers
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
@@ -220,7 +220,8 @@ def test_a_connection_that_transfers_nothing_is_closed(
     monkeypatch.setattr(transfers, "IDLE_TIMEOUT_S", 0.3)
     near, far = socket.socketpair()
     with near, far, ThreadPoolExecutor(1) as pool:
-        served = pool.submit(GangTransfers(als.connection).serve, far, b"", lambda kind: None)
+        link = SharedConnection(SharedSocket(far))
+        served = pool.submit(GangTransfers(als.connection).serve, link, lambda kind: None)
         near.settimeout(WAIT_S)
         assert near.recv(1) == b""
         served.result(WAIT_S)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,11 +15,8 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.gateway import secure_socket
 from alchemist_ray.gateway.protocol import GatewayAddress
-from alchemist_ray.gateway.server import gangs
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from alchemist_ray.gateway.server.gangs import LongWaits
-from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Kind, encode
 from tests.security.test_gateway import SESSION
 from tests.support import traces
@@ -80,28 +75,3 @@ def test_a_gang_that_hangs_holds_up_no_start_of_another(
     finally:
         os.kill(pid, signal.SIGCONT)
     AlchemistSession.stop_gang("hangs")
-
-
-def test_the_waiting_calls_of_one_user_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gangs, "MAX_WAITS_OF_USER", 2)
-    monkeypatch.setattr(gangs, "MAX_WAITS", 3)
-    go_on = threading.Event()
-
-    async def waits() -> list[object]:
-        waiting = LongWaits()
-        users = ("anna", "anna", "anna", "bert", "carl")
-        calls = [asyncio.create_task(waiting.run(user, go_on.wait, 20.0)) for user in users]
-        await asyncio.sleep(0.2)
-        go_on.set()
-        ended = await asyncio.gather(*calls, return_exceptions=True)
-        assert await waiting.run("anna", lambda: "again") == "again"
-        waiting.close()
-        return list(ended)
-
-    first, second, third, other, last = asyncio.run(waits())
-    assert first is second is other is True
-    assert isinstance(third, Failure)
-    assert third.kind == "ResourceError"
-    assert "2 by anna (limit 2), 2 by all users" in third.message
-    assert isinstance(last, Failure)
-    assert "0 by carl (limit 2), 3 by all users (limit 3)" in last.message

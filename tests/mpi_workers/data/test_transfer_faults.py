@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
-from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.acceptor import Acceptor, authenticate
 from mpi_workers.wire.blocking import Connection
 from tests.mpi_workers.transfers import (
     WAIT_S,
@@ -31,7 +32,6 @@ from tests.mpi_workers.transfers import (
     send,
 )
 from tests.support import ranks as support
-from tests.support.frames import in_thread
 
 
 @routes
@@ -147,18 +147,10 @@ def unresponsive_node(token: str = "token") -> Iterator[str]:
     """The address of a node that authenticates its peers, then neither reads nor answers."""
     listener, address = sockets.listen_tcp("127.0.0.1")
     opened: list[Connection] = []
-    over = threading.Event()
-
-    def serve() -> None:
-        with contextlib.closing(Acceptor([listener], token, {})) as acceptor:
-            while not over.is_set():
-                opened.extend(connection for connection, _ in acceptor.poll(0.02))
-
-    with in_thread(serve):
-        try:
-            yield address
-        finally:
-            over.set()
+    known = partial(authenticate, token=token, welcome={})
+    acceptor = Acceptor([listener], known, lambda peer: opened.append(peer[0])).start()
+    with contextlib.closing(acceptor):
+        yield address
     for connection in opened:
         connection.close()
 

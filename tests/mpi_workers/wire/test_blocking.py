@@ -8,18 +8,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import blocking, frames, sockets
-from mpi_workers.wire.acceptor import Acceptor
+from mpi_workers.wire.acceptor import Acceptor, authenticate
 from mpi_workers.wire.blocking import Connection, ShortWait, connect
 from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.handshake import ConnectingSide
-from tests.support.frames import SOON_S, TOKEN, in_thread
+from tests.support.frames import SOON_S, TOKEN
+from tests.support.traces import wait_until
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -62,21 +65,19 @@ def serve_one(folder: Path, talk: Callable[[str], Any]) -> tuple[Any, list[Body]
     """The result of `talk(address)`, and the fields of the peers that were authenticated."""
     listener, address = sockets.listen_unix(f"{folder}/s.sock")
     peers: list[Body] = []
-    finished = threading.Event()
-
-    def serve() -> None:
-        with contextlib.closing(Acceptor([listener], TOKEN, {"rank": 3})) as acceptor:
-            while not finished.is_set():
-                for connection, fields in acceptor.poll(0.02):
-                    peers.append(fields)
-                    connection.close()
-
-    with in_thread(serve):
-        try:
-            result = talk(address)
-        finally:
-            finished.set()
+    known = partial(authenticate, token=TOKEN, welcome={"rank": 3})
+    acceptor = Acceptor([listener], known, lambda peer: peers.append(peer[1])).start()
+    with contextlib.closing(acceptor):
+        result = talk(address)
     return result, peers
+
+
+def accepting(listener: socket.socket, **options: Any) -> tuple[Any, SimpleQueue[Connection]]:
+    """An acceptor, to be closed, and the connections of peers that are authenticated."""
+    accepted: SimpleQueue[Connection] = SimpleQueue()
+    known = partial(authenticate, token=TOKEN, welcome={})
+    acceptor = Acceptor([listener], known, lambda peer: accepted.put(peer[0]), **options)
+    return contextlib.closing(acceptor.start()), accepted
 
 
 def test_two_ends_with_the_same_token_are_connected(folder: Path) -> None:
@@ -86,7 +87,9 @@ def test_two_ends_with_the_same_token_are_connected(folder: Path) -> None:
             assert connection.sock.gettimeout() is None
             return welcome
 
-    assert serve_one(folder, talk) == ({"rank": 3}, [{"role": "test", "z": 1j}])
+    welcome, peers = serve_one(folder, talk)
+    assert welcome == {"rank": 3}
+    assert wait_until(lambda: peers == [{"role": "test", "z": 1j}], SOON_S) is not None
 
 
 @pytest.mark.parametrize("token", ["", TOKEN[:-1], TOKEN + "x", TOKEN + "\0", "é", "another"])
@@ -103,16 +106,13 @@ def test_a_client_refuses_a_listener_with_another_token(folder: Path, token: str
 
 def test_frames_that_follow_the_proof_at_once_are_not_lost(folder: Path) -> None:
     listener, address = sockets.listen_unix(f"{folder}/s.sock")
-    acceptor = Acceptor([listener], TOKEN, {})
+    acceptor, accepted = accepting(listener)
     side = ConnectingSide(TOKEN, {})
-    with contextlib.closing(acceptor), Connection(sockets.dial(address)) as client:
+    with acceptor, Connection(sockets.dial(address)) as client:
         client.send(Kind.HELLO, side.hello())
-        while not client.readable():
-            acceptor.poll(0.01)
         proof = frames.encode(Kind.PROOF, side.prove(client.recv(SOON_S)))
         client.sock.sendall(proof + frames.encode(Kind.GET, {"matrix": 1}))
-        ((connection, _),) = acceptor.poll(SOON_S)
-        with connection:
+        with accepted.get(timeout=SOON_S) as connection:
             assert connection.recv(SOON_S).body == {"matrix": 1}
 
 
@@ -122,16 +122,10 @@ def test_only_data_connections_have_patience() -> None:
 
     for keepalive, expected_s in ((sockets.CONTROL, 6), (sockets.DATA, 120)):
         listener, address = sockets.listen_tcp("127.0.0.1")
-        acceptor = Acceptor([listener], TOKEN, {}, keepalive=keepalive)
-        accepted: list[Connection] = []
-
-        def accept(acceptor: Acceptor = acceptor, accepted: list[Connection] = accepted) -> None:
-            while not accepted:
-                accepted.extend(connection for connection, _ in acceptor.poll(SOON_S))
-
-        with contextlib.closing(acceptor), in_thread(accept):
+        acceptor, accepted = accepting(listener, keepalive=keepalive)
+        with acceptor:
             connection, _ = connect(address, TOKEN, {}, keepalive=keepalive)
-        with connection, accepted[0] as other:
+        with connection, accepted.get(timeout=SOON_S) as other:
             assert user_timeout_s(connection.sock) == user_timeout_s(other.sock) == expected_s
 
 
