@@ -243,14 +243,14 @@ class ClientSide(ConnectingSide):
         self._ident, secret = parts_of(token)
         super().__init__(secret, fields)
         self._protocols = protocols
-        self.binding = binding
+        self._binding = binding
 
     def hello(self) -> Body:
         return {**super().hello(), "id": self._ident, "protocols": list(self._protocols)}
 
     def _proof_for(self, challenge: Body, nonces: bytes) -> bytes:
         client_key, gateway_key = _keys(self._token, bytes_of(challenge, "salt"))
-        expected = _proof(gateway_key, b"gateway", nonces, self.binding)
+        expected = _proof(gateway_key, b"gateway", nonces, self._binding)
         if not hmac.compare_digest(bytes_of(challenge, "proof"), expected):
             raise Failure(
                 "AuthError",
@@ -259,6 +259,6 @@ class ClientSide(ConnectingSide):
                 "ends TLS",
             )
         mask = _proof(
-            hashlib.sha256(client_key).digest(), b"client", nonces, self.binding, self._fields
+            hashlib.sha256(client_key).digest(), b"client", nonces, self._binding, self._fields
         )
         return bytes(a ^ b for a, b in zip(client_key, mask, strict=True))

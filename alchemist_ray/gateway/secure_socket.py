@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from alchemist_ray.errors import AuthError
 from alchemist_ray.gateway.protocol import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -208,14 +209,18 @@ def connect(
 def _connect(
     address: GatewayAddress, token: str, fields: Body, *, shared: bool
 ) -> tuple[Connection, Body]:
-    side = ClientSide(token, fields, (OLDEST_PROTOCOL, PROTOCOL), b"")
-    sock, side.binding = _secured(address, sockets.CONTROL if shared else sockets.DATA)
+    sock, binding = _secured(address, sockets.CONTROL if shared else sockets.DATA)
     limit = frames.UNAUTHENTICATED_MAP_LIMIT
     connection = (
         SharedConnection(SharedSocket(sock), map_limit=limit)
         if shared
         else Connection(sock, map_limit=limit)
     )
+    try:
+        side = ClientSide(token, fields, (OLDEST_PROTOCOL, PROTOCOL), binding)
+    except AuthError:  # it is no token
+        connection.close()
+        raise
     return connection, introduce(connection, side, CONNECT_TIMEOUT_S)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import socket
@@ -22,13 +23,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from filelock import FileLock, Timeout
 
 from alchemist_ray.errors import AuthError, BadArgumentError
 from alchemist_ray.gateway.protocol import SCOPES, Verifier, new_token
@@ -42,7 +42,7 @@ FILE = "~/.config/alchemist/tokens.json"
 AUDIT = "~/.config/alchemist/gateway/audit.log"
 FORMAT = 1
 DAYS = 90.0  # until a token expires, unless something else is said
-LOCK_TIMEOUT_S = 10.0
+LOCK_TIMEOUT_S, LOCK_INTERVAL_S = 10.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +195,30 @@ class TokenFile:
         Otherwise a token that is being created could bring back one that is revoked meanwhile.
         """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        with open(fd) as lock:
+            while not _locked(lock):
+                if time.monotonic() > deadline:
+                    raise AuthError(
+                        f"{self.path}.lock has been held by another process for "
+                        f"{LOCK_TIMEOUT_S:g} s: end the command that changes tokens, and try again"
+                    )
+                time.sleep(LOCK_INTERVAL_S)
+            entries = dict(self._read())
+            yield entries
+            content = json.dumps({"format": FORMAT, "tokens": entries}, indent=1)
+            _replace(self.path, content.encode())
+
+
+def _locked(file: IO[str]) -> bool:
+    """Lock a file; False if another process holds the lock."""
+    with contextlib.suppress(OSError):  # a file system without locks
         try:
-            with FileLock(f"{self.path}.lock", LOCK_TIMEOUT_S, mode=0o600):
-                entries = dict(self._read())
-                yield entries
-                content = json.dumps({"format": FORMAT, "tokens": entries}, indent=1)
-                _replace(self.path, content.encode())
-        except Timeout:
-            raise AuthError(
-                f"{self.path}.lock has been held by another process for {LOCK_TIMEOUT_S:g} s: end "
-                "the command that changes tokens, and try again"
-            ) from None
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,6 +40,16 @@ from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
 
 
+class HostedClient(Protocol):
+    """A process that is attached to a gang: `gateway.Client`."""
+
+    ident: str
+    user: str
+
+    def drop(self) -> None:
+        """End its connections."""
+
+
 class HostedGang:
     """The gateway's own connection to a gang, and what it knows of its use.
 
@@ -65,7 +75,7 @@ class HostedGang:
         self.owner = owner
         self._most = most
         self.transfers = GangTransfers(connection)
-        self.clients: dict[str, Any] = {}  # `gateway.Client`, by process, also when they are lost
+        self.clients: dict[str, HostedClient] = {}  # by process, also when they are lost
         self.ended = False
         self.renewal: Body | None = None  # for clients that do not know the ranks of now
 
@@ -298,7 +308,7 @@ class SessionCommands:
         self.quotas = Quotas(self.gangs, tokens)
         self._lock = threading.RLock()  # guards the gangs and their clients
 
-    def clients(self) -> list[Any]:
+    def clients(self) -> list[HostedClient]:
         """Those that are attached, or may come back."""
         with self._lock:
             return [client for gang in self.gangs.values() for client in gang.clients.values()]
@@ -408,7 +418,7 @@ class SessionCommands:
         gang.close(end=False)
         return True
 
-    def joined(self, gang: HostedGang, client: Any) -> Any:
+    def joined(self, gang: HostedGang, client: HostedClient) -> HostedClient | None:
         """A process has attached; its last connection, if it had one. Raises `Failure`."""
         with self._lock:
             if self.gangs.get(gang.name) is not gang:
@@ -417,7 +427,7 @@ class SessionCommands:
             gang.clients[client.ident] = client
             return before
 
-    def left(self, gang: HostedGang, client: Any) -> bool:
+    def left(self, gang: HostedGang, client: HostedClient) -> bool:
         """A process has left; False if it has connected again meanwhile."""
         with self._lock:
             if gang.clients.get(client.ident) is not client:

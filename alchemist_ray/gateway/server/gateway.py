@@ -135,7 +135,7 @@ class Gateway:
 
     def measure(self) -> None:
         """Note what metrics show of now. Ray forgets a gauge that is not set again."""
-        attached = Counter(client.token.user for client in self._sessions.clients())
+        attached = Counter(client.user for client in self._sessions.clients())
         for user in self._users | set(attached):
             metrics.gauge("alchemist_gateway_sessions", attached[user], (metrics.bounded(user),))
         self._users = set(attached)
@@ -259,10 +259,9 @@ class Gateway:
         with self._wait_limit.one_of(link.token.user):
             gang = self._sessions.find(link.token, str(link.fields["gang"]))
         client = Client(link, gang, self)
-        before: Client | None = self._sessions.joined(gang, client)
+        before = self._sessions.joined(gang, client)
         if before is not None:
-            before.link.connection.hang_up()
-            before.end()
+            before.drop()
         try:
             client.serve()
         finally:
@@ -371,6 +370,11 @@ class Client:
         except (OSError, WireError) as error:
             words = f"the gang cannot be reached: {error}"
             raise Failure("GroupFailedError", words) from None
+
+    def drop(self) -> None:
+        """The process has another connection."""
+        self.link.connection.hang_up()
+        self.end()
 
     def end(self) -> None:
         """End the connection to the dispatcher, which cancels what the process waits for."""
