@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from alchemist_ray.gateway.protocol import GRACE_S, WINDOW, GatewayAddress, chun
 from alchemist_ray.gateway.secure_socket import connect
 from mpi_workers.data.description import DataEndpoints, NodeAddress, NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import Array, NodeConnection, closed
+from mpi_workers.data.streams import Order
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.wire import frames, sockets
@@ -30,12 +30,59 @@ MAX_BREAKS = 50  # of a connection, one after the other, without a chunk that ar
 BUSY_TIMEOUT_S, BUSY_RETRY_S = 120.0, 1.0  # a gateway that serves as many transfers as it can
 
 
+class _Chunk:
+    """A part of a transfer, that is asked for (or sent) in one frame and answered by another."""
+
+    def __init__(self, target: TransferTarget, region: Region, array: Array, order: Order) -> None:
+        self._target = target
+        self.array = array
+        self.order = order
+        self._body = {"matrix": target.matrix, "region": list(region), "order": order}
+
+    def ask(self, connection: Connection, times: NodeTimes) -> None:
+        """Send the frame."""
+        connection.send(Kind.GET, self._body)
+
+    def take(self, connection: Connection, times: NodeTimes) -> None:
+        """Receive the answer: the elements of the array."""
+        clock = time.perf_counter()
+        frame, out = connection.expect(Kind.DATA, STALL_TIMEOUT_S), self.array
+        connection.sock.settimeout(STALL_TIMEOUT_S)
+        if frame.payload_nbytes != out.nbytes:
+            raise frames.WireError(f"got {frame.payload_nbytes} bytes, not {out.nbytes}")
+        whole = out.flags.c_contiguous if self.order == "C" else out.flags.f_contiguous
+        packed = out if whole else np.empty(out.shape, out.dtype, order=self.order)
+        connection.read_into(packed.reshape(-1, order=self.order).view(np.uint8).data)
+        arrived = time.perf_counter()
+        if not whole:
+            out[...] = packed
+        times.receive_s += arrived - clock
+        times.deserialize_s += time.perf_counter() - arrived
+
+
+class _SentChunk(_Chunk):
+    """A part that is sent, and acknowledged."""
+
+    def ask(self, connection: Connection, times: NodeTimes) -> None:
+        clock = time.perf_counter()
+        packed = np.asarray(self.array, self._target.dtype, order=_order(self.array))
+        self._body["order"] = _order(packed)
+        flat = packed.reshape(-1, order=_order(packed)).view(np.uint8)
+        times.serialize_s += time.perf_counter() - clock
+        connection.send(Kind.PUT, self._body, flat.data)
+
+    def take(self, connection: Connection, times: NodeTimes) -> None:
+        body = connection.expect(Kind.SYNC, STALL_TIMEOUT_S).body
+        times.receive_s += float(body["receive_s"])
+        times.deserialize_s += float(body["place_s"])
+
+
 class _Stream:
     """One connection, and the chunks that are under way on it."""
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
-        self.chunks: deque[tuple[TransferTarget, Region, Array]] = deque()  # not acknowledged
+        self.chunks: deque[_Chunk] = deque()  # not answered
         self.sent = 0  # of them, over this connection
         self.times = NodeTimes(0, "gateway")
         self.arrived = 0  # chunks
@@ -188,44 +235,12 @@ class GatewayNode(NodeConnection):
     def put(
         self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int
     ) -> NodeTimes:
-        order = _order(array)
         lane = self._lanes[stream]
         begun, before = time.perf_counter(), lane.times.serialize_s
-        for part in chunks(region, target.dtype.itemsize, order):
-            lane.chunks.append((target, part, _part(array, region, part)))
-            self._advance(stream, WINDOW - 1)
+        self._move(_SentChunk, target, region, array, stream)
         spent = lane.times.serialize_s - before
         nbytes = array.size * target.dtype.itemsize
         return NodeTimes(0, self.route, nbytes, spent, time.perf_counter() - begun - spent)
-
-    def _send(
-        self, connection: Connection, lane: _Stream, target: TransferTarget, part: Region,
-        array: Array,
-    ) -> None:  # fmt: skip
-        clock = time.perf_counter()
-        packed = np.asarray(array, target.dtype, order=_order(array))
-        flat = packed.reshape(-1, order=_order(packed)).view(np.uint8)
-        lane.times.serialize_s += time.perf_counter() - clock
-        body = {"matrix": target.matrix, "region": list(part), "order": _order(packed)}
-        connection.send(Kind.PUT, body, flat.data)
-
-    def _advance(self, stream: int, most: int) -> None:
-        """Send the chunks that are not under way; wait until at most `most` of all are."""
-        lane = self._lanes[stream]
-
-        def advance(connection: Connection) -> None:
-            while lane.sent < len(lane.chunks):
-                self._send(connection, lane, *lane.chunks[lane.sent])
-                lane.sent += 1
-            while lane.sent > most:
-                body = connection.expect(Kind.SYNC, STALL_TIMEOUT_S).body
-                lane.chunks.popleft()
-                lane.sent -= 1
-                lane.arrived += 1
-                lane.times.receive_s += float(body["receive_s"])
-                lane.times.deserialize_s += float(body["place_s"])
-
-        self._persist(stream, advance)
 
     def put_rows(
         self, target: TransferTarget, ranks: list[int], rows: Array, block: Array
@@ -239,40 +254,38 @@ class GatewayNode(NodeConnection):
     def get(
         self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int
     ) -> NodeTimes:
-        order = _order(array)
-        wanted = deque(chunks(region, target.dtype.itemsize, order))
-        asked: deque[Region] = deque()
-        lane = self._lanes[stream]
-        times = NodeTimes(0, self.route, array.size * target.dtype.itemsize)
-
-        def receive(connection: Connection) -> None:
-            wanted.extendleft(reversed(asked))
-            asked.clear()
-            while wanted or asked:
-                while wanted and len(asked) < WINDOW:
-                    part = wanted.popleft()
-                    asked.append(part)
-                    body = {"matrix": target.matrix, "region": list(part), "order": order}
-                    connection.send(Kind.GET, body)
-                clock = time.perf_counter()
-                frame = connection.expect(Kind.DATA, STALL_TIMEOUT_S)
-                connection.sock.settimeout(STALL_TIMEOUT_S)
-                out = _part(array, region, asked[0])
-                if frame.payload_nbytes != out.nbytes:
-                    raise frames.WireError(f"got {frame.payload_nbytes} bytes, not {out.nbytes}")
-                whole = out.flags.c_contiguous if order == "C" else out.flags.f_contiguous
-                packed = out if whole else np.empty(out.shape, out.dtype, order=order)
-                connection.read_into(packed.reshape(-1, order=order).view(np.uint8).data)
-                arrived = time.perf_counter()
-                if not whole:
-                    out[...] = packed
-                asked.popleft()
-                lane.arrived += 1
-                times.receive_s += arrived - clock
-                times.deserialize_s += time.perf_counter() - arrived
-
-        self._persist(stream, receive)
+        self._move(_Chunk, target, region, array, stream)
+        self._advance(stream, 0)
+        times, self._lanes[stream].times = self._lanes[stream].times, NodeTimes(0, self.route)
+        times.nbytes = array.size * target.dtype.itemsize
         return times
+
+    def _move(
+        self, kind: type[_Chunk], target: TransferTarget, region: Region, array: Array, stream: int
+    ) -> None:
+        """Ask for all chunks of a region, as many at a time as the window has."""
+        order = _order(array)
+        for part in chunks(region, target.dtype.itemsize, order):
+            rows = slice(part.row0 - region.row0, part.row1 - region.row0)
+            its = array[rows, part.col0 - region.col0 : part.col1 - region.col0]
+            self._lanes[stream].chunks.append(kind(target, part, its, order))
+            self._advance(stream, WINDOW - 1)
+
+    def _advance(self, stream: int, most: int) -> None:
+        """Send the chunks that are not under way; wait until at most `most` of all are."""
+        lane = self._lanes[stream]
+
+        def advance(connection: Connection) -> None:
+            while lane.sent < len(lane.chunks):
+                lane.chunks[lane.sent].ask(connection, lane.times)
+                lane.sent += 1
+            while lane.sent > most:
+                lane.chunks[0].take(connection, lane.times)
+                lane.chunks.popleft()
+                lane.sent -= 1
+                lane.arrived += 1
+
+        self._persist(stream, advance)
 
     def sync(self) -> NodeTimes:
         total = NodeTimes(0, self.route)
@@ -285,12 +298,6 @@ class GatewayNode(NodeConnection):
         return total
 
 
-def _order(array: Array) -> Any:
+def _order(array: Array) -> Order:
     """The order in which an array's elements travel."""
     return "C" if abs(array.strides[0]) >= abs(array.strides[1]) else "F"
-
-
-def _part(array: Array, region: Region, part: Region) -> Array:
-    """The elements of a part, in an array that covers the region."""
-    rows = slice(part.row0 - region.row0, part.row1 - region.row0)
-    return array[rows, part.col0 - region.col0 : part.col1 - region.col0]

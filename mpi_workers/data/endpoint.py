@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
+import select
 import signal
 import socket
 import threading
@@ -62,7 +63,7 @@ class DataEndpoint:
     """
 
     def __init__(self, listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
-        self._memory = NodeMemory(ranks, self._rank_lost)
+        self._memory = NodeMemory(ranks)
         self._proof = NodeProof()
         self._lost: int | None = None
         self._clients: set[Connection] = set()
@@ -79,7 +80,8 @@ class DataEndpoint:
         connection, fields = peer
         try:
             if fields.get("role") == "rank":
-                self._memory.join(fields.get("rank"), connection)
+                rank = self._memory.join(fields.get("rank"), connection)
+                self._watch(rank, connection)
                 return
             self._admit(connection)
         except Failure as failure:
@@ -103,7 +105,11 @@ class DataEndpoint:
                 raise full(f"has {MAX_PEERS} clients, its limit")
             self._clients.add(connection)
 
-    def _rank_lost(self, rank: int) -> None:
+    def _watch(self, rank: int, connection: Connection) -> None:
+        """Wait until a rank has ended; then hang up on all clients."""
+        poller = select.poll()
+        poller.register(connection.sock, select.POLLRDHUP)
+        poller.poll()
         with self._lock:
             self._lost = rank
             for connection in self._clients:

@@ -18,7 +18,6 @@ import itertools
 import os
 import reprlib
 import secrets
-import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -237,36 +236,23 @@ class NodeMemory:
     ----------
     ranks : range
         The ranks of the node.
-    on_lost : callable(rank)
-        Called from a thread when a rank that has joined is gone.
     """
 
-    def __init__(self, ranks: range, on_lost: Callable[[int], None]) -> None:
+    def __init__(self, ranks: range) -> None:
         self.ranks = ranks
         self._links: dict[int, RankLink] = {}
         self._joining = threading.Lock()
         self._numbers = itertools.count(1)
-        self._on_lost = on_lost
-        self._watched = select.epoll()
-        threading.Thread(target=self._watch, daemon=True).start()
 
-    def join(self, rank: object, connection: Connection) -> None:
-        """A rank has connected. Raises `Failure` if none of that number is expected."""
+    def join(self, rank: object, connection: Connection) -> int:
+        """A rank has connected; its number. Raises `Failure` if none of that is expected."""
         if type(rank) is not int or rank not in self.ranks or not connection.unix:
             raise Failure("AuthError", f"no rank {reprlib.repr(rank)} is expected here")
         with self._joining:
             if rank in self._links:
                 raise Failure("AuthError", f"rank {rank} is connected already")
             self._links[rank] = RankLink(rank, connection)
-        self._watched.register(connection.sock, select.EPOLLRDHUP)
-
-    def _watch(self) -> None:
-        while True:
-            for fd, _ in self._watched.poll():
-                for rank, link in list(self._links.items()):
-                    if link.connection.sock.fileno() == fd:
-                        self._watched.unregister(fd)
-                        self._on_lost(rank)
+        return rank
 
     def chosen(self, value: object) -> list[int]:
         """The ranks that a request names; all, if it names none. Raises `Failure`."""

@@ -84,21 +84,15 @@ class GatewayActor:
         self._options = options
         exporter.start(self._gateway.measure)
 
-    def about(self) -> dict[str, Any]:
-        """The fields of `GatewayInfo`."""
+    def about(self) -> GatewayInfo:
+        """The gateway, for clients and operators."""
         host = self._options["host"]
-        gateway = self._gateway
         if host in ("0.0.0.0", "::"):
             host = ray.util.get_node_ip_address()
-        return {
-            "host": host,
-            "port": gateway.port,
-            "tls": self._options.get("tls", True),
-            "fingerprint": gateway.fingerprint,
-            "tokens": str(gateway.tokens.path),
-            "audit": str(gateway.audit.path),
-            "expires": gateway.expires,
-        }
+        its = self._gateway
+        files = str(its.tokens.path), str(its.audit.path)
+        tls = self._options["tls"]
+        return GatewayInfo(host, its.port, tls, its.fingerprint, *files, its.expires)
 
     def close(self) -> None:
         """End the gangs of clients, and stop listening."""
@@ -214,7 +208,8 @@ def _find() -> ActorHandle | None:
 
 
 def _about(actor: ActorHandle) -> GatewayInfo:
-    return GatewayInfo(**ask(actor.about.remote(), READY_TIMEOUT_S))
+    info: GatewayInfo = ask(actor.about.remote(), READY_TIMEOUT_S)
+    return info
 
 
 # --- the command line ---

@@ -28,8 +28,7 @@ def answering(rank: Connection) -> None:
 
 def test_a_silent_rank_delays_only_those_who_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loans, "STALL_TIMEOUT_S", 1.0)
-    lost: list[int] = []
-    memory = NodeMemory(range(4), lost.append)
+    memory = NodeMemory(range(4))
     pairs = [socket.socketpair() for _ in range(4)]
     for rank, (here, there) in enumerate(pairs):
         memory.join(rank, Connection(here))
