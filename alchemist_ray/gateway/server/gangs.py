@@ -94,16 +94,22 @@ class HostedGang:
         return max(self._most, self.connection.address.size)
 
     def has_ended(self) -> bool:
-        """Whether the gang cannot be reached any more. Blocks."""
-        try:
+        """Whether the gang cannot be reached any more. Blocks.
+
+        A gang whose connection is there is not asked: one that hangs would hold up its users.
+        """
+        if self.connection.known_loss() is None:
+            return False
+        with contextlib.suppress(AlchemistError):
             self.connection.ping()
-        except AlchemistError:
-            return True
-        return False
+            return False
+        return True
 
     def nbytes(self) -> int:
-        """Bytes of its matrices. Blocks."""
-        return int(self.connection.request({"op": "status"})["nbytes"])
+        """Bytes of its matrices, 0 if it has ended. Blocks."""
+        with contextlib.suppress(AlchemistError):
+            return int(self.connection.request({"op": "status"})["nbytes"])
+        return 0
 
     def described(self) -> Body:
         """The description for clients."""
@@ -254,7 +260,7 @@ class Quotas:
             new = math.prod(body["shape"]) * np.dtype(body["dtype"]).itemsize
         while True:
             created = self._created[token.user]
-            held = sum(map(_nbytes, self._of(token)))
+            held = sum(gang.nbytes() for gang in self._of(token))
             if held + new > limit or (not new and held >= limit):
                 raise Failure(
                     "ResourceError",
@@ -282,12 +288,6 @@ class Quotas:
 
 def _nothing() -> None:
     """Nothing was reserved."""
-
-
-def _nbytes(gang: HostedGang) -> int:
-    with contextlib.suppress(AlchemistError):  # it has ended
-        return gang.nbytes()
-    return 0
 
 
 ATTACH_TIMEOUT_S = 10.0
@@ -406,11 +406,8 @@ class SessionCommands:
                 self._forget_if_ended(gang)
 
     def _forget_if_ended(self, gang: HostedGang) -> bool:
-        """Whether a gang has ended: then another one may have its name.
-
-        A gang whose connection is there is not asked: one that hangs would hold up its users.
-        """
-        if gang.connection.known_loss() is None or not gang.has_ended():
+        """Whether a gang has ended: then another one may have its name."""
+        if not gang.has_ended():
             return False
         with self._lock:
             if self.gangs.get(gang.name) is gang:
