@@ -17,7 +17,7 @@ from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from benchmarks.harness import timed
 from mpi_workers.node import proxy
 from mpi_workers.node.specs import GangPlan, NodePlan, RankConfig
-from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol
+from mpi_workers.wire.asynchronous import FrameProtocol, open_connection
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, ConnectionLost, Frame, Kind
 
@@ -189,11 +189,10 @@ class _LightNode:
         self.ended = asyncio.Event()
 
     async def connect(self, address: str) -> None:
-        host, _, port = address.removeprefix("tcp:").rpartition(":")
         fields = {"role": "proxy", "node": self._number}
-        protocol = ConnectingProtocol(self._on_frame, lambda _: self.ended.set(), TOKEN, fields)
-        await asyncio.get_running_loop().create_connection(lambda: protocol, host, int(port))
-        await protocol.welcome
+        protocol = await open_connection(
+            address, TOKEN, fields, self._on_frame, lambda _: self.ended.set()
+        )
         puts = {f"card-{rank}": CARD for rank in self._ranks}
         self._event(protocol, "pmi_barrier", puts=puts)
 

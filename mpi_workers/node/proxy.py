@@ -35,7 +35,7 @@ from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import GangPlan, RankConfig
 from mpi_workers.node.stacks import of_crash
 from mpi_workers.wire import sockets
-from mpi_workers.wire.asynchronous import ConnectingProtocol, FrameProtocol, protocol_factory
+from mpi_workers.wire.asynchronous import FrameProtocol, open_connection, protocol_factory
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 from mpi_workers.wire.pmi import PmiNode, process_mapping
 
@@ -139,16 +139,14 @@ class Proxy:
                 self._stop()
 
         fields = {"role": "proxy", "node": self._node}
-        manager = ConnectingProtocol(on_frame, lambda _: self._stop(), self._plan.token, fields)
         try:
-            sock = sockets.dial(sockets.reachable_addresses(self._plan.manager)[0])
-            sock.setblocking(False)
-            await asyncio.get_running_loop().create_connection(lambda: manager, sock=sock)
-            await manager.welcome
+            address = sockets.reachable_addresses(self._plan.manager)[0]
+            self._manager = await open_connection(
+                address, self._plan.token, fields, on_frame, lambda _: self._stop()
+            )
         except (OSError, IndexError, WireError, Failure) as error:
             print(f"cannot reach the GroupManager at {', '.join(self._plan.manager)}: {error}")
             return False
-        self._manager = manager
         return True
 
     def send_event(self, op: str, **fields: Any) -> None:

@@ -9,24 +9,24 @@ from typing import Any, cast
 from mpi_workers.failures import Failure
 from mpi_workers.wire import handshake, sockets
 from mpi_workers.wire.acceptor import Strangers, source_of
+from mpi_workers.wire.blocking import connect
 from mpi_workers.wire.frames import (
     MAP_LIMIT,
     UNAUTHENTICATED_MAP_LIMIT,
     Body,
-    ConnectionLost,
     Frame,
     FrameBuffer,
     Kind,
     WireError,
     encode,
 )
-from mpi_workers.wire.handshake import ConnectingSide, ListeningSide
+from mpi_workers.wire.handshake import ListeningSide
 
 CLOSE_TIMEOUT_S = 5.0  # for a peer to read what is queued
 
 
 class FrameProtocol(asyncio.Protocol):
-    """Frames without payloads over an asyncio transport; the base of both sides.
+    """Frames without payloads over an asyncio transport.
 
     Parameters
     ----------
@@ -35,6 +35,8 @@ class FrameProtocol(asyncio.Protocol):
         refuses the frame and closes the connection.
     on_lost : callable(protocol)
         Called once when an authenticated connection is gone.
+    received : bytes, optional
+        What the peer has sent after its handshake. None: the handshake comes first.
 
     Attributes
     ----------
@@ -50,11 +52,13 @@ class FrameProtocol(asyncio.Protocol):
         self,
         on_frame: Callable[[FrameProtocol, Frame], None],
         on_lost: Callable[[FrameProtocol], None],
+        received: bytes | None = None,
     ) -> None:
         self._on_frame = on_frame
         self._on_lost = on_lost
-        self._authenticated = False
-        self._buffer = FrameBuffer(UNAUTHENTICATED_MAP_LIMIT)
+        self._authenticated = received is not None
+        self._buffer = FrameBuffer(MAP_LIMIT if self._authenticated else UNAUTHENTICATED_MAP_LIMIT)
+        self._buffer.feed(received or b"")
         self._deadline: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
         self.peer: Any = None
@@ -80,6 +84,9 @@ class FrameProtocol(asyncio.Protocol):
             except OSError:  # another user's, or gone already
                 self.transport.abort()
                 return
+        if self._authenticated:
+            self.data_received(b"")
+            return
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(
             handshake.TIMEOUT_S, self._refuse, "the handshake timed out"
@@ -218,65 +225,24 @@ def protocol_factory(
     return lambda: ListeningProtocol(on_frame, on_lost, token, on_hello, strangers)
 
 
-class ConnectingProtocol(FrameProtocol):
-    """The connecting side: for `loop.create_connection`.
+async def open_connection(
+    address: str,
+    token: str,
+    fields: Body,
+    on_frame: Callable[[FrameProtocol, Frame], None],
+    on_lost: Callable[[FrameProtocol], None],
+) -> FrameProtocol:
+    """Connect as `blocking.connect` does, which holds up the event loop until the WELCOME.
 
     Parameters
     ----------
+    address, token, fields
+        See `blocking.connect`; also for what is raised.
     on_frame, on_lost : callable
         See `FrameProtocol`.
-    token : str
-        The secret that both sides know.
-    fields : dict
-        What the listening side learns about this process.
-
-    Attributes
-    ----------
-    welcome : Future of dict
-        The WELCOME. Fails with `Failure` if the other side refuses or does not know the token,
-        with `ConnectionLost` if it closes the connection.
     """
-
-    def __init__(
-        self,
-        on_frame: Callable[[FrameProtocol, Frame], None],
-        on_lost: Callable[[FrameProtocol], None],
-        token: str,
-        fields: Body,
-    ) -> None:
-        super().__init__(on_frame, on_lost)
-        self._side = ConnectingSide(token, fields)
-        self._proved = False
-        self.welcome: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.send(Kind.HELLO, self._side.hello())
-
-    def _handshake(self, frame: Frame) -> None:
-        try:
-            if not self._proved:
-                self.send(Kind.PROOF, self._side.prove(frame))
-                self._proved = True
-                self._buffer.map_limit = MAP_LIMIT
-                return
-            welcome = frame.expected(Kind.WELCOME).body
-        except (Failure, WireError) as error:
-            self._fail(error)
-            self.close()
-            return
-        self._authenticate()
-        if not self.welcome.done():
-            self.welcome.set_result(welcome)
-
-    def _fail(self, error: Exception) -> None:
-        if not self.welcome.done():
-            self.welcome.set_exception(error)
-
-    def _refuse_as(self, failure: Failure) -> None:
-        self._fail(failure)
-        super()._refuse_as(failure)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(ConnectionLost("the other end closed the connection during the handshake"))
-        super().connection_lost(exc)
+    connection, _ = connect(address, token, fields, take_fds=False)
+    connection.sock.setblocking(False)
+    protocol = FrameProtocol(on_frame, on_lost, received=connection.rest())
+    await asyncio.get_running_loop().create_connection(lambda: protocol, sock=connection.sock)
+    return protocol

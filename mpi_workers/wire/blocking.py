@@ -45,8 +45,6 @@ class Connection:
     take_fds : bool
         Whether to receive file descriptors that come with frames (Unix sockets only).
         Otherwise the kernel drops descriptors that a peer passes.
-    received : bytes
-        Bytes that were read from the socket before.
     """
 
     def __init__(
@@ -55,13 +53,12 @@ class Connection:
         *,
         map_limit: int = frames.MAP_LIMIT,
         take_fds: bool = False,
-        received: bytes = b"",
     ) -> None:
         self.sock = sock
         self.map_limit = map_limit
         self.unix = sock.family == UNIX
         self.take_fds = take_fds and self.unix
-        self._buffer = bytearray(received)
+        self._buffer = bytearray()
         self._fds: list[int] = []
         self._poll: select.poll | None = None
 
@@ -128,6 +125,12 @@ class Connection:
     def buffered(self) -> bool:
         """Whether received bytes wait in this object: a poll of the socket does not see them."""
         return bool(self._buffer)
+
+    def rest(self) -> bytes:
+        """The received bytes that wait in this object; another one reads from here on."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
 
     def readable(self, timeout_s: float | None = 0.0) -> bool:
         """Whether there are bytes to read, or the end, within `timeout_s` (None: wait)."""

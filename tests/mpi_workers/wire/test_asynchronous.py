@@ -17,14 +17,10 @@ from hypothesis import strategies as st
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import asynchronous, frames, sockets
-from mpi_workers.wire.asynchronous import (
-    ConnectingProtocol,
-    FrameProtocol,
-    protocol_factory,
-)
+from mpi_workers.wire.asynchronous import FrameProtocol, open_connection, protocol_factory
 from mpi_workers.wire.blocking import connect
 from mpi_workers.wire.frames import Body, Frame, FrameBuffer, Kind
-from tests.support.frames import SOON_S, TOKEN, bodies, cut, in_thread, splits
+from tests.support.frames import SOON_S, TOKEN, bodies, cut, splits
 
 
 @settings(max_examples=100, deadline=None)
@@ -194,68 +190,38 @@ def test_a_closed_connection_ends_although_its_peer_does_not_read(
             assert listening.lost == 1
 
 
-def dialled(
-    new_loop: Callable[[], Any], address: str, token: str, requests: int = 1
-) -> tuple[Body, list[Frame]]:
-    """The WELCOME and the answers that a `ConnectingProtocol` gets."""
+def dialled(new_loop: Callable[[], Any], address: str, requests: int) -> list[Frame]:
+    """The answers that an asyncio end gets which has connected."""
 
-    async def talk() -> tuple[Body, list[Frame]]:
+    async def talk() -> list[Frame]:
         answers: asyncio.Queue[Frame] = asyncio.Queue()
-        protocol = ConnectingProtocol(
-            lambda _, frame: answers.put_nowait(frame), lambda _: None, token, {"role": "test"}
-        )
-        await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
+        protocol = await open_connection(
+            address, TOKEN, {"role": "test"}, lambda _, frame: answers.put_nowait(frame),
+            lambda _: None,
+        )  # fmt: skip
         try:
-            welcome = await protocol.welcome
             for k in range(requests):
                 protocol.send(Kind.COMMAND, {"k": k})
-            return welcome, [await answers.get() for _ in range(requests)]
+            return [await answers.get() for _ in range(requests)]
         finally:
             protocol.close()
             await asyncio.sleep(0.05)  # the transport closes
 
-    sock = sockets.dial(address)
-    sock.setblocking(False)
     loop = new_loop()
     try:
         return loop.run_until_complete(asyncio.wait_for(talk(), SOON_S))
     finally:
         loop.close()
-        sock.detach()  # uvloop has closed the descriptor, and does not always tell the socket
 
 
 @loops
-def test_two_asyncio_ends_authenticate_each_other(
+def test_two_asyncio_ends_exchange_frames_also_with_the_welcome(
     new_loop: Callable[[], Any], folder: Path
 ) -> None:
-    def hello(peer: Any, body: dict[str, Any]) -> dict[str, Any]:
-        return {"you": body["role"]}
+    def hello(peer: FrameProtocol, body: Body) -> Body:
+        asyncio.get_running_loop().call_soon(peer.send, Kind.EVENT, {"k": body["role"]})
+        return {}
 
     with Listening(new_loop, f"{folder}/s.sock", hello=hello) as listening:
-        welcome, answers = dialled(new_loop, listening.address, TOKEN, 3)
-    assert welcome == {"you": "test"}
-    assert [frame.body["k"] for frame in answers] == [0, 1, 2]
-
-
-@loops
-def test_a_connecting_end_refuses_a_listener_with_another_token(
-    new_loop: Callable[[], Any], folder: Path
-) -> None:
-    with Listening(new_loop, f"{folder}/s.sock") as listening:
-        with pytest.raises(Failure, match="does not have the same token") as caught:
-            dialled(new_loop, listening.address, "another")
-        assert caught.value.kind == "AuthError"
-        assert listening.lost == 0
-
-
-@loops
-def test_a_connecting_end_fails_when_the_listener_closes(
-    new_loop: Callable[[], Any], folder: Path
-) -> None:
-    listener, address = sockets.listen_unix(f"{folder}/s.sock")
-
-    def close() -> None:
-        listener.accept()[0].close()
-
-    with listener, in_thread(close), pytest.raises(frames.ConnectionLost, match="handshake"):
-        dialled(new_loop, address, TOKEN)
+        answers = dialled(new_loop, listening.address, 3)
+    assert [frame.body["k"] for frame in answers] == ["test", 0, 1]
