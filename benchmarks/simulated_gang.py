@@ -46,7 +46,7 @@ async def _manage(pipe: Pipe, counts: list[int], folder: str) -> None:
     dispatcher = Dispatcher(lambda error: False, lambda: None)
     before = memory()
     nodes = dispatcher.new_nodes(len(counts), sum(counts))
-    _, addresses = await dispatcher.listen(TOKEN, nodes, "127.0.0.1", f"{folder}/manager")
+    _, addresses = dispatcher.listen(TOKEN, nodes, "127.0.0.1", f"{folder}/manager")
     dispatcher.use(nodes)
     pipe.send(addresses)
     await nodes.ready

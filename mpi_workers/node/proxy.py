@@ -4,7 +4,8 @@ It starts the node's ranks (forked from a warm interpreter, or by a site's launc
 with them, relays commands and combined replies, and notices when a rank ends. When its connection
 to the GroupManager breaks, it kills the ranks and removes the gang's files.
 
-It is single-threaded, so that the kernel kills the ranks when it dies (PDEATHSIG).
+Its main thread starts the ranks and does not end, so that the kernel kills them when it dies
+(PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import GangPlan, RankConfig
 from mpi_workers.node.stacks import of_crash
 from mpi_workers.wire import sockets
-from mpi_workers.wire.asynchronous import FrameProtocol, open_connection, protocol_factory
+from mpi_workers.wire.asynchronous import FrameProtocol, listen, open_connection
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 from mpi_workers.wire.pmi import PmiNode, process_mapping
 
@@ -62,7 +63,6 @@ class Proxy:
         self._manager: FrameProtocol | None = None
         self._pmi: PmiNode | None = None
         self._pmi_input = {rank: bytearray() for rank in self._ranks}
-        self._server: asyncio.AbstractServer | None = None  # uvloop closes an unreferenced one
         self._leaving = False
         self._output_timer: asyncio.TimerHandle | None = None
         self._shutting_down: asyncio.Future[None] | None = None
@@ -101,11 +101,8 @@ class Proxy:
         for source, pipe in self._local.output.pipes.items():
             os.set_blocking(pipe, False)
             loop.add_reader(pipe, self._read_output, source)
-        self._server = await loop.create_unix_server(
-            protocol_factory(self._from_rank, self._rank_lost, self._plan.token, self._rank_hello),
-            sock=self._listener,
-            backlog=sockets.BACKLOG,
-        )
+        handlers = self._rank_hello, self._from_rank, self._rank_lost
+        listen([self._listener], self._plan.token, *handlers)
         if not await self._connect_to_manager():
             return
         loop.add_signal_handler(signal.SIGTERM, self._node_leaving)

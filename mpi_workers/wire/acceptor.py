@@ -1,4 +1,7 @@
-"""The listening side for threads, and the limit on strangers.
+"""The listening side of all connections, and the limit on strangers.
+
+A thread for each peer authenticates it. Then that thread serves it, or an event loop does
+(`asynchronous.listen`).
 
 A peer that has not proved that it knows the token is a stranger. It costs a socket and, once it has
 said something, a thread, for `handshake.TIMEOUT_S` at most. There are at most `MAX_STRANGERS`; a
@@ -14,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, Self, TypeVar, cast
+from typing import Generic, Self, TypeVar, cast
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import handshake, sockets
@@ -33,51 +36,6 @@ MAX_STRANGERS = 128
 ACCEPTS_AT_ONCE = 16  # then those that are connected get their turn
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 FULL_S = 0.05  # pause when there are no file descriptors left, and no stranger's to take
-
-
-class Stranger(Protocol):
-    """A peer that is not authenticated yet."""
-
-    source: str
-
-    def drop(self) -> None:
-        """End its connection."""
-
-
-T = TypeVar("T", bound=Stranger)
-
-
-class Strangers(Generic[T]):
-    """The peers of a process's listeners that are not authenticated, at most `limit` of them."""
-
-    def __init__(self, limit: int = MAX_STRANGERS) -> None:
-        self._limit = limit
-        self._members: dict[T, None] = {}  # oldest first
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(list(self._members))
-
-    def add(self, stranger: T) -> None:
-        self._members[stranger] = None
-        if len(self._members) > self._limit:
-            self.displace()
-
-    def discard(self, stranger: T) -> None:
-        self._members.pop(stranger, None)
-
-    def displace(self) -> bool:
-        """Drop the oldest of the source that has most; returns whether there was one."""
-        members = list(self._members)
-        if not members:
-            return False
-        ((source, _count),) = Counter(member.source for member in members).most_common(1)
-        oldest = next(member for member in members if member.source == source)
-        if self._members.pop(oldest, self) is None:  # else its own thread was faster: it has proved
-            oldest.drop()
-        return True
 
 
 class AcceptedPeer:
@@ -105,6 +63,7 @@ class AcceptedPeer:
         return max(0.0, self._deadline - time.monotonic())
 
     def drop(self) -> None:
+        """End its connection."""
         if self.silent:
             self.spoken()
             self.sock.close()
@@ -117,11 +76,46 @@ class AcceptedPeer:
         self._selector.unregister(self.sock)
 
 
+class Strangers:
+    """The peers of a process's listeners that are not authenticated, at most `limit` of them."""
+
+    def __init__(self, limit: int = MAX_STRANGERS) -> None:
+        self._limit = limit
+        self._members: dict[AcceptedPeer, None] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[AcceptedPeer]:
+        return iter(list(self._members))
+
+    def add(self, stranger: AcceptedPeer) -> None:
+        self._members[stranger] = None
+        if len(self._members) > self._limit:
+            self.displace()
+
+    def discard(self, stranger: AcceptedPeer) -> None:
+        self._members.pop(stranger, None)
+
+    def displace(self) -> bool:
+        """Drop the oldest of the source that has most; returns whether there was one."""
+        members = list(self._members)
+        if not members:
+            return False
+        ((source, _count),) = Counter(member.source for member in members).most_common(1)
+        oldest = next(member for member in members if member.source == source)
+        if self._members.pop(oldest, self) is None:  # else its own thread was faster: it has proved
+            oldest.drop()
+        return True
+
+
 AuthenticatedPeer = tuple[Connection, Body]  # its fields, once it has proved that it is one
 
 
-def authenticate(peer: AcceptedPeer, token: str, welcome: Body) -> AuthenticatedPeer:
+def authenticate(peer: AcceptedPeer, token: str, welcome: Body | None = None) -> AuthenticatedPeer:
     """Authenticate a peer that must know the token; tell it `welcome`, or why it is refused.
+
+    Without `welcome`, the caller sends the WELCOME.
 
     Raises `WireError`, `OSError`.
     """
@@ -138,7 +132,8 @@ def authenticate(peer: AcceptedPeer, token: str, welcome: Body) -> Authenticated
         raise
     connection.map_limit = MAP_LIMIT
     connection.sock.settimeout(None)
-    connection.send(Kind.WELCOME, welcome)
+    if welcome is not None:
+        connection.send(Kind.WELCOME, welcome)
     return connection, side.fields or {}
 
 
@@ -175,7 +170,7 @@ class Acceptor(Generic[P]):
         self._selector = selectors.DefaultSelector()
         self._closing, self._closed = socket.socketpair()
         self._thread: threading.Thread | None = None
-        self.strangers: Strangers[AcceptedPeer] = Strangers()
+        self.strangers = Strangers()
         for listener in listeners:
             listener.setblocking(False)
         for sock in (*listeners, self._closed):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from mpi_workers.failures import Failure
-from mpi_workers.wire import handshake, sockets
-from mpi_workers.wire.acceptor import Strangers, source_of
-from mpi_workers.wire.blocking import connect
+from mpi_workers.wire import handshake
+from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer, authenticate
+from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import (
     MAP_LIMIT,
-    UNAUTHENTICATED_MAP_LIMIT,
     Body,
     Frame,
     FrameBuffer,
@@ -20,23 +21,22 @@ from mpi_workers.wire.frames import (
     WireError,
     encode,
 )
-from mpi_workers.wire.handshake import ListeningSide
 
 CLOSE_TIMEOUT_S = 5.0  # for a peer to read what is queued
 
 
 class FrameProtocol(asyncio.Protocol):
-    """Frames without payloads over an asyncio transport.
+    """Frames without payloads over an asyncio transport, after the handshake.
 
     Parameters
     ----------
     on_frame : callable(protocol, Frame)
-        Called for every frame after the handshake. A `Failure` or `WireError` that it raises
+        Called for every frame. A `Failure` or `WireError` that it raises
         refuses the frame and closes the connection.
     on_lost : callable(protocol)
-        Called once when an authenticated connection is gone.
-    received : bytes, optional
-        What the peer has sent after its handshake. None: the handshake comes first.
+        Called once when the connection is gone.
+    received : bytes
+        What the peer has sent after its handshake.
 
     Attributes
     ----------
@@ -52,45 +52,23 @@ class FrameProtocol(asyncio.Protocol):
         self,
         on_frame: Callable[[FrameProtocol, Frame], None],
         on_lost: Callable[[FrameProtocol], None],
-        received: bytes | None = None,
+        received: bytes,
     ) -> None:
         self._on_frame = on_frame
         self._on_lost = on_lost
-        self._authenticated = received is not None
-        self._buffer = FrameBuffer(MAP_LIMIT if self._authenticated else UNAUTHENTICATED_MAP_LIMIT)
-        self._buffer.feed(received or b"")
-        self._deadline: asyncio.TimerHandle | None = None
+        self._buffer = FrameBuffer(MAP_LIMIT)
+        self._buffer.feed(received)
+        self._begun = False
         self.transport: asyncio.Transport | None = None
         self.peer: Any = None
 
-    def _handshake(self, frame: Frame) -> None:
-        """Take a frame of the handshake; calls `_authenticate` after the last one."""
-        raise NotImplementedError
-
-    def _authenticate(self) -> None:
-        self._authenticated = True
-        self._buffer.map_limit = MAP_LIMIT
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def begin(self) -> None:
+        """Deliver frames from now on, first those that have arrived."""
+        self._begun = True
+        self._deliver()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            try:
-                sockets.check_peer(sock)
-                sockets.tune(sock)
-            except OSError:  # another user's, or gone already
-                self.transport.abort()
-                return
-        if self._authenticated:
-            self.data_received(b"")
-            return
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(
-            handshake.TIMEOUT_S, self._refuse, "the handshake timed out"
-        )
 
     @property
     def closing(self) -> bool:
@@ -116,18 +94,19 @@ class FrameProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer.feed(data)
+        if self._begun:
+            self._deliver()
+
+    def _deliver(self) -> None:
         try:
             while not self.closing and (frame := self._buffer.pop()) is not None:
-                if self._authenticated:
-                    self._on_frame(self, frame)
-                else:
-                    self._handshake(frame)
+                self._on_frame(self, frame)
         except WireError as error:
-            self._refuse(str(error))
+            self.refuse(Failure("TransferError", f"refused: {error}"))
         except Failure as failure:
-            self._refuse_as(failure)
+            self.refuse(failure)
         except (KeyError, TypeError, ValueError) as error:  # fields missing or of a wrong type
-            self._refuse(f"malformed frame: {error!r}")
+            self.refuse(Failure("TransferError", f"refused: malformed frame: {error!r}"))
 
     def pause_writing(self) -> None:
         if self.paced and self.transport is not None:
@@ -137,92 +116,76 @@ class FrameProtocol(asyncio.Protocol):
         if self.paced and self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
-    def _refuse(self, why: str) -> None:
-        kind = "TransferError" if self._authenticated else "AuthError"
-        self._refuse_as(Failure(kind, f"refused: {why}"))
-
-    def _refuse_as(self, failure: Failure) -> None:
+    def refuse(self, failure: Failure) -> None:
+        """Send the reason, then close the connection."""
         self.send(Kind.REFUSED, failure.to_map())
         self._buffer.clear()
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        if self._authenticated:
+        if self._begun:
             self._on_lost(self)
 
 
-class ListeningProtocol(FrameProtocol):
-    """The listening side. See `protocol_factory`."""
-
-    def __init__(
-        self,
-        on_frame: Callable[[FrameProtocol, Frame], None],
-        on_lost: Callable[[FrameProtocol], None],
-        token: str,
-        on_hello: Callable[[FrameProtocol, Body], Body],
-        strangers: Strangers[ListeningProtocol],
-    ) -> None:
-        super().__init__(on_frame, on_lost)
-        self._side = ListeningSide(token)
-        self._on_hello = on_hello
-        self._strangers = strangers
-        self.source = ""
-
-    def drop(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.source = source_of(transport.get_extra_info("peername"))
-        if not self.closing:
-            self._strangers.add(self)
-
-    def _handshake(self, frame: Frame) -> None:
-        challenge = self._side.receive(frame)
-        if challenge is not None:
-            self.send(Kind.CHALLENGE, challenge)
-            return
-        self._strangers.discard(self)
-        try:
-            welcome = self._on_hello(self, self._side.fields or {})
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"malformed fields: {type(error).__name__}: {error}") from None
-        if self.closing:
-            return
-        self._authenticate()
-        self.send(Kind.WELCOME, welcome)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._strangers.discard(self)
-        super().connection_lost(exc)
-
-
-def protocol_factory(
+async def _adopted(
+    connection: Connection,
     on_frame: Callable[[FrameProtocol, Frame], None],
     on_lost: Callable[[FrameProtocol], None],
+) -> FrameProtocol:
+    """Let the event loop use an authenticated connection; frames wait for `begin`."""
+    protocol = FrameProtocol(on_frame, on_lost, connection.rest())
+    connection.sock.setblocking(False)
+    await asyncio.get_running_loop().create_connection(lambda: protocol, sock=connection.sock)
+    return protocol
+
+
+def listen(
+    listeners: Sequence[socket.socket],
     token: str,
     on_hello: Callable[[FrameProtocol, Body], Body],
-) -> Callable[[], FrameProtocol]:
-    """A factory of listening `FrameProtocol`s for `loop.create_server`.
-
-    All servers with this factory together have at most `MAX_STRANGERS` unauthenticated peers.
+    on_frame: Callable[[FrameProtocol, Frame], None],
+    on_lost: Callable[[FrameProtocol], None],
+) -> Acceptor[AuthenticatedPeer]:
+    """Accept peers, which the running event loop serves; connections outlive the acceptor.
 
     Parameters
     ----------
-    on_frame, on_lost : callable
-        See `FrameProtocol`.
+    listeners : sequence of socket
+        Closed with the acceptor.
     token : str
         The secret that peers must know.
     on_hello : callable(protocol, fields) -> body
         Called with the fields of a peer that is authenticated; returns the WELCOME. Raises
         `Failure` to refuse this peer. Fields that are missing or of the wrong type (`KeyError`,
         `TypeError`, `ValueError`) refuse it too.
+    on_frame, on_lost : callable
+        See `FrameProtocol`.
     """
-    strangers: Strangers[ListeningProtocol] = Strangers()
-    return lambda: ListeningProtocol(on_frame, on_lost, token, on_hello, strangers)
+    loop = asyncio.get_running_loop()
+
+    async def admit(connection: Connection, fields: Body) -> None:
+        protocol = await _adopted(connection, on_frame, on_lost)
+        try:
+            welcome = on_hello(protocol, fields)
+        except Failure as failure:
+            protocol.refuse(failure)
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"malformed fields: {type(error).__name__}: {error}"
+            protocol.refuse(handshake.refusal(why))
+        else:
+            if not protocol.closing:
+                protocol.send(Kind.WELCOME, welcome)
+                protocol.begin()
+
+    def hand_over(peer: AuthenticatedPeer) -> None:
+        work = admit(*peer)
+        try:
+            asyncio.run_coroutine_threadsafe(work, loop)
+        except RuntimeError:  # the loop has ended
+            work.close()
+            peer[0].close()
+
+    return Acceptor(listeners, partial(authenticate, token=token), hand_over).start()
 
 
 async def open_connection(
@@ -242,7 +205,6 @@ async def open_connection(
         See `FrameProtocol`.
     """
     connection, _ = connect(address, token, fields, take_fds=False)
-    connection.sock.setblocking(False)
-    protocol = FrameProtocol(on_frame, on_lost, received=connection.rest())
-    await asyncio.get_running_loop().create_connection(lambda: protocol, sock=connection.sock)
+    protocol = await _adopted(connection, on_frame, on_lost)
+    protocol.begin()
     return protocol

@@ -108,7 +108,7 @@ class Member:
 
 
 def test_a_source_with_many_strangers_displaces_its_own() -> None:
-    strangers: Strangers[Member] = Strangers(10)
+    strangers = Strangers(10)
     lone = Member("a lone host")
     strangers.add(lone)
     crowd = [Member("a flooding host") for _ in range(100)]

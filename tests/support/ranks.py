@@ -41,7 +41,7 @@ from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.wire import handshake, sockets
-from mpi_workers.wire.asynchronous import protocol_factory
+from mpi_workers.wire.asynchronous import listen
 from mpi_workers.wire.frames import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,16 +220,16 @@ class _Ranks:
         threading.Thread(target=uvloop.run, args=(self._echo(listener),), daemon=True).start()
 
     async def _echo(self, listener: socket.socket) -> None:
-        factory = protocol_factory(
-            lambda protocol, frame: protocol.send(Kind.REPLY, frame.body),
-            lambda protocol: None,
-            TOKEN,
-            lambda protocol, body: {"rank": 0},
-        )
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self._unhandled.append(repr(context)))
-        server = await loop.create_unix_server(factory, sock=listener)
-        await server.serve_forever()
+        listen(
+            [listener],
+            TOKEN,
+            lambda protocol, body: {"rank": 0},
+            lambda protocol, frame: protocol.send(Kind.REPLY, frame.body),
+            lambda protocol: None,
+        )
+        await asyncio.Event().wait()
 
     def _holding(self, matrix: int) -> list[Storage]:
         held = []

@@ -23,7 +23,8 @@ from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.nodes import DRAIN_S, Nodes, recovered_words
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.asynchronous import FrameProtocol, protocol_factory
+from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
+from mpi_workers.wire.asynchronous import FrameProtocol, listen
 from mpi_workers.wire.commands import Turn, checked
 from mpi_workers.wire.frames import Body, Frame, Kind
 from mpi_workers.wire.names import STDERR
@@ -199,24 +200,18 @@ class Dispatcher:
         )
         return nodes
 
-    async def listen(
+    def listen(
         self, token: str, nodes: Nodes, host: str, unix_path: str
-    ) -> tuple[list[asyncio.Server], tuple[str, str]]:
+    ) -> tuple[Acceptor[AuthenticatedPeer], tuple[str, str]]:
         """Open the sockets of an incarnation, for this node and for others; their addresses.
 
         Accepted connections outlive the sockets.
         """
-        loop, joined = asyncio.get_running_loop(), partial(self._on_hello, nodes)
-        factory = protocol_factory(self._on_frame, self._on_lost, token, joined)
+        tcp, tcp_address = sockets.listen_tcp(host)
         unix, unix_address = sockets.listen_unix(unix_path)
-        servers = [await loop.create_unix_server(factory, sock=unix, backlog=sockets.BACKLOG)]
-        try:
-            tcp, tcp_address = sockets.listen_tcp(host)
-            servers.append(await loop.create_server(factory, sock=tcp, backlog=sockets.BACKLOG))
-        except BaseException:  # also if the start has taken too long
-            servers[0].close()
-            raise
-        return servers, (unix_address, tcp_address)
+        joined = partial(self._on_hello, nodes)
+        acceptor = listen([unix, tcp], token, joined, self._on_frame, self._on_lost)
+        return acceptor, (unix_address, tcp_address)
 
     def use(self, nodes: Nodes) -> None:
         """Run commands on another incarnation from now on."""

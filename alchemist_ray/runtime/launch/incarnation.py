@@ -23,6 +23,7 @@ from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.node.specs import GangPlan, NodePlan
+from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
 
 END_TIMEOUT_S = 5.0
 LOST_NODE_TIMEOUT_S = 1.0  # the same for a node that was lost
@@ -71,7 +72,7 @@ class Incarnation:
         self.agents: list[ActorHandle] = []
         self.nodes = dispatcher.new_nodes(0, 0)  # until it starts
         self._dispatcher = dispatcher
-        self._servers: list[asyncio.Server] = []
+        self._acceptor: Acceptor[AuthenticatedPeer] | None = None
         self._driver = driver
         self._folder: PrivateFolder | None = None
 
@@ -129,7 +130,7 @@ class Incarnation:
         self.nodes.node_ids = tuple(node for node, _ in nodes)
         self._folder = PrivateFolder(f"manager-{self.run}")
         here, path = ray.util.get_node_ip_address(), self._folder.socket("manager")
-        self._servers, addresses = await self._dispatcher.listen(token, self.nodes, here, path)
+        self._acceptor, addresses = self._dispatcher.listen(token, self.nodes, here, path)
         plan = GangPlan(
             gang=self.run,
             nodes=tuple(
@@ -223,9 +224,8 @@ class Incarnation:
         agents, self.agents = self.agents, []
         lost = self.failure.facts.get("node") if self.failure is not None else None
         self.nodes.close(SessionError("the ranks were ended"))
-        if not serve:
-            for server in self._servers:
-                server.close()
+        if not serve and self._acceptor is not None:
+            self._acceptor.close()
         waits: list[Any] = []
         for node, agent in enumerate(agents):
             limit_s = LOST_NODE_TIMEOUT_S if node == lost else END_TIMEOUT_S
