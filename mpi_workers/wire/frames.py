@@ -6,8 +6,8 @@ All integers are big-endian. The map is msgpack with string keys; the payload is
 matrix elements. Frames are never unpickled. Sizes are checked against limits before memory is
 allocated for them. A connection opens with the handshake of `mpi_workers.wire.handshake`.
 
-`blocking.Connection` is the blocking end (ranks, clients), `asynchronous.FrameProtocol` the
-asyncio end (proxies, the GroupManager), `acceptor.Acceptor` the listening side for threads.
+`blocking.Connection` is the blocking end (ranks, clients), `acceptor.Acceptor` the listening side,
+and `asynchronous.FrameProtocol` takes an authenticated connection over (proxies, the GroupManager).
 """
 
 from __future__ import annotations
