@@ -156,8 +156,7 @@ def listen(
         The secret that peers must know.
     on_hello : callable(protocol, fields) -> body
         Called with the fields of a peer that is authenticated; returns the WELCOME. Raises
-        `Failure` to refuse this peer. Fields that are missing or of the wrong type (`KeyError`,
-        `TypeError`, `ValueError`) refuse it too.
+        `Failure` to refuse this peer. Any other exception refuses it as one with malformed fields.
     on_frame, on_lost : callable
         See `FrameProtocol`.
     """
@@ -169,7 +168,7 @@ def listen(
             welcome = on_hello(protocol, fields)
         except Failure as failure:
             protocol.refuse(failure)
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever it is, the peer waits for an answer
             why = f"malformed fields: {type(error).__name__}: {error}"
             protocol.refuse(handshake.refusal(why))
         else:
