@@ -120,6 +120,7 @@ def test_a_blocking_and_an_asyncio_end_exchange_frames(
     [
         (lambda p, body: {"n": body["node"]}, "AuthError", "malformed fields: KeyError"),
         (lambda p, body: {"n": {}.get(body["role"])}, "AuthError", "malformed fields: TypeError"),
+        (lambda p, body: {"n": 1 // 0}, "AuthError", "ZeroDivisionError"),
         (refuse, "SessionError", "not you"),
     ],
 )
