@@ -35,7 +35,7 @@ from mpi_workers.wire.handshake import ListeningSide
 MAX_STRANGERS = 128
 ACCEPTS_AT_ONCE = 16  # then those that are connected get their turn
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-FULL_S = 0.05  # pause when there are no file descriptors left, and no stranger's to take
+FULL_S = 0.05  # pause when there are no file descriptors left
 
 
 class AcceptedPeer:
@@ -97,16 +97,15 @@ class Strangers:
     def discard(self, stranger: AcceptedPeer) -> None:
         self._members.pop(stranger, None)
 
-    def displace(self) -> bool:
-        """Drop the oldest of the source that has most; returns whether there was one."""
+    def displace(self) -> None:
+        """Drop the oldest of the source that has most, if there is one."""
         members = list(self._members)
         if not members:
-            return False
+            return
         ((source, _count),) = Counter(member.source for member in members).most_common(1)
         oldest = next(member for member in members if member.source == source)
         if self._members.pop(oldest, self) is None:  # else its own thread was faster: it has proved
             oldest.drop()
-        return True
 
 
 AuthenticatedPeer = tuple[Connection, Body]  # its fields, once it has proved that it is one
@@ -226,8 +225,8 @@ class Acceptor(Generic[P]):
                     continue
                 if error.errno not in FULL:
                     raise
-                if not self.strangers.displace():
-                    time.sleep(FULL_S)
+                self.strangers.displace()
+                time.sleep(FULL_S)  # its thread closes it
                 return
             try:
                 sockets.check_peer(sock)
