@@ -115,6 +115,12 @@ def checked_address(host: Any, port: Any, least: int = 1) -> None:
         )
 
 
+def checked_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """One of some words. Raises `ValueError`."""
+    if value not in (known := list(choices)):
+        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+
+
 def checked_flag(name: str, value: Any, *, optional: bool = False) -> None:
     """True or False, or None where it is optional. Raises `ValueError`."""
     if not isinstance(value, bool) and not (optional and value is None):

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from alchemist_ray.arguments import (
     MAX_SECONDS,
+    checked_choice,
     checked_cpus,
     checked_flag,
     checked_path,
@@ -163,8 +164,7 @@ class GangOptions(ConnectionOptions):
         super().__post_init__()
         if self.num_workers is not None:
             checked_workers(self.num_workers)
-        if self.lifetime not in (PROCESS, DETACHED):
-            raise ValueError(f"lifetime must be '{PROCESS}' or '{DETACHED}'; got {self.lifetime!r}")
+        checked_choice("lifetime", self.lifetime, (PROCESS, DETACHED))
         if self.name is not None:
             _check_name(self.name)
         elif self.detached:
@@ -176,14 +176,9 @@ class GangOptions(ConnectionOptions):
         positive_int("max_failures", self.max_failures, least=0)
         if self.checkpoint_folder is not None:
             object.__setattr__(self, "checkpoint_folder", _folder(self.checkpoint_folder))
-        if isinstance(self.placement, str) and self.placement not in PLACEMENTS:
-            raise ValueError(
-                f"placement must be one of {', '.join(PLACEMENTS)}; got {self.placement!r}"
-            )
-        if self.strategy not in STRATEGIES:
-            raise ValueError(
-                f"strategy must be one of {', '.join(STRATEGIES)}; got {self.strategy!r}"
-            )
+        if isinstance(self.placement, str):
+            checked_choice("placement", self.placement, PLACEMENTS)
+        checked_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy != "PACK" and self.placement != "own":
             raise ValueError(
                 f"strategy={self.strategy!r} applies only with placement='own': otherwise "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from alchemist_ray.arguments import checked_choice
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.options import PLACEMENTS, GangOptions, Workers, least_of
@@ -92,7 +93,5 @@ class GangRequest:
 def check_in_cluster(options: GangOptions) -> None:
     """Check what only a process with Ray can check. Raises `ValueError`."""
     chosen(options.launcher)
-    if options.placement not in PLACEMENTS and not isinstance(options.placement, Reservation):
-        raise ValueError(
-            f"placement must be one of {', '.join(PLACEMENTS)}; got {options.placement!r}"
-        )
+    if not isinstance(options.placement, Reservation):
+        checked_choice("placement", options.placement, PLACEMENTS)
