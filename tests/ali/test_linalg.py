@@ -15,7 +15,6 @@ import pytest
 from ali import linalg
 from ali.linalg.arithmetic import common_layout, part_layout
 from ali.linalg.products import plan
-from ali.linalg.systems import parity
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
 from mpi_workers.wire.signature import Signature
 from tests.support import launches
@@ -230,12 +229,6 @@ def test_difficult_clusters_do_not_depend_on_the_number_of_ranks(ranks: int) -> 
     found, alone = (results("linalg_limits", size)["clusters"] for size in (ranks, 1))
     differences = [name for name in alone if name != "checks" and found[name] != alone[name]]
     assert differences == []
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_parity_of_a_permutation_is_its_determinant(seed: int) -> None:
-    order = np.random.default_rng(seed).permutation(seed + 1)
-    assert parity(order) == round(np.linalg.det(np.eye(seed + 1)[order]))
 
 
 def routines() -> dict[str, Signature]:
