@@ -15,7 +15,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from string import Template
@@ -258,15 +258,6 @@ def parse(told: Mapping[str, Any], where: str, name: str) -> Site:
     return site
 
 
-def restored(told: Mapping[str, Any]) -> Site:
-    """Convert the result of `dataclasses.asdict`, as it comes back from JSON."""
-    kinds = get_type_hints(Site)
-    return Site(**{
-        name: kinds[name](**value) if hasattr(kinds[name], "__dataclass_fields__") else value
-        for name, value in told.items()
-    })  # fmt: skip
-
-
 def _checked(kind: type, told: Mapping[str, Any], where: str, table: str) -> dict[str, Any]:
     """Check names and types of the keys of a table."""
     types = get_type_hints(kind)
@@ -284,33 +275,33 @@ def _checked(kind: type, told: Mapping[str, Any], where: str, table: str) -> dic
     return found
 
 
-def _value(kind: Any, value: Any, where: str, full: str) -> Any:
-    if isinstance(value, dict) and hasattr(kind, "__dataclass_fields__"):
-        return kind(**_checked(kind, value, where, f"{full}."))
-    if kind is str and isinstance(value, str):
-        return value
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind in (int, float) and isinstance(value, int | kind) and not isinstance(value, bool):
-        return kind(value)
-    if kind == tuple[str, ...] and isinstance(value, list) and _all_strings(value):
-        return tuple(value)
-    if kind == Mapping[str, str] and isinstance(value, dict) and _all_strings(value.values()):
-        return dict(value)
-    wanted = {
-        str: "a string",
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        tuple[str, ...]: "a list of strings",
-    }
-    raise SiteError(
-        f"{where}: {full} = {value!r}: it must be {wanted.get(kind, 'a table of strings')}"
-    )
-
-
 def _all_strings(values: Any) -> bool:
     return all(isinstance(value, str) for value in values)
+
+
+# What values of each type must be, whether one is that, and the type to convert it to.
+KINDS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
+    str: ("a string", lambda v: isinstance(v, str), str),
+    bool: ("true or false", lambda v: isinstance(v, bool), bool),
+    int: ("a whole number", lambda v: type(v) is int, int),
+    float: ("a number", lambda v: type(v) in (int, float), float),
+    tuple[str, ...]: ("a list of strings", lambda v: type(v) is list and _all_strings(v), tuple),
+    Mapping[str, str]: (
+        "a table of strings", lambda v: type(v) is dict and _all_strings(v.values()), dict,
+    ),
+}  # fmt: skip
+
+
+NO_TABLE = ("a table", lambda _: False, dict)
+
+
+def _value(kind: Any, value: Any, where: str, full: str) -> Any:
+    if hasattr(kind, "__dataclass_fields__") and isinstance(value, dict):
+        return kind(**_checked(kind, value, where, f"{full}."))
+    what, fits, convert = KINDS.get(kind, NO_TABLE)
+    if not fits(value):
+        raise SiteError(f"{where}: {full} = {value!r}: it must be {what}")
+    return convert(value)
 
 
 # --- jobs in an image ---

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -19,7 +18,7 @@ from alchemist_ray.gang.options import START_TIMEOUT_S
 from alchemist_ray.observe.doctor import finding, node, probe, ranks
 from alchemist_ray.observe.doctor.finding import BAD, INFO, NOTHING, OK, WARN, Finding, named
 from alchemist_ray.observe.doctor.node import auth_mode, token_path, usable_cores
-from alchemist_ray.observe.doctor.probe import NoAnswer, Probe, RayProbes, StepProbes
+from alchemist_ray.observe.doctor.probe import Probe, RayProbes, StepProbes
 from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
 from alchemist_ray.subcommands import add_options, positive
@@ -90,7 +89,7 @@ Check every node for common problems of Ray and MPI, and print advice for each.
   alchemist doctor --address 10.0.0.1:6379 --nodes 4
 """
 EXAMINE_TIMEOUT_S = 40.0  # for a node to answer; the limits of its checks are shorter
-LISTEN_TIMEOUT_S, DIAL_TIMEOUT_S = 15.0, 25.0
+DIAL_TIMEOUT_S = 25.0
 THIS = "this program"
 
 
@@ -149,7 +148,7 @@ class Examination:
             if not ray.is_initialized():
                 local = Probe()
                 self.nodes = [local.name]
-                self._examined({local.name: local.examine(asdict(self.site), 1)})
+                self._examined({local.name: local.examine(self.site, self.nodes)})
                 return
             probes = RayProbes()
             answers = self._probed(probes)
@@ -180,14 +179,12 @@ class Examination:
         try:
             self.stage = "checking every node"
             answers = self._told(
-                probes.ask("examine", asdict(self.site), len(self.nodes), limit_s=EXAMINE_TIMEOUT_S)
+                probes.ask("examine", self.site, self.nodes, limit_s=EXAMINE_TIMEOUT_S)
             )
             self._examined(answers, {THIS: node.versions()})
             if len(self.nodes) > 1:
                 self.stage = "connecting every node with others"
-                listeners = self._told(
-                    probes.ask("listen", asdict(self.site), self.nodes, limit_s=LISTEN_TIMEOUT_S)
-                )
+                listeners = {name: told["listener"] for name, told in answers.items()}
                 dialled = self._told(probes.ask("dial", listeners, limit_s=DIAL_TIMEOUT_S))
                 self.findings += [*probe.reached(dialled), *probe.clocks(dialled)]
         finally:
@@ -199,23 +196,23 @@ class Examination:
     ) -> None:
         """Add the findings of nodes, and compare their versions and these."""
         for told in answers.values():
-            self.findings += [Finding(**found) for found in told["findings"]]
+            self.findings += told["findings"]
         those = {name: told["versions"] for name, told in answers.items()}
         self.findings += probe.same_versions({**those, **versions})
 
     def _told(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return the answers; add a finding for each node without one."""
         for name, answer in answers.items():
-            if isinstance(answer, NoAnswer):
+            if isinstance(answer, JobError):
                 found = Finding(
-                    BAD, answer.reason,
+                    BAD, str(answer),
                     "install this version of alchemist-on-ray there, for the same Python; check "
                     "that the node is up and its disk answers; see Ray's worker log there",
                     node=name, check="node"
                 )  # fmt: skip
                 if found not in self.findings:
                     self.add("node", found)
-        return {name: a for name, a in answers.items() if not isinstance(a, NoAnswer)}
+        return {name: a for name, a in answers.items() if not isinstance(a, JobError)}
 
     def show(self) -> None:
         render = finding.as_json if self.options.json else finding.table

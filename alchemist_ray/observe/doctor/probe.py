@@ -11,10 +11,12 @@ lines.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import json
 import os
+import pickle
 import queue
 import signal
 import socket
@@ -25,15 +27,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alchemist_ray.deploy.slurm import sites
 from alchemist_ray.deploy.slurm.allocation import this_node
 from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
+from alchemist_ray.deploy.slurm.sites import Site
+from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import srun_command
 from alchemist_ray.observe.doctor import node
 from alchemist_ray.observe.doctor.finding import (
@@ -102,15 +105,13 @@ def dial(
         For each: its name, `to`; the error, `why` (empty: it answered); of one that answered, the
         seconds that its clock is `ahead` of ours, and their accuracy, `within`.
     """
-    names = sorted(listeners)
-    wanted = neighbours(name, names)
+    wanted = neighbours(name, sorted(listeners)) if name in listeners else []
     with ThreadPoolExecutor(max_workers=max(1, min(32, len(wanted)))) as threads:
-        return list(
-            threads.map(lambda to: _dial(to, listeners[to][0], listeners[to][1], limit_s), wanted)
-        )
+        return list(threads.map(lambda to: _dial(to, listeners[to], limit_s), wanted))
 
 
-def _dial(to: str, host: str, port: int, limit_s: float) -> dict[str, Any]:
+def _dial(to: str, address: Sequence[Any], limit_s: float) -> dict[str, Any]:
+    host, port = address
     try:
         with socket.create_connection((host, port), limit_s) as connection:
             asked = time.time()
@@ -191,17 +192,16 @@ def clocks(dialled: Calls) -> list[Finding]:
     if not offsets:
         return []
     least, told, node = max(offsets, key=lambda entry: entry[0])
-    found = graded(
-        -least, -CLOCK_BAD_S, -CLOCK_WARN_S,
-        f"{told['to']} is {told['ahead']:+.3f} s from {node} (known to {told['within'] * 1e3:.1f} "
-        "ms)",
-        "run chronyd or ntpd on every node: munge and tokens fail between different times, make "
-        "rebuilds too much or too little, and logs cannot be compared",
-    )  # fmt: skip
-    return named("clocks", [found])
-
-
-PIECE_CHARS = 700  # srun forwards at most 1024 bytes of several tasks at a time
+    return [
+        graded(
+            -least, -CLOCK_BAD_S, -CLOCK_WARN_S,
+            f"{told['to']} is {told['ahead']:+.3f} s from {node} (known to "
+            f"{told['within'] * 1e3:.1f} ms)",
+            "run chronyd or ntpd on every node: munge and tokens fail between different times, "
+            "make rebuilds too much or too little, and logs cannot be compared",
+            "clocks",
+        )
+    ]  # fmt: skip
 
 
 class Probe:
@@ -221,23 +221,26 @@ class Probe:
         self._ray_cpus = ray_cpus
         self._listener: Listener | None = None
 
-    def examine(self, site: Mapping[str, Any], peers: int) -> dict[str, Any]:
-        """Run all checks of the node. Returns `findings`, `versions` and `interfaces`."""
-        checks = node.checks(self._ray_address, self._ray_cpus, peers)
-        findings = run_checks(checks, sites.restored(site))
+    def examine(self, site: Site, names: Sequence[str]) -> dict[str, Any]:
+        """Run all checks of the node, which is one of `names`.
+
+        Returns `findings`, `versions`, `interfaces`, and the address of a `listener` for the other
+        nodes.
+        """
+        checks = node.checks(self._ray_address, self._ray_cpus, len(names))
         return {
-            "findings": [asdict(replace(found, node=self.name)) for found in findings],
+            "findings": [replace(found, node=self.name) for found in run_checks(checks, site)],
             "versions": node.versions(),
             "interfaces": interfaces(),
+            "listener": self.listen(site, names) if len(names) > 1 else None,
         }
 
-    def listen(self, site: Mapping[str, Any], others: list[str]) -> list[Any]:
+    def listen(self, site: Site, names: Sequence[str]) -> tuple[str, int]:
         """Open a listener for the other nodes. Returns its address."""
-        self.stop_listening()
-        towards = next((name for name in others if name != self.name), "")
-        address = node.own_address(sites.restored(site), self._ray_address, towards)
+        towards = next(name for name in names if name != self.name)
+        address = node.own_address(site, self._ray_address, towards)
         self._listener = Listener(self.name, address)
-        return list(self._listener.address)
+        return self._listener.address
 
     def dial(
         self, listeners: Mapping[str, Any], limit_s: float = DIAL_TIMEOUT_S
@@ -249,27 +252,33 @@ class Probe:
         """Remove shared memory of ranks just killed, see `node.remove_mpich`."""
         return node.remove_mpich(age_s)
 
-    def stop_listening(self) -> None:
-        """Close the listener."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+
+PIECE_CHARS = 700  # srun forwards at most 1024 bytes of several tasks at a time
+
+
+def encoded(value: Any) -> str:
+    """A request or an answer as a word for the pipes of a step, which only its user can write."""
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def decoded(text: str) -> Any:
+    return pickle.loads(base64.b64decode(text))
 
 
 def main() -> None:
-    """Answer requests ``[method, arguments]`` until the input ends.
+    """Answer requests ``(method, arguments)`` until the input ends.
 
     An answer is split into lines ``name|more|piece``: a step's output arrives in pieces of 1 KiB,
     mixed with those of other nodes.
     """
     probe = Probe()
     for line in sys.stdin:
-        method, arguments = json.loads(line)
+        method, arguments = decoded(line)
         try:
-            answer = {"value": getattr(probe, method)(*arguments)}
+            answer = getattr(probe, method)(*arguments)
         except Exception as error:  # goes to the caller
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        text = json.dumps(answer)
+            answer = JobError(f"{type(error).__name__}: {error}")
+        text = encoded(answer)
         pieces = [text[i : i + PIECE_CHARS] for i in range(0, len(text), PIECE_CHARS)]
         for number, piece in enumerate(pieces, 1):
             sys.stdout.write(f"{probe.name}|{int(number < len(pieces))}|{piece}\n")
@@ -308,20 +317,13 @@ def start(
 MODULE = "alchemist_ray.observe.doctor.probe"
 
 
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
-    """The result for a node that did not answer: the reason."""
-
-    reason: str
-
-
 class RayProbes:
     """An actor on every node of the Ray cluster that this process has joined.
 
     They need no CPUs, so they start even if all are in use.
 
-    `ask` calls a method of all probes, and returns the results, or a `NoAnswer`, by node; `close`
-    ends the probes.
+    `ask` calls a method of all probes, and returns by node the result, or the `JobError` of one
+    that did not answer; `close` ends the probes.
     """
 
     def __init__(self) -> None:
@@ -348,10 +350,10 @@ class RayProbes:
             try:
                 answers[name] = ray.get(ref, timeout=0)
             except ray.exceptions.GetTimeoutError:
-                answers[name] = NoAnswer(f"no answer in {limit_s:g} s")
+                answers[name] = JobError(f"no answer in {limit_s:g} s")
             except ray.exceptions.RayError as error:
                 lines = str(error).strip().splitlines()
-                answers[name] = NoAnswer(lines[-1] if lines else type(error).__name__)
+                answers[name] = JobError(lines[-1] if lines else type(error).__name__)
         return answers
 
     def close(self) -> None:
@@ -404,29 +406,29 @@ class StepProbes:
             parts[name] = parts.get(name, "") + piece
             if more == "0":
                 with contextlib.suppress(ValueError):
-                    self._answers.put((name, json.loads(parts.pop(name))))
+                    self._answers.put((name, decoded(parts.pop(name))))
         self._answers.put(None)  # the step is over
 
     def ask(self, method: str, *arguments: Any, limit_s: float) -> dict[str, Any]:
         assert self._step.stdin is not None
         with contextlib.suppress(OSError):
-            self._step.stdin.write(json.dumps([method, arguments]) + "\n")
+            self._step.stdin.write(encoded((method, arguments)) + "\n")
             self._step.stdin.flush()
         answers: dict[str, Any] = {}
         end = time.monotonic() + limit_s
-        why = f"no answer in {limit_s:g} s"
+        late = JobError(f"no answer in {limit_s:g} s")
         while len(answers) < len(self.names):
             try:
                 told = self._answers.get(timeout=max(0.01, end - time.monotonic()))
             except queue.Empty:
                 break
             if told is None:
-                why = f"the step is over: {' '.join(''.join(self._words).split())[-300:]}"
+                said = " ".join("".join(self._words).split())[-300:]
+                late = JobError(f"the step is over: {said}")
                 self._answers.put(None)
                 break
-            name, answer = told
-            answers[name] = answer["value"] if "value" in answer else NoAnswer(answer["error"])
-        return {name: answers.get(name, NoAnswer(why)) for name in self.names}
+            answers[told[0]] = told[1]
+        return {name: answers.get(name, late) for name in self.names}
 
     def close(self) -> None:
         assert self._step.stdin is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 from alchemist_ray.deploy.slurm.signals import end
 from alchemist_ray.deploy.slurm.sites import Site
-from alchemist_ray.errors import AlchemistError, LaunchError
+from alchemist_ray.errors import AlchemistError
 from alchemist_ray.launchers.srun import DEFAULT_PMI, PMI
 from alchemist_ray.observe.doctor import probe
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Finding, named
@@ -52,22 +52,20 @@ def examine(
         ) as session:
             took = time.monotonic() - start
             told = session.load_library("hpc").routine("about").options(timeout_s=CALL_S)()
-    except LaunchError as error:
+    except (AlchemistError, ValueError) as error:
         found = Finding(
-            BAD, f"{gang} failed to start: {_line(error)}",
+            BAD, f"{gang}: {type(error).__name__}: {_line(error)}",
             "the message names the cause; for PMI see `srun --mpi=list`, and mpi.launcher and "
             "mpi.pmi of the site file; the gang's stderr is in the log of Ray's worker",
+            "gang",
         )  # fmt: skip
-        return named("gang", [found])
-    except (AlchemistError, ValueError) as error:
-        return named(
-            "gang", [Finding(BAD, f"{type(error).__name__}: {_line(error)}", "see the message")]
-        )
+        return [found]
     found = Finding(
         WARN if took > SLOW_S else OK, f"{gang} in {took:.1f} s",
         "cold file system or overloaded node: with a cold file system, the second start is faster",
+        "gang",
     )  # fmt: skip
-    return named("gang", [found]) + judged([json.loads(text) for text in told], site, names)
+    return [found, *judged([json.loads(text) for text in told], site, names)]
 
 
 def _line(error: Exception) -> str:

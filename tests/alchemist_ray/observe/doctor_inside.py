@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import Any
 
 from alchemist_ray.observe.doctor.finding import NOTHING
@@ -12,9 +11,9 @@ from alchemist_ray.observe.doctor.probe import Probe
 probe = Probe(os.uname().nodename)
 
 
-def open_listener(towards: str) -> list[Any]:
+def open_listener(towards: str) -> tuple[str, int]:
     """Open this host's listener; where it is."""
-    return probe.listen(asdict(NOTHING), [towards])
+    return probe.listen(NOTHING, [towards])
 
 
 def dial(listeners: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:

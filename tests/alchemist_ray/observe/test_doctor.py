@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import time
 import uuid
@@ -19,9 +20,8 @@ import pytest
 from alchemist_ray import cli
 from alchemist_ray.deploy.slurm.sites import Mpi, Nodes, Site
 from alchemist_ray.observe.doctor import cli as doctor_cli
-from alchemist_ray.observe.doctor import finding, node
+from alchemist_ray.observe.doctor import finding, node, probe
 from alchemist_ray.observe.doctor.finding import BAD, NOTHING, OK, WARN, Finding, run_checks
-from alchemist_ray.observe.doctor.probe import Probe
 from mpi_workers.matrix.available_memory import MemoryCgroup
 from tests.support import commands
 
@@ -45,12 +45,13 @@ exec "$@"
 
 def asked(command: list[str], request: list[Any], **env: str) -> dict[str, Any]:
     """The answer of a probe in a process of its own."""
-    given = json.dumps(request) + "\n"
+    given = probe.encoded(request) + "\n"
     env = {"PYTHONPATH": str(ROOT), **env}
     done = commands.run(*command, sys.executable, "-c", ASK, given=given, **env)
     assert done.returncode == 0, done.stderr[-3000:]
     text = "".join(line.split("|", 2)[2] for line in done.stdout.splitlines())
-    value: dict[str, Any] = json.loads(text)["value"]
+    value: dict[str, Any] = probe.decoded(text)
+    value["findings"] = [asdict(found) for found in value["findings"]]
     return value
 
 
@@ -75,7 +76,7 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 0.9\n")
     return asked(
         ["unshare", "--mount", "bash", "-c", SICK, "bash"],
-        ["examine", [asdict(SITE), 1]],
+        ["examine", [SITE, ["n1"]]],
         SMALL=str(small),
         PYTHONPATH=f"{other.parent}{os.pathsep}{ROOT}",
         MPI4PY_LIBMPI="/nowhere/libmpi.so.12",
@@ -114,7 +115,7 @@ def test_a_tiny_shm_is_named_and_the_mpi_is_found() -> None:
         pytest.skip("mounting small file systems needs root and unshare")
     mount = 'mount -t tmpfs -o size=100k tmpfs /dev/shm && exec "$@"'
     told = asked(
-        ["unshare", "--mount", "bash", "-c", mount, "bash"], ["examine", [asdict(NOTHING), 1]]
+        ["unshare", "--mount", "bash", "-c", mount, "bash"], ["examine", [NOTHING, ["n1"]]]
     )
     assert of(told["findings"], "/dev/shm")["status"] == BAD
     assert of(told["findings"], "MPI library")["status"] == OK
@@ -124,7 +125,7 @@ def test_open_mpi_is_no_mpi_of_gangs() -> None:
     library = next(Path("/usr/lib").glob("*/libmpi.so.40"), None)
     if library is None:
         pytest.skip("no Open MPI on this machine")
-    told = asked([], ["examine", [asdict(NOTHING), 1]], MPI4PY_LIBMPI=str(library))
+    told = asked([], ["examine", [NOTHING, ["n1"]]], MPI4PY_LIBMPI=str(library))
     found = of(told["findings"], "MPI library")
     assert found["status"] == WARN
     assert "Open MPI v" in found["message"]
@@ -143,7 +144,7 @@ def test_a_limit_of_processes_is_counted_for_who_is_not_root() -> None:
     code = (
         "import resource as r; r.setrlimit(r.RLIMIT_NPROC, (150, 150));"
         "from alchemist_ray.observe.doctor import node, finding;"
-        "print(*(f.status for f in node.processes_limit(finding.NOTHING)))"
+        "print(*(f.status for f in node.limits(finding.NOTHING) if '-u' in f.check))"
     )
     env = {"PYTHONPATH": str(ROOT), "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
     done = commands.run(*nobody, sys.executable, "-c", code, **env)
@@ -158,10 +159,11 @@ def test_locked_memory_matters_where_there_is_rdma(
 ) -> None:
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
         pytest.skip("memory may be locked without limit here")
-    assert [f.status for f in node.locked_limit(NOTHING)] == [OK]  # no device
+    (found,) = (f for f in node.limits(NOTHING) if "-l" in f.check)
+    assert found.status == OK  # no device
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr(node, "RDMA", tmp_path)
-    (found,) = node.locked_limit(NOTHING)
+    (found,) = (f for f in node.limits(NOTHING) if "-l" in f.check)
     assert found.status == WARN
     assert "mlx5_0" in found.message
 
@@ -231,7 +233,7 @@ def test_more_threads_than_cores_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_sites_mpi_is_looked_for() -> None:
-    library = asked([], ["examine", [asdict(NOTHING), 1]])
+    library = asked([], ["examine", [NOTHING, ["n1"]]])
     message = of(library["findings"], "MPI library")
     assert message["status"] == OK
     path = message["message"].rpartition(", ")[2]
@@ -318,14 +320,19 @@ def test_a_check_that_hangs_or_raises_is_a_finding(tmp_path: Path) -> None:
     def raises(site: Site) -> list[Finding]:
         raise OSError("no luck")
 
+    def starts(site: Site) -> list[Finding]:
+        raise subprocess.TimeoutExpired("java", 8)
+
     def works(site: Site) -> list[Finding]:
         return [Finding(OK, "well", check="works")]
 
     start = time.monotonic()
-    found = run_checks({"hangs": hangs, "raises": raises, "works": works}, NOTHING, 0.5)
+    checks = {"hangs": hangs, "raises": raises, "starts": starts, "works": works}
+    found = run_checks(checks, NOTHING, 0.5)
     assert time.monotonic() - start < 5
-    assert [(f.check, f.status) for f in found] == [("hangs", BAD), ("raises", WARN), ("works", OK)]
-    assert "no answer in 0.5 s" in found[0].message
+    statuses = [("hangs", BAD), ("raises", WARN), ("starts", BAD), ("works", OK)]
+    assert [(f.check, f.status) for f in found] == statuses
+    assert found[0].message == found[2].message == "no answer in 0.5 s"
     assert "OSError: no luck" in found[1].message
     pipe.write_text("the thread may go")
 
@@ -333,10 +340,8 @@ def test_a_check_that_hangs_or_raises_is_a_finding(tmp_path: Path) -> None:
 def test_what_is_not_ok_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="needs advice"):
         Finding(BAD, "broken", check="x")
-    with pytest.raises(ValueError, match="one of ok, info, warn, bad"):
-        Finding("fine", "", check="x")
-    for found in Probe().examine(asdict(NOTHING), 1)["findings"]:
-        assert found["status"] in (OK, "info") or found["advice"]
+    for found in probe.Probe().examine(NOTHING, ["n1"])["findings"]:
+        assert found.status in (OK, "info") or found.advice
 
 
 def test_the_table_puts_nodes_together() -> None:

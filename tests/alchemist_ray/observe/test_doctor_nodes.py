@@ -202,6 +202,7 @@ def test_doors_that_are_shut_or_anothers() -> None:
     assert told["why"] == ""
     (told,) = probe.dial("near", {"near": ["", 0], "other": place})
     assert "two nodes have one address" in told["why"]
+    assert probe.dial("without a listener", {"far": place}) == []
     listener.close()
     (told,) = probe.dial("near", {"near": ["", 0], "far": place})
     assert "refused" in told["why"]

@@ -175,27 +175,6 @@ def test_the_reference_blas_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert only(node.scalapack_blas(NOTHING, tmp_path)).status == INFO
 
 
-def test_open_mpi_first_on_the_path_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    for answer, status in (("mpicc: Open MPI 4.1.4 (Language: C)", WARN), ("HYDRA 5.0", OK)):
-        for name in ("mpicc", "mpiexec"):
-            program = tmp_path / name
-            program.write_text(f"#!/bin/sh\necho '{answer}'\n")
-            program.chmod(0o755)
-        found = only(node.open_mpi(NOTHING))
-        assert found.status == status
-        assert status == OK or str(tmp_path) in found.message
-
-
-def test_the_huge_pages_of_shared_memory_are_shown(tmp_path: Path) -> None:
-    path = tmp_path / "shmem_enabled"
-    assert "unknown" in only(node.huge_pages(NOTHING, path)).message
-    path.write_text("always within_size advise [never] deny force\n")
-    assert only(node.huge_pages(NOTHING, path)).message.startswith("never")
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
 def test_other_users_on_a_node_of_a_job_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
