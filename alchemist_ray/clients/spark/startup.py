@@ -230,8 +230,8 @@ def _end_jvm(context: Any = None) -> None:
         process.wait()
 
 
-def check_java() -> int:
-    """The major version of the Java that Spark would use. Raises `LaunchError`."""
+def check_java() -> None:
+    """Check that Spark can use the Java that it would find. Raises `LaunchError`."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(f"{home}/bin/java") if home else shutil.which("java")
     if java is None:
@@ -253,7 +253,6 @@ def check_java() -> int:
             f"{java} reports {first!r}; Spark 3.5 needs Java {', '.join(map(str, JAVAS))}: set "
             "JAVA_HOME or PATH to one of these"
         )
-    return version
 
 
 def _check_cpus(executors: int, cores: int) -> None:

@@ -36,7 +36,7 @@ private[spark] final class Connection private (target: Target, val node: Target.
   private var payload = 0L // bytes of the last frame's payload
   private var left = 0L // of them, not yet read
 
-  private def open(chosen: Array[Int], write: Boolean): Unit = {
+  private def open(write: Boolean): Unit = {
     channel.setOption(StandardSocketOptions.SO_SNDBUF, Int.box(SOCKET_BYTES))
     channel.socket.connect(new InetSocketAddress(node.host, node.port), CONNECT_TIMEOUT_MS)
     channel.socket.setSoTimeout(STALL_TIMEOUT_MS)
@@ -44,7 +44,7 @@ private[spark] final class Connection private (target: Target, val node: Target.
     channel.setOption(StandardSocketOptions.SO_KEEPALIVE, Boolean.box(true))
     authenticate()
     val local = channel.socket.getInetAddress == channel.socket.getLocalAddress
-    if (target.mapped && local && sameNode()) map(chosen, write)
+    if (target.mapped && local && sameNode()) map(write)
   }
 
   private def authenticate(): Unit = {
@@ -84,14 +84,14 @@ private[spark] final class Connection private (target: Target, val node: Target.
     }
   }
 
-  private def map(chosen: Array[Int], write: Boolean): Unit = {
+  private def map(write: Boolean): Unit = {
     send(MAP, target.request(node) + ("write" -> write) + ("paths" -> true))
     val answer = expect(MAP)
     val parts = answer("parts").asInstanceOf[Seq[Seq[Any]]]
     val paths = answer("paths").asInstanceOf[Seq[String]]
     near = true
     for (((held, part), path) <- node.held.zip(parts).zip(paths)) {
-      blocks += new RankBlock(target, held, chosen, path, part(2).asInstanceOf[Long])
+      blocks += new RankBlock(target, held, path, part(2).asInstanceOf[Long])
     }
   }
 
@@ -268,11 +268,11 @@ private[spark] object Connection {
   private val STAGING_BYTES = 512 << 10
 
   /** Connections to all nodes of a matrix. Where this process is on the node of a rank, its block is
-    * mapped, to read the chosen columns, or to write them until `beginUnmap`.
+    * mapped, to read it, or to write it until `beginUnmap`.
     */
-  def all(target: Target, chosen: Array[Int], write: Boolean): List[Connection] = {
+  def all(target: Target, write: Boolean): List[Connection] = {
     val found = target.nodes.map(new Connection(target, _))
-    try found.foreach(_.open(chosen, write))
+    try found.foreach(_.open(write))
     catch {
       case error: Throwable =>
         found.foreach(_.close())

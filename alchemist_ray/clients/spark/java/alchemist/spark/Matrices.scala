@@ -63,17 +63,19 @@ object Matrices {
       spark.sc.parallelize(regions.toArray[Region], partitions),
       (_, some) => {
         val target = Target.parse(spec)
-        val fetcher = new Fetcher(target, target.columns)
+        val fetcher = new Fetcher(target)
         TaskContext.get.addTaskCompletionListener[Unit](_ => fetcher.close())
         some.map { region =>
           val height = (region.row1 - region.row0).toInt
           val width = (region.col1 - region.col0).toInt
-          val stored = new Array[Byte](Math.multiplyExact(height * width, target.element.nbytes))
-          fetcher.columns(region, stored)
+          val itemsize = target.element.nbytes
+          val stored = new Array[Byte](Math.multiplyExact(height * width, itemsize))
+          val columns = Array.range(region.col0.toInt, region.col1.toInt)
+          fetcher.rows(columns, region.row0, height, stored, 0, width * itemsize)
           val values = new Array[Double](height * width)
-          target.element.load(stored, 0, target.element.nbytes, values)
+          target.element.load(stored, 0, itemsize, values)
           val place = ((region.row0 / down).toInt, (region.col0 / across).toInt)
-          (place, new DenseMatrix(height, width, values))
+          (place, new DenseMatrix(height, width, values, isTransposed = true)) // by rows
         }
       })
     new BlockMatrix(blocks, down, across, target.rows, target.cols)
@@ -96,82 +98,65 @@ object Matrices {
       })
 }
 
-/** Reads rows, of all columns or of some, and regions of a matrix; connects at the first one.
+/** Reads rows of a matrix, of all columns or of some; connects at the first ones.
   *
   * On the ranks' own node it reads the ranks' memory; other nodes stream their share.
-  *
-  * @param chosen columns of the rows, ascending
   */
-private[spark] final class Fetcher(val target: Target, chosen: Array[Int]) extends Closeable {
+private[spark] final class Fetcher(target: Target) extends Closeable {
   private val itemsize = target.element.nbytes
   private var opened = false
   private lazy val connections = {
     opened = true
-    Connection.all(target, chosen, write = false)
+    Connection.all(target, write = false)
   }
   private lazy val others = connections.filterNot(_.near)
 
-  /** Of `chosen`, [from, to): read by one request, with the columns between them. */
-  private val runs = {
-    val breaks = (1 until chosen.length).filter(k =>
-      chosen(k) - chosen(k - 1) - 1 > chosen.length / Fetcher.GAP_SHARE)
-    (0 +: breaks).zip(breaks :+ chosen.length)
-  }
-
-  /** Rows [start, start + count): each begins `stride` bytes after the one before. */
-  def rows(start: Long, count: Int, into: Array[Byte], first: Int, stride: Int): Unit =
+  /** Rows [start, start + count) of the `chosen` columns, ascending: each begins `stride` bytes after
+    * the one before.
+    */
+  def rows(
+      chosen: Array[Int], start: Long, count: Int, into: Array[Byte], first: Int,
+      stride: Int): Unit =
     if (chosen.nonEmpty) {
       if (others.nonEmpty) {
-        for ((from, to) <- runs) {
-          receive(start, count, from, to, into, first + from * itemsize, stride)
+        // A run of them is read by one request, with the columns between them.
+        val breaks = (1 until chosen.length).filter(k =>
+          chosen(k) - chosen(k - 1) - 1 > chosen.length / Fetcher.GAP_SHARE)
+        for ((from, to) <- (0 +: breaks).zip(breaks :+ chosen.length)) {
+          receive(start, count, chosen.slice(from, to), into, first + from * itemsize, stride)
         }
       }
       for (node <- connections; rank <- node.blocks) {
-        rank.getRows(start, count, into, first, stride)
+        rank.getRows(chosen, start, count, into, first, stride)
       }
     }
 
   /** The share of other nodes of a run of columns; elements of this node are undefined. */
   private def receive(
-      start: Long, count: Int, from: Int, to: Int, into: Array[Byte], first: Int,
+      start: Long, count: Int, run: Array[Int], into: Array[Byte], first: Int,
       stride: Int): Unit = {
-    val left = chosen(from)
-    val right = chosen(to - 1) + 1
-    val region = Region(start, start + count, left, right)
-    if (right - left == to - from) {
-      receive(region, byRow = true, into, first, stride)
+    val region = Region(start, start + count, run.head, run.last + 1)
+    val width = run.last + 1 - run.head
+    if (width == run.length) {
+      receive(region, into, first, stride)
     } else {
-      val rowBytes = Math.multiplyExact(right - left, itemsize)
+      val rowBytes = Math.multiplyExact(width, itemsize)
       val gapped = new Array[Byte](Math.multiplyExact(count, rowBytes))
-      receive(region, byRow = true, gapped, 0, rowBytes)
-      for (row <- 0 until count; k <- from until to) {
+      receive(region, gapped, 0, rowBytes)
+      for (row <- 0 until count; k <- run.indices) {
         System.arraycopy(
-          gapped, row * rowBytes + (chosen(k) - left) * itemsize,
-          into, first + row * stride + (k - from) * itemsize, itemsize)
+          gapped, row * rowBytes + (run(k) - run.head) * itemsize,
+          into, first + row * stride + k * itemsize, itemsize)
       }
     }
   }
 
-  /** A region by columns, without gaps. */
-  def columns(region: Region, into: Array[Byte]): Unit = {
-    val count = Math.toIntExact(region.row1 - region.row0)
-    val stride = count * itemsize
-    receive(region, byRow = false, into, 0, stride)
-    for (node <- connections; rank <- node.blocks) {
-      val part = rank.part(region.row0, 0, count)
-      for (col <- region.col0 until region.col1) {
-        part.get(col, into, (col - region.col0).toInt * stride)
-      }
-    }
-  }
-
-  /** The share of other nodes of a region. */
-  private def receive(
-      region: Region, byRow: Boolean, into: Array[Byte], first: Int, stride: Int): Unit =
+  /** The share of other nodes of a region, by rows. */
+  private def receive(region: Region, into: Array[Byte], first: Int, stride: Int): Unit =
     for (from <- others) {
-      val share = new Share(from.node, region, itemsize, byRow)
+      val share = new Share(from.node, region, itemsize, byRow = true)
       if (share.nbytes > 0) {
-        from.get(target.request(from.node, region, byRow), share.nbytes)
+        from.get(target.request(from.node, region, byRow = true), share.nbytes)
         share.receive(from, into, first, stride)
       }
     }
@@ -292,7 +277,7 @@ private[spark] final class RowReader(target: Target, columns: Array[Int], part: 
 
   private val cols = columns.length
   private val itemsize = target.element.nbytes
-  private val fetcher = new Fetcher(target, columns)
+  private val fetcher = new Fetcher(target)
   private var fetched = part.start // rows before this one were fetched
   private val head = UnsafeRow.calculateBitSetWidthInBytes(cols) // bytes of a row's nulls
   private val stride = Math.addExact(head, Math.multiplyExact(WORD, cols)) // and of all
@@ -318,9 +303,9 @@ private[spark] final class RowReader(target: Target, columns: Array[Int], part: 
     at = 0
     count = math.min(height, part.stop - fetched).toInt
     if (narrow == null) {
-      fetcher.rows(fetched, count, rows, head, stride)
+      fetcher.rows(columns, fetched, count, rows, head, stride)
     } else {
-      fetcher.rows(fetched, count, narrow, 0, cols * itemsize)
+      fetcher.rows(columns, fetched, count, narrow, 0, cols * itemsize)
       widen()
     }
     fetched += count

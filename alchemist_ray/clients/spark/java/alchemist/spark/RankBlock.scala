@@ -13,13 +13,12 @@ import io.netty.util.internal.PlatformDependent
 import org.apache.spark.sql.execution.columnar.Internals
 import org.apache.spark.unsafe.Platform
 
-/** One rank's block of a matrix in this process's memory. It is stored by columns. Rows that are read
-  * or written have the `chosen` columns of the matrix.
+/** One rank's block of a matrix in this process's memory. It is stored by columns.
   *
   * Loops are written out, because they take most of the time of a transfer.
   */
 private[spark] final class RankBlock(
-    target: Target, held: Target.Held, chosen: Array[Int], path: String, nbytes: Long)
+    target: Target, held: Target.Held, path: String, nbytes: Long)
     extends Closeable {
   val rank: Int = held.rank
 
@@ -31,9 +30,9 @@ private[spark] final class RankBlock(
   private val height = rows.count(target.rows)
   private val places = // of the matrix's columns in the block, or -1
     Array.range(0, target.cols).map(col => held.cols.position(col).toInt)
-  private val here = chosen.indices.filter(k => places(chosen(k)) >= 0).toArray
-  private val columns = here.map(k => places(chosen(k))) // their places in the block
-  private val columnFrom = here.map(_ * itemsize) // and their first bytes in a row
+  private var chosen = Array.emptyIntArray // columns of the matrix in rows
+  private var columns = chosen // places in the block of those of them that this rank has
+  private var columnFrom = chosen // and their first bytes in a row
   private val GROUP = 8
   if (height * held.cols.count(target.cols) * itemsize > nbytes) {
     throw new IOException(s"rank $rank has $nbytes bytes for its block")
@@ -48,23 +47,20 @@ private[spark] final class RankBlock(
     private val some = rows.count(row + count) - start
     private val spans = rows.spans(row, row + count).map(_.joined).toArray
 
-    private def has(col: Long): Boolean = some > 0 && places(col.toInt) >= 0
-
-    private def address(col: Long): Long =
-      segment.address((places(col.toInt) * height + start) * itemsize, some * itemsize)
-
-    /** The first element's byte in an array, in which the column begins at `first`. */
-    private def at(first: Int, array: Array[Byte]): Long = {
-      if (first < 0 || first + offset.toLong > array.length - count.toLong * itemsize) {
-        throw new IndexOutOfBoundsException(s"$count elements at $first")
-      }
-      Block.BASE + first + offset
+    /** Write the elements of this rank of a column, of which each element is given; it begins at
+      * `first`.
+      */
+    def put(col: Long, stored: Array[Byte], first: Int): Unit = {
+      val place = places(col.toInt)
+      if (some > 0 && place >= 0) put(place, stored, first)
     }
 
-    /** Write the elements of this rank of a column, of which each element is given. */
-    def put(col: Long, stored: Array[Byte], first: Int): Unit = if (has(col)) {
-      val base = at(first, stored)
-      var to = address(col)
+    private def put(place: Int, stored: Array[Byte], first: Int): Unit = {
+      if (first < 0 || first + offset.toLong > stored.length - count.toLong * itemsize) {
+        throw new IndexOutOfBoundsException(s"$count elements at $first")
+      }
+      val base = Block.BASE + first + offset
+      var to = segment.address((place * height + start) * itemsize, some * itemsize)
       var s = 0
       while (s < spans.length) {
         val runs = spans(s)
@@ -84,23 +80,6 @@ private[spark] final class RankBlock(
         s += 1
       }
       written += some
-    }
-
-    /** Read the elements of this rank of a column, each to its place. */
-    def get(col: Long, into: Array[Byte], first: Int): Unit = if (has(col)) {
-      val base = at(first, into)
-      var from = address(col)
-      for (runs <- spans) {
-        val nbytes = runs.width * itemsize
-        var k = 0L
-        while (k < runs.runs) {
-          val to = base + (runs.start + k * runs.period - row) * itemsize
-          if (runs.width == 1) copy(null, from, into, to)
-          else Platform.copyMemory(null, from, into, to, nbytes)
-          from += nbytes
-          k += 1
-        }
-      }
     }
   }
 
@@ -142,13 +121,28 @@ private[spark] final class RankBlock(
       case _ => Platform.putByte(into, to, Platform.getByte(source, from))
     }
 
-  /** Write the elements of this rank of whole rows, in any order. */
-  def putRows(stored: Array[Byte], rowBytes: Int, numbers: Array[Long], count: Int): Unit =
+  /** Write the elements of this rank of rows, in any order, of all columns. */
+  def putRows(
+      all: Array[Int], stored: Array[Byte], rowBytes: Int, numbers: Array[Long],
+      count: Int): Unit = {
+    choose(all)
     written += columnFrom.length * copyRows(stored, 0, rowBytes, numbers, count, write = true)
+  }
 
-  /** Read the elements of this rank of whole rows; the first row begins at `first`. */
-  def getRows(row: Long, count: Int, into: Array[Byte], first: Int, rowBytes: Int): Unit =
+  /** Read the elements of this rank of rows of some columns; the first row begins at `first`. */
+  def getRows(
+      some: Array[Int], row: Long, count: Int, into: Array[Byte], first: Int,
+      rowBytes: Int): Unit = {
+    choose(some)
     copyRows(into, first, rowBytes, Array.range(0, count).map(row + _), count, write = false)
+  }
+
+  private def choose(some: Array[Int]): Unit = if (!(some eq chosen)) {
+    chosen = some
+    val here = chosen.indices.filter(k => places(chosen(k)) >= 0).toArray
+    columns = here.map(k => places(chosen(k)))
+    columnFrom = here.map(_ * itemsize)
+  }
 
   /** Copy the rows with these numbers of which this rank has elements; how many those are. */
   private def copyRows(

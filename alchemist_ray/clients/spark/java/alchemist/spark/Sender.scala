@@ -263,7 +263,8 @@ private[spark] final class Block(val target: Target) extends Closeable {
 
   private val itemsize = target.element.nbytes
   private val rowBytes = target.cols * itemsize
-  private val connections = Connection.all(target, target.columns, write = true)
+  private val columns = target.columns
+  private val connections = Connection.all(target, write = true)
   private val (near, others) = connections.partition(_.near)
 
   /** How many rows fit. */
@@ -292,7 +293,7 @@ private[spark] final class Block(val target: Target) extends Closeable {
   /** Send the rows that wait. */
   private def flush(): Unit = {
     val began = System.nanoTime
-    for (node <- near; rank <- node.blocks) rank.putRows(bytes, rowBytes, numbers, count)
+    for (node <- near; rank <- node.blocks) rank.putRows(columns, bytes, rowBytes, numbers, count)
     took(began)
     if (far && count > 0) stream()
     count = 0
@@ -355,7 +356,7 @@ private[spark] final class Block(val target: Target) extends Closeable {
     for (to <- others) {
       val pieces = to.node.products.map { case (rows, cols) =>
         (order.filter(k => rows.contains(numbers(k))),
-          target.columns.filter(col => cols.contains(col)))
+          columns.filter(col => cols.contains(col)))
       }
       val size = pieces.map { case (rows, cols) => rows.length.toLong * cols.length }.sum
       if (size > 0) {
