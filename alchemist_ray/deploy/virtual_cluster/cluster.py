@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -194,7 +194,7 @@ def down(name: str) -> None:
     if left:  # the holder of the guests was killed
         names = [options.hostname(n) for n in range(options.hosts * options.guests)]
         with contextlib.suppress(JobError, subprocess.TimeoutExpired):
-            Hypervisor(about["connect"]).destroy(names)
+            destroy(about["connect"], names)
         if about["hosts"]:
             raise JobError(
                 f"hosts {', '.join(about['hosts'][n] for n in left)} do not answer: `virsh list` "
@@ -239,41 +239,35 @@ def has_kvm(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return extensions is not None and os.access(KVM, os.R_OK | os.W_OK)
 
 
-class Hypervisor:
-    """libvirt on this host, through virsh."""
-
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        if shutil.which("virsh") is None:
-            raise JobError(
-                f"no virsh on {os.uname().nodename}: libvirt starts guests "
-                "(Debian: libvirt-clients, libvirt-daemon-system, qemu-system-x86)"
-            )
-
-    def _virsh(self, *words: object) -> str:
+def virsh(uri: str, *words: object) -> str:
+    """Run a command of libvirt on this host. Returns its output."""
+    try:
         done = subprocess.run(
-            ["virsh", "--quiet", f"--connect={self._uri}", *map(str, words)],
+            ["virsh", "--quiet", f"--connect={uri}", *map(str, words)],
             capture_output=True, text=True, timeout=VIRSH_TIMEOUT_S, check=False,
             stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
-        if done.returncode:
-            said = " ".join((done.stderr or done.stdout).split())
-            raise JobError(f"virsh {words[0]} on {os.uname().nodename} ({self._uri}): {said}")
-        return done.stdout
+    except FileNotFoundError:
+        raise JobError(
+            f"no virsh on {os.uname().nodename}: libvirt starts guests "
+            "(Debian: libvirt-clients, libvirt-daemon-system, qemu-system-x86)"
+        ) from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise JobError(f"virsh {words[0]} on {os.uname().nodename} ({uri}): {said}")
+    return done.stdout
 
-    def names(self) -> set[str]:
-        """Return the names of all domains."""
-        return set(self._virsh("list", "--all", "--name").split())
 
-    def create(self, definition: Path) -> None:
-        """Start a guest, without a permanent definition."""
-        self._virsh("create", definition, "--validate")
+def domains(uri: str, names: Iterable[str]) -> list[str]:
+    """Return those of these guests that exist, sorted."""
+    return sorted(set(virsh(uri, "list", "--all", "--name").split()).intersection(names))
 
-    def destroy(self, names: Sequence[str]) -> None:
-        """End the guests of these that run."""
-        for name in self.names().intersection(names):
-            with contextlib.suppress(JobError):  # it has ended by itself
-                self._virsh("destroy", name)
+
+def destroy(uri: str, names: Iterable[str]) -> None:
+    """End those of these guests that run."""
+    for name in domains(uri, names):
+        with contextlib.suppress(JobError):  # it has ended by itself
+            virsh(uri, "destroy", name)
 
 
 class Host:
@@ -283,7 +277,7 @@ class Host:
         told = json.loads((folder / CLUSTER).read_text())
         self.options = Options(**told["options"])
         self.limit_s: float = told["limit_s"]
-        self.hypervisor = Hypervisor(told["connect"])
+        self._uri: str = told["connect"]
         self._shared = folder
         self._number = number
         self._stopped = False
@@ -311,7 +305,7 @@ class Host:
                 time.sleep(POLL_INTERVAL_S)
         finally:
             with contextlib.suppress(AlchemistError, subprocess.TimeoutExpired):
-                self.hypervisor.destroy([guest.name for guest in self.guests])
+                destroy(self._uri, [guest.name for guest in self.guests])
             shutil.rmtree(self._own, ignore_errors=True)
             self._tell(DOWN)
 
@@ -329,10 +323,9 @@ class Host:
         image.check(Path(options.image))
         guests = guests_of(options, self._number, cells_here())
         check_pages(options)
-        there = self.hypervisor.names().intersection(guest.name for guest in guests)
-        if there:
+        if there := domains(self._uri, [guest.name for guest in guests]):
             raise JobError(
-                f"{', '.join(sorted(there))} already running: stop with `alchemist "
+                f"{', '.join(there)} already running: stop with `alchemist "
                 "virtual-cluster down`, or choose another --name"
             )
         for guest in guests:
@@ -343,7 +336,7 @@ class Host:
             definition = self._own / f"{guest.name}.xml"
             definition.write_text(domain(options, guest, self._own))
             self.guests.append(guest)
-            self.hypervisor.create(definition)
+            virsh(self._uri, "create", definition, "--validate")  # without a permanent definition
 
     def _wait_ready(self) -> None:
         """Wait until all guests report on their consoles that Ray is up."""
