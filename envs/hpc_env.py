@@ -211,7 +211,6 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
         self.observation_space = spec.observed.space()
         self.action_space = spec.acted.space()
         self._last: Any = None
-        self._steps = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -242,7 +241,6 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
             except (SimulationError, GangLostError) as error:
                 if not left:
                     raise for_caller(error) from error.__cause__
-        self._steps = 0
         return self._observation(records), dict(simulation.losses.info())
 
     def step(self, action: Any) -> Step:
@@ -290,14 +288,13 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
                 raise for_caller(error) from error.__cause__
             info = of_failure(error) | simulation.losses.info()
             return copy.deepcopy(self._last), simulation.config.failure_reward, False, True, info
-        self._steps += 1
         length = self.simulator.episode_length
         scores = records.scores[0].tolist()
         return (
             self._observation(records),
             scores[0],
             bool(records.ended[0]),
-            length is not None and self._steps >= length,
+            length is not None and bool(simulation.steps[0] >= length),
             dict(zip(self.simulator.info, scores[1:], strict=True)),
         )
 

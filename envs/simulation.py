@@ -214,6 +214,8 @@ class Simulation:
     spec : SimulatorSpec
     copies : int
         Number of independent simulations. May be set before the first `begin`.
+    steps : ndarray of int, shape (copies,)
+        Steps of the copies in their episodes.
     running : bool
         Whether an episode is in progress. Set it to False to end it on this side: `begin` must
         come next.
@@ -242,6 +244,7 @@ class Simulation:
         self._begun = False  # an episode on this gang
         self._raised = False  # a rank, in the last call
         self.running = False
+        self.steps = np.zeros(0, np.int64)
         self._closed = False
         self._lost, self._rate = False, RestartRate()  # of the last gang: the next is a restart
         with contextlib.suppress(IndexError):
@@ -280,7 +283,7 @@ class Simulation:
         if self._channel is None:
             self._open_channel()
         raw = self._call("begin", list(seeds), list(seeds.values()))
-        self._steps[list(seeds)] = 0
+        self.steps[list(seeds)] = 0
         records = self._records(raw, seeds)
         self._begun = self.running = True
         return records
@@ -294,8 +297,8 @@ class Simulation:
         """
         try:
             raw = self._call("advance", actions.tobytes(), list(seeds), list(seeds.values()))
-            self._steps += 1
-            self._steps[list(seeds)] = 0
+            self.steps += 1
+            self.steps[list(seeds)] = 0
             records = self._records(raw, range(self.copies))
         except (SimulationError, GangLostError) as error:
             self.losses.add(DROPPED, self.copies, type(error).__name__)
@@ -309,7 +312,7 @@ class Simulation:
     def _records(self, raw: bytes, which: Iterable[int]) -> Records:
         # Nothing is returned where the records are in shared memory, until the next step.
         table = np.frombuffer(raw, np.uint8) if raw else self._shared
-        return records_of(table, self.spec, self.config, which, self._steps)
+        return records_of(table, self.spec, self.config, which, self.steps)
 
     def interrupt(self) -> None:
         """Cancel the order in progress, from another thread."""
@@ -492,7 +495,7 @@ class Simulation:
                 "'sim' options only"
             )
         self._attached = self.copies
-        self._steps = np.zeros(self.copies, np.int64)
+        self.steps = np.zeros(self.copies, np.int64)
         self._begun = False
         self._library = library
 

@@ -266,30 +266,25 @@ class ActionCheck:
         self._acted = spec.acted
         self._clips = out_of_bounds == "clip"
         self._copies = 1 if num_envs is None else num_envs // spec.agents
-        self._shapes: list[tuple[int, ...]] = []
-        self._bounds: list[tuple[Array, Array] | None] = []
+        # Of each leaf, the shape, and the lowest and highest numbers of a box.
+        self._leaves: list[tuple[tuple[int, ...], list[Array]]] = []
         for leaf in spec.acted.leaves:
-            many = spec.agents > 1 and num_envs is not None
-            self._shapes.append(
-                leaf.shape() if num_envs is None else (num_envs, *leaf.shape(agent=many))
-            )
-            ends = None
-            if leaf.choices is None:
-                low, high = (leaf.bound(end).astype(np.float64).ravel() for end in ("low", "high"))
-                ends = low, high
-            self._bounds.append(ends)
+            shape = leaf.shape(agent=spec.agents > 1 and num_envs is not None)
+            ends = ("low", "high") if leaf.choices is None else ()
+            bounds = [leaf.bound(end).astype(np.float64).ravel() for end in ends]
+            self._leaves.append((shape if num_envs is None else (num_envs, *shape), bounds))
 
     def __call__(self, action: Any) -> NDArray[np.float64]:
         """The numbers of an action, shape (copies, n). Raises `BadActionError`."""
         parts = self._acted.taken_apart(action)
         rows = [
-            self._checked(part, shape, ends)
-            for part, shape, ends in zip(parts, self._shapes, self._bounds, strict=True)
+            self._checked(part, shape, bounds)
+            for part, (shape, bounds) in zip(parts, self._leaves, strict=True)
         ]
         return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
 
     def _checked(
-        self, part: Any, shape: tuple[int, ...], ends: tuple[Array, Array] | None
+        self, part: Any, shape: tuple[int, ...], bounds: list[Array]
     ) -> NDArray[np.float64]:
         if isinstance(part, np.ndarray) and part.dtype.kind == "c":
             raise BadActionError("the action has complex numbers; it must have real ones")
@@ -302,9 +297,9 @@ class ActionCheck:
         if not math.isfinite(np.add.reduce(array, axis=None)) and not np.isfinite(array).all():
             raise BadActionError("the action contains NaN or infinity")
         array = array.reshape(self._copies, -1)
-        if ends is None:
+        if not bounds:
             return array
-        low, high = ends
+        low, high = bounds
         if self._clips:
             clipped: NDArray[np.float64] = np.minimum(np.maximum(array, low), high)
             return clipped

@@ -74,6 +74,10 @@ class Gangs:
         parts = zip(self._parts, self._ranges, strict=True)
         return [copy for part, copies in parts if not part.running for copy in copies]
 
+    def steps(self) -> NDArray[np.int64]:
+        """The steps of the copies in their episodes."""
+        return np.concatenate([part.steps for part in self._parts])
+
     def stop_episodes(self) -> None:
         """End all episodes: `begin` must come next."""
         for part in self._parts:
@@ -157,22 +161,7 @@ class Gangs:
                     records.failures[copies.start + copy] = why
         return records
 
-    def picture(self, copy: int) -> NDArray[np.float32]:
-        """The rendered field of a copy."""
-        part, local = self._owner(copy)
-        return part.picture(local)
-
-    def save_state(self, copy: int) -> NDArray[Any]:
-        """The state of a copy."""
-        part, local = self._owner(copy)
-        return part.save_state(local)
-
-    def load_state(self, state: NDArray[Any], copy: int) -> None:
-        """Restore a state in a copy."""
-        part, local = self._owner(copy)
-        part.load_state(state, local)
-
-    def _owner(self, copy: int) -> tuple[Simulation, int]:
+    def owner(self, copy: int) -> tuple[Simulation, int]:
         """The gang of a copy, and its number there."""
         if isinstance(copy, int | np.integer):
             for part, copies in zip(self._parts, self._ranges, strict=True):
@@ -295,7 +284,6 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         self._failure_reward = checked.failure_reward
         self._retries = checked.max_restarts
         self._random: list[np.random.Generator | None] = [None] * self._copies
-        self._steps = np.zeros(self._copies, np.int64)
         self._over = np.zeros(self._copies, bool)
         self._lost: dict[int, EnvError] = {}
         self._observations = [
@@ -338,7 +326,6 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             self._reseed(copy, seeds[copy])
             self._lost.pop(copy, None)
         self._begin({copy: self._drawn(copy, seeds[copy]) for copy in ordered})
-        self._steps[ordered] = 0
         self._over[ordered] = False
         return self._observation(), self._added({}, range(self._copies), gangs.losses.info())
 
@@ -387,11 +374,9 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         self._observe(records, np.flatnonzero(~failed))
         if again := [copy for copy in fresh if failed[copy]]:
             self._begin({copy: self._drawn(copy, None) for copy in again})
-        self._steps += 1
-        self._steps[fresh] = 0
         length = self.simulator.episode_length
         terminated = records.ended & stepped & ~failed
-        truncated = stepped & (failed | (length is not None and self._steps >= (length or 0)))
+        truncated = stepped & (failed | (length is not None and gangs.steps() >= (length or 0)))
         self._over = terminated | truncated
         rewards = np.where(failed[:, None], self._failure_reward, records.scores[:, : self._agents])
         infos = self._info(records.scores, stepped & ~failed)
@@ -420,7 +405,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             infos = self._add_info(infos, info, env)
         over = np.flatnonzero(self._over).tolist()
         self._begin({copy: self._drawn(copy, None) for copy in over})
-        self._steps[over], self._over[over] = 0, False
+        self._over[over] = False
         return infos
 
     def _raise(self, records: Records) -> None:
@@ -530,7 +515,8 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
 
     def field(self, copy: int = 0) -> NDArray[np.float32]:
         """The field that `render` colours, of one copy, as the simulator returns it."""
-        return self._idle().picture(copy)
+        part, local = self._idle().owner(copy)
+        return part.picture(local)
 
     def save_state(self, copy: int = 0) -> NDArray[Any]:
         """The state of a copy, for `load_state`, if the simulator supports it.
@@ -540,14 +526,16 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         AlchemistError
             NoSuchRoutineError, if it does not.
         """
-        return self._idle().save_state(copy)
+        part, local = self._idle().owner(copy)
+        return part.save_state(local)
 
     def load_state(self, state: NDArray[Any], copy: int = 0) -> None:
         """Restore in a copy a state of `save_state`, of any copy of any environment.
 
         The step count of its episode continues. The observation is that of the next step.
         """
-        self._idle().load_state(state, copy)
+        part, local = self._idle().owner(copy)
+        part.load_state(state, local)
 
     def __del__(self) -> None:
         """Does not close, as VectorEnv's: unpickling drops an object with the same gangs."""

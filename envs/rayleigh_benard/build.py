@@ -9,7 +9,6 @@ of 40), so nodes with different processors that share a home directory have one 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
@@ -19,7 +18,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from ali import scaffold
@@ -32,13 +30,13 @@ FLAGS = (
     "-shared", "-Wall", "-Wextra", "-Wno-missing-field-initializers",
 )  # fmt: skip
 BUILD_TIMEOUT_S = 120.0
-POLL_INTERVAL_S = 0.05
 
 
 def shared_object() -> str:
     """The path of the simulator's shared object on this node; builds it if necessary.
 
-    Any number of processes may call this at once: one builds, the others wait.
+    Any number of processes may call this at once: each builds it, and the last one moves its own
+    into place, as all ranks of a node do at the very first start there.
 
     Returns
     -------
@@ -59,23 +57,8 @@ def shared_object() -> str:
     command = [*compiler, *FLAGS, f"-I{scaffold.include_directory()}"]
     sources = sorted(SOURCES.glob("*.c"))
     target = _cache() / f"rayleigh_benard-{_key(command, programs)}.so"
-    if target.is_file():
-        return str(target)
-    deadline = time.monotonic() + BUILD_TIMEOUT_S
-    with open(target.with_suffix(".lock"), "w") as lock:
-        # One process builds; the others wait. The lock only saves work (the result is moved into
-        # place): without it (no locks on this file system, a builder that hangs) this one builds.
-        while not target.is_file() and time.monotonic() < deadline:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(POLL_INTERVAL_S)
-                continue
-            except OSError:  # a file system without locks
-                pass
-            break
-        if not target.is_file():
-            _build([*command, *map(str, sources), "-lm"], target)
+    if not target.is_file():
+        _build([*command, *map(str, sources), "-lm"], target)
     return str(target)
 
 

@@ -10,11 +10,18 @@ static void fill(alchemist_matrix *A, const double *columns) {
                 columns[alchemist_global_row(A, i) + alchemist_global_col(A, j) * A->rows];
 }
 
-/* The whole cell as a matrix: `rows` numbers of each of its columns. */
-static int give_columns(alchemist_call *call, alchemist_value *out, const lattice *L,
-                        const double *mine, int64_t rows, alchemist_layout layout) {
-    double *all;
+/* The whole cell as a matrix: `rows` numbers of each of its columns, which `describe` writes. */
+static int give_columns(alchemist_call *call, alchemist_value *out, const simulation *S,
+                        void (*describe)(const simulation *, int64_t, double *), int64_t rows,
+                        alchemist_layout layout) {
+    const lattice *L = S->L;
+    if (lattice_whole(call, L)) return ALCHEMIST_FAILED;
+    double *mine = malloc((size_t)(L->columns * rows) * sizeof(double)), *all;
+    if (mine == NULL)
+        return alchemist_fail(call, "not enough memory for the columns of rank %d", call->rank);
+    for (int64_t x = 0; x < L->columns; x++) describe(S, x, mine + x * rows);
     int code = gather_columns(call, L, mine, rows, &all);
+    free(mine);
     if (code != ALCHEMIST_OK) return code;
     alchemist_matrix *A = alchemist_new(call, rows, L->cell.width, ALCHEMIST_FLOAT64, layout);
     if (A != NULL) fill(A, all);
@@ -23,50 +30,37 @@ static int give_columns(alchemist_call *call, alchemist_value *out, const lattic
     return A == NULL ? ALCHEMIST_FAILED : ALCHEMIST_OK;
 }
 
+static void temperatures(const simulation *S, int64_t x, double *column) {
+    *column = COLD;
+    for (int64_t y = S->L->cell.height - 1; y >= 0; y--)
+        *++column = lattice_fluid(S->L, x, y).temperature;
+    *++column = S->L->bottom[x];
+}
+
 ROUTINE(routine_render) {
     (void)in;
     SIMULATION(S);
-    if (lattice_whole(call, S->L)) return ALCHEMIST_FAILED;
-    const lattice *L = S->L;
-    const int64_t height = L->cell.height, rows = height + 2;
-    double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));
-    if (mine == NULL)
-        return alchemist_fail(call, "not enough memory for a picture on rank %d", call->rank);
-    for (int64_t x = 0; x < L->columns; x++) {
-        double *column = mine + x * rows;
-        *column = COLD;
-        for (int64_t y = height - 1; y >= 0; y--) *++column = lattice_fluid(L, x, y).temperature;
-        *++column = L->bottom[x];
-    }
-    int code = give_columns(call, out, L, mine, rows, ALCHEMIST_STAR_STAR);
-    free(mine);
-    return code;
+    const int64_t rows = S->L->cell.height + 2;
+    return give_columns(call, out, S, temperatures, rows, ALCHEMIST_STAR_STAR);
 }
 
 /* A state has one column per column of the cell: its record, then the numbers common to all: steps,
  * actions, and the state of the generator in two halves. */
 enum { STEPS, ACTIONS, RANDOM_HIGH, RANDOM_LOW, COMMON };
 
+static void state(const simulation *S, int64_t x, double *column) {
+    double *common = column + lattice_record(S->L);
+    lattice_save(S->L, x, column);
+    common[STEPS] = (double)S->L->steps;
+    common[ACTIONS] = (double)S->actions;
+    common[RANDOM_HIGH] = (double)(S->random >> 32);
+    common[RANDOM_LOW] = (double)(S->random & 0xFFFFFFFFu);
+}
+
 ROUTINE(routine_save_state) {
     (void)in;
     SIMULATION(S);
-    if (lattice_whole(call, S->L)) return ALCHEMIST_FAILED;
-    const lattice *L = S->L;
-    const int64_t record = lattice_record(L), rows = record + COMMON;
-    double *mine = malloc((size_t)(L->columns * rows) * sizeof(double));
-    if (mine == NULL)
-        return alchemist_fail(call, "not enough memory for a state on rank %d", call->rank);
-    for (int64_t x = 0; x < L->columns; x++) {
-        double *column = mine + x * rows, *common = column + record;
-        lattice_save(L, x, column);
-        common[STEPS] = (double)L->steps;
-        common[ACTIONS] = (double)S->actions;
-        common[RANDOM_HIGH] = (double)(S->random >> 32);
-        common[RANDOM_LOW] = (double)(S->random & 0xFFFFFFFFu);
-    }
-    int code = give_columns(call, out, L, mine, rows, ALCHEMIST_STAR_VC);
-    free(mine);
-    return code;
+    return give_columns(call, out, S, state, lattice_record(S->L) + COMMON, ALCHEMIST_STAR_VC);
 }
 
 ROUTINE(routine_load_state) {
