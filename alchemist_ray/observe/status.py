@@ -15,6 +15,7 @@ import ray
 import ray._private.worker
 from ray.exceptions import RayError
 
+from alchemist_ray.cli import COMMANDS
 from alchemist_ray.errors import AlchemistError, SessionError
 from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.observe.logs import MANAGER, NodeLog
@@ -32,15 +33,6 @@ FOLLOW_INTERVAL_S = 1.0
 ANSWER_S = 30.0
 LINES = 100
 COLUMNS = ("gang", "state", "ranks", "nodes", "memory", "free", "used", "call", "owner")
-HELP = {
-    "status": "list the gangs of the Ray cluster",
-    "stop": "end a gang, for all its attached processes",
-    "cancel": "cancel the calls of a gang; its matrices stay",
-    "logs": "print what the ranks of a gang have printed, and the log of its manager. Also "
-    "for gangs that have ended, as long as their Ray cluster runs",
-    "trace": "write the last commands of every rank of a gang, with their time in MPI, in "
-    "Chrome's trace format. It is a call of the gang, and waits for its turn",
-}
 
 
 def status() -> list[GangInfo]:
@@ -58,7 +50,7 @@ def status() -> list[GangInfo]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command of `HELP`. Returns 0. Raises `AlchemistError`."""
+    """Run one of the commands. Returns 0. Raises `AlchemistError`."""
     asked = _parser(argv[0]).parse_args(argv[1:])
     join_ray(None, start=False)
     match argv[0]:
@@ -237,7 +229,7 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], ...]] = {
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"alchemist {command}",
-        description=sentence(HELP[command]),
+        description=sentence(COMMANDS[command][1]),
         epilog="The Ray cluster is that of RAY_ADDRESS, or the one on this machine.",
     )
     if command != "status":

@@ -50,15 +50,6 @@ def histories(connection: GangConnection, since: float) -> list[RankHistory]:
 # --- traces ---
 
 
-def write_trace(connection: GangConnection, path: str | os.PathLike[str], last_s: float) -> Path:
-    """Write a trace; see `SessionTraces.trace`."""
-    since = time.time() - last_s
-    rows = [*_process_events(since), *_rank_events(histories(connection, since))]
-    where = checked_path("path", path)
-    where.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}) + "\n")
-    return where
-
-
 def _process_events(since: float) -> Iterable[Body]:
     pid = os.getpid()
     yield _named("process_name", pid, 0, f"{this_process()}: session")
@@ -199,7 +190,11 @@ class SessionTraces:
         native library are part of its own time. Cost: a call that gathers 100 bytes per command
         on rank 0; keeping the history costs 3 us per command and rank.
         """
-        return write_trace(self.connection, path, last_s)
+        since = time.time() - last_s
+        rows = [*_process_events(since), *_rank_events(histories(self.connection, since))]
+        where = checked_path("path", path)
+        where.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}) + "\n")
+        return where
 
     def profile(self) -> Profile:
         """Where the time of calls goes, per rank: ``with als.profile() as p: ...; print(p)``.
