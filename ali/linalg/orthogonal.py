@@ -6,6 +6,8 @@ The results are those of LAPACK's gelsd. Source: Golub, Van Loan, "Matrix Comput
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy.linalg
 
@@ -14,6 +16,8 @@ from ali.blocks import (
     block,
     float_dtype,
     frobenius,
+    panel_width,
+    panels,
     require_finite,
     require_range,
     require_same_rows,
@@ -194,7 +198,8 @@ def lstsq(
     Notes
     -----
     With s = min(m, n), l = max(m, n): the triangle of TSQR of ``[A B]`` if A is tall (Q is not
-    formed), TSQR of A^H if it is wide; then the SVD of an s x s triangle on rank 0:
+    formed; for r > n it is: ``4 l s (s + r) / ranks`` flops, B is not copied), TSQR of A^H
+    if it is wide; then the SVD of an s x s triangle on rank 0:
     ``2 l s (s + r) / ranks`` flops (``4 l s^2 / ranks`` if wide) ``+ O(s^3 log ranks) + 20 s^3``.
     Words: ``(s + r)^2 log2(ranks)``. Memory: ``l (s + r) / ranks`` (twice that if
     wide), and ``4 s^2 + s r`` on rank 0. For s above 512: QR by panels, ``4 l s^2 / ranks``
@@ -242,7 +247,7 @@ def least_squares(
     Notes
     -----
     As `lstsq`. Residuals are norms of parts of the triangle of ``[A B]``: differences of
-    nearly equal numbers are not formed.
+    nearly equal numbers are not formed. (For r > n they are norms of ``B - Q Q^H B``.)
 
     Error: 8 eps, of X as in `lstsq`; of the others relative to the largest element. Peak memory:
     2.2 times arguments and results.
@@ -265,7 +270,9 @@ def _least_squares(
     wide, small = m < n, min(m, n)
     local = block(ctx.to_layout(A, "STAR_VC" if wide else "VC_STAR")).astype(dtype, copy=False)
     tall = local.conj().T if wide else local
-    right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR")).astype(dtype, copy=False)
+    right = block(ctx.to_layout(B, "STAR_STAR" if wide else "VC_STAR"))
+    many = r > small > 0 and not (wide or lam)  # [A B] would cost r^2
+    right = right if many else right.astype(dtype, copy=False)
     limit = rcond if rcond >= 0 else max(m, n) * float(np.finfo(dtype).eps)
     require_finite(ctx, name, A=tall, B=right)
     if exceeds_share(ctx, max(m, n), small) if lam else stays_spread(ctx, small):
@@ -274,16 +281,17 @@ def _least_squares(
     # A = Q R: X = R^+ (Q^H B), and [A B] = Q [R  Q^H B]. A = (Q R)^H: X = Q (R^H)^+ B.
     # With lam rank 0 appends the rows of sqrt(lam) I to A or A^H; X is then the top of Q R^-H B.
     count, whole = len(tall), tall
-    if lam or not wide:
+    if lam or not (wide or many):
         more = small if lam and ctx.rank == 0 else 0
         whole = _stacked(tall, None if wide else right, more)
         np.fill_diagonal(whole[count:, :small], lam**0.5)
-    factors = TallQR(ctx.comm, whole, vectors=wide, overwrite=whole is not tall)
+    factors = TallQR(ctx.comm, whole, vectors=wide or many, overwrite=whole is not tall)
+    projected, rest = _projected(ctx, factors, small, right, dtype) if many else (None, None)
     X = np.empty((small, r), dtype)
     found: tuple[Array, int, Array | None] | None = None
     if factors.r is not None:
         triangle = factors.r[:small, :small]
-        side = right if wide else factors.r[:small, small:]
+        side = right if wide else factors.r[:small, small:] if projected is None else projected
         if lam:
             trans = "C" if wide else "N"
             X[...] = scipy.linalg.solve_triangular(triangle, side, trans=trans, check_finite=False)
@@ -293,7 +301,9 @@ def _least_squares(
             rank = int((s > limit * s[:1].max(initial=0)).sum())
             X[...] = vh[:rank].conj().T @ ((u[:, :rank].conj().T @ side) / s[:rank, None])
             lost = column_dots(*[u[:, rank:].conj().T @ side] * 2)
-            if not wide:
+            if rest is not None:
+                lost += rest
+            elif not wide:
                 lost += column_dots(*[factors.r[small:, small:]] * 2)
             found = lost.astype(s.dtype), rank, s
     found = ctx.comm.bcast(found)
@@ -303,6 +313,23 @@ def _least_squares(
         return ctx.new_from_rows(mine[:count], n), *found
     ctx.comm.Bcast(X)
     return ctx.new_replicated(X, "VC_STAR"), *found
+
+
+def _projected(
+    ctx: Context, factors: TallQR, small: int, right: Array, dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """Q^H B on every rank, and the squares of what B has outside the range of Q. Collective."""
+    Q = factors.times(np.eye(small, dtype=dtype) if factors.r is not None else None, small, dtype)
+    r = right.shape[1]
+    mine, rest = np.empty((small, r), dtype), np.empty(r)
+    some = list(panels(r, panel_width(len(right), dtype.itemsize)))
+    for cols in some:
+        mine[:, cols] = Q.conj().T @ right[:, cols].astype(dtype, copy=False)
+    found = sum_over_ranks(ctx.comm, mine)
+    for cols in some:
+        ctx.check()
+        rest[cols] = column_dots(*[right[:, cols] - Q @ found[:, cols]] * 2)
+    return found, sum_over_ranks(ctx.comm, rest)
 
 
 @routine("X", like={"X": "B"})

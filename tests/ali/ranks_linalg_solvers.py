@@ -93,7 +93,7 @@ def least_squares(gang: Gang, spread: bool = False) -> list[Any]:
             a[:, n // 2 :] = a[:, :1]
         elif kind == "zero":
             a[...] = 0
-        b = values((m, 2), dtype, 7)
+        b = values((m, 2 if m % 2 else 40), dtype, 7)  # few columns, or more than A has
         used = used_dtype(dtype)
         exact = np.dtype("complex128" if used.kind == "c" else "float64")
         A, B = check.distribute(a, layout), check.distribute(b, "MC_MR")
