@@ -57,6 +57,11 @@ class _Part:
         """Whether NumPy would make a view of it."""
         return all(isinstance(one, range) for one in self.selections)
 
+    def is_everything(self, A: Any) -> bool:
+        """Whether it is a copy of A: with all elements and axes, in order."""
+        ordered = self.is_view and self.axes == list(range(A.ndim))
+        return ordered and self.selections == [range(n) for n in A.shape]
+
     @property
     def shape(self) -> list[int]:
         """Of the result."""
@@ -102,6 +107,9 @@ def get(engine: Engine, A: Any, key: Any) -> Any:
         return _table(engine, whole, keys)
     keys = [np.ravel(one) if isinstance(one, np.ndarray) else one for one in keys]
     part = _Part(engine, whole, keys)
+    whole = engine.recorder.original(whole)
+    if part.is_everything(whole) and not whole.recording:
+        return engine.recorder.whole_part(engine.astype(whole, whole.dtype), whole)
     found = engine.call("part", whole, shape=part.shape, columns=_columns(whole, part),
                         **part.arguments())  # fmt: skip
     return found.mark_part_of(A) if part.is_view else found

@@ -44,11 +44,13 @@ class Recording:
         How often it was computed as a part of other values.
     value : handle or None
         Of the result, when there is one.
+    view_of : handle or None
+        The array of which NumPy would make the result a view.
     """
 
     __slots__ = (
         "__weakref__", "connection", "error", "floating", "handle", "nbytes", "operands", "place",
-        "routine", "steps", "uses", "value", "values",
+        "routine", "steps", "uses", "value", "values", "view_of",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +64,7 @@ class Recording:
         self.place = _place()
         self.uses = 0
         self.value: Any = None
+        self.view_of: Any = None
         self.error: AlchemistError | None = None
         inner = [one for one in operands.values() if isinstance(one, Recording)]
         self.steps: int = 1 + sum(one.steps for one in inner)
@@ -107,6 +110,21 @@ class Recorder:
             self._waiting.add(node)
         return handle
 
+    def whole_part(self, copy: Any, A: Any) -> Any:
+        """A copy of A, maybe recorded, of which NumPy would make a view."""
+        if not copy.recording:
+            return copy.mark_part_of(A)
+        copy._recording.view_of = A
+        return copy
+
+    def original(self, handle: Any) -> Any:
+        """What a handle is a copy of, if that copy is not made yet."""
+        node = handle._recording
+        if node is None or node.routine != "astype":
+            return handle
+        source = node.operands["A"]
+        return source if isinstance(source, MatrixRef) and source.dtype == handle.dtype else handle
+
     def operands(self, routine: str, handle: Any) -> dict[str, Any] | None:
         """The operands of a handle, if it is a call of that routine and rarely asked for."""
         node = handle._recording
@@ -136,7 +154,9 @@ class Recorder:
                 except AlchemistError as error:
                     error.add_note(f"The expression is at {node.place}.")
                     raise
-                node.operands, node.values = {}, {}
+                if node.view_of is not None:
+                    node.value.mark_part_of(node.view_of)
+                node.operands, node.values, node.view_of = {}, {}, None
                 self._waiting.discard(node)
                 handle = node.handle()
                 if handle is not None:

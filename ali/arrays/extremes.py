@@ -18,6 +18,7 @@ from ali.linalg.reductions import (
     accumulator,
     extreme_measure,
     join_moments,
+    mean,
     reduce_matrix,
     result_matrix,
     sum_dtype,
@@ -84,7 +85,13 @@ def _measure_by(function: np.ufunc) -> Measure:
 
 
 def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
-    """Means without nan; float64 for integers. One pass in double precision; twice the words."""
+    """Means without nan; float64 for integers.
+
+    One pass in double precision; where one of the means is nan, another with twice the words.
+    """
+    R = mean(ctx, A, axis)
+    if not ctx.comm.allreduce(int(np.isnan(R.local).any())):
+        return R
     values, layout, shape = _nan_moments(ctx, A, axis)
     kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype
     return result_matrix(ctx, np.where(values[0] == 0, np.nan, values[1]), kind, layout, shape)
