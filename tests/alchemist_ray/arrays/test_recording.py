@@ -20,6 +20,7 @@ from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.errors import (
     BadArgumentError,
     CancelledError,
+    MatrixError,
     MatrixNotFoundError,
     ResourceError,
 )
@@ -119,6 +120,24 @@ def test_the_plan_of_an_expression(session: AlchemistSession) -> None:
     assert B.plan() == [f"multiply({name}, 2.0)", f"add(step 1, {name})", "abs(step 2)"]
     assert B.recording
     assert (B.computed().plan(), A.plan()) == ([], [])
+
+
+def test_a_copy_of_everything_is_made_when_it_is_needed(
+    session: AlchemistSession, sent: list[str]
+) -> None:
+    a = values((6, 4), "float64")
+    A = session.send_matrix(a)
+    sent.clear()
+    part = A[:, :][...][[1, 3]]  # as xarray takes a part along one axis
+    assert sent == ["part"]
+    same(part, a[[1, 3]])
+    S = A[:]
+    assert S.recording
+    with pytest.raises(MatrixError, match=f"is a copy of elements of {A.name}"):
+        S += 1
+    A += 1
+    same(S, a)
+    same(A, a + 1)
 
 
 def test_the_shape_and_the_dtype_are_known_before(
