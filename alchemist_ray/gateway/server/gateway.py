@@ -51,7 +51,7 @@ MAX_DATA_LINKS, MAX_DATA_LINKS_OF_USER = 256, 64  # 4 MiB each
 MAX_WAITS, MAX_WAITS_OF_USER = 1024, 256  # for gangs that are started, resized or attached to
 REFUSALS = ("AuthError", "ResourceError")  # of commands, for the metrics
 LOGGED_REFUSALS, LOGGED_S = 300, 60.0  # of strangers, in the audit log; in this time
-MIN_TIMEOUT_S = 1e-3  # a time limit of 0 is none
+MIN_TIMEOUT_S = 1e-3  # for sockets, 0 means not to wait at all
 
 
 class Gateway:
