@@ -122,7 +122,7 @@ class Recorder:
         node = handle._recording
         if node is None or node.routine != "astype":
             return handle
-        source = node.operands["A"]
+        source = node.operands.get("A")  # none: another thread has just computed it
         return source if isinstance(source, MatrixRef) and source.dtype == handle.dtype else handle
 
     def operands(self, routine: str, handle: Any) -> dict[str, Any] | None:
