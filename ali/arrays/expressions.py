@@ -24,7 +24,7 @@ from ali.linalg.reductions import SUPPORTED
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import ArrayShape, Shape, distributions, stored_shape
 
-PIECE = 1 << 17  # 128 KiB of each operand: a few of them stay in a core's cache
+PIECE = 1 << 18  # 256 KiB of each operand: a few of them stay in a core's cache
 ROUTINES: dict[str, Callable[..., DistMatrix]] = {
     "elementwise": arithmetic.elementwise, "elementwise_scalar": arithmetic.elementwise_scalar,
     "apply": arithmetic.apply, "astype": arithmetic.astype, "where": arithmetic.where,
@@ -85,7 +85,7 @@ def evaluate(
     Notes
     -----
     One pass over the operands if they are numbers, or have the shape of the result and one layout,
-    with scratch of 128 KiB for each step. Results have the bits of the single calls.
+    with scratch of 256 KiB for each step. Results have the bits of the single calls.
     """
     program = [Step(*one) for one in json.loads(steps)]
     for step in program:
@@ -312,7 +312,8 @@ class _Chosen:
         return self
 
     def __getitem__(self, key: tuple[slice, slice]) -> Array:
-        return self._elements[key].T[self._mask[key].T][:, None]
+        mask, elements = (x[key].reshape(-1, order="F") for x in (self._mask, self._elements))
+        return np.compress(mask, elements)[:, None]  # a quarter of the time of an index
 
 
 def _one_pass(ctx: Context, body: Sequence[Step], given: Sequence[DistMatrix]) -> Expression | None:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ali.blocks import CHUNK, PANEL, Array, block, panels
+from ali.blocks import CHUNK, Array, block, panels
 from ali.interface import Context
 from ali.linalg.collectives import ranks_sharing, tree_reduce
 from ali.linalg.reductions import (
+    LARGE,
     SUPPORTED,
     Measure,
     accumulator,
@@ -23,6 +24,7 @@ from ali.linalg.reductions import (
     result_matrix,
     sum_dtype,
 )
+from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import as_array, distributions, sibling
 
@@ -55,7 +57,7 @@ def _folded(
         return np.asarray(function.reduce(part, axis=along, dtype=wide)).reshape(1, -1)
 
     nothing = np.full((1, 1), function.identity, wide)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, function, PANEL)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, function, LARGE)
     return result_matrix(ctx, values, sum_dtype(A.dtype), layout, shape)
 
 
@@ -162,8 +164,7 @@ def _place(
     width = local.shape[1 - along]
     values, index = np.zeros(width, A.dtype), np.full(width, -1, np.int64)
     if local.size:
-        found = _places(function, local, along)
-        values = np.take_along_axis(local, np.expand_dims(found, along), along).reshape(-1)
+        found, values = _places(function, local, along)
         index = as_array((A.rows, A.cols)[along])[found]
     better = np.greater if function is np.argmax else np.less
     if axis is None:
@@ -191,14 +192,23 @@ def _place(
     return result_matrix(ctx, index, np.int64, layout, shape)
 
 
-def _places(function: Callable[..., Array], local: Array, along: int) -> Array:
-    """Along rows in pieces in C order, which stay in the cache: several times faster."""
+def _places(function: Callable[..., Array], local: Array, along: int) -> tuple[Array, Array]:
+    """Indices and extreme elements along an axis.
+
+    Along rows in pieces in C order, which stay in the cache: several times faster.
+    """
     if along == 0:
-        return function(local, axis=0)
-    found = np.empty(len(local), np.int64)
-    for part in panels(len(local), max(64, CHUNK // max(1, local[:1].nbytes))):
-        found[part] = function(np.ascontiguousarray(local[part]), axis=1)
-    return found
+        found = function(local, axis=0)
+        return found, local[found, np.arange(local.shape[1])]
+    found, values = np.empty(len(local), np.int64), np.empty(len(local), local.dtype)
+    height = max(64, CHUNK // max(1, local[:1].nbytes))
+    room = np.empty((min(height, len(local)), local.shape[1]), local.dtype)
+    for part in panels(len(local), height):
+        rows = room[: part.stop - part.start]
+        copy_kernels.copy(rows, local[part], stream=False)
+        found[part] = function(rows, axis=1)
+        values[part] = rows[np.arange(len(rows)), found[part]]
+    return found, values
 
 
 def _better(y: Array, j: Array, x: Array, i: Array, better: np.ufunc) -> Array:

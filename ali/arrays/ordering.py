@@ -138,16 +138,21 @@ def cumulative(
                         mine[...] = function.accumulate(column, dtype=wide)
             return restored(ctx, R, A, axis)
         local, start = contiguous_rows(ctx, work)
-        sums = local if local.dtype == wide else scratch(ctx, local.size, wide).reshape(local.shape)
-        function.accumulate(local, axis=0, dtype=wide, out=sums)
-        totals = gathered(ctx, sums[-1:])
-        before = np.concatenate([sums[:0], *totals[: ctx.rank]])
-        if len(before):
-            function(sums, function.reduce(before, axis=0), out=sums)
-        sums = sums.astype(kind, copy=False)
-    if initial and ctx.rank == 0:
+        local = local.astype(wide, copy=False)
+        totals = gathered(ctx, function.reduce(local, axis=0, keepdims=True))
+        if len(local) and ctx.rank:
+            local[0] = function(function.reduce(totals[: ctx.rank], axis=0), local[0])
+        if not initial:  # the ranks have the rows of the result already
+            R = ctx.empty((m, n), kind, IN_BLOCKS)
+            if local.size and kind == wide:
+                function.accumulate(local, axis=0, out=block(R))
+            elif local.size:
+                R.stored[...] = function.accumulate(local, axis=0, out=local)
+            return restored(ctx, R, A, axis)
+        sums = function.accumulate(local, axis=0, out=local).astype(kind, copy=False)
+    if ctx.rank == 0:
         sums = np.concatenate([np.full((1, n), function.identity, kind), sums])
-    elif initial:
+    else:
         start += 1
     return restored(ctx, from_contiguous(ctx, sums, start, (m + first, n)), A, axis)
 

@@ -239,7 +239,7 @@ def elements(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
     require_mask(A, mask)
     rows, _ = contiguous_rows(ctx, A)
     chosen, _ = contiguous_rows(ctx, mask)
-    return in_order(ctx, rows[chosen.astype(bool, copy=False)])
+    return in_order(ctx, np.compress(chosen.reshape(-1), rows.reshape(-1)))
 
 
 @routine("indices", any_axes=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ali.blocks import CHUNK, PANEL, Array, block, frobenius, panels, require, require_choice
+from ali.blocks import CHUNK, Array, block, frobenius, panels, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.collectives import Join, ranks_sharing, tree_reduce
 from ali.linalg.singular import singular_values
@@ -27,6 +27,8 @@ from mpi_workers.matrix.layout import distributions, sibling
 
 Measure = Callable[[Array, int | None], Array]
 SUPPORTED = ("MC", "MR", "VC", "VR", "STAR")  # distributions that give indices to every rank
+# 4 MiB: of measures that take one pass, where each call costs more than leaving the cache.
+LARGE = 4 << 20
 SEGMENT = 1024  # elements of a column that einsum adds; sums of segments are added pairwise
 
 
@@ -259,7 +261,7 @@ def sum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """
     check_axis("sum", axis)
     measure, nothing = sum_measure(A.dtype)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, LARGE)
     return result_matrix(ctx, values, sum_dtype(A.dtype), layout, shape)
 
 
@@ -292,7 +294,7 @@ def mean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     kind = A.dtype if A.dtype.kind not in "biu" else np.dtype(np.float64)
     wide = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype  # sums of integers could wrap
     measure, nothing = sum_measure(wide)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, LARGE)
     count = {0: A.shape[0], 1: A.shape[1], None: A.shape[0] * A.shape[1]}[axis]
     with np.errstate(all="ignore"):  # a mean of no elements is nan
         found = values / count
@@ -531,7 +533,7 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
 def largest_sum(ctx: Context, A: DistMatrix, axis: int) -> float:
     """The largest sum of absolute values of a column (``axis=0``) or of a row (1). Collective."""
     measure, nothing = sum_measure(A.dtype, absolute=True)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, PANEL)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, LARGE)
     sums_of = result_matrix(ctx, values, np.float64, layout, shape)
     measure, nothing, join = extreme_measure(np.dtype(np.float64), largest=True)
     found, _, _ = reduce_matrix(ctx, sums_of, None, measure, nothing, join)

@@ -103,7 +103,8 @@ def memory(gang: Gang, library: str) -> dict[str, float]:
         data(library, *shape, gang.size) for shape in ((2000, 20, 200), (100_000, 40, order))
     )
     with pytest.MonkeyPatch.context() as patch:
-        for tuned in (blocks, reductions, learning):
+        patch.setattr(reductions, "LARGE", PANEL)
+        for tuned in (blocks, learning):
             patch.setattr(tuned, "PANEL", PANEL)
         for tuned in (blocks, systems, triangular):
             patch.setattr(tuned, "CHUNK", PANEL // 8)
