@@ -278,7 +278,10 @@ class _Checker:
             results = self.signatures[case.routine].results
             if len(returned) != len(results):
                 return [f"{len(returned)} results instead of {len(results)}"]
-            wrong = []
+            wrong = [
+                f"the case expects changes of {name}, which is no matrix that it has"
+                for name in case.changed.keys() - set(self.matrices(case))
+            ]
             expected = case.expected or [None] * len(results)
             if len(expected) != len(results):
                 return [

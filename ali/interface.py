@@ -245,6 +245,8 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
         raise TypeError(f"{function.__name__}: its first parameter must be the Context")
     taken = []
     for parameter in parameters[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"{function.__name__}: its parameters must be named, without *")
         if parameter.name not in hints:
             raise TypeError(f"{function.__name__}: parameter {parameter.name!r} has no annotation")
         taken.append(_parameter(parameter.name, hints[parameter.name], parameter.default))
@@ -303,11 +305,22 @@ def routine(
     value are typed. An exception on any rank fails the call for all.
     """
 
+    if not all(isinstance(name, str) for name in results):
+        raise TypeError('@routine takes the names of the results: @routine("B"), or @routine()')
     ndim_of = {**(like or {}), **dict.fromkeys(vectors, "")}
 
     def declare(function: F) -> F:
+        signature = replace(describe(function, results), any_axes=any_axes)
+        matrices = {p.name for p in signature.parameters if p.type == MATRIX}
+        unknown = {*(writes or ()), *(like or {}).values()} - matrices
+        unknown |= ndim_of.keys() - {r.name for r in signature.results if r.type == MATRIX}
+        if unknown:
+            raise TypeError(
+                f"{function.__name__}: writes, like or vectors name {', '.join(sorted(unknown))}, "
+                "which is no such matrix of it"
+            )
         vars(function).update(
-            __alchemist__=replace(describe(function, results), any_axes=any_axes),
+            __alchemist__=signature,
             __alchemist_ndim__=ndim_of,
             __alchemist_writes__=None if writes is None else list(writes),
             __alchemist_pure__=pure,

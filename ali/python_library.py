@@ -105,7 +105,7 @@ class PythonLibrary:
         declared = signature.results
         if not declared:
             values: tuple[Any, ...] = ()
-        elif len(declared) == 1:
+        elif len(declared) == 1 or not isinstance(returned, Iterable):
             values = (returned,)
         else:
             values = tuple(returned)

@@ -127,7 +127,7 @@ class LibraryTests(GangTests):
         For everything on one gang.
     """
 
-    cases: ClassVar[Sequence[Case]]
+    cases: ClassVar[Sequence[Case]] = ()
     interruptible: ClassVar[bool] = True
     patience_s: ClassVar[float] = 10.0
     timeout_s: ClassVar[float] = 100.0

@@ -253,10 +253,12 @@ class NativeLibrary:
     def _judge(self, routine: str, code: int, frame: Frame, rank: int) -> None:
         if code == OK and frame.failure is None:
             return
+        what = f"{self._name}.{routine}"
         # Whatever the library says then, the cause is on another rank.
         if code == ENDED or frame.ended or isinstance(frame.failure, Interrupted):
-            raise Interrupted
-        what = f"{self._name}.{routine}"
+            interrupted = Interrupted()
+            interrupted.place = what
+            raise interrupted
         if frame.message is not None and frame.refused:
             raise Failure("BadArgumentError", f"{what}: {frame.message}")
         what = f"{what} failed on rank {rank}"

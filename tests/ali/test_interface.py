@@ -68,6 +68,7 @@ def matrices(ctx: Context, x: list[DistMatrix]) -> None: ...
 def an_array(ctx: Context, x: np.ndarray[Any, Any]) -> None: ...
 def a_union(ctx: Context, x: int | str = 1) -> None: ...
 def half_optional(ctx: Context, x: int | None = 3) -> None: ...
+def several(ctx: Context, *n: int) -> None: ...
 def one(ctx: Context) -> int:
     return 1
 
@@ -81,6 +82,7 @@ def one(ctx: Context) -> int:
         (matrices, (), "cannot be the type of a parameter"),
         (an_array, (), "cannot be the type of a parameter"),
         (a_union, (), "the only supported union is `T | None = None`"),
+        (several, (), "must be named, without *"),
         (half_optional, (), "the only supported union is `T | None = None`"),
         (one, (), "returns 1 values but names 0 results"),
         (one, ("a", "b"), "returns 1 values but names 2 results"),
@@ -92,6 +94,29 @@ def test_what_cannot_travel_is_refused_where_it_is_declared(
     with pytest.raises(TypeError) as error:
         describe(function, results)
     assert what in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        ({"writes": ("X",)}, "name X, which is no such matrix"),
+        ({"writes": ("n",)}, "name n, which is no such matrix"),
+        ({"like": {"B": "X"}}, "name X, which is no such matrix"),
+        ({"like": {"X": "A"}}, "name X, which is no such matrix"),
+        ({"vectors": ["A"]}, "name A, which is no such matrix"),
+    ],
+)
+def test_names_of_matrices_that_a_routine_does_not_have(names: Any, what: str) -> None:
+    def f(ctx: Context, A: DistMatrix, n: int) -> DistMatrix:
+        return A
+
+    with pytest.raises(TypeError, match=what):
+        routine("B", **names)(f)
+
+
+def test_a_decorator_without_parentheses_is_refused() -> None:
+    with pytest.raises(TypeError, match="takes the names of the results"):
+        routine(one)  # type: ignore[arg-type]
 
 
 def test_a_library_is_the_routines_of_its_module() -> None:
@@ -133,6 +158,7 @@ def test_a_routine_without_results_gives_none() -> None:
     ("returned", "what"),
     [
         ((1, 2), "returned 2 values, but declares 3"),
+        (1, "returned 1 values, but declares 3"),
         ((1, 2.5, 3), "declares its result 'b' as int, but returned float"),
         ((1, 2, 3), "declares its result 'C' as matrix, but returned int"),
     ],

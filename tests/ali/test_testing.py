@@ -89,6 +89,7 @@ def found(folder: str, *cases: str) -> dict[str, Any]:
             Case("scribble", {"A": A}),
             Case("twice", {"A": A}, changed={"A": 3 * A}),
             Case("twice", {"A": A + 1}, changed={"A": 2 * A + 2}),
+            Case("twice", {"A": A}, changed={"B": 3 * A}),
             Case("picky", {"A": A}, [3]),
             Case("uneven"),
             Case("sometimes"),
@@ -119,8 +120,9 @@ def test_wrong_results_name_routine_and_layout(faults: dict[str, Any]) -> None:
     assert not [words for words in results if words.startswith(("fine", "count", "silent"))]
     assert any(w.startswith("only_rows, matrices in VC_STAR: n is\n2\nand not") for w in results)
     assert not any(w.startswith("only_rows, matrices in STAR_STAR") for w in results)
-    (doubled,) = [w for w in results if w.startswith("twice, matrices in MC_MR:")]
+    doubled, other = [w for w in results if w.startswith("twice, matrices in MC_MR:")]
     assert "it has changed A to" in doubled
+    assert "expects changes of B" in other
     assert any("scribble, matrices in MC_MR: it has changed its argument A" in w for w in results)
     assert any("uneven, matrices in MC_MR: B differs between ranks" in w for w in results)
     assert any(
