@@ -224,7 +224,7 @@ class Engine:
         wanted = rules.checked_dtype(dtype)
         if A.dtype == wanted and not copy:
             return A
-        if wanted.kind == "b":
+        if wanted.kind == "b" != A.dtype.kind:
             return self.call("elementwise_scalar", "not_equal", A, 0j, kind="int",
                              columns=A.columns)  # fmt: skip
         if np.can_cast(A.dtype, wanted) and (A.recording or not A.columns) and self._records([A]):
@@ -261,20 +261,21 @@ class Engine:
         if beside is None and rules.number(x) is not None and rules.number(y) is not None:
             x, y = (np.asarray(v, np.result_type(np.asarray(x), np.asarray(y))) for v in (x, y))
         mask, given = self.matrix(condition), [self._given(v, beside) for v in (x, y)]
-        handles = [v if isinstance(v, MatrixRef) else None for v in given]
-        if None not in handles:
-            matrices: dict[str, Any] = dict(
-                zip(("condition", "A", "B"), (mask, *handles), strict=True)
-            )
-            if x.shape == y.shape == mask.shape and self._records(matrices.values()):
-                dtype = np.result_type(x.dtype, y.dtype)
-                return self.recorder.record("where", matrices, {}, mask.shape, dtype)
-            return self.call("where", mask, *handles)
-        small = [rules.encode_operand(v) if h is None else (b"", [], "") for v, h in
-                 zip(given, handles, strict=True)]  # fmt: skip
-        (a, a_shape, a_dtype), (b, b_shape, b_dtype) = small
-        return self.call("choose", mask, a_shape, b_shape, handles[0], a, a_dtype, handles[1], b,
-                         b_dtype)  # fmt: skip
+        if not any(isinstance(v, MatrixRef) for v in given):
+            given[0] = self.matrix(given[0])  # one operand travels in the command
+        matrices: dict[str, Any] = {"condition": mask}
+        routine, values = "where", dict[str, Any]()
+        for name, value in zip("AB", given, strict=True):
+            if isinstance(value, MatrixRef):
+                matrices[name] = value
+            else:
+                small = zip(("values", "shape", "dtype"), rules.encode_operand(value), strict=True)
+                routine, values = "choose", dict(small)
+        alike = all(v.shape in ((), mask.shape) for v in given)
+        if alike and self._records(matrices.values()):
+            dtype = np.result_type(*(v.dtype for v in given))
+            return self.recorder.record(routine, matrices, values, mask.shape, dtype)
+        return self.call(routine, **matrices, **values)
 
     def selected(self, A: Any, mask: Any) -> Any:
         """The elements where a mask is true, in C order.
@@ -390,9 +391,13 @@ class Engine:
         """A copy in a shape to which A broadcasts."""
         return self.call("broadcast", A, list(shape))
 
-    def reshape(self, A: Any, shape: Any) -> Any:
-        """A copy in another shape; -1 stands for the length that is left."""
-        return self.call("reshape", A, list(rules.reshaped(A.shape, shape))).mark_part_of(A)
+    def reshape(self, A: Any, shape: Any, *, copy: bool = True) -> Any:
+        """A copy in another shape, or maybe the memory of A; -1 stands for the length that is left.
+
+        Only what no program sees may have the memory of A.
+        """
+        wanted = rules.reshaped(A.shape, shape)
+        return self.call("reshape", A, list(wanted), copy).mark_part_of(A)
 
     def concatenate(self, parts: Any, axis: Any = 0) -> Any:
         """Arrays joined along an axis, in pairs, so that few are copied; None: of vectors."""

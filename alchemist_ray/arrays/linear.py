@@ -219,9 +219,14 @@ def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
     free = [[i for i in range(x.ndim) if i not in own] for x, own in ((A, left), (B, right))]
     outer = [[x.shape[i] for i in own] for x, own in zip((A, B), free, strict=True)]
     m, inner, n = map(math.prod, (outer[0], lengths[0], outer[1]))
-    rows = engine.reshape(engine.permute(A, [*free[0], *left]), (m, inner))
-    cols = engine.reshape(engine.permute(B, [*right, *free[1]]), (inner, n))
-    return engine.reshape(engine.matmul(rows, cols), [*outer[0], *outer[1]])
+    rows = engine.reshape(engine.permute(A, [*free[0], *left]), (m, inner), copy=False)
+    cols = engine.reshape(engine.permute(B, [*right, *free[1]]), (inner, n), copy=False)
+    found = engine.matmul(rows, cols)
+    return engine.reshape(found, [*outer[0], *outer[1]], copy=False)
+
+
+Operand = tuple[str, Any]  # of `einsum`: its letters, and a handle
+WIDENED = 1 << 17  # elements of a small operand of it: 1 MiB of float64
 
 
 @implements(np.einsum)
@@ -234,7 +239,6 @@ def _einsum(engine: Engine, subscripts: Any, *operands: Any, optimize: Any = "gr
     beside = next(x for x in operands if isinstance(x, MatrixRef))
     arrays = [engine.matrix(x, beside) for x in operands]
     common = np.result_type(*(x.dtype for x in arrays))
-    arrays = [engine.astype(x, common, copy=False) for x in arrays]
     subscripts = _with_letters(subscripts.replace(" ", ""), [x.ndim for x in arrays])
     inputs, _, output = subscripts.partition("->")
     terms = list(zip(inputs.split(","), arrays, strict=True))
@@ -243,9 +247,10 @@ def _einsum(engine: Engine, subscripts: Any, *operands: Any, optimize: Any = "gr
         taken = [terms.pop(i) for i in sorted(step, reverse=True)]
         while len(taken) > 1:
             needed = "".join([output, *(term for term, _ in (*terms, *taken[2:]))])
-            taken[:2] = [_pair(engine, taken[0], taken[1], needed)]
+            taken[:2] = [_pair(engine, taken[0], taken[1], needed, common)]
         terms.append(taken[0])
-    term, found = _summed(engine, terms[0], output)
+    term, found = _summed(engine, terms[0], output, common)
+    found = engine.astype(found, common, copy=False)
     return engine.permute(found, [term.index(x) for x in output])
 
 
@@ -267,7 +272,7 @@ def _with_letters(subscripts: str, ndims: Sequence[int]) -> str:
     return f"{','.join(terms)}->{output.replace('...', ''.join(free))}"
 
 
-def _summed(engine: Engine, operand: tuple[str, Any], needed: str) -> tuple[str, Any]:
+def _summed(engine: Engine, operand: Operand, needed: str, common: np.dtype[Any]) -> Operand:
     """An operand of `einsum`: the diagonals of repeated letters, summed over those not needed."""
     term, A = operand
     for letter in dict.fromkeys(term):
@@ -278,15 +283,41 @@ def _summed(engine: Engine, operand: tuple[str, Any], needed: str) -> tuple[str,
             term = letter + term[:i] + term[i + 1 : j] + term[j + 1 :]
     gone = tuple(axis for axis, letter in enumerate(term) if letter not in needed)
     if gone:
-        A = engine.astype(engine.reduce("sum", A, gone), A.dtype, copy=False)
+        A = engine.astype(A, common, copy=False)
+        A = engine.astype(engine.reduce("sum", A, gone), common, copy=False)
     return "".join(letter for letter in term if letter in needed), A
 
 
+def _widened(
+    engine: Engine, one: Operand, two: Operand, needed: str, common: np.dtype[Any]
+) -> Operand:
+    """A small operand with the letters that are only summed over in the other one.
+
+    Their sum is then a part of the product, which reads the large operand once.
+    """
+    (a, A), (b, B) = one, two
+    alone = [x for x in dict.fromkeys(a) if x not in needed + b and a.count(x) == 1]
+    lengths = [A.shape[a.index(x)] for x in alone]
+    size = B.size * math.prod(lengths)
+    if not alone or size > min(WIDENED, A.size) or common.kind not in "fc":
+        return two
+    wide = engine.reshape(B, (*B.shape, *[1] * len(alone)))
+    return b + "".join(alone), engine.broadcast(wide, (*B.shape, *lengths))
+
+
 def _pair(
-    engine: Engine, one: tuple[str, Any], two: tuple[str, Any], needed: str
-) -> tuple[str, Any]:
+    engine: Engine, one: Operand, two: Operand, needed: str, common: np.dtype[Any]
+) -> Operand:
     """Two operands of `einsum` as one: a product of matrices for each index of both that stays."""
-    (a, A), (b, B) = _summed(engine, one, needed + two[0]), _summed(engine, two, needed + one[0])
+    two = _widened(engine, one, two, needed, common)
+    one = _widened(engine, two, one, needed, common)
+    a, A = _summed(engine, one, needed + two[0], common)
+    b, B = _summed(engine, two, needed + one[0], common)
+    if np.result_type(A.dtype, B.dtype) != common:
+        A = engine.astype(A, common)
+    last = "".join(x for x in b if x in a and x not in needed)
+    if B.size > A.size and b.endswith(last):  # a large left operand in this order stays as it is
+        (a, A), (b, B) = (b, B), (a, A)
     batch, inner = ([x for x in a if x in b and (x in needed) == stays] for stays in (True, False))
     rows, cols = [x for x in a if x not in b], [x for x in b if x not in a]
     lengths = dict(zip(a + b, A.shape + B.shape, strict=True))
@@ -294,11 +325,12 @@ def _pair(
     def matrices(term: str, X: Any, *sides: list[str]) -> Any:
         moved = engine.permute(X, [term.index(x) for side in sides for x in side])
         shape = [math.prod(lengths[x] for x in side) for side in sides]
-        return engine.reshape(moved, shape if batch else shape[1:])
+        return engine.reshape(moved, shape if batch else shape[1:], copy=False)
 
     left, right = matrices(a, A, batch, rows, inner), matrices(b, B, batch, inner, cols)
     letters = [*batch, *rows, *cols]
-    found = engine.reshape(engine.matmul(left, right), [lengths[x] for x in letters])
+    product = engine.matmul(left, right)
+    found = engine.reshape(product, [lengths[x] for x in letters], copy=False)
     return "".join(letters), found
 
 

@@ -166,9 +166,12 @@ class NumPySource:
                 )
             array = array.astype(np.float32)
         if array.dtype.kind not in "biufc":
+            hint = "if all of them are numbers, x.astype(float) makes floats"
+            if array.dtype.kind in "mM":
+                hint = "x.view('int64') has the counts of their unit (NaT is the smallest int64)"
             raise DtypeError(
                 f"elements of dtype {array.dtype} are not numbers; a matrix has one of the dtypes "
-                f"{', '.join(DTYPES)}; if all of them are numbers, x.astype(float) makes floats"
+                f"{', '.join(DTYPES)}; {hint}"
             )
         if array.ndim > MAX_AXES:
             raise ShapeError(

@@ -34,14 +34,16 @@ def permute(ctx: Context, A: DistMatrix, order: list[int]) -> DistMatrix:
 
 
 @routine("B", any_axes=True)
-def reshape(ctx: Context, A: DistMatrix, shape: list[int]) -> DistMatrix:
-    """The elements of A in C order in another shape; a copy.
+def reshape(ctx: Context, A: DistMatrix, shape: list[int], copy: bool = True) -> DistMatrix:
+    """The elements of A in C order in another shape.
 
     Parameters
     ----------
     A : array
     shape : list of int
         With as many elements.
+    copy : bool
+        Whether B has memory of its own in any case.
 
     Returns
     -------
@@ -52,7 +54,8 @@ def reshape(ctx: Context, A: DistMatrix, shape: list[int]) -> DistMatrix:
     -----
     See `reshaped`.
     """
-    return _own(ctx, reshaped(ctx, A, shape), A)
+    B = reshaped(ctx, A, shape)
+    return _own(ctx, B, A) if copy else B
 
 
 def _own(ctx: Context, B: DistMatrix, A: DistMatrix) -> DistMatrix:

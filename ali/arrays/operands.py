@@ -178,23 +178,20 @@ def combine(
 def choose(
     ctx: Context,
     condition: DistMatrix,
-    a_shape: list[int],
-    b_shape: list[int],
+    values: bytes,
+    shape: list[int],
+    dtype: str,
     A: DistMatrix | None = None,
-    a_values: bytes = b"",
-    a_dtype: str = "",
     B: DistMatrix | None = None,
-    b_values: bytes = b"",
-    b_dtype: str = "",
 ) -> DistMatrix:
-    """Elements of A where a condition is not zero, else of B; small operands are in the call.
+    """Elements of A where a condition is not zero, else of B; a small one of them is in the call.
 
     Parameters
     ----------
     condition : array
-    A, B : array, optional
-    a_shape, b_shape, a_values, a_dtype, b_values, b_dtype
+    values, shape, dtype
         In place of A or B, as in `array`.
+    A, B : array, optional
 
     Returns
     -------
@@ -208,12 +205,10 @@ def choose(
 
     Notes
     -----
-    As `where`; operands in the call need no communication.
+    As `where`; the operand in the call needs no communication.
     """
-    if A is None:
-        A = ctx.new_replicated(decoded("choose", a_values, a_shape, a_dtype))
-    if B is None:
-        B = ctx.new_replicated(decoded("choose", b_values, b_shape, b_dtype))
+    small = ctx.new_replicated(decoded("choose", values, shape, dtype))
+    A, B = (small if x is None else x for x in (A, B))
     return arithmetic.where(ctx, condition, A, B)
 
 

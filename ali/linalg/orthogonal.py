@@ -12,11 +12,11 @@ import numpy as np
 import scipy.linalg
 
 from ali.blocks import (
+    CHUNK,
     Array,
     block,
     float_dtype,
     frobenius,
-    panel_width,
     panels,
     require_finite,
     require_range,
@@ -322,7 +322,8 @@ def _projected(
     Q = factors.times(np.eye(small, dtype=dtype) if factors.r is not None else None, small, dtype)
     r = right.shape[1]
     mine, rest = np.empty((small, r), dtype), np.empty(r)
-    some = list(panels(r, panel_width(len(right), dtype.itemsize)))
+    width = max(1, 4 * CHUNK // max(1, len(right) * dtype.itemsize))  # casts stay in the caches
+    some = list(panels(r, width))
     for cols in some:
         mine[:, cols] = Q.conj().T @ right[:, cols].astype(dtype, copy=False)
     found = sum_over_ranks(ctx.comm, mine)

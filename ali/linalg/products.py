@@ -167,10 +167,10 @@ def _widened(ctx: Context, A: DistMatrix, dtype: Any) -> DistMatrix:
 def _rows(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:
     A = ctx.to_layout(A, "VC_STAR")
     C = ctx.empty((A.shape[0], B.shape[1]), dtype)
-    mine = _cast(block(A), dtype)
     if B.layout == "STAR_STAR":
-        np.matmul(mine, _cast(B.local, dtype), out=block(C))
+        _multiply(block(A), _cast(B.local, dtype), block(C))
     else:
+        mine = _cast(block(A), dtype)
         _stationary(ctx, mine, _cast(block(ctx.to_layout(B, "VC_STAR")), dtype), block(C), "F")
     return C
 
@@ -270,6 +270,16 @@ def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
             right[q:count:height] = part
         _add_product(c, left[:, :count], right[:count])
     return C
+
+
+def _multiply(a: Array, b: Array, out: Array) -> None:
+    """``out = a @ b``; columns of `a` of another dtype are cast some at a time, in the caches."""
+    if a.dtype == out.dtype:
+        np.matmul(a, b, out=out)
+        return
+    out[...] = 0
+    for some in panels(a.shape[1], max(1, 4 * CHUNK // max(1, len(a) * out.itemsize))):
+        _add_product(out, a[:, some].astype(out.dtype), b[some])
 
 
 def _add_product(c: Array, a: Array, b: Array) -> None:

@@ -190,12 +190,21 @@ def evenly(positions: IndexArray) -> slice | IndexArray:
 
 def taken(array: NDArray[Any], rows: slice | IndexArray, cols: slice | IndexArray) -> NDArray[Any]:
     """The elements in some rows and columns: a view if slices select both."""
-    if isinstance(rows, slice) or isinstance(cols, slice):
-        found: NDArray[Any] = array[rows, cols]
+    found: NDArray[Any]
+    if isinstance(rows, slice) and isinstance(cols, slice):
+        found = array[rows, cols]
         return found
     if abs(array.strides[0]) < abs(array.strides[1]):  # in the order of the memory
         return taken(array.T, cols, rows).T
-    return array[np.ix_(rows, cols)]
+    if not isinstance(rows, slice) and not isinstance(cols, slice):
+        return array[np.ix_(rows, cols)]
+    index: Any = cols if isinstance(rows, slice) else rows
+    lines, axis = (array[rows], 1) if isinstance(rows, slice) else (array[:, cols], 0)
+    if lines.flags.c_contiguous:  # else `take` copies all of them
+        found = lines.take(index, axis)  # a third of the time of an index
+    else:
+        found = lines[:, index] if axis else lines[index]
+    return found
 
 
 def put(

@@ -35,7 +35,7 @@ from alchemist_ray.gateway.server.access import (
     certificate,
 )
 from alchemist_ray.gateway.server.gangs import HostedGang, SessionCommands, UserLimit, later
-from alchemist_ray.gateway.server.link import Link, authenticate
+from alchemist_ray.gateway.server.link import SEND_TIMEOUT_S, Link, authenticate
 from alchemist_ray.observe import metrics
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
@@ -382,7 +382,7 @@ class Client:
         if self._upstream is not None:
             self._upstream.hang_up()
             if self._reader.ident is not None:
-                self._reader.join()
+                self._reader.join(SEND_TIMEOUT_S)  # it may wait for the client to read
             self._upstream.close()
         calls, self._calls = self._calls, {}
         for call in calls.values():

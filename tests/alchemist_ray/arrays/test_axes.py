@@ -37,6 +37,8 @@ WHOLE: list[Any] = [
     lambda x: np.tensordot(x, c, ([0, 2], [0, 1])), lambda x: np.tensordot(x, v, 1),
     lambda x: np.einsum("ijk->kij", x), lambda x: np.einsum("ijk,ikl->ijl", x, c),
     lambda x: np.einsum("ijk,kl,im->jlm", x, m.T, x[:, 0]), lambda x: np.einsum("ijk,ijk->i", x, x),
+    lambda x: np.einsum("ijk,j->i", x.astype("f4"), v[:4]),
+    lambda x: np.einsum("j,ijk->i", v[:4], x), lambda x: np.einsum("ijk,jk->i", x > 0, m),
     lambda x: np.einsum("ijk->", x), lambda x: np.einsum("i...,...->i...", x, m),
     lambda x: np.einsum("...k,k", x, v), lambda x: np.einsum("iji->j", x[:4, :, :4]),
     lambda x: np.einsum("ijk, kj", x, m.T), lambda x: np.nonzero(x > 0), np.trace, np.triu,
