@@ -261,16 +261,14 @@ class Engine:
         if beside is None and rules.number(x) is not None and rules.number(y) is not None:
             x, y = (np.asarray(v, np.result_type(np.asarray(x), np.asarray(y))) for v in (x, y))
         mask, given = self.matrix(condition), [self._given(v, beside) for v in (x, y)]
-        if not any(isinstance(v, MatrixRef) for v in given):
-            given[0] = self.matrix(given[0])  # one operand travels in the command
-        matrices: dict[str, Any] = {"condition": mask}
+        handles = {n: v for n, v in zip("AB", given, strict=True) if isinstance(v, MatrixRef)}
+        matrices: dict[str, Any] = {"condition": mask, **handles}
         routine, values = "where", dict[str, Any]()
-        for name, value in zip("AB", given, strict=True):
-            if isinstance(value, MatrixRef):
-                matrices[name] = value
-            else:
-                small = zip(("values", "shape", "dtype"), rules.encode_operand(value), strict=True)
-                routine, values = "choose", dict(small)
+        if len(handles) < 2:  # small operands travel in the command
+            small = [v for v in given if isinstance(v, np.ndarray)]
+            packed = small[0] if handles else np.stack(np.broadcast_arrays(*small))
+            named = zip(("values", "shape", "dtype"), rules.encode_operand(packed), strict=True)
+            routine, values = "choose", dict(named)
         alike = all(v.shape in ((), mask.shape) for v in given)
         if alike and self._records(matrices.values()):
             dtype = np.result_type(*(v.dtype for v in given))

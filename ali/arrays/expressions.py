@@ -323,9 +323,11 @@ def _one_pass(ctx: Context, body: Sequence[Step], given: Sequence[DistMatrix]) -
         routine, matrices, values = step.routine, dict(step.matrices), dict(step.values)
         if routine in ("combine", "choose"):
             told = (values.pop(name) for name in ("values", "shape", "dtype"))
-            leaves.append(ctx.new_replicated(operands.decoded(routine, *told)))
-            missing = "A" if "A" not in matrices else "B"
-            matrices[missing] = -len(leaves)
+            small = operands.decoded(routine, *told)
+            missing = [name for name in "AB" if name not in matrices]
+            for name, one in zip(missing, small if len(missing) > 1 else [small], strict=True):
+                leaves.append(ctx.new_replicated(np.asarray(one)))
+                matrices[name] = -len(leaves)
             if values.pop("reflected", False):
                 matrices["A"], matrices["B"] = matrices["B"], matrices["A"]
             routine = "elementwise" if routine == "combine" else "where"

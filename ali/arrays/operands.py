@@ -184,13 +184,13 @@ def choose(
     A: DistMatrix | None = None,
     B: DistMatrix | None = None,
 ) -> DistMatrix:
-    """Elements of A where a condition is not zero, else of B; a small one of them is in the call.
+    """Elements of A where a condition is not zero, else of B; small operands are in the call.
 
     Parameters
     ----------
     condition : array
     values, shape, dtype
-        In place of A or B, as in `array`.
+        In place of A or B, as in `array`; of both, along a first axis.
     A, B : array, optional
 
     Returns
@@ -205,10 +205,11 @@ def choose(
 
     Notes
     -----
-    As `where`; the operand in the call needs no communication.
+    As `where`; operands in the call need no communication.
     """
-    small = ctx.new_replicated(decoded("choose", values, shape, dtype))
-    A, B = (small if x is None else x for x in (A, B))
+    small = decoded("choose", values, shape, dtype)
+    left = iter(small if A is B is None else [small])
+    A, B = (ctx.new_replicated(np.asarray(next(left))) if x is None else x for x in (A, B))
     return arithmetic.where(ctx, condition, A, B)
 
 

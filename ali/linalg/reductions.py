@@ -164,7 +164,9 @@ def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, 
     def measure(part: Array, axis: int | None) -> Array:
         if absolute:
             part = np.abs(part.astype(np.float64) if dtype.kind in "biu" else part)
-        if axis == 1 or part.dtype != np.float64:
+        if part.dtype == np.float64 and axis == 1:
+            return (part @ np.ones(part.shape[1])).reshape(1, -1)  # half the time of add.reduce
+        if part.dtype != np.float64:
             return np.asarray(np.add.reduce(part, axis=axis, dtype=real)).reshape(1, -1)
         return np.asarray(np.add.reduce(_segment_sums(part), axis=axis)).reshape(1, -1)
 

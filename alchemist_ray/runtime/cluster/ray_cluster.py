@@ -68,6 +68,7 @@ def _token() -> tuple[tuple[str, str], ...]:
 LAPTOP_CPUS = 4  # a Ray that a session starts has room for at least this many workers
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 TMPDIR_VARIABLE = "RAY_TMPDIR"
+NICENESS_VARIABLE = "RAY_worker_niceness"
 SOCKET_PATH_LIMIT = 107  # bytes of the path of a Unix socket
 RAY_FOLDER = "r"  # in the private folder: Ray opens its own folder to every user
 # Below it, as long as such paths get.
@@ -184,7 +185,12 @@ def start_ray(cpus: int, limit_s: float = START_TIMEOUT_S) -> None:
 
 def _start(cpus: int, limit_s: float) -> None:
     folder = private_folder()
-    options: dict[str, Any] = {} if folder is None else {"_temp_dir": str(folder)}
+    # Ray's own 15 gives ranks a third of a core that another program uses.
+    options: dict[str, Any] = {
+        "_system_config": {"worker_niceness": int(os.environ.get(NICENESS_VARIABLE, "0"))}
+    }
+    if folder is not None:
+        options["_temp_dir"] = str(folder)
     begun = time.monotonic()
     with suppress(OSError):  # Ray makes it for everyone, with the token in it
         Path("~/.ray").expanduser().mkdir(mode=0o700)

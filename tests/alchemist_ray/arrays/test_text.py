@@ -79,8 +79,8 @@ def test_a_small_expression_is_one_command(
         lambda: float(A.mean()),
         lambda: print(A.max(axis=0)), lambda: float(A[3, 4]), lambda: A[:, 0, None],
         lambda: np.sort(A, axis=0), lambda: np.median(A).item(), lambda: np.cumsum(A).tolist(),
-        lambda: A.astype(bool), lambda: np.exp(A), lambda: np.where(mask, A, 0),
-        lambda: np.where(mask, 1, 0), lambda: np.where(mask, np.ones(10), A),
+        lambda: A.astype(bool), lambda: np.exp(A), lambda: np.where(mask, A, 0).id,
+        lambda: np.where(mask, 1, 0).id, lambda: np.where(mask, np.ones(10), A),
     ]:  # fmt: skip
         sent.clear()
         work()
