@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.errors import BadArgumentError, SessionError
+from alchemist_ray.errors import BadArgumentError, FileError, SessionError
 
 Load = Callable[..., Any]
-PACKED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
+MISSING = ("_FillValue", "missing_value")
+PACKED = ("scale_factor", "add_offset", "_Unsigned", *MISSING)
 
 
 def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[str] | None) -> Any:
@@ -25,10 +26,11 @@ def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[s
     in_folder = os.fspath(path).rstrip("/").endswith(".zarr")
     opening: Any = {"engine": "zarr", "consolidated": False} if in_folder else {
         "engine": "h5netcdf"}  # fmt: skip
-    with (
-        xr.open_dataset(path, **opening) as decoded,
-        xr.open_dataset(path, mask_and_scale=False, **opening) as there,
-    ):
+    try:
+        datasets = [xr.open_dataset(path, mask_and_scale=on, **opening) for on in (True, False)]
+    except OSError as error:
+        raise FileError(f"{os.fspath(path)}: not a Dataset: {error}", path=path) from error
+    with datasets[0] as decoded, datasets[1] as there:
         numeric = [str(name) for name, one in there.data_vars.items() if one.dtype.kind in "biuf"]
         wanted = list(numeric if variables is None else variables)
         unknown = [name for name in wanted if name not in numeric]
@@ -44,13 +46,16 @@ def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[s
 def _variable(load: Load, path: str | os.PathLike[str], there: Any, dtype: np.dtype[Any]) -> Any:
     """Dimensions, handle and attributes; packed numbers in the dtype in which xarray has them."""
     attrs = {**there.encoding, **there.attrs}
-    if dtype.kind in "iu":
-        dtype = np.dtype(np.int32 if dtype.itemsize < 4 or dtype == np.int32 else np.int64)
-    A = load(path, dataset=there.name, dtype=dtype)
-    for key in ("_FillValue", "missing_value"):
-        if dtype.kind == "f" and attrs.get(key) is not None and attrs[key] == attrs[key]:
-            A = np.where(np.asarray(attrs[key], dtype) == A, np.asarray(np.nan, dtype), A)
+    unsigned = attrs.get("_Unsigned") == "true"  # integers that netCDF's classic model calls signed
+    wide = np.dtype(np.int64) if unsigned else None
+    A = load(path, dataset=there.name, dtype=dtype if dtype.kind == "f" else wide)
+    marks = [x for key in MISSING for x in np.ravel(attrs.get(key, ())) if x == x]
+    for mark in marks if dtype.kind == "f" else ():
+        A = np.where(np.asarray(mark, dtype) == A, np.asarray(np.nan, dtype), A)
+    if unsigned:
+        A = A % (1 << 8 * there.dtype.itemsize)
     if {"scale_factor", "add_offset"} & attrs.keys():
         scale, offset = attrs.get("scale_factor", 1), attrs.get("add_offset", 0)
         A = A * np.asarray(scale, dtype) + np.asarray(offset, dtype)
+    A = A != 0 if dtype.kind == "b" else A.astype(dtype, copy=False)
     return there.dims, A, {key: x for key, x in there.attrs.items() if key not in PACKED}

@@ -155,8 +155,7 @@ class SessionFiles(GangOwner):
         -------
         xarray.Dataset
             Coordinates are in this process, decoded (CF times); variables are handles. Missing
-            values are NaN, and packed numbers are unpacked, in xarray's dtypes; integers of less
-            than 32 bits that are not packed become int32.
+            values are NaN, and packed numbers are unpacked, in xarray's dtypes.
 
         Raises
         ------

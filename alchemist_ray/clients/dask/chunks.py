@@ -37,6 +37,7 @@ from alchemist_ray.clients.ray_tasks import wait_for_cpu
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
 from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.transfer.node_jobs import ArrayDecoder, SendJob, SourceBlock
 from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
@@ -141,6 +142,11 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
         raise DtypeError(
             f"cannot send a {type(source).__name__} of dask: send an array or a data frame "
             "(dask.array.from_delayed turns a Delayed into an array)"
+        )
+    if isinstance(source._meta, MatrixRef):  # a fetch would wait for this transfer, without end
+        raise DtypeError(
+            "the chunks of this dask array are handles, which are on ranks already: "
+            "handle.to_dask() makes a dask array of one"
         )
     inner = () if series else source.shape[1:]
     if not 1 <= source.ndim <= MAX_AXES:

@@ -1,4 +1,4 @@
-"""Drop-ins for `dask.array.linalg`, computed on a gang: change one import.
+"""Drop-ins for factorizations and solvers of `dask.array.linalg`, on a gang: change one import.
 
 ::
 

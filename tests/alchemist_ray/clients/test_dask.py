@@ -207,6 +207,10 @@ def test_input_that_is_not_a_matrix_is_refused(als: AlchemistSession) -> None:
         with pytest.raises(error, match=words):
             als.send_matrix(source)
     assert als.list_matrices() == []
+    handle = als.send_matrix(A)
+    for chunks_of_handles in (da.asarray(handle), da.ones(A.shape) + da.from_array(handle)):
+        with pytest.raises(DtypeError, match=r"handle\.to_dask\(\)"):
+            als.send_matrix(chunks_of_handles)
 
 
 # --- the way back -----------------------------------------------------------------------

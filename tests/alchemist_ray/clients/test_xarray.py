@@ -14,7 +14,7 @@ from alchemist_ray.errors import BadArgumentError, FileError
 
 pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[xarray]")
 xr = pytest.importorskip("xarray", reason="needs alchemist-on-ray[xarray]")
-pytest.importorskip("h5netcdf", reason="needs alchemist-on-ray[xarray]")
+h5netcdf = pytest.importorskip("h5netcdf", reason="needs alchemist-on-ray[xarray]")
 
 COORDS = {
     "time": pd.date_range("2000-01-01", periods=48, freq="MS"),
@@ -83,3 +83,34 @@ def test_a_dataset_of_handles(session: AlchemistSession, tmp_path: Path, suffix:
     if suffix == ".nc":
         with pytest.raises(BadArgumentError, match="read, and not written"):
             one.save(tmp_path / "b.nc")
+
+
+@pytest.mark.filterwarnings("ignore:.*multiple fill values")
+def test_variables_have_the_values_and_dtypes_of_xarray(
+    session: AlchemistSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "kinds.nc"
+    stored: dict[str, tuple[np.ndarray, dict[str, Any]]] = {
+        name: (np.array([0, 1, 1], name), {})
+        for name in ("int8", "uint8", "int16", "uint16", "uint32", "uint64", "float16")
+    }
+    signed = np.array([-1, -30000, 5], "i2")
+    stored["flag"] = np.array([-1, 0, 1], "i1"), {"_Unsigned": "true"}
+    stored["radiance"] = signed, {"_Unsigned": "true", "scale_factor": np.float32(0.5)}
+    stored["masked"] = signed, {"_Unsigned": "true", "_FillValue": np.int16(-1)}
+    stored["marks"] = np.array([-9.0, -99, 1], "f4"), {"missing_value": np.array([-9, -99], "f4")}
+    xr.Dataset({"yes": ("x", [True, False, True])}).to_netcdf(path, engine="h5netcdf")
+    with h5netcdf.File(path, "a") as file:
+        for name, (values, attrs) in stored.items():
+            file.create_variable(name, ("x",), data=values).attrs.update(attrs)
+    found = session.open_dataset(path)
+    with xr.open_dataset(path, engine="h5netcdf") as expected:
+        assert set(found) == {*stored, "yes"}
+        for name in found:
+            values = np.asarray(found[name].data)
+            assert values.dtype == expected[name].dtype, name
+            np.testing.assert_array_equal(values, expected[name], err_msg=str(name))
+    (tmp_path / "text.nc").write_text("text")
+    for other in ("text.nc", "missing.nc", "missing.zarr"):
+        with pytest.raises(FileError, match=f"{other}: not a Dataset"):
+            session.open_dataset(tmp_path / other)
