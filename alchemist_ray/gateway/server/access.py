@@ -148,6 +148,9 @@ class TokenFile:
             raise BadArgumentError(f"unknown scope {unknown[0]!r}; scopes: {', '.join(SCOPES)}")
         if days is not None and days <= 0:
             raise BadArgumentError(f"days must be greater than 0; got {days:g}")
+        for name, most in (("ranks", ranks), ("gangs", gangs), ("bytes", nbytes)):
+            if most is not None and most < 0:
+                raise BadArgumentError(f"{name} must not be negative; got {most}")
         text, ident, verifier = new_token()
         expires = None if days is None else time.time() + 86400 * days
         token = Token(ident, user, tuple(scopes), expires, ranks, gangs, nbytes, tuple(groups))

@@ -18,7 +18,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from alchemist_ray.arguments import checked_address, checked_flag, checked_path
-from alchemist_ray.errors import AuthError, SessionError
+from alchemist_ray.errors import AlchemistError, AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT, SCOPES, GatewayAddress, is_loopback
 from alchemist_ray.gateway.server.access import AUDIT, CLUSTER, DAYS, FILE, Token, TokenFile
 from alchemist_ray.gateway.server.gateway import Gateway
@@ -75,6 +75,13 @@ class GatewayActor:
     """Actor: a `Gateway` in a process of its own. Ray starts it again if it dies."""
 
     def __init__(self, options: dict[str, Any]) -> None:
+        self._failure: AlchemistError | None = None
+        try:
+            self._start(options)
+        except AlchemistError as error:  # Ray would print 60 lines about an error of a constructor
+            self._failure = error
+
+    def _start(self, options: dict[str, Any]) -> None:
         if (given := options["tokens"]) is not None and not Path(given).is_file():
             raise AuthError(
                 f"there is no file of tokens {given} on the head: `alchemist token --tokens "
@@ -85,7 +92,9 @@ class GatewayActor:
         exporter.start(self._gateway.measure)
 
     def about(self) -> GatewayInfo:
-        """The gateway, for clients and operators."""
+        """The gateway, for clients and operators. Raises the error with which its start failed."""
+        if self._failure is not None:
+            raise self._failure
         host = self._options["host"]
         if host in ("0.0.0.0", "::"):
             host = ray.util.get_node_ip_address()
@@ -171,14 +180,10 @@ def serve(
     )
     try:
         return _about(actor)
-    except RayActorError as error:
+    except (AlchemistError, RayActorError) as error:
         with contextlib.suppress(Exception):
-            ray.kill(actor)
-        cause = str(error)
-        for line in cause.splitlines():
-            if "Error: " in line and "alchemist_ray.errors." in line:
-                cause = line.partition("Error: ")[2]
-        raise SessionError(f"the gateway did not start: {cause}") from None
+            stop()
+        raise SessionError(f"the gateway did not start: {error}") from None
 
 
 def find() -> GatewayInfo | None:

@@ -412,7 +412,7 @@ class SessionCommands:
         with self._lock:
             if self.gangs.get(gang.name) is gang:
                 del self.gangs[gang.name]
-        gang.close(end=False)
+        gang.close(end=bool(gang.owner))
         return True
 
     def joined(self, gang: HostedGang, client: HostedClient) -> HostedClient | None:
@@ -450,7 +450,8 @@ class SessionCommands:
         gang = self.gangs.get(name)
         _check_own(token, name, gang, "stopping")
         ray_gangs.stop_gang(name, address=None, token=None)
-        self.gangs.pop(name, None)
+        if (gang := self.gangs.pop(name, None)) is not None:
+            gang.close(end=bool(gang.owner))  # its GroupManager, and with it the name
         return {}
 
     def _own_gang(self, token: Token, name: object, doing: str) -> HostedGang:

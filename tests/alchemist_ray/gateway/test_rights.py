@@ -224,6 +224,20 @@ def test_private_gangs_of_others_cannot_be_used(
         assert gang in {one.name for one in seen}
 
 
+def test_the_name_of_a_gang_that_an_operator_has_stopped_is_free(
+    gateway: GatewayInfo, tokens: TokenFile, token: str
+) -> None:
+    there: dict[str, Any] = {"name": "stopped", "address": gateway.address, "token": token}
+    admin = tokens.create("root", ("admin",))
+    with AlchemistSession(1, **there) as als:
+        AlchemistSession.stop_gang("stopped", address=gateway.address, token=admin)
+        als.request_workers(1)
+        assert als.run(lambda comm: comm.size) == 1
+        AlchemistSession.stop_gang("stopped", address=gateway.address, token=admin)
+    with AlchemistSession(1, **there) as als:
+        assert als.run(lambda comm: comm.size) == 1
+
+
 def test_calls_are_in_the_audit_log(gateway: GatewayInfo, tokens: TokenFile) -> None:
     with AlchemistSession(
         1, address=gateway.address, token=tokens.create("emil", ("call", "run_code"))
@@ -285,6 +299,8 @@ def test_the_command_line_creates_lists_and_revokes_tokens(
     assert main(["token", *file, "revoke", ident]) == 1
     assert "there is no token" in capsys.readouterr().err
     assert main(["token", *file, "create", "a b"]) == 1
+    assert main(["token", *file, "create", "carl", "--ranks=-1"]) == 1
+    assert "ranks must not be negative; got -1" in capsys.readouterr().err
 
 
 def test_matrices_that_are_created_at_the_same_time_count_together(

@@ -9,7 +9,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.cli import main
-from alchemist_ray.errors import SessionError
+from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.actor import GatewayInfo
 
@@ -30,6 +30,12 @@ def test_files_are_found_from_the_folder_of_the_caller(
     assert "expires" in shown
     assert (tmp_path / "log/a").exists()
     assert actor.stop()
+
+
+def test_a_start_that_fails_does_not_end_the_process_of_the_actor(tmp_path: Path) -> None:
+    started = actor.GatewayActor({"tokens": str(tmp_path / "none")})  # Ray would print its stack
+    with pytest.raises(AuthError, match="no file of tokens"):
+        started.about()
 
 
 def test_a_cluster_has_one_gateway_which_is_found(
