@@ -49,7 +49,7 @@ if importlib.util.find_spec("alchemist_ray.functions.mpi_function"):  # not in a
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
     globals()[name] = value

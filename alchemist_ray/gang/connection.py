@@ -402,7 +402,7 @@ class GangConnection:
             )
         address = self.address
         if ref.gang != address.gang or not address.first_epoch <= ref.epoch <= address.epoch:
-            if self.closed and ref.epoch > address.epoch:
+            if self.closed and (ref.gang != address.gang or ref.epoch > address.epoch):
                 return ref  # of the session's next gang: `request` says that this one has ended
             raise StaleHandleError(
                 f"{ref.name} belonged to an earlier gang of session {ref.session}, whose "

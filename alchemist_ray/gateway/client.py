@@ -15,7 +15,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.errors import AlchemistError, AuthError, SessionError, from_failure
+from alchemist_ray.errors import (
+    AlchemistError,
+    AuthError,
+    SessionError,
+    StaleHandleError,
+    from_failure,
+)
 from alchemist_ray.gang import registry
 from alchemist_ray.gang.address import GangAddress, OnGang, this_process
 from alchemist_ray.gang.connection import GangConnection, Transport
@@ -354,7 +360,13 @@ def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
 
 def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
     """A connection to the gang of what came from another process; None if it has ended."""
-    gateway = _known(_gateway(None))
+    gateway = _gateway(None)
+    if gateway is None or not os.environ.get(TOKEN_VARIABLE):
+        raise StaleHandleError(
+            f"no session of this process is on the gang of {ref.name}: if that gang has ended, make "
+            "or load it again; if it came from another process, attach to its gang first, or set "
+            f"{ADDRESS_VARIABLE} and {TOKEN_VARIABLE}"
+        )
     try:
         described = ask(gateway, None, {"op": "find_gang", "gang": ref.gang})
         if described["session"] == ref.session:

@@ -310,6 +310,31 @@ def test_a_private_gang_ends_with_its_session(gateway: GatewayInfo, token: str) 
     session.stop()
 
 
+def test_handles_and_libraries_of_a_gang_that_has_ended_say_so(
+    client: Client, gateway: GatewayInfo, token: str
+) -> None:
+    done = client(
+        f"""
+        from alchemist_ray import AlchemistError, AlchemistSession
+
+        with AlchemistSession(1, address={gateway.address!r}, token={token!r}) as als:
+            A, linalg = als.send_matrix([[1.0]]), als.load_library("linalg")
+            als.yield_workers()
+            als.request_workers(1)
+            B = als.send_matrix([[1.0]])
+            for call in (A.fetch, lambda: linalg.norm(B)):
+                try:
+                    call()
+                except AlchemistError as error:
+                    print(type(error).__name__, error)
+        """,
+        ALCHEMIST_ADDRESS="",
+        ALCHEMIST_TOKEN="",
+    )
+    assert "StaleHandleError no session of this process is on the gang of matrix1" in done.stdout
+    assert "load_library(...) again in the session's new gang" in done.stdout
+
+
 def test_more_workers_than_there_are_cpus_are_refused(gateway: GatewayInfo, token: str) -> None:
     with pytest.raises(ResourceError, match="1000"):
         AlchemistSession(1000, address=gateway.address, token=token)

@@ -27,6 +27,7 @@ import alchemist_ray
 from alchemist_ray import *
 
 assert "site-packages" in alchemist_ray.__file__
+assert not hasattr(alchemist_ray, "status")
 assert not any(map(importlib.util.find_spec, ("ray", "mpi4py", "scipy", "cloudpickle", "tqdm")))
 als = AlchemistSession()
 als.connect_to_alchemist("127.0.0.1", {port})
