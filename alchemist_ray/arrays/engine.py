@@ -203,11 +203,12 @@ class Engine:
         value = rules.number(other)
         beyond = isinstance(value, int) and _beyond(value, A)
         if isinstance(value, int) and (beyond or abs(value) > rules.EXACT):
-            if A.dtype.kind not in "biu" or rules.counts_as_float(op, A.dtype, reflected=reflected):
+            if A.dtype.kind not in "biu":
                 return float(value)
-            if beyond:
+            dtype = rules.taken_as(op, A.dtype, reflected=reflected)
+            if beyond and dtype.kind in "iu":
                 raise OverflowError(f"{op}: {value} is out of range of elements of {A.dtype}")
-            other, value = np.asarray(value, np.int64 if A.dtype.kind == "b" else A.dtype), None
+            other, value = np.asarray(value, dtype), None
         if value is not None:
             return value
         if not rules.is_array(other):
@@ -300,7 +301,7 @@ class Engine:
         if k != right.shape[-2 if right.ndim > 1 else 0]:
             raise ShapeError(f"matmul of shapes {left.shape} and {right.shape}: they do not match")
         if right.ndim <= 2:  # the rows of all matrices, one below the other
-            rows = self.matmul(self.reshape(left, (-1, k)), right)
+            rows = self.matmul(self.reshape(left, (math.prod(left.shape[:-1]), k)), right)
             return self.reshape(rows, left.shape[:-1] + right.shape[1:])
         if left.ndim == 1:
             found = self.matmul(self.reshape(left, (1, k)), right)
@@ -310,8 +311,11 @@ class Engine:
         except ValueError as error:
             raise ShapeError(f"matmul of shapes {left.shape} and {right.shape}: {error}") from None
         ends = left.shape[-2:], right.shape[-2:]
+        count = math.prod(batch)
         pair = [
-            self.reshape(x if x.shape[:-2] == batch else self.broadcast(x, batch + end), (-1, *end))
+            self.reshape(
+                x if x.shape[:-2] == batch else self.broadcast(x, batch + end), (count, *end)
+            )
             for x, end in zip((left, right), ends, strict=True)
         ]
         return self.reshape(self.call("matmul_each", *pair), (*batch, ends[0][0], ends[1][1]))

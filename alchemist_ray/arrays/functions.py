@@ -222,7 +222,7 @@ def _triangle(engine: Engine, name: str, m: Any, k: int) -> Any:
 
 @implements(np.take)
 def _take(engine: Engine, a: Any, indices: Any, axis: Any = None) -> Any:
-    if axis is None:
+    if axis is None or not rules.axes_of(axis, a.ndim):
         return (a if a.ndim == 1 else engine.reshape(a, -1))[indices].mark_copy()
     return a[(*WHOLE[: rules.axis_index(axis, a.ndim)], indices)].mark_copy()
 

@@ -145,7 +145,8 @@ def _unique_lines(engine: Engine, a: Any, axis: int) -> tuple[Any, ...]:
     until all rows have different numbers: two distributed sorts for each column up to there.
     """
     given = np.moveaxis(a, axis, 0)
-    lines = engine.reshape(given, (given.shape[0], -1)) if a.ndim > 2 else given
+    length, *others = given.shape
+    lines = engine.reshape(given, (length, math.prod(others))) if a.ndim > 2 else given
     m, n = lines.shape
     order = engine.call("filled", [m], 0, "int64")
     for j in range(n):

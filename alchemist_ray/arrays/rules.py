@@ -65,11 +65,11 @@ def is_beyond(value: int, dtype: np.dtype[Any]) -> bool:
     return not limits.min <= value <= limits.max
 
 
-def counts_as_float(op: str, beside: np.dtype[Any], *, reflected: bool) -> bool:
-    """Whether a binary function takes a Python integer beside integers as a float."""
+def taken_as(op: str, beside: np.dtype[Any], *, reflected: bool) -> np.dtype[Any]:
+    """The dtype as which a binary function takes a Python integer beside integers."""
     types = (int, beside, None) if reflected else (beside, int, None)
-    kinds: Any = getattr(np, op).resolve_dtypes(types)
-    return bool(kinds[0].kind == "f")
+    found: np.dtype[Any] = getattr(np, op).resolve_dtypes(types)[0 if reflected else 1]
+    return found
 
 
 def is_array(value: Any) -> bool:

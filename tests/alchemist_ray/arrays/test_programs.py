@@ -40,19 +40,20 @@ ORDERING: list[Any] = [
     lambda x: np.argsort(x, kind="stable"), lambda x: np.sort(x, axis=0), lambda x: np.roll(x, 3),
     lambda x: np.unique(x, axis=0), lambda x: np.repeat(x, 2),
     lambda x: np.quantile(x, 0.3, method="inverted_cdf"), lambda x: np.nanmean(x, keepdims=True),
-    lambda x: np.argsort(x, axis=0, kind="stable"), lambda x: np.cumprod(x, axis=0), np.triu,
+    lambda x: np.argsort(x, axis=0, kind="stable"), np.triu,
     lambda x: np.searchsorted([-2, 0, 3], x), lambda x: np.isin(x, [1, 2]), np.nan_to_num,
     lambda x: np.moveaxis(x, 0, -1), lambda x: np.swapaxes(x, 0, 1), lambda x: np.stack([x, x], -1),
-    lambda x: np.cumsum(x, -1, dtype=complex), lambda x: np.take(x, [0, 0], axis=-1),
+    lambda x: np.cumsum(x, -1, dtype=complex), lambda x: np.take(x, [0, 0][: x.size], axis=-1),
     lambda x: np.einsum("ijk->kj", x), lambda x: np.tensordot(x, x, 1),
     lambda x: np.histogram(x, 4, (-3, 3))[0], lambda x: np.broadcast_to(x, (2, *x.shape)[-2:]),
 ]  # fmt: skip
 SCANS: list[Any] = [  # NumPy adds one element after the other, the ranks by blocks
-    np.cumsum, lambda x: np.cumsum(x, axis=-1),
+    np.cumsum, lambda x: np.cumsum(x, axis=-1), lambda x: np.cumprod(np.sign(x), axis=0),
 ]  # fmt: skip
 REDUCTIONS = ["sum", "mean", "min", "max", "any", "all", "var"]
-# "would drop": NumPy only warns when a cast drops imaginary parts.
-REFUSALS = ["is not supported", "would drop"]
+REFUSED = TypeError, ValueError, IndexError, OverflowError, np.exceptions.AxisError
+# NumPy only warns when a cast drops imaginary parts, and wraps integers round.
+REFUSALS = ["is not supported", "would drop", "cannot hold"]
 LONGER = {"float32": "float64", "complex64": "complex128", "complex128": "clongdouble"} | (
     dict.fromkeys(["float64", "int32", "int64", "bool"], "longdouble")
 )
@@ -138,6 +139,8 @@ def step(draw: Any, mine: list[Pair]) -> Pair | None:
             if work is np.triu and a.ndim == 1 and a.size > 1000:  # it would become square
                 return None
         case "scan":
+            if a.dtype == np.float16 and a.size > 1000:  # NumPy's sum stays where 1 is too little
+                return None
             ours, theirs, work = (A,), (a,), draw(st.sampled_from(SCANS))
         case "reduce":
             name, axis = (
@@ -206,8 +209,8 @@ def enormous(op: Any, a: Any, b: Any) -> bool:
 
 def assigned(x: Any, key: Any, value: Any) -> Any:
     """A copy of `x` after an assignment."""
-    if x[key].size == 0:  # NumPy's checks of the value's shape differ from case to case
-        return x
+    if x[key].size == 0 or (x[key].ndim == 0 < value.ndim):
+        return x  # NumPy's checks of the value's shape differ from case to case
     x = x.copy()
     x[key] = value
     return x
@@ -223,11 +226,11 @@ def compared(
         warnings.simplefilter("ignore")
         try:
             expected = work(*theirs)
-        except (TypeError, ValueError, IndexError, np.exceptions.AxisError):
+        except REFUSED:
             expected = None
         if expected is None or expected.ndim > 8 or expected.nbytes > 1 << 27:
             if expected is None:
-                with pytest.raises((AlchemistError, TypeError, ValueError, IndexError)):
+                with pytest.raises((AlchemistError, *REFUSED)):
                     work(*ours)
             return None
         try:
