@@ -66,7 +66,7 @@ def to_spark(
     DtypeError
         If the matrix is complex: Spark has no complex type.
     ShapeError
-        If the matrix has no columns, or no rows for one of MLlib's.
+        If the matrix has no columns, no rows for one of MLlib's, or more than two axes.
     StaleHandleError
         If the gang has ended.
     TransferError
@@ -87,19 +87,24 @@ def to_spark(
         )
     connection = gang_of(handle)
     connection.check(handle)
+    if len(handle.shape) > 2:
+        raise ShapeError(
+            f"{handle.name} has the shape {handle.shape}, and Spark has no such arrays: "
+            "A.reshape(len(A), -1) has a row for each of its parts"
+        )
     m, n = handle.stored_shape
     if not n or (not m and kind != "DataFrame"):
         raise ShapeError(
             f"{handle.name} has shape {handle.shape}: MLlib's matrices need at least one row "
             "and column, a DataFrame a column"
         )
-    handle.keep()  # Spark does not report when it is done with it
     spark = spark or SparkSession.builder.getOrCreate()
     target = TransferTarget(
         handle.id, Distribution(handle.layout, handle.stored_shape, connection.grid), handle.dtype
     )
     jvm.sender(spark)  # the jar is there
     described = json.dumps(jvm.description(connection.endpoints, target))
+    handle.keep()  # Spark does not report when it is done with it
     nbytes = m * n * target.dtype.itemsize
     rows = _partitions(spark, m, nbytes)
     java, context = spark._jvm.alchemist.spark, spark.sparkContext._jsc

@@ -91,7 +91,8 @@ def init_spark(
     AlchemistError
         If RayDP is not installed, or Spark already runs in this process.
     ResourceError
-        If the Ray cluster does not have enough free CPUs; nothing has been started.
+        If the Ray cluster does not have enough free CPUs, or less than one executor or core is
+        requested; nothing has been started.
     LaunchError
         If there is no suitable Java, or the start fails or takes too long; with the last lines
         of the JVM's log. Nothing is left behind.
@@ -110,6 +111,11 @@ def init_spark(
         ) from None
     if SparkContext._active_spark_context is not None:
         raise AlchemistError("Spark already runs in this process: call stop_spark() first")
+    if min(num_executors, executor_cores) < 1:
+        raise ResourceError(
+            f"num_executors={num_executors}, executor_cores={executor_cores}: "
+            "both must be at least 1"
+        )
     check_java()
     join_ray(None)
     if not {"placement_group", "placement_group_strategy"} & options.keys():

@@ -107,7 +107,7 @@ def test_qr(als: AlchemistSession, spark: Any) -> None:
     ours = row_matrix(spark, OURS).tallSkinnyQR(True)
     assert row_matrix(spark, OURS).tallSkinnyQR().Q is None
     np.testing.assert_allclose(np.abs(ours.R.toArray()), np.abs(theirs.R.toArray()), atol=1e-10)
-    q = np.array([row.toArray() for row in ours.Q.rows.collect()])
+    q = np.array(ours.Q.rows.map(lambda row: row.toArray()).collect())
     np.testing.assert_allclose(q @ ours.R.toArray(), X, atol=1e-12)
     with pytest.raises(BadArgumentError, match="fewer rows"):
         row_matrix(spark, OURS, X.T).tallSkinnyQR()

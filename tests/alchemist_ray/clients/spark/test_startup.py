@@ -47,6 +47,8 @@ def test_an_impossible_start_is_refused_at_once(sparks: Sparks, tmp_path: Path) 
     start = time.monotonic()
     with pytest.raises(ResourceError, match="need 65 CPUs"):
         init_spark("tests", 8, 8, "500MB")
+    with pytest.raises(ResourceError, match="num_executors=0, executor_cores=1"):
+        init_spark("tests", 0, 1, "500MB")
     path, home = os.environ["PATH"], os.environ.pop("JAVA_HOME", None)
     try:
         os.environ["PATH"] = str(tmp_path)

@@ -44,7 +44,7 @@ object Matrices {
     val target = Target.parse(spec)
     val found = byRow[Iterator[MatrixEntry]](spark, spec, partitions, (row, values) =>
       values.indices.iterator.filter(values(_) != 0).map(j => MatrixEntry(row, j, values(j))))
-    val entries = new PartitionTasks[Iterator[MatrixEntry], MatrixEntry](
+    val entries = new PartitionTasksRDD[Iterator[MatrixEntry], MatrixEntry](
       found, (_, some) => some.flatMap(identity))
     new CoordinateMatrix(entries, target.rows, target.cols)
   }
@@ -59,7 +59,7 @@ object Matrices {
       col <- 0L until target.cols.toLong by across.toLong
     } yield Region(
       row, math.min(row + down, target.rows), col, math.min(col + across, target.cols))
-    val blocks = new PartitionTasks[Region, ((Int, Int), Matrix)](
+    val blocks = new PartitionTasksRDD[Region, ((Int, Int), Matrix)](
       spark.sc.parallelize(regions.toArray[Region], partitions),
       (_, some) => {
         val target = Target.parse(spec)
@@ -85,7 +85,7 @@ object Matrices {
   private def byRow[T: ClassTag](
       spark: JavaSparkContext, spec: String, partitions: Int,
       of: (Long, Array[Double]) => T): RDD[T] =
-    new PartitionTasks[MatrixRows, T](
+    new PartitionTasksRDD[MatrixRows, T](
       spark.sc.parallelize(MatrixRows(0, Target.parse(spec).rows).split(partitions), partitions),
       (_, some) => some.flatMap { part =>
         val target = Target.parse(spec)

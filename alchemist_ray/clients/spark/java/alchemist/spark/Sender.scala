@@ -62,10 +62,10 @@ object Sender {
   /** The results of one task per core, each with whole partitions: a task has its own connections. */
   private def collect[U: ClassTag](
       source: RDD[_], cores: Int, task: (Int, Iterator[Part]) => Iterator[U]): Seq[U] = {
-    val parts = new PartitionTasks[Any, Part](
+    val parts = new PartitionTasksRDD[Any, Part](
       source.asInstanceOf[RDD[Any]], (number, some) => Iterator.single(new Part(number, some)))
     val coalesced = parts.coalesce(cores, shuffle = false, ByExecutor.of(parts))
-    new PartitionTasks[Part, U](coalesced, task).all
+    new PartitionTasksRDD[Part, U](coalesced, task).all
   }
 
   /** The rows of an element of an RDD: a row, or a batch of them. */
@@ -400,9 +400,10 @@ private[spark] object Block {
 }
 
 /** A function of each partition of an RDD. Spark's own `mapPartitions` and `collect` read the class
-  * files of their functions again for each job, which takes longer than a small job.
+  * files of their functions again for each job, which takes longer than a small job. PySpark makes
+  * its own RDDs only of classes whose names end with RDD.
   */
-private[spark] final class PartitionTasks[T: ClassTag, U: ClassTag](
+private[spark] final class PartitionTasksRDD[T: ClassTag, U: ClassTag](
     parent: RDD[T], task: (Int, Iterator[T]) => Iterator[U])
     extends RDD[U](parent) {
 
