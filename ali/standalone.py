@@ -56,7 +56,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="COMMAND",
         help='a command that starts each rank, e.g. "env ASAN_OPTIONS=detect_leaks=0"',
     )
-    parser.add_argument("--out", type=Path, help="save matrices of the result there, as .npy")
+    parser.add_argument(
+        "--out", type=Path, help="save matrices of the result, and changed ones, there as .npy"
+    )
     parser.add_argument(
         "--timeout", type=float, default=LIMIT_S, help="seconds after which stacks are printed"
     )
@@ -140,6 +142,10 @@ def on_rank(gang: Gang, text: str) -> None:
         os._exit(1)
     for result, value in zip(signature.results, values, strict=True):
         _show(gang, result.name, value, spec["out"])
+    writes = {about["name"]: about.get("writes") or () for about in library.describe()["routines"]}
+    for name in writes[spec["routine"]]:  # results, too
+        if arguments[name] is not None:
+            _show(gang, name, arguments[name], spec["out"])
 
 
 def _layout(name: str) -> str:

@@ -30,6 +30,10 @@ def scale(ctx: Context, A: DistMatrix, factor: float = 2.0) -> tuple[DistMatrix,
 def turn(ctx: Context, z: complex, zs: list[complex]) -> tuple[complex, list[complex]]:
     return 1j * z, zs
 
+@routine(writes=("A", "B"))
+def double(ctx: Context, A: DistMatrix, B: DistMatrix | None = None) -> None:
+    A.local[...] *= 2
+
 @routine()
 def fail(ctx: Context) -> None:
     if ctx.rank == 1:
@@ -84,6 +88,13 @@ def test_matrices_are_files_and_results_are_printed_and_saved(folder: Path) -> N
     assert "ranks = 3" in said
     np.testing.assert_array_equal(np.load(folder / "results" / "B.npy"), 3 * VALUES)
     assert "norm = " in run(folder, "linalg", "norm", "A.npy")
+
+
+def test_matrices_that_a_routine_changes_are_results_too(folder: Path) -> None:
+    said = run(folder, "mylib.py", "double", "A.npy", "--out", "results")
+    assert "A: float64 (3, 2), VC_STAR" in said
+    assert np.array_equal(np.load(folder / "results" / "A.npy"), 2 * VALUES)
+    assert np.array_equal(np.load(folder / "A.npy"), VALUES)
 
 
 def test_complex_numbers_are_pairs_or_words(folder: Path) -> None:
@@ -221,7 +232,7 @@ def test_errors_name_the_rank_and_the_cause(folder: Path) -> None:
     assert "'A' to be of type matrix, not 3; give a .npy file" in run(
         folder, "mylib.py", "scale", "3", code=1
     )
-    assert "has no routine 'nothing'; it has fail, scale, turn" in run(
+    assert "has no routine 'nothing'; it has double, fail, scale, turn" in run(
         folder, "mylib.py", "nothing", code=1
     )
     assert "there is no file B.npy" in run(folder, "mylib.py", "scale", "B.npy", code=1)

@@ -158,10 +158,11 @@ def serve(
     found = _find()
     if found is not None:
         running = _about(found)
-        if port not in (0, running.port) or tls != running.tls:
+        same = all(options[n] in (None, getattr(running, n)) for n in ("tokens", "audit"))
+        if port not in (0, running.port) or tls != running.tls or not same:
             raise SessionError(
-                f"this cluster has a gateway at {running.address}: `alchemist gateway --stop` "
-                "ends it"
+                f"this cluster has a gateway at {running.address}, with the tokens "
+                f"{running.tokens}: `alchemist gateway --stop` ends it"
             )
         return running
     actor = start_actor(

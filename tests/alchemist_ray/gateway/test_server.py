@@ -49,6 +49,9 @@ def test_a_cluster_has_one_gateway_which_is_found(
     shown = capsys.readouterr().out
     assert gateway.address in shown
     assert gateway.fingerprint in shown
+    assert main(["gateway", "--port", f"{gateway.port}", "--tokens", gateway.tokens]) == 0
+    assert main(["gateway", "--port", f"{gateway.port}", "--tokens", "other.json"]) == 1
+    assert f"with the tokens {gateway.tokens}" in capsys.readouterr().err
     assert main(["gateway", "--port", "1"]) == 1
     assert "gateway --stop" in capsys.readouterr().err
 
