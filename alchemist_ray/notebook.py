@@ -40,7 +40,7 @@ class AlchemistMagics(Magics):
         if absent := [name for name in names if name not in space]:
             raise UsageError(f"%%mpi --put: there is no variable {', '.join(absent)}")
         given = {name: space[name] for name in names}
-        number = self.shell.execution_count
+        number = self.shell.displayhook.prompt_count  # execution_count may be the next cell's
         try:
             results = session.run(run_cell, cell, number, given, _names(asked.get))
         except AlchemistError as error:  # frames of this package tell nothing of the cell

@@ -17,7 +17,7 @@ MODULE = "__mpi_cells__"  # its variables live as long as the rank
 def run_cell(
     comm: Any, text: str, number: int, given: Mapping[str, Any], wanted: Sequence[str]
 ) -> dict[str, Any]:
-    """Run a cell on this rank, and print the value of its last expression.
+    """Run a cell on this rank, and print the value of its last expression, if no `;` follows.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def run_cell(
     exec(compile(tree, name, "exec"), space)
     if isinstance(last, ast.Expr):
         value = eval(compile(ast.Expression(last.value), name, "eval"), space)
-        if value is not None:
+        if value is not None and not text.rstrip().endswith(";"):
             sys.stdout.write(f"{value!r}\n")
     absent = [variable for variable in wanted if variable not in space]
     if absent:

@@ -40,7 +40,9 @@ def test_a_cell_runs_on_every_rank(
 ) -> None:
     shell.user_ns["als"] = session
     shell.run_cell_magic("mpi", "", "total = comm.allreduce(rank + 1)\nprint('rank', rank)\ntotal")
+    shell.run_cell_magic("mpi", "", "'not shown';\n")
     out = capfd.readouterr().out
+    assert "not shown" not in out
     count = len(session.list_workers())
     for rank in range(count):
         assert f"[rank {rank}] rank {rank}" in out
@@ -65,6 +67,9 @@ def test_an_error_has_the_traceback_of_the_cell(shell: Any, session: AlchemistSe
     with pytest.raises(RoutineError, match=r"(?s)%%mpi cell \d+.*1 / \(rank - rank\)") as caught:
         shell.run_cell_magic("mpi", "", "x = 2\ny = 1 / (rank - rank)")
     assert not any("gang" in str(frame.path) for frame in caught.traceback)
+    number = shell.execution_count
+    failed = shell.run_cell("%%mpi\n1 / 0", store_history=True).error_in_exec
+    assert f"%%mpi cell {number}>" in str(failed)
     with pytest.raises(RoutineError, match="no variable absent"):
         shell.run_cell_magic("mpi", "--get absent", "x = 2")
     with pytest.raises(RoutineError, match="SyntaxError"):
