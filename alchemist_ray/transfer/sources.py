@@ -219,7 +219,7 @@ def _as_array(data: Any) -> NDArray[Any]:
             raise ShapeError(f"not a matrix: {error}") from None
     raise DtypeError(
         f"a {type(data).__name__} cannot be sent: give a NumPy array, or a list of "
-        "(ObjectRef, first row, first column)"
+        "(ObjectRef, first row, first column); send_blocks takes an iterator of row blocks"
     )
 
 

@@ -94,6 +94,8 @@ def test_blocks_that_do_not_fit_leave_nothing(
 
 
 def test_shape_and_dtype_are_checked_first(session: AlchemistSession) -> None:
+    with pytest.raises(DtypeError, match="send_blocks takes an iterator"):
+        session.send_matrix(blocks(100))
     for shape in (3, (), (-1, 2), (2,) * 9, (2.5, 1), None):
         with pytest.raises(ShapeError, match="shape="):
             session.send_blocks([], shape=shape)
