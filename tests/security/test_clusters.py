@@ -24,6 +24,7 @@ import grpc
 import pytest
 import ray
 
+from alchemist_ray.cli import main
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.ray_cluster import (
@@ -243,6 +244,20 @@ def test_an_address_without_a_head_is_refused_in_seconds(
     with pytest.raises(SessionError, match="does not answer as a Ray head"):
         check(address, f"RAY_ADDRESS={address}")
     assert time.monotonic() - begun < 8  # 5 on a machine that does nothing else
+
+
+def test_a_head_whose_raylet_has_ended_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(**_options: object) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at 127.0.0.1:7")
+
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:7")
+    monkeypatch.setattr(ray_cluster, "check", lambda *_: None)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    assert main(["status"]) == 1
+    assert "127.0.0.1:7: its GCS answers, but this machine has no raylet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

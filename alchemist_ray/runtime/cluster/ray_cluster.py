@@ -133,7 +133,7 @@ def _joined(workers: int | None, start: bool, limit_s: float) -> bool:
     given = os.environ.get(ADDRESS_VARIABLE, "")
     if given not in ("", "auto", "local"):
         check(given, f"{ADDRESS_VARIABLE}={given}")
-        ray.init(address=given, logging_level=level)
+        _init(given, level)
         return False
     for head in heads() if given != "local" else ():
         try:
@@ -145,7 +145,7 @@ def _joined(workers: int | None, start: bool, limit_s: float) -> bool:
                 ) from None
             log.warning("%s. It is not joined", error)
             continue
-        ray.init(address=head.address, logging_level=level)
+        _init(head.address, level)
         log.info("joined the Ray cluster at %s", head.address)
         return False
     if not start:
@@ -155,6 +155,16 @@ def _joined(workers: int | None, start: bool, limit_s: float) -> bool:
         )
     start_ray(max(os.cpu_count() or 1, LAPTOP_CPUS, workers or 0), limit_s)
     return True
+
+
+def _init(address: str, level: int) -> None:
+    try:
+        ray.init(address=address, logging_level=level)
+    except ConnectionError as error:
+        raise SessionError(
+            f"{error}: its GCS answers, but this machine has no raylet of it. `ray start "
+            f"--address={address}` starts one"
+        ) from None
 
 
 def start_ray(cpus: int, limit_s: float = START_TIMEOUT_S) -> None:
