@@ -247,7 +247,7 @@ class Engine:
         plain = rules.number(value)
         if plain is not None:
             value = np.asarray(plain, None if like is None else np.result_type(like, plain))
-        elif not rules.is_array(value):
+        elif not rules.is_array(value) and not rules.is_foreign(value):
             raise rules.unsupported(f"a {type(value).__name__} as an operand")
         array = rules.operand(value, like)
         return self.sent(array) if array.nbytes > rules.SMALL else array

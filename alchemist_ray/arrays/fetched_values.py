@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.errors import (
     AlchemistError,
+    AuthError,
     CallTimeoutError,
     MatrixNotFoundError,
     StaleHandleError,
@@ -170,6 +171,8 @@ class FetchedValues(MatrixRef):
             return "(freed)"
         except CallTimeoutError:
             return f"(no answer within {TEXT_TIMEOUT_S:g} s)"
+        except AuthError as error:
+            return f"({error})"
         except AlchemistError:
             return "(its session has ended)"
         if corners is None:

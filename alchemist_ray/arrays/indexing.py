@@ -92,7 +92,7 @@ def _count(selection: Selection) -> int:
 
 def get(engine: Engine, A: Any, key: Any) -> Any:
     """See `Handle.__getitem__`."""
-    _check_unmasked(key)
+    key = _plain(key)
     mask = _whole_mask(engine, A, key)
     if mask is not None:
         return engine.selected(A, mask)
@@ -117,7 +117,7 @@ def get(engine: Engine, A: Any, key: Any) -> Any:
 
 def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     """See `Handle.__setitem__`."""
-    _check_unmasked(key)
+    key = _plain(key)
     mask = _whole_mask(engine, A, key)
     if isinstance(value, int | np.integer):  # as NumPy: an error if it is out of range
         value = {"b": bool, "f": float, "c": float}.get(A.dtype.kind, int)(value)
@@ -178,9 +178,13 @@ def _mask_axes(one: Any) -> int:
     return len(one.shape) if getattr(one, "dtype", None) == np.bool_ else 0
 
 
-def _check_unmasked(key: Any) -> None:
-    for one in key if isinstance(key, tuple) else (key,):
+def _plain(key: Any) -> Any:
+    """A key with arrays of other libraries, such as pandas, as NumPy's; masked ones are refused."""
+    several = key if isinstance(key, tuple) else (key,)
+    for one in several:
         check_unmasked(one, "the index")
+    found = tuple(np.asarray(one) if rules.is_foreign(one) else one for one in several)
+    return found if isinstance(key, tuple) else found[0]
 
 
 def _columns(A: Any, part: _Part) -> list[str]:

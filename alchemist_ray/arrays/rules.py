@@ -79,6 +79,13 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic)
 
 
+def is_foreign(value: Any) -> bool:
+    """Whether `value` is an array of another library in this process, as a Series of pandas is."""
+    return hasattr(value, "__array__") and not isinstance(
+        value, MatrixRef | np.ndarray | np.generic
+    )
+
+
 def operand(value: Any, beside: np.dtype[Any] | None = None) -> NDArray[Any]:
     """A NumPy operand in a dtype that a matrix can have, beside one of another dtype.
 

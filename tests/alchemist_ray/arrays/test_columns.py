@@ -35,6 +35,16 @@ def test_names_of_columns_stay(session: AlchemistSession, named: Any) -> None:
     assert session.matrix(kept.name).columns == ("v", "w")
 
 
+def test_objects_of_pandas_select(named: Any) -> None:
+    A, a = named.copy(), named.fetch()
+    chosen = pd.Series(a[:, 0]) > 5
+    for key in (chosen, pd.Index([0, 2]), (pd.Series([3, 1]), slice(1, 3)), (chosen, 0)):
+        assert np.array_equal(A[key], a[key])
+        A[key], a[key] = 2 * A[key], 2 * a[key]
+    assert np.array_equal(np.where(chosen, A[:, 0], 0), np.where(chosen, a[:, 0], 0))
+    assert np.array_equal(A, a)
+
+
 def test_other_results_have_no_names(session: AlchemistSession, named: Any) -> None:
     A = named
     for found in [

@@ -155,6 +155,7 @@ def test_others_may_only_read_a_named_gang_and_its_group_may_change_it(
         ):
             with pytest.raises((AuthError, Failure), match="you may read its matrices"):
                 refused()
+        assert "you may read its matrices" in repr(seen)
     with AlchemistSession.attach("ida-s", **member) as attached:
         assert float((attached.matrix("A") + 1).sum()) == 1800
         attached.matrix("A").free()
