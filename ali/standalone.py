@@ -158,8 +158,11 @@ def _layout(name: str) -> str:
 def _loaded(gang: Gang, value: Any, layout: str) -> DistMatrix:
     if not isinstance(value, Path):  # of a .npy file
         raise TypeError(f"{value!r}; give a .npy file")
-    array: NDArray[Any] = np.load(value, mmap_mode="r")
-    array = array.astype(chosen_dtype(array.dtype), copy=False)
+    try:
+        array: NDArray[Any] = np.load(value, mmap_mode="r")
+        array = array.astype(chosen_dtype(array.dtype), copy=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise Failure("BadArgumentError", f"{value}: {error}") from None
     return Context(gang, {}).new_replicated(array, layout)
 
 

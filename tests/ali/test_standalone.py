@@ -97,6 +97,14 @@ def test_matrices_that_a_routine_changes_are_results_too(folder: Path) -> None:
     assert np.array_equal(np.load(folder / "A.npy"), VALUES)
 
 
+def test_files_without_numbers_are_told(folder: Path) -> None:
+    np.save(folder / "words.npy", np.array(["a", None], object))
+    (folder / "short.npy").write_bytes(b"")
+    for name, words in (("words", "Python objects in dtype"), ("short", "")):
+        said = run(folder, "linalg", "norm", f"{name}.npy", code=1)
+        assert re.search(rf"BadArgumentError: .*{name}\.npy: .*{words}", said)
+
+
 def test_complex_numbers_are_pairs_or_words(folder: Path) -> None:
     said = run(folder, "mylib.py", "turn", "[1, -2]", 'zs=["2+1j", [0, 1], 3]')
     assert "z = (2+1j)\nzs = [(2+1j), 1j, (3+0j)]" in said
