@@ -110,13 +110,13 @@ def test_two_threads_that_request_workers_get_one_gang(cluster: str) -> None:
 
         def work(i: int) -> None:
             try:
-                session.request_workers(2)
+                session.request_workers(1)  # other gangs of this folder have 7 of 8 CPUs
             except GroupError as error:
                 refused.append(error)
 
         in_threads(2, work)
         assert len(refused) == 1
-        assert len(session.list_workers()) == 2
+        assert len(session.list_workers()) == 1
     deadline = time.monotonic() + 20
     while ray.available_resources()["CPU"] < free and time.monotonic() < deadline:
         time.sleep(0.2)
