@@ -118,7 +118,7 @@ def test_two_threads_that_request_workers_get_one_gang(cluster: str) -> None:
         assert len(refused) == 1
         assert len(session.list_workers()) == 1
     deadline = time.monotonic() + 20
-    while ray.available_resources()["CPU"] < free and time.monotonic() < deadline:
+    while ray.available_resources().get("CPU", 0) < free and time.monotonic() < deadline:
         time.sleep(0.2)
     assert ray.available_resources()["CPU"] >= free  # more, if an earlier gang was still ending
 
