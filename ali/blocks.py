@@ -190,9 +190,9 @@ def count_owned(length: int, rank: int, size: int) -> int:
     return len(range(rank, length, size))
 
 
-def panel_width(length: int, itemsize: int) -> int:
-    """The number of vectors of `length` elements in a panel."""
-    return max(1, PANEL // max(1, length * itemsize))
+def panel_width(length: int, itemsize: int, nbytes: int | None = None) -> int:
+    """The number of vectors of `length` elements in a panel of `nbytes`, by default `PANEL`."""
+    return max(1, (nbytes or PANEL) // max(1, length * itemsize))
 
 
 def panels(stop: int, width: int) -> Iterator[slice]:

@@ -279,7 +279,7 @@ class _Checker:
             if len(returned) != len(results):
                 return [f"{len(returned)} results instead of {len(results)}"]
             wrong = [
-                f"the case expects changes of {name}, which is no matrix that it has"
+                f"the case expects changes of {name}, but it has no matrix of that name"
                 for name in case.changed.keys() - set(self.matrices(case))
             ]
             expected = case.expected or [None] * len(results)

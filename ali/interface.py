@@ -317,7 +317,7 @@ def routine(
         if unknown:
             raise TypeError(
                 f"{function.__name__}: writes, like or vectors name {', '.join(sorted(unknown))}, "
-                "which is no such matrix of it"
+                "which is not a matrix of this routine"
             )
         vars(function).update(
             __alchemist__=signature,

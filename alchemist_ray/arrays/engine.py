@@ -394,9 +394,10 @@ class Engine:
         return self.call("broadcast", A, list(shape))
 
     def reshape(self, A: Any, shape: Any, *, copy: bool = True) -> Any:
-        """A copy in another shape, or maybe the memory of A; -1 stands for the length that is left.
+        """The elements in another shape; -1 stands for the length that is left.
 
-        Only what no program sees may have the memory of A.
+        Without `copy`, the result may share the memory of A: only for results that are not
+        given to the program.
         """
         wanted = rules.reshaped(A.shape, shape)
         return self.call("reshape", A, list(wanted), copy).mark_part_of(A)

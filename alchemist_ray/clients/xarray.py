@@ -27,10 +27,11 @@ def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[s
     opening: Any = {"engine": "zarr", "consolidated": False} if in_folder else {
         "engine": "h5netcdf"}  # fmt: skip
     try:
-        datasets = [xr.open_dataset(path, mask_and_scale=on, **opening) for on in (True, False)]
+        there = xr.open_dataset(path, mask_and_scale=False, **opening)
     except OSError as error:
         raise FileError(f"{os.fspath(path)}: not a Dataset: {error}", path=path) from error
-    with datasets[0] as decoded, datasets[1] as there:
+    with there:
+        decoded = xr.decode_cf(there)
         numeric = [str(name) for name, one in there.data_vars.items() if one.dtype.kind in "biuf"]
         wanted = list(numeric if variables is None else variables)
         unknown = [name for name in wanted if name not in numeric]

@@ -363,9 +363,9 @@ def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
     gateway = _gateway(None)
     if gateway is None or not os.environ.get(TOKEN_VARIABLE):
         raise StaleHandleError(
-            f"no session of this process is on the gang of {ref.name}: if that gang has ended, "
-            "make or load it again; if it came from another process, attach to its gang first, or "
-            f"set {ADDRESS_VARIABLE} and {TOKEN_VARIABLE}"
+            f"no session of this process is connected to the gang of {ref.name}: if that gang has "
+            "ended, make or load it again; if it came from another process, attach to its gang "
+            f"first, or set {ADDRESS_VARIABLE} and {TOKEN_VARIABLE}"
         )
     try:
         described = ask(gateway, None, {"op": "find_gang", "gang": ref.gang})

@@ -168,7 +168,9 @@ class NumPySource:
         if array.dtype.kind not in "biufc":
             hint = "if all of them are numbers, x.astype(float) makes floats"
             if array.dtype.kind in "mM":
-                hint = "x.view('int64') has the counts of their unit (NaT is the smallest int64)"
+                hint = (
+                    "x.view('int64') gives integers in the same unit, and the smallest one for NaT"
+                )
             raise DtypeError(
                 f"elements of dtype {array.dtype} are not numbers; a matrix has one of the dtypes "
                 f"{', '.join(DTYPES)}; {hint}"

@@ -17,6 +17,7 @@ from ali.blocks import (
     block,
     float_dtype,
     frobenius,
+    panel_width,
     panels,
     require_finite,
     require_range,
@@ -322,8 +323,8 @@ def _projected(
     Q = factors.times(np.eye(small, dtype=dtype) if factors.r is not None else None, small, dtype)
     r = right.shape[1]
     mine, rest = np.empty((small, r), dtype), np.empty(r)
-    width = max(1, 4 * CHUNK // max(1, len(right) * dtype.itemsize))  # casts stay in the caches
-    some = list(panels(r, width))
+    # Casts of such panels stay in the caches.
+    some = list(panels(r, panel_width(len(right), dtype.itemsize, 4 * CHUNK)))
     for cols in some:
         mine[:, cols] = Q.conj().T @ right[:, cols].astype(dtype, copy=False)
     found = sum_over_ranks(ctx.comm, mine)

@@ -278,7 +278,7 @@ def _multiply(a: Array, b: Array, out: Array) -> None:
         np.matmul(a, b, out=out)
         return
     out[...] = 0
-    for some in panels(a.shape[1], max(1, 4 * CHUNK // max(1, len(a) * out.itemsize))):
+    for some in panels(a.shape[1], panel_width(len(a), out.itemsize, 4 * CHUNK)):
         _add_product(out, a[:, some].astype(out.dtype), b[some])
 
 

@@ -27,7 +27,7 @@ from mpi_workers.matrix.layout import distributions, sibling
 
 Measure = Callable[[Array, int | None], Array]
 SUPPORTED = ("MC", "MR", "VC", "VR", "STAR")  # distributions that give indices to every rank
-# 4 MiB: of measures that take one pass, where each call costs more than leaving the cache.
+# 4 MiB: pieces for measures of one pass. Smaller ones cost more in calls than the caches save.
 LARGE = 4 << 20
 SEGMENT = 1024  # elements of a column that einsum adds; sums of segments are added pairwise
 

@@ -99,11 +99,11 @@ def test_what_cannot_travel_is_refused_where_it_is_declared(
 @pytest.mark.parametrize(
     ("names", "what"),
     [
-        ({"writes": ("X",)}, "name X, which is no such matrix"),
-        ({"writes": ("n",)}, "name n, which is no such matrix"),
-        ({"like": {"B": "X"}}, "name X, which is no such matrix"),
-        ({"like": {"X": "A"}}, "name X, which is no such matrix"),
-        ({"vectors": ["A"]}, "name A, which is no such matrix"),
+        ({"writes": ("X",)}, "name X, which is not a matrix"),
+        ({"writes": ("n",)}, "name n, which is not a matrix"),
+        ({"like": {"B": "X"}}, "name X, which is not a matrix"),
+        ({"like": {"X": "A"}}, "name X, which is not a matrix"),
+        ({"vectors": ["A"]}, "name A, which is not a matrix"),
     ],
 )
 def test_names_of_matrices_that_a_routine_does_not_have(names: Any, what: str) -> None:

@@ -24,7 +24,6 @@ import grpc
 import pytest
 import ray
 
-from alchemist_ray.cli import main
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.ray_cluster import (
@@ -96,22 +95,26 @@ def outside(program: str, place: Path, **more: str) -> subprocess.CompletedProce
     return commands.python(program, limit_s=150, cwd=ROOT, env={**env, **more})
 
 
+def start_head(*options: str, **more: str) -> str:
+    """Run ``ray start``; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    subprocess.run(
+        [str(Path(sys.executable).with_name("ray")), "start", "--head", "--num-cpus=2",
+         "--include-dashboard=false", f"--port={port}", "--node-ip-address=127.0.0.1", *options],
+        env={**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, **more},
+        check=True, timeout=100, capture_output=True,
+    )  # fmt: skip
+    return port
+
+
 @pytest.mark.alone  # other tests' programs would join it, too
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("by", ["RAY_TMPDIR", "--temp-dir"])
 def test_a_head_of_ray_start_is_joined(place: Path, by: str) -> None:
     """Ray's folder is ray below RAY_TMPDIR; a second cluster was started beside the user's."""
     env = {"RAY_TMPDIR": str(place)} if by == "RAY_TMPDIR" else {}
-    options = [] if env else ["--temp-dir", str(place)]
-    ray_command = str(Path(sys.executable).with_name("ray"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    subprocess.run(
-        [ray_command, "start", "--head", "--num-cpus=2", "--include-dashboard=false",
-         f"--port={port}", "--node-ip-address=127.0.0.1", *options],
-        env={**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, **env},
-        check=True, timeout=100, capture_output=True,
-    )  # fmt: skip
+    port = start_head(*([] if env else ["--temp-dir", str(place)]), **env)
     program = """
         import ray
         from alchemist_ray import AlchemistSession
@@ -246,18 +249,22 @@ def test_an_address_without_a_head_is_refused_in_seconds(
     assert time.monotonic() - begun < 8  # 5 on a machine that does nothing else
 
 
-def test_a_head_whose_raylet_has_ended_is_told_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def init(**_options: object) -> None:
-        raise ConnectionError("Failed to connect to Ray cluster at 127.0.0.1:7")
-
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:7")
-    monkeypatch.setattr(ray_cluster, "check", lambda *_: None)
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    assert main(["status"]) == 1
-    assert "127.0.0.1:7: its GCS answers, but this machine has no raylet" in capsys.readouterr().err
+@pytest.mark.timeout(200)
+def test_a_head_whose_raylet_has_ended_is_told_in_a_sentence(place: Path) -> None:
+    port = start_head(RAY_TMPDIR=str(place))
+    (raylet,) = [
+        pid for pid, line in traces.processes().items()
+        if f"--session_dir={place}" in line and "/raylet " in line
+    ]  # fmt: skip
+    os.kill(raylet, signal.SIGKILL)
+    program = "from alchemist_ray.cli import main; raise SystemExit(main(['status']))"
+    done = outside(program, place, RAY_TMPDIR=str(place), RAY_ADDRESS=f"127.0.0.1:{port}")
+    for pid, line in traces.processes().items():
+        if f":{port} " in line and "ray.util.client.server" in line:  # it does not name the folder
+            os.kill(pid, signal.SIGKILL)
+    assert done.returncode == 1
+    assert "its GCS answers, but no raylet of this cluster runs on this machine" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

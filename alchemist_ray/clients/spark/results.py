@@ -89,8 +89,8 @@ def to_spark(
     connection.check(handle)
     if len(handle.shape) > 2:
         raise ShapeError(
-            f"{handle.name} has the shape {handle.shape}, and Spark has no such arrays: "
-            "A.reshape(len(A), -1) has a row for each of its parts"
+            f"{handle.name} has the shape {handle.shape}: to_spark takes vectors and matrices; "
+            "A.reshape(len(A), -1) makes a matrix of it"
         )
     m, n = handle.stored_shape
     if not n or (not m and kind != "DataFrame"):

@@ -75,37 +75,37 @@ class GatewayActor:
     """Actor: a `Gateway` in a process of its own. Ray starts it again if it dies."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._failure: AlchemistError | None = None
-        try:
-            self._start(options)
-        except AlchemistError as error:  # Ray would print 60 lines about an error of a constructor
-            self._failure = error
+        self._options = options
+        self._gateway: Gateway | None = None
+        with contextlib.suppress(AlchemistError):  # `about` raises it; Ray would print 60 lines
+            self._started()
 
-    def _start(self, options: dict[str, Any]) -> None:
-        if (given := options["tokens"]) is not None and not Path(given).is_file():
+    def _started(self) -> Gateway:
+        if self._gateway is not None:
+            return self._gateway
+        if (given := self._options["tokens"]) is not None and not Path(given).is_file():
             raise AuthError(
                 f"there is no file of tokens {given} on the head: `alchemist token --tokens "
                 f"{given} create USER` makes one"
             )
-        self._gateway = Gateway(**options)
-        self._options = options
+        self._gateway = Gateway(**self._options)
         exporter.start(self._gateway.measure)
+        return self._gateway
 
     def about(self) -> GatewayInfo:
-        """The gateway, for clients and operators. Raises the error with which its start failed."""
-        if self._failure is not None:
-            raise self._failure
+        """The gateway, for clients and operators; it is started again if its start failed."""
+        its = self._started()
         host = self._options["host"]
         if host in ("0.0.0.0", "::"):
             host = ray.util.get_node_ip_address()
-        its = self._gateway
         files = str(its.tokens.path), str(its.audit.path)
         tls = self._options["tls"]
         return GatewayInfo(host, its.port, tls, its.fingerprint, *files, its.expires)
 
     def close(self) -> None:
         """End the gangs of clients, and stop listening."""
-        self._gateway.close()
+        if self._gateway is not None:
+            self._gateway.close()
 
 
 def serve(
@@ -162,7 +162,8 @@ def serve(
         if port not in (0, running.port) or tls != running.tls or not same:
             raise SessionError(
                 f"this cluster has a gateway at {running.address}, with the tokens "
-                f"{running.tokens}: `alchemist gateway --stop` ends it"
+                f"{running.tokens} and the audit log {running.audit}: "
+                "`alchemist gateway --stop` ends it"
             )
         return running
     actor = start_actor(

@@ -162,8 +162,8 @@ def _init(address: str, level: int) -> None:
         ray.init(address=address, logging_level=level)
     except ConnectionError as error:
         raise SessionError(
-            f"{error}: its GCS answers, but this machine has no raylet of it. `ray start "
-            f"--address={address}` starts one"
+            f"{error}: its GCS answers, but no raylet of this cluster runs on this machine. "
+            f"`ray start --address={address}` starts one"
         ) from None
 
 

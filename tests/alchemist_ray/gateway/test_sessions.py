@@ -331,7 +331,10 @@ def test_handles_and_libraries_of_a_gang_that_has_ended_say_so(
         ALCHEMIST_ADDRESS="",
         ALCHEMIST_TOKEN="",
     )
-    assert "StaleHandleError no session of this process is on the gang of matrix1" in done.stdout
+    assert (
+        "StaleHandleError no session of this process is connected to the gang of matrix1"
+        in done.stdout
+    )
     assert "load_library(...) again in the session's new gang" in done.stdout
 
 
