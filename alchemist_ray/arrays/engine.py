@@ -296,7 +296,12 @@ class Engine:
         A = left if isinstance(left, MatrixRef) else right
         left, right = self.matrix(left, A), self.matrix(right, A)
         if max(left.ndim, right.ndim) <= 2:
-            return self.call("matmul", left, right)
+            given: dict[str, Any] = {"A": left, "B": right}
+            for name, way in (("A", "transpose_a"), ("B", "transpose_b")):
+                turned = self.recorder.operands("transpose", given[name])
+                if turned is not None:  # A.T @ A by half the operations, without a copy
+                    given |= {name: turned["A"], way: "C" if turned["conjugate"] else "T"}
+            return self.call("matmul", **given)
         k = left.shape[-1]
         if k != right.shape[-2 if right.ndim > 1 else 0]:
             raise ShapeError(f"matmul of shapes {left.shape} and {right.shape}: they do not match")
@@ -378,8 +383,12 @@ class Engine:
         if A.ndim > 2:
             found = self.permute(A, list(reversed(range(A.ndim))))
             return self.unary("conj", found) if conjugate else found
-        found = self.call("transpose", A, conjugate=conjugate)
-        return found if conjugate else found.mark_part_of(A)
+        if not self._records([A]) or A.columns:
+            found = self.call("transpose", A, conjugate=conjugate)
+        else:
+            values = {"conjugate": conjugate}
+            found = self.recorder.record("transpose", {"A": A}, values, A.shape[::-1], A.dtype)
+        return found if conjugate else self.recorder.view(found, A)
 
     def permute(self, A: Any, order: Sequence[int]) -> Any:
         """The axes in another order."""

@@ -109,7 +109,7 @@ def get(engine: Engine, A: Any, key: Any) -> Any:
     part = _Part(engine, whole, keys)
     whole = engine.recorder.original(whole)
     if part.is_everything(whole) and not whole.recording:
-        return engine.recorder.whole_part(engine.astype(whole, whole.dtype), whole)
+        return engine.recorder.view(engine.astype(whole, whole.dtype), whole)
     found = engine.call("part", whole, shape=part.shape, columns=_columns(whole, part),
                         **part.arguments())  # fmt: skip
     return found.mark_part_of(A) if part.is_view else found
@@ -151,6 +151,34 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
         return
     part = _Part(engine, A, [np.ravel(one) if isinstance(one, np.ndarray) else one for one in keys])
     engine.call("assign", A, filling, shape=part.shape, axes=part.axes, **part.arguments())
+
+
+def accumulate(engine: Engine, in_place: Any, A: Any, key: Any, value: Any) -> None:
+    """``np.add.at(A, key, value)``: ``A[key] += value`` in which repeated indices all count.
+
+    `in_place` is `operator.iadd` or `operator.isub`.
+    """
+    keys = expanded(A, _plain(key))
+    if not any(_is_list(one) and not _mask_axes(one) for one in keys):  # nothing is repeated
+        put(engine, A, key, in_place(engine.copy(get(engine, A, key)), value))
+        return
+    first = keys[0]
+    if _is_list(first) and len(np.shape(first)) == 1 and all(map(_is_whole, keys[1:])):
+        chosen: Any = _selection(engine, first, A, 0)
+        length = A.shape[0]
+        if isinstance(first, MatrixRef):
+            chosen = engine.where(chosen < 0, chosen + length, chosen)
+        shape = (*chosen.shape, *A.shape[1:])
+    else:
+        rows, cols = _places(A, keys)
+        chosen, length, shape = rows * math.prod(A.shape[1:]) + cols, A.size, rows.shape
+    given = engine.matrix(value, A)
+    if given.shape != shape:
+        given = engine.broadcast(given, shape)
+    if length == A.size:
+        given = engine.reshape(given, -1)
+    sums = engine.call("segment_sum", given, engine.matrix(np.ravel(chosen)), length)
+    in_place(A, engine.reshape(sums, A.shape))
 
 
 def expanded(A: Any, key: Any) -> list[Any]:
@@ -330,6 +358,17 @@ def _table(engine: Engine, A: Any, keys: list[Any]) -> Any:
 
 
 def _positions(A: Any, keys: Sequence[Any]) -> tuple[bytes, bytes, list[int]]:
+    """`_places` for a command."""
+    rows, cols = _places(A, keys)
+    if 8 * rows.size > rules.SMALL:
+        raise MatrixError(
+            f"lists of {rows.size:,} indices are too long to be sent in a command: use a mask of "
+            "A's shape, or fetch the rows"
+        )
+    return rules.encode_index(np.ravel(rows)), rules.encode_index(np.ravel(cols)), list(rows.shape)
+
+
+def _places(A: Any, keys: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The row and column in the stored matrix of each single element that an index selects."""
     key = tuple(np.asarray(one) if isinstance(one, MatrixRef) else one for one in keys)
     if all(_is_list(one) or _is_integer(one) for one in key):
@@ -344,15 +383,10 @@ def _positions(A: Any, keys: Sequence[Any]) -> tuple[bytes, bytes, list[int]]:
             )
         except IndexError as error:
             raise BadIndexError(f"an array of shape {A.shape}: {error}") from None
-    if 8 * rows.size > rules.SMALL:
-        raise MatrixError(
-            f"lists of {rows.size:,} indices are too long to be sent in a command: use a mask of "
-            "A's shape, or fetch the rows"
-        )
     cols = np.zeros(rows.shape, np.int64)
     for one, length in zip(others, A.shape[1:], strict=True):
         cols = cols * length + one
-    return rules.encode_index(np.ravel(rows)), rules.encode_index(np.ravel(cols)), list(rows.shape)
+    return rows, cols
 
 
 # --- one axis ----------------------------------------------------------------------------

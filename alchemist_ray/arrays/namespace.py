@@ -234,6 +234,40 @@ class Namespace(_Names):
         """
         return creation.from_function(self._engine, function, shape, dtype or np.float64, layout)
 
+    def segment_sum(self, data: Any, segment_ids: Any, num_segments: int | None = None) -> Any:
+        """Sums over the first axis of the elements that are in one segment, as JAX's.
+
+        Parameters
+        ----------
+        data : Handle
+            Numbers, at least one axis.
+        segment_ids : vector of int
+            For each element of the first axis the number of its segment.
+        num_segments : int, optional
+            By default, the largest segment + 1.
+
+        Returns
+        -------
+        Handle, shape (num_segments, ...)
+            A row for each segment, 0 for empty ones; the dtype of `numpy.sum`.
+
+        Raises
+        ------
+        BadIndexError
+            If a segment is out of range (JAX leaves these elements out).
+        ShapeError, DtypeError
+            If `segment_ids` are not one integer for each element of the first axis.
+
+        Notes
+        -----
+        One pass over `data`, in the time of a sum. Means are
+        ``xp.segment_sum(A, ids, n) / np.bincount(ids, minlength=n)[:, None]``.
+        """
+        segments = self._engine.matrix(segment_ids, data)
+        if num_segments is None:
+            num_segments = int(segments.max()) + 1 if segments.size else 0
+        return self._engine.call("segment_sum", data, segments, num_segments)
+
     # --- where NumPy's own does not take handles, or by other names ---
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None) -> Any:

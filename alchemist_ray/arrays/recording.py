@@ -110,7 +110,7 @@ class Recorder:
             self._waiting.add(node)
         return handle
 
-    def whole_part(self, copy: Any, A: Any) -> Any:
+    def view(self, copy: Any, A: Any) -> Any:
         """A copy of A, maybe recorded, of which NumPy would make a view."""
         if not copy.recording:
             return copy.mark_part_of(A)
@@ -126,12 +126,13 @@ class Recorder:
         return source if isinstance(source, MatrixRef) and source.dtype == handle.dtype else handle
 
     def operands(self, routine: str, handle: Any) -> dict[str, Any] | None:
-        """The operands of a handle, if it is a call of that routine and rarely asked for."""
-        node = handle._recording
-        if node is None or node.routine != routine or node.uses >= MAX_USES:
-            return None
-        node.uses += 1
-        return dict(node.operands)
+        """The arguments of a handle, if it is a call of that routine and rarely asked for."""
+        with self._lock:  # or another thread computes it meanwhile
+            node: Recording | None = handle._recording
+            if node is None or node.routine != routine or node.uses >= MAX_USES:
+                return None
+            node.uses += 1
+            return node.operands | node.values
 
     def _operand(self, routine: str, handle: Any) -> Any:
         """The call that makes a matrix, or a handle of it if it is there, or should be."""
@@ -139,7 +140,8 @@ class Recorder:
         if node is None:
             return handle
         long = node.steps >= MAX_STEPS // 2 or node.nbytes > MAX_NBYTES // 2
-        alone = node.routine == "reduce" or routine == "elements"  # not done piece by piece
+        # What is not done piece by piece.
+        alone = node.routine in ("reduce", "transpose") or routine in ("elements", "transpose")
         return self.value(node) if long or alone or node.uses >= MAX_USES else node
 
     def value(self, node: Recording) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import linear, rules
+from alchemist_ray.arrays import indexing, linear, rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.errors import DtypeError, ShapeError
@@ -22,6 +23,7 @@ REDUCTIONS: dict[str, Any] = {  # of ufunc.reduce
     "add": np.sum, "multiply": np.prod, "minimum": np.min, "maximum": np.max,
     "logical_and": np.all, "logical_or": np.any,
 }  # fmt: skip
+ADDED: dict[np.ufunc, Any] = {np.add: operator.iadd, np.subtract: operator.isub}  # by ufunc.at
 
 
 def apply_ufunc(
@@ -41,6 +43,8 @@ def apply_ufunc(
         if "out" in kwargs:
             kwargs["out"] = kwargs["out"][0]
         return REDUCTIONS[ufunc.__name__](*inputs, **{"axis": 0} | kwargs)
+    if method == "at" and ufunc in ADDED and isinstance(inputs[0], MatrixRef):
+        return indexing.accumulate(engine, ADDED[ufunc], *inputs)
     if method != "__call__":
         raise rules.unsupported(f"{name}.{method}")
     if ufunc.__name__ == "vecdot":

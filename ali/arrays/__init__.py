@@ -14,6 +14,7 @@ from ali.arrays.lookup import (
     nan_to_num,
     round,
     searchsorted,
+    segment_sum,
     take_along_axis,
 )
 from ali.arrays.operands import array, choose, combine, filled, plan, progression, reduce
@@ -38,6 +39,6 @@ __all__ = [
     "combine", "cumulative", "draw", "elements", "evaluate", "filled", "fourier",
     "histogram", "interp", "isin", "join", "matmul_each", "nan_to_num", "nonzero", "outer", "part",
     "permute", "pick", "plan", "progression", "put_elements", "quantile", "reduce",
-    "reduce_elements", "repeat", "reshape", "roll", "round", "searchsorted", "sort",
+    "reduce_elements", "repeat", "reshape", "roll", "round", "searchsorted", "segment_sum", "sort",
     "take_along_axis", "tile", "unique", "unique_all", "update",
 ]  # fmt: skip

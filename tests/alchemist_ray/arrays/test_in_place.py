@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import DtypeError, MatrixError, ShapeError
+from alchemist_ray.errors import (
+    BadArgumentError,
+    BadIndexError,
+    DtypeError,
+    MatrixError,
+    ShapeError,
+)
 from tests.alchemist_ray.arrays.checks import REFUSALS, dtypes, few, layouts, same, values
 
 OPERATORS = [
@@ -61,6 +67,50 @@ def test_all_handles_of_the_matrix_see_it_and_its_dtype_stays(
         A = change(A, given_one)
     assert A is other
     same(other, a)
+
+
+KEYS: list[Any] = [
+    [0, 2, 0, -1], np.array([3, 3, 3]), [[1, 1], [2, 1]], ([0, 0, 1], [2, 2, -1]),
+    (slice(None), [1, 1, 2]), (..., [[0, 0]]), (1, [2, 2]), (2, 1), slice(2), ([0, 0, 1], None),
+    np.arange(12).reshape(4, 3) % 5 == 0, np.array([True, False, True, True]), ([2, 0], slice(2)),
+]  # fmt: skip
+
+
+@given(
+    key=st.sampled_from(KEYS), ufunc=st.sampled_from([np.add, np.subtract]), layout=layouts,
+    dtype=st.sampled_from(["float64", "float32", "int64", "complex64", "int8"]),
+    number=st.sampled_from([2, 1.5, None]), on_ranks=st.booleans(),
+)  # fmt: skip
+@few
+def test_repeated_indices_all_count(
+    session: AlchemistSession, key: Any, ufunc: Any, layout: str, dtype: str, number: Any,
+    on_ranks: bool,
+) -> None:  # fmt: skip
+    a = values((4, 3), dtype)
+    A = session.send_matrix(a, layout=layout)
+    value = number or np.arange(a[key].size).reshape(a[key].shape).astype(dtype)
+    there = session.xp.asarray(key) if on_ranks and isinstance(key, np.ndarray) else key
+    given_one = session.xp.asarray(value) if on_ranks and not number else value
+    if a.dtype.kind == "i" and number == 1.5:  # NumPy cuts fractions off without a word
+        with pytest.raises(DtypeError):
+            ufunc.at(A, there, given_one)
+    else:
+        ufunc.at(a, key, value)
+        ufunc.at(A, there, given_one)
+    same(A, a)
+
+
+def test_other_repeated_changes_are_refused(session: AlchemistSession) -> None:
+    A = session.send_matrix(np.ones((4, 3)))
+    with pytest.raises(BadIndexError, match="7 is out of range"):
+        np.add.at(A, [0, 7], 1.0)
+    with pytest.raises(ShapeError):
+        np.add.at(A, [0, 1], np.ones(5))
+    with pytest.raises(MatrixError, match="copy"):
+        np.add.at(A.T, [0], 1.0)
+    with pytest.raises(BadArgumentError, match=r"np\.multiply\.at"):
+        np.multiply.at(A, [0], 2.0)
+    assert A.sum() == 12
 
 
 def test_a_function_changes_its_argument(session: AlchemistSession) -> None:

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays.function_dispatch import INSTEAD
-from alchemist_ray.errors import BadArgumentError, MatrixError, ResourceError, ShapeError
+from alchemist_ray.errors import (
+    BadArgumentError,
+    BadIndexError,
+    DtypeError,
+    MatrixError,
+    ResourceError,
+    ShapeError,
+)
 from tests.alchemist_ray.arrays.cases import ALONG, FETCHING, KEEPING, OTHERS, REFUSED
 from tests.alchemist_ray.arrays.checks import as_in_numpy, dtypes, elements, few, layouts, same
 
@@ -114,6 +121,40 @@ def test_bins_that_fit_into_no_memory_are_refused(session: AlchemistSession) -> 
     with pytest.raises(ResourceError):
         np.bincount(A)
     assert np.array_equal(A.fetch(), [1, 30_000_000_000])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "int8", "bool", "uint64"])
+@pytest.mark.parametrize("shape", [(90,), (90, 7), (90, 3, 4)])
+def test_sums_of_segments(session: AlchemistSession, dtype: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(8)
+    x, segments = (rng.random(shape) * 100).astype(dtype), rng.integers(0, 9, 90)
+    wanted = np.zeros((9, *shape[1:]), np.sum(x).dtype)
+    np.add.at(wanted, segments, x)
+    for layout in ("VC_STAR", "MC_MR") if len(shape) == 2 else ("VC_STAR",):
+        A = session.send_matrix(x, layout=layout)
+        found = session.xp.segment_sum(A, segments)
+        assert found.dtype == wanted.dtype
+        np.testing.assert_allclose(found.fetch(), wanted, rtol=1e-5)
+        many = session.xp.segment_sum(A, session.send_matrix(segments + 700), 709).fetch()
+        np.testing.assert_allclose(many[700:], wanted, rtol=1e-5)
+        assert not many[:700].any()
+
+
+WRONG_SEGMENTS = {
+    "too few": (ShapeError, [0, 1]),
+    "not integers": (DtypeError, [0.0, 1.0, 2.0]),
+    "out of range": (BadIndexError, [0, 1, 9]),
+    "negative": (BadIndexError, [0, -1, 2]),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_SEGMENTS)
+def test_wrong_segments_are_refused(session: AlchemistSession, what: str) -> None:
+    A = session.send_matrix(np.ones((3, 2)))
+    error, segments = WRONG_SEGMENTS[what]
+    with pytest.raises(error, match="segment"):
+        session.xp.segment_sum(A, np.array(segments), 9)
+    assert A.sum() == 6
 
 
 MANY = 10**12

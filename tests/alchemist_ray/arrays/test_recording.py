@@ -114,6 +114,24 @@ def test_an_expression_is_one_command(session: AlchemistSession, sent: list[str]
     assert sent[3:] == ["reduce"]
 
 
+def test_a_product_with_a_transposed_operand_is_one_command(
+    session: AlchemistSession, sent: list[str]
+) -> None:
+    a = values((50, 8), "float64")
+    A = session.send_matrix(a)
+    before = A.T
+    sent.clear()
+    product = (A.T @ A).fetch()
+    same(A.T @ np.ones(50), a.T @ np.ones(50))
+    assert sent[0] == "matmul"
+    assert "transpose" not in sent
+    assert np.array_equal(product, product.T)  # half of it is computed
+    np.testing.assert_allclose(product, a.T @ a)
+    A *= 2  # the transposed one is of the time before
+    same(before, a.T)
+    same(before @ A, 2 * (a.T @ a))
+
+
 def test_the_plan_of_an_expression(session: AlchemistSession) -> None:
     A = session.send_matrix(np.ones((3, 2)))
     B = np.abs(A * 2 + A)
