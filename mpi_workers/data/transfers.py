@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, wait
 from functools import cached_property
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnection, NodeConnections, attributed, closed
 from mpi_workers.data.streams import IN_PLACE_BYTES, Step, stackable, stacked, steps_of
-from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import Array, ArrayBlock
 from mpi_workers.matrix.layout import spacing
@@ -263,14 +263,7 @@ class MatrixWriter(_Transfer):
     write = True
 
     def _select(self) -> Iterator[int]:
-        for group in self._target.distribution.owners():
-            if len(group) > 1:
-                raise Failure(
-                    "LayoutError",
-                    f"{self._target.distribution.layout} has copies of elements: send in another "
-                    "layout, then use to_layout",
-                )
-            yield group[0]
+        return chain.from_iterable(self._target.distribution.owners())  # all copies
 
     def write_block(self, block: Array, origin: tuple[int, int]) -> None:
         """Send a block whose first element is global `origin`: `write_blocks` of one."""

@@ -205,7 +205,7 @@ def test_a_gang_outlives_the_far_raylet(pair: Pair) -> None:
     """Ray has ended on that host, but the gang depends on its GroupManager only."""
     for pid in pair.far.pids("raylet/raylet"):
         pair.far.signal(pid)
-    gone_s = traces.wait_until(lambda: not pair.far.pids("ray::"), 3 * LINK_S, 0.1)
+    gone_s = traces.wait_until(lambda: not pair.far.pids("ray::"), 6 * LINK_S, 0.1)
     assert gone_s is not None
     assert pair.call("pids", "gang") == [worker["pid"] for worker in pair.workers]
     assert pair.call("total", "gang") == 6

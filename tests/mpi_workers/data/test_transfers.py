@@ -41,7 +41,7 @@ from tests.support.layouts import owned_indices
 
 @routes
 @pytest.mark.parametrize("size", [1, 4, RANKS])
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", [*SINGLE, *COPIED])
 def test_every_layout_stores_elements_at_their_place_and_returns_them(
     host: support.Host,
     gangs: dict[str, NodeConnections],
@@ -59,24 +59,6 @@ def test_every_layout_stores_elements_at_their_place_and_returns_them(
             assert np.array_equal(fetch(back, target), array)
         monkeypatch.setattr(transfers, "UNMAPPED_BYTES", 0)
         assert np.array_equal(fetch(gangs["near"], target), array)
-
-
-@routes
-@pytest.mark.parametrize("name", COPIED)
-def test_layouts_with_copies_can_be_fetched_but_not_sent(
-    host: support.Host, gangs: dict[str, NodeConnections], name: str, route: str
-) -> None:
-    target = new(host, distribution_of(name, (20, 31)))
-    with (
-        pytest.raises(Failure, match=f"{name} has copies") as caught,
-        MatrixWriter(gangs[route], target),
-    ):
-        pass
-    assert caught.value.kind == "LayoutError"
-    host.fill(target.matrix)
-    wanted = 1000.0 * np.arange(20)[:, np.newaxis] + np.arange(31)
-    assert np.array_equal(fetch(gangs[route], target), wanted)
-    host.free(target.matrix)
 
 
 @routes
