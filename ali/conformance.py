@@ -98,7 +98,13 @@ class _Checker:
         wrong: list[str] = []
         for case in self.good():
             before = len(wrong)
-            for layout in TRIED if self.matrices(case) else TRIED[:1]:
+            tried = [*TRIED, *case.layouts] if self.matrices(case) else TRIED[:1]
+            for layout in dict.fromkeys(tried):
+                if case.layouts and layout not in case.layouts:
+                    refused = all(self.outcomes(case, layout, f"{case.routine} in {layout}"))
+                    self.renew()
+                    if refused:
+                        continue
                 for words in self.tried(case, layout):
                     wrong.append(f"{case.routine}, matrices in {layout}: {words}")
             if len(wrong) == before:
@@ -113,7 +119,7 @@ class _Checker:
                 continue
             self.renew_library(case)
             with self.watched(f"{case.routine}, which should fail,"):
-                outcome = self.outcome(case, "VC_STAR")
+                outcome = self.outcome(case, home(case))
             everyone = self.gang.comm.allgather(outcome)
             if any(case.raises not in words for words in everyone):
                 found = [words or "no error" for words in everyone]
@@ -129,12 +135,7 @@ class _Checker:
             for what, change in UNUSUAL.items() if given else ():
                 changed = {name: change(array) for name, array in given.items()}
                 odd = replace(case, arguments={**case.arguments, **changed})
-                self.renew_library(odd)
-                with self.watched(f"{case.routine} of {what}"):
-                    outcome = self.outcome(odd, "VC_STAR")
-                    if outcome:
-                        local_gang.interrupt(self.calls)  # the others may wait for this rank
-                    everyone = MPI.COMM_WORLD.allgather(outcome)
+                everyone = self.outcomes(odd, home(case), f"{case.routine} of {what}")
                 if any(everyone) and not all(everyone):
                     wrong.append(f"{case.routine} of {what} fails on some ranks only: {everyone}")
                 wrong += self.works(f"after {case.routine} of {what}")
@@ -144,7 +145,7 @@ class _Checker:
         """The last rank fails before the routine: the others must not wait for it."""
         wrong = []
         for case in self.sound if self.gang.size > 1 else ():
-            prepared = self.arguments(case, "VC_STAR")
+            prepared = self.arguments(case, home(case))
             MPI.COMM_WORLD.Barrier()  # a barrier that the interrupt does not end
             with self.watched(f"{case.routine} on the other ranks, when one had failed before it,"):
                 if self.gang.rank == self.gang.size - 1:
@@ -159,7 +160,7 @@ class _Checker:
         wrong = []
         for case in self.sound:
             for delay in (0.0, CANCEL_S):
-                prepared = self.arguments(case, "VC_STAR")
+                prepared = self.arguments(case, home(case))
                 MPI.COMM_WORLD.Barrier()  # a barrier that the interrupt does not end
                 with self.watched(f"{case.routine}, when cancelled,"):
                     timer = threading.Timer(delay, local_gang.interrupt, [self.calls])
@@ -226,6 +227,15 @@ class _Checker:
             return f"{type(error).__name__}: {error}"
         return ""
 
+    def outcomes(self, case: Case, layout: str, what: str) -> list[str]:
+        """Those of all ranks. A new communicator is needed then."""
+        self.renew_library(case)
+        with self.watched(what):
+            outcome = self.outcome(case, layout)
+            if outcome:
+                local_gang.interrupt(self.calls)  # the others may wait for this rank
+            return MPI.COMM_WORLD.allgather(outcome)
+
     def interrupted(self, case: Case, arguments: Mapping[str, Any]) -> None:
         """A call that may complete or be interrupted, but not fail."""
         with suppress(Interrupted):
@@ -237,7 +247,7 @@ class _Checker:
         if not self.sound:
             return []  # `results` has said why
         case = self.sound[0]
-        return [f"{case.routine} {when}: {words}" for words in self.tried(case, "VC_STAR")]
+        return [f"{case.routine} {when}: {words}" for words in self.tried(case, home(case))]
 
     def renew(self) -> None:
         """The next call: a fresh communicator, and waits that belong to it."""
@@ -326,6 +336,11 @@ class _Checker:
             yield
         finally:
             timer.cancel()
+
+
+def home(case: Case) -> str:
+    """A layout that the routine takes."""
+    return case.layouts[0] if case.layouts else "VC_STAR"
 
 
 def _give_up(what: str, patience_s: float) -> None:

@@ -61,6 +61,9 @@ class Case:
     changed : mapping, optional
         Arguments that the routine changes in place, which it must declare (``writes``), with their
         values after the call. Others must not change, but those that it declares may.
+    layouts : sequence of str, optional
+        The layouts of matrices that the routine takes, for one that computes in place or does not
+        redistribute. It may refuse others, on all ranks. By default it must take all.
     """
 
     routine: str
@@ -70,6 +73,7 @@ class Case:
     rtol: float = 1e-9
     fresh: bool = False
     changed: Mapping[str, Any] = field(default_factory=dict)
+    layouts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,13 @@ def twice(ctx: Context, A: DistMatrix) -> None:
     """Doubles its argument, as declared."""
     A.local[...] *= 2
 
+@routine(writes=("A",))
+def numbered(ctx: Context, A: DistMatrix, checking: str) -> None:
+    """The numbers of its rows, which it knows of one layout."""
+    if A.layout != "VC_STAR" and checking != "no" and not (checking == "rank 0" and ctx.rank):
+        raise ValueError("only VC_STAR")
+    A.local[...] = ctx.rank + ctx.size * np.arange(len(A.local))[:, None]
+
 @routine("B")
 def uneven(ctx: Context) -> DistMatrix:
     """Other shapes on other ranks."""
@@ -76,6 +83,12 @@ def undocumented(ctx: Context) -> None: ...
 A = np.arange(6.0).reshape(3, 2)
 
 
+def numbered(checking: str) -> Case:
+    numbers = np.arange(3.0)[:, None] * [1, 1]
+    changed = {"A": numbers}
+    return Case("numbered", {"A": A, "checking": checking}, changed=changed, layouts=["VC_STAR"])
+
+
 @functools.cache
 def found(folder: str, *cases: str) -> dict[str, Any]:
     path = Path(folder) / "faulty.py"
@@ -91,6 +104,7 @@ def found(folder: str, *cases: str) -> dict[str, Any]:
             Case("twice", {"A": A + 1}, changed={"A": 2 * A + 2}),
             Case("twice", {"A": A}, changed={"B": 3 * A}),
             Case("picky", {"A": A}, [3]),
+            *(numbered(checking) for checking in ("all", "rank 0", "no")),
             Case("uneven"),
             Case("sometimes"),
             Case("silent", raises="a reason"),
@@ -128,6 +142,14 @@ def test_wrong_results_name_routine_and_layout(faults: dict[str, Any]) -> None:
     assert any(
         "sometimes" in w and "it failed on rank 1: ValueError: no luck" in w for w in results
     )
+
+
+def test_layouts_that_are_not_taken_are_refused_by_all(faults: dict[str, Any]) -> None:
+    words = [one for one in faults["results"] if one.startswith("numbered, matrices in STAR_VC:")]
+    refused, wrong = words  # nothing of the case that all ranks refuse
+    assert "it failed on rank 0: ValueError: only VC_STAR" in refused
+    assert "it has changed A to" in wrong
+    assert not any("numbered, matrices in VC_STAR:" in one for one in faults["results"])
 
 
 def test_a_failure_that_does_not_come(faults: dict[str, Any]) -> None:
