@@ -17,7 +17,7 @@ import numpy as np
 from alchemist_ray.arrays import creation, rules
 from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.rules import implements
-from alchemist_ray.errors import ShapeError
+from alchemist_ray.errors import BadIndexError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.matrix.layout import MAX_AXES
 
@@ -290,6 +290,19 @@ def _fill_diagonal(engine: Engine, a: Any, val: Any) -> None:
     a[index, index] = flat[index % flat.size] if np.ndim(val) else val
 
 
+@implements(np.unravel_index)
+def _unravel_index(engine: Engine, indices: Any, shape: Any) -> tuple[Any, ...]:
+    if indices.dtype.kind not in "iu":
+        raise DtypeError(f"np.unravel_index: indices are {indices.dtype}; they must be integers")
+    if indices.size and not 0 <= indices.min() <= indices.max() < math.prod(shape):
+        raise BadIndexError(f"np.unravel_index: an index is out of range for shape {tuple(shape)}")
+    found = []
+    for length in reversed(shape):
+        found.append(indices % length)
+        indices = indices // length
+    return tuple(reversed(found))
+
+
 @implements(np.nonzero)
 def _nonzero(engine: Engine, a: Any) -> tuple[Any, ...]:
     if not a.ndim:
@@ -470,6 +483,26 @@ def _tile(engine: Engine, A: Any, reps: Any) -> Any:
         return found
     times = [1] * (ndim - len(times)) + times + [1] * (2 - ndim)
     return engine.call("tile", A, times, ndim)
+
+
+@implements(np.lib.stride_tricks.sliding_window_view)
+def _sliding_window_view(engine: Engine, x: Any, window_shape: Any, axis: Any = None) -> Any:
+    """Copies: a matrix of each place in the window."""
+    lengths = np.atleast_1d(window_shape).tolist()
+    given = range(x.ndim) if axis is None else np.atleast_1d(axis)
+    axes = [rules.axis_index(one, x.ndim) for one in given]
+    if len(lengths) != len(axes):
+        raise ShapeError(f"sliding_window_view: {len(lengths)} lengths for {len(axes)} axes")
+    for along, length in zip(axes, lengths, strict=True):
+        count = x.shape[along] - length + 1
+        if not 0 < length < x.shape[along] + 1:
+            raise ShapeError(
+                f"sliding_window_view: a window of {length} does not fit axis {along} of an array "
+                f"of shape {x.shape}"
+            )
+        places = [(*WHOLE[:along], slice(i, i + count)) for i in range(length)]
+        x = np.stack([x[place] for place in places], axis=-1)
+    return x
 
 
 @implements(np.broadcast_to)

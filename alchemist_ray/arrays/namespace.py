@@ -154,6 +154,7 @@ class Namespace(_Names):
 
     __array_api_version__ = VERSIONS[-1]
     __name__ = "alchemist_ray.xp"  # scikit-learn compares namespaces by name
+    lib = np.lib  # where xarray's `rolling` looks for sliding_window_view
     _names = STANDARD
 
     def __init__(self, engine: Engine) -> None:

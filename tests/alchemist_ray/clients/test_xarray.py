@@ -36,7 +36,10 @@ WORK: list[Callable[[Any], Any]] = [
     lambda d: d.polyfit("time", 1).polyfit_coefficients, lambda d: d.median("time"),
     lambda d: d.resample(time="YS").mean(), lambda d: d.where(d > 0.5).fillna(0),
     lambda d: d.clip(-0.2, 0.8), lambda d: d.quantile(0.3, "time"), lambda d: d.argmax("time"),
-    lambda d: d.isnull(), lambda d: d.astype("float32"), lambda d: d.sel(time="2001").sum("lon"),
+    lambda d: d.isnull(), lambda d: d.rolling(time=3).mean(),
+    lambda d: d.rolling(time=4, min_periods=1, center=True).max(),
+    lambda d: d.argmax(["lat", "lon"])["lon"], lambda d: d.astype("float32"),
+    lambda d: d.sel(time="2001").sum("lon"),
 ]  # fmt: skip
 
 
