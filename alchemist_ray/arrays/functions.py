@@ -292,7 +292,7 @@ def _fill_diagonal(engine: Engine, a: Any, val: Any) -> None:
 
 @implements(np.unravel_index)
 def _unravel_index(engine: Engine, indices: Any, shape: Any) -> tuple[Any, ...]:
-    if indices.dtype.kind not in "iu":
+    if indices.dtype.kind not in "biu":
         raise DtypeError(f"np.unravel_index: indices are {indices.dtype}; they must be integers")
     if indices.size and not 0 <= indices.min() <= indices.max() < math.prod(shape):
         raise BadIndexError(f"np.unravel_index: an index is out of range for shape {tuple(shape)}")
