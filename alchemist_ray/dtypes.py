@@ -11,7 +11,7 @@ from alchemist_ray.errors import DtypeError
 from mpi_workers.matrix import dist_matrix
 from mpi_workers.matrix.dist_matrix import DTYPES
 
-__all__ = ["DTYPES", "check_range", "check_unmasked", "chosen_dtype"]
+__all__ = ["DTYPES", "as_numbers", "check_range", "check_unmasked", "chosen_dtype"]
 
 
 def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
@@ -38,6 +38,24 @@ def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
         return dist_matrix.chosen_dtype(source, wanted)
     except ValueError as error:
         raise DtypeError(str(error)) from None
+
+
+def as_numbers(array: NDArray[Any]) -> NDArray[Any]:
+    """An array of numbers; dates and durations are the int64 that they are, in their unit.
+
+    Raises
+    ------
+    DtypeError
+        If its elements are something else.
+    """
+    if array.dtype.kind in "mM":
+        return array.astype(np.int64)
+    if array.dtype.kind not in "biufc":
+        raise DtypeError(
+            f"elements of dtype {array.dtype} are not numbers; a matrix has one of the dtypes "
+            f"{', '.join(DTYPES)}; if all of them are numbers, x.astype(float) makes floats"
+        )
+    return array
 
 
 def check_unmasked(data: Any, what: str) -> None:

@@ -25,7 +25,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
-from alchemist_ray.dtypes import check_range, check_unmasked
+from alchemist_ray.dtypes import as_numbers, check_range, check_unmasked
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
@@ -89,9 +89,7 @@ class ArrayDecoder:
         check_unmasked(value, "it")
         if hasattr(value, "tocsr") or hasattr(value, "todense"):
             raise DtypeError("it is sparse: make it dense first")
-        array = np.asarray(value)
-        if array.dtype.kind not in "biufc":
-            raise DtypeError(f"its elements of dtype {array.dtype} are not numbers")
+        array = as_numbers(np.asarray(value))
         if not 1 <= array.ndim <= self.max_axes:
             most = "two" if self.max_axes == 2 else f"one to {self.max_axes}"
             raise ShapeError(f"it has shape {array.shape}, and must have {most} dimensions")

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.dtypes import DTYPES, check_range, check_unmasked, chosen_dtype
+from alchemist_ray.dtypes import as_numbers, check_range, check_unmasked, chosen_dtype
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
@@ -165,16 +165,7 @@ class NumPySource:
                     "dtype='float32'"
                 )
             array = array.astype(np.float32)
-        if array.dtype.kind not in "biufc":
-            hint = "if all of them are numbers, x.astype(float) makes floats"
-            if array.dtype.kind in "mM":
-                hint = (
-                    "x.view('int64') gives integers in the same unit, and the smallest one for NaT"
-                )
-            raise DtypeError(
-                f"elements of dtype {array.dtype} are not numbers; a matrix has one of the dtypes "
-                f"{', '.join(DTYPES)}; {hint}"
-            )
+        array = as_numbers(array)
         if array.ndim > MAX_AXES:
             raise ShapeError(
                 f"an array of shape {array.shape} cannot be sent: it has more than {MAX_AXES} axes"
