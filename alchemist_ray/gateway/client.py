@@ -153,9 +153,10 @@ def ask(address: GatewayAddress, token: str | None, body: Body) -> Body:
     except Failure as failure:
         raise from_failure(failure) from None
     except (OSError, frames.WireError) as error:
-        raise SessionError(
-            f"no gateway answers at {address}: {error}. `alchemist gateway` starts one"
-        ) from None
+        advice = "`alchemist gateway` starts one"
+        if not (address.tls or isinstance(error, ConnectionRefusedError)):
+            advice = "a gateway with TLS does not answer to ?tls=off: leave it out"
+        raise SessionError(f"no gateway answers at {address}: {error}. {advice}") from None
     with connection:
         return SocketChannel(connection, str(address)).request(body)
 

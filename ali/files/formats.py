@@ -208,7 +208,7 @@ def format_of(place: Place) -> Format:
             "BadArgumentError",
             f"{place.path}: unknown suffix {place.suffix!r}; known suffixes are "
             + ", ".join(SUFFIXES)
-            + "; `load_matrix(..., format=)` reads a file of another name",
+            + "; only `load_matrix(..., format=)` takes other names",
         )
     found: Format = importlib.import_module(f"ali.files.{name}").FORMAT
     return found

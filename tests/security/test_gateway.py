@@ -131,6 +131,9 @@ def test_a_wrong_or_missing_token_is_refused_without_being_repeated(
 def test_expired_and_revoked_tokens_are_refused_also_on_open_connections(
     address: GatewayAddress, tokens: TokenFile
 ) -> None:
+    for days in (0, -1, 1e9, float("nan")):
+        with pytest.raises(BadArgumentError, match="days must be"):
+            tokens.create("ben", ("call",), days=days)
     expiring = tokens.create("ben", ("call",), days=2.0 / 86400)
     revoked = tokens.create("carl", ("call",))
     opened = [secure_socket.connect(address, one, SESSION)[0] for one in (expiring, revoked)]
@@ -262,6 +265,8 @@ def test_a_fingerprint_or_an_authority_can_be_demanded(
     reason = r"TLS handshake .*CERTIFICATE_VERIFY_FAILED, .*not valid for '127\.0\.0\.1'"
     with pytest.raises(AuthError, match=reason):  # what a user sees
         ask(untrusted, token, {"op": "list_gangs"})
+    with pytest.raises(SessionError, match=r"\?tls=off: leave it out"):
+        ask(GatewayAddress.parse(f"{address}?tls=off"), token, {"op": "list_gangs"})
 
 
 def test_without_tls_only_loopback_is_served(tokens: TokenFile, token: str) -> None:

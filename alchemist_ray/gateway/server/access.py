@@ -42,6 +42,7 @@ FILE = "~/.config/alchemist/tokens.json"
 AUDIT = "~/.config/alchemist/gateway/audit.log"
 FORMAT = 1
 DAYS = 90.0  # until a token expires, unless something else is said
+MOST_DAYS = 36_500  # of one that expires
 LOCK_TIMEOUT_S, LOCK_INTERVAL_S = 10.0, 0.02
 
 
@@ -146,8 +147,10 @@ class TokenFile:
                 )
         if unknown := [scope for scope in scopes if scope not in SCOPES]:
             raise BadArgumentError(f"unknown scope {unknown[0]!r}; scopes: {', '.join(SCOPES)}")
-        if days is not None and days <= 0:
-            raise BadArgumentError(f"days must be greater than 0; got {days:g}")
+        if days is not None and not 0 < days <= MOST_DAYS:
+            raise BadArgumentError(
+                f"days must be greater than 0, and at most {MOST_DAYS:,}; got {days:g}"
+            )
         for name, most in (("ranks", ranks), ("gangs", gangs), ("bytes", nbytes)):
             if most is not None and most < 0:
                 raise BadArgumentError(f"{name} must not be negative; got {most}")
