@@ -13,7 +13,12 @@ from alchemist_ray.transfer.sources import NumPySource
 
 
 def inspect(source: Any, wanted: Any, connection: GangConnection) -> NumPySource:
-    """A source for a pandas DataFrame or Series. Raises `DtypeError`, `ShapeError`."""
+    """A source for a pandas DataFrame or Series, or an Arrow table of which pandas makes one.
+
+    Raises `DtypeError`, `ShapeError`.
+    """
+    if hasattr(source, "to_pandas"):
+        source = source.to_pandas()
     if not hasattr(source, "dtypes") or getattr(source, "ndim", 0) not in (1, 2):
         return NumPySource.inspect(np.asarray(source), wanted)
     found = matrix(source, common_dtype(source))

@@ -75,6 +75,7 @@ CLIENTS: dict[str, str] = {
     "dask": "alchemist_ray.clients.dask.chunks",
     "dask_expr": "alchemist_ray.clients.dask.chunks",
     "pandas": "alchemist_ray.clients.pandas",
+    "pyarrow": "alchemist_ray.clients.pandas",
     "ray.data": "alchemist_ray.clients.ray_data",
     "pyspark": "alchemist_ray.clients.spark.sources",
 }

@@ -63,6 +63,15 @@ def test_ray_data_gets_them_back(als: AlchemistSession) -> None:
     assert als.send_matrix(both).to_dataset().schema().names == ["data"]
 
 
+def test_arrow_tables_keep_them(als: AlchemistSession) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs alchemist-on-ray[data]")
+    table = pyarrow.Table.from_pandas(FRAME)
+    A = als.send_matrix(table)
+    assert A.columns == NAMES
+    np.testing.assert_array_equal(A.fetch(), FRAME)
+    np.testing.assert_array_equal(als.send_matrix(table["weight"]).fetch(), FRAME.weight)
+
+
 def test_dask_frames_keep_them(als: AlchemistSession) -> None:
     dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
     frame = dd.from_pandas(FRAME, npartitions=2)
