@@ -271,13 +271,14 @@ def _select(engine: Engine, condlist: Any, choicelist: Any, default: Any = 0) ->
 @implements(np.pad)
 def _pad(engine: Engine, array: Any, pad_width: Any, mode: Any = "constant", *,
          constant_values: Any = 0) -> Any:  # fmt: skip
-    if mode != "constant" or np.ndim(constant_values):
+    if mode != "constant" or np.unique(constant_values).size > 1:
         raise rules.unsupported(
             f"np.pad with mode={mode!r}", "one number around A is mode='constant'"
         )
     widths = np.broadcast_to(pad_width, (array.ndim, 2)).tolist()
     shape = tuple(n + sum(ends) for n, ends in zip(array.shape, widths, strict=True))
-    found = creation.filled(engine, shape, constant_values, array.dtype, array.layout)
+    value = np.ravel(constant_values)[0]
+    found = creation.filled(engine, shape, value, array.dtype, array.layout)
     found[tuple(slice(w[0], w[0] + n) for w, n in zip(widths, array.shape, strict=True))] = array
     return found
 

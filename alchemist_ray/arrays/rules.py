@@ -34,6 +34,16 @@ UNARY = frozenset({
     "isnan", "isinf", "isfinite", "signbit", "logical_not",
     "invert", "cbrt", "exp2", "degrees", "radians", "fabs",
 })  # fmt: skip
+# Those of scipy.special, which this process may not have.
+SPECIAL_BINARY = frozenset({
+    "beta", "betaln", "binom", "gammainc", "gammaincc", "huber", "jv", "kl_div", "rel_entr",
+    "xlog1py", "xlogy",
+})  # fmt: skip
+SPECIAL_UNARY = frozenset({
+    "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "exp1", "exp10", "expi", "expit", "gamma",
+    "gammaln", "i0", "i0e", "i1", "i1e", "j0", "j1", "k0", "k1", "log_expit", "log_ndtr", "logit",
+    "loggamma", "ndtr", "ndtri", "psi", "rgamma", "y0", "y1",
+})  # fmt: skip
 Number = int | float | complex
 Implementation = Callable[..., Any]
 FUNCTIONS: dict[Any, Implementation] = {}  # NumPy's functions that handles implement

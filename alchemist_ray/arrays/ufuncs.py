@@ -80,9 +80,9 @@ def _computed(engine: Engine, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
         return engine.copy(inputs[0])
     if name == "divmod":
         return tuple(engine.binary(op, *inputs) for op in ("floor_divide", "remainder"))
-    if name in rules.UNARY:
+    if name in rules.UNARY | rules.SPECIAL_UNARY:
         return engine.unary(name, engine.matrix(inputs[0]))
-    if name in rules.BINARY:
+    if name in rules.BINARY | rules.SPECIAL_BINARY:
         if not any(isinstance(x, MatrixRef) for x in inputs):  # only out= is a handle
             inputs = (engine.matrix(np.asarray(inputs[0])), inputs[1])
         return engine.binary(name, *inputs)

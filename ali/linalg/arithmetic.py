@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from ali.blocks import CHUNK, Array, panels, refuse_loss, require, shape_text
 from ali.interface import Context, routine
@@ -43,6 +44,22 @@ UNARY: dict[str, Any] = {
         "tanh", "arcsinh", "arccosh", "arctanh", "floor", "ceil", "rint", "isnan", "isinf",
         "isfinite", "logical_not", "trunc", "signbit", "invert", "cbrt", "exp2", "degrees",
         "radians", "fabs",
+    )
+}  # fmt: skip
+# SciPy's functions of these names.
+UNARY |= {
+    name: getattr(special, name)
+    for name in (
+        "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "exp1", "exp10", "expi", "expit",
+        "gamma", "gammaln", "i0", "i0e", "i1", "i1e", "j0", "j1", "k0", "k1", "log_expit",
+        "log_ndtr", "logit", "loggamma", "ndtr", "ndtri", "psi", "rgamma", "y0", "y1",
+    )
+}  # fmt: skip
+BINARY |= {
+    name: getattr(special, name)
+    for name in (
+        "beta", "betaln", "binom", "gammainc", "gammaincc", "huber", "jv", "kl_div", "rel_entr",
+        "xlog1py", "xlogy",
     )
 }  # fmt: skip
 PARTS = ("real", "imag")  # not ufuncs in NumPy
@@ -254,7 +271,8 @@ def elementwise(ctx: Context, op: str, A: DistMatrix, B: DistMatrix) -> DistMatr
         arctan2, hypot; equal, not_equal, less, less_equal, greater, greater_equal; logical_and,
         logical_or, logical_xor; bitwise_and, bitwise_or, bitwise_xor, left_shift, right_shift;
         logaddexp, copysign, nextafter, fmin, fmax, fmod, float_power: NumPy's functions
-        with these names.
+        with these names; beta, betaln, binom, gammainc, gammaincc, huber, jv, kl_div, rel_entr,
+        xlog1py, xlogy: those of scipy.special.
     A, B : matrices
         Of shapes that broadcast: sizes are equal, or 1. Any layouts and dtypes.
 
@@ -445,8 +463,10 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
         negative, abs, sign, conj, real, imag, square, sqrt, reciprocal, exp, expm1, log, log1p,
         log2, log10, sin, cos, tan, arcsin, arccos, arctan, sinh, cosh, tanh, arcsinh, arccosh,
         arctanh, floor, ceil, trunc, rint; isnan, isinf, isfinite, signbit, logical_not,
-        invert, cbrt, exp2, degrees, radians, fabs: NumPy's
-        functions with these names.
+        invert, cbrt, exp2, degrees, radians, fabs: NumPy's functions with these names; entr, erf,
+        erfc, erfcinv, erfcx, erfinv, exp1, exp10, expi, expit, gamma, gammaln, i0, i0e, i1, i1e,
+        j0, j1, k0, k1, log_expit, log_ndtr, logit, loggamma, ndtr, ndtri, psi, rgamma, y0, y1:
+        those of scipy.special.
     A : matrix, shape (m, n)
 
     Returns

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import special
 
 from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.arrays import rules
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.transfer import fetching
 from mpi_workers.matrix.dist_matrix import DTYPES
@@ -40,7 +42,10 @@ def test_pca_by_hand_runs_on_handles_unchanged(session: AlchemistSession) -> Non
         np.testing.assert_allclose(np.asarray(mine), numpys, rtol=1e-9)
 
 
-@given(ufunc=st.sampled_from(sorted(UFUNCS, key=str)), dtype=dtypes, layout=layouts)
+SPECIAL = [getattr(special, name) for name in sorted(rules.SPECIAL_UNARY)]
+
+
+@given(ufunc=st.sampled_from([*sorted(UFUNCS, key=str), *SPECIAL]), dtype=dtypes, layout=layouts)
 @few
 def test_ufuncs(session: AlchemistSession, ufunc: Any, dtype: str, layout: str) -> None:
     a = values((6, 5), dtype)
@@ -50,8 +55,8 @@ def test_ufuncs(session: AlchemistSession, ufunc: Any, dtype: str, layout: str) 
 def test_ufuncs_of_two(session: AlchemistSession) -> None:
     a, b = values((6, 5), "float64"), values((1, 5), "float64", 1)
     A, B = session.send_matrix(a), session.send_matrix(b)
-    for name in BINARY_UFUNCS:
-        ufunc = getattr(np, name)
+    of_two = [getattr(np, name) for name in BINARY_UFUNCS]
+    for ufunc in (*of_two, *(getattr(special, name) for name in rules.SPECIAL_BINARY)):
         for found in (ufunc(A, B), ufunc(A, b)):
             same(found, ufunc(a, b))
     for found, expected in zip(np.divmod(A, 2), np.divmod(a, 2), strict=True):
