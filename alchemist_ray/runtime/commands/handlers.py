@@ -359,6 +359,12 @@ class Commands:
         if unheld:
             self.drop(*unheld)
 
+    def sharing(self, record: Record) -> list[Record]:
+        """The other matrices that have the memory of one: a change of one changes all."""
+        about = record.shape, record.dtype, record.layout
+        found = [self.matrices[i] for i in record.aliases - {record.id} if i in self.matrices]
+        return [one for one in found if (one.shape, one.dtype, one.layout) == about]
+
     # --- answered at once, also while a command runs ---
 
     def release(self, body: Body, holder: str) -> Body:
@@ -421,10 +427,16 @@ class Commands:
 
     def checkpointed(self, body: Body, holder: str) -> Body:
         """Matrices and states are in files now, in these versions: they are rebuilt from there."""
-        log = self.log
+        log, loaded = self.log, dict[int, Record]()
         for ident, version, path, stamp in body["matrices"]:
             record = self.matrices.get(ident)
-            if record is not None and record.version == version:
+            if record is None or record.version != version:
+                continue
+            owner = next((one for one in self.sharing(record) if one.id in loaded), None)
+            if owner is not None:
+                log.shared(record, owner)
+            else:
+                loaded[ident] = record
                 arguments = {"path": path, "layout": record.layout}
                 again = {"op": "call", "library": FILES, "routine": "load", "arguments": arguments}
                 log.add(again, made=[record], code=self.libraries.stamp(FILES))

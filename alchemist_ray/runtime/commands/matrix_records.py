@@ -238,6 +238,11 @@ class CommandLog:
         """A copy of a matrix is kept: what led to it is no longer needed."""
         self.add(sent(record), made=[record], source=np.atleast_1d(array))
 
+    def shared(self, record: Record, owner: Record) -> None:
+        """A matrix has the memory of another one, which can be rebuilt."""
+        again = {"op": "redistribute", "source": owner.id, "layout": owner.layout}
+        self.add(again, [owner], [record])
+
     def stamp(self, record: Record, stamp: str) -> None:
         """The file that a matrix was loaded from: it is loaded again if it is still the same."""
         if record.made_by is not None:

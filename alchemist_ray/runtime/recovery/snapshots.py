@@ -124,15 +124,15 @@ class Snapshots:
                     await self._dispatcher.submit({"op": "keep_copies"}, work=self._copy)
 
     def _due(self) -> list[Record]:
-        due, nbytes = [], 0
+        due, nbytes = dict[int, Record](), 0
         least_s = max(COPY_LEAST_S, COPY_FACTOR * self._cost_s)
         for record in self._commands.matrices.values():
-            if record.made_by is None or record.nbytes > SMALL:
+            if record.made_by is None or record.nbytes > SMALL or due.keys() & record.aliases:
                 continue
             nbytes += record.nbytes
             if nbytes <= TOGETHER and record.made_by.cost_s > least_s:
-                due.append(record)
-        return due
+                due[record.id] = record
+        return list(due.values())
 
     def _due_states(self) -> list[str]:
         """Libraries; also one with a state that could not be rebuilt, because a call has failed."""
@@ -161,6 +161,8 @@ class Snapshots:
         arrays = await in_thread(_fetched, address, [record.described() for record in records])
         for record, array in zip(records, arrays, strict=True):
             self._commands.log.copied(record, array)
+            for other in self._commands.sharing(record):
+                self._commands.log.shared(other, record)
 
     async def _copy_state(self, address: GangAddress, library: str) -> None:
         commands, begin = self._commands, time.monotonic()

@@ -37,6 +37,28 @@ def saving(clean: None, tmp_path: Path) -> Iterator[Recovering]:
     gang.als.close()
 
 
+@pytest.mark.parametrize("kept", ["in files", "in memory", "not"])
+def test_matrices_that_share_memory_share_it_when_they_are_rebuilt(
+    saving: Recovering, kept: str
+) -> None:
+    als = saving.als
+    A = als.send_matrix(X)
+    B = als.run(_returned, A, 1.0 if kept == "in memory" else 0.0, pure=True)
+    if kept == "in files":
+        als.checkpoint()
+    elif kept == "in memory":
+        time.sleep(2)  # the gang copies the result of a long command within 0.1 s
+    saving.kill()
+    A *= 2
+    np.testing.assert_array_equal(A.fetch(), 2 * X)
+    np.testing.assert_array_equal(B.fetch(), 2 * X)
+
+
+def _returned(comm: Any, A: Any, seconds: float) -> Any:
+    time.sleep(seconds)
+    return A
+
+
 def test_matrices_are_rebuilt_from_a_checkpoint(saving: Recovering, tmp_path: Path) -> None:
     als = saving.als
     lib = als.load_library("counting", LIBRARY)
