@@ -28,11 +28,13 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE, places
+from mpi_workers.wire.names import ARRAYS, LOAD_STATE, SAVE_STATE, places
 
 Work = Callable[[], Awaitable[Any]]  # what the gang itself does in a turn among the commands
 
 NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
+# Errors of bad input, which the library of expressions finds before it changes a matrix.
+REFUSALS = ("BadArgumentError", "BadIndexError", "DtypeError", "ShapeError")
 FREE_DELAY_S = 0.02  # in which the next command may take a free along
 
 
@@ -251,10 +253,11 @@ class Commands:
         begin, first = time.monotonic(), self.next_id
         try:
             done = await self.nodes.round(collective=True, first=first, **again)
-        except Failure:
+        except Failure as failure:
             self._soon("discard", partial(self.discard, self.nodes, first))
-            words = "a call that failed may have changed it in place"
-            self.log.add(again, changed=changed, reason=words)
+            if again.get("library") != ARRAYS or failure.kind not in REFUSALS:
+                words = "a call that failed may have changed it in place"
+                self.log.add(again, changed=changed, reason=words)
             raise
         described = self._keep_results(done.matrices, origin, holder, columns)
         made = [self.matrices[about["matrix"]] for about in described]

@@ -1,8 +1,9 @@
 """What a gang keeps of its matrices and states by itself, so that little has to be repeated.
 
 - In the GroupManager: small matrices and states of libraries. A vector that thousands of commands
-  have led to would be rebuilt by all of them. Once these have taken more than `COPY_LEAST_S`, the
-  vector is fetched, to be sent again after a failure. So is the state of a library.
+  have led to would be rebuilt by all of them. Once these have taken more than `COPY_LEAST_S`, or
+  cannot be repeated, the vector is fetched, to be sent again after a failure. So is the state of a
+  library.
 - In the gang's checkpoint folder: all matrices, when the commands since the last checkpoint have
   taken more than `CHECKPOINT_LEAST_S`, and `CHECKPOINT_FACTOR` times as long as writing takes.
 """
@@ -130,7 +131,8 @@ class Snapshots:
             if record.made_by is None or record.nbytes > SMALL or due.keys() & record.aliases:
                 continue
             nbytes += record.nbytes
-            if nbytes <= TOGETHER and record.made_by.cost_s > least_s:
+            made_by = record.made_by
+            if nbytes <= TOGETHER and (made_by.cost_s > least_s or made_by.obstacle()):
                 due[record.id] = record
         return list(due.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import shutil
 import signal
@@ -337,13 +338,33 @@ def _add(comm: Any, A: Any, value: float) -> None:
 
 def test_a_call_that_failed_half_way_makes_its_matrix_stale(gang: Recovering) -> None:
     lib = gang.als.load_library("counting", LIBRARY)
-    A, B = gang.als.send_matrix(X), gang.als.send_matrix(X)
-    with pytest.raises(RoutineError, match="half done"):
-        lib.half(A)
+    large = np.arange(200_000.0).reshape(1000, 200)
+    A, B = (gang.als.send_matrix(large, durable=True) for _ in range(2))
+    small = gang.als.send_matrix(X)
+    for one in (A, small):
+        with pytest.raises(RoutineError, match="half done"):
+            lib.half(one)
+    left = small.fetch()
+    time.sleep(1)  # small ones are copied
     gang.kill(gang.ranks[0])
-    np.testing.assert_array_equal(B.fetch(), X)
+    np.testing.assert_array_equal(B.fetch(), large)
+    np.testing.assert_array_equal((small + 0).fetch(), left)
     with pytest.raises(StaleHandleError, match="failed may have changed it"):
         A.fetch()
+
+
+def test_bad_input_does_not_make_a_matrix_stale(gang: Recovering) -> None:
+    whole = np.arange(200_000).reshape(1000, 200)
+    A = gang.als.send_matrix(whole, durable=True)
+    for wrong in (
+        lambda: operator.iadd(A, 1.5), lambda: operator.iadd(A, np.ones(3, int)),
+        lambda: A.__setitem__(0, 1e30), lambda: A.__setitem__(np.s_[:2], np.ones((3, 7))),
+        lambda: A.__setitem__(A > 5, np.arange(3)), lambda: A.__setitem__(([0], [0]), np.nan),
+    ):  # fmt: skip
+        with pytest.raises((MatrixError, ValueError)):
+            wrong()
+    gang.kill(gang.ranks[0])
+    np.testing.assert_array_equal((A + 0).fetch(), whole)
 
 
 def test_files_are_written_once(gang: Recovering, tmp_path: Path) -> None:
