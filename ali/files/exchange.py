@@ -32,10 +32,9 @@ from numpy.typing import NDArray
 from ali.files.formats import About, Box, Grain, Pick, Source
 from ali.files.paths import together
 from ali.interface import Context
-from ali.pairwise import NOTHING, Buffers, Order, Share, exchange, serves
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix, check_range, narrows
 from mpi_workers.matrix.layout import (
     IndexArray,
     Indices,
@@ -47,6 +46,7 @@ from mpi_workers.matrix.layout import (
     selector,
     stored_shape,
 )
+from mpi_workers.matrix.pairwise import NOTHING, Buffers, Order, Share, exchange, serves
 
 PIECE = 16 << 20  # 16 MiB: sequential for a disk, small next to a rank's part
 SEVERAL = 4  # least number of boxes per rank: one more or less is a small imbalance
@@ -252,7 +252,7 @@ def scatter(
         def incoming(rank: int, those: tuple[Box, ...] = those) -> Share:
             return _in_matrix(those[rank], matrix, rows)
 
-        exchange(ctx, matrix.dtype, outgoing, incoming, order, buffers)
+        exchange(ctx.comm, matrix.dtype, outgoing, incoming, order, buffers)
         ctx.progress(number / len(every), f"box {number} of {len(every)}")
 
 
@@ -283,7 +283,7 @@ def gather(
             served = box if serves(group_of, rank, ctx.rank) else EMPTY
             return _in_box(served, room, matrix, rank)
 
-        exchange(ctx, matrix.dtype, outgoing, incoming, "C", buffers)
+        exchange(ctx.comm, matrix.dtype, outgoing, incoming, "C", buffers)
 
         def done(box: Box = mine, values: Array = whole) -> None:
             if box.rows:
@@ -332,48 +332,19 @@ def _common(
     return range(0), cols, np.flatnonzero(both[0].holds(rows[as_slice(box.rows)]))
 
 
-def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    """Whether some numbers of dtype `have` are out of the range of `want`."""
-    if want.kind in "iu":
-        return not np.can_cast(have, want, "safe")
-    if have.kind in "iu" and want.kind in "fc":  # 100000 is beyond float16
-        return int(np.iinfo(have).max) > float(np.finfo(want).max)
-    if have.kind in "fc":
-        return np.finfo(have).maxexp > np.finfo(want).maxexp
-    return False
-
-
-def converted(values: Array, dtype: np.dtype[Any], path: str) -> Array:
-    """The elements, in `dtype` or in a dtype that converts to it without overflow.
+def fitting(values: Array, dtype: np.dtype[Any], path: str) -> Array:
+    """The elements, in `dtype` if that cannot hold every element of theirs.
 
     Raises
     ------
     Failure
         DtypeError, if one is out of range; names it.
     """
-    if not values.size or not narrows(values.dtype, dtype):
-        return values
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        low, high = int(values.min()), int(values.max())
-        if low < limits.min or high > limits.max:
-            raise _out_of_range(low if low < limits.min else high, values.dtype, dtype, path)
-        return values
-    with np.errstate(over="ignore"):
-        found = values.astype(dtype)
-    if np.isinf(found).any():
-        overflow = np.isinf(found.real) & ~np.isinf(values.real)
-        overflow |= np.isinf(found.imag) & ~np.isinf(values.imag)
-        if overflow.any():
-            raise _out_of_range(values[overflow].flat[0], values.dtype, dtype, path)
-    return found
-
-
-def _out_of_range(value: Any, have: np.dtype[Any], want: np.dtype[Any], path: str) -> Failure:
-    wider = have.name if have.name in DTYPES else "float64"
-    return Failure(
-        "DtypeError", f"{path}: {value} is out of range of {want}: load it as dtype={wider!r}"
-    )
+    try:
+        check_range(values, dtype, path)
+    except ValueError as error:
+        raise Failure("DtypeError", str(error)) from None
+    return values.astype(dtype) if narrows(values.dtype, dtype) else values
 
 
 # Work of an element that is read, packed, sent, received and placed, over the work of one that is
@@ -462,7 +433,7 @@ def _fill(
         room = np.empty(target.shape, about.dtype.newbyteorder("=")) if checked else target
         source.take(in_file[0][pick[0]], in_file[1][pick[1]], room)
         if checked:
-            copy_kernels.copy(target, converted(room, matrix.dtype, path))
+            copy_kernels.copy(target, fitting(room, matrix.dtype, path))
         ctx.progress(part.stop / count, f"{part.stop} of {count} {('rows', 'columns')[axis]}")
 
 

@@ -237,7 +237,7 @@ def place_to_read(path: str, format: str | None) -> Place:
 def matrix_dtype(have: np.dtype[Any], wanted: str | None, path: str) -> np.dtype[Any]:
     """The dtype of a matrix for a file's elements. Raises `Failure` (DtypeError).
 
-    Conversions to a narrower dtype are allowed; `casting` checks the elements.
+    Conversions to a narrower dtype are allowed; `exchange.fitting` checks the elements.
     """
     try:
         return chosen_dtype(have, wanted)

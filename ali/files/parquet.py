@@ -20,9 +20,9 @@ from ali.files.exchange import Array
 from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
-from ali.pairwise import Buffers
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.layout import IndexArray, as_slice, intersect
+from mpi_workers.matrix.layout import IndexArray, as_slice
+from mpi_workers.matrix.pairwise import Buffers
 
 
 def pyarrow_with(part: str, path: str) -> Any:
@@ -41,7 +41,7 @@ def by_band(
     if isinstance(rows, range) and rows.step == 1:
         first, last = np.searchsorted(starts, [rows.start, rows.stop - 1], "right") - 1
         for k in range(int(first), int(last) + 1):
-            part = intersect(rows, range(starts[k], starts[k + 1]))
+            part = range(max(rows.start, starts[k]), min(rows.stop, starts[k + 1]))
             yield k, as_slice(part, rows.start), as_slice(part, starts[k])
         return
     index = np.asarray(rows, np.int64)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ali.blocks import require_layout
 from ali.files import exchange
-from ali.files.exchange import converted
+from ali.files.exchange import fitting
 from ali.files.formats import (
     About,
     Box,
@@ -164,7 +164,7 @@ def load(
 
         def read(box: Box) -> exchange.Array:
             rows, cols = in_order[as_slice(box.rows)], across[as_slice(box.cols)]
-            return converted(source.read(rows, cols), kind, path)
+            return fitting(source.read(rows, cols), kind, path)
 
         exchange.scatter(ctx, A, cut, read, path, order, there.order)
         return A, names

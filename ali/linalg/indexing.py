@@ -13,9 +13,9 @@ import numpy as np
 from ali.blocks import Array, block, keep_triangle, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
-from ali.pairwise import NOTHING, Share, exchange, serves
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Distribution, Runs, Shape, evenly
+from mpi_workers.matrix.pairwise import NOTHING, Share, exchange, serves
 
 
 class IndexMap(NamedTuple):
@@ -54,7 +54,7 @@ def transfer(
             return NOTHING
         return _selection(taking, source.distribution, giver, False, target)
 
-    exchange(ctx, source.dtype, outgoing, incoming, "F")
+    exchange(ctx.comm, source.dtype, outgoing, incoming, "F")
 
 
 def _pairs(

@@ -79,22 +79,22 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
             if not limits.min - 1 < value < limits.max + 1:  # fractions are cut off
                 raise _out_of_range(what, value, dtype)
         return
-    limit_of = np.iinfo if array.dtype.kind in "iu" else np.finfo
     most = float(np.finfo(dtype).max)
-    if limit_of(array.dtype).max > most:
-        parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
-        for part in parts:
-            finite = np.isfinite(part)
-            low = np.min(part, where=finite, initial=0).item()
-            high = np.max(part, where=finite, initial=0).item()
-            worst = low if -low > high else high
-            if abs(worst) > most:
-                raise _out_of_range(what, float(worst), dtype)
+    for part in (array.real, array.imag) if array.dtype.kind == "c" else (array,):
+        if not np.isfinite([part.min(), part.max()]).all():
+            part = part[np.isfinite(part)]  # nan and infinity stay what they are
+        for value in (part.min(initial=0).item(), part.max(initial=0).item()):
+            if abs(value) > most:
+                raise _out_of_range(what, float(value), dtype)
 
 
 def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    """Whether `want` cannot hold some elements of dtype `have`, even rounded."""
-    return want.kind != "b" and not np.can_cast(have, want, "safe")
+    """Whether some elements of dtype `have` are out of the range of `want`."""
+    if want.kind in "iu":
+        return not np.can_cast(have, want, "safe")
+    if have.kind in "iu" and want.kind in "fc":  # 100000 is beyond float16
+        return int(np.iinfo(have).max) > float(np.finfo(want).max)
+    return have.kind in "fc" and want.kind in "fc" and np.finfo(have).maxexp > np.finfo(want).maxexp
 
 
 def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> ValueError:

@@ -464,27 +464,6 @@ def copies(layout: str, grid: Grid) -> int:
     return len(owners(layout, grid)[0])
 
 
-def intersect(a: range, b: range) -> range:
-    """The common members of two ascending ranges, as a range. Cost: O(log step).
-
-    By the Chinese remainder theorem the intersection of two arithmetic progressions is one whose
-    step is the least common multiple of theirs.
-    """
-    if not a or not b:
-        return range(0)
-    common = gcd(a.step, b.step)
-    if (b.start - a.start) % common:
-        return range(0)
-    step_a, step_b = a.step // common, b.step // common
-    k = (b.start - a.start) // common * pow(step_a, -1, step_b) % step_b if step_b > 1 else 0
-    step = a.step * step_b
-    first = a.start + k * a.step
-    lowest = max(a.start, b.start)
-    if first < lowest:
-        first += -(-(lowest - first) // step) * step
-    return range(first, min(a.stop, b.stop), step)
-
-
 def clip(owned: Indices, start: int, stop: int) -> Indices:
     """The members of `owned` in the half-open interval ``[start, stop)``."""
     if isinstance(owned, BlockIndices):

@@ -23,6 +23,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
 from mpi_workers.matrix.layout import (
+    NOTHING,
     Distribution,
     Grid,
     LocalIndices,
@@ -33,9 +34,7 @@ from mpi_workers.matrix.layout import (
     rank_runs,
 )
 
-CHUNK_BYTES = 512 << 10  # 512 KiB: stays in cache while it is packed and sent
 _BOUNDS = [int] * 4  # their types: bool is excluded
-MIN_ROW_BYTES = 2 << 10  # 2 KiB of each row: a tile of a C-ordered array uses whole cache lines
 
 
 class Region(NamedTuple):
@@ -56,7 +55,7 @@ class Region(NamedTuple):
             clip(local_indices.rows, self.row0, self.row1),
             clip(local_indices.cols, self.col0, self.col1),
         )
-        return LocalIndices(rows, cols) if rows and cols else LocalIndices(range(0), range(0))
+        return LocalIndices(rows, cols) if rows and cols else NOTHING
 
     @classmethod
     def checked(cls, value: object, shape: Shape) -> Region:
@@ -71,33 +70,6 @@ class Region(NamedTuple):
             "ShapeError",
             f"{reprlib.repr(value)} is not a region of a {shape[0]} x {shape[1]} matrix",
         )
-
-
-def stream(
-    shape: Shape, itemsize: int, chunk: int = CHUNK_BYTES, *, tiled: bool = False
-) -> Iterator[tuple[slice, slice]]:
-    """Cut an ``m x n`` block into pieces of at most `chunk` bytes, from top to bottom, then right.
-
-    Both ends of a stream cut in the same way.
-
-    Parameters
-    ----------
-    shape, itemsize : (int, int), int
-        Of the block.
-    chunk : int
-        Most bytes of a piece.
-    tiled : bool
-        False: as many whole columns as fit, or a part of one column; the pieces are in Fortran
-        order. True: at least `MIN_ROW_BYTES` of each row, for a C-ordered array at one end.
-    """
-    m, n = shape
-    if not m or not n:
-        return
-    across = min(n, max(MIN_ROW_BYTES // itemsize if tiled else 1, chunk // (m * itemsize)))
-    down = min(m, max(1, chunk // (across * itemsize)))
-    for j in range(0, n, across):
-        for i in range(0, m, down):
-            yield slice(i, min(i + down, m)), slice(j, min(j + across, n))
 
 
 # A piece of a stream. A small one would stay in a nearer cache, but placing it costs some 50 us and
@@ -215,7 +187,7 @@ class Box(NamedTuple):
         return as_strided(corner, self.shape, strides)
 
     def pieces(self, itemsize: int, chunk: int, *, tiled: bool) -> Iterator[Box]:
-        """Cut into pieces of about `chunk` bytes; as `regions.stream`, but for `ROW_BYTES`."""
+        """Cut into pieces of about `chunk` bytes; `tiled`: of a C-ordered array (`ROW_BYTES`)."""
         least = ROW_BYTES // itemsize if tiled else 1
         across = max(least, chunk // (self.rows.size * itemsize))
         for cols in self.cols.cut(max(1, across)):

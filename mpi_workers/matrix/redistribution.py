@@ -1,10 +1,9 @@
 """Copies a matrix from any layout to any other, over MPI, between the ranks that share elements.
 
-Each rank computes which ranks need its elements (`partners.py`), so no index is sent. Between
+Each rank computes which ranks need its elements (`takers`), so no index is sent. Between
 Elemental's layouts the indices of both sides are ranges, and their intersection is a slice of the
 local block; in blocks it may be a list of positions. Ranks exchange in pairs at a growing distance,
-so that no rank is the first target of all others, in messages of `MESSAGE` bytes, far below MPI's
-limit of 2 GiB.
+so that no rank is the first target of all others (`pairwise`).
 
 Each rank looks at all others at once, in arithmetic on arrays: 0.3 ms on 8192 ranks, where a loop
 over ranks takes 0.1 to 0.2 s. Between Elemental's layouts common indices are ranges; with blocks
@@ -15,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import zip_longest
 from math import gcd
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import (
     ELEMENTS,
@@ -32,17 +29,16 @@ from mpi_workers.matrix.layout import (
     Indices,
     LocalIndices,
     Runs,
-    Shape,
     as_array,
     evenly,
     owners,
     positions,
-    put,
     rank_runs,
-    taken,
 )
-from mpi_workers.matrix.node_shares import stream
-from mpi_workers.rank.communicator import GangComm
+from mpi_workers.matrix.pairwise import NOTHING, Buffers, Share, swap
+
+if TYPE_CHECKING:
+    from mpi_workers.rank.communicator import GangComm
 
 Ranks = NDArray[np.int64]
 Choice = Callable[[Ranks], Any]  # of ranks, as an array of bool
@@ -97,7 +93,8 @@ def _parts(layout: str, grid: Grid) -> _Parts:
 class _Common(NamedTuple):
     """The indices that an ascending range shares with progressions ``start, start + step, ...``.
 
-    By the Chinese remainder theorem, as in `layout.intersect`; the starts are less than the step.
+    By the Chinese remainder theorem the intersection of two arithmetic progressions is one whose
+    step is the least common multiple of theirs. The starts are less than the step.
     """
 
     firsts: Ranks
@@ -194,11 +191,6 @@ def givers(source: Distribution, result: Distribution, rank: int) -> Partners:
     return Partners.of(source, result.local_indices(rank), chosen)
 
 
-MESSAGE = 16 << 20  # 16 MiB
-TAG = 7
-ALL = slice(None)
-
-
 def exchanges(
     source: Distribution, result: Distribution, rank: int
 ) -> Iterator[tuple[tuple[int, Part], tuple[int, Part]]]:
@@ -218,67 +210,6 @@ def exchanges(
         )
 
 
-class _Selection(NamedTuple):
-    """Elements of a rank's block: a view, and lists of positions in it where no view selects."""
-
-    local: NDArray[Any]
-    rows: slice | IndexArray  # of a message, or everything
-    cols: slice | IndexArray
-
-    @classmethod
-    def of(cls, matrix: DistMatrix, part: Part) -> _Selection:
-        both = matrix.distribution.runs(matrix.rank)
-        if both is None or not part.size:
-            return cls(matrix.stored[:0, :0], ALL, ALL)
-        rows = _positions(matrix.rows, part.rows, both[0])
-        cols = _positions(matrix.cols, part.cols, both[1])
-        down, across = (where if isinstance(where, slice) else ALL for where in (rows, cols))
-        lists = (ALL if isinstance(where, slice) else where for where in (rows, cols))
-        return cls(matrix.stored[down, across], *lists)
-
-    @property
-    def is_view(self) -> bool:
-        return isinstance(self.rows, slice) and isinstance(self.cols, slice)
-
-    @property
-    def shape(self) -> Shape:
-        m, n = self.local.shape
-        return _count(self.rows, m), _count(self.cols, n)
-
-    def buffer(self) -> NDArray[Any]:
-        """Memory for the elements."""
-        return np.empty(self.shape, self.local.dtype, order="F")
-
-    def cuts(self) -> Iterator[_Selection]:
-        """In messages."""
-        for rows, cols in stream(self.shape, self.local.itemsize, MESSAGE):
-            yield _Selection(self.local, _cut(self.rows, rows), _cut(self.cols, cols))
-
-    def get(self) -> NDArray[Any]:
-        return taken(self.local, self.rows, self.cols)
-
-    def packed(self) -> NDArray[Any]:
-        return np.asfortranarray(self.get())
-
-    def put(self, values: NDArray[Any]) -> None:
-        put(self.local, self.rows, self.cols, values)
-
-
-def _positions(owned: Indices, part: range | IndexArray, runs: Runs) -> slice | IndexArray:
-    if isinstance(owned, range) and isinstance(part, range):
-        return positions(owned, part)
-    indices = as_array(part) if isinstance(part, range) else part
-    return evenly(runs.positions(indices))
-
-
-def _count(chosen: slice | IndexArray, length: int) -> int:
-    return len(range(length)[chosen]) if isinstance(chosen, slice) else chosen.size
-
-
-def _cut(chosen: slice | IndexArray, part: slice) -> slice | IndexArray:
-    return part if isinstance(chosen, slice) else chosen[part]
-
-
 def redistribute(source: DistMatrix, result: DistMatrix, comm: GangComm) -> None:
     """Copy `source` into `result`, which has the same shape and dtype and any layout.
 
@@ -292,37 +223,28 @@ def redistribute(source: DistMatrix, result: DistMatrix, comm: GangComm) -> None
     """
     if source.shape != result.shape or source.dtype != result.dtype:
         raise ValueError(f"cannot redistribute {source!r} into {result!r}")
-    for to, frm in exchanges(source.distribution, result.distribution, source.rank):
-        here, there = _Selection.of(source, to[1]), _Selection.of(result, frm[1])
-        if to[0] != source.rank:
-            _pairwise(here.cuts(), there.cuts(), comm, to[0], frm[0])
-        elif here.is_view and there.is_view:
-            copy_kernels.copy(there.local, here.local)
-        else:
-            for cut, place in zip(here.cuts(), there.cuts(), strict=True):
-                place.put(cut.get())
+    room = Buffers()
+    for (taker, sent), (giver, received) in exchanges(
+        source.distribution, result.distribution, source.rank
+    ):
+        outgoing, incoming = _share(source, sent), _share(result, received)
+        swap(comm, source.dtype, taker, outgoing, giver, incoming, "F", room)
 
 
-def _pairwise(
-    outgoing: Iterator[_Selection],
-    incoming: Iterator[_Selection],
-    comm: GangComm,
-    taker: int,
-    giver: int,
-) -> None:
-    """Send elements to one rank and receive some from another, message by message."""
-    for cut, place in zip_longest(outgoing, incoming):
-        if cut is not None and place is not None:
-            packed, buffer = cut.packed(), place.buffer()
-            comm.Sendrecv(_raw(packed), taker, TAG, _raw(buffer), giver, TAG)
-            place.put(buffer)
-        elif cut is not None:
-            comm.Send(_raw(cut.packed()), taker, TAG)
-        elif place is not None:
-            buffer = place.buffer()
-            comm.Recv(_raw(buffer), giver, TAG)
-            place.put(buffer)
+def _share(matrix: DistMatrix, part: Part) -> Share:
+    """The elements of this rank's part of a matrix at some rows and columns."""
+    both = matrix.distribution.runs(matrix.rank)
+    if both is None or not part.size:
+        return NOTHING
+    rows, cols = (
+        _positions(owned, some, runs)
+        for owned, some, runs in zip((matrix.rows, matrix.cols), part, both, strict=True)
+    )
+    return Share(matrix.stored, rows, cols)
 
 
-def _raw(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return array.reshape(-1, order="F").view(np.uint8)
+def _positions(owned: Indices, part: range | IndexArray, runs: Runs) -> slice | IndexArray:
+    if isinstance(owned, range) and isinstance(part, range):
+        return positions(owned, part)
+    indices = as_array(part) if isinstance(part, range) else part
+    return evenly(runs.positions(indices))

@@ -31,6 +31,7 @@ INT32, INT64 = np.iinfo("int32"), np.iinfo("int64")
         ([256], "uint16", "uint8"),
         ([1e5], "float32", "float16"),
         ([100_000, 1], "int64", "float16"),
+        ([np.nan, -np.inf, -1e39, 1], "float64", "float32"),
     ],
 )
 def test_elements_that_do_not_fit_are_refused(values: Any, source: str, target: str) -> None:

@@ -16,10 +16,10 @@ import zarr
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from ali import pairwise
 from ali.files import exchange, npy, routines, text, zarr3
 from ali.interface import Context
 from mpi_workers.failures import Failure
+from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.rank.gang import Gang
 from tests.support.layouts import SOME_LAYOUTS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ali import DistMatrix, blocks, pairwise
+from ali import DistMatrix, blocks
 from ali.interface import Context
 from ali.linalg import (
     arithmetic,
@@ -24,6 +24,7 @@ from ali.linalg import (
     triangular,
 )
 from mpi_workers.failures import Failure
+from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.layout import Shape
 from mpi_workers.rank.gang import Gang
 

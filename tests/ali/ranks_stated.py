@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ali import blocks, pairwise, registry
+from ali import blocks, registry
 from ali.files import exchange, zarr3
 from ali.files.routines import load as load_routine
 from ali.files.routines import save as save_routine
 from ali.linalg import learning, reductions, systems, triangular
 from mpi_workers.failures import Failure
+from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage

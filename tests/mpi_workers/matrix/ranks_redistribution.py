@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpi_workers.matrix import redistribution as module
+from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.matrix.layout import Distribution, Grid, Shape, positions
 from mpi_workers.matrix.memory import Pool
@@ -60,7 +60,7 @@ def every_pair(gang: Gang, shapes: list[Shape], message: int) -> list[Any]:
     wrong: list[int] = []
     dtypes = itertools.cycle(DTYPES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MESSAGE", message)
+        patch.setattr(pairwise, "MESSAGE", message)
         for grid in grids(gang.size):
             for shape, old, new in itertools.product(shapes, SOME_LAYOUTS, SOME_LAYOUTS):
                 dtype = next(dtypes)
@@ -76,7 +76,7 @@ def every_dtype(gang: Gang) -> list[Any]:
     wrong: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         for message, dtype in itertools.product((16, 48, 1 << 20), DTYPES):
-            patch.setattr(module, "MESSAGE", message)
+            patch.setattr(pairwise, "MESSAGE", message)
             for old, new in itertools.permutations(MIXED, 2):
                 spreads = [Distribution(name, (23, 19), gang.grid) for name in (old, new)]
                 cases.append([old, new, dtype, message])

@@ -1,4 +1,4 @@
-"""Regions from frames are checked; streams cut a block into disjoint pieces."""
+"""Regions from frames are checked, and cut out of the parts of ranks."""
 
 from __future__ import annotations
 
@@ -11,29 +11,9 @@ from hypothesis import strategies as st
 
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
-from mpi_workers.matrix.node_shares import MIN_ROW_BYTES, Region, stream
+from mpi_workers.matrix.node_shares import Region
 
 sizes = st.integers(0, 40)
-
-
-@given(
-    shape=st.tuples(sizes, sizes),
-    itemsize=st.sampled_from([4, 8, 16]),
-    chunk=st.integers(16, 5000),
-    tiled=st.booleans(),
-)
-def test_pieces_cover_a_block_once_and_are_no_larger_than_the_limit(
-    shape: tuple[int, int], itemsize: int, chunk: int, tiled: bool
-) -> None:
-    seen = np.zeros(shape, int)
-    order = np.full(shape, -1)
-    for k, piece in enumerate(stream(shape, itemsize, chunk, tiled=tiled)):
-        seen[piece] += 1
-        order[piece] = k
-        assert 0 < seen[piece].size * itemsize <= max(chunk, MIN_ROW_BYTES if tiled else 0)
-    assert (seen == 1).all()
-    if not tiled:  # pieces follow each other as the elements do
-        assert (np.diff(order.ravel("F")) >= 0).all()
 
 
 @given(data=st.data(), name=st.sampled_from(LAYOUTS), size=st.integers(1, 8))

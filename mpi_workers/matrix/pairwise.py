@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ali.blocks import Array
-from ali.interface import Context
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.layout import IndexArray, Shape, as_slice, put, taken
+
+if TYPE_CHECKING:
+    from mpi_workers.rank.communicator import GangComm
 
 MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB
 TAG = 11
 
+Array = NDArray[Any]
 Order = Literal["C", "F"]
 
 
@@ -97,7 +100,7 @@ def serves(groups: Mapping[int, Sequence[int]], giver: int, taker: int) -> bool:
 
 
 def exchange(
-    ctx: Context,
+    comm: GangComm,
     dtype: np.dtype[Any],
     outgoing: Callable[[int], Share],
     incoming: Callable[[int], Share],
@@ -118,30 +121,42 @@ def exchange(
         Memory for two messages.
     """
     room = buffers or Buffers()
-    for distance in range(ctx.size):
-        taker, giver = (ctx.rank + distance) % ctx.size, (ctx.rank - distance) % ctx.size
-        sends, receives = (
-            share.cuts(dtype.itemsize, order) for share in (outgoing(taker), incoming(giver))
-        )
-        for cut, place in zip_longest(sends, receives):
-            if distance == 0:
-                place.set(cut.elements())
-                continue
-            if place is not None:
-                arrived = room.take("received", place.shape, dtype, order)
-                request = ctx.comm.Irecv(_raw(arrived, order), giver, TAG)
-            if cut is not None:
-                values = cut.elements()
-                flags = values.flags
-                contiguous = flags.c_contiguous if order == "C" else flags.f_contiguous
-                if values.dtype != dtype or not contiguous:
-                    packed = room.take("sent", cut.shape, dtype, order)
-                    copy_kernels.copy(packed, values)
-                    values = packed
-                ctx.comm.Send(_raw(values, order), taker, TAG)
-            if place is not None:
-                request.Wait()
-                place.set(arrived)
+    for distance in range(comm.size):
+        taker, giver = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
+        swap(comm, dtype, taker, outgoing(taker), giver, incoming(giver), order, room)
+
+
+def swap(
+    comm: GangComm,
+    dtype: np.dtype[Any],
+    taker: int,
+    outgoing: Share,
+    giver: int,
+    incoming: Share,
+    order: Order,
+    room: Buffers,
+) -> None:
+    """Send a share to one rank and receive one from another, message by message; see `exchange`."""
+    sends, receives = (share.cuts(dtype.itemsize, order) for share in (outgoing, incoming))
+    for cut, place in zip_longest(sends, receives):
+        if taker == comm.rank:
+            place.set(cut.elements())
+            continue
+        if place is not None:
+            arrived = room.take("received", place.shape, dtype, order)
+            request = comm.Irecv(_raw(arrived, order), giver, TAG)
+        if cut is not None:
+            values = cut.elements()
+            flags = values.flags
+            contiguous = flags.c_contiguous if order == "C" else flags.f_contiguous
+            if values.dtype != dtype or not contiguous:
+                packed = room.take("sent", cut.shape, dtype, order)
+                copy_kernels.copy(packed, values)
+                values = packed
+            comm.Send(_raw(values, order), taker, TAG)
+        if place is not None:
+            request.Wait()
+            place.set(arrived)
 
 
 def _raw(array: Array, order: Order) -> Array:
