@@ -15,11 +15,11 @@ from ali.linalg.collectives import ranks_sharing, tree_reduce
 from ali.linalg.reductions import (
     LARGE,
     SUPPORTED,
-    Measure,
     accumulator,
-    extreme_measure,
+    extreme,
     join_moments,
     mean,
+    real_kind,
     reduce_matrix,
     result_matrix,
     sum_dtype,
@@ -63,27 +63,12 @@ def _folded(
 
 def nanmin(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """Smallest elements, nan only where there is nothing else. One pass; words as `sum`."""
-    return _nan_extreme(ctx, A, axis, np.fmin)
+    return extreme(ctx, A, axis, np.fmin)
 
 
 def nanmax(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """Largest elements, nan only where there is nothing else. One pass; words as `sum`."""
-    return _nan_extreme(ctx, A, axis, np.fmax)
-
-
-def _nan_extreme(ctx: Context, A: DistMatrix, axis: int | None, function: np.ufunc) -> DistMatrix:
-    measure, nothing, _ = extreme_measure(A.dtype, largest=function is np.fmax)
-    if A.dtype.kind in "fc":
-        measure, nothing = _measure_by(function), np.full((1, 1), np.nan, A.dtype)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, function)
-    return result_matrix(ctx, values, A.dtype, layout, shape)
-
-
-def _measure_by(function: np.ufunc) -> Measure:
-    def measure(part: Array, along: int | None) -> Array:
-        return np.asarray(function.reduce(part, axis=along)).reshape(1, -1)
-
-    return measure
+    return extreme(ctx, A, axis, np.fmax)
 
 
 def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
@@ -116,8 +101,7 @@ def _nan_deviation(
     left = values[0].real - ddof
     with np.errstate(all="ignore"):
         found = np.where(left > 0, values[2].real / left, np.nan)
-    kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype.type(0).real.dtype
-    return result_matrix(ctx, np.sqrt(found) if root else found, kind, layout, shape)
+    return result_matrix(ctx, np.sqrt(found) if root else found, real_kind(A.dtype), layout, shape)
 
 
 def _nan_moments(

@@ -17,10 +17,10 @@ from ali.arrays.exchanges import permuted, reshaped
 from ali.blocks import Array, require, require_choice, require_layout
 from ali.interface import Context, routine
 from ali.linalg import arithmetic, creation, products, reductions
-from ali.linalg.arithmetic import as_rows, broadcast_shape, common_layout, part_layout
+from ali.linalg.arithmetic import as_rows, broadcast_shape, common_layout, part_layout, received
 from ali.linalg.products import plan as product_plan
 from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
-from mpi_workers.matrix.layout import MAX_AXES, as_array, owners, stored_shape
+from mpi_workers.matrix.layout import MAX_AXES, as_array, stored_shape
 
 REDUCTIONS: dict[str, Any] = {
     "sum": reductions.sum, "mean": reductions.mean, "min": reductions.min, "max": reductions.max,
@@ -29,10 +29,9 @@ REDUCTIONS: dict[str, Any] = {
 DEVIATIONS = ("var", "std", "nanvar", "nanstd")  # these take a ddof
 NEED_ELEMENTS = ("min", "max", *extremes.NEED_ELEMENTS)
 TRUTH = ("any", "all")
-RESULT_IN = {"rows": "VC_STAR", "cols": "STAR_VC", "inner": "VC_STAR", "grid": "MC_MR"}
-OPERANDS_IN = {
-    "rows": ("VC_STAR", "VC_STAR"), "cols": ("STAR_VC", "STAR_VC"),
-    "inner": ("STAR_VC", "VC_STAR"), "grid": ("MC_MR", "MC_MR"),
+PRODUCT_IN = {  # by way: the layouts of result and operands
+    "rows": ("VC_STAR", "VC_STAR", "VC_STAR"), "cols": ("STAR_VC", "STAR_VC", "STAR_VC"),
+    "inner": ("VC_STAR", "STAR_VC", "VC_STAR"), "grid": ("MC_MR", "MC_MR", "MC_MR"),
 }  # fmt: skip
 
 
@@ -329,21 +328,14 @@ def plan(
             f"matmul: {A.shape[0]} x {A.shape[1]} and {B.shape[0]} x {B.shape[1]} do not match",
         )
         way = product_plan(A.distribution, B.distribution)
-        layout, wanted = RESULT_IN[way], OPERANDS_IN[way]
+        layout, *wanted = PRODUCT_IN[way]
     else:
         shape = stored_shape(broadcast_shape(op, (A, B)))
         A, B = as_rows((A, B))
         way, layout = "elementwise", common_layout((A, B), shape)
-        wanted = part_layout(layout, A.shape, shape), part_layout(layout, B.shape, shape)
-    words = [_words(x, to) for x, to in zip((A, B), wanted, strict=True)]
-    return layout, wanted[0], wanted[1], words[0], words[1], way
-
-
-def _words(matrix: DistMatrix, layout: str) -> int:
-    if matrix.layout in (layout, "STAR_STAR"):
-        return 0
-    m, n = matrix.shape
-    return -(-m * n // len(owners(layout, matrix.grid)))
+        wanted = [part_layout(layout, x.shape, shape) for x in (A, B)]
+    left, right = wanted
+    return layout, left, right, received(A, left), received(B, right), way
 
 
 def decoded(name: str, values: bytes, shape: list[int], dtype: str) -> Array:

@@ -8,7 +8,7 @@ from ali.arrays.ordering import flattened, replied
 from ali.blocks import Array, require
 from ali.interface import Context, routine
 from ali.linalg import arithmetic
-from ali.linalg.indexing import IndexMap, transfer
+from ali.linalg.indexing import taken
 from ali.linalg.products import operand
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -169,12 +169,8 @@ def _check_indices(ctx: Context, count: int) -> None:
 
 
 def _taken(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> DistMatrix:
-    B = ctx.empty(
-        (rows.size, cols.size), A.dtype, A.layout if A.layout != "STAR_STAR" else "VC_STAR"
-    )
-    maps = [IndexMap(index, np.arange(index.size)) for index in (rows, cols)]
-    transfer(ctx, A, B, maps[0], maps[1])
-    return replied(ctx, B)
+    layout = "VC_STAR" if A.layout == "STAR_STAR" else A.layout
+    return replied(ctx, taken(ctx, A, rows, cols, layout))
 
 
 @routine("C")

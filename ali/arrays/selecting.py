@@ -28,7 +28,7 @@ from ali.arrays.operands import decoded
 from ali.blocks import Array, refuse_loss, require
 from ali.interface import Context, routine
 from ali.linalg import arithmetic
-from ali.linalg.indexing import IndexMap, transfer
+from ali.linalg.indexing import IndexMap, taken, transfer
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.redistribution import redistribute
 
@@ -180,9 +180,7 @@ def part(
     """
     down, across, known = _stored_index(ctx, A, steps, lists, shape, vector, axis)
     small = down.size * across.size * A.dtype.itemsize <= REPLY_NBYTES
-    B = ctx.empty((down.size, across.size), A.dtype, "STAR_STAR" if small else A.layout)
-    maps = [IndexMap(index, np.arange(index.size)) for index in (down, across)]
-    transfer(ctx, A, B, maps[0], maps[1])
+    B = taken(ctx, A, down, across, "STAR_STAR" if small else "")
     return reshaped(ctx, B, known)
 
 

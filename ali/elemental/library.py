@@ -188,22 +188,12 @@ CODES = {
 }
 
 
-class _ComplexFloat(ctypes.Structure):
-    _fields_ = [("real", c_float), ("imag", c_float)]
+def _complex(real: CType) -> CType:
+    return type("Complex", (ctypes.Structure,), {"_fields_": [("real", real), ("imag", real)]})
 
 
-class _ComplexDouble(ctypes.Structure):
-    _fields_ = [("real", c_double), ("imag", c_double)]
-
-
-SCALARS: dict[str, Any] = {
-    "s": c_float,
-    "d": c_double,
-    "c": _ComplexFloat,
-    "z": _ComplexDouble,
-}
 REALS: dict[str, Any] = {"s": c_float, "d": c_double, "c": c_float, "z": c_double}
-REAL_LETTERS = {"s": "s", "d": "d", "c": "s", "z": "d"}
+SCALARS = REALS | {"c": _complex(c_float), "z": _complex(c_double)}
 
 # The arguments of El<name>_<letter>, one sign each. p: a pointer (matrix, permutation, grid,
 # or where to put an answer); e: int or enum; I: ElInt; b: bool; t: a number of the matrix's
@@ -260,12 +250,7 @@ PLAIN = {
     "DistPermutationCreate": "pp",
     "DistPermutationDestroy": "p",
     "DistPermutationExplicitVector": "pp",
-    "QRCtrlDefault_s": "p",
-    "QRCtrlDefault_d": "p",
-    "RPCACtrlDefault_s": "p",
-    "RPCACtrlDefault_d": "p",
-    "NNLSCtrlDefault_s": "p",
-    "NNLSCtrlDefault_d": "p",
+    **{f"{name}CtrlDefault_{letter}": "p" for name in ("QR", "RPCA", "NNLS") for letter in "sd"},
 }
 
 TABLES = ((MATRIX, "i"), (FIELD, "sdcz"), (REAL, "sd"), (COMPLEX, "cz"))  # with their letters
@@ -350,7 +335,8 @@ class LibEl:
     def control(self, name: str, letter: str, **settings: Any) -> Any:
         """Elemental's defaults of a control structure, with `settings` changed."""
         made = control(name, REALS[letter], self.int)()
-        self.call(f"{name}CtrlDefault_{REAL_LETTERS[letter]}", ctypes.byref(made))
+        precision = "s" if letter in "sc" else "d"
+        self.call(f"{name}CtrlDefault_{precision}", ctypes.byref(made))
         for field, value in settings.items():
             setattr(made, field, value)
         return made

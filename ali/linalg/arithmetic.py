@@ -16,7 +16,6 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.matrix.layout import (
     ArrayShape,
-    Grid,
     Shape,
     distributions,
     owners,
@@ -145,16 +144,18 @@ def common_layout(operands: Sequence[DistMatrix], shape: Shape) -> str:
     if not full:  # a row with a column, or numbers
         return "VC_STAR" if shape[0] >= shape[1] else "STAR_VC"
 
-    def cost(layout: str) -> float:
-        return sum(_received(x, layout, x.grid) for x in full)
+    def cost(layout: str) -> int:
+        return sum(received(x, layout) * x.dtype.itemsize for x in full)
 
     return min(dict.fromkeys(x.layout for x in full), key=cost)
 
 
-def _received(matrix: DistMatrix, layout: str, grid: Grid) -> float:
+def received(matrix: DistMatrix, layout: str) -> int:
+    """Elements that the busiest rank receives when a matrix is moved to a layout."""
     if matrix.layout in (layout, "STAR_STAR"):
-        return 0.0
-    return matrix.nbytes / len(owners(layout, grid))
+        return 0
+    m, n = matrix.shape
+    return -(-m * n // len(owners(layout, matrix.grid)))
 
 
 def part_layout(layout: str, shape: Shape, whole: Shape) -> str:

@@ -126,9 +126,9 @@ def slice(
     """
     steps = (row_step, col_step)
     require(0 not in steps, "BadArgumentError", f"slice: steps are {steps}; a step cannot be 0")
-    rows = range(*builtins.slice(row_start, row_stop, row_step).indices(A.shape[0]))
-    cols = range(*builtins.slice(col_start, col_stop, col_step).indices(A.shape[1]))
-    return _taken(ctx, A, *(np.arange(x.start, x.stop, x.step) for x in (rows, cols)))
+    rows = builtins.slice(row_start, row_stop, row_step).indices(A.shape[0])
+    cols = builtins.slice(col_start, col_stop, col_step).indices(A.shape[1])
+    return taken(ctx, A, np.arange(*rows), np.arange(*cols))
 
 
 @routine("B")
@@ -157,7 +157,7 @@ def take_rows(ctx: Context, A: DistMatrix, rows: list[int]) -> DistMatrix:
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
     index = _indices("take_rows", rows, A.shape[0], "rows")
-    return _taken(ctx, A, rows=index)
+    return taken(ctx, A, rows=index)
 
 
 @routine("B")
@@ -186,7 +186,7 @@ def take_cols(ctx: Context, A: DistMatrix, cols: list[int]) -> DistMatrix:
     Error: 0 eps. Peak memory: 1.6 times arguments and results.
     """
     index = _indices("take_cols", cols, A.shape[1], "columns")
-    return _taken(ctx, A, cols=index)
+    return taken(ctx, A, cols=index)
 
 
 @routine("B")
@@ -214,7 +214,7 @@ def select_rows(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
 
     Error: 0 eps. Peak memory: 1.8 times arguments and results.
     """
-    return _taken(ctx, A, rows=_marked(ctx, "select_rows", A, mask, (A.shape[0], 1)))
+    return taken(ctx, A, rows=_marked(ctx, "select_rows", A, mask, (A.shape[0], 1)))
 
 
 @routine("B")
@@ -242,7 +242,7 @@ def select_cols(ctx: Context, A: DistMatrix, mask: DistMatrix) -> DistMatrix:
 
     Error: 0 eps. Peak memory: 1.8 times arguments and results.
     """
-    return _taken(ctx, A, cols=_marked(ctx, "select_cols", A, mask, (1, A.shape[1])))
+    return taken(ctx, A, cols=_marked(ctx, "select_cols", A, mask, (1, A.shape[1])))
 
 
 @routine("C", any_axes=True)
@@ -413,16 +413,20 @@ def diagonal_of(ctx: Context, A: DistMatrix) -> Array:
     return sum_over_ranks(ctx.comm, found)
 
 
-def _taken(
-    ctx: Context, A: DistMatrix, rows: Array | None = None, cols: Array | None = None
+def taken(
+    ctx: Context,
+    A: DistMatrix,
+    rows: Array | None = None,
+    cols: Array | None = None,
+    layout: str = "",
 ) -> DistMatrix:
-    """Some rows and columns; None: all of them."""
-    chosen = [
+    """Some rows and columns (None: all of them) in a new matrix, by default in A's layout."""
+    down, across = (
         np.arange(length) if index is None else index
         for index, length in zip((rows, cols), A.shape, strict=True)
-    ]
-    B = ctx.empty((chosen[0].size, chosen[1].size), A.dtype, A.layout)
-    maps = [IndexMap(index, np.arange(index.size)) for index in chosen]
+    )
+    B = ctx.empty((down.size, across.size), A.dtype, layout or A.layout)
+    maps = [IndexMap(index, np.arange(index.size)) for index in (down, across)]
     transfer(ctx, A, B, maps[0], maps[1])
     return B
 

@@ -173,14 +173,20 @@ def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, 
     return measure, np.zeros((1, 1), real)
 
 
-def extreme_measure(dtype: np.dtype[Any], largest: bool) -> tuple[Measure, Array, Join]:
-    """The measure that takes the smallest or largest element; NaN if there is one."""
-    function = np.maximum if largest else np.minimum
+def extreme_measure(dtype: np.dtype[Any], function: np.ufunc) -> tuple[Measure, Array]:
+    """The measure that takes the smallest or largest element.
+
+    `function`: `minimum` or `maximum`, which give NaN if there is one; `fmin` or `fmax`, which
+    give it only of nothing else.
+    """
+    largest = function in (np.maximum, np.fmax)
     worst: Any
     if dtype.kind == "b":
         worst = not largest
     elif dtype.kind in "iu":
         worst = np.iinfo(dtype).min if largest else np.iinfo(dtype).max
+    elif function in (np.fmin, np.fmax):
+        worst = np.nan
     else:
         worst = -np.inf if largest else np.inf
         worst = complex(worst, worst) if dtype.kind == "c" else worst
@@ -188,7 +194,7 @@ def extreme_measure(dtype: np.dtype[Any], largest: bool) -> tuple[Measure, Array
     def measure(part: Array, axis: int | None) -> Array:
         return np.asarray(function.reduce(part, axis=axis)).reshape(1, -1)
 
-    return measure, np.full((1, 1), worst, dtype), function
+    return measure, np.full((1, 1), worst, dtype)
 
 
 def moment_measure(dtype: np.dtype[Any]) -> tuple[Measure, Array]:
@@ -392,7 +398,8 @@ def min(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 
     Error: 0 eps. Peak memory: 1.1 times arguments and results.
     """
-    return _extreme(ctx, "min", A, axis, largest=False)
+    check_axis("min", axis)
+    return extreme(ctx, A, axis, np.minimum)
 
 
 @routine("R")
@@ -421,7 +428,8 @@ def max(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 
     Error: 0 eps. Peak memory: 1.0 times arguments and results.
     """
-    return _extreme(ctx, "max", A, axis, largest=True)
+    check_axis("max", axis)
+    return extreme(ctx, A, axis, np.maximum)
 
 
 @routine("mean", "std", "min", "max")
@@ -537,15 +545,14 @@ def largest_sum(ctx: Context, A: DistMatrix, axis: int) -> float:
     measure, nothing = sum_measure(A.dtype, absolute=True)
     values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, LARGE)
     sums_of = result_matrix(ctx, values, np.float64, layout, shape)
-    measure, nothing, join = extreme_measure(np.dtype(np.float64), largest=True)
-    found, _, _ = reduce_matrix(ctx, sums_of, None, measure, nothing, join)
-    return float(found[0, 0]) if all(A.shape) else 0.0
+    largest = extreme(ctx, sums_of, None, np.maximum)
+    return float(largest.local[0, 0]) if all(A.shape) else 0.0
 
 
-def _extreme(ctx: Context, name: str, A: DistMatrix, axis: int | None, largest: bool) -> DistMatrix:
-    check_axis(name, axis)
-    measure, nothing, join = extreme_measure(A.dtype, largest)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, join)
+def extreme(ctx: Context, A: DistMatrix, axis: int | None, function: np.ufunc) -> DistMatrix:
+    """The smallest or largest elements; see `extreme_measure`. Collective."""
+    measure, nothing = extreme_measure(A.dtype, function)
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, function)
     return result_matrix(ctx, values, A.dtype, layout, shape)
 
 
@@ -554,13 +561,16 @@ def _deviation(
 ) -> DistMatrix:
     check_axis(name, axis)
     _check_ddof(name, ddof)
-    measure: Measure
     measure, nothing = moment_measure(A.dtype)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, join_moments)
+    moments, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, join_moments)
     with np.errstate(all="ignore"):
-        found = values[2].real / np.maximum(values[0].real - ddof, 0)
-    kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype.type(0).real.dtype
-    return result_matrix(ctx, np.sqrt(found) if root else found, kind, layout, shape)
+        found = moments[2].real / np.maximum(moments[0].real - ddof, 0)
+    return result_matrix(ctx, np.sqrt(found) if root else found, real_kind(A.dtype), layout, shape)
+
+
+def real_kind(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of deviations of elements of `dtype`."""
+    return np.dtype(np.float64) if dtype.kind in "biu" else dtype.type(0).real.dtype
 
 
 def _check_ddof(name: str, ddof: int) -> None:

@@ -61,14 +61,6 @@ from mpi_workers.failures import Failure
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 INT_MAX = 2**31 - 1
 
-# For complex matrices some functions have another name.
-COMPLEX_NAMES = {
-    "p?orgqr": "p?ungqr",
-    "p?orglq": "p?unglq",
-    "p?syevd": "p?heevd",
-    "p?ormqr": "p?unmqr",
-    "p?ormlq": "p?unmlq",
-}
 FUNCTIONS = (
     "p?gemm", "p?gesv", "p?potrf", "p?getrf", "p?geqrf", "p?orgqr", "p?gelqf", "p?orglq",
     "p?gels", "p?syevd", "p?gesvd", "p?gebrd", "p?ormqr", "p?ormlq", "p?lange", "p?getrs",
@@ -88,8 +80,8 @@ TUNED = (
 
 def symbol(name: str, dtype: np.dtype[Any]) -> str:
     """The name of ``"p?gemm"`` for a dtype: ``"pdgemm_"``."""
-    if dtype.kind == "c":
-        name = COMPLEX_NAMES.get(name, name)
+    if dtype.kind == "c":  # unitary and Hermitian instead of orthogonal and symmetric
+        name = name.replace("p?or", "p?un").replace("p?sy", "p?he")
     return name.replace("?", LETTERS[dtype.name]) + "_"
 
 

@@ -171,9 +171,7 @@ def block_length(indices: Indices) -> int:
 def selector(indices: Indices, origin: int = 0) -> slice | IndexArray:
     """Selects indices from an axis whose first index is `origin`: a slice if they rise evenly."""
     if isinstance(indices, range):
-        return slice(
-            indices.start - origin, max(indices.start, indices.stop) - origin, indices.step
-        )
+        return as_slice(indices, origin)
     return as_array(indices) - origin
 
 

@@ -131,7 +131,7 @@ class Pool:
         # Finalizers may run anywhere, even inside `take`: they only append here.
         self._returned: deque[Segment] = deque()
         self._large_returned: SimpleQueue[None] = SimpleQueue()
-        self._live: set[int] = set()
+        self._count = 0  # of segments, lent or idle
         self._trimmer: threading.Thread | None = None
         _pools.add(self)
 
@@ -148,10 +148,11 @@ class Pool:
             segment = self._fitting(nbytes)
             if segment is not None:
                 del self._idle[segment]
+        created = segment is None
         if segment is None:  # without the lock: page faults take long
             segment = Segment(nbytes, shared=self.shared)
         with self._lock:
-            self._live.add(segment.id)
+            self._count += created
             if segment.nbytes > UNCHECKED_BYTES:
                 self._start_trimmer()
         block = MemoryBlock(segment, nbytes)
@@ -174,12 +175,6 @@ class Pool:
         limit = max(ANY_FIT_BYTES, nbytes + nbytes // 4)
         fitting = [segment for segment in self._idle if nbytes <= segment.nbytes <= limit]
         return min(fitting, key=lambda segment: segment.nbytes, default=None)
-
-    def is_live(self, segment_id: int) -> bool:
-        """Whether a segment of this pool still exists (lent or warm)."""
-        with self._lock:
-            self._collect()
-            return segment_id in self._live
 
     def idle_bytes(self) -> int:
         """Bytes that are kept warm and not in use."""
@@ -226,7 +221,7 @@ class Pool:
 
     def _drop(self, segment: Segment) -> None:
         del self._idle[segment]
-        self._live.discard(segment.id)
+        self._count -= 1
         segment.release()
 
     def _start_trimmer(self) -> None:
@@ -241,7 +236,7 @@ class Pool:
             while self.idle_bytes():
                 self.trim(idle_s=0.0 if self._short_within(IDLE_S / 2) else IDLE_S)
             with self._lock:
-                if not self._live and not self._returned:
+                if not self._count and not self._returned:
                     self._trimmer = None
                     return
 
