@@ -7,7 +7,6 @@ every row, and the reply carries those of a small result. Elements are little-en
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ali.arrays import extremes
 from ali.arrays.exchanges import permuted, reshaped
 from ali.blocks import Array, require, require_choice, require_layout
 from ali.interface import Context, routine
-from ali.linalg import arithmetic, creation, products, reductions
+from ali.linalg import arithmetic, creation, reductions
 from ali.linalg.arithmetic import as_rows, broadcast_shape, common_layout, part_layout, received
 from ali.linalg.products import plan as product_plan
 from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
@@ -350,14 +349,3 @@ def decoded(name: str, values: bytes, shape: list[int], dtype: str) -> Array:
         f"{tuple(shape)}",
     )  # fmt: skip
     return np.frombuffer(values, kind.newbyteorder("<")).reshape(shape).astype(kind, copy=False)
-
-
-def with_shape(ctx: Context, A: DistMatrix, shape: Sequence[int]) -> DistMatrix:
-    """A row, column or single element in a shape with other axes of length 1.
-
-    A row that becomes a column is copied locally in the mirrored layout; the rest shares A's
-    memory, so A must not be an argument of the routine.
-    """
-    if A.shape != stored_shape(shape):
-        A = products.transpose(ctx, A)
-    return A.with_shape(tuple(shape))

@@ -27,10 +27,10 @@ from ali.arrays.exchanges import (
     from_contiguous,
     gathered,
     in_order,
+    reshaped,
     scratch,
     start_of,
 )
-from ali.arrays.operands import with_shape
 from ali.blocks import CHUNK, Array, block, panels, require_choice
 from ali.interface import Context, routine
 from ali.linalg import products
@@ -502,14 +502,14 @@ def quantile(
             with np.errstate(all="ignore"):
                 for part in panels(Q.local.shape[1], width):
                     _of_columns(columns[:, part], Q.local[:, part], q, method, skip_nan)
-            return with_shape(ctx, replied(ctx, Q), shape)
+            return reshaped(ctx, replied(ctx, Q), shape)
         rows = ctx.to_layout(work, "VC_STAR")
         lines = [
             _interpolated(*_selected(ctx, x, q, method, skip_nan), method) for x in block(rows).T
         ]
         values = np.stack(lines, axis=1)
     with np.errstate(all="ignore"):
-        return with_shape(ctx, ctx.new_replicated(values.astype(dtype)), shape)
+        return reshaped(ctx, ctx.new_replicated(values.astype(dtype)), shape)
 
 
 def _own_elements(ctx: Context, A: DistMatrix) -> Array:

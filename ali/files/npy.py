@@ -92,10 +92,13 @@ class RawSource:
     def take(self, rows: range, cols: range, target: Array) -> None:
         """See `exchange.Direct`."""
         lines, part, target = (cols, rows, target.T) if self._by_columns else (rows, cols, target)
-        stretch = self._all.stretch(part)
         large = target.nbytes > copy_kernels.CACHED_BYTES
-        if self._take_mapped(lines, part, target, large):
-            return
+        if not self._take_mapped(lines, part, target, large):
+            self._take_strips(lines, part, target, large)
+
+    def _take_strips(self, lines: range, part: range, target: Array, large: bool) -> None:
+        """Copy a part of some lines, through a buffer."""
+        stretch = self._all.stretch(part)
         between = 1 if self._all.skips(lines, stretch) else lines.step
         height = max(1, STRIP // (between * len(stretch) * self._dtype.itemsize))
         inside = slice(part.start - stretch.start, part[-1] + 1 - stretch.start, part.step)
@@ -115,9 +118,8 @@ class RawSource:
             return False
         source = mapped.view(self._dtype).reshape(-1, self._all.length)
         try:
-            return copy_kernels.copy_mapped(
-                target, source[:: lines.step, as_slice(part)], stream=large
-            )
+            strided = source[:: lines.step, as_slice(part)]
+            return copy_kernels.transposed(target, strided, stream=large, mapped=True)
         except OSError as error:
             raise Failure("FileError", f"{self._file.path} cannot be read: {error}") from None
 
@@ -143,9 +145,7 @@ class RawSource:
         if len(part) == self._all.length:
             return self._whole(lines)
         out = np.empty((len(lines), len(part)), self._dtype)
-        height = max(1, STRIP // (self._all.length * self._dtype.itemsize))
-        for i in range(0, len(lines), height):
-            out[i : i + height] = self._whole(lines[i : i + height])[:, part.start : part.stop]
+        self._take_strips(lines, part, out, large=False)
         return out
 
     def _whole(self, lines: range) -> Array:

@@ -51,6 +51,12 @@ def by_band(
         yield k, places, index[places] - starts[k]
 
 
+def table_of(pyarrow: Any, values: Array, names: list[str]) -> Any:
+    """The columns of a C-ordered matrix as a table of Arrow."""
+    columns = np.asfortranarray(values)
+    return pyarrow.table([pyarrow.array(column) for column in columns.T], names=names)
+
+
 def names_of(spec: Spec, path: str) -> list[str]:
     """The names of a table's columns, as given or c0, c1, ... Raises `Failure`."""
     n, names = spec.shape[1], list(spec.options.names)
@@ -249,11 +255,9 @@ class ParquetSink:
         self._writer: Any = None
 
     def write(self, box: Box, values: Array) -> None:
-        pyarrow = self._pyarrow
-        columns = np.asfortranarray(values)
-        table = pyarrow.table([pyarrow.array(column) for column in columns.T], names=self._names)
+        table = table_of(self._pyarrow, values, self._names)
         if self._writer is None:
-            self._writer = pyarrow.parquet.ParquetWriter(
+            self._writer = self._pyarrow.parquet.ParquetWriter(
                 self._path, table.schema, compression="none", use_dictionary=False
             )
         self._writer.write_table(table, row_group_size=max(1, len(values)))

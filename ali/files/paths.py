@@ -65,7 +65,7 @@ class Bytes:
         """The bytes of a half-open range as they are in the page cache; None for a URL.
 
         Reading them raises SIGBUS if the file is truncated or its disk fails: read them by
-        `copy_kernels.copy_mapped`.
+        `copy_kernels.transposed`.
         """
         if self._fd < 0:
             return None

@@ -21,7 +21,7 @@ import numpy as np
 
 from ali.files.exchange import Array, share
 from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
-from ali.files.parquet import by_band, names_of, pyarrow_with
+from ali.files.parquet import by_band, names_of, pyarrow_with, table_of
 from ali.files.paths import Bytes, Place, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
@@ -336,11 +336,10 @@ class CsvSink:
         self._file: Any = open(path, "xb")  # noqa: SIM115 - until `close`
 
     def write(self, box: Box, values: Array) -> None:
-        pyarrow = self._pyarrow
         # A mask is written as 0 and 1, which every reader takes for numbers.
-        columns = np.asfortranarray(values.view(np.int8) if values.dtype.kind == "b" else values)
-        table = pyarrow.table([pyarrow.array(column) for column in columns.T], names=self._names)
-        pyarrow.csv.write_csv(table, self._file, self._options)
+        numbers = values.view(np.int8) if values.dtype.kind == "b" else values
+        table = table_of(self._pyarrow, numbers, self._names)
+        self._pyarrow.csv.write_csv(table, self._file, self._options)
 
     def close(self) -> None:
         file, self._file = self._file, None

@@ -97,7 +97,6 @@ def transpose(
     itemsize: int,
     *,
     stream: bool,
-    best: int | None = None,
     guarded: bool = False,
 ) -> None:
     """Copy element j of source line i to element i of target line j.
@@ -110,8 +109,6 @@ def transpose(
         Bytes of an element, one of `ITEMSIZES`.
     stream : bool
         Whether to write past the cache: for more than fits into it.
-    best : int, optional
-        Use no instructions over this level. Default: `level`.
     guarded : bool
         The source is a mapped file.
 
@@ -128,7 +125,7 @@ def transpose(
         target.ctypes.data,
         len(target),
         itemsize,
-        level() if best is None else best,
+        level(),
         stream,
     )
     if failed:
@@ -186,7 +183,7 @@ def copy(dst: Array, src: Array, *, stream: bool | None = None) -> None:
     if same_order or dst.nbytes <= UNTILED_BYTES:
         dst[...] = src
         return
-    if _transposed(dst, src, dst.nbytes > CACHED_BYTES if stream is None else stream):
+    if transposed(dst, src, stream=dst.nbytes > CACHED_BYTES if stream is None else stream):
         return
     across = max(16, TILE_ROW_BYTES // dst.itemsize)
     down = max(16, TILE_BYTES // (across * dst.itemsize))
@@ -195,19 +192,15 @@ def copy(dst: Array, src: Array, *, stream: bool | None = None) -> None:
             dst[i : i + down, j : j + across] = src[i : i + down, j : j + across]
 
 
-def copy_mapped(dst: Array, src: Array, *, stream: bool) -> bool:
-    """Copy from a mapped file, if the compiled kernel can; returns whether it did.
+def transposed(dst: Array, src: Array, *, stream: bool, mapped: bool = False) -> bool:
+    """Copy by the compiled kernel, if the orders differ and it can; returns whether it did.
 
     Raises
     ------
     OSError
-        If the file was truncated, or its disk failed: elsewhere a SIGBUS, which ends the process.
+        If `src` is a mapped file (`mapped`) that was truncated, or whose disk failed: elsewhere a
+        SIGBUS, which ends the process.
     """
-    return _transposed(dst, src, stream, guarded=True)
-
-
-def _transposed(dst: Array, src: Array, stream: bool, *, guarded: bool = False) -> bool:
-    """Copy by the compiled kernel, if the orders differ and it can; returns whether it did."""
     axis = 0 if stackable(src, dst.dtype) else 1  # of the lines of `src`
     if (
         min(dst.shape) < KERNEL_LINES
@@ -220,7 +213,7 @@ def _transposed(dst: Array, src: Array, stream: bool, *, guarded: bool = False) 
         line_addresses(dst, 1 - axis),
         dst.itemsize,
         stream=stream,
-        guarded=guarded,
+        guarded=mapped,
     )
     return True
 

@@ -104,11 +104,6 @@ def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> ValueError:
     return ValueError(f"{what} has the element {value!r}, which {dtype} cannot hold: {advice}")
 
 
-def local_nbytes(distribution: Distribution, rank: int, dtype: np.dtype[Any]) -> int:
-    """Bytes of the part of `rank`."""
-    return distribution.local_indices(rank).size * int(dtype.itemsize)
-
-
 class DistMatrix:
     """One rank's part of a matrix or vector that is distributed over the gang.
 
@@ -131,12 +126,14 @@ class DistMatrix:
     local : ndarray
         `stored`; of an array of three axes or more in a layout that divides only rows (VC_STAR,
         say), the same memory with all axes: ``local[i]`` is element ``rows[i]`` of the first axis.
+    block : MemoryBlock
+        The memory behind `stored`.
     rows, cols : range or BlockIndices
         Global indices of the local rows and columns: ranges, but in ``BLOCK_CYCLIC`` layouts.
     """
 
     __slots__ = (
-        "_block", "array_shape", "cols", "distribution", "dtype", "local", "rank", "rows", "stored",
+        "array_shape", "block", "cols", "distribution", "dtype", "local", "rank", "rows", "stored",
     )  # fmt: skip
 
     def __init__(
@@ -154,7 +151,7 @@ class DistMatrix:
         self.array_shape: ArrayShape = self.shape if array_shape is None else array_shape
         self.rows: Indices = local_indices.rows
         self.cols: Indices = local_indices.cols
-        self._block = block
+        self.block = block
         self.stored: NDArray[Any] = block.matrix(local_indices.shape, dtype)
         self.local = self.stored
         inner = self.array_shape[1:]
@@ -182,7 +179,7 @@ class DistMatrix:
             return self
         if stored_shape(shape) != self.shape:
             raise ValueError(f"a {self.shape} matrix does not store an array of shape {shape}")
-        return DistMatrix(self.distribution, self.rank, self.dtype, self._block, tuple(shape))
+        return DistMatrix(self.distribution, self.rank, self.dtype, self.block, tuple(shape))
 
     def with_ndim(self, ndim: int) -> DistMatrix:
         """The matrix, or the vector or number that it stores; see `with_shape`."""
@@ -230,11 +227,6 @@ class DistMatrix:
         height = both[0].count(self.shape[0]) if both else 0  # also where there are no columns
         values = [1, context, *self.shape, *self.distribution.block, 0, 0, max(1, height)]
         return np.array(values, np.int32)
-
-    @property
-    def block(self) -> MemoryBlock:
-        """The memory behind `stored`."""
-        return self._block
 
     def __repr__(self) -> str:
         shape, local = (" x ".join(map(str, x)) for x in (self.array_shape, self.local.shape))

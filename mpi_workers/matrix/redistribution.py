@@ -1,6 +1,6 @@
 """Copies a matrix from any layout to any other, over MPI, between the ranks that share elements.
 
-Each rank computes which ranks need its elements (`takers`), so no index is sent. Between
+Each rank computes which ranks need its elements (`partners`), so no index is sent. Between
 Elemental's layouts the indices of both sides are ranges, and their intersection is a slice of the
 local block; in blocks it may be a list of positions. Ranks exchange in pairs at a growing distance,
 so that no rank is the first target of all others (`pairwise`).
@@ -165,8 +165,8 @@ class Partners(NamedTuple):
         return cls(ranks.tolist(), parts)
 
 
-def takers(source: Distribution, result: Distribution, rank: int) -> Partners:
-    """The ranks that get elements of `result` from this rank's part of `source`.
+def partners(source: Distribution, result: Distribution, rank: int, *, giving: bool) -> Partners:
+    """The ranks to which this rank gives elements of `source`, or from which it gets its `result`.
 
     Ranks with copies share the work: one takes from itself if it can, else from the copy whose
     place in the group is its number modulo the copies.
@@ -174,21 +174,11 @@ def takers(source: Distribution, result: Distribution, rank: int) -> Partners:
     of = _parts(source.layout, source.grid)
 
     def chosen(ranks: Ranks) -> Any:
-        mine = ranks % of.copies == of.places[rank]
-        return np.where(of.alike(rank)[ranks], ranks == rank, mine)
+        takers, place = (ranks, of.places[rank]) if giving else (rank, of.places[ranks])
+        return np.where(of.alike(rank)[ranks], ranks == rank, takers % of.copies == place)
 
-    return Partners.of(result, source.local_indices(rank), chosen)
-
-
-def givers(source: Distribution, result: Distribution, rank: int) -> Partners:
-    """The ranks from which this one gets its elements of `result`; see `takers`."""
-    of = _parts(source.layout, source.grid)
-
-    def chosen(ranks: Ranks) -> Any:
-        theirs = of.places[ranks] == rank % of.copies
-        return np.where(of.alike(rank)[ranks], ranks == rank, theirs)
-
-    return Partners.of(source, result.local_indices(rank), chosen)
+    here, there = (source, result) if giving else (result, source)
+    return Partners.of(there, here.local_indices(rank), chosen)
 
 
 def exchanges(
@@ -199,7 +189,7 @@ def exchanges(
     In the order of the distances; those at which this rank has nothing to do are left out.
     """
     size = source.size
-    to, frm = takers(source, result, rank), givers(source, result, rank)
+    to, frm = (partners(source, result, rank, giving=giving) for giving in (True, False))
     outgoing = {(taker - rank) % size: part for taker, part in zip(*to, strict=True)}
     incoming = {(rank - giver) % size: part for giver, part in zip(*frm, strict=True)}
     for distance in sorted({*outgoing, *incoming}):

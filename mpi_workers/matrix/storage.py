@@ -13,7 +13,7 @@ import numpy as np
 
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.available_memory import NodeAllocations, available_bytes
-from mpi_workers.matrix.dist_matrix import DistMatrix, local_nbytes
+from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import ArrayShape, Distribution
 from mpi_workers.matrix.memory import UNCHECKED_BYTES, Pool
 from mpi_workers.matrix.sizes import readable
@@ -60,7 +60,7 @@ class Storage:
         Failure
             ResourceError, if this node does not have enough memory.
         """
-        nbytes = local_nbytes(distribution, self.rank, dtype)
+        nbytes = distribution.local_indices(self.rank).size * int(dtype.itemsize)
         if nbytes <= UNCHECKED_BYTES or self.pool.has_warm(nbytes):
             return DistMatrix(distribution, self.rank, dtype, self.pool.take(nbytes), shape)
         with self._admit(nbytes) as spare:

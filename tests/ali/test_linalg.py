@@ -173,7 +173,7 @@ class Operand:
     def __init__(self, layout: str, shape: tuple[int, int], itemsize: int = 8) -> None:
         self.distribution = Distribution(layout, shape, (2, 2))
         self.layout, self.shape, self.grid = layout, shape, (2, 2)
-        self.nbytes = shape[0] * shape[1] * itemsize
+        self.dtype = np.dtype((np.void, itemsize))
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,10 @@ def test_every_level_transposes_every_size_of_element(kernel: int, data: st.Data
     memory = np.full(shift + n * (m * itemsize + gap) + 64, 7, np.uint8)
     lines = [memory[shift + j * (m * itemsize + gap) :][: m * itemsize] for j in range(n)]
     target = np.array([line.ctypes.data for line in lines], np.uintp)
-    copy_kernels.transpose(
-        copy_kernels.line_addresses(source, 0), target, itemsize, stream=stream, best=best
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copy_kernels, "level", lambda: best)
+        lines_of = copy_kernels.line_addresses(source, 0)
+        copy_kernels.transpose(lines_of, target, itemsize, stream=stream)
     for j, line in enumerate(lines):
         assert line.tobytes() == source[:, j].tobytes()
         line[:] = 7
@@ -158,15 +159,17 @@ def test_a_file_that_shrinks_while_it_is_copied_is_an_error(kernel: int, tmp_pat
         pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     source = np.frombuffer(pages, np.float64).reshape(400, 500)
     target = np.zeros((200, 500), order="F")
-    assert copy_kernels.copy_mapped(target, source[::2], stream=True)
+    assert copy_kernels.transposed(target, source[::2], stream=True, mapped=True)
     assert np.array_equal(target, numbers[::2])
-    assert not copy_kernels.copy_mapped(target.copy(order="C"), source[::2], stream=True)
+    assert not copy_kernels.transposed(
+        target.copy(order="C"), source[::2], stream=True, mapped=True
+    )
     os.truncate(path, 5000)
     for _ in range(2):
         with pytest.raises(OSError, match="cannot be read"):
-            copy_kernels.copy_mapped(target, source[1::2], stream=True)
+            copy_kernels.transposed(target, source[1::2], stream=True, mapped=True)
     numbers.tofile(path)  # the same file, as long as before
-    assert copy_kernels.copy_mapped(target, source[1::2], stream=False)
+    assert copy_kernels.transposed(target, source[1::2], stream=False, mapped=True)
     assert np.array_equal(target, numbers[1::2])
 
 
@@ -181,7 +184,7 @@ if sys.argv[2] == "traceback":
 with open(sys.argv[1], "rb") as file:
     pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 source = np.frombuffer(pages, np.float64).reshape(400, 500)
-assert copy_kernels.copy_mapped(np.zeros((400, 500), order="F"), source, stream=False)
+assert copy_kernels.transposed(np.zeros((400, 500), order="F"), source, stream=False, mapped=True)
 os.truncate(sys.argv[1], 0)
 source.sum()
 """

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from mpi_workers.matrix.layout import Distribution, Grid
-from mpi_workers.matrix.redistribution import exchanges, givers, takers
+from mpi_workers.matrix.redistribution import exchanges, partners
 from tests.support.layouts import SOME_LAYOUTS
 
 
@@ -20,11 +20,11 @@ def test_every_element_has_one_giver(grid: Grid, shape: tuple[int, int]) -> None
         sent = {
             (rank, taker): part
             for rank in range(size)
-            for taker, part in zip(*takers(source, result, rank), strict=True)
+            for taker, part in zip(*partners(source, result, rank, giving=True), strict=True)
         }
         for rank in range(size):
             mine, before = result.local_indices(rank), source.local_indices(rank)
-            got = list(zip(*givers(source, result, rank), strict=True))
+            got = list(zip(*partners(source, result, rank, giving=False), strict=True))
             for giver, part in got:
                 theirs = source.local_indices(giver)
                 given = sent.pop((giver, rank))
