@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ali.arrays.exchanges import from_contiguous, scratch
@@ -16,41 +14,28 @@ from mpi_workers.matrix.layout import stored_shape
 
 STREAM = 1 << 14  # numbers of one stream
 
-Draw = Callable[[np.random.Generator, Array, float, float], object]
+KINDS = ("normal", "uniform", "exponential", "integers")
 
 
-def _normal(stream: np.random.Generator, out: Array, mean: float, scale: float) -> None:
-    stream.standard_normal(out=out)
-    _scale(out, mean, scale)
-
-
-def _uniform(stream: np.random.Generator, out: Array, low: float, high: float) -> None:
-    stream.random(out=out)
-    _scale(out, low, high - low)
-
-
-def _exponential(stream: np.random.Generator, out: Array, scale: float, _: float) -> None:
-    stream.standard_exponential(out=out)
-    _scale(out, 0.0, scale)
-
-
-def _integers(stream: np.random.Generator, out: Array, low: float, high: float) -> None:
-    out[...] = stream.integers(int(low), int(high), out.shape)
-
-
-def _scale(out: Array, start: float, factor: float) -> None:
+def _fill(kind: str, stream: np.random.Generator, out: Array, low: float, high: float) -> None:
+    """Draw numbers of a kind with these two parameters."""
+    start, factor = low, high
+    match kind:
+        case "normal":
+            stream.standard_normal(out=out)
+        case "uniform":
+            stream.random(out=out)
+            factor = high - low
+        case "exponential":
+            stream.standard_exponential(out=out)
+            start, factor = 0.0, low
+        case _:
+            out[...] = stream.integers(int(low), int(high), out.shape)
+            return
     if factor != 1.0:
         out *= factor
     if start:
         out += start
-
-
-DRAWS: dict[str, Draw] = {
-    "normal": _normal,
-    "uniform": _uniform,
-    "exponential": _exponential,
-    "integers": _integers,
-}
 
 
 @routine("A")
@@ -85,7 +70,7 @@ def draw(
     -----
     A Philox stream for every 16,384 numbers. Each number crosses the network once, to its place.
     """
-    require_choice("draw", "kind", kind, DRAWS)
+    require_choice("draw", "kind", kind, KINDS)
     m, n = stored_shape(shape)
     low, high = whole or first
     rows = max(1, STREAM // max(1, n))  # of one stream
@@ -98,5 +83,5 @@ def draw(
     for stream in mine:
         ctx.check()
         part = found[stream * rows - start : (stream + 1) * rows - start]
-        DRAWS[kind](streams_of_seed.at(stream), part, low, high)
+        _fill(kind, streams_of_seed.at(stream), part, low, high)
     return replied(ctx, ctx.to_layout(from_contiguous(ctx, found, start, shape), "VC_STAR"))

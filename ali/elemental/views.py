@@ -24,7 +24,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
 
 COLUMN_MAJOR = 1  # ElGridOrderType
-LOWER, UPPER = 0, 1  # ElUpperOrLower
+LOWER = 0  # ElUpperOrLower
 LEFT = 0  # ElLeftOrRight
 NORMAL, TRANSPOSE, ADJOINT = 0, 1, 2  # ElOrientation
 MAX_NORM = 3  # ElNormType

@@ -70,7 +70,6 @@ class RawSource:
             )
         self._file = file
         self._offset = offset
-        self._shape = shape
         self._dtype = dtype
         self._by_columns = by_columns
         self._all = Lines(shape[0 if by_columns else 1], dtype.itemsize)

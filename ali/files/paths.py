@@ -148,15 +148,8 @@ def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
         values.append(work())
     except Interrupted:
         raise
-    except Failure as error:
-        failure = error
-    except MemoryError as error:
-        failure = Failure("ResourceError", f"{path}: out of memory: {error}")
-    except OSError as error:
-        failure = Failure("FileError", f"{path}: {error.strerror or error}")
-    except Exception as error:  # of a format's library
-        failure = Failure("FileError", f"{path}: {type(error).__name__}: {error}")
-        failure.facts["traceback"] = traceback.format_exc()
+    except Exception as error:
+        failure = _as_failure(path, error)
     told = ctx.comm.allgather(None if failure is None else failure.to_map())
     for rank, about in enumerate(told):
         if about is not None:
@@ -168,6 +161,17 @@ def together(ctx: Context, path: str, work: Callable[[], T]) -> T:
                         value.close()
             raise Failure.from_map(about)
     return values[0]
+
+
+def _as_failure(path: str, error: Exception) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, MemoryError):
+        return Failure("ResourceError", f"{path}: out of memory: {error}")
+    if isinstance(error, OSError):
+        return Failure("FileError", f"{path}: {error.strerror or error}")
+    words = f"{path}: {type(error).__name__}: {error}"  # of a format's library, or a URL's
+    return Failure("FileError", words, traceback=traceback.format_exc())
 
 
 def on_rank_0(ctx: Context, path: str, work: Callable[[], T]) -> T | None:
@@ -301,12 +305,8 @@ def agree_on(ctx: Context, place: Place) -> list[str]:
     told: tuple[str, int, int] | str
     try:
         told = place.seen()
-    except Failure as failure:
-        told = failure.message
-    except OSError as error:
-        told = f"{place.path}: {error.strerror or error}"
-    except Exception as error:  # of a URL's library
-        told = f"{place.path}: {type(error).__name__}: {error}"
+    except Exception as error:
+        told = _as_failure(place.path, error).message
     everyone = ctx.comm.allgather((told, os.uname().nodename))
     errors = [(r, t, node) for r, (t, node) in enumerate(everyone) if isinstance(t, str)]
     if errors:

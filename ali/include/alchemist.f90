@@ -421,48 +421,42 @@ contains
     value%words(1) = merge(1_c_int64_t, 0_c_int64_t, x)
   end subroutine
 
-  ! --- local elements ---
+  ! --- local elements: without gaps, as the host stores them ---
 
   subroutine local_float32(A, array)
     type(alchemist_matrix), intent(in) :: A
     real(c_float), pointer, intent(out) :: array(:, :)
-    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
-    array => array(1:A%local_rows, :)
+    call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_float64(A, array)
     type(alchemist_matrix), intent(in) :: A
     real(c_double), pointer, intent(out) :: array(:, :)
-    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
-    array => array(1:A%local_rows, :)
+    call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_complex64(A, array)
     type(alchemist_matrix), intent(in) :: A
     complex(c_float_complex), pointer, intent(out) :: array(:, :)
-    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
-    array => array(1:A%local_rows, :)
+    call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_complex128(A, array)
     type(alchemist_matrix), intent(in) :: A
     complex(c_double_complex), pointer, intent(out) :: array(:, :)
-    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
-    array => array(1:A%local_rows, :)
+    call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_int32(A, array)
     type(alchemist_matrix), intent(in) :: A
     integer(c_int32_t), pointer, intent(out) :: array(:, :)
-    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
-    array => array(1:A%local_rows, :)
+    call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_int64(A, array)
     type(alchemist_matrix), intent(in) :: A
     integer(c_int64_t), pointer, intent(out) :: array(:, :)
-    call c_f_pointer(A%data, array, [A%leading_dimension, A%local_cols])
-    array => array(1:A%local_rows, :)
+    call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   ! --- a call ---

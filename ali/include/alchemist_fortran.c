@@ -10,7 +10,7 @@ enum { ALCHEMIST_F_MOST = 64 }; /* routines, and parameters or results of one */
 struct alchemist_f_library {
     alchemist_library library;
     alchemist_routine routines[ALCHEMIST_F_MOST + 1];
-    int count;
+    int count, parameters, results; /* how many routines, and of the last one its own */
 };
 
 static void *alchemist_f_zeros(size_t count, size_t bytes) {
@@ -19,8 +19,10 @@ static void *alchemist_f_zeros(size_t count, size_t bytes) {
     return memory;
 }
 
-/* The next free entry of a list that ends with an entry of zeros; the last one stays zero. */
-static int alchemist_f_next(int used) { return used < ALCHEMIST_F_MOST ? used : used - 1; }
+/* The next free entry of a list, whose last entry stays zero; of a full one the last before it. */
+static int alchemist_f_next(int *used) {
+    return *used < ALCHEMIST_F_MOST ? (*used)++ : ALCHEMIST_F_MOST - 1;
+}
 
 void *alchemist_f_new_library(const char *name, const char *doc) {
     struct alchemist_f_library *made = alchemist_f_zeros(1, sizeof *made);
@@ -30,30 +32,25 @@ void *alchemist_f_new_library(const char *name, const char *doc) {
 
 void alchemist_f_add_routine(struct alchemist_f_library *library, const char *name, const char *doc,
                              alchemist_function run) {
-    alchemist_routine *routine = &library->routines[alchemist_f_next(library->count++)];
-    *routine = (alchemist_routine){
+    library->routines[alchemist_f_next(&library->count)] = (alchemist_routine){
         strdup(name), strdup(doc), run,
         alchemist_f_zeros(ALCHEMIST_F_MOST + 1, sizeof(alchemist_parameter)),
         alchemist_f_zeros(ALCHEMIST_F_MOST + 1, sizeof(alchemist_result))};
+    library->parameters = library->results = 0;
 }
 
 void alchemist_f_add_parameter(struct alchemist_f_library *library, const char *name, int type,
                                const char *doc, const char *default_value) {
-    alchemist_parameter *list =
-        (alchemist_parameter *)library->routines[library->count - 1].parameters;
-    int used = 0;
-    while (list[used].name != NULL) used++;
-    list[alchemist_f_next(used)] = (alchemist_parameter){
-        strdup(name), (alchemist_type)type, strdup(doc),
-        default_value[0] == '\0' ? NULL : strdup(default_value)};
+    alchemist_routine *routine = &library->routines[library->count - 1];
+    ((alchemist_parameter *)routine->parameters)[alchemist_f_next(&library->parameters)] =
+        (alchemist_parameter){strdup(name), (alchemist_type)type, strdup(doc),
+                              default_value[0] == '\0' ? NULL : strdup(default_value)};
 }
 
 void alchemist_f_add_result(struct alchemist_f_library *library, const char *name, int type,
                             const char *doc) {
-    alchemist_result *list = (alchemist_result *)library->routines[library->count - 1].results;
-    int used = 0;
-    while (list[used].name != NULL) used++;
-    list[alchemist_f_next(used)] =
+    alchemist_routine *routine = &library->routines[library->count - 1];
+    ((alchemist_result *)routine->results)[alchemist_f_next(&library->results)] =
         (alchemist_result){strdup(name), (alchemist_type)type, strdup(doc)};
 }
 

@@ -221,22 +221,14 @@ def _panel(ctx: Context, mine: Array, ids: Array, width: int) -> tuple[Array, Ar
     rows, names = _pivot_rows(mine, ids, width) if finite else (mine[:0], ids[:0])
     while step < size and me % (2 * step) == 0:
         if me + step < size:
-            header = np.empty(2, np.int64)
-            comm.Recv(header, me + step, TAG)
-            finite = finite and bool(header[1])
-            others = np.empty((int(header[0]), width), mine.dtype)
-            more = np.empty(int(header[0]), np.int64)
-            comm.Recv(others, me + step, TAG)
-            comm.Recv(more, me + step, TAG)
+            others, more, theirs_finite = comm.recv(source=me + step, tag=TAG)
+            finite = finite and theirs_finite
             rows, names = np.concatenate([rows, others]), np.concatenate([names, more])
             if finite:
                 rows, names = _pivot_rows(rows, names, width)
         step *= 2
     if me:
-        parent = me - (me & -me)
-        comm.Send(np.array([len(rows), finite]), parent, TAG)
-        comm.Send(np.ascontiguousarray(rows), parent, TAG)
-        comm.Send(names, parent, TAG)
+        comm.send((rows, names, finite), me - (me & -me), TAG)
     header = np.zeros(width + 1, np.int64)
     corner = np.empty((width, width), mine.dtype)
     if me == 0:
