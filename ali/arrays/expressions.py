@@ -134,11 +134,26 @@ class Operation(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class Expression:
-    """The value of an expression, as a matrix whose elements are computed when they are taken.
+class Unstored:
+    """What reductions read of a `DistMatrix`, of elements that are made when they are taken.
 
-    It has what reductions read of a `DistMatrix`: `block` gives the matrix itself, and a slice of
-    that is computed.
+    They are on the ranks of those of `like`; `stored` is this rank's part, of which slices are
+    arrays.
+    """
+
+    def __init__(self, like: DistMatrix, array_shape: ArrayShape, dtype: np.dtype[Any]) -> None:
+        self.array_shape, self.ndim = array_shape, len(array_shape)
+        self.shape, self.dtype = stored_shape(array_shape), dtype
+        self.layout, self.distribution, self.rank = like.layout, like.distribution, like.rank
+
+    def with_shape(self, shape: ArrayShape) -> Unstored:
+        """The same elements; see `DistMatrix.with_shape`."""
+        assert stored_shape(shape) == self.shape
+        return self
+
+
+class Expression(Unstored):
+    """The value of an expression, as a matrix whose elements are computed when they are taken.
 
     Parameters
     ----------
@@ -156,11 +171,9 @@ class Expression:
         numbers: Sequence[Any],
         operations: Sequence[Operation],
     ) -> None:
+        super().__init__(like, like.array_shape, operations[-1].dtype)
         self._ctx = ctx
         self._like = like
-        self.array_shape, self.ndim, self.shape = like.array_shape, like.ndim, like.shape
-        self.layout, self.distribution, self.rank = like.layout, like.distribution, like.rank
-        self.dtype = operations[-1].dtype
         self._runs, self._numbers = runs, numbers
         # Which step's buffer takes each result: that of a dead result of the same dtype.
         first = len(runs) + len(numbers)
@@ -179,19 +192,10 @@ class Expression:
         self._count = PIECE // max(dtype.itemsize for dtype in dtypes)
         self._buffers = [np.empty(self._count, dtype) for dtype in dtypes]
 
-    # --- what a reduction reads ---
-
-    def with_shape(self, shape: ArrayShape) -> Expression:
-        """The same elements; see `DistMatrix.with_shape`."""
-        assert stored_shape(shape) == self.shape
-        return self
-
     @property
     def stored(self) -> _Block:
         """This rank's elements."""
         return _Block(self, self._like.stored.shape)
-
-    # --- evaluation ---
 
     def whole(self, ctx: Context) -> DistMatrix:
         """All elements in a new matrix."""
@@ -284,20 +288,12 @@ def reduce_elements(
     return operands.reduce(ctx, op, chosen, None, ddof, keepdims)
 
 
-class Selection:
+class Selection(Unstored):
     """The elements where a mask is true, as a vector that a reduction takes block by block."""
 
     def __init__(self, ctx: Context, A: DistMatrix, mask: DistMatrix) -> None:
-        count = int(reductions.sum(ctx, mask).local[0, 0])
-        self.shape, self.array_shape, self.ndim = (count, 1), (count,), 1
-        self.dtype, self.layout = A.dtype, A.layout
-        self.distribution, self.rank = A.distribution, A.rank
+        super().__init__(A, (int(reductions.sum(ctx, mask).local[0, 0]),), A.dtype)
         self.stored = _Chosen(A.stored, mask.stored)
-
-    def with_shape(self, shape: ArrayShape) -> Selection:
-        """The same elements; see `DistMatrix.with_shape`."""
-        assert stored_shape(shape) == self.shape
-        return self
 
 
 class _Chosen:

@@ -514,11 +514,9 @@ def pairs(hosts: Sequence[str]) -> dict[str, tuple[int, int]]:
     for rank, host in enumerate(hosts):
         by_host[host].append(rank)
     found = {}
-    for ranks in by_host.values():
-        if len(ranks) > 1:
-            found["within a node"] = (ranks[0], ranks[1])
-            break
+    if several := [ranks for ranks in by_host.values() if len(ranks) > 1]:
+        found["within a node"] = (several[0][0], several[0][1])
     if len(by_host) > 1:
-        first, second = list(by_host.values())[:2]
+        first, second, *_ = by_host.values()
         found["between nodes"] = (first[0], second[0])
     return found

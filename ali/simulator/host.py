@@ -111,14 +111,13 @@ class Simulations:
                     instance.begin(seed, record)
                 elif len(actions):
                     instance.advance(actions[number], record)
-        if self._whole or ctx.size == 1:
-            return b"" if self._shared or not self._answers else self._table.tobytes()
-        width = self.spec.layout.itemsize
-        counts = [width * count for count in self._counts]
-        mine = self._table if self._leads else self._table[:0]
-        everything = [self._all.view(np.uint8), counts] if ctx.rank == 0 else None
-        ctx.comm.Gatherv(mine.view(np.uint8), everything, 0)
-        return b"" if self._shared or not self._answers else self._all.tobytes()
+        table = self._table
+        if not self._whole and ctx.size > 1:
+            mine, table = table if self._leads else table[:0], self._all
+            counts = [self.spec.layout.itemsize * count for count in self._counts]
+            everything = [table.view(np.uint8), counts] if ctx.rank == 0 else None
+            ctx.comm.Gatherv(mine.view(np.uint8), everything, 0)
+        return b"" if self._shared or not self._answers else table.tobytes()
 
     def picture(self, ctx: Context, copy: int) -> tuple[int, int, bytes]:
         """Height, width and float32 elements of a copy's field, on rank 0. Collective."""

@@ -131,15 +131,6 @@ def test_it_is_loaded_when_the_library_is_and_documents_every_routine(
     loaded = registry.load("elemental", stub(tmp_path, "stub"))
     about = {fields["name"]: fields for fields in loaded.describe()["routines"]}
     assert sorted(about) == sorted(elemental.__all__)
-    assert {name: [r for r, _ in fields["results"]] for name, fields in about.items()}.items() >= {
-        "matmul": ["C"],
-        "svd": ["S", "U", "V"],
-        "qr": ["Q", "R"],
-        "eigh": ["W", "V"],
-        "cholesky": ["L"],
-        "solve": ["X"],
-        "norm": ["norm"],
-    }.items()
     for name, fields in about.items():
         for part in ("Parameters\n----------", "Notes\n-----", "ource"):
             assert part in fields["doc"], f"{name} lacks {part!r}"

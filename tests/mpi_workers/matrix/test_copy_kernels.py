@@ -99,12 +99,14 @@ def test_blocks_one_below_the_other_are_exchanged_like_one(
     expected = np.full(whole.shape, -1.0)
     for array, (r, c) in blocks:
         expected[r : r + array.shape[0], c : c + array.shape[1]] = array
-    copied = copy_kernels.exchange(blocks, parts, into_parts=True)
+    back = [ArrayBlock(np.zeros_like(block.array), block.origin) for block in blocks]
+    with ThreadPoolExecutor(2) as executor:
+        on: Any = {"executor": executor, "threads": random.choice([1, 2])}
+        copied = copy_kernels.exchange(blocks, parts, into_parts=True, **on)
+        copy_kernels.exchange(back, parts, into_parts=False, **on)
     assert sum(part.elements for part in copied.values()) == sum(b.array.size for b in blocks)
     for part in parts:
         assert np.array_equal(part.local, expected[np.ix_(*part.local_indices)])
-    back = [ArrayBlock(np.zeros_like(block.array), block.origin) for block in blocks]
-    copy_kernels.exchange(back, parts, into_parts=False)
     for sent, found in zip(blocks, back, strict=True):
         assert np.array_equal(sent.array, found.array)
 
@@ -127,23 +129,6 @@ def test_exchange_of_many_tiles_on_two_threads(layout: str, dtype: str) -> None:
     assert np.array_equal(back, whole)
     assert all(part.seconds > 0 for part in copied.values())
     assert sum(part.elements for part in copied.values()) == whole.size
-
-
-@pytest.mark.parametrize("layout", ["VC_STAR", "STAR_VC", "MC_MR"])
-def test_exchange_of_many_blocks_at_once(layout: str) -> None:
-    whole = np.arange(700.0 * 300).reshape(700, 300)
-    rows, cols = [0, 1, 350, 699, 700], [0, 7, 300]
-    boxes = [(r, c) for r in pairwise(rows) for c in pairwise(cols)]
-    parts = parts_of(Distribution(layout, whole.shape, (2, 2)))
-    with ThreadPoolExecutor(2) as executor:
-        blocks = [ArrayBlock(whole[slice(*r), slice(*c)], (r[0], c[0])) for r, c in boxes]
-        copy_kernels.exchange(blocks[::-1], parts, into_parts=True, executor=executor, threads=2)
-        for part in parts:
-            assert np.array_equal(part.local, whole[np.ix_(*part.local_indices)])
-        back = np.zeros_like(whole)
-        blocks = [ArrayBlock(back[slice(*r), slice(*c)], (r[0], c[0])) for r, c in boxes]
-        copy_kernels.exchange(blocks, parts, into_parts=False, executor=executor, threads=2)
-    assert np.array_equal(back, whole)
 
 
 def test_exchange_without_parts_or_elements() -> None:
