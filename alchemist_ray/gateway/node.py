@@ -242,15 +242,6 @@ class GatewayNode(NodeConnection):
         nbytes = array.size * target.dtype.itemsize
         return NodeTimes(0, self.route, nbytes, spent, time.perf_counter() - begun - spent)
 
-    def put_rows(
-        self, target: TransferTarget, ranks: list[int], rows: Array, block: Array
-    ) -> NodeTimes:
-        raise Failure(
-            "TransferError",
-            "rows in any order cannot be sent through a gateway: send them from a program in the "
-            "cluster",
-        )
-
     def get(
         self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int
     ) -> NodeTimes:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
@@ -23,7 +22,7 @@ from mpi_workers.data.streams import InArrays, Order, Share, is_by_row, move_str
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.mapping import SharedMapping
-from mpi_workers.matrix.node_shares import Region, row_groups, taken
+from mpi_workers.matrix.node_shares import Region
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import MAX_FDS, Connection, connect
 from mpi_workers.wire.frames import Body, Kind
@@ -212,29 +211,6 @@ class NodeConnection:
             elements = InArrays(array, region)
             times = move_stream(connection, share, elements, out=True, stop_on_reply=True)
         return NodeTimes(self.node, self.route, share.nbytes, times.copying, times.moving)
-
-    def put_rows(
-        self, target: TransferTarget, ranks: list[int], rows: Array, block: Array
-    ) -> NodeTimes:
-        """Send what the ranks hold of some rows, given with their ascending numbers."""
-        connection = self.open()
-        connection.sock.settimeout(STALL_TIMEOUT_S)
-        clock = time.perf_counter()
-        parts = [
-            np.ascontiguousarray(taken(block, group), target.dtype)
-            for group in row_groups(target.distribution, ranks, rows)
-        ]
-        packed_at = time.perf_counter()
-        nbytes = sum(part.nbytes for part in parts)
-        if parts:
-            packed_rows = rows.astype("<i8").tobytes()
-            body = {"matrix": target.matrix, "ranks": ranks, "rows": packed_rows}
-            with _refusals(connection):
-                connection.begin(Kind.PUT, body, nbytes)
-                for part in parts:
-                    connection.write(part.reshape(-1).view(np.uint8).data)
-        sending = time.perf_counter() - packed_at
-        return NodeTimes(self.node, self.route, nbytes, packed_at - clock, sending)
 
     def get(
         self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int

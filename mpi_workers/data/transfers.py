@@ -17,9 +17,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnection, NodeConnections, attributed, closed
 from mpi_workers.data.streams import IN_PLACE_BYTES, Step, stackable, stacked, steps_of
@@ -36,7 +33,6 @@ WATCH_S = 1.0  # between calls of the watch
 MIN_STREAM_BYTES = 8 << 20  # 8 MiB of a block: several messages for each of its nodes
 POPULATED_SHARE = 0.25  # of a matrix: larger fetches map all pages at once
 UNMAPPED_BYTES = 1 << 20  # 1 MiB: up to this size a fetch from this node does not map memory
-FRAME_BYTES = 8 << 20  # 8 MiB of rows in one frame: the node receives it before it places them
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
 
@@ -248,13 +244,10 @@ class _Transfer:
             if holders:
                 with attributed(connection):
                     times = move(self._target, holders, step.region, step.array, stream)
-                self._note(times)
-
-    def _note(self, times: NodeTimes) -> None:
-        with self._adding:
-            self.times[times.node].add(times)
-        if self._progress is not None:
-            self._progress(times.nbytes)
+                with self._adding:
+                    self.times[times.node].add(times)
+                if self._progress is not None:
+                    self._progress(times.nbytes)
 
 
 class MatrixWriter(_Transfer):
@@ -289,35 +282,6 @@ class MatrixWriter(_Transfer):
         `is_small` reports.
         """
         self._move(blocks)
-
-    def write_rows(self, block: Array, rows: NDArray[np.int64]) -> None:
-        """Send whole rows of the matrix: one more copy on each side than of a block.
-
-        Parameters
-        ----------
-        block : ndarray, shape (k, n)
-            As for `write_blocks`, with n the columns of the matrix.
-        rows : ndarray of int64, shape (k,)
-            The global number of each; ascending, without repetition.
-
-        Raises
-        ------
-        Failure
-            TransferError naming the node; ShapeError for a row outside the matrix.
-        """
-        most = max(1, FRAME_BYTES // (block.shape[1] * self._target.dtype.itemsize))
-
-        def put(connection: NodeConnection, ranks: list[int]) -> None:
-            for start in range(0, len(rows), most):
-                some = slice(start, start + most)
-                with attributed(connection):
-                    times = connection.put_rows(self._target, ranks, rows[some], block[some])
-                self._note(times)
-
-        for connection, ranks in (*self._near, *self._far):
-            self._streamed[connection] = None
-            self._start(put, connection, ranks)
-        self._join()
 
     def is_small(self, array: Array) -> bool:
         """Whether copying such a block together with its neighbours beats sending it.

@@ -311,7 +311,6 @@ class RowGroup(NamedTuple):
     """Some of the rows, and the columns that the ranks hold of them."""
 
     rows: Indices  # global
-    positions: Indices  # among the rows of the share
     cols: Indices
 
     @property
@@ -325,16 +324,10 @@ def row_groups(
     """The elements of some rows that the ranks hold, without overlap."""
     n = distribution.shape[1]
     for row_runs, col_runs in products(distribution, ranks):
-        positions = np.flatnonzero(row_runs.holds(rows))
-        if len(positions):
+        some = rows[row_runs.holds(rows)]
+        if len(some):
             every = np.arange(n)
-            yield RowGroup(rows[positions], positions, every[col_runs.holds(every)])
-
-
-def taken(block: Array, group: RowGroup) -> Array:
-    """A group's elements of a block that holds the rows of the share."""
-    rows = block[group.positions]
-    return rows if len(group.cols) == rows.shape[1] else rows[:, group.cols]
+            yield RowGroup(some, every[col_runs.holds(every)])
 
 
 def place(

@@ -42,7 +42,6 @@ from mpi_workers.matrix.layout import Shape
 
 BLOCK = 1024  # rows and columns of a CoordinateMatrix's blocks, as MLlib's default
 MAX_NUMBERED = 1 << 31  # rows and blocks with numbers: a task keeps a bit for each
-PANEL = 16 << 20  # 16 MiB of zeros, sent for missing rows
 SCALAR, VECTOR, LIST = "scalar", "vector", "list"  # kinds of columns
 FLOAT64 = np.dtype(np.float64)
 NO_ROWS = (
@@ -414,15 +413,14 @@ class NumberedSource(SparkSource):
         missing = np.flatnonzero(~there)
         if not len(missing):
             return
+        if self._block is None:
+            spec = json.dumps(jvm.description(connection.endpoints, target))
+            work = partial(self._sender.zeros, missing.astype(">i8").tobytes(), spec)
+            what = f"send the missing rows of a {self._kind}"
+            _check([json.loads(jvm.run(self._spark, what, work, connection.ping))])
+            return
         with MatrixWriter(connection.nodes, target) as writer:
-            if self._block is None:
-                panel = max(1, PANEL // (self.shape[1] * self.dtype.itemsize))
-                zeros = np.zeros((min(panel, len(missing)), self.shape[1]), self.dtype)
-                for start in range(0, len(missing), panel):
-                    rows = missing[start : start + panel]
-                    writer.write_rows(zeros[: len(rows)], rows)
-            else:
-                for number in missing.tolist():
-                    place = np.array(divmod(number, self._grid[1])) * self._block
-                    shape = np.minimum(self._block, np.array(self.shape) - place)
-                    writer.write_block(np.zeros(shape, self.dtype), tuple(place.tolist()))
+            for number in missing.tolist():
+                place = np.array(divmod(number, self._grid[1])) * self._block
+                shape = np.minimum(self._block, np.array(self.shape) - place)
+                writer.write_block(np.zeros(shape, self.dtype), tuple(place.tolist()))

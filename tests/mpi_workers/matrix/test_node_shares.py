@@ -18,7 +18,6 @@ from mpi_workers.matrix.node_shares import (
     place,
     products,
     row_groups,
-    taken,
 )
 from tests.support.layouts import every_layout, owned_indices
 
@@ -100,7 +99,8 @@ def test_rows_in_any_order_arrive_at_their_ranks(share: Any, data: st.DataObject
     blank = [part(distribution, rank, np.full((m, n), -1)) for rank in ranks]
     counts = dict.fromkeys(ranks, 0)
     for group in row_groups(distribution, ranks, rows):
-        for rank, count in place(taken(array[rows], group), group, blank, distribution):
+        elements = array[np.ix_(group.rows, group.cols)]
+        for rank, count in place(elements, group, blank, distribution):
             counts[rank] += count
     chosen = np.zeros((m, n), bool)
     chosen[rows] = True

@@ -107,6 +107,13 @@ object Sender {
   def numbered(rows: JavaRDD[_], cores: Int, spec: String): String =
     reports(rows.rdd, cores, spec, sendNumbered)
 
+  /** Send zeros as the rows of these numbers (Longs), from this process; its report. */
+  def zeros(numbers: Array[Byte], spec: String): String = sent(spec) { (_, block) =>
+    val rows = ByteBuffer.wrap(numbers).asLongBuffer
+    while (rows.hasRemaining) block.add(rows.get())
+    Map.empty
+  }
+
   /** Send the blocks of a BlockMatrix. */
   def blocks(blocks: JavaRDD[_], cores: Int, spec: String): String =
     reports(blocks.rdd, cores, spec, sendBlocks)
@@ -121,23 +128,28 @@ object Sender {
   private def report(parts: Iterator[Part], spec: String, form: Form): String = {
     val context = TaskContext.get
     val attempt = math.max(context.attemptNumber, context.stageAttemptNumber)
-    val found: Map[String, Any] = if (attempt > 0) {
+    if (attempt > 0) {
       parts.foreach(_.foreach(_ => ())) // if the source fails again, its error says more
-      Map("again" -> attempt)
+      Target.JSON.writeValueAsString(Map("again" -> attempt))
     } else {
+      sent(spec)(form(parts, _, _))
+    }
+  }
+
+  /** The report of what `send` gives to a block, as JSON. */
+  private def sent(spec: String)(send: (JsonNode, Block) => Map[String, Any]): String = {
+    val found = try {
+      val json = Target.JSON.readTree(spec)
+      val block = new Block(new Target(json))
       try {
-        val json = Target.JSON.readTree(spec)
-        val block = new Block(new Target(json))
-        try {
-          val sent = form(parts, json, block)
-          sent + ("times" -> block.finish())
-        } finally block.close()
-      } catch {
-        case failure: Failure => Map("failure" -> failure.fields)
-        case error: IOException =>
-          val reason = s"a Spark executor could not send its rows: $error"
-          Map("failure" -> Failure("TransferError", reason).fields)
-      }
+        val about = send(json, block)
+        about + ("times" -> block.finish())
+      } finally block.close()
+    } catch {
+      case failure: Failure => Map("failure" -> failure.fields)
+      case error: IOException =>
+        val reason = s"a process of Spark could not send its rows: $error"
+        Map("failure" -> Failure("TransferError", reason).fields)
     }
     Target.JSON.writeValueAsString(found)
   }
