@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mpi_workers.failures import Failure
@@ -101,10 +102,11 @@ class Pending(Replies):
         self.left = set(ranks)
 
 
+@dataclass(eq=False)
 class CommandRelay:
     """The commands under way on one node.
 
-    Parameters
+    Attributes
     ----------
     node : int
         Number of this node.
@@ -115,20 +117,13 @@ class CommandRelay:
     uplink : Uplink
     """
 
-    def __init__(
-        self,
-        node: int,
-        ranks: Mapping[int, RankProcess],
-        word: InterruptWord,
-        uplink: Uplink,
-    ) -> None:
-        self._node = node
-        self._ranks = ranks
-        self._word = word
-        self._uplink = uplink
-        self._pending: dict[int, Pending] = {}
-        self._closed = False
-        self._reporting: asyncio.Future[None] | None = None
+    node: int
+    ranks: Mapping[int, RankProcess]
+    word: InterruptWord
+    uplink: Uplink
+    _pending: dict[int, Pending] = field(default_factory=dict)
+    _closed: bool = False
+    _reporting: asyncio.Future[None] | None = None
 
     @property
     def newest(self) -> int | None:
@@ -141,14 +136,14 @@ class CommandRelay:
 
     def relay(self, body: Body, encoded: bytes) -> None:
         """Send a command's frame to all ranks."""
-        self._pending[body["seq"]] = Pending(self._ranks)
-        for process in self._ranks.values():
+        self._pending[body["seq"]] = Pending(self.ranks)
+        for process in self.ranks.values():
             if process.control is not None:
                 process.control.send_encoded(encoded)
 
     def interrupt(self, seq: int, *, with_signal: bool) -> None:
         """End the calls up to this number; with SIGINT for code that does not read the word."""
-        self._word.raise_to(seq)
+        self.word.raise_to(seq)
         if with_signal:
             self._signal_ranks(seq)
 
@@ -156,7 +151,7 @@ class CommandRelay:
         """Send the ranks that have not come back from a call, then their stacks."""
         pending = self._pending.get(seq)
         ranks = sorted(pending.left) if pending is not None else []
-        self._uplink.send_event("ranks_running", seq=seq, ranks=ranks, stacks={})
+        self.uplink.send_event("ranks_running", seq=seq, ranks=ranks, stacks={})
         if ranks:
             self._reporting = asyncio.ensure_future(self._report_stacks(seq, ranks))
 
@@ -170,13 +165,13 @@ class CommandRelay:
             pids = {
                 rank: pid
                 for rank in ranks[first : first + at_once]
-                if rank in pending.left and (pid := self._ranks[rank].pid)
+                if rank in pending.left and (pid := self.ranks[rank].pid)
             }
             found = await asyncio.gather(
                 *(asyncio.to_thread(of_main_thread, pid) for pid in pids.values())
             )
             stacks = {str(rank): stack for rank, stack in zip(pids, found, strict=True) if stack}
-            self._uplink.send_event("ranks_running", seq=seq, ranks=[], stacks=stacks)
+            self.uplink.send_event("ranks_running", seq=seq, ranks=[], stacks=stacks)
 
     def _signal_ranks(self, seq: int) -> None:
         """Signal the ranks that have not come back from a cancelled call, until they have."""
@@ -184,7 +179,7 @@ class CommandRelay:
         if pending is None or self._closed:
             return
         for rank in pending.left:
-            pid = self._ranks[rank].pid
+            pid = self.ranks[rank].pid
             if pid:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGINT)
@@ -194,7 +189,7 @@ class CommandRelay:
         """Process a rank's reply, or its report of progress."""
         body = frame.body
         if frame.kind == Kind.EVENT:
-            self._uplink.send_event("progress", **body)
+            self.uplink.send_event("progress", **body)
             return
         pending = self._pending.get(body.get("seq", -1))
         if frame.kind != Kind.REPLY or pending is None:
@@ -204,11 +199,11 @@ class CommandRelay:
         pending.add(body, f"rank {rank}")
         if first and pending.errors:
             if pending.left:  # the others may wait for this rank in MPI
-                self._word.raise_to(body["seq"])
-            self._uplink.send_output(rank)
-            self._uplink.send_event("rank_failed", seq=body["seq"], error=pending.errors[0])
+                self.word.raise_to(body["seq"])
+            self.uplink.send_output(rank)
+            self.uplink.send_event("rank_failed", seq=body["seq"], error=pending.errors[0])
         if not pending.left:
-            self._uplink.send_output()
+            self.uplink.send_output()
             del self._pending[body["seq"]]
-            combined = {"seq": body["seq"], "node": self._node, **pending.combined()}
-            self._uplink.send_reply(combined)
+            combined = {"seq": body["seq"], "node": self.node, **pending.combined()}
+            self.uplink.send_reply(combined)

@@ -11,6 +11,7 @@ Balaji et al., EuroMPI 2010; wire protocol 1.1.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from itertools import groupby
 
 VALUE_LIMIT = 1024  # bytes of a value
@@ -40,10 +41,11 @@ def segment_names(kvs_name: str, node: int) -> tuple[str, ...]:
     return f"mpich_shm_{world:x}_{node}", f"mpich_vci_{world:x}_{node}"
 
 
+@dataclass(eq=False)
 class PmiNode:
     """Answers the PMI lines of one node's ranks.
 
-    Parameters
+    Attributes
     ----------
     kvs_name : str
         Unique name of the job: MPICH derives shared memory names from it.
@@ -59,59 +61,52 @@ class PmiNode:
         A rank called MPI_Abort.
     """
 
-    def __init__(
-        self,
-        kvs_name: str,
-        size: int,
-        local_ranks: list[int],
-        mapping: str,
-        *,
-        send: Callable[[int, str], None],
-        barrier: Callable[[dict[str, str]], None],
-        abort: Callable[[int, int], None],
-    ) -> None:
-        self._name = kvs_name
-        self._size = size
-        self._local = local_ranks
-        self._keys: dict[str, str] = {}
+    kvs_name: str
+    size: int
+    local_ranks: list[int]
+    mapping: InitVar[str]
+    _: KW_ONLY
+    send: Callable[[int, str], None]
+    barrier: Callable[[dict[str, str]], None]
+    abort: Callable[[int, int], None]
+    _keys: dict[str, str] = field(default_factory=dict)
+    _fresh: dict[str, str] = field(default_factory=dict)
+    _waiting: int = 0
+
+    def __post_init__(self, mapping: str) -> None:
         if len(mapping) < VALUE_LIMIT:  # if it is missing, MPICH compares host names
             self._keys["PMI_process_mapping"] = mapping
-        self._fresh: dict[str, str] = {}
-        self._waiting = 0
-        self._send = send
-        self._barrier = barrier
-        self._abort = abort
 
     def release(self, puts: dict[str, str]) -> None:
         """Every node has reached the barrier: add the keys of all nodes, and release the ranks."""
         self._keys.update(puts)
         self._waiting = 0
-        for rank in self._local:
-            self._send(rank, "cmd=barrier_out rc=0")
+        for rank in self.local_ranks:
+            self.send(rank, "cmd=barrier_out rc=0")
 
     def line(self, rank: int, line: str) -> None:
         """Answer one line of a rank."""
         fields = dict(token.partition("=")[::2] for token in line.split())
         match fields.get("cmd"):
             case "init":
-                self._send(rank, "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0")
+                self.send(rank, "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0")
             case "get_maxes":
-                self._send(
+                self.send(
                     rank, f"cmd=maxes kvsname_max=256 keylen_max=64 vallen_max={VALUE_LIMIT} rc=0"
                 )
             case "get_appnum":
-                self._send(rank, "cmd=appnum appnum=0 rc=0")
+                self.send(rank, "cmd=appnum appnum=0 rc=0")
             case "get_my_kvsname":
-                self._send(rank, f"cmd=my_kvsname kvsname={self._name} rc=0")
+                self.send(rank, f"cmd=my_kvsname kvsname={self.kvs_name} rc=0")
             case "get_universe_size":
-                self._send(rank, f"cmd=universe_size size={self._size} rc=0")
+                self.send(rank, f"cmd=universe_size size={self.size} rc=0")
             case "put":
                 self._fresh[fields["key"]] = line.partition("value=")[2].rstrip("\n")
-                self._send(rank, "cmd=put_result rc=0")
+                self.send(rank, "cmd=put_result rc=0")
             case "get":
                 key = fields["key"]
                 value = self._fresh.get(key, self._keys.get(key))
-                self._send(
+                self.send(
                     rank,
                     f"cmd=get_result rc=0 value={value}"
                     if value is not None
@@ -119,12 +114,12 @@ class PmiNode:
                 )
             case "barrier_in":
                 self._waiting += 1
-                if self._waiting == len(self._local):
+                if self._waiting == len(self.local_ranks):
                     puts, self._fresh = self._fresh, {}
-                    self._barrier(puts)
+                    self.barrier(puts)
             case "finalize":
-                self._send(rank, "cmd=finalize_ack rc=0")
+                self.send(rank, "cmd=finalize_ack rc=0")
             case "abort":
-                self._abort(rank, int(fields.get("exitcode", "1")))
+                self.abort(rank, int(fields.get("exitcode", "1")))
             case command:
-                self._send(rank, f"cmd={command} rc=-1 msg=not_supported")
+                self.send(rank, f"cmd={command} rc=-1 msg=not_supported")

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -38,10 +39,11 @@ REFUSALS = ("BadArgumentError", "BadIndexError", "DtypeError", "ShapeError")
 FREE_DELAY_S = 0.02  # in which the next command may take a free along
 
 
+@dataclass(eq=False)
 class Commands:
     """The commands of a gang, over all its incarnations.
 
-    Parameters
+    Attributes
     ----------
     nodes : Nodes
         Carry them out; those of the next incarnation after a failure.
@@ -50,9 +52,6 @@ class Commands:
     users : callable(holders)
         Descriptions of the other programs among these holders.
     log : CommandLog
-
-    Attributes
-    ----------
     stale : dict of int to str
         Matrices that were lost with ranks and could not be rebuilt, and why.
     next_id : int
@@ -66,22 +65,18 @@ class Commands:
     Each handler takes the caller's fields and the id of the process that holds the results.
     """
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        soon: Callable[[str, Work], None],
-        users: Callable[[set[str]], list[str]],
-        log: CommandLog,
-    ) -> None:
-        self.nodes = nodes
-        self.log = log
-        self.stale: dict[int, str] = {}
-        self._soon = soon
-        self._users = users
-        self.next_id = 1
-        self.matrices: dict[int, Record] = {}
-        self.libraries = LoadedLibraries(users)
-        self.quota_nbytes: int | None = None
+    nodes: Nodes
+    soon: Callable[[str, Work], None]
+    users: Callable[[set[str]], list[str]]
+    log: CommandLog
+    stale: dict[int, str] = field(default_factory=dict)
+    next_id: int = 1
+    matrices: dict[int, Record] = field(default_factory=dict)
+    libraries: LoadedLibraries = field(init=False)
+    quota_nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        self.libraries = LoadedLibraries(self.users)
 
     # --- matrices ---
 
@@ -107,7 +102,7 @@ class Commands:
         """Free matrices, unless other programs use them."""
         known = self._there(body)
         for record in known:
-            if found := self._users(record.holders - {holder}):
+            if found := self.users(record.holders - {holder}):
                 raise Failure(
                     "MatrixError",
                     f"{record.name} was not freed: {', '.join(found)} still uses it. Free it after "
@@ -124,7 +119,7 @@ class Commands:
 
     def drop(self, *idents: int) -> None:
         """Free matrices soon, of which no process knows; also if only some ranks have them."""
-        self._soon("free", lambda: self._free(idents))
+        self.soon("free", lambda: self._free(idents))
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
@@ -254,7 +249,7 @@ class Commands:
         try:
             done = await self.nodes.round(collective=True, first=first, **again)
         except Failure as failure:
-            self._soon("discard", partial(self.discard, self.nodes, first))
+            self.soon("discard", partial(self.discard, self.nodes, first))
             if again.get("library") != ARRAYS or failure.kind not in REFUSALS:
                 words = "a call that failed may have changed it in place"
                 self.log.add(again, changed=changed, reason=words)

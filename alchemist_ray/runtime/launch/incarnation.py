@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -21,6 +21,7 @@ from alchemist_ray.runtime.cluster.actors import result_of
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
+from alchemist_ray.runtime.launch.nodes import Nodes
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.node.specs import GangPlan, NodePlan
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
@@ -32,10 +33,11 @@ LATE_S = 2.0  # for a reservation, which has its own limit, to say what it waits
 KEEP_SHARE = 4  # a quarter of a node's free memory may be kept warm, for some seconds
 
 
+@dataclass(eq=False)
 class Incarnation:
     """One incarnation of a gang.
 
-    Parameters
+    Attributes
     ----------
     gang : str
     run : str
@@ -45,36 +47,28 @@ class Incarnation:
     dispatcher : Dispatcher
         Of the gang.
     driver : actor
-
-    Attributes
-    ----------
     stage : str
         The step at which the start is, for messages.
-    nodes : Nodes
     agents : list of actor
         One per node.
+    nodes : Nodes
+        Of the dispatcher; without nodes until it starts.
     """
 
-    def __init__(
-        self,
-        gang: str,
-        run: str,
-        epoch: int,
-        request: GangRequest,
-        dispatcher: Dispatcher,
-        driver: Any,
-    ) -> None:
-        self._gang = gang
-        self.run = run
-        self._epoch = epoch
-        self.request = request
-        self.stage = ""
-        self.agents: list[ActorHandle] = []
-        self.nodes = dispatcher.new_nodes(0, 0)  # until it starts
-        self._dispatcher = dispatcher
-        self._acceptor: Acceptor[AuthenticatedPeer] | None = None
-        self._driver = driver
-        self._folder: PrivateFolder | None = None
+    gang: str
+    run: str
+    epoch: int
+    request: GangRequest
+    dispatcher: Dispatcher
+    driver: Any
+    stage: str = ""
+    agents: list[ActorHandle] = field(default_factory=list)
+    nodes: Nodes = field(init=False)
+    _acceptor: Acceptor[AuthenticatedPeer] | None = None
+    _folder: PrivateFolder | None = None
+
+    def __post_init__(self) -> None:
+        self.nodes = self.dispatcher.new_nodes(0, 0)
 
     async def start(self, cpus: GangCpus, first_epoch: int, token: str) -> GangAddress:
         """Start the ranks and wait until all have checked in.
@@ -120,17 +114,17 @@ class Incarnation:
     ) -> GangAddress:
         request = self.request
         self.stage = "waiting for the nodes' agents"
-        found = await result_of(self._driver.agents.remote([node for node, _ in nodes]))
+        found = await result_of(self.driver.agents.remote([node for node, _ in nodes]))
         launcher = LAUNCHERS[request.options.launcher](os.environ | request.settings)
         order = launcher.order([about["name"] for _, about in found])
         nodes, found = [nodes[i] for i in order], [found[i] for i in order]
         self.agents = [agent for agent, _ in found]
         facts = [about for _, about in found]
-        self.nodes = self._dispatcher.new_nodes(len(nodes), request.workers)
+        self.nodes = self.dispatcher.new_nodes(len(nodes), request.workers)
         self.nodes.node_ids = tuple(node for node, _ in nodes)
         self._folder = PrivateFolder(f"manager-{self.run}")
         here, path = ray.util.get_node_ip_address(), self._folder.socket("manager")
-        self._acceptor, addresses = self._dispatcher.listen(token, self.nodes, here, path)
+        self._acceptor, addresses = self.dispatcher.listen(token, self.nodes, here, path)
         plan = GangPlan(
             gang=self.run,
             nodes=tuple(
@@ -142,7 +136,7 @@ class Incarnation:
             manager=addresses,
             keep_bytes=min(about["memory"] for about in facts) // KEEP_SHARE,
             start_timeout_s=request.options.start_timeout_s,
-            log_folder=folder_name(self._gang, self.run.rpartition(".")[0]),
+            log_folder=folder_name(self.gang, self.run.rpartition(".")[0]),
         )
         self.stage = "starting processes"
         plan = replace(plan, start=launcher.start(plan))
@@ -152,9 +146,9 @@ class Incarnation:
         await asyncio.gather(*starting)
         await self._checked_in(plan)
         return GangAddress(
-            gang=self._gang,
+            gang=self.gang,
             session=request.session,
-            epoch=self._epoch,
+            epoch=self.epoch,
             token=token,
             addresses=addresses,
             nodes=tuple(about for _, about in sorted(self.nodes.data.items())),

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -57,10 +57,11 @@ FREE_LIMIT_S = 5.0  # to reserve CPUs that were free a moment ago
 NODE_LIMIT_S = 600.0  # for an autoscaler to bring a node; then it is asked again
 
 
+@dataclass(eq=False)
 class IncarnationCopy:
     """Copies libraries and matrices; the old ranks keep theirs.
 
-    Parameters
+    Attributes
     ----------
     commands : Commands
         Its matrices and libraries.
@@ -70,29 +71,21 @@ class IncarnationCopy:
         Their addresses.
     """
 
-    def __init__(
-        self,
-        commands: Commands,
-        old: Incarnation,
-        new: Incarnation,
-        source: GangAddress,
-        target: GangAddress,
-    ) -> None:
-        self._commands = commands
-        self._old = old
-        self._new = new
-        self._source = source
-        self._target = target
-        self._created: dict[int, TransferTarget] = {}  # by the number of the old matrix
-        self._states: list[SavedState] = []  # of libraries
+    commands: Commands
+    old: Incarnation
+    new: Incarnation
+    source: GangAddress
+    target: GangAddress
+    _created: dict[int, TransferTarget] = field(default_factory=dict)  # by the old matrix's number
+    _states: list[SavedState] = field(default_factory=list)  # of libraries
 
     async def unless_lost(self, work: Awaitable[None]) -> None:
         """Wait for work on both. Raises what ends one of them, if that comes first."""
-        await self._old.nodes.unless_ended(self._new.nodes.unless_ended(work))
+        await self.old.nodes.unless_ended(self.new.nodes.unless_ended(work))
 
     async def copy(self) -> None:
         """Copy everything. Raises `Failure`, `AlchemistError` and `RayError`."""
-        commands, nodes = self._commands, self._new.nodes
+        commands, nodes = self.commands, self.new.nodes
         for name, library in commands.libraries.items():
             path, _ = library.stamp
             if await stamp_of(path) != library.stamp:
@@ -107,7 +100,7 @@ class IncarnationCopy:
             for saved in self._states:
                 await saved.load(nodes, commands.next_id)
         finally:  # free them on both
-            self._old.nodes.unreferenced += [r.id for saved in self._states for r in saved.records]
+            self.old.nodes.unreferenced += [r.id for saved in self._states for r in saved.records]
 
     # --- matrices ---
 
@@ -115,7 +108,7 @@ class IncarnationCopy:
         """The matrices, together those that share memory, shape, dtype and layout."""
         states = [record for saved in self._states for record in saved.records]
         found: dict[Any, list[Record]] = {}
-        for record in (*self._commands.matrices.values(), *states):
+        for record in (*self.commands.matrices.values(), *states):
             if record.sealed:
                 memory = min(record.aliases, default=record.id)
                 key = memory, record.shape, record.dtype, record.layout
@@ -136,17 +129,17 @@ class IncarnationCopy:
             if record.id in self._created:
                 continue
             ident, layout = record.id, record.layout
-            if copies(layout, default_grid(self._target.size)) > 1:  # the ranks make the copies
+            if copies(layout, default_grid(self.target.size)) > 1:  # the ranks make the copies
                 ident, layout = -record.id, BASE_LAYOUT
-            self._created[record.id] = self._at(record, ident, layout, self._target)
+            self._created[record.id] = self._at(record, ident, layout, self.target)
             shape, dtype = list(record.shape), record.dtype
-            await self._new.nodes.round(
+            await self.new.nodes.round(
                 "create", matrix=ident, shape=shape, dtype=dtype, layout=layout
             )
 
     async def _copy_matrices(self) -> None:
         await self.create_matrices()  # those that were made meanwhile
-        nodes, groups = self._new.nodes, self._groups()
+        nodes, groups = self.new.nodes, self._groups()
         moves = [(record, self._created.pop(record.id)) for record, *_ in groups]
         if self._created:  # freed since then
             gone = [target.matrix for target in self._created.values()]
@@ -162,28 +155,29 @@ class IncarnationCopy:
                 await self._redistribute(first.id, record)  # shares its memory
 
     async def _redistribute(self, source: int, record: Record) -> None:
-        await self._new.nodes.round(
+        await self.new.nodes.round(
             "redistribute", collective=True, source=source, matrix=record.id, layout=record.layout
         )
 
     async def _move(self, moves: list[tuple[Record, TransferTarget]]) -> None:
         matrices = tuple(
-            (self._at(record, record.id, record.layout, self._source), target)
+            (self._at(record, record.id, record.layout, self.source), target)
             for record, target in moves
         )
-        source = DataEndpoints(self._source.token, self._source.nodes)
-        target = DataEndpoints(self._target.token, self._target.nodes)
-        agents = self._new.agents
+        source = DataEndpoints(self.source.token, self.source.nodes)
+        target = DataEndpoints(self.target.token, self.target.nodes)
+        agents = self.new.agents
         if matrices:
             jobs = [MoveJob(source, target, matrices, i, len(agents)) for i in range(len(agents))]
             asked = [agent.run.remote(job, []) for agent, job in zip(agents, jobs, strict=True)]
             await asyncio.gather(*map(result_of, asked))
 
 
+@dataclass(eq=False)
 class Resizing:
     """The resizes of one gang, one at a time.
 
-    Parameters
+    Attributes
     ----------
     dispatcher : Dispatcher
     cpus : GangCpus
@@ -191,28 +185,18 @@ class Resizing:
         The gang's state while its matrices are moved.
     use : callable(new, address)
         Lets an incarnation take the place of the present one. Raises if its ranks are lost.
-
-    Attributes
-    ----------
     next : Incarnation or None
         It is being started, or receives matrices; the resize can still be stopped.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        cpus: GangCpus,
-        state: Callable[[], contextlib.AbstractContextManager[None]],
-        use: Callable[[Incarnation, GangAddress], None],
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._cpus = cpus
-        self._state = state
-        self._use = use
-        self.next: Incarnation | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._moved = False  # whether the new ranks have taken the place of the old ones
-        self._stopped: AlchemistError | None = None  # why
+    dispatcher: Dispatcher
+    cpus: GangCpus
+    state: Callable[[], contextlib.AbstractContextManager[None]]
+    use: Callable[[Incarnation, GangAddress], None]
+    next: Incarnation | None = None
+    _task: asyncio.Task[None] | None = None
+    _moved: bool = False  # whether the new ranks have taken the place of the old ones
+    _stopped: AlchemistError | None = None  # why
 
     async def run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
         """Move from one incarnation, at `address`, to one that is started now.
@@ -247,8 +231,8 @@ class Resizing:
 
     async def _run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
         try:
-            target = await new.start(self._cpus, address.first_epoch, next_token(address.token))
-            copy = IncarnationCopy(self._dispatcher.commands, old, new, address, target)
+            target = await new.start(self.cpus, address.first_epoch, next_token(address.token))
+            copy = IncarnationCopy(self.dispatcher.commands, old, new, address, target)
             await copy.unless_lost(copy.create_matrices())
             await self._in_turn(copy, new, target)
         finally:
@@ -256,15 +240,15 @@ class Resizing:
             ended, left = (old, new) if self._moved else (new, old)
             await ended.shutdown()
             await ended.release()
-            await self._cpus.keep(left.request.workers)
+            await self.cpus.keep(left.request.workers)
 
     async def _in_turn(self, copy: IncarnationCopy, new: Incarnation, address: GangAddress) -> None:
         """Move all that the gang has; no command runs meanwhile."""
 
         async def move() -> None:
-            with self._state():
+            with self.state():
                 await copy.unless_lost(copy.copy())
-                self._use(new, address)
+                self.use(new, address)
                 self._moved, self.next = True, None
 
         moving: asyncio.Task[None] | None = None
@@ -277,10 +261,10 @@ class Resizing:
                 raise Failure("CancelledError", "it was cancelled")
             moving.result()
 
-        commands = self._dispatcher.commands
+        commands = self.dispatcher.commands
         try:
             body = {"op": "resize", "matrices": commands.matrices}
-            await self._dispatcher.submit(body, work=in_turn)
+            await self.dispatcher.submit(body, work=in_turn)
         finally:
             if moving is not None:
                 moving.cancel()
@@ -299,10 +283,11 @@ def _unchanged(error: BaseException, workers: int) -> AlchemistError:
     )
 
 
+@dataclass(eq=False)
 class Elastic:
     """The size of one gang, if its request has bounds; otherwise nothing happens.
 
-    Parameters
+    Attributes
     ----------
     cpus : GangCpus
     resize : callable(workers)
@@ -312,18 +297,11 @@ class Elastic:
         Runs it until the gang ends.
     """
 
-    def __init__(
-        self,
-        cpus: GangCpus,
-        resize: Callable[[int], Awaitable[None]],
-        address: Callable[[], GangAddress | None],
-        begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-    ) -> None:
-        self._cpus = cpus
-        self._resize = resize
-        self._address = address
-        self._begin = begin
-        self._growing: asyncio.Task[None] | None = None
+    cpus: GangCpus
+    resize: Callable[[int], Awaitable[None]]
+    address: Callable[[], GangAddress | None]
+    begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    _growing: asyncio.Task[None] | None = None
 
     async def started(self, request: GangRequest) -> GangRequest:
         """The request with as many ranks as there are CPUs now, which are reserved."""
@@ -333,7 +311,7 @@ class Elastic:
         free = await in_thread(free_ranks, request.options.cpus)
         if (workers := min(most, free)) > least:
             try:
-                await self._cpus.reserve(workers, FREE_LIMIT_S)
+                await self.cpus.reserve(workers, FREE_LIMIT_S)
                 return replace(request, workers=workers)
             except (ResourceError, TimeoutError):
                 pass  # others were faster
@@ -346,7 +324,7 @@ class Elastic:
         least, most = request.bounds
         nodes.leave = partial(self._leave, nodes, least)
         if self._growing is None:
-            self._growing = self._begin(self._grow(request.options.cpus, most))
+            self._growing = self.begin(self._grow(request.options.cpus, most))
 
     def stop_growing(self) -> None:
         """The user has resized the gang."""
@@ -356,35 +334,35 @@ class Elastic:
     async def _grow(self, cpus: float, most: int) -> None:
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
-            address = self._address()
+            address = self.address()
             if address is None or address.size >= most:
                 continue
             try:
                 free, growth = await in_thread(free_ranks, cpus), Growth.here()
                 if free > 0:
-                    await self._cpus.reserve(min(most, address.size + free), FREE_LIMIT_S)
+                    await self.cpus.reserve(min(most, address.size + free), FREE_LIMIT_S)
                 elif growth is not None:
                     node = max(1, int(growth.cpus / cpus))
-                    await self._cpus.reserve(min(most, address.size + node), NODE_LIMIT_S)
+                    await self.cpus.reserve(min(most, address.size + node), NODE_LIMIT_S)
                 else:
                     continue
-                await self._resize(min(most, self._cpus.count))
+                await self.resize(min(most, self.cpus.count))
             except (AlchemistError, RayError, TimeoutError):
                 continue  # the gang goes on as it was
 
     def _leave(self, nodes: Nodes, least: int, error: AlchemistError) -> bool:
         """Move to the other nodes, if they have CPUs for enough ranks."""
-        address = self._address()
+        address = self.address()
         if address is None:
             return False
-        left = self._cpus.avoid(address.node_ids[error.facts["node"]])
+        left = self.cpus.avoid(address.node_ids[error.facts["node"]])
         if left >= least:
-            self._begin(self._move_away(nodes, error, left))
+            self.begin(self._move_away(nodes, error, left))
         return left >= least
 
     async def _move_away(self, nodes: Nodes, error: AlchemistError, workers: int) -> None:
         try:
-            await self._resize(workers)
+            await self.resize(workers)
         except AlchemistError:
             nodes.fail(error)
 
