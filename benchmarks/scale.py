@@ -24,7 +24,8 @@ from typing import Any
 
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.gang.control_channel import SocketChannel, open_socket_channel
+from alchemist_ray.gang.connection import Transport
+from alchemist_ray.gang.control_channel import SocketChannel
 from alchemist_ray.runtime.cluster.placement import per_node
 from benchmarks.harness import Report, timed
 from benchmarks.simulated_gang import (
@@ -100,7 +101,7 @@ def simulate(ranks: int, nodes: int, calls: int = CALLS, batches: int = BATCHES)
         start_s = time.perf_counter() - begin
         before = memory()
         hello = {"role": "client", "owner": True, "session": True, "process": "p", "where": "w"}
-        channel = open_socket_channel(address, hello, lambda fields, op: None)
+        channel = Transport().open_channel(address, hello, lambda fields, op: None)
         assert isinstance(channel, SocketChannel)
         channel.request({"op": "load", "library": "simulated"})
         call_s = _call_s(channel, calls, batches)

@@ -20,23 +20,27 @@ from alchemist_ray.errors import (
     SessionError,
     StaleHandleError,
     TransferError,
+    from_failure,
 )
 from alchemist_ray.gang.address import GangAddress, this_process
 from alchemist_ray.gang.control_channel import (
+    CONNECT_TIMEOUT_S,
     MANAGER_GONE,
     OnFrame,
     OnProgress,
     SocketChannel,
-    open_socket_channel,
 )
 from alchemist_ray.gang.leases import MatrixLease, MatrixLeases
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.options import ConnectionOptions
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.data.node_connections import NodeConnections
+from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Grid, default_grid
+from mpi_workers.wire import sockets
+from mpi_workers.wire.blocking import connect
 from mpi_workers.wire.commands import COMMANDS, Turn
-from mpi_workers.wire.frames import Body
+from mpi_workers.wire.frames import Body, WireError
 from mpi_workers.wire.names import ARRAYS
 
 T = TypeVar("T")
@@ -64,9 +68,19 @@ class Transport:
     ) -> SocketChannel | None:
         """A channel to the dispatcher; None if it cannot be reached. See `SocketChannel`.
 
-        Raises `AuthError` if the dispatcher refuses this process.
+        `hello`: what the dispatcher is told of this process. Raises `AuthError` if it refuses.
         """
-        return open_socket_channel(address, hello, on_frame)
+        for place in sockets.reachable_addresses(address.addresses):
+            try:
+                connection, _ = connect(
+                    place, address.token, hello, timeout_s=CONNECT_TIMEOUT_S, take_fds=False
+                )
+            except (OSError, WireError):
+                continue
+            except Failure as failure:
+                raise from_failure(failure) from None
+            return SocketChannel(connection, place, on_frame)
+        return None
 
     def open_nodes(self, address: GangAddress, watch: Callable[[], object]) -> NodeConnections:
         """The connections for data; see `NodeConnections` for `watch`."""
@@ -131,7 +145,7 @@ class GangConnection:
         self.options = options or ConnectionOptions()
         self.owner = owner
         self._current = current
-        self._keeper = keeper
+        self.keeper = keeper
         self.handle_type = handle_type
         self._transport = transport or Transport()
         self._result_type = result_type
@@ -195,7 +209,14 @@ class GangConnection:
         return channel
 
     def _dialled(self) -> SocketChannel | None:
-        return self._transport.open_channel(self.address, self._hello(), self._on_frame)
+        hello = {
+            "role": "client",
+            "owner": self.owner,
+            "session": self._sessions > 0,
+            "process": self.process,
+            "where": this_process(),
+        }
+        return self._transport.open_channel(self.address, hello, self._on_frame)
 
     def _address_now(self, error: GroupFailedError) -> GangAddress:
         """What the GroupManager says. Raises `error` if that has ended, too."""
@@ -243,15 +264,6 @@ class GangConnection:
             self._at(address)
             old, self.nodes = self.nodes, self._transport.open_nodes(self.address, self.ping)
         old.close()
-
-    def _hello(self) -> Body:
-        return {
-            "role": "client",
-            "owner": self.owner,
-            "session": self._sessions > 0,
-            "process": self.process,
-            "where": this_process(),
-        }
 
     @property
     def over(self) -> bool:
@@ -442,17 +454,6 @@ class GangConnection:
         """The id of a matrix for a call that may write to it. Raises as `check`."""
         ref.forget_elements()
         return self.check(ref).id
-
-    @property
-    def keeps_sources(self) -> bool:
-        """Whether this process can have data kept in the object store; see `keep_source`."""
-        return self._keeper is not None
-
-    def keep_source(self, matrix: int, data: Any) -> bool:
-        """Have data kept with which a matrix can be sent again; whether that is possible here."""
-        if self._keeper is not None:
-            self._keeper(self.address.epoch, matrix, data)
-        return self._keeper is not None
 
     def free(self, ref: MatrixRef) -> None:
         """Free a matrix now, whatever handles of it there are."""

@@ -23,11 +23,11 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.gang import progress
-from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.observe import events
 from mpi_workers.failures import Failure
-from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.blocking import Connection, connect
+from mpi_workers.wire import frames
+from mpi_workers.wire.blocking import Connection
+from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 # The same functions of `signal` make enumerations, which takes ten times as long.
@@ -154,7 +154,7 @@ class SocketChannel:
                 self._cancel(call)
             raise
         finally:
-            events.note_span(events.COMMAND, events.command_name(body), begun)
+            events.note_span(events.COMMAND, command_name(body), begun)
             with self._changed:
                 self._calls.pop(call.ident, None)
 
@@ -269,34 +269,3 @@ class SocketChannel:
                 self._lost = SessionError("the connection to the gang was closed")
             self._changed.notify_all()
         self._connection.close()
-
-
-def open_socket_channel(
-    address: GangAddress, hello: Body, on_frame: OnFrame
-) -> SocketChannel | None:
-    """A channel over the first socket of the dispatcher that can be reached; None if none can.
-
-    Parameters
-    ----------
-    address : GangAddress
-    hello : dict
-        What the dispatcher is told of this process.
-    on_frame : callable(body, op)
-        See `SocketChannel`.
-
-    Raises
-    ------
-    AuthError
-        If the dispatcher refuses this process.
-    """
-    for place in sockets.reachable_addresses(address.addresses):
-        try:
-            connection, _ = connect(
-                place, address.token, hello, timeout_s=CONNECT_TIMEOUT_S, take_fds=False
-            )
-        except (OSError, frames.WireError):
-            continue
-        except Failure as failure:
-            raise from_failure(failure) from None
-        return SocketChannel(connection, place, on_frame)
-    return None

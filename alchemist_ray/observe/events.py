@@ -156,15 +156,3 @@ def note_span(
 def since(at: float) -> list[Span]:
     """The spans that ended after a time."""
     return [span for span in list(_spans) if span.begun + span.seconds >= at]
-
-
-def command_name(body: Body) -> str:
-    """A command as users know it: ``linalg.svd``, a function's name, or the operation."""
-    match body:
-        case {"op": "call", "library": library, "routine": routine}:
-            return f"{library}.{routine}"
-        case {"op": "run", "task": {"name": name}} | {"op": "run", "name": name}:
-            return str(name)
-        case {"op": "load", "library": library}:
-            return f"load_library({library!r})"
-    return str(body.get("op"))

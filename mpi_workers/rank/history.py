@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from mpi_workers.rank import interruption
+from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body
 
 KEPT = 10_000  # commands, and as many spans
@@ -73,13 +74,7 @@ def add(
     body: Body, begun: float, seconds: float, mpi_s: float, grown_nbytes: int, *, failed: bool
 ) -> None:
     """Note a command that has ended."""
-    _entries.append(Entry(_name(body), begun, seconds, mpi_s, grown_nbytes, failed))
-
-
-def _name(body: Body) -> str:
-    if body["op"] == "call":
-        return f"{body['library']}.{body['routine']}"
-    return str(body.get("name") or body["op"])
+    _entries.append(Entry(command_name(body), begun, seconds, mpi_s, grown_nbytes, failed))
 
 
 def collected(comm: Any, since: float) -> list[tuple[int, str, list[tuple[Any, ...]]]] | None:

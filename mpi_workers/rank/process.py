@@ -47,7 +47,7 @@ from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runne
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.wire.blocking import Connection, connect
-from mpi_workers.wire.commands import COMMANDS
+from mpi_workers.wire.commands import COMMANDS, command_name
 from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.interfaces import interface_of
 from mpi_workers.wire.names import STDERR, STDOUT
@@ -160,8 +160,6 @@ class RankLoop:
         return self._routine_failure(error, body)
 
     def _routine_failure(self, error: BaseException, body: Body) -> Failure:
-        routine = body.get("routine") or body.get("name") or body["op"]
-        what = f"{body.get('library', '')}.{routine}".lstrip(".")
         where = error.__traceback__
         while (
             where and where.tb_next and where.tb_frame.f_globals.get("__name__") in HIDDEN_MODULES
@@ -170,7 +168,7 @@ class RankLoop:
         shown = traceback.format_exception(type(error), error, where)
         return Failure(
             "RoutineError",
-            f"{what} failed on rank {self._rank}: {type(error).__name__}: {error}",
+            f"{command_name(body)} failed on rank {self._rank}: {type(error).__name__}: {error}",
             rank=self._rank,
             traceback="".join(shown)[-TRACEBACK_LIMIT:],
         )

@@ -150,3 +150,15 @@ def checked(body: Body) -> Command:
     if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s > 0):
         raise Failure("BadArgumentError", f"timeout_s={limit_s!r}: it must be greater than 0")
     return command
+
+
+def command_name(body: Body) -> str:
+    """A command as users know it: ``linalg.svd``, a function's name, or the operation."""
+    match body:
+        case {"op": "call", "library": library, "routine": routine}:
+            return f"{library}.{routine}"
+        case {"op": "run", "task": {"name": name}} | {"op": "run", "name": name}:
+            return str(name)
+        case {"op": "load", "library": library}:
+            return f"load_library({library!r})"
+    return str(body.get("op"))

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from alchemist_ray.gang.progress import as_text
-from alchemist_ray.observe.events import command_name
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.launch.nodes import CONTINUES, Round
 from mpi_workers.failures import Failure
 from mpi_workers.node.rank_output import dropped_note
 from mpi_workers.wire.asynchronous import FrameProtocol
+from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.names import STDERR, Line
 

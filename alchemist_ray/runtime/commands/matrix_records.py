@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.observe.events import command_name
+from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body
 
 LOSSES = 2  # a command during which ranks were lost so often is not run again
