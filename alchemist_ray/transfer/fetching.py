@@ -28,13 +28,6 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.wire.frames import WireError
 
-try:
-    from mpi_workers.matrix.memory import Pool
-
-    HAS_POOL = True
-except ImportError:  # it needs Linux: NumPy allocates
-    HAS_POOL = False
-
 
 def fetch(
     connection: GangConnection,
@@ -134,15 +127,13 @@ def _bounding_range(selected: range) -> tuple[int, int, int]:
 POOLED_NBYTES = 1 << 20  # 1 MiB: smaller results come from the ordinary allocator
 KEPT_NBYTES = 1 << 30  # 1 GiB, or an eighth of the machine's memory
 
+try:
+    from mpi_workers.matrix.memory import Pool
 
-def _new_pool() -> Pool | None:
-    if not HAS_POOL:
-        return None
-    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Pool(min(KEPT_NBYTES, memory_nbytes // 8), shared=False)
-
-
-_pool = _new_pool()
+    _memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    _pool: Pool | None = Pool(min(KEPT_NBYTES, _memory_nbytes // 8), shared=False)
+except ImportError:  # it needs Linux: NumPy allocates
+    _pool = None
 
 
 def _result_array(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -369,14 +369,14 @@ def _scratch() -> NDArray[np.uint8]:
 
 # The agent's open connections and mappings, by gang.
 _warm: dict[str, NodeConnections] = {}
-_warming = threading.Lock()
+_warming = threading.RLock()
 
 
 def _nodes_of(gang: str, endpoints: DataEndpoints) -> NodeConnections:
     with _warming:
         found = _warm.get(gang)
         if found is None or found.endpoints != endpoints:
-            _forget(gang)
+            forget(gang)
             found = _warm[gang] = NodeConnections(endpoints)
         return found
 
@@ -390,13 +390,9 @@ def forget(ended: str = "") -> None:
         A gang that is known to have ended here; the others are looked for.
     """
     with _warming:
-        _forget(ended)
-
-
-def _forget(ended: str) -> None:
-    for gang in list(_warm):
-        if gang == ended or (_warm[gang].resting and not runs_here(gang)):
-            _warm.pop(gang).close()
+        for gang in list(_warm):
+            if gang == ended or (_warm[gang].resting and not runs_here(gang)):
+                _warm.pop(gang).close()
 
 
 MOVED_BYTES = 8 << 20  # 8 MiB are read, then written
@@ -428,7 +424,8 @@ class MoveJob:
         turn = self.number
         try:
             for before, after in self.matrices:
-                panels = list(panels_of(before.distribution.shape, before.dtype.itemsize))
+                m, n = before.distribution.shape
+                panels = list(Region(0, m, 0, n).parts(MOVED_BYTES // before.dtype.itemsize))
                 mine = panels[turn :: self.count]
                 turn = (turn - len(panels)) % self.count  # small matrices are shared out, too
                 if mine:
@@ -458,13 +455,3 @@ def _move(
             array = memory[: math.prod(panel.shape)].reshape(panel.shape)
             reader.read_block(array, (panel.row0, panel.col0))
             writer.write_block(array, (panel.row0, panel.col0))
-
-
-def panels_of(shape: Shape, itemsize: int) -> Iterator[Region]:
-    """Cut a matrix into panels of about `MOVED_BYTES`: whole rows, unless these are longer."""
-    m, n = shape
-    width = max(1, min(n, MOVED_BYTES // itemsize))
-    height = max(1, MOVED_BYTES // (itemsize * width))
-    for i in range(0, m, height):
-        for j in range(0, n, width):
-            yield Region(i, min(i + height, m), j, min(j + width, n))

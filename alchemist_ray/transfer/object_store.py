@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import operator
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -234,13 +235,6 @@ def _queries(refs: Sequence[ray.ObjectRef]) -> Iterator[list[ray.ObjectRef]]:
             yield members[start : start + QUERY_OBJECTS]
 
 
-def _by_node(locations: Sequence[ObjectLocation]) -> Iterable[tuple[str, list[int]]]:
-    members: defaultdict[str, list[int]] = defaultdict(list)
-    for i, one in enumerate(locations):
-        members[one.node].append(i)
-    return members.items()
-
-
 class BlockInfo(NamedTuple):
     """The decoder's facts about an object, and the source to send: its reference or its arrays."""
 
@@ -259,13 +253,13 @@ def inspect_objects(
     """
     locations = locate_objects(refs)
     keeps = sum(one.nbytes or OPENED for one in locations) <= OWN_BYTES
+    by_node: defaultdict[str, list[int]] = defaultdict(list)
+    for i, one in enumerate(locations):
+        by_node[one.node].append(i)
     jobs = {}
-    for node, members in _by_node(locations):
-        named, sizes = (
-            tuple(labels[i] for i in members),
-            tuple(locations[i].nbytes for i in members),
-        )
-        jobs[node] = (InspectJob(decoder, named, sizes), members)
+    for node, members in by_node.items():
+        sizes = tuple(locations[i].nbytes for i in members)
+        jobs[node] = InspectJob(decoder, tuple(labels[i] for i in members), sizes), members
     answers = {
         node: agent_of(node).run.remote(job, [refs[i] for i in members])
         for node, (job, members) in jobs.items()
@@ -316,10 +310,11 @@ JOBS_PER_NODE = 2  # at a time: the next one waits when one ends
 STOP_TIMEOUT_S = 2.0  # for running jobs after a transfer has failed
 
 
+@dataclass(eq=False)
 class BlockSender:
     """Sends blocks that exist, or that tasks are still computing.
 
-    Parameters
+    Attributes
     ----------
     connection : GangConnection
         The gang; it is pinged while nothing moves.
@@ -328,6 +323,10 @@ class BlockSender:
     decoder : BlockDecoder
         Makes arrays of the objects.
     progress : callable(nbytes), optional
+    in_flight : int
+        Bytes that were added and have not arrived.
+    times : dict of int to NodeTimes
+        By node.
 
     Notes
     -----
@@ -335,57 +334,41 @@ class BlockSender:
     more. Not thread-safe, but different threads may call it one after the other.
     """
 
-    def __init__(
-        self,
-        connection: GangConnection,
-        target: TransferTarget,
-        decoder: BlockDecoder,
-        progress: Progress | None,
-    ) -> None:
-        self._connection = connection
-        self._target = target
-        self._decoder = decoder
-        self._progress = progress
-        m, n = target.distribution.shape
-        self._sends_local = m * n * target.dtype.itemsize <= OWN_BYTES
-        self._computing: defaultdict[Any, list[SourceBlock]] = defaultdict(list)  # by object
-        self._ready: defaultdict[str, deque[SourceBlock]] = defaultdict(deque)  # by node
-        self._local: deque[SourceBlock] = deque()  # on this node, or open in this process
-        self._jobs: dict[Any, tuple[str, list[SourceBlock]]] = {}
-        self._running: defaultdict[str, int] = defaultdict(int)
-        self._over = False
-        self.in_flight = 0  # bytes that were added and have not arrived
-        self.times: dict[int, NodeTimes] = {}
+    connection: GangConnection
+    target: TransferTarget
+    decoder: BlockDecoder
+    progress: Progress | None
+    in_flight: int = 0
+    times: dict[int, NodeTimes] = field(default_factory=dict)
+    _computing: dict[Any, list[SourceBlock]] = field(default_factory=dict)  # by object
+    _ready: dict[str, deque[SourceBlock]] = field(default_factory=dict)  # by node
+    _local: deque[SourceBlock] = field(default_factory=deque)  # on this node, or open here
+    _jobs: dict[Any, tuple[str, list[SourceBlock]]] = field(default_factory=dict)
+    _running: Counter[str] = field(default_factory=Counter)  # jobs by node
+    _over: bool = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        done = False
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._stop)
             if kind is None:
-                self._finish()
-                done = True
-        finally:
-            if not done:
-                self._stop()
+                while self._computing or self._jobs or self._local or any(self._ready.values()):
+                    self.step(1.0)
+                failed.pop_all()
 
     def add(self, block: SourceBlock) -> None:
         """Take a block; later calls send it."""
         self.in_flight += self._nbytes(block)
         if isinstance(block.source, ray.ObjectRef):
-            self._computing[block.source].append(block)
+            self._computing.setdefault(block.source, []).append(block)
         else:
             self._local.append(block)
 
     def down_to(self, nbytes: int) -> None:
         """Send until no more than `nbytes` are in flight. Raises the error of a transfer."""
         while self.in_flight > nbytes:
-            self.step(1.0)
-
-    def _finish(self) -> None:
-        """Send all."""
-        while self._computing or self._jobs or self._local or any(self._ready.values()):
             self.step(1.0)
 
     def _stop(self) -> None:
@@ -424,7 +407,7 @@ class BlockSender:
         done = self._ready_now([*self._jobs, *self._computing], timeout_s)
         if not done:
             if timeout_s:
-                self._connection.ping()  # raises if the gang is lost
+                self.connection.ping()  # raises if the gang is lost
             return
         self._collect([ref for ref in done if ref in self._jobs])
 
@@ -439,19 +422,22 @@ class BlockSender:
         return list(ready)
 
     def _note(self, refs: list[Any]) -> None:
+        m, n = self.target.distribution.shape
+        nbytes = m * n * self.target.dtype.itemsize
         for ref, location in zip(refs, locate_objects(refs) if refs else [], strict=True):
-            near = self._sends_local and location.here
-            (self._local if near else self._ready[location.node]).extend(self._computing.pop(ref))
+            near = location.here and nbytes <= OWN_BYTES
+            waiting = self._local if near else self._ready.setdefault(location.node, deque())
+            waiting.extend(self._computing.pop(ref))
 
     def _start(self) -> None:
         for node, waiting in self._ready.items():
             while waiting and self._running[node] < JOBS_PER_NODE:
                 blocks = self._taken(waiting, JOB_BYTES)
                 job = SendJob(
-                    self._connection.address.incarnation,
-                    self._connection.endpoints,
-                    self._target,
-                    self._decoder,
+                    self.connection.address.incarnation,
+                    self.connection.endpoints,
+                    self.target,
+                    self.decoder,
                     tuple(block._replace(source=None) for block in blocks),
                 )
                 ref = agent_of(node).run.remote(job, [block.source for block in blocks])
@@ -468,8 +454,8 @@ class BlockSender:
 
     def _send_local(self) -> None:
         blocks = self._taken(self._local, OWN_BYTES)
-        nodes = self._connection.nodes
-        add_times(self.times, write(nodes, self._target, self._decoder, blocks, self._progress))
+        nodes = self.connection.nodes
+        add_times(self.times, write(nodes, self.target, self.decoder, blocks, self.progress))
         self.in_flight -= sum(map(self._nbytes, blocks))
 
     def _collect(self, jobs: list[Any]) -> None:
@@ -479,8 +465,8 @@ class BlockSender:
             add_times(self.times, answer_of(ref, node))
             nbytes = sum(map(self._nbytes, blocks))
             self.in_flight -= nbytes
-            if self._progress is not None:
-                self._progress(nbytes)
+            if self.progress is not None:
+                self.progress(nbytes)
 
     def _nbytes(self, block: SourceBlock) -> int:
-        return block.shape[0] * block.shape[1] * self._target.dtype.itemsize
+        return block.shape[0] * block.shape[1] * self.target.dtype.itemsize

@@ -75,20 +75,14 @@ def steps_of(
     nbytes = 0
     for array, (row, col) in blocks:
         m, n = array.shape
-        bounds = list(map(int, (row, row + m, col, col + n)))
-        whole = Step(array, Region.checked(bounds, shape))
-        width = min(n, max(1, most // array.itemsize))  # whole rows if one of them fits
-        height = max(1, most // (max(1, width) * array.itemsize))
-        if array.nbytes <= limit:
-            height, width = m, n
-        for i in range(0, m if n else 0, max(1, height)):
-            for j in range(0, n, width):
-                part = whole.part(slice(i, i + height), slice(j, j + width))
-                if steps and nbytes + part.array.nbytes > most:
-                    yield steps
-                    steps, nbytes = [], 0
-                steps.append(part)
-                nbytes += part.array.nbytes
+        whole = Region.checked(list(map(int, (row, row + m, col, col + n))), shape)
+        for part in whole.parts(m * n if array.nbytes <= limit else most // array.itemsize):
+            its = array[part.row0 - row : part.row1 - row, part.col0 - col : part.col1 - col]
+            if steps and nbytes + its.nbytes > most:
+                yield steps
+                steps, nbytes = [], 0
+            steps.append(Step(its, part))
+            nbytes += its.nbytes
     if steps:
         yield steps
 

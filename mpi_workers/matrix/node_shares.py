@@ -49,6 +49,14 @@ class Region(NamedTuple):
     def shape(self) -> Shape:
         return self.row1 - self.row0, self.col1 - self.col0
 
+    def parts(self, most: int) -> Iterator[Region]:
+        """Parts of at most `most` elements, but at least one: whole rows, where one fits."""
+        width = max(1, min(self.col1 - self.col0, most))
+        height = max(1, most // width)
+        for row in range(self.row0, self.row1, height):
+            for col in range(self.col0, self.col1, width):
+                yield Region(row, min(row + height, self.row1), col, min(col + width, self.col1))
+
     def of(self, local_indices: LocalIndices) -> LocalIndices:
         """The part of `local_indices` that lies in this region."""
         rows, cols = (

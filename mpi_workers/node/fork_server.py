@@ -11,9 +11,8 @@ import contextlib
 import os
 import select
 import signal
-import sys
-import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,8 +20,8 @@ from mpi_workers.node import cleanup
 from mpi_workers.node.processes import (
     adopt_orphans,
     allow_open_files,
-    close_all_but,
     end_descendants,
+    fork,
 )
 from mpi_workers.node.specs import GangPlan
 
@@ -71,22 +70,12 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
             except (EOFError, OSError):
                 watched.remove(agent)
                 continue
-            pid = _fork_proxy(plan, node, run_proxy)
+            pid = fork(partial(_run, run_proxy, plan, node), farewell=None)
             proxies[pid] = plan.gang
             tell("forked", plan.gang, pid)
 
 
-def _fork_proxy(plan: GangPlan, node: int, run_proxy: RunProxy) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        close_all_but(0, 1, 2)
-        run_proxy(plan, node)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(1)
+def _run(run_proxy: RunProxy, plan: GangPlan, node: int) -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    run_proxy(plan, node)

@@ -93,11 +93,16 @@ def end_descendants(spared: Collection[int] = ()) -> None:
         ours = set(_children()[os.getpid()]) - set(spared)
         if not ours:
             return
-        for pid in ours | descendants(ours):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(ours)
         while (ours := {pid for pid in ours if not _reaped(pid)}) and time.monotonic() < deadline:
             time.sleep(REAP_INTERVAL_S)
+
+
+def _kill(pids: Collection[int]) -> None:
+    """Kill processes and their descendants."""
+    for pid in {*pids, *descendants(pids)}:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _reaped(pid: int) -> bool:
@@ -250,7 +255,7 @@ class LocalRanks:
     def start_endpoint(self, listeners: Sequence[socket.socket]) -> None:
         """Fork the node's data endpoint, which takes over the listening sockets."""
         ranks = range(min(self.by_rank), max(self.by_rank) + 1)
-        self.endpoint.pid = _fork(
+        self.endpoint.pid = fork(
             lambda: endpoint.main(listeners, self._plan.token, ranks),
             *(listener.fileno() for listener in listeners),
         )
@@ -296,7 +301,7 @@ class LocalRanks:
             )
             run_rank(config)
 
-        process.pid = _fork(run, theirs.fileno(), *writers.values())
+        process.pid = fork(run, theirs.fileno(), *writers.values())
         theirs.close()
         self.pmi[process.rank] = ours
         for stream, (read_end, write_end) in pipes.items():
@@ -321,17 +326,13 @@ class LocalRanks:
         def run() -> None:
             os.setsid()
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
-            for stream, fd in (
-                (0, os.open(os.devnull, os.O_RDONLY)),
-                (1, write_end),
-                (2, write_end),
-            ):
+            for stream, fd in enumerate((os.open(os.devnull, os.O_RDONLY), write_end, write_end)):
                 os.dup2(fd, stream)
             os.execvpe(argv[0], argv, env)
 
         # SIGTERM lets a launcher of many nodes end its ranks on all of them.
         farewell = signal.SIGTERM if start.across_nodes else signal.SIGKILL
-        self.starter.pid = _fork(run, write_end, farewell=farewell)
+        self.starter.pid = fork(run, write_end, farewell=farewell)
         os.close(write_end)
         self.output.pipes[LAUNCHER, STDOUT] = read_end
 
@@ -385,27 +386,25 @@ class LocalRanks:
         if farewell and _reap(self.starter) is None:
             os.kill(self.starter.pid, signal.SIGTERM)
         if not self.forked:
-            ranks = self.pids()
-            for pid in ranks | descendants(ranks):
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            _kill(self.pids())
         deadline = time.monotonic() + LEAVE_S
         while farewell and _reap(self.starter) is None and time.monotonic() < deadline:
             time.sleep(REAP_INTERVAL_S)
         end_descendants()
 
 
-def _fork(run: Callable[[], None], *kept: int, farewell: int = signal.SIGKILL) -> int:
+def fork(run: Callable[[], None], *kept: int, farewell: int | None = signal.SIGKILL) -> int:
     """Fork a process that has no descriptors but 0, 1, 2 and `kept`; its pid.
 
-    It gets the signal `farewell` when this process ends.
+    It gets the signal `farewell` when this process ends; None: none.
     """
     parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
-        die_with_parent(parent, farewell)
+        if farewell is not None:
+            die_with_parent(parent, farewell)
         close_all_but(0, 1, 2, *kept)
         run()
     except Exception:

@@ -13,7 +13,6 @@ import ray
 
 import ali
 from alchemist_ray import AlchemistSession
-from alchemist_ray.transfer.node_jobs import panels_of
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
 from tests.faults.recovery.conftest import UNDER_WAY_S, Recovering, X, cpus, free_cpus, same_numbers
@@ -62,12 +61,6 @@ def test_large_matrices_move_in_panels(plain: Recovering) -> None:
     plain.als.resize(4)
     same_numbers(handles, Y)
     np.testing.assert_array_equal(row.fetch(), np.tile(wide, 800))
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5, 7), (1, 3_000_000), (3_000_000, 1)])
-def test_panels_cover_a_matrix_once(shape: tuple[int, int]) -> None:
-    covered = sum((p.row1 - p.row0) * (p.col1 - p.col0) for p in panels_of(shape, 8))
-    assert covered == shape[0] * shape[1]
 
 
 def test_matrices_that_share_memory_still_do(plain: Recovering) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,6 +112,16 @@ def test_rows_in_any_order_arrive_at_their_ranks(share: Any, data: st.DataObject
             assert np.array_equal(got[mine], array[indices(distribution, rank)][mine])
             assert (got[~mine] == -1).all()
         assert counts[rank] == mine.sum()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (5, 7), (1, 3000), (3000, 1)])
+@pytest.mark.parametrize("most", [0, 3, 1024])
+def test_parts_cover_a_region_once(shape: tuple[int, int], most: int) -> None:
+    covered = np.zeros(shape, int)
+    for part in Region(2, 2 + shape[0], 3, 3 + shape[1]).parts(most):
+        assert math.prod(part.shape) <= max(1, most)
+        covered[part.row0 - 2 : part.row1 - 2, part.col0 - 3 : part.col1 - 3] += 1
+    assert (covered == 1).all()
 
 
 def test_ranks_off_the_diagonal_hold_nothing_of_a_box() -> None:

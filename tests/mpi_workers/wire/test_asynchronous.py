@@ -28,13 +28,13 @@ def test_a_buffer_returns_the_same_frames_however_the_stream_is_cut(
     sent: list[tuple[Kind, Body]], at: list[int]
 ) -> None:
     found: list[tuple[Kind, Body]] = []
-    buffer = FrameBuffer(frames.MAP_LIMIT)
+    buffer = FrameBuffer()
     for piece in cut(b"".join(frames.encode(kind, body) for kind, body in sent), at):
-        buffer.feed(piece)
-        while (frame := buffer.pop()) is not None:
+        buffer += piece
+        while (frame := buffer.next()) is not None:
             found.append((frame.kind, frame.body))
     assert found == sent
-    assert buffer.clear() == b""
+    assert not buffer
 
 
 def refuse(protocol: FrameProtocol, body: Any) -> Body:
