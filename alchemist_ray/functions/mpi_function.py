@@ -207,7 +207,7 @@ class _Host:
         if self.calls or time.monotonic() - self.idle_since <= self.idle_s:
             return True
         self.manager.handle.end.remote()
-        self.manager.give_back()
+        self.manager.end(reusable=True)
         return False
 
 
@@ -243,7 +243,7 @@ class _Pool:
         hosts = self._hosts.setdefault(key, [])
         for host in [host for host in hosts if not host.calls and not host.manager.alive()]:
             hosts.remove(host)
-            host.manager.kill()
+            host.manager.end()
         free = min(hosts, key=lambda host: len(host.calls), default=None)
         if free is None or (free.calls and self._room() >= key.num_workers * key.gang.cpus):
             find_driver().prewarm.remote()

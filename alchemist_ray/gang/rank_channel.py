@@ -12,15 +12,15 @@ import contextlib
 import secrets
 import select
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from alchemist_ray.background import in_thread
 from alchemist_ray.errors import (
     NEXT_GANG,
     AlchemistError,
@@ -46,20 +46,6 @@ POLL_INTERVAL_S = 0.05
 Serve = Callable[[list[str], str], Any]
 
 
-def _in_thread(action: Callable[..., Any], *args: Any) -> Future[Any]:
-    """The future of an action in a daemon thread, which no exit of the program waits for."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(action(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
-
-
 class RankChannel:
     """Connections to all ranks of a gang. For one thread.
 
@@ -69,7 +55,7 @@ class RankChannel:
         Calls the routine that serves, and waits for its end. Each rank dials one of the
         addresses.
     cancel : callable()
-        Cancels that call.
+        Cancels that call, from any thread: a wait for an answer ends with its error.
     gang_address : GangAddress
         The gang.
     timeout_s : float
@@ -84,7 +70,7 @@ class RankChannel:
     def __init__(
         self, serve: Serve, cancel: Callable[[], None], gang_address: GangAddress, timeout_s: float
     ) -> None:
-        self._cancel = cancel
+        self.cancel = cancel
         self._asked = 0
         self._connections: list[Connection] = []
         self._readable = select.poll()
@@ -97,7 +83,7 @@ class RankChannel:
             if not all(any(map(sockets.reachable_here, node.addresses)) for node in nodes):
                 listeners.append(sockets.listen_tcp(_own_address(nodes)))
             addresses = [address for _, address in listeners]
-            self._command = _in_thread(serve, addresses, token)
+            self._command = in_thread(partial(serve, addresses, token))
             self._accept([sock for sock, _ in listeners], gang_address.size, token, timeout_s)
         except BaseException:
             self._give_up()
@@ -112,7 +98,7 @@ class RankChannel:
         self.hang_up()
         command = getattr(self, "_command", None)
         if command is not None and not command.done():
-            self._cancel()
+            self.cancel()
             if not wait([command], LEAVE_TIMEOUT_S).done:
                 raise GroupFailedError(
                     f"the gang does not answer: its ranks are stuck. {NEXT_GANG}"
@@ -163,7 +149,7 @@ class RankChannel:
         except (frames.WireError, OSError):
             raise self._lost() from None
         except BaseException:  # Ctrl-C, or another signal's handler: the ranks leave the routine
-            self._cancel()
+            self.cancel()
             self.hang_up()
             raise
 
@@ -202,10 +188,6 @@ class RankChannel:
     def serving(self) -> bool:
         """Whether the ranks take orders: an error of an order can end the routine."""
         return bool(self._connections)
-
-    def cancel(self) -> None:
-        """Cancel the routine, from any thread: a wait for an answer ends with its error."""
-        self._cancel()
 
     def hang_up(self) -> None:
         """Close the connections; each rank leaves the routine after its current order."""

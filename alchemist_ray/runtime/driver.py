@@ -15,10 +15,12 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from alchemist_ray.background import in_task
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.runtime.agent import Agent
 from alchemist_ray.runtime.cluster.actors import (
     NAMESPACE,
+    actors_named,
     agent_name,
     driver_name,
     edition,
@@ -40,9 +42,10 @@ ANSWER_S = 5.0
 PREWARM_NODES = 64  # agents of larger clusters start with the first gang on their node
 
 
-def start_actor(kind: type, options: dict[str, Any], *args: Any) -> ActorHandle:
-    """An actor of this class, or the one of that name if the options ask for it."""
-    handle: ActorHandle = _actor_class(kind).options(**options).remote(*args)
+def start_actor(kind: type, *args: Any, **options: Any) -> ActorHandle:
+    """An actor of this class that takes no CPU; with `get_if_exists`, the one of that name."""
+    made = _actor_class(kind).options(namespace=NAMESPACE, num_cpus=0, **options)
+    handle: ActorHandle = made.remote(*args)
     return handle
 
 
@@ -118,9 +121,7 @@ class Driver:
         self, gang: str, run: str, group: PlacementGroup, node_id: str | None = None
     ) -> None:
         self._reservations[run] = group
-        watch = asyncio.get_running_loop().create_task(self._watch(gang, run, group, node_id))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
+        in_task(self._watch(gang, run, group, node_id), self._watches)
 
     async def _watch(self, gang: str, run: str, group: PlacementGroup, node_id: str | None) -> None:
         """Give a gang's CPUs back, and clear up if its manager dies without having done so."""
@@ -154,12 +155,10 @@ class Driver:
             return
         self._recovered = True
         if Growth.here() is not None:
-            for actor in ray.util.list_named_actors(all_namespaces=True):
-                node_id = actor["name"].removeprefix(agent_name(self._edition, ""))
-                if actor["namespace"] == NAMESPACE and node_id != actor["name"]:
-                    self._agents[node_id] = ray.get_actor(**actor)
-            watch = asyncio.get_running_loop().create_task(self._retire())
-            self._watches.add(watch)
+            for node_id in actors_named(agent_name(self._edition, "")):
+                name = agent_name(self._edition, node_id)
+                self._agents[node_id] = ray.get_actor(name, namespace=NAMESPACE)
+            in_task(self._retire(), self._watches)
         table: dict[str, Any] = ray.util.placement_group_table()
         for ident, about in table.items():
             found = gang_and_run(about["name"])
@@ -208,18 +207,15 @@ class Driver:
         raise AssertionError("unreachable")
 
     def _start_agent(self, node_id: str) -> ActorHandle:
-        options: dict[str, Any] = {
-            "name": agent_name(self._edition, node_id),
-            "namespace": NAMESPACE,
-            "lifetime": self._lifetime,
-            "get_if_exists": True,
-            "num_cpus": 0,
-            "max_restarts": -1,
-            "max_concurrency": 64,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
-        }
-        agent: ActorHandle = start_actor(Agent, options)
-        self._agents[node_id] = agent
+        agent = self._agents[node_id] = start_actor(
+            Agent,
+            name=agent_name(self._edition, node_id),
+            lifetime=self._lifetime,
+            get_if_exists=True,
+            max_restarts=-1,
+            max_concurrency=64,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
         return agent
 
     async def _retire(self) -> None:
@@ -252,20 +248,21 @@ def find_driver(gang: str = "") -> ActorHandle:
     """The cluster's Driver for this job, or for a detached gang; started if it is not there."""
     own = bool(job_environment())
     lifetime = None if own and not gang else "detached"
-    options: dict[str, Any] = {
-        "name": driver_name(edition(gang)),
-        "namespace": NAMESPACE,
-        "lifetime": lifetime,
-        "get_if_exists": True,
-        "num_cpus": 0,
-        "max_restarts": -1,
+    return start_actor(
+        Driver,
+        edition(gang),
+        lifetime,
+        bool(own and gang),
+        name=driver_name(edition(gang)),
+        lifetime=lifetime,
+        get_if_exists=True,
+        max_restarts=-1,
         # On the head: the cluster does not survive the loss of the head anyway.
-        "resources": {HEAD: 0.001},
+        resources={HEAD: 0.001},
         # Not in the placement group of the first caller (a trial of Ray Tune): it ends earlier.
-        "scheduling_strategy": "DEFAULT",
-        "max_task_retries": 3,  # each call may be repeated: a restart is no error
-    }
-    return start_actor(Driver, options, edition(gang), lifetime, bool(own and gang))
+        scheduling_strategy="DEFAULT",
+        max_task_retries=3,  # each call may be repeated: a restart is no error
+    )
 
 
 def end_own_driver(gang: str) -> None:

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import ray
@@ -23,6 +23,7 @@ from ray.exceptions import RayError
 
 from alchemist_ray.arguments import MAX_SECONDS
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.background import in_task
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
@@ -42,7 +43,7 @@ from alchemist_ray.gang.libraries import results_of
 from alchemist_ray.observe import events, logs
 from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, group_name, result_of
+from alchemist_ray.runtime.cluster.actors import find_gang, result_of
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.driver import end_own_driver, find_driver
@@ -65,7 +66,6 @@ MEMORY_ANSWER_S = 2.0  # for the agents to report their nodes' free memory
 QUOTA_INTERVAL_S = 1.0
 YIELDED = "the session released its workers (yield_workers)"
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -156,7 +156,7 @@ class Gang:
         GroupError
             If the gang is there or starts already.
         """
-        return await asyncio.shield(self._in_background(self._launch(request)))
+        return await asyncio.shield(in_task(self._launch(request), self._tasks))
 
     async def _launch(self, request: GangRequest) -> GangAddress:
         if self._dropped:
@@ -236,13 +236,6 @@ class Gang:
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(_report)
         self._watches.append(task)
-        return task
-
-    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do it in a task, which `drop` ends."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         return task
 
     async def holding(self, reservation: str) -> None:
@@ -649,7 +642,7 @@ class Gang:
                 self._exit()
 
         if self.request.options.detached:
-            self._in_background(leave(self.epoch))
+            in_task(leave(self.epoch), self._tasks)
 
     async def expect_launch(self) -> None:
         """End this actor if the process that made it has died before it could ask for a gang."""
@@ -660,7 +653,7 @@ class Gang:
     def _exit(self) -> None:
         end_own_driver(self._name)
         # Not `ray.actor.exit_actor`: it waits for all calls that the actor is serving.
-        ray.kill(ray.get_actor(group_name(self._name), namespace=NAMESPACE))
+        ray.kill(find_gang(self._name).actor)
 
     async def _end_when_idle(self, limit_s: float) -> None:
         """End the gang when no command has come for the idle timeout."""
@@ -670,7 +663,7 @@ class Gang:
                 break
             await asyncio.sleep(min(max(limit_s - idle_s, 0.01), MAX_SECONDS))
         why = f"gang {self._name} was ended after {limit_s:g} s without a command (idle_timeout_s)"
-        self._in_background(self.end(why))  # not here: the end of the ranks ends this task
+        in_task(self.end(why), self._tasks)  # not here: the end of the ranks ends this task
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -144,7 +144,7 @@ class RayGangs:
     def _kill_manager(self) -> None:
         manager, self._manager = self._manager, None
         if manager is not None:
-            manager.kill()
+            manager.end()
 
     def connect(self, address: GangAddress, manager: GangHandle, *, owner: bool) -> GangConnection:
         """This process's connection to a gang, for one more session."""
@@ -206,7 +206,7 @@ class RayGangs:
         if self.detached:
             self._manager = None
         elif reusable and self._manager is not None:
-            self._manager.give_back()
+            self._manager.end(reusable=True)
             self._manager = None
         else:
             self._kill_manager()

@@ -219,20 +219,18 @@ class RankCommands:
         }
         results = library.call(self.gang, body["routine"], arguments)
         used = {v["matrix"]: arguments[k] for k, v in body["arguments"].items() if type(v) is dict}
-        found = (result for result in results if isinstance(result, DistMatrix))
-        made = iter(self._keep(found, body["first"], used))
-        values, matrices = [], []
-        for result in results:
-            if isinstance(result, DistMatrix):
-                matrices.append(next(made))
-                values.append({"matrix": matrices[-1], **_elements(result)})
-            else:
-                values.append(result)
-        reply: Body = {"matrices": matrices} if matrices else {}
+        found = [result for result in results if isinstance(result, DistMatrix)]
+        reply = self._keep(found, body["first"], used)
         if self.gang.floating:
             reply["floating"] = self.gang.floating
         if self.gang.rank == 0:
-            reply["value"] = values
+            made = iter(reply.get("matrices", ()))
+            reply["value"] = [
+                {"matrix": next(made), **_elements(result)}
+                if isinstance(result, DistMatrix)
+                else result
+                for result in results
+            ]
         return reply
 
     def run(self, body: Body) -> Body:
@@ -245,8 +243,7 @@ class RankCommands:
 
         self._result = []
         results, value = self._runner.run(self.gang, body, matrix)
-        matrices = self._keep(results, body["first"], used)
-        reply: Body = {"matrices": matrices} if matrices else {}
+        reply = self._keep(results, body["first"], used)
         if self.gang.rank == 0:
             reply["value"] = value
             sizes = [len(part) for part in value.get("parts", ())]
@@ -266,8 +263,8 @@ class RankCommands:
 
     def _keep(
         self, results: Iterable[DistMatrix], first: int, used: Mapping[int, DistMatrix]
-    ) -> list[list[Any]]:
-        """Store a call's matrices under ids from `first`; their descriptions for the reply.
+    ) -> Body:
+        """Store a call's matrices under ids from `first`; a reply with their descriptions.
 
         A result that has the memory of an argument is described with the argument's id.
         """
@@ -278,7 +275,7 @@ class RankCommands:
             described.append(
                 [matrix_id, list(result.array_shape), result.dtype.name, result.layout, *aliases]
             )
-        return described
+        return {"matrices": described} if described else {}
 
     def _enter(self, body: Body) -> None:
         """Begin a collective command: waits belong to it, on a communicator without messages."""

@@ -12,15 +12,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire import handshake
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer, authenticate
 from mpi_workers.wire.blocking import Connection, connect
-from mpi_workers.wire.frames import (
-    MAP_LIMIT,
-    Body,
-    Frame,
-    FrameBuffer,
-    Kind,
-    WireError,
-    encode,
-)
+from mpi_workers.wire.frames import Body, Frame, FrameBuffer, Kind, WireError, encode
 
 CLOSE_TIMEOUT_S = 5.0  # for a peer to read what is queued
 
@@ -56,8 +48,7 @@ class FrameProtocol(asyncio.Protocol):
     ) -> None:
         self._on_frame = on_frame
         self._on_lost = on_lost
-        self._buffer = FrameBuffer(MAP_LIMIT)
-        self._buffer.feed(received)
+        self._buffer = FrameBuffer(received)
         self._begun = False
         self.transport: asyncio.Transport | None = None
         self.peer: Any = None
@@ -93,13 +84,13 @@ class FrameProtocol(asyncio.Protocol):
             asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer.feed(data)
+        self._buffer += data
         if self._begun:
             self._deliver()
 
     def _deliver(self) -> None:
         try:
-            while not self.closing and (frame := self._buffer.pop()) is not None:
+            while not self.closing and (frame := self._buffer.next()) is not None:
                 self._on_frame(self, frame)
         except WireError as error:
             self.refuse(Failure("TransferError", f"refused: {error}"))

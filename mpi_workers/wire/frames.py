@@ -81,42 +81,23 @@ class Frame(NamedTuple):
         return self
 
 
-class FrameBuffer:
-    """Splits a stream of frames without payloads.
+class FrameBuffer(bytearray):
+    """Bytes that have arrived: a stream of frames without payloads."""
 
-    Parameters
-    ----------
-    map_limit : int
-        Largest map in bytes; may be changed between frames.
-    """
-
-    def __init__(self, map_limit: int) -> None:
-        self.map_limit = map_limit
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self._data += data
-
-    def pop(self) -> Frame | None:
-        """The next frame, or None until it is complete. Raises `WireError`."""
-        if len(self._data) < HEADER.size:
+    def next(self) -> Frame | None:
+        """Take the next frame, or None until it is complete. Raises `WireError`."""
+        if len(self) < HEADER.size:
             return None
-        kind, map_nbytes, payload_nbytes = decode_header(self._data, self.map_limit)
+        kind, map_nbytes, payload_nbytes = decode_header(self, MAP_LIMIT)
         if payload_nbytes:
             raise WireError(f"a {kind.name} must not have a payload here")
         end = HEADER.size + map_nbytes
-        if len(self._data) < end:
+        if len(self) < end:
             return None
-        encoded = bytes(memoryview(self._data)[:end])
+        encoded = bytes(memoryview(self)[:end])
         body = decode_body(memoryview(encoded)[HEADER.size :])
-        del self._data[:end]
+        del self[:end]
         return Frame(kind, body, 0, encoded=encoded)
-
-    def clear(self) -> bytes:
-        """Remove and return the bytes after the last frame."""
-        rest = bytes(self._data)
-        self._data.clear()
-        return rest
 
 
 def _pack_special(value: object) -> msgpack.ExtType:

@@ -43,7 +43,7 @@ def held() -> dict[str, dict[str, float]]:
     spare = manager_pool.take(this_process())
     call: Any = spare.actor.__ray_call__
     found["GroupManager"] = _process(ray.get(call.remote(lambda self: os.getpid()), timeout=60))
-    spare.give_back()
+    spare.end(reusable=True)
     found |= {name: _process(pid) for name, pid in _rays_own().items()}
     gangs = len(list(Path(tempfile.gettempdir()).glob("alchemist-g*")))
     found["files"] = {"files": gangs + len(traces.shared_memory())}

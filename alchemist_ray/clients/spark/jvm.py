@@ -17,7 +17,7 @@ import threading
 import uuid
 import zipfile
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 
+from alchemist_ray.background import in_thread
 from alchemist_ray.errors import DtypeError, TransferError
 from alchemist_ray.version import __version__
 from mpi_workers.data.description import DataEndpoints, TransferTarget
@@ -167,7 +168,7 @@ def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], obje
         context.setJobGroup(group, f"Alchemist: {what}", interruptOnCancel=True)
         return action()
 
-    done = in_thread(work)
+    done = in_thread(work, InheritableThread)  # with this thread's properties of Spark
     try:
         while not wait([done], POLL_INTERVAL_S).done:
             alive()
@@ -180,25 +181,6 @@ def run(spark: Any, what: str, action: Callable[[], T], alive: Callable[[], obje
         return done.result()
     except BaseException as error:
         raise _as_transfer_error(what, error) from error
-
-
-def in_thread(
-    action: Callable[[], T], kind: type[threading.Thread] = InheritableThread
-) -> Future[T]:
-    """Call a function in a thread that does not keep this process.
-
-    `InheritableThread` has this thread's properties of Spark, and needs a SparkContext.
-    """
-    done: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            done.set_result(action())
-        except BaseException as error:
-            done.set_exception(error)
-
-    kind(target=work, daemon=True).start()
-    return done
 
 
 def _as_transfer_error(what: str, error: BaseException) -> BaseException:

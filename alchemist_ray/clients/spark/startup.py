@@ -25,7 +25,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
-from alchemist_ray.clients.spark import jvm
+from alchemist_ray.background import in_thread
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
@@ -125,11 +125,10 @@ def init_spark(
     for key in OPTION_KEYS:
         settings[key] = f"{JAVA_OPTIONS} {settings.get(key, '')}".strip()
     begun, deadline = time.time(), time.monotonic() + start_timeout_s
-    started = jvm.in_thread(
+    started = in_thread(
         lambda: raydp.init_spark(
             app_name, num_executors, executor_cores, executor_memory, configs=settings, **options
-        ),
-        threading.Thread,
+        )
     )
 
     def failed(reason: str) -> LaunchError:

@@ -168,17 +168,13 @@ def serve(
         return running
     actor = start_actor(
         GatewayActor,
-        {
-            "name": NAME,
-            "namespace": NAMESPACE,
-            "lifetime": "detached",
-            "num_cpus": 0,
-            "max_restarts": 0 if port == 0 else -1,  # clients could not know another port
-            "max_concurrency": 8,
-            "resources": {HEAD: 0.001},
-            "scheduling_strategy": "DEFAULT",
-        },
         options,
+        name=NAME,
+        lifetime="detached",
+        max_restarts=0 if port == 0 else -1,  # clients could not know another port
+        max_concurrency=8,
+        resources={HEAD: 0.001},
+        scheduling_strategy="DEFAULT",
     )
     try:
         return _about(actor)

@@ -58,14 +58,16 @@ def driver_name(edition: str) -> str:
     return f"alchemist-driver-{edition}"
 
 
+def actors_named(prefix: str) -> list[str]:
+    """What follows this in the names of our actors in this Ray cluster."""
+    found = ray.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in found if actor["namespace"] == NAMESPACE]
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+
 def other_versions() -> list[str]:
     """Versions of this package, other than this one, that have a Driver in this Ray cluster."""
-    prefix = driver_name("")
-    named = ray.util.list_named_actors(all_namespaces=True)
-    drivers = [each["name"] for each in named if each["namespace"] == NAMESPACE]
-    found = {
-        name.removeprefix(prefix).split("-py")[0] for name in drivers if name.startswith(prefix)
-    }
+    found = {edition.split("-py")[0] for edition in actors_named(driver_name(""))}
     return sorted(found - {__version__})
 
 

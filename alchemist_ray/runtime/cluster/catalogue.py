@@ -32,8 +32,8 @@ from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.cluster import manager_pool
 from alchemist_ray.runtime.cluster.actors import (
     GROUP_PREFIX,
-    NAMESPACE,
     GangHandle,
+    actors_named,
     ask,
     ask_manager,
     find_gang,
@@ -57,7 +57,7 @@ def list_gangs(*, memory: bool = False) -> list[GangInfo]:
     Managers without a gang are left out.
     """
     asked: dict[Any, str] = {}
-    for name in _names():
+    for name in actors_named(GROUP_PREFIX):
         try:
             manager: Any = find_gang(name).actor
         except ValueError:
@@ -237,12 +237,6 @@ def start_named(options: GangOptions) -> Manager:
                 f"AlchemistSession.stop_gang({name!r}), or choose another name"
             )
         time.sleep(POLL_INTERVAL_S)
-
-
-def _names() -> list[str]:
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    found = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-    return [name.removeprefix(GROUP_PREFIX) for name in found if name.startswith(GROUP_PREFIX)]
 
 
 def _wait_gone(name: str) -> None:

@@ -17,13 +17,12 @@ import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, GangHandle, group_name
+from alchemist_ray.runtime.cluster.actors import GangHandle, group_name
 from alchemist_ray.runtime.cluster.ray_connection import connection_id, while_connected
 from alchemist_ray.runtime.driver import start_actor
 from alchemist_ray.runtime.group_manager import GroupManager
@@ -74,15 +73,11 @@ class Manager:
             return False
         return True
 
-    def kill(self) -> None:
-        """End the gang at once, and the GroupManager if it has no other gang."""
-        self._end(reusable=False)
+    def end(self, *, reusable: bool = False) -> None:
+        """End the gang at once, and the GroupManager if it has no other gang.
 
-    def give_back(self) -> None:
-        """The gang has ended: keep its GroupManager for further sessions."""
-        self._end(reusable=True)
-
-    def _end(self, *, reusable: bool) -> None:
+        `reusable`: the gang has ended, and its GroupManager is kept for further sessions.
+        """
         with _lock:
             if self.ended:
                 return
@@ -148,11 +143,11 @@ def take(owner: str) -> Manager:
             if new or manager.alive():
                 return manager
         except BaseException:  # Ctrl-C: its place is not left occupied
-            manager.give_back()
+            manager.end(reusable=True)
             raise
         with _lock:
             _close(shared)
-        manager.kill()
+        manager.end()
 
 
 def take_named(name: str, *, detached: bool) -> Manager:
@@ -166,13 +161,12 @@ def take_named(name: str, *, detached: bool) -> Manager:
 
 def _start(name: str, ident: str = "", *, detached: bool = False) -> ActorHandle:
     here = ray.get_runtime_context().get_node_id()
-    options: dict[str, Any] = {
-        "name": group_name(name),
-        "namespace": NAMESPACE,
-        "lifetime": "detached" if detached else None,
-        "num_cpus": 0,
-        "max_concurrency": 10_000,
+    return start_actor(
+        GroupManager,
+        ident,
+        name=group_name(name),
+        lifetime="detached" if detached else None,
+        max_concurrency=10_000,
         # On the session's node: commands take the Unix socket, and a network cut separates neither.
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
-    }
-    return start_actor(GroupManager, options, ident)
+        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+    )

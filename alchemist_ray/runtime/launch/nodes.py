@@ -12,17 +12,17 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from alchemist_ray.background import in_task
 from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, LaunchError
-from alchemist_ray.observe.events import command_name
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
 from mpi_workers.node.command_relay import Replies
 from mpi_workers.node.stacks import by_stack, named
 from mpi_workers.wire.asynchronous import FrameProtocol
-from mpi_workers.wire.commands import COMMANDS
+from mpi_workers.wire.commands import COMMANDS, command_name
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
@@ -410,7 +410,7 @@ class Nodes:
         under_way = self._rounds.get(seq)
         # Ranks of another round do not wait for each other: all of them reply soon.
         if under_way is not None and under_way.collective and not under_way.over.done():
-            self._start(self._after_failure(seq, under_way, body["error"]))
+            in_task(self._after_failure(seq, under_way, body["error"]), self._tasks)
 
     def cancel(self, first: int, why: Failure) -> bool:
         """End the current collective round, if its number is at least `first`; False if none is.
@@ -423,14 +423,9 @@ class Nodes:
                 if under_way.cancelled is None:
                     under_way.cancelled = why
                     self._send_all({"op": "interrupt", "seq": seq, "signal": True})
-                    self._start(self._after_cancelling(seq, under_way, why))
+                    in_task(self._after_cancelling(seq, under_way, why), self._tasks)
                 return True
         return False
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _after_failure(self, seq: int, under_way: Round, error: Body) -> None:
         if await under_way.left(FIRST_ERROR_S) or under_way.over.done():

@@ -44,7 +44,7 @@ def managers() -> set[str]:
 def without_unused() -> set[str]:
     """End this process's manager if it has no gang; the names of those that are left."""
     manager = manager_pool.take(this_process())
-    manager.kill()
+    manager.end()
     shared = {group_name(manager.gang)}
     assert traces.wait_until(lambda: not shared & managers(), START_LIMIT_S, 0.1) is not None
     return managers()
@@ -163,7 +163,7 @@ def test_a_start_that_is_given_up_leaves_the_other_gangs(
             return any(group["state"] != "REMOVED" for group in found)
 
         assert traces.wait_until(reserved, START_LIMIT_S, 0.1) is not None
-        manager.kill()
+        manager.end()
         with pytest.raises(ray.exceptions.RayError):
             ray.get(launch, timeout=START_LIMIT_S)
         assert traces.wait_until(lambda: not reserved(), START_LIMIT_S, 0.1) is not None
@@ -176,7 +176,7 @@ def test_owners_have_managers_of_their_own(wait_for: Callable[[int], set[str]]) 
     assert len(wait_for(2)) == 2
     assert found[0].actor == found[2].actor
     for manager in found:
-        manager.kill()
+        manager.end()
     wait_for(0)
 
 

@@ -103,7 +103,7 @@ def test_an_agent_goes_when_no_gang_is_on_its_node(
     session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "RETIRE_INTERVAL_S", 0.05)
-    agent = start_actor(Agent, {"num_cpus": 0})
+    agent = start_actor(Agent)
     ray.get(agent.ready.remote())
     ray.get(agent.__ray_call__.remote(lambda _: setattr(agent_module, "IDLE_S", 0.5)))
 

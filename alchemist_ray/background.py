@@ -1,0 +1,35 @@
+"""Work beside the caller: in threads that no exit of the program waits for, and in tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_thread(
+    action: Callable[[], T], kind: type[threading.Thread] = threading.Thread
+) -> Future[T]:
+    """Call a function in a daemon thread of this kind; the future of its result."""
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(action())
+        except BaseException as error:
+            done.set_exception(error)
+
+    kind(target=work, daemon=True).start()
+    return done
+
+
+def in_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+    """Run a coroutine in a task of the running loop, which is among `tasks` until it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
