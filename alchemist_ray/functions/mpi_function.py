@@ -96,7 +96,7 @@ class MpiFunction:
             If something cannot be pickled, or for a handle: its matrix is on another gang.
         """
         refs: list[Any] = []
-        task = pack(self.function, args, kwargs, _no_handle, refs).task()
+        task, _ = pack(self.function, args, kwargs, _no_handle, refs)
         limit_s = self._options.timeout_s
         body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": limit_s}
         if not ray.is_initialized():

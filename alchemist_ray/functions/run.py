@@ -14,7 +14,6 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -47,13 +46,13 @@ def run(
 ) -> Any:
     """See `AlchemistSession.run`."""
     limit_s = checked_timeout(timeout_s)
-    packed = pack(
+    task, uses = pack(
         function,
         [resolved(value) for value in args],
         {name: resolved(value) for name, value in kwargs.items()},
         connection.argument,
     )
-    return run_task(connection, packed.task(), packed.uses, limit_s, pure=pure)
+    return run_task(connection, task, uses, limit_s, pure=pure)
 
 
 def words_of(argv: Sequence[Any]) -> list[str]:
@@ -151,32 +150,16 @@ _inspected: set[str] = set()  # modules by name
 _own: set[str] = set()  # those that are the user's
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A function and its arguments, ready to travel.
-
-    `code` and `given` are pickles, each with the buffers of its arrays. `uses` are the matrices
-    that they name.
-    """
-
-    name: str
-    code: list[Buffer]
-    given: list[Buffer]
-    uses: list[int] = field(default_factory=list)
-
-    def task(self) -> Body:
-        """The fields of the command."""
-        return {"kind": "function", "name": self.name, "code": self.code, "given": self.given}
-
-
 def pack(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     matrix: Callable[[MatrixRef], int],
     refs: list[Any] | None = None,
-) -> Packed:
-    """Pack a call of a function.
+) -> tuple[Body, list[int]]:
+    """Pack a call of a function: the task of its command, and the matrices that it names.
+
+    Code and arguments are pickles, each with the buffers of its arrays.
 
     Parameters
     ----------
@@ -216,7 +199,8 @@ def pack(
     code = _pickled(function, pickler, lambda: _at_fault(name, function, pickler))
     both = (tuple(args), dict(kwargs))
     given = _pickled(both, pickler, lambda: _argument_at_fault(name, args, kwargs, pickler))
-    return Packed(name, code, given, sorted(uses))
+    task = {"kind": "function", "name": name, "code": code, "given": given}
+    return task, sorted(uses)
 
 
 def name_of(function: Callable[..., Any]) -> str:

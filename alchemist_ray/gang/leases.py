@@ -95,11 +95,7 @@ class MatrixLeases:
     """
 
     def __init__(
-        self,
-        lock: threading.RLock,
-        tell: Callable[[str, list[int]], None],
-        *,
-        shared: bool = False,
+        self, lock: threading.RLock, tell: Callable[[str, list[int]], None], *, shared: bool = False
     ) -> None:
         self._lock = lock
         self._tell = tell

@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arguments import checked_seconds
-from alchemist_ray.errors import (
-    BadArgumentError,
-    LibraryError,
-    NoSuchRoutineError,
-    from_failure,
-)
+from alchemist_ray.errors import BadArgumentError, LibraryError, NoSuchRoutineError, from_failure
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.progress import RoutineBar, call_text, narrated

@@ -26,13 +26,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
 from alchemist_ray.dtypes import as_numbers, check_range, check_unmasked
-from alchemist_ray.errors import (
-    AlchemistError,
-    DtypeError,
-    ShapeError,
-    TransferError,
-    from_failure,
-)
+from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError, from_failure
 from alchemist_ray.gang.connection import NODE_FAILED
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections

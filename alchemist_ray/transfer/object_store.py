@@ -235,17 +235,12 @@ def _queries(refs: Sequence[ray.ObjectRef]) -> Iterator[list[ray.ObjectRef]]:
             yield members[start : start + QUERY_OBJECTS]
 
 
-class BlockInfo(NamedTuple):
-    """The decoder's facts about an object, and the source to send: its reference or its arrays."""
-
-    about: Any
-    source: ray.ObjectRef | OpenBlock
-
-
 def inspect_objects(
     refs: Sequence[ray.ObjectRef], labels: Sequence[str], decoder: BlockDecoder
-) -> list[BlockInfo]:
+) -> list[tuple[Any, ray.ObjectRef | OpenBlock]]:
     """Inspect every object on the node that holds it.
+
+    Returns the decoder's facts about each, and the source to send: its reference or its arrays.
 
     This process inspects local objects: it opens them without a copy, which costs less than a
     call of the agent. Blocks of a small matrix stay open until they are sent, as opening an
@@ -265,15 +260,15 @@ def inspect_objects(
         for node, (job, members) in jobs.items()
         if not locations[members[0]].here
     }
-    found = [BlockInfo(None, ref) for ref in refs]
+    found: list[tuple[Any, ray.ObjectRef | OpenBlock]] = [(None, ref) for ref in refs]
     for node, (job, members) in jobs.items():
         if node in answers:
             for i, about in zip(members, answer_of(answers[node], node), strict=True):
-                found[i] = BlockInfo(about, refs[i])
+                found[i] = about, refs[i]
             continue
         opened = job.opened([refs[i] for i in members])
         for i, (about, kept) in zip(members, opened, strict=True):
-            found[i] = BlockInfo(about, kept if keeps else refs[i])
+            found[i] = about, kept if keeps else refs[i]
     return found
 
 

@@ -291,9 +291,7 @@ class IteratorSource:
         return cls(blocks, lengths, dtype, {"from": "blocks"})
 
     def provenance(self) -> dict[str, Any]:
-        return {
-            **self._origin, "dtype": self.dtype.name, "shape": list(self.array_shape)
-        }  # fmt: skip
+        return {**self._origin, "dtype": self.dtype.name, "shape": list(self.array_shape)}
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None

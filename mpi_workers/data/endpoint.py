@@ -220,9 +220,10 @@ class Client:
             raise Failure("TransferError", f"matrix {reprlib.repr(matrix)} is not mapped")
         written: dict[int, int] = {}
         for pair in pairs if isinstance(pairs, list) else [pairs]:
-            loan = loans.get(pair[0]) if _is_pair(pair) else None
+            is_pair = isinstance(pair, list) and list(map(type, pair)) == [int, int]
+            loan = loans.get(pair[0]) if is_pair else None
             most = loan.size if loan is not None and loan.write else 0
-            if loan is None or not _is_int(pair[1]) or not 0 <= pair[1] <= most:
+            if loan is None or not 0 <= pair[1] <= most:
                 words = f"'written' has {reprlib.repr(pair)}, not a rank and a number up to {most}"
                 raise Failure("TransferError", words)
             written[pair[0]] = pair[1]
@@ -265,18 +266,15 @@ class Client:
                 f"{nbytes} bytes of rows exceed the limit of {MAX_ROWS_BYTES}: send several frames",
             )
         parts, by_rank = [loan.part() for loan in loans], {loan.rank: loan for loan in loans}
-        clock = time.perf_counter()
-        received = []
         for group in groups:
+            clock = time.perf_counter()
             elements = np.empty((len(group.rows), len(group.cols)), dtype)
             self._connection.read_into(elements.reshape(-1).view(np.uint8).data)
-            received.append(elements)
-        arrived = time.perf_counter()
-        for group, elements in zip(groups, received, strict=True):
+            arrived = time.perf_counter()
             for rank, count in place(elements, group, parts, distribution):
                 by_rank[rank].written += count
-        self._times["receive_s"] += arrived - clock
-        self._times["place_s"] += time.perf_counter() - arrived
+            self._times["receive_s"] += arrived - clock
+            self._times["place_s"] += time.perf_counter() - arrived
 
     def _sync(self) -> None:
         """Report the elements that were put to their ranks."""
@@ -313,10 +311,6 @@ def _share(body: Body, loans: Sequence[Loan]) -> Share:
 
 def _all(loans: dict[int, dict[int, Loan]]) -> list[Loan]:
     return [loan for by_rank in loans.values() for loan in by_rank.values()]
-
-
-def _is_pair(value: object) -> TypeGuard[list[Any]]:
-    return isinstance(value, list) and len(value) == 2 and _is_int(value[0])
 
 
 def _is_int(value: object) -> TypeGuard[int]:

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import RankPart
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.mapping import SharedMapping
-from mpi_workers.matrix.memory import MemoryBlock
 from mpi_workers.matrix.storage import Entry, Storage
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection, connect
@@ -46,14 +45,6 @@ NONCE_BYTES = 16
 T = TypeVar("T")
 
 # --- a rank lends ---
-
-
-class LentBlock(NamedTuple):
-    """A block that is lent. This reference keeps it from being recycled."""
-
-    block: MemoryBlock
-    entry: Entry
-    write: bool
 
 
 class RankMemory:
@@ -78,7 +69,8 @@ class RankMemory:
         fields = {"role": "rank", "rank": storage.rank}
         self._connection, _ = connect(endpoint, token, fields, take_fds=False)
         self._storage = storage
-        self._loans: dict[int, LentBlock] = {}
+        # With whether it may be written. The entry keeps its block from being recycled.
+        self._loans: dict[int, tuple[Entry, bool]] = {}
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -95,9 +87,9 @@ class RankMemory:
         except (frames.WireError, OSError):
             pass  # the endpoint is gone: the gang ends
         finally:
-            for loan in self._loans.values():
-                if loan.write:
-                    loan.block.taint()
+            for entry, write in self._loans.values():
+                if write:
+                    entry.matrix.block.taint()
             self._loans.clear()
             self._connection.close()
 
@@ -119,16 +111,16 @@ class RankMemory:
             "grid": list(matrix.grid),
             "dtype": matrix.dtype.name,
         }
-        self._loans[body["loan"]] = LentBlock(matrix.block, entry, body["write"])
+        self._loans[body["loan"]] = entry, body["write"]
         self._connection.send(Kind.MAP, reply, fds=[segment.fd])
 
     def _unmap(self, body: Body) -> None:
         """End a loan; `tainted`: a process that is lost may still write."""
-        loan = self._loans.pop(body["loan"])
-        if body["tainted"] and loan.write:
-            loan.block.taint()
-        self._storage.count(loan.entry, body["written"])
-        del loan  # before the reply: a free may follow it
+        entry, write = self._loans.pop(body["loan"])
+        if body["tainted"] and write:
+            entry.matrix.block.taint()
+        self._storage.count(entry, body["written"])
+        del entry  # before the reply: a free may follow it
         self._connection.send(Kind.SYNC)
 
 

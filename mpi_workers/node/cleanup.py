@@ -94,12 +94,6 @@ class GangFolder(PrivateFolder):
         # SIGTERM to this process announces that the node is leaving.
         (self.path / PID).write_text(f"{os.getpid()}\n")
 
-    def learn_segments(self, pids: Iterable[int]) -> None:
-        """Record the segments that these processes have mapped: a launcher chooses other names."""
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                note_segments(self.path, segments_of(pid))
-
     @cached_property
     def word(self) -> InterruptWord:
         return InterruptWord(self.path / "interrupt")
@@ -119,6 +113,13 @@ def note_segments(folder: Path, names: Iterable[str]) -> None:
     (folder / SEGMENTS).mkdir(exist_ok=True)
     for name in names:
         (folder / SEGMENTS / Path(name).name).touch()
+
+
+def learn_segments(folder: Path, pids: Iterable[int]) -> None:
+    """Record the segments that processes have mapped: a launcher chooses other names."""
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            note_segments(folder, segments_of(pid))
 
 
 def segments_in(folder: Path) -> list[str]:

@@ -17,12 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from mpi_workers.node import cleanup
-from mpi_workers.node.processes import (
-    adopt_orphans,
-    allow_open_files,
-    end_descendants,
-    fork,
-)
+from mpi_workers.node.processes import adopt_orphans, allow_open_files, end_descendants, fork
 from mpi_workers.node.specs import GangPlan
 
 RunProxy = Callable[[GangPlan, int], None]

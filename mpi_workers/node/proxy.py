@@ -23,7 +23,7 @@ import uvloop
 
 from mpi_workers.failures import Failure
 from mpi_workers.node import processes
-from mpi_workers.node.cleanup import GangFolder, note_segments
+from mpi_workers.node.cleanup import GangFolder, learn_segments, note_segments
 from mpi_workers.node.command_relay import CommandRelay
 from mpi_workers.node.processes import (
     LocalRanks,
@@ -206,7 +206,7 @@ class Proxy:
         protocol.peer = process
         if all(other.control is not None for other in self._ranks.values()):
             if not self._local.forked:
-                self._folder.learn_segments(self._local.pids())
+                learn_segments(self._folder.path, self._local.pids())
             self._folder.unlink_segments()  # all have attached: the names are not needed
             ranks = [process.hello for process in self._ranks.values()]
             self.send_event("ready", ranks=ranks, addresses=self._data_addresses)
@@ -361,7 +361,8 @@ class Proxy:
     def clean(self) -> None:
         """Kill the remaining processes and remove the gang's files."""
         # Programs that ranks have started have segments of their own.
-        self._folder.learn_segments(self._local.pids() | descendants([os.getpid()]))
+        pids = self._local.pids() | descendants([os.getpid()])
+        learn_segments(self._folder.path, pids)
         self._local.kill()
         self._log_lines()
         self._folder.remove()

@@ -35,7 +35,8 @@ def of_main_thread(pid: int) -> list[str]:
 
     Empty where py-spy is missing, or this process may not read the other (ptrace_scope, seccomp).
     """
-    command = [str(_program()), "dump", "--native", "--json", "--pid", str(pid)]
+    program = str(Path(sys.executable).with_name("py-spy"))
+    command = [program, "dump", "--native", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=LIMIT_S, check=False
@@ -120,7 +121,3 @@ def of_crash(folder: str, rank: int) -> list[str]:
         if (match := PYTHON_FRAME.match(line))
     ]
     return [*ours, *shown(frames)][:FRAMES]
-
-
-def _program() -> Path:
-    return Path(sys.executable).with_name("py-spy")

@@ -111,11 +111,7 @@ class GangRequest(MPI.Request):
 
     @classmethod
     def Waitany(cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> int:
-        def test() -> tuple[bool, int]:
-            index, done = cls.Testany(requests, status)
-            return done, index
-
-        return _outcome(test)
+        return _outcome(lambda: cls.Testany(requests, status)[::-1])  # done, index
 
 
 FLAT_SIZE = 16  # ranks up to which a reduction of objects gathers them

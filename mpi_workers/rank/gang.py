@@ -18,7 +18,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix, check_dtype
 from mpi_workers.matrix.layout import Distribution, Grid, default_grid, stored_shape
 from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.node.cleanup import forget_segments, note_segments, segments_of
+from mpi_workers.node.cleanup import forget_segments, learn_segments, note_segments
 from mpi_workers.node.processes import descendants
 from mpi_workers.rank import communicator, interruption
 from mpi_workers.rank.communicator import GangComm
@@ -159,9 +159,7 @@ class Gang:
 
         For programs of another launcher, such as ``mpiexec``, which leave them when they fail.
         """
-        for pid in descendants([os.getpid()]):
-            with contextlib.suppress(OSError):  # it has ended
-                note_segments(self.folder, segments_of(pid))
+        learn_segments(self.folder, descendants([os.getpid()]))
 
     def check(self) -> None:
         """Raise `Interrupted` if the call has failed on another rank or was cancelled."""

@@ -48,11 +48,7 @@ class Connection:
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        map_limit: int = frames.MAP_LIMIT,
-        take_fds: bool = False,
+        self, sock: socket.socket, *, map_limit: int = frames.MAP_LIMIT, take_fds: bool = False
     ) -> None:
         self.sock = sock
         self.map_limit = map_limit

@@ -87,19 +87,17 @@ class PmiNode:
     def line(self, rank: int, line: str) -> None:
         """Answer one line of a rank."""
         fields = dict(token.partition("=")[::2] for token in line.split())
+        constant = {
+            "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+            "get_maxes": f"maxes kvsname_max=256 keylen_max=64 vallen_max={VALUE_LIMIT} rc=0",
+            "get_appnum": "appnum appnum=0 rc=0",
+            "get_my_kvsname": f"my_kvsname kvsname={self.kvs_name} rc=0",
+            "get_universe_size": f"universe_size size={self.size} rc=0",
+            "finalize": "finalize_ack rc=0",
+        }
         match fields.get("cmd"):
-            case "init":
-                self.send(rank, "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0")
-            case "get_maxes":
-                self.send(
-                    rank, f"cmd=maxes kvsname_max=256 keylen_max=64 vallen_max={VALUE_LIMIT} rc=0"
-                )
-            case "get_appnum":
-                self.send(rank, "cmd=appnum appnum=0 rc=0")
-            case "get_my_kvsname":
-                self.send(rank, f"cmd=my_kvsname kvsname={self.kvs_name} rc=0")
-            case "get_universe_size":
-                self.send(rank, f"cmd=universe_size size={self.size} rc=0")
+            case str(command) if command in constant:
+                self.send(rank, f"cmd={constant[command]}")
             case "put":
                 self._fresh[fields["key"]] = line.partition("value=")[2].rstrip("\n")
                 self.send(rank, "cmd=put_result rc=0")
@@ -117,8 +115,6 @@ class PmiNode:
                 if self._waiting == len(self.local_ranks):
                     puts, self._fresh = self._fresh, {}
                     self.barrier(puts)
-            case "finalize":
-                self.send(rank, "cmd=finalize_ack rc=0")
             case "abort":
                 self.abort(rank, int(fields.get("exitcode", "1")))
             case command:

@@ -130,10 +130,7 @@ class Signature:
         return f"{self.name}({taken}) -> {given}"
 
     def bind(
-        self,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        matrix: Callable[[Any], Any],
+        self, args: Sequence[Any], kwargs: dict[str, Any], matrix: Callable[[Any], Any]
     ) -> dict[str, Any]:
         """Arguments by name, checked, with defaults filled in.
 

@@ -91,9 +91,7 @@ def listen_unix(path: str) -> tuple[socket.socket, str]:
 
 
 def dial(
-    address: str,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    keepalive: KeepAlive = CONTROL,
+    address: str, timeout_s: float = CONNECT_TIMEOUT_S, keepalive: KeepAlive = CONTROL
 ) -> socket.socket:
     """Connect to an address.
 

@@ -100,9 +100,7 @@ def ask(ref: Any, timeout_s: float | None = None) -> Any:
     try:
         return ray.get(ref, timeout=timeout_s)
     except RayTaskError as error:
-        if (cause := told(error)) is not error:
-            raise cause from None
-        raise
+        raise told(error) from None
 
 
 def told(error: BaseException) -> BaseException:

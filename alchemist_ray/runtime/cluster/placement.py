@@ -229,10 +229,16 @@ def _created(group: PlacementGroup, timeout_s: float, patient: bool) -> dict[str
 
 def not_free(workers: int, cpus: float, timeout_s: float) -> ResourceError:
     """The error for CPUs that did not become free in time."""
-    free = ray.available_resources().get("CPU", 0.0)
+    free, growth = ray.available_resources().get("CPU", 0.0), Growth.here()
+    advice = "Stop other work or wait for it"
+    if growth is not None:
+        advice = (
+            f"The cluster may grow to {growth.nodes} nodes of {growth.cpus:g} CPUs: "
+            "increase start_timeout_s to wait for new nodes"
+        )
     return ResourceError(
         f"not enough free CPUs for {counted(workers, 'worker')} of {counted(cpus, 'CPU')} "
-        f"after {timeout_s:.0f} s; free now: {counted(free, 'CPU')}. {_held(free)}{_what_to_do()}"
+        f"after {timeout_s:.0f} s; free now: {counted(free, 'CPU')}. {_held(free)}{advice}"
     )
 
 
@@ -248,16 +254,6 @@ def _held(free: float) -> str:
     held.append((others, "other tasks and actors"))
     shown = [f"{name} {cpus:g}" for cpus, name in sorted(held, reverse=True)[:SHOWN] if cpus > 0]
     return f"In use: {', '.join(shown)} (`alchemist status`). " if shown else ""
-
-
-def _what_to_do() -> str:
-    growth = Growth.here()
-    if growth is None:
-        return "Stop other work or wait for it"
-    return (
-        f"The cluster may grow to {growth.nodes} nodes of {growth.cpus:g} CPUs: "
-        "increase start_timeout_s to wait for new nodes"
-    )
 
 
 def within(group: PlacementGroup, bundles: Sequence[int], cpus: float) -> Reservation:

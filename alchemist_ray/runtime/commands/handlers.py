@@ -138,13 +138,7 @@ class Commands:
         return record.described()
 
     async def _make(
-        self,
-        op: str,
-        about: Body,
-        origin: Body,
-        holder: str,
-        name: str | None = None,
-        **more: Any,
+        self, op: str, about: Body, origin: Body, holder: str, name: str | None = None, **more: Any
     ) -> Record:
         """Have the ranks make one matrix; they check that its memory is there."""
         fields = {key: about[key] for key in ("shape", "dtype", "layout")}
@@ -230,12 +224,7 @@ class Commands:
         return {"value": value, "matrices": made}
 
     async def _logged(
-        self,
-        again: Body,
-        used: list[Record],
-        origin: Body,
-        holder: str,
-        columns: Any = None,
+        self, again: Body, used: list[Record], origin: Body, holder: str, columns: Any = None
     ) -> tuple[Any, list[Body]]:
         """Run foreign code, and log what it has made and may have changed.
 

@@ -74,11 +74,7 @@ class GangMeasures:
     # --- the present state ---
 
     def show(
-        self,
-        state: str,
-        status: Body,
-        address: GangAddress | None,
-        records: Iterable[Record],
+        self, state: str, status: Body, address: GangAddress | None, records: Iterable[Record]
     ) -> None:
         """Set the gauges; those that no longer apply become 0."""
         now: dict[tuple[str, metrics.Labels], float] = {
