@@ -61,12 +61,20 @@ class Proxy:
         self._ranks = self._local.by_rank
         self._relay = CommandRelay(node, self._ranks, self._folder.word, self)
         self._manager: FrameProtocol | None = None
-        self._pmi: PmiNode | None = None
+        self._pmi = PmiNode(
+            plan.kvs_name,
+            plan.size,
+            list(self._ranks),
+            process_mapping(plan.counts),
+            send=self._to_pmi,
+            barrier=lambda puts: self.send_event("pmi_barrier", puts=puts),
+            abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
+        )
         self._pmi_input = {rank: bytearray() for rank in self._ranks}
         self._leaving = False
         self._output_timer: asyncio.TimerHandle | None = None
         self._shutting_down: asyncio.Future[None] | None = None
-        self._over: asyncio.Event | None = None
+        self._over = asyncio.Event()
         crowded = processes.crowded(len(self._ranks) * plan.threads)
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
         host = plan.nodes[node].ip
@@ -97,7 +105,6 @@ class Proxy:
     async def serve(self) -> None:
         """Serve until the gang ends."""
         loop = asyncio.get_running_loop()
-        self._over = asyncio.Event()
         for source, pipe in self._local.output.pipes.items():
             os.set_blocking(pipe, False)
             loop.add_reader(pipe, self._read_output, source)
@@ -106,19 +113,9 @@ class Proxy:
         if not await self._connect_to_manager():
             return
         loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
-        if self._local.forked:
-            self._pmi = PmiNode(
-                self._plan.kvs_name,
-                self._plan.size,
-                list(self._ranks),
-                process_mapping(self._plan.counts),
-                send=self._to_pmi,
-                barrier=lambda puts: self.send_event("pmi_barrier", puts=puts),
-                abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
-            )
-            for rank, sock in self._local.pmi.items():
-                sock.setblocking(False)
-                loop.add_reader(sock, self._from_pmi, rank)
+        for rank, sock in self._local.pmi.items():
+            sock.setblocking(False)
+            loop.add_reader(sock, self._from_pmi, rank)
         for process in self._local.children:
             self._watch(process)
         # uvloop reserves its own handler of SIGCHLD for its own subprocesses.
@@ -180,8 +177,7 @@ class Proxy:
         while (end := buffer.find(b"\n")) >= 0:
             line = buffer[:end].decode(errors="replace")
             del buffer[: end + 1]
-            if self._pmi is not None:
-                self._pmi.line(rank, line)
+            self._pmi.line(rank, line)
 
     # --- ranks ---
 
@@ -319,8 +315,7 @@ class Proxy:
         body = frame.body
         match body["op"]:
             case "pmi_release":
-                if self._pmi is not None:
-                    self._pmi.release(body["puts"])
+                self._pmi.release(body["puts"])
             case "interrupt":
                 self._relay.interrupt(body["seq"], with_signal=bool(body.get("signal")))
             case "report_running":
@@ -355,8 +350,7 @@ class Proxy:
     def _stop(self) -> None:
         self._leaving = True
         self._relay.close()
-        if self._over is not None:
-            self._over.set()
+        self._over.set()
 
     def clean(self) -> None:
         """Kill the remaining processes and remove the gang's files."""
