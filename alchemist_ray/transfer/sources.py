@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -234,35 +235,30 @@ class SourceError(Exception):
         self.error = error
 
 
+@dataclass(eq=False)
 class IteratorSource:
     """An array that an iterator yields in blocks of whole rows, from the first row on.
 
-    Parameters
+    Attributes
     ----------
     blocks : iterable of array_like, shapes (k, n) or (n,), of more axes (k, ...) or (...)
         Read once, from the front.
+    array_shape : tuple of int
+        Of the whole.
     dtype : numpy.dtype
         Of the matrix. Blocks are converted to it.
     origin : dict
         Where it comes from, for the gang's record.
-    array_shape : tuple of int
-        Of the whole.
     """
 
+    blocks: Iterable[Any]
+    array_shape: ArrayShape
+    dtype: np.dtype[Any]
+    origin: dict[str, Any]
     columns: Sequence[str] = ()
 
-    def __init__(
-        self,
-        blocks: Iterable[Any],
-        array_shape: ArrayShape,
-        dtype: np.dtype[Any],
-        origin: dict[str, Any],
-    ) -> None:
-        self._blocks = blocks
-        self._origin = origin
-        self.array_shape = array_shape
-        self.shape: Shape = stored_shape(array_shape)
-        self.dtype = dtype
+    def __post_init__(self) -> None:
+        self.shape: Shape = stored_shape(self.array_shape)
 
     @classmethod
     def inspect(cls, blocks: Any, shape: Any, wanted: Any) -> IteratorSource:
@@ -291,7 +287,7 @@ class IteratorSource:
         return cls(blocks, lengths, dtype, {"from": "blocks"})
 
     def provenance(self) -> dict[str, Any]:
-        return {**self._origin, "dtype": self.dtype.name, "shape": list(self.array_shape)}
+        return {**self.origin, "dtype": self.dtype.name, "shape": list(self.array_shape)}
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None
@@ -342,7 +338,7 @@ class IteratorSource:
 
     def _checked(self) -> Iterator[Array]:
         (m, n), row = self.shape, 0
-        for number, block in enumerate(_theirs(self._blocks)):
+        for number, block in enumerate(_theirs(self.blocks)):
             check_unmasked(block, f"block {number} (row {row})")
             try:
                 array = np.asarray(block)
@@ -397,7 +393,7 @@ class DiskSource(IteratorSource):
     """An `h5py.Dataset` or a `zarr.Array`, read in pieces of whole chunks (`disk_source`)."""
 
     def _placed(self) -> Iterator[tuple[Array, Shape]]:
-        source: Any = self._blocks
+        source: Any = self.blocks
         for rows, cols in pieces(source, self.shape, BLOCK):
             name = f"rows {rows.start} to {rows.stop} of {source!r}"
             try:

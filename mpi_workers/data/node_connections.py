@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -291,10 +292,11 @@ IDLE_S = 10.0  # then unused mappings are dropped: they hold the memory of ranks
 MAX_STREAMS = 32  # threads that stream; further streams wait
 
 
+@dataclass(eq=False)
 class NodeConnections:
     """The connections of this process to all nodes of a gang. Thread-safe.
 
-    Parameters
+    Attributes
     ----------
     endpoints : DataEndpoints
         The gang's secret and its nodes' addresses.
@@ -305,28 +307,20 @@ class NodeConnections:
         Data connections themselves notice a cut link after two minutes only.
     connection_type : callable(node, endpoints) -> NodeConnection, optional
         Makes the connections to a node.
-
-    Attributes
-    ----------
     idle_s : float
         After this time, mappings and streams that are not used are dropped.
     """
 
-    def __init__(
-        self,
-        endpoints: DataEndpoints,
-        threads: int | None = None,
-        watch: Callable[[], object] = lambda: None,
-        connection_type: Callable[[int, DataEndpoints], NodeConnection] = NodeConnection,
-    ) -> None:
-        self.idle_s = IDLE_S
-        self.endpoints = endpoints
-        self.watch = watch
-        self._connection_type = connection_type
-        self._connections: dict[int, NodeConnection] = {}
-        self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
-        self.threads = threads or copy_kernels.default_threads()
+    endpoints: DataEndpoints
+    threads: int = field(default_factory=copy_kernels.default_threads)
+    watch: Callable[[], object] = lambda: None
+    connection_type: Callable[[int, DataEndpoints], NodeConnection] = NodeConnection
+    idle_s: float = IDLE_S
+    _connections: dict[int, NodeConnection] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _timer: threading.Timer | None = None
+
+    def __post_init__(self) -> None:
         # Two executors: copies need cores and streams wait, neither may hold up the other.
         self.copiers = ThreadPoolExecutor(self.threads, thread_name_prefix="alchemist-copy")
         self._streams = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="alchemist-stream")
@@ -335,7 +329,7 @@ class NodeConnections:
         with self._lock:
             found = self._connections.get(node)
             if found is None:
-                found = self._connections[node] = self._connection_type(node, self.endpoints)
+                found = self._connections[node] = self.connection_type(node, self.endpoints)
             return found
 
     def run_parallel(self, action: Callable[[int], object], numbers: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,11 @@ def _recorder() -> MPI.Errhandler:
     return MPI.Comm.Create_errhandler(_record)
 
 
+@dataclass(eq=False)
 class Gang:
     """A gang as a routine on one of its ranks sees it.
 
-    Parameters
+    Attributes
     ----------
     world : MPI.Intracomm
         All ranks of the gang.
@@ -53,31 +55,23 @@ class Gang:
         Sends a report of progress to the user.
     folder : Path
         The gang's folder on this node.
-
-    Attributes
-    ----------
     floating : int
         NumPy's flags of the floating-point errors of the call under way, for its caller.
     """
 
-    def __init__(
-        self,
-        world: MPI.Intracomm,
-        storage: Storage,
-        report: Callable[[float, str], None],
-        folder: Path,
-    ) -> None:
-        self._world = world
-        self._storage = storage
-        self._report = report
-        self._reported = 0.0
-        self.folder = folder
-        self.rank: int = world.rank
-        self.size: int = world.size
-        self.grid: Grid = default_grid(world.size)
-        self._comm = GangComm(world.Dup())
-        self._used = False
-        self.floating = 0
+    world: MPI.Intracomm
+    storage: Storage
+    report: Callable[[float, str], None]
+    folder: Path
+    floating: int = 0
+    _used: bool = False
+    _reported: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.rank: int = self.world.rank
+        self.size: int = self.world.size
+        self.grid: Grid = default_grid(self.world.size)
+        self._comm = GangComm(self.world.Dup())
 
     @property
     def comm(self) -> GangComm:
@@ -104,10 +98,10 @@ class Gang:
         Failure
             ResourceError, if MPI has no communicator left.
         """
-        used = self._world.allreduce(self._used, MPI.LOR)
+        used = self.world.allreduce(self._used, MPI.LOR)
         if used:
             try:
-                self._comm = GangComm(self._world.Dup())
+                self._comm = GangComm(self.world.Dup())
             except MPI.Exception as error:
                 raise Failure(
                     "ResourceError",
@@ -120,16 +114,16 @@ class Gang:
 
     def part(self, colour: int) -> Gang:
         """The ranks that pass the same colour, as a gang of their own. Collective."""
-        world = MPI.Intracomm(self._world.Split(colour, self.rank))
-        storage = Storage(world.rank, self._storage.pool, self._storage.allocations)
-        return Gang(world, storage, self._report, self.folder)
+        world = MPI.Intracomm(self.world.Split(colour, self.rank))
+        storage = Storage(world.rank, self.storage.pool, self.storage.allocations)
+        return Gang(world, storage, self.report, self.folder)
 
     def new(
         self, shape: Sequence[int], dtype: Any, layout: str, *, zero: bool = True
     ) -> DistMatrix:
         """Memory for a matrix or vector distributed over the gang (no communication)."""
         distribution = Distribution(layout, stored_shape(shape), self.grid)
-        matrix = self._storage.new(distribution, check_dtype(dtype), tuple(shape))
+        matrix = self.storage.new(distribution, check_dtype(dtype), tuple(shape))
         if zero:
             matrix.local[...] = 0
         return matrix
@@ -199,4 +193,4 @@ class Gang:
         now = time.monotonic()
         if self.rank == 0 and now - self._reported > PROGRESS_S:
             self._reported = now
-            self._report(fraction, text)
+            self.report(fraction, text)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, Self, TypeVar, cast
 
 from mpi_workers.failures import Failure
@@ -139,10 +140,11 @@ def authenticate(peer: AcceptedPeer, token: str, welcome: Body | None = None) ->
 P = TypeVar("P")
 
 
+@dataclass(eq=False)
 class Acceptor(Generic[P]):
     """Accepts peers on listening sockets. A thread for each authenticates and serves it.
 
-    Parameters
+    Attributes
     ----------
     listeners : sequence of socket
         Closed with this object.
@@ -152,27 +154,24 @@ class Acceptor(Generic[P]):
         Serves a peer, with whatever `authenticate` has returned. It owns the connection.
     keepalive : KeepAlive
         For accepted connections.
+    strangers : Strangers
+        The peers that are not authenticated yet.
     """
 
-    def __init__(
-        self,
-        listeners: Sequence[socket.socket],
-        authenticate: Callable[[AcceptedPeer], P],
-        serve: Callable[[P], object],
-        *,
-        keepalive: sockets.KeepAlive = sockets.CONTROL,
-    ) -> None:
-        self._listeners = listeners
-        self._authenticate = authenticate
-        self._serve = serve
-        self._keepalive = keepalive
-        self._selector = selectors.DefaultSelector()
+    listeners: Sequence[socket.socket]
+    authenticate: Callable[[AcceptedPeer], P]
+    serve: Callable[[P], object]
+    _: KW_ONLY
+    keepalive: sockets.KeepAlive = sockets.CONTROL
+    strangers: Strangers = field(default_factory=Strangers)
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
         self._closing, self._closed = socket.socketpair()
-        self._thread: threading.Thread | None = None
-        self.strangers = Strangers()
-        for listener in listeners:
+        for listener in self.listeners:
             listener.setblocking(False)
-        for sock in (*listeners, self._closed):
+        for sock in (*self.listeners, self._closed):
             self._selector.register(sock, selectors.EVENT_READ)
 
     def start(self) -> Self:
@@ -193,7 +192,7 @@ class Acceptor(Generic[P]):
             while not self._turn():
                 pass
         finally:
-            for sock in (*self._listeners, self._closed):
+            for sock in (*self.listeners, self._closed):
                 sock.close()
             for stranger in self.strangers:
                 stranger.drop()
@@ -230,7 +229,7 @@ class Acceptor(Generic[P]):
                 return
             try:
                 sockets.check_peer(sock)
-                sockets.tune(sock, self._keepalive)
+                sockets.tune(sock, self.keepalive)
                 self.strangers.add(AcceptedPeer(sock, self._selector))
             except OSError:  # another user's, or gone already
                 sock.close()
@@ -245,13 +244,13 @@ class Acceptor(Generic[P]):
 
     def _meet(self, peer: AcceptedPeer) -> None:
         try:
-            known = self._authenticate(peer)
+            known = self.authenticate(peer)
         except (Failure, WireError, OSError):
             peer.sock.close()
             return
         finally:
             self.strangers.discard(peer)
-        self._serve(known)
+        self.serve(known)
 
 
 def source_of(peername: object) -> str:

@@ -76,10 +76,9 @@ def test_the_number_of_kept_mappings_is_bounded(host: support.Host) -> None:
         host.free(target.matrix)
 
 
-def test_idle_mappings_are_dropped(host: support.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_connections, "IDLE_S", 1.0)
+def test_idle_mappings_are_dropped(host: support.Host) -> None:
     array = numbers((500, 40))
-    ranks = NodeConnections(host.endpoints("near"))
+    ranks = NodeConnections(host.endpoints("near"), idle_s=1.0)
     before = mappings()
     with sealed(host, ranks, array, size=2) as target:
         assert mappings() == before + 2
