@@ -159,7 +159,7 @@ class GangConnection:
         """Open what belongs to one process: channel, connections to nodes, leases."""
         self.process = process or uuid.uuid4().hex
         # Carries out what is recorded (`arrays.recording`) before commands that could tell.
-        self.before_commands: Callable[[], None] | None = None
+        self.before_commands: Callable[[], None] = lambda: None
         self._lock, self._making = threading.RLock(), threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: SocketChannel | None = None
@@ -311,8 +311,7 @@ class GangConnection:
                 "this process is not in the gang's Ray cluster, which .remote() needs: call the "
                 "routine directly"
             )
-        if self.before_commands is not None:
-            self.before_commands()
+        self.before_commands()
         return self.part(self._result_type).call(body)
 
     # --- commands ---
@@ -324,7 +323,7 @@ class GangConnection:
                 f"gang {self.address.incarnation} has ended, with its libraries and matrices: "
                 "load_library(...) again in the session's new gang"
             )
-        if self.before_commands is not None and _sees_arrays(body):
+        if _sees_arrays(body):
             self.before_commands()
         body = body if self.options.output else {**body, "output": False}
         try:
@@ -386,7 +385,7 @@ class GangConnection:
             self._channel.cancel()
 
     def _tell_lease(self, op: str, matrices: list[int]) -> None:
-        if op == "pin" and self.before_commands is not None:  # others may change them now
+        if op == "pin":  # others may change them now
             self.before_commands()
         self.tell({"op": op, "matrices": matrices})
 
