@@ -11,9 +11,9 @@ import contextlib
 import os
 import re
 import select
-import time
 from collections import defaultdict
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mpi_workers.node.cleanup import runs_here
@@ -98,8 +98,7 @@ class RankLogs:
         """Append lines. A disk that fails ends the logging, not the gang."""
         if not self._folder:
             return
-        now = time.time()
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}"
+        stamp = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]  # milliseconds
         texts: dict[int, list[str]] = {}
         for rank, stream, text in lines:
             name = "err" if stream == STDERR else "out"

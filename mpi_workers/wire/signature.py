@@ -162,31 +162,25 @@ class Signature:
             given[name] = value
         bound = {}
         for parameter in self.parameters:
-            if parameter.name not in given:
-                if parameter.default is REQUIRED:
-                    raise self._bad(f"needs {parameter.name!r}")
-                bound[parameter.name] = parameter.default
+            name, is_matrix = parameter.name, parameter.type == MATRIX
+            value = given.get(name, parameter.default)
+            if value is REQUIRED:
+                raise self._bad(f"needs {name!r}")
+            if value is parameter.default:
+                bound[name] = value
                 continue
-            value = given[parameter.name]
-            shape = getattr(value, "shape", ()) if parameter.type == MATRIX else ()
+            shape = getattr(value, "shape", ()) if is_matrix else ()
             if len(shape) > 2 and not self.any_axes:
-                name = parameter.name
                 raise Failure(
                     "ShapeError",
                     f"{self.name}: {name} has the shape {tuple(shape)}, and this routine takes "
                     f"matrices: {name}.reshape(len({name}), -1) has a row for each of its parts",
                 )
-            if value is None and parameter.default is None:
-                bound[parameter.name] = None
-                continue
             try:
-                if parameter.type == MATRIX:
-                    bound[parameter.name] = matrix(value)
-                else:
-                    bound[parameter.name] = coerce(value, parameter.type)
+                bound[name] = matrix(value) if is_matrix else coerce(value, parameter.type)
             except TypeError as error:
                 raise self._bad(
-                    f"requires {parameter.name!r} to be of type {parameter.type}, not {error}"
+                    f"requires {name!r} to be of type {parameter.type}, not {error}"
                 ) from None
         return bound
 
