@@ -1,4 +1,4 @@
-"""A memory cgroup with a limit, for one test (root only)."""
+"""Memory cgroups: their files in a folder, and a real one with a limit (root only)."""
 
 from __future__ import annotations
 
@@ -35,3 +35,33 @@ def limited_memory(nbytes: int) -> Iterator[Path]:
         yield folder
     finally:
         folder.rmdir()
+
+
+def write_v2(
+    folder: Path, limit: object = "max", used: int = 0, cache: int = 0, kills: int = 0
+) -> None:
+    """The files of a memory cgroup, version 2."""
+    _write(folder, {
+        "memory.events": f"low 0\nmax 7\noom 1\noom_kill {kills}",
+        "memory.max": limit,
+        "memory.current": used,
+        "memory.stat": f"anon 5\ninactive_file {cache // 2}\nactive_file {cache - cache // 2}",
+    })  # fmt: skip
+
+
+def write_v1(
+    folder: Path, limit: int = 9223372036854771712, used: int = 0, cache: int = 0, kills: int = 0
+) -> None:
+    """The same of version 1."""
+    _write(folder, {
+        "memory.oom_control": f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}",
+        "memory.limit_in_bytes": limit,
+        "memory.usage_in_bytes": used,
+        "memory.stat": f"inactive_file 1\ntotal_inactive_file {cache}",
+    })  # fmt: skip
+
+
+def _write(folder: Path, files: dict[str, object]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(f"{content}\n")

@@ -54,13 +54,9 @@ def send(
 
 @contextlib.contextmanager
 def sealed(
-    host: support.Host,
-    ranks: NodeConnections,
-    array: Array,
-    name: str = "VC_STAR",
-    size: int = RANKS,
-    blocks: Sequence[tuple[Array, tuple[int, int]]] = (),
-) -> Iterator[TransferTarget]:
+    host: support.Host, ranks: NodeConnections, array: Array, name: str = "VC_STAR",
+    size: int = RANKS, blocks: Sequence[tuple[Array, tuple[int, int]]] = (),
+) -> Iterator[TransferTarget]:  # fmt: skip
     """A matrix of the elements of an array, which are sent as one block or in these."""
     target = new(host, distribution_of(name, array.shape, size), array.dtype)
     send(ranks, target, *(blocks or [(array, (0, 0))]))

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ranks
+
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_UID = 65534  # nobody
 
@@ -30,6 +32,20 @@ def folder() -> Iterator[Path]:
     """A private folder with a path short enough for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="sec-", dir="/tmp") as path:
         yield Path(path)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ranks.Host]:
+    """A rank behind its listeners."""
+    with ranks.Host(1) as host:
+        yield host
+        assert host.unhandled() == []
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line that a program prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import os
 import re
 import shutil
@@ -76,9 +77,9 @@ def test_a_head_of_another_tmpdir_is_not_found(
     assert own_head() is None
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder with a short path, in which a Ray may run; its processes end after the test."""
+@contextlib.contextmanager
+def place_for_ray() -> Iterator[Path]:
+    """A folder with a short path, in which a Ray may run; its processes end with it."""
     folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="al-"))
     folder.chmod(0o755)
     yield folder
@@ -89,7 +90,13 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def outside(program: str, place: Path, **more: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with place_for_ray() as folder:
+        yield folder
+
+
+def outside(program: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a program that is in no cluster."""
     env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_TMPDIR")}
     return commands.python(program, limit_s=150, cwd=ROOT, env={**env, **more})
@@ -121,7 +128,7 @@ def test_a_head_of_ray_start_is_joined(place: Path, by: str) -> None:
         with AlchemistSession(1) as als:
             print(als.run(lambda comm: comm.size), ray.get_runtime_context().gcs_address)
     """
-    done = outside(program, place, **env)
+    done = outside(program, **env)
     assert re.search(rf"^1 \S+:{port}$", done.stdout, re.M), done.stderr
 
 
@@ -145,7 +152,7 @@ def test_a_head_that_is_not_joined_is_warned_of(place: Path, below: str, said: s
     command = f"(exec -a raylet {sys.executable} -c {waits}); true"
     with subprocess.Popen(["bash", "-c", command]) as parent:
         try:
-            done = outside(program, place, RAY_TMPDIR=str(place / below))
+            done = outside(program, RAY_TMPDIR=str(place / below))
         finally:
             for pid in descendants([parent.pid]):
                 os.kill(pid, signal.SIGKILL)
@@ -154,41 +161,91 @@ def test_a_head_that_is_not_joined_is_warned_of(place: Path, below: str, said: s
     assert "SessionError: no Ray cluster of this user runs on this machine" in done.stderr
 
 
-@pytest.mark.timeout(200)
-def test_token_and_sockets_are_private_after_the_first_start(place: Path) -> None:
-    home = place / "home"
-    home.mkdir()
-    program = """
-        import os, ray, stat
-        from pathlib import Path
-        from alchemist_ray import AlchemistSession
-        with AlchemistSession(1):
-            token = Path("~/.ray/auth_token").expanduser()
-            print(oct(stat.S_IMODE(token.parent.stat().st_mode)), end=" ")
-            print(oct(stat.S_IMODE(token.stat().st_mode)), end=" ")
-            sockets = Path(ray.nodes()[0]["RayletSocketName"])
-            above = [stat.S_IMODE(folder.stat().st_mode) & 0o077 for folder in sockets.parents]
-            print(0 in above[:-2])
+# Two threads start a cluster of the program's own; sessions use it.
+OWN_CLUSTER = """
+import json, os, stat, threading, time
+from pathlib import Path
+import ray
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import SessionError
+
+def mode(path):
+    return oct(stat.S_IMODE(path.stat().st_mode))
+
+sessions = []
+threads = [threading.Thread(target=lambda: sessions.append(AlchemistSession())) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+time.sleep(0.5)
+seven = ray.get(ray.remote(lambda: 7).remote(), timeout=30)
+token = Path("~/.ray/auth_token").expanduser()
+sockets = Path(ray.nodes()[0]["RayletSocketName"])
+above = [stat.S_IMODE(folder.stat().st_mode) & 0o077 for folder in sockets.parents]
+private = [mode(token.parent), mode(token), 0 in above[:-2]]
+more = 2 * max(os.cpu_count(), 4)
+with AlchemistSession(more) as als:
+    shared = als.run(lambda comm: [comm.size, os.nice(0)]) == [more, os.nice(0)]
+address = ray.get_runtime_context().gcs_address
+refusals = []
+for als in sessions:
+    try:
+        als.connect_to_alchemist("127.0.0.1", 1)
+    except SessionError as error:
+        refusals.append(str(error))
+stays = ray.get_runtime_context().gcs_address == address
+print(json.dumps(dict(seven=seven, private=private, shared=shared, refusals=sorted(refusals),
+                      stays=stays)))
+"""
+
+
+@pytest.fixture(scope="module")
+def own_cluster() -> Iterator[dict[str, Any]]:
+    """What `OWN_CLUSTER` finds, and its standard error.
+
+    A file of another user names a cluster: Ray joins the one that `ray_current_cluster` names,
+    which anyone can write in /tmp/ray.
     """
-    env = {"HOME": str(home), "RAY_TMPDIR": str(place), "RAY_AUTH_MODE": "token"}
-    done = outside(program, place, **env)
-    assert done.stdout.splitlines()[-1:] == ["0o700 0o600 True"], done.stderr
+    with place_for_ray() as place:
+        for folder in (place / "home", place / "ray"):
+            folder.mkdir()
+        for folder in (place, place / "ray"):
+            (folder / "ray_current_cluster").write_text("127.0.0.1:1")
+        env = {"HOME": str(place / "home"), "RAY_TMPDIR": str(place), "RAY_AUTH_MODE": "token"}
+        done = outside(OWN_CLUSTER, **env)
+        assert done.returncode == 0, done.stderr
+        yield {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
 
 @pytest.mark.timeout(200)
-def test_more_ranks_than_the_first_session_had_share_its_cpus_with_a_warning(place: Path) -> None:
-    program = """
-        import os
-        from alchemist_ray import AlchemistSession
-        with AlchemistSession(1):
-            pass
-        more = 2 * max(os.cpu_count(), 4)
-        with AlchemistSession(more) as als:
-            print(als.run(lambda comm: [comm.size, os.nice(0)]) == [more, os.nice(0)])
-    """
-    done = outside(program, place, RAY_TMPDIR=str(place))
-    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
-    assert done.stderr.count("physical cores of this machine") == 1
+def test_threads_that_start_a_cluster_share_it_and_it_outlives_them(
+    own_cluster: dict[str, Any],
+) -> None:
+    assert own_cluster["seven"] == 7
+
+
+@pytest.mark.timeout(200)
+def test_token_and_sockets_are_private_after_the_first_start(own_cluster: dict[str, Any]) -> None:
+    assert own_cluster["private"] == ["0o700", "0o600", True]
+
+
+@pytest.mark.timeout(200)
+def test_more_ranks_than_the_cluster_has_cpus_share_them_with_a_warning(
+    own_cluster: dict[str, Any],
+) -> None:
+    assert own_cluster["shared"]
+    assert own_cluster["stderr"].count("physical cores of this machine") == 1
+
+
+@pytest.mark.timeout(200)
+def test_a_session_does_not_leave_its_cluster_for_an_address_without_one(
+    own_cluster: dict[str, Any],
+) -> None:
+    of_starter, of_other = own_cluster["refusals"]
+    assert "127.0.0.1:1 does not answer as a Ray head" in of_starter
+    assert "this process is in the Ray cluster at " in of_other
+    assert own_cluster["stays"]
 
 
 @pytest.mark.timeout(200)
@@ -208,7 +265,7 @@ def test_a_ray_that_does_not_start_is_one_error_with_its_log(place: Path) -> Non
                             os.kill(pid, signal.SIGKILL)
                     except OSError:
                         pass
-                time.sleep(0.01)
+                time.sleep(0.05)
 
         threading.Thread(target=kill, daemon=True).start()
         try:
@@ -217,7 +274,7 @@ def test_a_ray_that_does_not_start_is_one_error_with_its_log(place: Path) -> Non
             print(str(error).splitlines()[0])
     """
     begun = time.monotonic()
-    done = outside(program, place, RAY_TMPDIR=str(place), RAY_raylet_start_wait_time_s="3")
+    done = outside(program, RAY_TMPDIR=str(place), RAY_raylet_start_wait_time_s="1")
     assert done.stdout.startswith("Ray did not start in "), done.stdout + done.stderr[-2000:]
     assert time.monotonic() - begun < 60
 
@@ -258,7 +315,7 @@ def test_a_head_whose_raylet_has_ended_is_told_in_a_sentence(place: Path) -> Non
     ]  # fmt: skip
     os.kill(raylet, signal.SIGKILL)
     program = "from alchemist_ray.cli import main; raise SystemExit(main(['status']))"
-    done = outside(program, place, RAY_TMPDIR=str(place), RAY_ADDRESS=f"127.0.0.1:{port}")
+    done = outside(program, RAY_TMPDIR=str(place), RAY_ADDRESS=f"127.0.0.1:{port}")
     for pid, line in traces.processes().items():
         if f":{port} " in line and "ray.util.client.server" in line:  # it does not name the folder
             os.kill(pid, signal.SIGKILL)
@@ -314,68 +371,12 @@ def test_an_address_of_another_service_is_refused_at_once(address: str) -> None:
         check(address, f"RAY_ADDRESS={address}")
 
 
-def test_a_file_of_another_user_does_not_lead_to_a_cluster(tmp_path: Path) -> None:
-    """Ray joins the cluster that `ray_current_cluster` names, which anyone can write in /tmp/ray.
-
-    Nor does a session leave its own cluster for an address without one.
-    """
-    folder = Path("/tmp") / f"alch-{tmp_path.name}"[:24]
-    program = """
-        import ray
-        from alchemist_ray import AlchemistSession
-        from alchemist_ray.errors import SessionError
-        als = AlchemistSession()
-        before = ray.get_runtime_context().gcs_address
-        try:
-            als.connect_to_alchemist("127.0.0.1", 1)
-        except SessionError as error:
-            print(error)
-        assert ray.get_runtime_context().gcs_address == before
-        print("CPUs", ray.cluster_resources()["CPU"])
-    """
-    (folder / "ray").mkdir(parents=True)
-    try:
-        for place in (folder, folder / "ray"):
-            (place / "ray_current_cluster").write_text("127.0.0.1:1")
-        env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-        done = commands.python(
-            program, limit_s=200, cwd=ROOT, env={**env, "RAY_TMPDIR": str(folder)}
-        )
-        assert done.returncode == 0, done.stderr
-        assert "127.0.0.1:1 does not answer as a Ray head" in done.stdout
-        assert "CPUs" in done.stdout
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def test_a_dead_RAY_ADDRESS_is_one_clear_error(cluster: str) -> None:
     program = "from alchemist_ray import AlchemistSession; AlchemistSession(1)"
     done = commands.python(program, cwd=ROOT, RAY_ADDRESS="127.0.0.1:1")
     assert done.returncode == 1
     assert "SessionError: RAY_ADDRESS=127.0.0.1:1 does not answer" in done.stderr
     assert "InvalidAuthToken" not in done.stderr
-
-
-def test_threads_that_start_a_cluster_share_it_and_it_outlives_them(tmp_path: Path) -> None:
-    program = """
-        import threading, time
-        import ray
-        from alchemist_ray.runtime.cluster.ray_cluster import join_ray
-        started = []
-        threads = [threading.Thread(target=lambda: started.append(join_ray(1))) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        time.sleep(0.5)
-        print(sorted(started), ray.get(ray.remote(lambda: 7).remote(), timeout=30))
-    """
-    folder = Path("/tmp") / tmp_path.name  # of a short path
-    try:
-        done = commands.python(program, cwd=ROOT, RAY_ADDRESS="local", RAY_TMPDIR=str(folder))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    assert done.stdout.splitlines()[-1:] == ["[False, True] 7"], done.stderr
 
 
 # --- folders and tokens ---

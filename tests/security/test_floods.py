@@ -7,13 +7,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from mpi_workers.wire import sockets
 from mpi_workers.wire.acceptor import MAX_STRANGERS, Strangers
 from mpi_workers.wire.blocking import connect
+from tests.security.conftest import line_of
 from tests.support import ranks
 from tests.support.frames import LISTENERS
 from tests.support.traces import wait_until
@@ -37,17 +37,6 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[ranks.Host]:
-    with ranks.Host(1) as host:
-        yield host
-        assert host.unhandled() == []
-
-
-def address(host: ranks.Host, listener: str) -> str:
-    return host.control if listener == "control" else host.addresses[0][LISTENERS.index(listener)]
-
-
 def connect_s(place: str) -> float:
     """Seconds to authenticate."""
     start = time.monotonic()
@@ -60,9 +49,9 @@ def test_silent_strangers_take_no_thread_and_no_place_of_a_peer(
     host: ranks.Host, listener: str
 ) -> None:
     threads, fds = host.threads(), host.fds()
-    crowd = [sockets.dial(address(host, listener)) for _ in range(CROWD)]
+    crowd = [sockets.dial(host.listeners[listener]) for _ in range(CROWD)]
     try:
-        assert max(connect_s(address(host, listener)) for _ in range(20)) < 1
+        assert max(connect_s(host.listeners[listener]) for _ in range(20)) < 1
         most = threads, fds + MAX_STRANGERS  # once the peers that have just left are gone
         assert (
             wait_until(lambda: host.threads() <= most[0] and host.fds() <= most[1], 5.0) is not None
@@ -81,8 +70,7 @@ def test_peers_get_in_while_a_process_floods_the_listener(host: ranks.Host) -> N
         text=True,
     )
     try:
-        assert flood.stdout is not None
-        assert flood.stdout.readline() == "ready\n"
+        assert line_of(flood) == "ready"
         time.sleep(0.5)
         times = []
         refused = 0

@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import msgpack
-import numpy as np
 import pytest
 
 from mpi_workers.wire import frames, sockets
@@ -30,12 +27,14 @@ from tests.support.frames import (
     HELLO,
     INVALID,
     INVALID_MAPS,
-    LISTENERS,
     MALFORMED,
     SEALED,
     UNAUTHENTICATED,
     UNPROVED,
     UNSEALED,
+    answers,
+    check_echoes,
+    check_served,
     framed,
     fuzzed,
 )
@@ -52,15 +51,9 @@ ANSWERS = {
     "stranger": {Kind.CHALLENGE, Kind.REFUSED},
     "challenged": {Kind.REFUSED},
     "peer": {
-        Kind.WELCOME,
-        Kind.REFUSED,
-        Kind.DATA,
-        Kind.MAP,
-        Kind.SAME_NODE,
-        Kind.SYNC,
-        Kind.REPLY,
+        Kind.WELCOME, Kind.REFUSED, Kind.DATA, Kind.MAP, Kind.SAME_NODE, Kind.SYNC, Kind.REPLY,
     },
-}
+}  # fmt: skip
 
 pytestmark = pytest.mark.timeout(scaled(120, 7200), func_only=True)
 
@@ -152,9 +145,7 @@ def host() -> Iterator[ranks.Host]:
 def addresses(host: ranks.Host) -> Iterator[dict[str, str]]:
     """Every kind of listener: a rank's two, an asyncio one, an acceptor's."""
     echo = Echo()
-    own = {"unix": host.addresses[0][0], "tcp": host.addresses[0][1], "control": host.control}
-    assert set(own) == set(LISTENERS)
-    yield {**own, "acceptor": echo.address}
+    yield {**host.listeners, "acceptor": echo.address}
     echo.close()
 
 
@@ -172,33 +163,20 @@ def opened(address: str, stage: str) -> Connection:
 
 def attack(address: str, stage: str, data: bytes) -> None:
     """Send bytes, and check every answer until the listener closes the connection."""
-    with opened(address, stage) as connection:
-        connection.sock.settimeout(WAIT_S)
-        with contextlib.suppress(OSError):  # refused before all is sent
-            connection.sock.sendall(data)
-            connection.sock.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(frames.ConnectionLost):
-            while True:
-                answer = connection.recv(WAIT_S)
-                connection.read_into(memoryview(bytearray(answer.payload_nbytes)))
-                assert answer.kind in ANSWERS[stage]
-                if answer.kind == Kind.REFUSED:
-                    assert 10 < len(answer.body["message"]) < 500
+    for answer in answers(opened(address, stage), data):
+        assert answer.kind in ANSWERS[stage]
+        if answer.kind == Kind.REFUSED:
+            assert 10 < len(answer.body["message"]) < 500
 
 
 def check(host: ranks.Host, addresses: dict[str, str]) -> None:
     """A well-behaved peer is served."""
-    for name in ("unix", "tcp"):
-        with opened(addresses[name], "peer") as connection:
-            connection.send(Kind.GET, {"matrix": SEALED, "region": ALL, "order": "F"})
-            payload = bytearray(connection.expect(Kind.DATA, WAIT_S).payload_nbytes)
-            connection.read_into(memoryview(payload))
-            block = np.frombuffer(payload).reshape(20, 30, order="F")
-            assert np.array_equal(block, host.local(SEALED, 0))
-    for name in ("control", "acceptor"):
-        with opened(addresses[name], "peer") as connection:
-            connection.send(Kind.COMMAND, {"k": 1})
-            assert connection.expect(Kind.REPLY, WAIT_S).body == {"k": 1}
+    for name, address in addresses.items():
+        with opened(address, "peer") as connection:
+            if name in ("unix", "tcp"):
+                check_served(host, connection)
+            else:
+                check_echoes(connection)
 
 
 def test_no_random_frame_crashes_a_listener_or_passes_a_handshake(
@@ -209,7 +187,7 @@ def test_no_random_frame_crashes_a_listener_or_passes_a_handshake(
     print(f"seed {SEED}")
     check(host, addresses)
     sent = connections = 0
-    rss = 0
+    threads = rss = 0
     while sent < FRAMES:
         count = dice.choice([1, 1, 2, 4, 8, 16])
         data = b"".join(fuzzer.frame() for _ in range(count))
@@ -218,11 +196,9 @@ def test_no_random_frame_crashes_a_listener_or_passes_a_handshake(
         connections += 1
         if connections % CHECK_EVERY == 0:
             check(host, addresses)
-            rss = rss or host.rss_kb()  # after one-time allocations
+            if not rss:  # after one-time allocations
+                threads, rss = host.settled()[0], host.rss_kb()
     check(host, addresses)
-    deadline = time.monotonic() + WAIT_S
-    while host.threads() > 20 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert host.threads() <= 20
-    assert host.rss_kb() - (rss or host.rss_kb()) < 16 << 10
+    assert host.settled()[0] <= threads
+    assert host.rss_kb() - rss < 16 << 10
     assert host.unhandled() == []

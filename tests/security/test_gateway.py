@@ -209,18 +209,13 @@ def test_another_version_is_told_which_one_it_needs(address: GatewayAddress) -> 
 def test_an_older_or_newer_client_is_served_or_told_what_to_install(
     address: GatewayAddress, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as newer_gateway:
-        newer_gateway.setattr(link, "PROTOCOL", PROTOCOL + 1)
-        check_served(address, token)
-        newer_gateway.setattr(link, "OLDEST_PROTOCOL", PROTOCOL + 1)
-        with pytest.raises(AuthError, match=f"install alchemist-client {__version__}"):
-            ask(address, token, {"op": "list_gangs"})
-    with monkeypatch.context() as newer_client:
-        newer_client.setattr(secure_socket, "PROTOCOL", PROTOCOL + 1)
-        check_served(address, token)
-        newer_client.setattr(secure_socket, "OLDEST_PROTOCOL", PROTOCOL + 1)
-        with pytest.raises(AuthError, match=f"install alchemist-client {__version__}"):
-            ask(address, token, {"op": "list_gangs"})
+    for side in (link, secure_socket):  # a newer gateway, a newer client
+        with monkeypatch.context() as newer:
+            newer.setattr(side, "PROTOCOL", PROTOCOL + 1)
+            check_served(address, token)
+            newer.setattr(side, "OLDEST_PROTOCOL", PROTOCOL + 1)
+            with pytest.raises(AuthError, match=f"install alchemist-client {__version__}"):
+                ask(address, token, {"op": "list_gangs"})
 
 
 def test_a_process_in_between_with_another_certificate_is_noticed(
@@ -361,12 +356,9 @@ def test_two_thousand_idle_connections_keep_nobody_out(
 
 
 def test_connections_of_a_user_are_limited(
-    gateway: Gateway,
-    address: GatewayAddress,
-    token: str,
-    tokens: TokenFile,
+    gateway: Gateway, address: GatewayAddress, token: str, tokens: TokenFile,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(gateway.link_limit, "of_user", 5)
     other = tokens.create("dora", ("call",))
     with contextlib.ExitStack() as stack:

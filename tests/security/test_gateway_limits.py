@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import ipaddress
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from alchemist_ray.errors import AuthError, SessionError
 from alchemist_ray.gateway import secure_socket
@@ -152,39 +147,20 @@ def test_what_is_wrong_with_the_options_of_an_address_is_said(
         assert found.fingerprint == gateway.fingerprint
 
 
-def renew(folder: Path, days: int) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 that is its own authority, and its key, in a folder."""
-    cert, key = folder / "own.crt", folder / "own.key"
-    private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
-        x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number())
-        .not_valid_before(end - datetime.timedelta(days=30))
-        .not_valid_after(end)
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(private, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    plain = serialization.NoEncryption()
-    for path, content in (
-        (key, private.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)),
-        (cert, made.public_bytes(pem)),
-    ):
-        new = path.with_suffix(".new")
-        new.write_bytes(content)
-        new.chmod(0o600)
-        new.rename(path)
-    return cert, key
+def renew(folder: Path, days: float) -> tuple[Path, Path]:
+    """A certificate that is its own authority, as gateways make them, and its key."""
+    files = folder / "own.crt", folder / "own.key"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(access, "YEARS", days / 365)
+        access._generate(*files)
+    return files
 
 
 def test_certificates_that_expire_are_refused_and_renewed_ones_are_read_again(
     tokens: TokenFile, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "LOOK_S", 0.0)
-    files = [str(path) for path in renew(tmp_path, days=-1)]
+    files = [str(path) for path in renew(tmp_path, days=-0.5)]
     options = {"tokens": str(tokens.path), "audit": str(tmp_path / "audit.log")}
     with pytest.raises(AuthError, match=r"own\.crt expired on 20.*renew it"):
         Gateway("127.0.0.1", 0, certfile=files[0], keyfile=files[1], **options)
@@ -195,12 +171,12 @@ def test_certificates_that_expire_are_refused_and_renewed_ones_are_read_again(
     gateway = Gateway("127.0.0.1", 0, certfile=files[0], keyfile=files[1], **options)
     try:
         first = gateway.fingerprint
-        text = f"alchemist://127.0.0.1:{gateway.port}?cafile={files[0]}"
+        text = f"alchemist://localhost:{gateway.port}?cafile={files[0]}"
         secure_socket.connect(GatewayAddress.parse(text), token, SESSION)[0].close()
         renew(tmp_path, days=10)
         secure_socket.connect(GatewayAddress.parse(text), token, SESSION)[0].close()
         assert gateway.fingerprint != first
-        renew(tmp_path, days=-1)  # a mistake: the one before is served on
+        renew(tmp_path, days=-0.5)  # a mistake: the one before is served on
         check_served(GatewayAddress("127.0.0.1", gateway.port), token)
         with pytest.raises(Failure, match=r"CERTIFICATE_VERIFY_FAILED, .*certificate"):
             secure_socket.connect(GatewayAddress.parse(text), token, SESSION)

@@ -1,17 +1,12 @@
-"""Secrets do not appear in logs, and descriptors do not leak into programs."""
+"""Secrets do not appear in logs."""
 
 from __future__ import annotations
-
-import fcntl
-import os
 
 import pytest
 
 from alchemist_ray.gang.address import GangAddress
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.node.specs import GangPlan, RankConfig
-from mpi_workers.wire.frames import Kind
-from tests.support.frames import SOON_S, pair
 
 SECRET = "a-secret-of-the-gang"
 
@@ -29,13 +24,3 @@ SECRET = "a-secret-of-the-gang"
 def test_the_repr_of_a_holder_of_the_token_hides_it(holder: object) -> None:
     assert type(holder).__name__ in repr(holder)
     assert SECRET not in f"{holder!r} {holder}"
-
-
-def test_received_file_descriptors_are_closed_in_programs_that_are_started() -> None:
-    with pair(take_fds=True) as (near, far):
-        near.send(Kind.MAP, {"segment": 1}, fds=[0])
-        (fd,) = far.recv(SOON_S).fds
-        try:
-            assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        finally:
-            os.close(fd)

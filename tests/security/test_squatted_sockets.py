@@ -7,7 +7,6 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from mpi_workers.wire import sockets
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import ConnectionLost, Kind
-from tests.security.conftest import OTHER_UID, Spawn
+from tests.security.conftest import OTHER_UID, Spawn, line_of
 from tests.support import ranks
 
 WAIT_S = 5.0
@@ -97,8 +96,7 @@ def test_a_squatted_path_is_not_used(other_user: Spawn) -> None:
     try:
         os.chown(shared, OTHER_UID, OTHER_UID)
         squatter = other_user(SQUATTER, f"{shared}/s.sock")
-        assert squatter.stdout is not None
-        assert squatter.stdout.readline() == "ready\n"
+        assert line_of(squatter) == "ready"
         address = _address(f"{shared}/s.sock")
         assert not sockets.reachable_here(address)
         with pytest.raises(PermissionError):
@@ -116,8 +114,7 @@ def test_a_socket_that_another_user_listens_on_is_not_used(folder: Path, other_u
         stranger = other_user(
             LISTENER_OF_A_BOUND_SOCKET, str(bound.fileno()), fds=(bound.fileno(),)
         )
-        assert stranger.stdout is not None
-        assert stranger.stdout.readline() == "ready\n"
+        assert line_of(stranger) == "ready"
         assert sockets.reachable_here(_address(f"{folder}/s.sock"))
         with pytest.raises(PermissionError, match=f"belongs to uid {OTHER_UID}"):
             connect(_address(f"{folder}/s.sock"), ranks.TOKEN, {})
@@ -133,8 +130,7 @@ def test_a_peer_of_another_user_is_dropped_by_a_unix_socket(
         os.chmod(host.folder, 0o755)
         os.chmod(path, 0o777)
         client = other_user(CLIENT, path, b"x".hex())
-        assert client.stdout is not None
-        assert client.stdout.readline() == "0\n"  # not even a refusal
+        assert line_of(client) == "0"  # not even a refusal
         os.chmod(host.folder, 0o700)
 
 
@@ -173,13 +169,6 @@ class Recorder:
         self._thread.join(WAIT_S)
         self._listener.close()
         return bytes(self.recorded[0]), bytes(self.recorded[1])
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[ranks.Host]:
-    with ranks.Host(1) as host:
-        yield host
-        assert host.unhandled() == []
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Two unprivileged users on one machine: neither uses files, sockets or clusters of the other."""
+"""Two unprivileged users on one machine: neither uses files or clusters of the other.
+
+test_squatted_sockets.py has sockets of another user, tests/mpi_workers/node/test_cleanup.py a lock.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,18 @@ from typing import Any
 
 import pytest
 
+from tests.security.conftest import ROOT, line_of
 from tests.support import commands
 
-ROOT = Path(__file__).resolve().parents[2]
 ALICE, MALLORY = 65533, 65534
 LIMIT_S = 100
 
 # The interpreter may be in a folder that only root can enter: imports come before the change.
 AS_USER = """
-import fcntl, json, os, socket, sys, tempfile
+import json, os, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, {root!r})
-import mpi_workers.node.cleanup, mpi_workers.node.specs, mpi_workers.wire.blocking
 from mpi_workers.node import cleanup, specs
-from mpi_workers.wire import sockets
-from mpi_workers.wire.blocking import connect
 shared = Path({shared!r})
 tempfile.tempdir = str(shared)
 os.setgroups([])
@@ -70,8 +70,7 @@ class Users:
         """Start a program that stays, and wait until it prints a line."""
         stay = "print('ready', flush=True)\nsys.stdin.read()"
         process = self.start(uid, textwrap.dedent(program) + stay)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert line_of(process) == "ready"
 
     def end(self) -> None:
         for process in self._started:
@@ -89,34 +88,7 @@ def users() -> Iterator[Users]:
     shutil.rmtree(shared)
 
 
-def test_a_squatted_socket_is_not_used(users: Users) -> None:
-    users.ready(
-        MALLORY,
-        """
-        (shared / "gang").mkdir(mode=0o755)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(shared / "gang" / "s.sock"))
-        os.chmod(shared / "gang" / "s.sock", 0o777)
-        listener.listen()
-        """,
-    )
-    found = users.result(
-        ALICE,
-        """
-        address = f"unix:{sockets.boot_id()}:{shared}/gang/s.sock"
-        try:
-            connect(address, "the secret", {})
-            error = "connected"
-        except OSError as caught:
-            error = type(caught).__name__
-        print(json.dumps([sockets.reachable_here(address), error]))
-        """,
-    )
-    assert found == [False, "PermissionError"]
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o777])
-def test_a_forged_rank_file_is_not_read(users: Users, mode: int) -> None:
+def test_a_forged_rank_file_is_not_read(users: Users) -> None:
     fields = {
         "token": "", "directory": "/d", "control": "tcp:203.0.113.9:1", "size": 1, "host": None,
         "threads": 1, "crowded": False, "keep_bytes": 0, "start_timeout_s": 60.0,
@@ -125,11 +97,12 @@ def test_a_forged_rank_file_is_not_read(users: Users, mode: int) -> None:
     users.ready(
         MALLORY,
         f"""
-        folder = shared / f"alchemist-g1-{{cleanup.machine_tag()}}-forged"
-        folder.mkdir()
-        folder.chmod({mode})
-        (folder / "rank.json").write_text({json.dumps(fields)!r})
-        (folder / "lock").touch()
+        for mode in (0o755, 0o777):
+            folder = shared / f"alchemist-g1-{{cleanup.machine_tag()}}-{{mode:o}}"
+            folder.mkdir()
+            folder.chmod(mode)
+            (folder / "rank.json").write_text({json.dumps(fields)!r})
+            (folder / "lock").touch()
         """,
     )
     found = users.result(
@@ -183,21 +156,6 @@ def test_a_symbolic_link_as_folder_or_lock_costs_no_file(users: Users) -> None:
         """,
     )
     assert found == [0, False, [["data", "Alice's"], ["lock", "Alice's"]]]
-
-
-def test_a_held_lock_delays_no_other_user(users: Users) -> None:
-    users.ready(
-        MALLORY,
-        """
-        folder = shared / f"alchemist-g1-{cleanup.machine_tag()}-held"
-        folder.mkdir(mode=0o777)
-        folder.chmod(0o777)
-        fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o666)
-        os.fchmod(fd, 0o666)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        """,
-    )
-    assert users.result(ALICE, 'print(json.dumps(cleanup.runs_here("g1")))') is False
 
 
 # --- clusters ---

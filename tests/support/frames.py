@@ -13,26 +13,23 @@ from itertools import pairwise
 from typing import Any
 
 import msgpack
+import numpy as np
 from hypothesis import strategies as st
 
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
-from mpi_workers.wire.frames import Kind
+from mpi_workers.wire.frames import Frame, Kind
 from tests.support import ranks
 
 TOKEN = "a secret of the gang"
 SOON_S = 5.0
+ANSWER_S = 10.0  # of a listener under attack
 
 scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 63), (1 << 64) - 1)
-    | st.floats(allow_nan=False)
-    | st.complex_numbers(allow_nan=False)
-    | st.text(max_size=20)
-    | st.binary(max_size=20)
-)
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False) | st.text(max_size=20) | st.binary(max_size=20)
+)  # fmt: skip
 values = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
@@ -120,6 +117,38 @@ def fuzzed(**options: Any) -> Iterator[ranks.Host]:
         host.new(UNSEALED, DISTRIBUTION, "float64")
         yield host
         assert host.unhandled() == []
+
+
+def answers(connection: Connection, data: bytes) -> list[Frame]:
+    """All answers to `data`, until the listener closes the connection."""
+    with connection:
+        connection.sock.settimeout(ANSWER_S)
+        with contextlib.suppress(OSError):  # refused before all is sent
+            connection.sock.sendall(data)
+            connection.sock.shutdown(socket.SHUT_WR)
+        found: list[Frame] = []
+        while True:
+            try:
+                frame = connection.recv(ANSWER_S)
+                connection.read_into(memoryview(bytearray(frame.payload_nbytes)))
+            except frames.ConnectionLost:
+                return found
+            found.append(frame)
+
+
+def check_served(host: ranks.Host, connection: Connection) -> None:
+    """A peer of a data endpoint gets the elements of the sealed matrix."""
+    connection.send(Kind.GET, {"matrix": SEALED, "region": ALL, "order": "F"})
+    payload = bytearray(connection.expect(Kind.DATA, ANSWER_S).payload_nbytes)
+    connection.read_into(memoryview(payload))
+    block = np.frombuffer(payload).reshape(DISTRIBUTION.shape, order="F")
+    assert np.array_equal(block, host.local(SEALED, 0))
+
+
+def check_echoes(connection: Connection) -> None:
+    """A peer of a control listener gets its frame back."""
+    connection.send(Kind.COMMAND, {"are you": "well"})
+    assert connection.expect(Kind.REPLY, ANSWER_S).body == {"are you": "well"}
 
 
 def header(
@@ -231,7 +260,7 @@ INVALID_RANKS: list[Any] = [
     *([0] * 5000, ["x" * 10_000]),
 ]
 INVALID_ROWS: list[Any] = [
-    *(None, 7, "x" * 8, [0], {}, b"", bytes(7), b"\xff" * 8, (20).to_bytes(8, "little"), bytes(16)),
+    *(None, 7, "x" * 8, [0], {}, b"", bytes(7), b"\xff" * 8, (20).to_bytes(8, "little"), bytes(16))
 ]
 
 # Invalid requests of an authenticated peer to a data endpoint.

@@ -26,10 +26,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import uvloop
 
 from mpi_workers.data import endpoint
@@ -42,10 +44,12 @@ from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.wire import handshake, sockets
 from mpi_workers.wire.asynchronous import listen
+from mpi_workers.wire.blocking import LINGER_S
 from mpi_workers.wire.frames import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "the gang's secret"
+SETTLING_S = 10.0
 
 
 class Host:
@@ -68,6 +72,8 @@ class Host:
         By node: ``unix:...``, ``tcp:...``.
     control : str
         Address of an asyncio server that sends every frame back as a REPLY.
+    listeners : dict
+        The first node's addresses by kind: "unix", "tcp", "control".
     """
 
     def __init__(
@@ -91,9 +97,12 @@ class Host:
             text=True,
         )
         self.pid = self._process.pid
+        self._about = psutil.Process(self.pid)
         self.addresses: list[list[str]]
         self.control: str
         self.addresses, self.control = self._answer()
+        unix, tcp = self.addresses[0]
+        self.listeners = {"unix": unix, "tcp": tcp, "control": self.control}
 
     def __enter__(self) -> Host:
         return self
@@ -176,19 +185,27 @@ class Host:
 
     def rss_kb(self) -> int:
         """Resident memory."""
-        return self._status("VmRSS")
+        return self._about.memory_info().rss >> 10
 
     def threads(self) -> int:
-        return self._status("Threads")
+        return self._about.num_threads()
 
     def fds(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        return self._about.num_fds()
 
-    def _status(self, key: str) -> int:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith(f"{key}:"):
-                return int(line.split()[1])
-        raise KeyError(key)
+    def settled(self) -> tuple[int, int]:
+        """Threads and file descriptors, once the last connections are closed.
+
+        A refused peer may linger for `LINGER_S`: waits until nothing changes for longer.
+        """
+        deadline = time.monotonic() + SETTLING_S
+        found, since = (self.threads(), self.fds()), time.monotonic()
+        while time.monotonic() < min(deadline, since + LINGER_S + 0.2):
+            time.sleep(0.02)
+            last, found = found, (self.threads(), self.fds())
+            if last != found:
+                since = time.monotonic()
+        return found
 
 
 def ranks_of(size: int, nodes: int) -> list[range]:

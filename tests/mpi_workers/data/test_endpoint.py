@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Frame, Kind
 from tests.support import ranks
+from tests.support.traces import wait_until
 
 SHAPE = (40, 30)
 DISTRIBUTION = Distribution("CIRC_CIRC", SHAPE, (1, 1))
@@ -88,13 +88,6 @@ def refused(connection: Connection, kind: Kind, **body: Any) -> Failure:
     with pytest.raises(Failure) as caught:
         ask(connection, kind, **body)
     return caught.value
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # --- streams ---
@@ -255,7 +248,7 @@ def test_only_memory_of_a_lost_writer_is_never_reused(host: ranks.Host, write: b
     with peer(host) as connection:
         for fd in ask(connection, Kind.MAP, matrix=matrix, write=write).fds:
             os.close(fd)
-    wait_until(lambda: host.threads() == threads)
+    assert wait_until(lambda: host.threads() == threads, WAIT_S) is not None
     host.free(matrix)
     taken = host.new(other, distribution, "float64")
     assert (taken == [segment]) is not write

@@ -11,12 +11,11 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.blocking import LINGER_S, Connection, connect
+from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Frame, Kind
 from tests.support import ranks
 from tests.support.frames import (
@@ -35,6 +34,9 @@ from tests.support.frames import (
     UNPROVED,
     UNSEALED,
     WAIT_S,
+    answers,
+    check_echoes,
+    check_served,
     frame,
     fuzzed,
 )
@@ -44,20 +46,15 @@ class Bystander:
     """A well-behaved peer of each listener, connected during all tests."""
 
     def __init__(self, host: ranks.Host) -> None:
+        self._host = host
         self._data = [connect(a, ranks.TOKEN, {})[0] for a in host.addresses[0]]
         self._control, _ = connect(host.control, ranks.TOKEN, {})
-        self._wanted = host.local(SEALED, 0)
 
     def check(self) -> None:
         """Assert that it gets timely and correct answers."""
         for connection in self._data:
-            connection.send(Kind.GET, {"matrix": SEALED, "region": ALL, "order": "F"})
-            frame = connection.expect(Kind.DATA, WAIT_S)
-            payload = bytearray(frame.payload_nbytes)
-            connection.read_into(memoryview(payload))
-            assert np.array_equal(np.frombuffer(payload).reshape(20, 30, order="F"), self._wanted)
-        self._control.send(Kind.COMMAND, {"are you": "well"})
-        assert self._control.expect(Kind.REPLY, WAIT_S).body == {"are you": "well"}
+            check_served(self._host, connection)
+        check_echoes(self._control)
 
     def close(self) -> None:
         for connection in (*self._data, self._control):
@@ -78,35 +75,14 @@ def bystander(host: ranks.Host) -> Iterator[Bystander]:
     bystander.close()
 
 
-def address(host: ranks.Host, listener: str) -> str:
-    return host.control if listener == "control" else host.addresses[0][LISTENERS.index(listener)]
-
-
 def peer(host: ranks.Host, listener: str) -> Connection:
     """An authenticated connection."""
-    return connect(address(host, listener), ranks.TOKEN, {}, timeout_s=WAIT_S)[0]
+    return connect(host.listeners[listener], ranks.TOKEN, {}, timeout_s=WAIT_S)[0]
 
 
 def stranger(host: ranks.Host, listener: str) -> Connection:
     """A connection before its handshake."""
-    return Connection(sockets.dial(address(host, listener)))
-
-
-def answers(connection: Connection, data: bytes) -> list[Frame]:
-    """All answers to `data`, until the listener closes the connection."""
-    with connection:
-        connection.sock.settimeout(WAIT_S)
-        with contextlib.suppress(OSError):  # refused before all is sent
-            connection.sock.sendall(data)
-            connection.sock.shutdown(socket.SHUT_WR)
-        found: list[Frame] = []
-        while True:
-            try:
-                frame = connection.recv(WAIT_S)
-                connection.read_into(memoryview(bytearray(frame.payload_nbytes)))
-            except frames.ConnectionLost:
-                return found
-            found.append(frame)
+    return Connection(sockets.dial(host.listeners[listener]))
 
 
 Connected = Callable[[ranks.Host, str], Connection]
@@ -191,13 +167,8 @@ def test_an_incomplete_frame_is_given_up_when_the_peer_closes(
     for size in (0, 1, frames.HEADER.size - 1, frames.HEADER.size, len(hello) - 1):
         assert answers(stranger(host, listener), hello[:size]) == []
     if listener != "control":
-        for size in (
-            1,
-            frames.HEADER.size,
-            frames.HEADER.size + 5,
-            len(whole) - NBYTES,
-            len(whole) - 1,
-        ):
+        head = frames.HEADER.size
+        for size in (1, head, head + 5, len(whole) - NBYTES, len(whole) - 1):
             assert answers(peer(host, listener), whole[:size]) == []
     assert time.monotonic() - start < WAIT_S
     bystander.check()
@@ -230,21 +201,6 @@ def test_strangers_that_send_nothing_or_too_slowly_are_refused_in_time(
 # --- resources ---
 
 
-def settled(host: ranks.Host) -> tuple[int, int]:
-    """Threads and file descriptors, once the last connections are closed.
-
-    A refused peer may linger for `LINGER_S`: waits until nothing changes for longer.
-    """
-    deadline = time.monotonic() + WAIT_S
-    found, since = (host.threads(), host.fds()), time.monotonic()
-    while time.monotonic() < min(deadline, since + LINGER_S + 0.2):
-        time.sleep(0.02)
-        last, found = found, (host.threads(), host.fds())
-        if last != found:
-            since = time.monotonic()
-    return found
-
-
 def test_a_thousand_bad_peers_leave_nothing_behind(host: ranks.Host, bystander: Bystander) -> None:
     dice = random.Random(7)
     bad: list[tuple[bytes, Connected]] = [
@@ -252,17 +208,14 @@ def test_a_thousand_bad_peers_leave_nothing_behind(host: ranks.Host, bystander: 
         *((data, peer) for data in (*MALFORMED.values(), *INVALID.values())),
         *((data, peer) for data in INVALID_MAPS.values()),
     ]
-
-    def attack(times: int) -> None:
-        for _ in range(times):
-            data, connected = dice.choice(bad)
-            answers(connected(host, dice.choice(LISTENERS)), data)
-
-    attack(400)  # one-time allocations are made
-    before, rss = settled(host), host.rss_kb()
-    attack(1000)
+    before, rss = (0, 0), 0
+    for times in range(1400):
+        if times == 400:  # one-time allocations are made
+            before, rss = host.settled(), host.rss_kb()
+        data, connected = dice.choice(bad)
+        answers(connected(host, dice.choice(LISTENERS)), data)
     bystander.check()
-    assert settled(host) == before
+    assert host.settled() == before
     assert host.rss_kb() - rss < 4096
     assert host.unhandled() == []
 
@@ -270,7 +223,7 @@ def test_a_thousand_bad_peers_leave_nothing_behind(host: ranks.Host, bystander: 
 def test_file_descriptors_that_a_peer_passes_are_not_kept(
     host: ranks.Host, bystander: Bystander
 ) -> None:
-    before = settled(host)
+    before = host.settled()
     for connected in (stranger, peer):
         with connected(host, "unix") as connection:
             for byte in frame(Kind.HELLO, **HELLO)[:20]:
@@ -278,18 +231,18 @@ def test_file_descriptors_that_a_peer_passes_are_not_kept(
             time.sleep(0.05)
             assert host.fds() <= before[1] + 1
     bystander.check()
-    assert settled(host) == before
+    assert host.settled() == before
 
 
 def test_an_endpoint_out_of_file_descriptors_recovers(
     host: ranks.Host, bystander: Bystander
 ) -> None:
-    _, fds = settled(host)
+    _, fds = host.settled()
     limits = resource.prlimit(host.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (fds + 3, limits[1]))
     try:
         crowd = [
-            sockets.dial(address(host, listener)) for listener in ("unix", "tcp") for _ in range(8)
+            sockets.dial(host.listeners[listener]) for listener in ("unix", "tcp") for _ in range(8)
         ]
         time.sleep(0.1)
         assert host.fds() < fds + len(crowd)
@@ -299,9 +252,9 @@ def test_an_endpoint_out_of_file_descriptors_recovers(
     finally:
         resource.prlimit(host.pid, resource.RLIMIT_NOFILE, limits)
     for listener in ("unix", "tcp"):
-        connection, _ = connect(address(host, listener), ranks.TOKEN, {}, timeout_s=WAIT_S)
+        connection, _ = connect(host.listeners[listener], ranks.TOKEN, {}, timeout_s=WAIT_S)
         connection.close()
-    assert settled(host)[1] == fds
+    assert host.settled()[1] == fds
 
 
 def test_a_loan_ends_if_its_endpoint_has_no_file_descriptor_for_it(
@@ -310,7 +263,7 @@ def test_a_loan_ends_if_its_endpoint_has_no_file_descriptor_for_it(
     host.new(3, DISTRIBUTION, "float64")
     limits = resource.prlimit(host.pid, resource.RLIMIT_NOFILE)
     with peer(host, "unix") as connection:
-        settled(host)
+        host.settled()
         used = set(map(int, os.listdir(f"/proc/{host.pid}/fd")))
         least = next(fd for fd in range(1 << 20) if fd not in used)
         resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (least, limits[1]))
@@ -333,33 +286,30 @@ def test_a_loan_ends_if_its_endpoint_has_no_file_descriptor_for_it(
 def test_peers_over_the_limit_are_refused_until_others_leave(
     host: ranks.Host, bystander: Bystander
 ) -> None:
-    before = settled(host)
-    crowd = [connect(address(host, "tcp"), ranks.TOKEN, {})[0] for _ in range(MAX_PEERS - 2)]
-    with (
-        peer(host, "unix") as refused,
-        pytest.raises(Failure, match=f"has {MAX_PEERS} clients"),
-    ):
+    before = host.settled()
+    crowd = [connect(host.listeners["tcp"], ranks.TOKEN, {})[0] for _ in range(MAX_PEERS - 2)]
+    with peer(host, "unix") as refused, pytest.raises(Failure, match=f"has {MAX_PEERS} clients"):
         refused.expect(Kind.SYNC, WAIT_S)
     bystander.check()
     for connection in crowd:
         connection.close()
-    assert settled(host) == before
-    connection, _ = connect(address(host, "unix"), ranks.TOKEN, {})
+    assert host.settled() == before
+    connection, _ = connect(host.listeners["unix"], ranks.TOKEN, {})
     connection.close()
 
 
 def test_a_reset_connection_does_no_harm(host: ranks.Host, bystander: Bystander) -> None:
     """Before and after the first answer."""
-    before = settled(host)
+    before = host.settled()
     asked = frame(Kind.GET, matrix=SEALED, region=ALL)
     for listener in LISTENERS:
         for data in (b"", b"x", MALFORMED["zeros"], frame(Kind.HELLO, **HELLO) + 50 * asked):
-            sock = sockets.dial(address(host, listener))
+            sock = sockets.dial(host.listeners[listener])
             if listener == "tcp":
                 linger = struct.pack("ii", 1, 0)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             sock.sendall(data)
             sock.close()
     bystander.check()
-    assert settled(host) == before
+    assert host.settled() == before
     assert host.unhandled() == []

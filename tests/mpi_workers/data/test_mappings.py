@@ -6,7 +6,6 @@ import gc
 import os
 import resource
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from tests.mpi_workers.transfers import (
     send,
 )
 from tests.support import ranks as support
+from tests.support.traces import wait_until
 
 
 def mappings() -> int:
@@ -82,11 +82,9 @@ def test_idle_mappings_are_dropped(host: support.Host) -> None:
     before = mappings()
     with sealed(host, ranks, array, size=2) as target:
         assert mappings() == before + 2
-        start = time.monotonic()
-        while mappings() > before and time.monotonic() - start < WAIT_S:
-            time.sleep(0.02)
-        assert mappings() == before
-        assert 0.5 < time.monotonic() - start < WAIT_S
+        taken = wait_until(lambda: mappings() == before, WAIT_S)
+        assert taken is not None
+        assert taken > 0.5
         assert np.array_equal(fetch(ranks, target), array)  # and a later transfer maps again
     ranks.close()
 
@@ -143,12 +141,8 @@ def test_closing_leaves_no_thread_and_no_connection(host: support.Host, route: s
     assert ours()
     host.free(target.matrix)
     ranks.close()
-    deadline = time.monotonic() + WAIT_S
     most = fds + 2 * RANKS  # the matrix's segments are kept warm (two each)
-    while (ours() or host.fds() > most) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not ours()
-    assert host.fds() <= most
+    assert wait_until(lambda: not ours() and host.fds() <= most, WAIT_S) is not None
 
 
 @routes

@@ -42,18 +42,19 @@ from tests.support.layouts import owned_indices
 # --- sent and fetched ---
 
 
+SHAPES = [(37, 23), (1, 1), (2, 3), (1, 40), (0, 5), (5, 0)]  # some ranks hold nothing
+
+
 @routes
-@pytest.mark.parametrize("size", [1, 4, RANKS])
+@pytest.mark.parametrize(
+    ("shape", "size"), [(SHAPES[0], 1), (SHAPES[0], 4), *((shape, RANKS) for shape in SHAPES)]
+)
 @pytest.mark.parametrize("name", [*SINGLE, *COPIED])
 def test_every_layout_stores_elements_at_their_place_and_returns_them(
-    host: support.Host,
-    gangs: dict[str, NodeConnections],
-    name: str,
-    size: int,
-    route: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    array = numbers((37, 23))
+    host: support.Host, gangs: dict[str, NodeConnections], name: str, shape: tuple[int, int],
+    size: int, route: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    array = numbers(shape)
     with sealed(host, gangs[route], array, name, size) as target:
         for rank in range(size):
             rows, cols = owned_indices(name, array.shape, target.distribution.grid, rank)
@@ -159,16 +160,9 @@ def cut_matrices(draw: st.DrawFn) -> tuple[tuple[int, int], list[tuple[int, int,
     data=st.data(),
 )
 def test_a_matrix_made_of_any_blocks_can_be_read_in_any_region(
-    host: support.Host,
-    gangs: dict[str, NodeConnections],
-    cut: Any,
-    name: str,
-    size: int,
-    ways: tuple[str, str],
-    order: Any,
-    dtype: str,
-    data: st.DataObject,
-) -> None:
+    host: support.Host, gangs: dict[str, NodeConnections], cut: Any, name: str, size: int,
+    ways: tuple[str, str], order: Any, dtype: str, data: st.DataObject,
+) -> None:  # fmt: skip
     shape, blocks = cut
     array = np.asarray(numbers(shape, dtype), order=order)
     target = new(host, distribution_of(name, shape, size), dtype)
@@ -176,10 +170,7 @@ def test_a_matrix_made_of_any_blocks_can_be_read_in_any_region(
         parts = [(array[r0:r1, c0:c1], (r0, c0)) for r0, r1, c0, c1 in some]
         send(gangs[ways[0]], target, *parts)
     host.seal(target.matrix)
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        MatrixReader(gangs[ways[1]], target) as reader,
-    ):
+    with pytest.MonkeyPatch.context() as patch, MatrixReader(gangs[ways[1]], target) as reader:
         for _ in range(3):
             patch.setattr(transfers, "UNMAPPED_BYTES", data.draw(st.sampled_from([0, 1 << 20])))
             r0, r1 = sorted(data.draw(st.tuples(*2 * [st.integers(0, shape[0])])))
@@ -195,33 +186,14 @@ def test_a_matrix_made_of_any_blocks_can_be_read_in_any_region(
 @pytest.mark.parametrize("shape", [(300, 2000), (70000, 3), (400000, 1), (1, 200000), (900, 513)])
 @pytest.mark.parametrize("name", ["VC_STAR", "STAR_VR", "CIRC_CIRC"])
 def test_blocks_larger_than_a_piece_of_a_stream_arrive_in_order(
-    host: support.Host,
-    gangs: dict[str, NodeConnections],
-    name: str,
-    shape: tuple[int, int],
-    order: Any,
-    route: str,
-) -> None:
+    host: support.Host, gangs: dict[str, NodeConnections], name: str, shape: tuple[int, int],
+    order: Any, route: str,
+) -> None:  # fmt: skip
     array = np.asarray(np.arange(shape[0] * shape[1], dtype="float64").reshape(shape), order=order)
     with sealed(host, gangs[route], array, name, 2) as target:
         assert np.array_equal(fetch(gangs[route], target, np.empty_like(array)), array)
         other = np.empty(shape, order="F" if order == "C" else "C")
         assert np.array_equal(fetch(gangs[route], target, other), array)
-
-
-@routes
-@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (1, 40), (0, 5), (5, 0)])
-@pytest.mark.parametrize("name", SINGLE)
-def test_ranks_without_elements_take_no_part(
-    host: support.Host,
-    gangs: dict[str, NodeConnections],
-    name: str,
-    shape: tuple[int, int],
-    route: str,
-) -> None:
-    array = numbers(shape)
-    with sealed(host, gangs[route], array, name) as target:
-        assert np.array_equal(fetch(gangs[route], target), array)
 
 
 def test_small_blocks_are_reported_for_joining(
@@ -390,12 +362,9 @@ def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(211, 97), (3, 4000), (4000, 3)])
 def test_steps_have_at_most_the_bytes_of_the_buffer(
-    host: support.Host,
-    gangs: dict[str, NodeConnections],
-    shape: tuple[int, int],
-    order: Any,
+    host: support.Host, gangs: dict[str, NodeConnections], shape: tuple[int, int], order: Any,
     route: str,
-) -> None:
+) -> None:  # fmt: skip
     array = np.asarray(numbers(shape), order=order)
     target, moved = new(host, distribution_of("MC_MR", shape)), list[int]()
     with MatrixWriter(gangs[route], target, moved.append, 1000) as writer:

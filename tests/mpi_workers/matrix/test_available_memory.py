@@ -8,29 +8,11 @@ from pathlib import Path
 import pytest
 
 from mpi_workers.matrix.available_memory import MemoryCgroup, available_bytes
-from tests.mpi_workers.cgroups import limited_memory
+from tests.mpi_workers.cgroups import limited_memory, write_v1, write_v2
 from tests.support import commands
 
 MIB = 1 << 20
 GIB = 1 << 30
-
-
-def v2(folder: Path, limit: object, used: int, cache: int = 0) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.events").write_text("oom_kill 0\n")
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(
-        f"anon 5\ninactive_file {cache // 2}\nactive_file {cache - cache // 2}\n"
-    )
-
-
-def v1(folder: Path, limit: int, used: int, cache: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.oom_control").write_text("oom_kill 0\n")
-    (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
-    (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {cache}\n")
 
 
 def found(tmp_path: Path, membership: str) -> MemoryCgroup:
@@ -41,26 +23,26 @@ def found(tmp_path: Path, membership: str) -> MemoryCgroup:
 
 
 def test_page_cache_is_available(tmp_path: Path) -> None:
-    v2(tmp_path / "mount", 4 * GIB, 4 * GIB - 1, cache=3 * GIB)
+    write_v2(tmp_path / "mount", 4 * GIB, 4 * GIB - 1, cache=3 * GIB)
     assert found(tmp_path, "0::/\n").available() == 3 * GIB + 1
 
 
 def test_the_nearest_limit_on_the_path_counts(tmp_path: Path) -> None:
-    v2(tmp_path / "mount/job", 6 * GIB, 5 * GIB)
-    v2(tmp_path / "mount/job/step", 4 * GIB, 1 * GIB)
-    v2(tmp_path / "mount/job/step/task", "max", 1 * GIB)
+    write_v2(tmp_path / "mount/job", 6 * GIB, 5 * GIB)
+    write_v2(tmp_path / "mount/job/step", 4 * GIB, 1 * GIB)
+    write_v2(tmp_path / "mount/job/step/task", "max", 1 * GIB)
     cgroup = found(tmp_path, "0::/job/step/task\n")
     assert cgroup.available() == GIB
     assert cgroup.limit() == 4 * GIB
 
 
 def test_v1_counts_the_cgroups_below(tmp_path: Path) -> None:
-    v1(tmp_path / "mount/memory/job", 4 * GIB, 3 * GIB, cache=2 * GIB)
+    write_v1(tmp_path / "mount/memory/job", 4 * GIB, 3 * GIB, cache=2 * GIB)
     assert found(tmp_path, "4:cpu,memory:/job\n").available() == 3 * GIB
 
 
 def test_without_a_limit_the_node_counts(tmp_path: Path) -> None:
-    v2(tmp_path / "mount", "max", GIB)
+    write_v2(tmp_path / "mount", "max", GIB)
     cgroup = found(tmp_path, "0::/\n")
     assert (cgroup.available(), cgroup.limit()) == (None, None)
 
@@ -68,7 +50,7 @@ def test_without_a_limit_the_node_counts(tmp_path: Path) -> None:
 def test_a_cgroup_over_its_limit_has_nothing_available(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    v2(tmp_path / "mount", GIB, 2 * GIB)
+    write_v2(tmp_path / "mount", GIB, 2 * GIB)
     cgroup = found(tmp_path, "0::/\n")
     monkeypatch.setattr(MemoryCgroup, "find", lambda: cgroup)
     assert available_bytes() == 0

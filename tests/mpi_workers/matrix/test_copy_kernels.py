@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -113,18 +114,28 @@ def test_blocks_one_below_the_other_are_exchanged_like_one(
 
 @pytest.mark.parametrize("layout", ["VC_STAR", "STAR_VC", "MC_MR", "MD_STAR"])
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "int64"])
-def test_exchange_of_many_tiles_on_two_threads(layout: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "cols"), [([0, 1300], [0, 900]), ([0, 1, 350, 699, 1300], [0, 7, 900])]
+)
+def test_exchange_of_many_tiles_and_blocks_on_two_threads(
+    layout: str, dtype: str, rows: list[int], cols: list[int]
+) -> None:
     whole = np.arange(1300 * 900).reshape(1300, 900).astype(dtype)
     parts = parts_of(Distribution(layout, (1300, 900), (2, 2)), dtype)
+    boxes = list(itertools.product(pairwise(rows), pairwise(cols)))
+
+    def blocks(array: Any) -> list[ArrayBlock]:
+        return [ArrayBlock(array[slice(*r), slice(*c)], (r[0], c[0])) for r, c in boxes]
+
     with ThreadPoolExecutor(2) as executor:
         copy_kernels.exchange(
-            [ArrayBlock(whole, (0, 0))], parts, into_parts=True, executor=executor, threads=2
+            blocks(whole)[::-1], parts, into_parts=True, executor=executor, threads=2
         )
         for part in parts:
             assert np.array_equal(part.local, whole[np.ix_(*part.local_indices)])
         back = np.zeros_like(whole, order="F")
         copied = copy_kernels.exchange(
-            [ArrayBlock(back, (0, 0))], parts, into_parts=False, executor=executor, threads=2
+            blocks(back), parts, into_parts=False, executor=executor, threads=2
         )
     assert np.array_equal(back, whole)
     assert all(part.seconds > 0 for part in copied.values())

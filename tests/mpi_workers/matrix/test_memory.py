@@ -22,6 +22,7 @@ from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.memory import PAGE, Pool
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.matrix.storage import Storage
+from tests.support.traces import wait_until
 
 MIB = 1 << 20
 
@@ -135,10 +136,7 @@ def test_idle_memory_is_returned_after_some_time(
         del returned
         gc.collect()
         assert pool.idle_bytes() == 2 * MIB
-        deadline = time.monotonic() + 5
-        while pool.idle_bytes() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert pool.idle_bytes() == 0
+        assert wait_until(lambda: not pool.idle_bytes(), 5.0) is not None
         del lent
         gc.collect()
 
@@ -288,20 +286,15 @@ class Node:
             return list(executor.map(lambda rank: self.allocate(rank, nbytes), range(4)))
 
 
-def test_ranks_of_a_node_never_take_more_than_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("nbytes", "spare"), [(7 * MIB, [3 * MIB, 3 * MIB, 3 * MIB, None]), (10 * MIB // 4, [None] * 4)]
+)
+def test_ranks_of_a_node_take_what_there_is_and_wait_for_allocations_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int, spare: list[int | None]
 ) -> None:
     node = Node(tmp_path, 10 * MIB, monkeypatch)
-    assert sorted(node.allocate_all(7 * MIB), key=str) == [3 * MIB, 3 * MIB, 3 * MIB, None]
-    assert node.free == 3 * MIB
-
-
-def test_a_rank_waits_for_allocations_under_way_before_it_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = Node(tmp_path, 10 * MIB, monkeypatch)
-    assert node.allocate_all(10 * MIB // 4) == [None] * 4
-    assert node.free == 0
+    assert sorted(node.allocate_all(nbytes), key=str) == spare
+    assert node.free == 10 * MIB - nbytes * spare.count(None)
 
 
 def test_a_rank_returns_its_idle_memory_before_it_is_refused(

@@ -11,28 +11,12 @@ import pytest
 from mpi_workers.matrix.available_memory import V1 as V1_NAMES
 from mpi_workers.matrix.available_memory import MemoryCgroup
 from mpi_workers.node.processes import OomWatch
-from tests.mpi_workers.cgroups import limited_memory
+from tests.mpi_workers.cgroups import limited_memory, write_v1, write_v2
 from tests.support import commands
 
 KILLED = 9  # as waitpid says it
 WORDS = "was killed by signal 9 (SIGKILL)"
 V1 = "12:pids:/a\n4:cpu,memory:/job/step\n0::/\n"
-
-
-def v2(mount: Path, below: str, kills: int, limit: str = "max") -> None:
-    folder = mount / below
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.events").write_text(f"low 0\nmax 7\noom 1\noom_kill {kills}\n")
-    (folder / "memory.max").write_text(f"{limit}\n")
-
-
-def v1(mount: Path, below: str, kills: int, limit: int = 9223372036854771712) -> None:
-    folder = mount / "memory" / below
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.oom_control").write_text(
-        f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"
-    )
-    (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
 
 
 @pytest.fixture
@@ -42,10 +26,10 @@ def membership(tmp_path: Path) -> Path:
 
 def test_in_a_container_the_files_are_at_the_mount(tmp_path: Path, membership: Path) -> None:
     membership.write_text("0::/kubepods/pod7/abc\n")  # of a mount that shows less
-    v2(tmp_path, ".", 0, "2147483648")
+    write_v2(tmp_path, "2147483648")
     watch = OomWatch(membership, tmp_path)
     assert watch.explained(KILLED, WORDS) == WORDS
-    v2(tmp_path, ".", 1, "2147483648")
+    write_v2(tmp_path, "2147483648", kills=1)
     said = watch.explained(KILLED, WORDS)
     assert "the kernel's OOM killer" in said
     assert "2.1 GB (2147483648 bytes)" in said
@@ -53,39 +37,34 @@ def test_in_a_container_the_files_are_at_the_mount(tmp_path: Path, membership: P
 
 def test_the_least_limit_on_the_way_up_counts(tmp_path: Path, membership: Path) -> None:
     membership.write_text("0::/job/step\n")
-    v2(tmp_path, "job", 0, "1000000")
-    v2(tmp_path, "job/step", 0)
+    write_v2(tmp_path / "job", "1000000")
+    write_v2(tmp_path / "job/step")
     assert OomWatch(membership, tmp_path).limit() == 1_000_000
 
 
 def test_version_one_is_read_where_it_is_mounted(tmp_path: Path, membership: Path) -> None:
     membership.write_text(V1)
-    v1(tmp_path, "job", 0, 500_000)
-    v1(tmp_path, "job/step", 3)
+    write_v1(tmp_path / "memory/job", 500_000)
+    write_v1(tmp_path / "memory/job/step", kills=3)
     found = MemoryCgroup.find(membership, tmp_path)
     assert found == MemoryCgroup(tmp_path / "memory/job/step", tmp_path, V1_NAMES)
     watch = OomWatch(membership, tmp_path)
     assert watch.explained(KILLED, WORDS) == WORDS  # it has killed, but before
-    v1(tmp_path, "job/step", 4)
+    write_v1(tmp_path / "memory/job/step", kills=4)
     assert "(500000 bytes)" in watch.explained(KILLED, WORDS)
     assert watch.explained(KILLED, WORDS) == WORDS  # each kill is told once
 
 
-def test_without_a_limit_the_node_is_full(tmp_path: Path, membership: Path) -> None:
+def test_without_a_limit_the_node_is_full_and_other_ends_are_not_the_kernels(
+    tmp_path: Path, membership: Path
+) -> None:
     membership.write_text("0::/\n")
-    v2(tmp_path, ".", 0)
+    write_v2(tmp_path)
     watch = OomWatch(membership, tmp_path)
-    v2(tmp_path, ".", 1)
-    assert watch.explained(KILLED, WORDS).endswith("the node has run out of memory")
-
-
-def test_other_ends_are_not_the_kernels(tmp_path: Path, membership: Path) -> None:
-    membership.write_text("0::/\n")
-    v2(tmp_path, ".", 0)
-    watch = OomWatch(membership, tmp_path)
-    v2(tmp_path, ".", 1)
+    write_v2(tmp_path, kills=1)
     for status in (11, 15, 9 << 8):  # SIGSEGV, SIGTERM, exit(9)
         assert watch.explained(status, "so it was") == "so it was"
+    assert watch.explained(KILLED, WORDS).endswith("the node has run out of memory")
 
 
 def test_nothing_to_read_is_no_error(tmp_path: Path, membership: Path) -> None:

@@ -72,29 +72,29 @@ def test_a_process_that_is_gone_has_no_stack() -> None:
     assert time.monotonic() - begin < 10
 
 
+def native(name: str, library: str) -> dict[str, object]:
+    return {"name": name, "module": f"/x/{library}", "filename": "", "line": 0}
+
+
+def python(name: str, file: str, line: int) -> dict[str, object]:
+    return {"name": name, "module": None, "filename": file, "line": line}
+
+
 def test_the_loop_of_the_rank_is_left_out() -> None:
     frames = [
-        {"name": "MPI_Recv", "module": "/x/libmpi.so.12", "filename": "", "line": 0},
-        {"name": "0x7f12", "module": "/x/libmpi.so.12", "filename": "", "line": 0},
-        {"name": "solve", "module": None, "filename": "/home/me/lib.py", "line": 7},
-        {
-            "name": "execute",
-            "module": None,
-            "filename": "/a/mpi_workers/rank/process.py",
-            "line": 9,
-        },
-        {"name": "main", "module": None, "filename": "/home/me/run.py", "line": 3},
+        native("MPI_Recv", "libmpi.so.12"),
+        native("0x7f12", "libmpi.so.12"),
+        python("solve", "/home/me/lib.py", 7),
+        python("execute", "/a/mpi_workers/rank/process.py", 9),
+        python("main", "/home/me/run.py", 3),
     ]
     assert shown(frames) == ["MPI_Recv (libmpi.so.12)", "solve (lib.py:7)"]
 
 
 def test_frames_inside_of_mpi_are_left_out_but_those_that_mpi_calls_are_not() -> None:
-    def frame(name: str, library: str) -> dict[str, object]:
-        return {"name": name, "module": f"/x/{library}", "filename": "", "line": 0}
-
-    barrier = [frame("PMPI_Barrier", "libmpi.so.12"), frame("solve", "libmine.so")]
-    inside = [frame("poll", "libc.so.6"), frame("MPIDI_progress_test", "libmpi.so.12")]
-    operation = [frame("own_maximum", "libmine.so"), frame("MPIR_Reduce_local", "libmpi.so.12")]
+    barrier = [native("PMPI_Barrier", "libmpi.so.12"), native("solve", "libmine.so")]
+    inside = [native("poll", "libc.so.6"), native("MPIDI_progress_test", "libmpi.so.12")]
+    operation = [native("own_maximum", "libmine.so"), native("MPIR_Reduce_local", "libmpi.so.12")]
     assert shown([*inside, *barrier]) == shown(barrier)
     assert shown([*operation, *barrier])[0] == "own_maximum (libmine.so)"
 

@@ -28,30 +28,11 @@ def _next(comm: Comm) -> tuple[int, int]:
     return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
 
-def bcast_buffer(comm: Comm) -> Any:
-    buffer = _own(comm)
-    comm.Bcast(buffer, root=comm.size - 1)
-    return buffer
-
-
-def gather_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(4 * comm.size) if comm.rank == 0 else None
-    comm.Gather(_own(comm), buffer, root=0)
-    return buffer
-
-
 def gatherv_buffer(comm: Comm) -> Any:
     root = comm.size - 1
     buffer = np.zeros(sum(_counts(comm))) if comm.rank == root else None
     target = None if buffer is None else [buffer, _counts(comm)]
     comm.Gatherv(_own(comm, comm.rank + 1), target, root)
-    return buffer
-
-
-def scatterv_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(comm.rank + 1)
-    source = [np.arange(float(sum(_counts(comm)))), _counts(comm)] if comm.rank == 0 else None
-    comm.Scatterv(source, buffer, root=0)
     return buffer
 
 
@@ -67,18 +48,6 @@ def alltoallw_buffer(comm: Comm) -> Any:
     places = [8 * rank for rank in range(comm.size)]
     types = [MPI.DOUBLE] * comm.size
     comm.Alltoallw([_own(comm, comm.size), one, places, types], [buffer, one, places, types])
-    return buffer
-
-
-def reduce_buffer(comm: Comm) -> Any:
-    buffer = np.zeros(4) if comm.rank == 0 else None
-    comm.Reduce(_own(comm), buffer, MPI.MAX, 0)
-    return buffer
-
-
-def allreduce_in_place(comm: Comm) -> Any:
-    buffer = _own(comm)
-    comm.Allreduce(MPI.IN_PLACE, buffer)
     return buffer
 
 
@@ -168,8 +137,7 @@ def _filled(buffer: Any, call: Callable[[Any], None]) -> Any:
 
 
 IN_STEPS = (
-    bcast_buffer, gather_buffer, gatherv_buffer, scatterv_buffer, alltoallv_buffer,
-    alltoallw_buffer, reduce_buffer, allreduce_in_place, exscan_buffer, barrier, sendrecv_buffer,
+    gatherv_buffer, alltoallv_buffer, alltoallw_buffer, exscan_buffer, barrier, sendrecv_buffer,
     probe_then_recv, send_recv_object, sendrecv_object, probe_object, split,
 )  # fmt: skip
 METHODS: dict[str, Callable[[Comm], Any]] = {
@@ -177,6 +145,20 @@ METHODS: dict[str, Callable[[Comm], Any]] = {
         np.zeros(3),
         lambda b: c.Scatter(np.arange(3.0 * c.size) if c.rank == 0 else None, b, root=0),
     ),
+    "scatterv_buffer": lambda c: _filled(
+        np.zeros(c.rank + 1),
+        lambda b: c.Scatterv(
+            [np.arange(float(sum(_counts(c)))), _counts(c)] if c.rank == 0 else None, b, root=0
+        ),
+    ),
+    "bcast_buffer": lambda c: _filled(_own(c), lambda b: c.Bcast(b, root=c.size - 1)),
+    "gather_buffer": lambda c: _filled(
+        np.zeros(4 * c.size) if c.rank == 0 else None, lambda b: c.Gather(_own(c), b, root=0)
+    ),
+    "reduce_buffer": lambda c: _filled(
+        np.zeros(4) if c.rank == 0 else None, lambda b: c.Reduce(_own(c), b, MPI.MAX, 0)
+    ),
+    "allreduce_in_place": lambda c: _filled(_own(c), lambda b: c.Allreduce(MPI.IN_PLACE, b)),
     "allgather_buffer": lambda c: _filled(np.zeros(4 * c.size), lambda b: c.Allgather(_own(c), b)),
     "allgatherv_buffer": lambda c: _filled(
         np.zeros(sum(_counts(c))), lambda b: c.Allgatherv(_own(c, c.rank + 1), [b, _counts(c)])

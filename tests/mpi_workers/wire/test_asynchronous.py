@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from mpi_workers.wire.asynchronous import FrameProtocol, listen, open_connection
 from mpi_workers.wire.blocking import connect
 from mpi_workers.wire.frames import Body, Frame, FrameBuffer, Kind
 from tests.support.frames import SOON_S, TOKEN, bodies, cut, splits
+from tests.support.traces import wait_until
 
 
 @settings(max_examples=100, deadline=None)
@@ -108,10 +108,7 @@ def test_a_blocking_and_an_asyncio_end_exchange_frames(
                 body = {"k": k, "z": complex(k, -k), "text": "x" * (k * 500)}
                 connection.send(Kind.COMMAND, body)
                 assert connection.expect(Kind.REPLY, SOON_S).body == body
-        deadline = time.monotonic() + SOON_S
-        while not listening.lost and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert listening.lost == 1
+        assert wait_until(lambda: listening.lost == 1, SOON_S) is not None
 
 
 @loops
@@ -136,28 +133,17 @@ def test_the_owner_can_refuse_an_authenticated_peer(
 
 
 @loops
-def test_a_frame_that_the_owner_refuses_is_the_last_one(
-    new_loop: Callable[[], Any], folder: Path
+@pytest.mark.parametrize("handler", [refuse, lambda protocol, _: protocol.close()])
+def test_a_frame_that_the_owner_refuses_or_closes_after_is_the_last_one(
+    new_loop: Callable[[], Any], handler: Any, folder: Path
 ) -> None:
-    with Listening(new_loop, f"{folder}/s.sock", frame=refuse) as listening:
-        connection, _ = connect(listening.address, TOKEN, {})
-        with connection:
-            connection.sock.sendall(2 * frames.encode(Kind.COMMAND, {"k": 1}))
-            with pytest.raises(Failure, match="not you"):
-                connection.expect(Kind.REPLY, SOON_S)
-            with pytest.raises(frames.ConnectionLost):
-                connection.recv(SOON_S)
-        assert len(listening.frames) == 1
-
-
-@loops
-def test_no_frame_is_taken_after_the_owner_closed_the_connection(
-    new_loop: Callable[[], Any], folder: Path
-) -> None:
-    with Listening(new_loop, f"{folder}/s.sock", frame=lambda p, _: p.close()) as listening:
+    with Listening(new_loop, f"{folder}/s.sock", frame=handler) as listening:
         connection, _ = connect(listening.address, TOKEN, {})
         with connection:
             connection.sock.sendall(3 * frames.encode(Kind.COMMAND, {"k": 1}))
+            if handler is refuse:
+                with pytest.raises(Failure, match="not you"):
+                    connection.expect(Kind.REPLY, SOON_S)
             with pytest.raises(frames.ConnectionLost):
                 connection.recv(SOON_S)
         assert len(listening.frames) == 1
@@ -177,10 +163,7 @@ def test_a_closed_connection_ends_although_its_peer_does_not_read(
         connection, _ = connect(listening.address, TOKEN, {})
         with connection:
             connection.send(Kind.COMMAND, {})
-            deadline = time.monotonic() + SOON_S
-            while not listening.lost and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert listening.lost == 1
+            assert wait_until(lambda: listening.lost == 1, SOON_S) is not None
 
 
 def dialled(new_loop: Callable[[], Any], address: str, requests: int) -> list[Frame]:

@@ -7,7 +7,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,7 +21,6 @@ from mpi_workers.wire.blocking import Connection, ShortWait, connect
 from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.handshake import ConnectingSide
 from tests.support.frames import SOON_S, TOKEN
-from tests.support.traces import wait_until
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -61,47 +59,38 @@ def test_an_address_that_leads_nowhere_is_an_error(folder: Path) -> None:
     assert not sockets.reachable_here(f"unix:{BOOT_ID}:{folder}/nothing")
 
 
-def serve_one(folder: Path, talk: Callable[[str], Any]) -> tuple[Any, list[Body]]:
-    """The result of `talk(address)`, and the fields of the peers that were authenticated."""
-    listener, address = sockets.listen_unix(f"{folder}/s.sock")
-    peers: list[Body] = []
+Accepted = SimpleQueue[tuple[Connection, Body]]
+
+
+def accepting(listener: socket.socket, **options: Any) -> tuple[Any, Accepted]:
+    """An acceptor, to be closed, and the peers that are authenticated, with their fields."""
+    accepted: Accepted = SimpleQueue()
     known = partial(authenticate, token=TOKEN, welcome={"rank": 3})
-    acceptor = Acceptor([listener], known, lambda peer: peers.append(peer[1])).start()
-    with contextlib.closing(acceptor):
-        result = talk(address)
-    return result, peers
-
-
-def accepting(listener: socket.socket, **options: Any) -> tuple[Any, SimpleQueue[Connection]]:
-    """An acceptor, to be closed, and the connections of peers that are authenticated."""
-    accepted: SimpleQueue[Connection] = SimpleQueue()
-    known = partial(authenticate, token=TOKEN, welcome={})
-    acceptor = Acceptor([listener], known, lambda peer: accepted.put(peer[0]), **options)
+    acceptor = Acceptor([listener], known, accepted.put, **options)
     return contextlib.closing(acceptor.start()), accepted
 
 
 def test_two_ends_with_the_same_token_are_connected(folder: Path) -> None:
-    def talk(address: str) -> Body:
+    listener, address = sockets.listen_unix(f"{folder}/s.sock")
+    acceptor, accepted = accepting(listener)
+    with acceptor:
         connection, welcome = connect(address, TOKEN, {"role": "test", "z": 1j})
         with connection:
             assert connection.sock.gettimeout() is None
-            return welcome
-
-    welcome, peers = serve_one(folder, talk)
-    assert welcome == {"rank": 3}
-    assert wait_until(lambda: peers == [{"role": "test", "z": 1j}], SOON_S) is not None
+            assert welcome == {"rank": 3}
+            other, fields = accepted.get(timeout=SOON_S)
+            other.close()
+            assert fields == {"role": "test", "z": 1j}
 
 
 @pytest.mark.parametrize("token", ["", TOKEN[:-1], TOKEN + "x", TOKEN + "\0", "é", "another"])
 def test_a_client_refuses_a_listener_with_another_token(folder: Path, token: str) -> None:
-    def talk(address: str) -> Failure:
-        with pytest.raises(Failure, match="does not have the same token") as caught:
-            connect(address, token, {})
-        return caught.value
-
-    failure, peers = serve_one(folder, talk)
-    assert failure.kind == "AuthError"
-    assert peers == []
+    listener, address = sockets.listen_unix(f"{folder}/s.sock")
+    acceptor, accepted = accepting(listener)
+    with acceptor, pytest.raises(Failure, match="does not have the same token") as caught:
+        connect(address, token, {})
+    assert caught.value.kind == "AuthError"
+    assert accepted.empty()
 
 
 def test_frames_that_follow_the_proof_at_once_are_not_lost(folder: Path) -> None:
@@ -112,7 +101,7 @@ def test_frames_that_follow_the_proof_at_once_are_not_lost(folder: Path) -> None
         client.send(Kind.HELLO, side.hello())
         proof = frames.encode(Kind.PROOF, side.prove(client.recv(SOON_S)))
         client.sock.sendall(proof + frames.encode(Kind.GET, {"matrix": 1}))
-        with accepted.get(timeout=SOON_S) as connection:
+        with accepted.get(timeout=SOON_S)[0] as connection:
             assert connection.recv(SOON_S).body == {"matrix": 1}
 
 
@@ -125,7 +114,7 @@ def test_only_data_connections_have_patience() -> None:
         acceptor, accepted = accepting(listener, keepalive=keepalive)
         with acceptor:
             connection, _ = connect(address, TOKEN, {}, keepalive=keepalive)
-        with connection, accepted.get(timeout=SOON_S) as other:
+        with connection, accepted.get(timeout=SOON_S)[0] as other:
             assert user_timeout_s(connection.sock) == user_timeout_s(other.sock) == expected_s
 
 

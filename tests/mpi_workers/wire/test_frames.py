@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
 import socket
@@ -182,6 +183,7 @@ def test_file_descriptors_arrive_with_their_frame() -> None:
         near.send(Kind.SYNC)
         frame = far.recv(SOON_S)
         (fd,) = frame.fds
+        assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC  # not for programs that we start
         os.write(fd, b"through")
         os.close(fd)
         assert os.read(read_end, 100) == b"through"

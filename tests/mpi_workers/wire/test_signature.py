@@ -10,27 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_workers.failures import Failure
-from mpi_workers.wire.signature import (
-    MATRIX,
-    REQUIRED,
-    TYPES,
-    Parameter,
-    Result,
-    Signature,
-    coerce,
-)
+from mpi_workers.wire.signature import MATRIX, REQUIRED, TYPES, Parameter, Result, Signature, coerce
 
 SVD = Signature(
     "svd",
-    (
-        Parameter("A", MATRIX),
-        Parameter("rank", "int"),
-        Parameter("tol", "float", 0.0),
-        Parameter("names", "list[string]", None),
-    ),
+    (Parameter("A", MATRIX), Parameter("rank", "int"), Parameter("tol", "float", 0.0),
+     Parameter("names", "list[string]", None)),
     (Result("S", MATRIX), Result("error", "float")),
     "Decompose.",
-)
+)  # fmt: skip
 
 
 def matrix(value: Any) -> str:
@@ -42,28 +30,17 @@ def matrix(value: Any) -> str:
 @pytest.mark.parametrize(
     ("value", "kind", "expected"),
     [
-        (True, "bool", True),
-        (np.bool_(False), "bool", False),
-        (3, "int", 3),
-        (np.uint8(3), "int", 3),
-        (np.array(3), "int", 3),
-        (-(1 << 63), "int", -(1 << 63)),
-        (3, "float", 3.0),
-        (np.float32(0.5), "float", 0.5),
-        (np.int64(2), "float", 2.0),
-        (2, "complex", 2 + 0j),
-        (np.complex64(1j), "complex", 1j),
-        (np.float64(2), "complex", 2 + 0j),
-        ("text", "string", "text"),
-        (np.str_("text"), "string", "text"),
-        ([1, np.int8(2)], "list[int]", [1, 2]),
-        ((1, 2.5), "list[float]", [1.0, 2.5]),
-        (np.arange(3), "list[int]", [0, 1, 2]),
-        (range(2), "list[complex]", [0j, 1 + 0j]),
-        ([], "list[bool]", []),
+        (True, "bool", True), (np.bool_(False), "bool", False), (3, "int", 3),
+        (np.uint8(3), "int", 3), (np.array(3), "int", 3), (-(1 << 63), "int", -(1 << 63)),
+        (3, "float", 3.0), (np.float32(0.5), "float", 0.5), (np.int64(2), "float", 2.0),
+        (2, "complex", 2 + 0j), (np.complex64(1j), "complex", 1j),
+        (np.float64(2), "complex", 2 + 0j), ("text", "string", "text"),
+        (np.str_("text"), "string", "text"), ([1, np.int8(2)], "list[int]", [1, 2]),
+        ((1, 2.5), "list[float]", [1.0, 2.5]), (np.arange(3), "list[int]", [0, 1, 2]),
+        (range(2), "list[complex]", [0j, 1 + 0j]), ([], "list[bool]", []),
         (["a"], "list[string]", ["a"]),
     ],
-)
+)  # fmt: skip
 def test_exact_values_become_plain_python(value: Any, kind: str, expected: Any) -> None:
     found = coerce(value, kind)
     assert found == expected
@@ -75,32 +52,17 @@ def test_exact_values_become_plain_python(value: Any, kind: str, expected: Any) 
 @pytest.mark.parametrize(
     ("value", "kind", "named"),
     [
-        (1, "bool", "int"),
-        (True, "int", "bool"),
-        (np.True_, "int", "bool"),
-        (1.0, "int", "float"),
-        ("1", "int", "str"),
-        (1 << 63, "int", "over 64 bits"),
-        (np.uint64(1 << 63), "int", "over 64 bits"),
-        (10**400, "float", "over 64 bits"),
-        (10**400, "complex", "over 64 bits"),
-        (True, "float", "bool"),
-        (1j, "float", "complex"),
-        ("1", "float", "str"),
-        (True, "complex", "bool"),
-        (None, "complex", "NoneType"),
-        (b"x", "string", "bytes"),
-        (None, "string", "NoneType"),
-        ("ab", "list[string]", "str"),
-        (b"ab", "list[int]", "bytes"),
-        (3, "list[int]", "int"),
-        ({1}, "list[int]", "set"),
-        ([1, 2.5], "list[int]", "float"),
-        (np.zeros((2, 2)), "list[float]", "ndarray"),
-        ([True], "list[int]", "bool"),
-        (1, "no such type", "int"),
+        (1, "bool", "int"), (True, "int", "bool"), (np.True_, "int", "bool"), (1.0, "int", "float"),
+        ("1", "int", "str"), (1 << 63, "int", "over 64 bits"),
+        (np.uint64(1 << 63), "int", "over 64 bits"), (10**400, "float", "over 64 bits"),
+        (10**400, "complex", "over 64 bits"), (True, "float", "bool"), (1j, "float", "complex"),
+        ("1", "float", "str"), (True, "complex", "bool"), (None, "complex", "NoneType"),
+        (b"x", "string", "bytes"), (None, "string", "NoneType"), ("ab", "list[string]", "str"),
+        (b"ab", "list[int]", "bytes"), (3, "list[int]", "int"), ({1}, "list[int]", "set"),
+        ([1, 2.5], "list[int]", "float"), (np.zeros((2, 2)), "list[float]", "ndarray"),
+        ([True], "list[int]", "bool"), (1, "no such type", "int"),
     ],
-)
+)  # fmt: skip
 def test_a_conversion_that_loses_information_is_refused(value: Any, kind: str, named: str) -> None:
     with pytest.raises(TypeError, match=named) as error:
         coerce(value, kind)
