@@ -159,19 +159,14 @@ def lookups(gang: Gang) -> list[Any]:
 def rearranged(gang: Gang) -> list[Any]:
     for check, a, A, axis, what in cases(gang):
         if axis is None:
+            shifts, axes = ([3], None) if a.ndim == 1 else ([-2, 5], (0, 1))
+            alike(
+                check, arrays.roll(check.ctx, A, shifts), np.roll(a, shifts, axes), ["roll", *what]
+            )
+            alike(check, arrays.tile(check.ctx, A, [2, 3], 2), np.tile(a, (2, 3)), ["tile", *what])
             if a.ndim == 1:
-                alike(check, arrays.roll(check.ctx, A, [3]), np.roll(a, 3), ["roll", *what])
-                alike(
-                    check, arrays.tile(check.ctx, A, [2, 3], 2), np.tile(a, (2, 3)), ["tile", *what]
-                )
-                alike(check, arrays.broadcast(check.ctx, A, [3, a.size]),
-                      np.broadcast_to(a, (3, a.size)), ["broadcast", *what])  # fmt: skip
-            else:
-                alike(check, arrays.roll(check.ctx, A, [-2, 5]), np.roll(a, (-2, 5), (0, 1)),
-                      ["roll", *what])  # fmt: skip
-                alike(
-                    check, arrays.tile(check.ctx, A, [2, 3], 2), np.tile(a, (2, 3)), ["tile", *what]
-                )
+                found = arrays.broadcast(check.ctx, A, [3, a.size])
+                alike(check, found, np.broadcast_to(a, (3, a.size)), ["broadcast", *what])
         times = np.arange(a.size if axis is None else a.shape[axis]) % 3
         found = arrays.repeat(check.ctx, A, check.distribute(times), axis)
         alike(check, found, np.repeat(a, times, axis), ["repeat", *what])

@@ -17,6 +17,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS, Shape
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, failures_on_all_ranks, values
+from tests.support.ranks_shared import failure_of
 
 
 def context(gang: Gang) -> Context:
@@ -196,20 +197,10 @@ def copies(gang: Gang) -> dict[str, int]:
     G = e.matmul(ctx, A, A, "T")
     C = ctx.new_replicated(values((7, 2), "float64"), "MC_MR")
     calls: dict[str, tuple[Any, ...]] = {
-        "matmul": (A, A, "T"),
-        "qr": (A,),
-        "qr_pivoted": (A,),
-        "lu": (A,),
-        "cholesky": (G,),
-        "svd": (A,),
-        "svdvals": (A,),
-        "polar": (A,),
-        "pinv": (A,),
-        "solve": (G, C),
-        "lstsq": (A, B),
-        "ridge": (A, B, 1.0),
-        "eigh": (G,),
-    }
+        "matmul": (A, A, "T"), "qr": (A,), "qr_pivoted": (A,), "lu": (A,), "cholesky": (G,),
+        "svd": (A,), "svdvals": (A,), "polar": (A,), "pinv": (A,), "solve": (G, C), "lstsq": (A, B),
+        "ridge": (A, B, 1.0), "eigh": (G,),
+    }  # fmt: skip
     found = dict.fromkeys(calls, 0)
     for name, arguments in calls.items():
 
@@ -243,11 +234,7 @@ def too_large(gang: Gang) -> str:
     with Elemental(ctx) as el:
         if el.lib.int(1 << 40).value == 1 << 40:
             return "ShapeError: this libEl counts further"
-        try:
-            el._check_size((1 << 17, (1 << 15) * gang.size), "VC_STAR")
-        except Failure as failure:
-            return f"{failure.kind}: {failure.message}"
-    return "nothing"
+        return failure_of(el._check_size, (1 << 17, (1 << 15) * gang.size), "VC_STAR")
 
 
 def found(gang: Gang) -> str:

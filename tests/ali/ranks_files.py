@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from hypothesis import strategies as st
 
 from ali.files import exchange, npy, routines, text, zarr3
 from ali.interface import Context
-from mpi_workers.failures import Failure
 from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
 from mpi_workers.rank.gang import Gang
 from tests.support.layouts import SOME_LAYOUTS
+from tests.support.ranks_shared import failure_of
 
 Array = np.ndarray[Any, Any]
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, 1.7976931348623157e308, 0.1)
@@ -63,8 +64,7 @@ def small() -> pytest.MonkeyPatch:
 def everything(gang: Gang, folder: str) -> dict[str, Any]:
     """All checks, in one launch."""
     # They use this module.
-    from tests.ali.ranks_files_bad import atomic, refused  # noqa: PLC0415
-    from tests.ali.ranks_files_remote import url_atomic, url_round_trips  # noqa: PLC0415
+    from tests.ali.ranks_files_bad import atomic, refused, url_atomic  # noqa: PLC0415
     from tests.ali.ranks_files_strict import (  # noqa: PLC0415
         conversions,
         durable,
@@ -79,20 +79,10 @@ def everything(gang: Gang, folder: str) -> dict[str, Any]:
         return {
             what.__name__: what(gang, own_folder(gang, folder, what.__name__))
             for what in (
-                round_trips,
-                parts,
-                atomic,
-                refused,
-                url_round_trips,
-                url_atomic,
-                kept,
-                conversions,
-                tables,
-                durable,
-                large_chunks,
-                shuffled,
+                round_trips, parts, atomic, refused, url_atomic, kept, conversions, tables, durable,
+                large_chunks, shuffled,
             )
-        }
+        }  # fmt: skip
     finally:
         patch.undo()
 
@@ -140,11 +130,7 @@ class Checks:
 
     def said(self, call: Any, *arguments: Any, **options: Any) -> str:
         """The failure of a call, if it is the same on all ranks."""
-        words = "nothing"
-        try:
-            call(*arguments, **options)
-        except Failure as failure:
-            words = f"{failure.kind}: {failure.message}"
+        words = failure_of(call, *arguments, **options)
         everyone = set(self.gang.comm.allgather(words))
         return words if len(everyone) == 1 else f"ranks differ: {sorted(everyone)}"
 
@@ -168,17 +154,18 @@ WAYS = st.sampled_from([0, USUAL, 1000])
 # --- whole matrices there and back ---
 
 SUFFIXES = (".npy", ".h5", ".zarr", ".parquet", ".csv")
+URL = "url.zarr"  # behind fsspec
 
 
 def round_trips(gang: Gang, folder: Path) -> int:
     """Saved from any layout and loaded into any other: the same bits, also to the format's own
-    library."""
+    library; chunks of zeros as well."""
     check = Checks(gang, folder)
     sides = st.sampled_from([0, 1, 2, 3, 5, 7, 23])
 
-    @agreed(gang, 60)
+    @agreed(gang, 72)
     @given(
-        suffix=st.sampled_from(SUFFIXES),
+        suffix=st.sampled_from([*SUFFIXES, URL]),
         shape=st.tuples(sides, sides) | st.tuples(sides) | st.just(()),
         dtype=st.sampled_from(DTYPES),
         layouts=st.tuples(st.sampled_from(SOME_LAYOUTS), st.sampled_from(SOME_LAYOUTS)),
@@ -193,17 +180,19 @@ def round_trips(gang: Gang, folder: Path) -> int:
         table = suffix in (".parquet", ".csv")
         if table and dtype.startswith("complex"):
             dtype = dtype.replace("complex", "float").replace("128", "64")
-        array = values(shape, dtype, salt)
+        zeros = suffix == URL and salt % 3 == 0
+        array = np.zeros(shape, dtype) if zeros else values(shape, dtype, salt)
         path = folder / f"A{suffix}"
+        place = f"file://{path}" if suffix == URL else str(path)
         matrix = check.ctx.new_replicated(array, layouts[0])
         if table and not matrix.shape[1]:
-            said = check.said(lambda: routines.save(check.ctx, matrix, str(path)))
+            said = check.said(lambda: routines.save(check.ctx, matrix, place))
             check.agree(None if said.startswith("ShapeError") else said)
             return
-        routines.save(check.ctx, matrix, str(path))
+        routines.save(check.ctx, matrix, place)
         array = array.reshape(matrix.shape) if table else array  # tables have rows and columns
         asked = dtype if suffix == ".csv" else None
-        found = check.load(str(path), layout=layouts[1], dtype=asked)
+        found = check.load(place, layout=layouts[1], dtype=asked)
         assert found.layout == layouts[1]
         wrong = None
         if not same(array, check.whole(found), suffix):
@@ -214,6 +203,8 @@ def round_trips(gang: Gang, folder: Path) -> int:
             wrong = f"{suffix} {shape} {dtype} {layouts} {salt}: the format's library differs"
         check.agree(wrong)
         check.agree(str(check.left()) if check.left() else None)
+        if suffix == URL:  # a URL is not replaced
+            check.by_rank_0(lambda: shutil.rmtree(path))
 
     there_and_back()
     return check.done
@@ -293,23 +284,14 @@ def written_by_others(folder: Path) -> None:
 
 
 WRITTEN: tuple[tuple[str, dict[str, Any], bool], ...] = (  # file, options, do columns have names?
-    ("fortran.npy", {}, False),
-    ("big.npy", {}, False),
-    ("half.npy", {"dtype": "float32"}, False),
-    ("many.h5", {"dataset": "deep/plain"}, False),
-    ("many.h5", {"dataset": "big"}, False),
-    ("many.h5", {"dataset": "packed"}, False),
-    ("many.h5", {"dataset": "virtual"}, False),
-    ("links.h5", {"dataset": "outside"}, False),
-    ("sharded.zarr", {}, False),
-    ("plain.zarr", {}, False),
-    ("sparse.zarr", {}, False),
-    ("group.zarr", {"dtype": "int64"}, False),
-    ("one.parquet", {"columns": f":{N}"}, True),
-    ("folder.parquet", {}, True),
-    ("plain.csv", {}, False),
-    ("names.csv", {"delimiter": ";"}, True),
-)
+    ("fortran.npy", {}, False), ("big.npy", {}, False), ("half.npy", {"dtype": "float32"}, False),
+    ("many.h5", {"dataset": "deep/plain"}, False), ("many.h5", {"dataset": "big"}, False),
+    ("many.h5", {"dataset": "packed"}, False), ("many.h5", {"dataset": "virtual"}, False),
+    ("links.h5", {"dataset": "outside"}, False), ("sharded.zarr", {}, False),
+    ("plain.zarr", {}, False), ("sparse.zarr", {}, False),
+    ("group.zarr", {"dtype": "int64"}, False), ("one.parquet", {"columns": f":{N}"}, True),
+    ("folder.parquet", {}, True), ("plain.csv", {}, False), ("names.csv", {"delimiter": ";"}, True),
+)  # fmt: skip
 
 
 def parts(gang: Gang, folder: Path) -> int:

@@ -19,7 +19,16 @@ from ali.files import exchange, paths, routines, text
 from ali.files.paths import hidden
 from mpi_workers.matrix import pairwise
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_files import BASE, SUFFIXES, USUAL, Checks, bits, values, written_by_others
+from tests.ali.ranks_files import (
+    BASE,
+    NAMES,
+    SUFFIXES,
+    USUAL,
+    Checks,
+    bits,
+    values,
+    written_by_others,
+)
 from tests.support.layouts import SOME_LAYOUTS
 
 M, N = BASE.shape
@@ -45,20 +54,35 @@ def kept(gang: Gang, folder: Path) -> list[str]:
         (A, "notes2.zarr", {}, "other contents"),
         (A, "notes3.zarr", {}, "other contents"),
         (A, "tables.parquet", {}, "other contents"),
-        (C, "table.parquet", {}, "no complex numbers"),
+        (C, "table.parquet", {}, "DtypeError: {}: .parquet has no complex numbers"),
         (A, "table.parquet", {"columns": ["a", "a"]}, "different names"),
-        (C, "old.csv", {}, "no complex numbers"),
+        (C, "old.csv", {}, "DtypeError: {}: .csv has no complex numbers"),
         (A, "old.csv", {"delimiter": "."}, "cannot separate"),
-        (A, "old.npy", {"append": True}, "no other data sets"),
-        (A, "folder.npy", {}, "other contents"),
+        (A, "old.csv", {"delimiter": "1"}, "BadArgumentError: {}: delimiter='1'"),
+        (A, "old.csv", {"delimiter": "e"}, "BadArgumentError: {}: delimiter='e'"),  # 1e300
+        (A, "old.csv", {"columns": ["a"]}, "BadArgumentError: 6 columns need 6 different names"),
+        (A, "old.csv", {"columns": ["a\nb", *NAMES[1:]]}, "Error: {}: a name with a line"),
+        (A, "old.npy", {"columns": NAMES}, "BadArgumentError: {}: .npy files have no names"),
+        (
+            A,
+            "old.npy",
+            {"append": True},
+            "BadArgumentError: {}: .npy files have no other data sets",
+        ),
+        (A, "groups.h5", {"header": True}, "BadArgumentError: {}: .h5 files have no header"),
+        (A, "folder.npy", {}, "FileError: {} is a folder with other contents"),
         (A, "folder.h5", {}, "other contents"),
         (A, "folder.csv", {}, "other contents"),
+        (A, "no/such/x.npy", {}, "FileError: {}: the folder"),
+        (A, "x.mat", {}, "BadArgumentError: {}: unknown suffix"),
+        (A, "file:///x.npy", {}, "BadArgumentError: file:///x.npy: only .zarr can be saved"),
     )
     wrong = []
     before = contents(folder)
     for matrix, name, options, words in saves:
-        said = check.said(routines.save, check.ctx, matrix, str(folder / name), **options)
-        if words not in said or contents(folder) != before:
+        path = name if "://" in name else str(folder / name)
+        said = check.said(routines.save, check.ctx, matrix, path, **options)
+        if words.replace("{}", path) not in said or contents(folder) != before or check.left():
             wrong.append(f"{name} {options}: {said}")
     for other in ("app", "notes"):
         said = check.said(routines.begin_folder, check.ctx, str(folder / other), "t")
@@ -220,31 +244,19 @@ def tables(gang: Gang, folder: Path) -> list[str]:
         wrong += expect(check, path, options, wanted)
     check.by_rank_0(lambda: parquet_files(folder))
     column = np.arange(12.0).reshape(-1, 1)
+
+    def only(name: str) -> dict[str, list[str]]:
+        return {"column_names": [name]}
+
     for name, options, wanted in (
         ("parts.parquet", {}, column),
         ("parts.parquet", {"row_list": [11, 2, 10]}, column[[11, 2, 10]]),
         ("partitioned.parquet", {}, "FileError: {} has subfolders (year=2020)"),
-        ("types.parquet", {"column_names": ["x"]}, [[1.0], [2.0]]),
-        (
-            "types.parquet",
-            {"column_names": ["money"]},
-            "DtypeError: {}: column 'money' has type dec",
-        ),
-        (
-            "types.parquet",
-            {"column_names": ["pair"]},
-            "DtypeError: {}: column 'pair' has type struct",
-        ),
-        (
-            "types.parquet",
-            {"column_names": ["word"]},
-            "DtypeError: {}: column 'word' has type dicti",
-        ),
-        (
-            "types.parquet",
-            {"column_names": ["day"]},
-            "DtypeError: {}: column 'day' has type date32",
-        ),
+        ("types.parquet", only("x"), [[1.0], [2.0]]),
+        ("types.parquet", only("money"), "DtypeError: {}: column 'money' has type dec"),
+        ("types.parquet", only("pair"), "DtypeError: {}: column 'pair' has type struct"),
+        ("types.parquet", only("word"), "DtypeError: {}: column 'word' has type dicti"),
+        ("types.parquet", only("day"), "DtypeError: {}: column 'day' has type date32"),
     ):
         wrong += expect(check, folder / name, options, wanted)
         wrong += expect(check, f"file://{folder / name}", options, wanted)

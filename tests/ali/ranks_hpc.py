@@ -8,8 +8,8 @@ from ali.hpc import about, allreduce, dgemm, ping_pong, ring, stream
 from ali.hpc.measures import pairs
 from ali.interface import Context
 from ali.registry import load
-from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
+from tests.support.ranks_shared import failure_of
 
 SHORT_S = 0.01
 
@@ -18,16 +18,10 @@ def identities(gang: Gang) -> list[str]:
     return about(Context(gang, {}))
 
 
-def refusals(
-    gang: Gang, calls: list[Any], name: str = "hpc", path: str | None = None
-) -> list[tuple[str, str]]:
-    """Kinds and messages of the failures of a library's calls."""
-    library, failures = load(name, path), []
-    for routine, arguments in calls:
-        try:
-            library.call(gang, routine, arguments)
-        except Failure as failure:
-            failures.append((failure.kind, str(failure)))
+def refusals(gang: Gang, calls: list[Any]) -> list[str]:
+    """The failures of calls."""
+    library = load("hpc")
+    failures = [failure_of(library.call, gang, *call) for call in calls]
     assert gang.comm.allreduce(1) == gang.size
     return failures
 

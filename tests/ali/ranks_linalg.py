@@ -166,19 +166,27 @@ def transposes(gang: Gang) -> list[Any]:
     return check.result()
 
 
-def random_numbers(gang: Gang) -> dict[str, Any]:
+def random_numbers(gang: Gang) -> dict[str, dict[str, Any]]:
     check = Checks(gang)
-    ctx = check.ctx
-    large = check.whole(linalg.random_normal(ctx, 300, 200, 3))
-    small = check.whole(linalg.random_normal(ctx, 7, 5, 3))
-    return {
-        "values": small.tolist(),
-        "another seed": check.whole(linalg.random_normal(ctx, 7, 5, -4)).tolist(),
-        "of more rows": check.whole(linalg.random_normal(ctx, 9, 5, 3))[:7].tolist(),
-        "moments": [float((large**k).mean()) for k in (1, 2, 3, 4)],
-        "different": len(np.unique(large)),
-        "across": float(np.abs(np.corrcoef(large) - np.eye(300)).max()),
-    }
+    found, drawn = {}, []
+    for name, center in (("normal", 0.0), ("uniform", 0.5)):
+
+        def draw(m: int, n: int, seed: int, name: str = name) -> Array:
+            return check.whole(getattr(linalg, f"random_{name}")(check.ctx, m, n, seed))
+
+        large = draw(300, 200, 3)
+        drawn.append(large.reshape(-1))
+        found[name] = {
+            "values": draw(7, 5, 3).tolist(),
+            "another seed": draw(7, 5, -4).tolist(),
+            "of more rows": draw(9, 5, 3)[:7].tolist(),
+            "range": [float(large.min()), float(large.max())],
+            "moments": [float(((large - center) ** k).mean()) for k in (1, 2, 3, 4)],
+            "different": len(np.unique(large)),
+            "across": float(np.abs(np.corrcoef(large) - np.eye(300)).max()),
+        }
+    found["both"] = {"correlation": float(abs(np.corrcoef(*drawn)[0, 1]))}
+    return found
 
 
 def refused(gang: Gang) -> list[Any]:

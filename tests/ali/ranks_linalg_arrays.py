@@ -25,16 +25,9 @@ from tests.support.layouts import SOME_LAYOUTS as EVERY
 
 SHAPES = [(13, 7), (1, 1), (2, 30), (40, 1)]
 SOME_LAYOUTS = (
-    "VC_STAR",
-    "MC_MR",
-    "STAR_VC",
-    "MD_STAR",
-    "CIRC_CIRC",
-    "STAR_MR",
-    "STAR_STAR",
-    "BLOCK",
+    "VC_STAR", "MC_MR", "STAR_VC", "MD_STAR", "CIRC_CIRC", "STAR_MR", "STAR_STAR", "BLOCK",
     "BLOCK_CYCLIC:2",
-)
+)  # fmt: skip
 
 
 def sums_of_two(gang: Gang) -> list[Any]:
@@ -279,33 +272,16 @@ def diagonals_and_fills(gang: Gang) -> list[Any]:
         )
         found = np.array([linalg.trace(check.ctx, A)])
         check.close(found, np.array([complex(np.trace(a))]), "complex128", "trace", 1e9)
-        E = linalg.eye(check.ctx, *shape, dtype=dtype, layout=layout)
-        check.same(check.whole(E), np.eye(*shape, dtype=dtype), ["eye", layout])
         F = linalg.full(check.ctx, *shape, value=3, dtype=dtype, layout=layout)
         check.same(check.whole(F), np.full(shape, 3, dtype), ["full", layout])
         Z = linalg.zeros(check.ctx, *shape, dtype=dtype, layout=layout)
         check.same(check.whole(Z), np.zeros(shape, dtype), ["zeros", layout])
-        check.true((E.layout, F.layout, Z.layout) == (layout,) * 3, layout)
+        check.true((F.layout, Z.layout) == (layout, layout), layout)
     for shape, layout in itertools.product([(7, 1), (1, 7), (1, 1)], EVERY):
         a = values(shape, "float32")
         D = linalg.diag(check.ctx, check.distribute(a, layout))
         check.same(check.whole(D), np.diag(a.reshape(-1)), ["diag", shape, layout])
     return check.result()
-
-
-def uniform_numbers(gang: Gang) -> dict[str, Any]:
-    check = Checks(gang)
-    large = check.whole(linalg.random_uniform(check.ctx, 300, 200, 3))
-    normal = check.whole(linalg.random_normal(check.ctx, 300, 200, 3))
-    return {
-        "values": check.whole(linalg.random_uniform(check.ctx, 7, 5, 3)).tolist(),
-        "more rows": check.whole(linalg.random_uniform(check.ctx, 9, 5, 3))[:7].tolist(),
-        "other seed": check.whole(linalg.random_uniform(check.ctx, 7, 5, 4)).tolist(),
-        "range": [float(large.min()), float(large.max())],
-        "moments": [float(((large - 0.5) ** k).mean()) for k in (1, 2, 4)],
-        "across": float(np.abs(np.corrcoef(large) - np.eye(300)).max()),
-        "with normal": float(abs(np.corrcoef(large.reshape(-1), normal.reshape(-1))[0, 1])),
-    }
 
 
 def refused(gang: Gang) -> list[Any]:
@@ -319,38 +295,16 @@ def refused(gang: Gang) -> list[Any]:
     says("where", "ShapeError: shapes 4 x 3 and 4 x 3 and 3 x 4 do not broadcast", A, A, B)
     says("elementwise", "BadArgumentError: op must be one of add, subtract", "plus", A, A)
     says("apply", "BadArgumentError: op must be one of negative, abs", "cosine", A)
-    says(
-        "elementwise",
-        "DtypeError: floor_divide is not defined for float64 and",
-        "floor_divide",
-        A,
-        Z,
-    )
+    says("elementwise", "DtypeError: floor_divide is not defined for float64 and", "floor_divide",
+         A, Z)  # fmt: skip
     says("apply", "DtypeError: floor is not defined for complex64", "floor", Z)
     says("elementwise_scalar", "BadArgumentError: kind must be one of", "add", A, 1, kind="double")
-    says(
-        "elementwise_scalar",
-        "BadArgumentError: 1.5 is not of kind 'int'",
-        "add",
-        A,
-        1.5,
-        kind="int",
-    )
-    says(
-        "elementwise_scalar",
-        "BadArgumentError: 1j is not of kind 'float'",
-        "add",
-        A,
-        1j,
-        kind="float",
-    )
-    says(
-        "elementwise_scalar",
-        "BadArgumentError: 1099511627776 cannot be held in int32",
-        "add",
-        J,
-        2**40,
-    )
+    says("elementwise_scalar", "BadArgumentError: 1.5 is not of kind 'int'", "add", A, 1.5,
+         kind="int")  # fmt: skip
+    says("elementwise_scalar", "BadArgumentError: 1j is not of kind 'float'", "add", A, 1j,
+         kind="float")  # fmt: skip
+    says("elementwise_scalar", "BadArgumentError: 1099511627776 cannot be held in int32", "add", J,
+         2**40)  # fmt: skip
     says("elementwise", "RoutineError: integers to negative integer powers", "power", J, minus)
     says("elementwise_scalar", "RoutineError: integers to negative integer powers", "power", J, -1)
     says("astype", "DtypeError: dtype must be one of float32", A, "float128")
@@ -381,6 +335,6 @@ def refused(gang: Gang) -> list[Any]:
 def everything(gang: Gang) -> dict[str, Any]:
     functions = (
         sums_of_two, broadcasts, operations, functions_of_one, reductions, other_norms, slices,
-        diagonals_and_fills, uniform_numbers, refused
+        diagonals_and_fills, refused
     )  # fmt: skip
     return {function.__name__: function(gang) for function in functions}

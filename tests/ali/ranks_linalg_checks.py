@@ -23,10 +23,10 @@ from ali.linalg import (
     systems,
     triangular,
 )
-from mpi_workers.failures import Failure
 from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.layout import Shape
 from mpi_workers.rank.gang import Gang
+from tests.support.ranks_shared import failure_of
 
 Array = np.ndarray[Any, Any]
 FLOATS = ("float32", "float64", "complex64", "complex128")
@@ -137,14 +137,6 @@ def orthonormal(check: Checks, q: Array, what: Any) -> None:
 def failures_on_all_ranks(ctx: Context, call: Callable[..., Any], *arguments: Any) -> list[str]:
     """The failure of every rank, as kind and message."""
     return list(ctx.comm.allgather(failure_of(call, *arguments)))
-
-
-def failure_of(call: Callable[..., Any], *arguments: Any) -> str:
-    try:
-        call(*arguments)
-    except Failure as failure:
-        return f"{failure.kind}: {failure.message}"
-    return "nothing"
 
 
 class Refusals:

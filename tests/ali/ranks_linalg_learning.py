@@ -162,39 +162,16 @@ def refused(gang: Gang) -> list[Any]:
     says("random_features", "BadArgumentError: features=0; it must be at least 1", A, 0, 1.0)
     says("random_features", "BadArgumentError: sigma=0.0; it must be above 0", A, 5, 0.0)
     says("random_features", "DtypeError: X is complex64; it must be real", Z, 5, 1.0)
-    says(
-        "random_features_ridge",
-        "ShapeError: X is 4 x 3 and Y is 1 x 3; the numbers",
-        A,
-        row,
-        5,
-        1.0,
-        1.0,
-    )
+    says("random_features_ridge", "ShapeError: X is 4 x 3 and Y is 1 x 3; the numbers", A, row, 5,
+         1.0, 1.0)  # fmt: skip
     says(
         "random_features_ridge", "BadArgumentError: lam=0.0; it must be above 0", A, y, 5, 1.0, 0.0
     )
-    says(
-        "random_features_ridge",
-        "LinAlgError: the matrices contain NaN or infinity",
-        bad,
-        linalg.full(ctx, 4, 1, 1),
-        5,
-        1.0,
-        1.0,
-    )
-    says(
-        "random_features_ridge",
-        "LinAlgError: did not converge: a relative res",
-        linalg.random_normal(ctx, 40, 2, 1),
-        linalg.random_normal(ctx, 40, 1, 2),
-        30,
-        1.0,
-        1e-9,
-        0,
-        1e-12,
-        2,
-    )
+    says("random_features_ridge", "LinAlgError: the matrices contain NaN or infinity", bad,
+         linalg.full(ctx, 4, 1, 1), 5, 1.0, 1.0)  # fmt: skip
+    says("random_features_ridge", "LinAlgError: did not converge: a relative res",
+         linalg.random_normal(ctx, 40, 2, 1), linalg.random_normal(ctx, 40, 1, 2), 30, 1.0, 1e-9, 0,
+         1e-12, 2)  # fmt: skip
     says("random_features_predict", "DtypeError: W is complex64; it must be real", A, Z, 1.0)
     return says.found
 

@@ -176,19 +176,12 @@ def searches(gang: Gang) -> list[Any]:
                         continue
                     X, _, residual = result
                     x, wide = check.whole(X).astype("float64"), a.astype("float64")
-                    true = np.linalg.norm(b - wide @ x, axis=0) / np.linalg.norm(
-                        b.astype("float64"), axis=0
-                    )
-                    unsure = (
-                        40
-                        * float(np.finfo(dtype).eps)
-                        * float(
-                            (np.abs(wide) @ np.abs(x)).max(axis=0).max()
-                            / np.abs(b).max(axis=0).min()
-                        )
-                        if dtype == "float32"
-                        else 1e-12
-                    )
+                    size = np.linalg.norm(b.astype("float64"), axis=0)
+                    true = np.linalg.norm(b - wide @ x, axis=0) / size
+                    unsure = 1e-12
+                    if dtype == "float32":
+                        grown = (np.abs(wide) @ np.abs(x)).max() / np.abs(b).max(axis=0).min()
+                        unsure = 40 * float(np.finfo(dtype).eps) * float(grown)
                     check.true(residual <= limit and true.max() <= limit + unsure,
                                [*what, tol, residual, true.tolist()])  # fmt: skip
     for n in (1, 2):
@@ -263,6 +256,7 @@ def triangles(gang: Gang) -> list[Any]:
                     check.same(check.whole(B), getattr(np, name)(a, k), [name, *what])
                 E = linalg.eye(check.ctx, *shape, dtype, layout, k)
                 check.same(check.whole(E), np.eye(*shape, k, dtype), ["eye", *what])
+                check.true(E.layout == layout, ["eye", *what])
     return check.result()
 
 

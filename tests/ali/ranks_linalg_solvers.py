@@ -212,18 +212,10 @@ def refused(gang: Gang) -> list[Any]:
         says(
             "cholesky", "LinAlgError: A is not positive definite: its leading minor of order 14", P
         )
-        says(
-            "solve",
-            "LinAlgError: A is not positive definite: its leading minor of order 14",
-            P,
-            B,
-            "positive",
-        )
-        says(
-            "cholesky",
-            "LinAlgError: A is not positive definite: its leading minor of order 14",
-            linalg.add(ctx, P, N),
-        )
+        says("solve", "LinAlgError: A is not positive definite: its leading minor of order 14", P,
+             B, "positive")  # fmt: skip
+        says("cholesky", "LinAlgError: A is not positive definite: its leading minor of order 14",
+             linalg.add(ctx, P, N))  # fmt: skip
         says("solve", "LinAlgError: A is singular: pivot 8 of 20 is exactly zero", S, B)
         says("inv", "LinAlgError: A is singular: pivot 8 of 20 is exactly zero", S)
         says("solve", "LinAlgError: A contains NaN or infinity", N, B)
@@ -233,32 +225,17 @@ def refused(gang: Gang) -> list[Any]:
         says("solve_triangular", "LinAlgError: A is singular: element (9, 9) of its diagonal", T, B)
         says("lstsq", "ShapeError: A is 20 x 20 and B is 4 x 3; the numbers of rows", P, A)
         says("lstsq", "LinAlgError: A contains NaN or infinity", N, B)
-        says(
-            "ridge",
-            "LinAlgError: B contains NaN or infinity",
-            P,
-            linalg.scale(ctx, ones, float("nan")),
-            1.0,
-        )
+        says("ridge", "LinAlgError: B contains NaN or infinity", P,
+             linalg.scale(ctx, ones, float("nan")), 1.0)  # fmt: skip
         says("ridge", "BadArgumentError: lam=0.0; it must be above 0", P, B, 0.0)
         says("svd", "LinAlgError: A contains NaN or infinity", N)
         says("matrix_rank", "LinAlgError: A contains NaN or infinity", N)
         says("eigh", "ShapeError: A is 4 x 3; it must be square", A)
         says("eigh", "LinAlgError: A contains NaN or infinity", N)
-        says(
-            "truncated_svd",
-            "BadArgumentError: method must be one of arpack, ",
-            P,
-            2,
-            method="lanczos",
-        )
-        says(
-            "truncated_svd",
-            "BadArgumentError: oversampling=-1; it must be at least 0",
-            P,
-            2,
-            oversampling=-1,
-        )
+        says("truncated_svd", "BadArgumentError: method must be one of arpack, ", P, 2,
+             method="lanczos")  # fmt: skip
+        says("truncated_svd", "BadArgumentError: oversampling=-1; it must be at least 0", P, 2,
+             oversampling=-1)  # fmt: skip
         says("conjugate_gradient", "ShapeError: A is 4 x 3; it must be square", A, A)
         says("conjugate_gradient", "BadArgumentError: tol=0 cannot be reached", P, B, 0.0)
         says("conjugate_gradient", "LinAlgError: A is not positive definite", P, ones)

@@ -12,13 +12,7 @@ from ali.interface import Context
 from ali.linalg.eigen import tridiagonal_eigh
 from mpi_workers.rank.gang import Gang
 from tests.ali import ranks_linalg_solvers
-from tests.ali.ranks_linalg_checks import (
-    FLOATS,
-    Checks,
-    orthonormal,
-    sample,
-    values,
-)
+from tests.ali.ranks_linalg_checks import FLOATS, Checks, orthonormal, sample, values
 from tests.ali.ranks_routines import spread
 from tests.ali.ranks_stated import PANEL, alone, peak
 

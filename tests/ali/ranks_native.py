@@ -17,6 +17,7 @@ from mpi_workers.matrix.layout import Runs, number_of
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing.local_gang import begin, interrupt
 from tests.support.layouts import SOME_LAYOUTS
+from tests.support.ranks_shared import failure_of
 
 
 def descriptions(gang: Gang, path: str) -> list[Any]:
@@ -83,24 +84,14 @@ def counts(gang: Gang, path: str, told: str) -> list[int]:
 def mpi_errors(gang: Gang, path: str) -> list[Any]:
     """An ignored error fails the call; a handled one does not; then the gang still works."""
     library = load("mpi_errors", path)
-    try:
-        library.call(gang, "careless", {})
-        careless = "no error"
-    except Failure as failure:
-        careless = failure.message
+    careless = failure_of(library.call, gang, "careless", {})
     (careful,) = library.call(gang, "careful", {})
     return [careless, careful, gang.comm.allreduce(1)]
 
 
 def refusals(gang: Gang, path: str) -> list[str]:
     """Why a library is not loaded, the first and the second time."""
-    said = []
-    for _ in range(2):
-        try:
-            load("x", path)
-        except Failure as failure:
-            said.append(failure.message)
-    return said
+    return [failure_of(load, "x", path) for _ in range(2)]
 
 
 def described(gang: Gang, name: str) -> dict[str, Any]:

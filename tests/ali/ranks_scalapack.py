@@ -22,15 +22,9 @@ from ali.scalapack.cyclic import Call
 from ali.scalapack.native import grid_of
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import (
-    FLOATS,
-    Array,
-    Checks,
-    Refusals,
-    orthonormal,
-    values,
-)
+from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, Refusals, orthonormal, values
 from tests.ali.ranks_routines import blocks
+from tests.support.ranks_shared import failure_of
 
 COMMUNICATOR = 10  # what Cblacs_get is asked for
 
@@ -64,11 +58,8 @@ def refused(gang: Gang) -> list[Any]:
         with blocks(way):
             late("solve", "LinAlgError: A is singular: pivot 9 of 9 is zero", singular, nine)
             indefinite = check.distribute(np.diag([1.0, 1.0, -1.0]))
-            late(
-                "cholesky",
-                "LinAlgError: A is not positive definite: its leading 3 x 3 part",
-                indefinite,
-            )
+            late("cholesky", "LinAlgError: A is not positive definite: its leading 3 x 3 part",
+                 indefinite)  # fmt: skip
             late("lstsq", "LinAlgError: A (30 x 12) does not have full rank", low, low)
             for name in ("lu", "qr", "lq", "svd", "svdvals", "cholesky", "eigh", "condest"):
                 late(name, "LinAlgError: A contains NaN or infinity", infinite)
@@ -101,12 +92,12 @@ def ignored(gang: Gang) -> str:
     native.blacs("Cblacs_get", grid_of(ctx).context, COMMUNICATOR, ctypes.byref(handle))
     comm = native.blacs("Cblacs2sys_handle", handle.value)
     mpi = ctypes.CDLL(symbol_file(ctypes.CDLL(MPI.__file__), "MPI_Send"))
-    try:
+
+    def send() -> None:
         with ignored_errors_raised(gang, "scalapack: p?gemm"):
             mpi.MPI_Send(None, 0, MPI._handleof(MPI.BYTE), gang.size, 0, comm)
-    except Failure as failure:
-        return f"{failure.kind}: {failure.message}"
-    return "nothing"
+
+    return failure_of(send)
 
 
 def loaded(gang: Gang) -> Checks:

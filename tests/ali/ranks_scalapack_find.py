@@ -16,14 +16,7 @@ from ali import loader
 from ali.scalapack import native
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
-
-
-def refusal(path: str | None = None) -> str:
-    try:
-        native.load(path)
-    except Failure as failure:
-        return f"{failure.kind}: {failure.message}"
-    return "nothing"
+from tests.support.ranks_shared import failure_of
 
 
 def library(path: Path, needs: str) -> str:
@@ -41,22 +34,26 @@ def failures(gang: Gang, folder: str) -> dict[str, str]:
         patch.setattr(native, "_folders", lambda: [home / "own", home / "system"])
         for name in (native.VARIABLE, "CRAY_LIBSCI_PREFIX_DIR"):
             patch.delenv(name, raising=False)
-        said["nowhere"] = refusal()
-        said["no file"] = refusal(f"{folder}/no.so")
+        said["nowhere"] = failure_of(native.load)
+        said["no file"] = failure_of(native.load, f"{folder}/no.so")
         (home / "text.so").write_text("not a shared object")
-        said["text"] = refusal(f"{folder}/text.so")
-        said["empty"] = refusal(library(home / "empty.so", "libm.so.6"))
-        said["Open MPI"] = refusal(library(home / "libscalapack-openmpi.so.2.2", "libmpi.so.40"))
-        said["Cray"] = refusal(library(home / "libsci.so", "libmpi_gnu_123.so.12"))
+        said["text"] = failure_of(native.load, f"{folder}/text.so")
+        said["empty"] = failure_of(native.load, library(home / "empty.so", "libm.so.6"))
+        said["Open MPI"] = failure_of(
+            native.load, library(home / "libscalapack-openmpi.so.2.2", "libmpi.so.40")
+        )
+        said["Cray"] = failure_of(native.load, library(home / "libsci.so", "libmpi_gnu_123.so.12"))
         (home / "nothing.so").touch()
-        said["no content"] = refusal(f"{folder}/nothing.so")
-        said["two parts"] = refusal(f"{folder}/empty.so:{folder}/libscalapack-openmpi.so.2.2")
+        said["no content"] = failure_of(native.load, f"{folder}/nothing.so")
+        said["two parts"] = failure_of(
+            native.load, f"{folder}/empty.so:{folder}/libscalapack-openmpi.so.2.2"
+        )
         (home / "system").mkdir()
         library(home / "system" / "libscalapack.so.2.2", "libmpi.so.40")
         library(home / "system" / "libscalapack-mpich.so.2.2", "libnot.there.so.1")
-        said["found"] = refusal()
+        said["found"] = failure_of(native.load)
         patch.setenv(native.VARIABLE, f"{folder}/other.so")
-        said["variable"] = refusal()
+        said["variable"] = failure_of(native.load)
     return said
 
 
@@ -108,11 +105,6 @@ def processors(gang: Gang, folder: str) -> dict[str, Any]:
     return found
 
 
-def required(gang: Gang) -> list[str]:
-    """The functions that a ScaLAPACK must have."""
-    return list(native.symbols())
-
-
 def reference_blas(gang: Gang, path: str) -> tuple[str | None, list[str]]:
     """The reference BLAS behind a library, by its file, and the warnings when it is loaded."""
     with warnings.catch_warnings(record=True) as caught:
@@ -134,6 +126,6 @@ def second_mpi(gang: Gang) -> dict[str, Any]:
         "mpi": sorted(name for name in files if name in ("libmpi", "libmpich")),
         "alias": loader.provide_mpich(),
         "again": native.load(loaded.path) is loaded,
-        "another": refusal(other),
+        "another": failure_of(native.load, other),
         "about": native.describe(loaded),
     }

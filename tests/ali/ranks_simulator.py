@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing import local_gang
+from tests.support.ranks_shared import failure_of
 
 SIZE = 4
 
@@ -50,29 +50,21 @@ class Host:
         return rows if self._gang.rank == 0 else []
 
 
-def refusal(call: Callable[[], Any]) -> list[str]:
-    try:
-        call()
-    except Failure as failure:
-        return [failure.kind, failure.message]
-    return []
-
-
 def one(gang: Gang, path: str) -> dict[str, Any]:
     """A simulation on all ranks: an episode, what is refused, a second simulator."""
     host = Host(gang)
-    before = refusal(lambda: host.begin([0], [0]))
+    before = failure_of(host.begin, [0], [0])
     spec = host.attach(path)
     first = host.begin([0], [2])
     second = host.advance([[0.5, 1.0]])
     bad = [
-        refusal(lambda: host.advance([[1.0, np.nan]])),
-        refusal(lambda: host.advance([[1.0, 2.0, 3.0]])),
-        refusal(lambda: host.begin([1], [0])),
-        refusal(lambda: host.begin([0], [])),
-        refusal(lambda: host.call("render", copy=1)),
-        refusal(lambda: host.call("save_state")),
-        refusal(lambda: host.attach(path, copies=0)),
+        failure_of(host.advance, [[1.0, np.nan]]),
+        failure_of(host.advance, [[1.0, 2.0, 3.0]]),
+        failure_of(host.begin, [1], [0]),
+        failure_of(host.begin, [0], []),
+        failure_of(host.call, "render", copy=1),
+        failure_of(host.call, "save_state"),
+        failure_of(host.attach, path, copies=0),
     ]
     third = host.advance([[0.5, 1.0]])
     height, width, raw = host.call("render", copy=0)
@@ -195,7 +187,7 @@ def closings(gang: Gang, folder: str) -> list[list[str]]:
     return told
 
 
-def different(gang: Gang, folder: str) -> list[str]:
+def different(gang: Gang, folder: str) -> str:
     """What a simulator is refused with whose record depends on the number of ranks of a copy."""
     path = Path(folder, "closing.py")
     if gang.rank == 0:
@@ -203,7 +195,7 @@ def different(gang: Gang, folder: str) -> list[str]:
     gang.comm.Barrier()
     action = {"shape": [1], "low": -1, "high": 1}
     config = json.dumps({"log": str(Path(folder, "log")), "action": action})
-    return refusal(lambda: Host(gang).attach(str(path), config, 2))
+    return failure_of(Host(gang).attach, str(path), config, 2)
 
 
 def number(gang: Gang, folder: str) -> list[Any]:

@@ -10,8 +10,7 @@ from tests.support.suite import scaled
 
 @pytest.mark.parametrize("ranks", scaled([1, 4], [1, 2, 3, 4]))
 @pytest.mark.parametrize(
-    "checks",
-    ["sorting", "scans", "distinct", "selection", "places", "lookups", "rearranged"],
+    "checks", ["sorting", "scans", "distinct", "selection", "places", "lookups", "rearranged"]
 )
 def test_large_arrays_as_in_numpy(checks: str, ranks: int) -> None:
     done, wrong = launches.results("tests.ali.ranks_arrays_order:everything", ranks)[checks]

@@ -77,14 +77,8 @@ class TestLinalg(LibraryTests):
         Case("random_uniform", {"m": 7, "n": 2, "seed": 3}),
         Case("zeros", {"m": 2, "n": 2}, [np.zeros((2, 2))]),
         Case("random_features", {"X": A, "features": 5, "sigma": 1.0}),
-        Case(
-            "random_features_ridge",
-            {"X": A, "Y": Y, "features": 5, "sigma": 1.0, "lam": 0.1},
-        ),
-        Case(
-            "random_features_predict",
-            {"X": A, "W": R.standard_normal((5, 2)), "sigma": 1.0},
-        ),
+        Case("random_features_ridge", {"X": A, "Y": Y, "features": 5, "sigma": 1.0, "lam": 0.1}),
+        Case("random_features_predict", {"X": A, "W": R.standard_normal((5, 2)), "sigma": 1.0}),
         Case("concatenate", {"A": A, "B": -A}, [np.concatenate([A, -A])]),
         Case("diagonal", {"A": A}, [np.diagonal(A)]),
         Case("triu", {"A": A, "k": -1}, [np.triu(A, -1)]),
@@ -95,9 +89,8 @@ class TestLinalg(LibraryTests):
         Case("take_cols", {"A": A, "cols": [3, 0, 0]}, [A[:, [3, 0, 0]]]),
         Case("take_rows", {"A": A, "rows": [-1, 4]}, [A[[-1, 4]]]),
         Case("trace", {"A": Q}, [np.trace(Q)]),
-        Case(
-            "conjugate_gradient", {"A": H, "B": B}, [np.linalg.solve(H, B), None, None], rtol=LOOSE,
-        ),
+        Case("conjugate_gradient", {"A": H, "B": B}, [np.linalg.solve(H, B), None, None],
+             rtol=LOOSE),
         Case("ridge", {"A": A, "B": Y, "lam": 0.5}, [RIDGE]),
         Case("gram", {"A": A}, [A.T @ A]),
         Case("transpose", {"A": A}, [A.T]),

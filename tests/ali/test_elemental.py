@@ -36,10 +36,7 @@ def libel() -> None:
 
 @pytest.mark.usefixtures("libel")
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-@pytest.mark.parametrize(
-    ("function", "least"),
-    [("layouts", 113), ("special", 100)],
-)
+@pytest.mark.parametrize(("function", "least"), [("layouts", 113), ("special", 100)])
 def test_it_agrees_with_numpy(ranks: int, function: str, least: int) -> None:
     done, wrong = results(ranks)[function]
     assert wrong == []
@@ -64,21 +61,12 @@ def test_bad_calls_are_refused_on_all_ranks_alike(ranks: int) -> None:
     native = [words.pop(f"Elemental, {what}") for what in ("cholesky", "solve")]
     assert [w for w in words.values() if "Elemental's" in w or "Error: " not in w] == []
     assert {name: w.split(":")[0] for name, w in words.items() if "," not in name} == {
-        "matmul": "ShapeError",
-        "solve": "ShapeError",
-        "cholesky": "ShapeError",
-        "eigh": "ShapeError",
-        "lstsq": "ShapeError",
-        "ridge": "BadArgumentError",
-        "norm": "BadArgumentError",
-        "cond": "ShapeError",
-        "interpolative": "BadArgumentError",
-        "lasso": "ShapeError",
-        "basis_pursuit": "ShapeError",
-        "least_absolute": "ShapeError",
-        "svm": "RoutineError",
-        "nmf": "RoutineError",
-    }
+        "matmul": "ShapeError", "solve": "ShapeError", "cholesky": "ShapeError",
+        "eigh": "ShapeError", "lstsq": "ShapeError", "ridge": "BadArgumentError",
+        "norm": "BadArgumentError", "cond": "ShapeError", "interpolative": "BadArgumentError",
+        "lasso": "ShapeError", "basis_pursuit": "ShapeError", "least_absolute": "ShapeError",
+        "svm": "RoutineError", "nmf": "RoutineError",
+    }  # fmt: skip
     assert "A is 4 x 3 (N) and B is 4 x 3 (N)" in words["matmul"]
     # What Elemental finds out itself comes with its own words.
     assert native == [

@@ -46,34 +46,18 @@ LINEAR = (
 )
 MODELS = (
     Case("lasso", {"A": np.eye(2), "b": ROW.T, "lam": 1.0}, [ROW.T - 1], rtol=1e-4),
-    Case(
-        "elastic_net",
-        {"A": np.eye(2), "b": ROW.T, "lam1": 1.0, "lam2": 0.5},
-        [(ROW.T - 1) / 2],
-        rtol=1e-4,
-    ),
-    Case(
-        "basis_pursuit",
-        {"A": ROW, "b": np.array([[8.0]])},
-        [np.array([[0.0], [2.0]])],
-        rtol=1e-4,
-    ),
+    Case("elastic_net", {"A": np.eye(2), "b": ROW.T, "lam1": 1.0, "lam2": 0.5},
+         [(ROW.T - 1) / 2], rtol=1e-4),
+    Case("basis_pursuit", {"A": ROW, "b": np.array([[8.0]])}, [np.array([[0.0], [2.0]])],
+         rtol=1e-4),
     Case("least_absolute", {"A": np.ones((3, 1)), "b": B[:3, :1]}, None),
-    Case(
-        "nnls",
-        {"A": np.eye(2), "B": np.array([[3.0], [-1.0]])},
-        [np.array([[3.0], [0.0]])],
-        rtol=1e-4,
-    ),
-    Case(
-        "svm",
-        {"A": np.array([[2.0], [-2.0]]), "d": np.array([[1.0], [-1.0]]), "lam": 5.0},
-        [np.array([[0.5]]), None],
-        rtol=1e-4,
-    ),
+    Case("nnls", {"A": np.eye(2), "B": np.array([[3.0], [-1.0]])}, [np.array([[3.0], [0.0]])],
+         rtol=1e-4),
+    Case("svm", {"A": np.array([[2.0], [-2.0]]), "d": np.array([[1.0], [-1.0]]), "lam": 5.0},
+         [np.array([[0.5]]), None], rtol=1e-4),
     Case("nmf", {"A": np.array([[1.0, 2.0], [2.0, 4.0]]), "rank": 1, "iterations": 1}),
     Case("rpca", {"A": np.ones((3, 3)), "tol": 1e-2}),
-)
+)  # fmt: skip
 
 
 class TestElementalOnOneRank(LibraryTests):

@@ -40,9 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[st
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-@pytest.mark.parametrize(
-    ("function", "least"), [("round_trips", 40), ("url_round_trips", 6), ("parts", 31)]
-)
+@pytest.mark.parametrize(("function", "least"), [("round_trips", 46), ("parts", 31)])
 def test_what_is_saved_is_loaded_in_parts_and_in_any_layout(
     results: Callable[[int], dict[str, Any]], ranks: int, function: str, least: int
 ) -> None:

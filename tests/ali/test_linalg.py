@@ -88,38 +88,33 @@ def test_bad_calls_are_refused_by_all_ranks_alike(suite: str, ranks: int) -> Non
     launches.check_refused_alike(results(suite, ranks)["refused"], ranks)
 
 
+def test_random_numbers_do_not_depend_on_the_number_of_ranks() -> None:
+    for ranks in COUNTS["linalg"][1:]:
+        assert results("linalg", ranks)["random_numbers"] == results("linalg", 1)["random_numbers"]
+
+
 @pytest.mark.parametrize(
-    ("suite", "kind"), [("linalg", "random_numbers"), ("linalg_arrays", "uniform_numbers")]
+    ("name", "moments", "variances"),
+    [
+        ("normal", [0, 1, 0, 3], [1, 2, 15, 96]),
+        ("uniform", [0, 1 / 12, 0, 1 / 80], [1 / 12, 1 / 180, 1 / 448, 1 / 3600]),
+    ],
 )
-def test_random_numbers_do_not_depend_on_the_number_of_ranks(suite: str, kind: str) -> None:
-    for ranks in COUNTS[suite][1:]:
-        assert results(suite, ranks)[kind] == results(suite, 1)[kind]
-
-
-def test_random_numbers_are_normal_and_independent() -> None:
-    found = results("linalg", 1)["random_numbers"]
-    mean, variance, skewness, kurtosis = found["moments"]
-    deviations = np.sqrt(np.array([1, 2, 15, 96]) / 60_000)
-    assert (np.abs([mean, variance - 1, skewness, kurtosis - 3]) < 4 * deviations).all()
+def test_random_numbers_have_their_distribution_and_are_independent(
+    name: str, moments: list[float], variances: list[float]
+) -> None:
+    both = results("linalg", 1)["random_numbers"]
+    found = both[name]
+    deviations = np.sqrt(np.array(variances) / 60_000)
+    assert (np.abs(np.array(found["moments"]) - moments) < 4 * deviations).all()
     assert found["different"] == 60_000
     assert found["across"] < 0.45  # 45 000 pairs of rows of 200: 6 deviations
     assert not np.isin(found["values"], found["another seed"]).any()
     assert found["values"] == found["of more rows"]
-
-
-def test_uniform_numbers_are_uniform_and_independent() -> None:
-    found = results("linalg_arrays", 1)["uniform_numbers"]
-    assert 0 <= found["range"][0] < 1e-3
-    assert 1 - 1e-3 < found["range"][1] < 1
-    mean, second, fourth = found["moments"]
-    # Four deviations of the moments of 60 000 numbers.
-    assert abs(mean) < 4 * (1 / 12 / 60_000) ** 0.5
-    assert abs(second - 1 / 12) < 4 * (1 / 180 / 60_000) ** 0.5
-    assert abs(fourth - 1 / 80) < 4 * (1 / 3600 / 60_000) ** 0.5
-    assert found["across"] < 0.45
-    assert found["with normal"] < 0.02  # the same seed, and other numbers
-    assert found["values"] == found["more rows"]
-    assert not np.isin(found["values"], found["other seed"]).any()
+    assert both["both"]["correlation"] < 0.02  # the same seed, and other numbers
+    if name == "uniform":
+        assert 0 <= found["range"][0] < 1e-3
+        assert 1 - 1e-3 < found["range"][1] < 1
 
 
 @pytest.mark.parametrize("ranks", COUNTS["linalg"])
@@ -261,8 +256,7 @@ BUFFERS = 5  # of 128 columns of the whole matrix, which count less the larger i
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "routine",
-    ["eigh", "svd", "qr", "polar", "lstsq", "pinv", "solve", "det", "ridge", "gram"],
+    "routine", ["eigh", "svd", "qr", "polar", "lstsq", "pinv", "solve", "det", "ridge", "gram"]
 )
 def test_no_rank_holds_more_than_its_share_of_six_matrices(routine: str) -> None:
     found = launches.results(

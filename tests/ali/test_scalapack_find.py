@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ali.scalapack import native
 from mpi_workers.testing import local_gang
+from tests.support import launches
 from tests.support.build import needs_compiler, shared_object
 
 HELP = ("apt-get install libscalapack-mpich2.2", "pip install mkl", "cray-libsci", "SCALAPACK_LIB")
@@ -43,7 +45,7 @@ def test_a_failure_says_what_and_where_and_what_to_do(
 
 
 def test_what_a_user_has_set_up_comes_first(tmp_path: Path) -> None:
-    assert local_gang.run("tests.ali.ranks_scalapack_find:order", 1, str(tmp_path)) == [
+    assert launches.run("tests.ali.ranks_scalapack_find:order", 1, str(tmp_path)) == [
         ["sci/lib/libsci_gnu_mpi.so.6"],
         [
             "own/libmkl_core.so.2",
@@ -59,7 +61,7 @@ def test_what_a_user_has_set_up_comes_first(tmp_path: Path) -> None:
 
 
 def test_an_old_openblas_gets_the_processor(tmp_path: Path) -> None:
-    assert local_gang.run("tests.ali.ranks_scalapack_find:processors", 1, str(tmp_path)) == {
+    assert launches.run("tests.ali.ranks_scalapack_find:processors", 1, str(tmp_path)) == {
         "no file": None,
         "old": None,
         "new": "HASWELL",
@@ -84,7 +86,7 @@ def test_an_old_openblas_gets_the_processor(tmp_path: Path) -> None:
 def test_a_reference_blas_is_named_when_it_is_loaded(
     tmp_path: Path, name: str, marker: str, reference: bool
 ) -> None:
-    required = set(local_gang.run("tests.ali.ranks_scalapack_find:required", 1)) - {"dgemm_"}
+    required = set(native.symbols()) - {"dgemm_"}
     source = tmp_path / "blas.c"
     source.write_text(f"void dgemm_(void) {{}}\nvoid {marker}(void) {{}}\n")
     blas = shared_object(source, tmp_path / name)  # without a soname it is needed by its path

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support import build, traces
+from tests.support import build, commands, traces
 
 LIBRARY = """
 import os
@@ -208,42 +208,34 @@ def test_address_sanitizer_finds_a_write_behind_an_array(folder: Path) -> None:
     assert "solver.c" in said
 
 
-def test_py_spy_writes_a_profile_of_each_rank(folder: Path) -> None:
-    words = documented("py-spy, Python and C frames")
-    run(folder, "mylib.py", "scale", "A.npy", "--ranks", "2", *words)
-    assert {path.name for path in folder.glob("profile.*.svg")} == {
-        "profile.0.svg",
-        "profile.1.svg",
-    }
-
-
-def test_perf_writes_a_file_for_each_rank(folder: Path) -> None:
-    words = documented("perf, a file per rank")
-    if subprocess.run(
-        ["perf", "record", "-o", "/dev/null", "true"], capture_output=True
-    ).returncode:
+@pytest.mark.parametrize(
+    ("tool", "files"),
+    [
+        ("py-spy, Python and C frames", {"profile.0.svg", "profile.1.svg"}),
+        ("perf, a file per rank", {"perf.0.data", "perf.1.data"}),
+        ("valgrind", {"valgrind.*.txt"}),
+    ],
+)
+def test_tools_write_a_file_for_each_rank(folder: Path, tool: str, files: set[str]) -> None:
+    words = documented(tool)
+    if (
+        tool.startswith("perf")
+        and commands.run("perf", "record", "-o", "/dev/null", "true").returncode
+    ):
         pytest.skip("perf may not record here (perf_event_paranoid)")
-    run(folder, "mylib.py", "scale", "A.npy", "--ranks", "2", *words)
-    assert {path.name for path in folder.glob("perf.*.data")} == {"perf.0.data", "perf.1.data"}
-
-
-def test_valgrind_writes_a_file_for_each_process(folder: Path) -> None:
-    words = documented("valgrind")
-    run(folder, "mylib.py", "scale", "A.npy", "--ranks", "1", *words)
-    assert list(folder.glob("valgrind.*.txt"))
+    ranks = "1" if tool == "valgrind" else "2"  # a rank takes long there
+    run(folder, "mylib.py", "scale", "A.npy", "--ranks", ranks, *words)
+    assert [name for name in files if not list(folder.glob(name))] == []
 
 
 def test_errors_name_the_rank_and_the_cause(folder: Path) -> None:
     said = run(folder, "mylib.py", "fail", "--timeout", "20", code=1)
     assert "rank 1:\nTraceback" in said
     assert "ValueError: as asked" in said
-    assert "'A' to be of type matrix, not 3; give a .npy file" in run(
-        folder, "mylib.py", "scale", "3", code=1
-    )
-    assert "has no routine 'nothing'; it has double, fail, scale, turn" in run(
-        folder, "mylib.py", "nothing", code=1
-    )
-    assert "there is no file B.npy" in run(folder, "mylib.py", "scale", "B.npy", code=1)
-    assert "--ranks 0: it must be at least 1" in run(
-        folder, "mylib.py", "fail", "--ranks", "0", code=1
-    )
+    for wrong, words in (
+        (("scale", "3"), "'A' to be of type matrix, not 3; give a .npy file"),
+        (("nothing",), "has no routine 'nothing'; it has double, fail, scale, turn"),
+        (("scale", "B.npy"), "there is no file B.npy"),
+        (("fail", "--ranks", "0"), "--ranks 0: it must be at least 1"),
+    ):
+        assert words in run(folder, "mylib.py", *wrong, code=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 from typing import Any
@@ -26,7 +25,6 @@ STATED = r"Error: (\d[\d.]*) (eps|tol|times)\b.* Peak memory: (\d+\.\d) times ar
 LOOSE = 10.0  # a docstring that states more than this times what was measured says nothing
 
 pytestmark = pytest.mark.timeout(300)
-found = functools.partial(launches.results, timeout=LIMIT_S, shared=False)
 
 
 def stated(library: str, name: str) -> tuple[float, str, float]:
@@ -39,7 +37,10 @@ def stated(library: str, name: str) -> tuple[float, str, float]:
 
 def results(kind: str, ranks: int, library: str) -> dict[str, Any]:
     try:
-        return found(f"tests.ali.ranks_stated:{kind}", ranks, library)
+        return launches.results(
+            f"tests.ali.ranks_stated:{kind}", ranks, library,
+            timeout=LIMIT_S, shared=kind == "errors",
+        )  # fmt: skip
     except AssertionError as error:
         if "LibraryNotFoundError" in str(error):
             pytest.skip(f"{library} needs a shared object that is not installed")
@@ -71,7 +72,7 @@ def test_the_peak_memory_is_at_most_the_stated_one(library: str, name: str) -> N
 def test_the_peak_memory_of_files_is_at_most_the_stated_one(name: str) -> None:
     text = " ".join((getattr(files, f"{name}_routine").__doc__ or "").split())
     most, plain = (float(x) for x in re.findall(r"(\d\.\d) times", text)[-2:])
-    peaks = found("tests.ali.ranks_stated:files", 2)
+    peaks = launches.results("tests.ali.ranks_stated:files", 2, timeout=LIMIT_S, shared=False)
     for format in ("npy", "h5", "zarr", "parquet", "csv"):
         limit = most if format in ("parquet", "csv") else plain
         assert peaks[f"{name} {format}"] <= 1.05 * limit + 0.1, format

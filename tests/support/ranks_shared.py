@@ -1,26 +1,35 @@
-"""Rank side of `launches`: functions that one gang runs one after the other."""
+"""Rank side of `launches`: functions that one gang runs one after the other, and their failures."""
 
 from __future__ import annotations
 
 import faulthandler
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from mpi4py import MPI
 
+from mpi_workers.failures import Failure
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing.local_rank import POOL_BYTES
 
 
+def failure_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """The failure of a call, as kind and message; "nothing" if it succeeds."""
+    try:
+        call(*arguments, **options)
+    except (Failure, ValueError) as error:
+        return f"{getattr(error, 'kind', type(error).__name__)}: {error}"
+    return "nothing"
+
+
 def serve(gang: Gang, folder: str) -> None:
     """Run functions until the pipe of this rank's orders is closed; rank 0 returns the results."""
-    with (
-        open(Path(folder, str(gang.rank))) as orders,
-        open(Path(folder, "result"), "w") as results,
-    ):
+    with open(Path(folder, str(gang.rank))) as orders, open(Path(folder, "result"), "w") as results:
         for line in orders:
             function, arguments, timeout = json.loads(line)
             faulthandler.dump_traceback_later(timeout, exit=True)

@@ -37,10 +37,7 @@ class Sparks:
 
     def executors(self) -> Any:
         """Two executors of one core each, in JVMs of their own, without RayDP."""
-        settings = {
-            "spark.executor.memory": "512m",
-            "spark.decommission.enabled": "true",
-        }
+        settings = {"spark.executor.memory": "512m", "spark.decommission.enabled": "true"}
         return self._started("local-cluster[2,1,512]", settings)
 
     def _started(self, master: str, settings: dict[str, str]) -> Any:
