@@ -28,9 +28,10 @@ SPACES = {
 
 @routine()
 def setup(ctx: Context, config: str) -> None:
-    """Options: other spaces."""
-    ctx.state["spaces"] = {**SPACES, **json.loads(config)}
-    ctx.state["numbers"] = np.zeros(5)
+    """Options: other spaces, and agents."""
+    spaces = {**SPACES, **json.loads(config)}
+    ctx.state.update(spaces=spaces, agents=spaces.get("agents", 0))
+    reset(ctx)
 
 
 @routine("spec")
@@ -42,7 +43,7 @@ def spec(ctx: Context) -> str:
 @routine()
 def reset(ctx: Context) -> None:
     """Zeros."""
-    ctx.state["numbers"] = np.zeros(5)
+    ctx.state["numbers"] = np.zeros(2 * ctx.state["agents"] or 5)
 
 
 @routine()
@@ -53,12 +54,15 @@ def step(ctx: Context, action: list[float]) -> None:
 
 @routine("state")
 def get_state(ctx: Context) -> list[float]:
-    """The parts of the observation, one after another."""
+    """The parts of the observation, one after another; the action itself if there are agents."""
+    if ctx.state["agents"]:
+        return ctx.state["numbers"]
     force, gear, valves = np.split(ctx.state["numbers"], [2, 3])
     return [*range(250, 256), *(10 * force), *gear, *valves, ctx.rank + ctx.size]
 
 
 @routine("score")
 def get_score(ctx: Context) -> list[float]:
-    """The gear."""
-    return [ctx.state["numbers"][2]]
+    """The gear, or the gears of agents."""
+    agents = ctx.state["agents"]
+    return ctx.state["numbers"][-agents:] if agents else [ctx.state["numbers"][2]]

@@ -13,6 +13,7 @@ pytest.importorskip("gymnasium", reason="needs gymnasium: pip install 'alchemist
 from envs import HPCSimulatorEnv, HPCSimulatorVectorEnv, simulation
 
 PENDULUM = str(Path(__file__).with_name("pendulum.py"))
+CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
 
 
 @pytest.fixture(autouse=True)
@@ -20,12 +21,12 @@ def _does_not_replace_what_other_tests_lost() -> None:
     simulation.unreplaced.clear()
 
 
-def _made(kind: type[Any]) -> Iterator[Callable[..., Any]]:
+def closing(kind: Callable[..., Any], config: dict[str, Any]) -> Iterator[Callable[..., Any]]:
+    """Makes environments: options of the simulator, then keys of the config; closes them."""
     made: list[Any] = []
 
     def make(sim: dict[str, Any] | None = None, **options: Any) -> Any:
-        config = {"lib_name": "pendulum", "lib_path": PENDULUM, "sim": sim or {}}
-        made.append(kind(config, **options))
+        made.append(kind({**config, "sim": sim or {}}, **options))
         return made[-1]
 
     yield make
@@ -35,11 +36,11 @@ def _made(kind: type[Any]) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def make(cluster: str) -> Iterator[Callable[..., HPCSimulatorEnv]]:
-    """Makes an environment: options of the pendulum, then keys of the config."""
-    yield from _made(HPCSimulatorEnv)
+    """Makes environments of the pendulum, see `closing`."""
+    yield from closing(HPCSimulatorEnv, CONFIG)
 
 
 @pytest.fixture
 def make_vector(cluster: str) -> Iterator[Callable[..., HPCSimulatorVectorEnv]]:
     """The same for a vector environment."""
-    yield from _made(HPCSimulatorVectorEnv)
+    yield from closing(HPCSimulatorVectorEnv, CONFIG)

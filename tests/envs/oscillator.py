@@ -32,19 +32,9 @@ def setup(ctx: Context, config: str) -> None:
 @routine("spec")
 def spec(ctx: Context) -> str:
     """The spec for environments, as JSON."""
-    return json.dumps(
-        {
-            "name": "Oscillator",
-            "observation": {"shape": [2], "dtype": "float32", "low": None, "high": None},
-            "action": {"shape": [1], "dtype": "float32", "low": -1.0, "high": 1.0},
-            "agents": 1,
-            "episode_length": LENGTH,
-            "time_step": 0.1,
-            "score": "-x^2",
-            "info": ["ranks"],
-            "render": None,
-        }
-    )
+    action = {"shape": [1], "low": -1.0, "high": 1.0}
+    about = {"observation": {"shape": [2]}, "action": action}
+    return json.dumps({**about, "episode_length": LENGTH, "info": ["ranks"]})
 
 
 @routine()

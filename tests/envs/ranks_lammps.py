@@ -142,10 +142,7 @@ def refused(gang: Gang, texts: list[str]) -> dict[str, Any]:
     before = simulator.begin(4)
     found = {}
     for text in texts:
-        said = [
-            simulator.error("command", text=text),
-            simulator.error("step", action=[1.0]),
-        ]
+        said = [simulator.error("command", text=text), simulator.error("step", action=[1.0])]
         found[text] = {"said": said, "same": simulator.begin(4) == before}
     simulator.close()
     return found

@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 
 from envs import BadActionError, EnvConfigError, EnvError
-from tests.envs.conftest import PENDULUM
+from tests.envs.conftest import CONFIG, closing
 from tests.envs.local import LocalPendulum
 from tests.envs.test_faults import pids
-
-CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
-
 
 # --- Stable-Baselines3 ---
 
@@ -25,20 +22,11 @@ CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
 @pytest.fixture
 def sb3(cluster: str) -> Iterator[Any]:
     pytest.importorskip(
-        "stable_baselines3",
-        reason="needs stable-baselines3: pip install 'alchemist-on-ray[sb3]'",
+        "stable_baselines3", reason="needs stable-baselines3: pip install 'alchemist-on-ray[sb3]'"
     )
     from envs.stable_baselines import HPCSimulatorVecEnv  # noqa: PLC0415
 
-    made: list[Any] = []
-
-    def make(sim: dict[str, Any] | None = None, **options: Any) -> Any:
-        made.append(HPCSimulatorVecEnv({**CONFIG, "sim": sim or {}}, **options))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
+    yield from closing(HPCSimulatorVecEnv, CONFIG)
 
 
 def test_copies_are_a_dummy_vec_env(sb3: Any) -> None:
@@ -124,15 +112,7 @@ def parallel(cluster: str) -> Iterator[Any]:
     )
     from envs.parallel_env import HPCSimulatorParallelEnv  # noqa: PLC0415
 
-    made: list[Any] = []
-
-    def make(sim: dict[str, Any], **options: Any) -> Any:
-        made.append(HPCSimulatorParallelEnv({**CONFIG, "sim": sim}, **options))
-        return made[-1]
-
-    yield make
-    for env in made:
-        env.close()
+    yield from closing(HPCSimulatorParallelEnv, CONFIG)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # bounds that are not 0 to 1

@@ -12,18 +12,12 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, ResourceError
-from envs import (
-    EnvConfigError,
-    EnvError,
-    HPCSimulatorEnv,
-    HPCSimulatorVectorEnv,
-)
-from tests.envs.conftest import PENDULUM
+from envs import EnvConfigError, EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
+from tests.envs.conftest import CONFIG
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 NAN = math.nan
-CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
 KEYS: list[tuple[dict[str, Any], str]] = [
     ({"worker": 2}, r"key 'worker' \(did you mean 'num_workers'\?\)\. Keys: "),
     ({"lib_name": None}, "needs 'lib_name'"),

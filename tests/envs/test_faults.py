@@ -26,9 +26,7 @@ from envs import (
 )
 from tests.support import traces
 
-pytestmark = [
-    pytest.mark.timeout(100, func_only=True),
-]
+pytestmark = [pytest.mark.timeout(100, func_only=True)]
 PENDULUM = Path(__file__).with_name("pendulum.py")
 NEWS_S = 2.0
 RESTART_S = 3.0
@@ -42,6 +40,10 @@ def new(kind: Any = HPCSimulatorEnv, sim: dict[str, Any] | None = None, **config
 def pids(env: Any) -> list[int]:
     """The ranks of an environment's gang."""
     (simulation,) = simulations(env)
+    return pids_of(simulation)
+
+
+def pids_of(simulation: Any) -> list[int]:
     return [worker.pid for worker in simulation._session.list_workers()]
 
 
@@ -222,18 +224,3 @@ def test_a_simulation_that_does_not_set_up_in_time(cluster: str, tmp_path: Path)
     with pytest.raises(StepTimeoutError, match="start_timeout_s"):
         HPCSimulatorEnv(lib_name="slow", lib_path=slow, start_timeout_s=5)
     assert time.monotonic() - start < 5 + 3 * NEWS_S
-
-
-def test_ctrl_c_in_a_step_leaves_an_environment_that_can_be_reset(cluster: str) -> None:
-    with new(sim={"hang_at": 2}, num_workers=2, step_timeout_s=30.0) as env:
-        env.reset(seed=1)
-        env.step(ACTION)
-        ranks = pids(env)
-        me = threading.main_thread().ident
-        assert me is not None
-        threading.Timer(0.5, signal.pthread_kill, (me, signal.SIGINT)).start()
-        _, seconds = told_of(KeyboardInterrupt, lambda: env.step(ACTION))
-        assert seconds < 0.5 + NEWS_S
-        env.reset(seed=1)
-        env.step(ACTION)
-        assert pids(env) == ranks

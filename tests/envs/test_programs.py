@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -62,34 +63,28 @@ def line_solver(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def make(cluster: str, solver: str) -> Iterator[Any]:
-    made: list[Any] = []
+    with contextlib.ExitStack() as stack:
 
-    def new(*words: str, kind: Any = HPCSimulatorEnv, **options: Any) -> Any:
-        sim = {"argv": [solver, *words], "spec": SPEC, **options.pop("sim", {})}
-        made.append(kind(lib_name="program", sim=sim, **options))
-        return made[-1]
+        def new(*words: str, kind: Any = HPCSimulatorEnv, **options: Any) -> Any:
+            sim = {"argv": [solver, *words], "spec": SPEC, **options.pop("sim", {})}
+            return stack.enter_context(kind(lib_name="program", sim=sim, **options))
 
-    yield new
-    for env in made:
-        env.close()
+        yield new
     assert_gone(solver)
 
 
 @pytest.fixture
 def make_line(cluster: str, line_solver: str) -> Iterator[Any]:
-    made: list[Any] = []
+    with contextlib.ExitStack() as stack:
 
-    def new(hang_at: int = 0, ranks: int = 2, **options: Any) -> Any:
-        mpiexec = str(Path(sys.executable).with_name("mpiexec"))
-        command = [mpiexec, "-n", str(ranks), line_solver, str(hang_at)]
-        config = {"lib_name": "program", "lib_path": HERE / "program.py"}
-        sim = {"command": json.dumps(command)}
-        made.append(HPCSimulatorEnv(config, sim=sim, cpus_per_worker=ranks, **options))
-        return made[-1]
+        def new(ranks: int = 2, **options: Any) -> Any:
+            mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+            sim = {"command": json.dumps([mpiexec, "-n", str(ranks), line_solver])}
+            config = {"lib_name": "program", "lib_path": HERE / "program.py"}
+            env = HPCSimulatorEnv(config, sim=sim, cpus_per_worker=ranks, **options)
+            return stack.enter_context(env)
 
-    yield new
-    for env in made:
-        env.close()
+        yield new
     assert_gone(line_solver)
 
 
@@ -202,9 +197,22 @@ def test_a_failure_ends_it_on_all_ranks_and_a_reset_starts_it_again(
     assert (pids(env), len(left(solver))) == (ranks, 2)  # in the same gang
 
 
-@pytest.mark.parametrize("fault", ["hang", "kill a rank", "kill a process"])
-def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) -> None:
-    env = make(num_workers=2, step_timeout_s=2.0)
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        *[("the ranks", fault) for fault in ("hang", "kill a rank", "kill a process")],
+        *[("of a rank", fault) for fault in ("hang", "kill a rank")],
+    ],
+)
+def test_nothing_of_it_is_left_after_a_loss(
+    request: pytest.FixtureRequest, kind: str, fault: str
+) -> None:
+    if kind == "the ranks":
+        solver = request.getfixturevalue("solver")
+        env = request.getfixturevalue("make")(num_workers=2, step_timeout_s=2.0)
+    else:
+        solver = request.getfixturevalue("line_solver")
+        env = request.getfixturevalue("make_line")(step_timeout_s=2.0)
     env.reset(seed=1)
     env.step([0.1])
     names = segments(solver)
@@ -212,17 +220,19 @@ def test_nothing_of_it_is_left_after_a_loss(make: Any, solver: str, fault: str) 
         with pytest.raises(StepTimeoutError):
             env.step([91.0])
     elif fault == "kill a rank":
-        os.kill(pids(env)[1], signal.SIGKILL)
+        os.kill(pids(env)[-1], signal.SIGKILL)
         with pytest.raises(GangLostError):
-            steps(env, 10_000)  # rank 0 and the program do not wait for this rank
+            steps(env, 10_000)  # rank 0 and the program do not wait for the last rank
     else:
         os.kill(max(started(solver)), signal.SIGKILL)
         with pytest.raises(SimulationError, match="SIGKILL"):
             env.step([0.1])
     assert_gone(solver, 5.0)
-    assert not [path for path in names if path.exists()]
-    assert env.reset(seed=2)[0][0] == 2.0
-    env.step([1.0])
+    assert_removed(names)
+    heat = env.reset(seed=2)[0]
+    assert heat[0] == 2.0
+    after = moved(heat, 1.0) if kind == "the ranks" else [3.0]
+    assert np.array_equal(env.step([1.0])[0], after)
 
 
 def test_a_program_that_is_run_once_for_each_step(
@@ -289,24 +299,3 @@ def test_such_a_program_ends_with_its_message_and_starts_again(
     names |= segments(line_solver)
     env.close()
     assert_removed(names)
-
-
-@pytest.mark.parametrize("fault", ["hang", "kill"])
-def test_nothing_of_such_a_program_is_left_after_a_loss(
-    make_line: Any, line_solver: str, fault: str
-) -> None:
-    env = make_line(hang_at=2 if fault == "hang" else 0, step_timeout_s=2.0)
-    env.reset(seed=1)
-    env.step([0.1])
-    names = segments(line_solver)
-    if fault == "hang":
-        with pytest.raises(StepTimeoutError):
-            env.step([0.1])
-    else:
-        os.kill(pids(env)[0], signal.SIGKILL)
-        with pytest.raises(GangLostError):
-            env.step([0.1])
-    assert_gone(line_solver, 5.0)
-    assert_removed(names)
-    assert env.reset(seed=2)[0].tolist() == [2.0]
-    assert env.step([1.0])[0].tolist() == [3.0]

@@ -60,10 +60,14 @@ def settings(workers: int = 2, **more: Any) -> dict[str, Any]:
     return {"num_workers": workers, "lib_name": "oscillator", "lib_path": OSCILLATOR, **more}
 
 
-def ppo(env: Any, env_config: dict[str, Any], **how: Any) -> PPOConfig:
+def short() -> PPOConfig:
     config = PPOConfig()
     config.training(train_batch_size_per_learner=BATCH, minibatch_size=20, num_epochs=1)
-    config.learners(num_learners=0)
+    return config.learners(num_learners=0)
+
+
+def ppo(env: Any, env_config: dict[str, Any], **how: Any) -> PPOConfig:
+    config = short()
     configure(config, env, env_config=env_config, **how)
     return config
 
@@ -310,9 +314,7 @@ def test_a_vector_environment_is_one_gang_and_is_restored_in_a_driver(
 
 
 def agents(policies: str) -> PPOConfig:
-    config = PPOConfig()
-    config.training(train_batch_size_per_learner=BATCH, minibatch_size=20, num_epochs=1)
-    config.learners(num_learners=0)
+    config = short()
     if policies == "shared":
         config.multi_agent(policies={"p"}, policy_mapping_fn=lambda *_, **__: "p")
     else:

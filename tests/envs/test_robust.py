@@ -26,13 +26,12 @@ from envs import (
     StepTimeoutError,
 )
 from envs.losses import RestartRate
-from tests.envs.conftest import PENDULUM
+from tests.envs.conftest import CONFIG
 from tests.envs.local import LocalPendulum
-from tests.envs.test_faults import pids, simulations
+from tests.envs.test_faults import pids, pids_of, simulations
 from tests.support import commands
 
 pytestmark = [pytest.mark.timeout(100, func_only=True)]
-CONFIG = {"lib_name": "pendulum", "lib_path": PENDULUM}
 ACTION = np.array([0.1], np.float32)
 
 
@@ -113,10 +112,6 @@ def test_one_gang_of_several_is_lost_and_the_other_copies_do_not_notice(make_vec
     ranks = [i for sim in simulations(env) for i in pids_of(sim)]
     assert [a == b for a, b in zip(ours, ranks, strict=True)] == [True, False, True]
     assert env.reset()[1]["gang_restarts"].tolist() == [1, 1, 1]
-
-
-def pids_of(simulation: Any) -> list[int]:
-    return [worker.pid for worker in simulation._session.list_workers()]
 
 
 def test_a_vector_environment_with_one_gang_truncates_all_and_goes_on(make_vector: Any) -> None:

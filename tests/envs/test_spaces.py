@@ -91,50 +91,20 @@ def test_choices_of_several_agents(make_vector: Any) -> None:
             env.step(np.array([0, 1, 2, 3, 4, 5]))
 
 
-GEARS = """
-import json
-from ali import Context, routine
-
-@routine("spec")
-def spec(ctx: Context) -> str:
-    "Two agents whose actions have parts."
-    action = {"dict": {"gear": {"n": 3}, "force": {"shape": [2, 1], "low": -1, "high": 1}}}
-    return json.dumps({"agents": 2, "observation": {"shape": [2, 2]}, "action": action})
-
-@routine()
-def reset(ctx: Context) -> None:
-    "Zeros."
-    ctx.state["action"] = [0.0] * 4
-
-@routine()
-def step(ctx: Context, action: list[float]) -> None:
-    "Keep it."
-    ctx.state["action"] = list(action)
-
-@routine("state")
-def get_state(ctx: Context) -> list[float]:
-    "The gears, then the forces."
-    return ctx.state["action"]
-
-@routine("score")
-def get_score(ctx: Context) -> list[float]:
-    "The gears."
-    return ctx.state["action"][:2]
-"""
-
-
-def test_agents_with_parts(cluster: str, tmp_path: Path) -> None:
-    path = tmp_path / "gears.py"
-    path.write_text(GEARS)
-    found = local_gang.run("ali.conformance:episodes", 1, "gears", str(path), "{}", [1, 2, 1], 3, 2)
+def test_agents_with_parts(cluster: str) -> None:
+    gears = {"dict": {"force": {"shape": [2, 1], "low": -1, "high": 1}, "gear": {"n": 3}}}
+    sim = {"agents": 2, "observation": {"shape": [2, 2]}, "action": gears}
+    found = local_gang.run(
+        "ali.conformance:episodes", 1, "composite", COMPOSITE, json.dumps(sim), [1, 2, 1], 3, 2
+    )
     assert not found["faults"]
     assert found["records"][0] == found["records"][2]
-    with HPCSimulatorVectorEnv(lib_name="gears", lib_path=path, copies=2) as env:
+    with HPCSimulatorVectorEnv(CONFIG, sim=sim, copies=2) as env:
         env.reset(seed=1)
         forces = np.array([[0.1], [0.2], [0.3], [-5.0]])
         found = env.step({"gear": np.array([0, 1, 2, 1]), "force": forces})
         assert found[1].tolist() == [0.0, 1.0, 2.0, 1.0]
-        np.testing.assert_allclose(found[0].ravel(), [0, 1, 0.1, 0.2, 2, 1, 0.3, -1.0], rtol=1e-6)
+        np.testing.assert_allclose(found[0].ravel(), [0.1, 0.2, 0, 1, 0.3, -1.0, 2, 1], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

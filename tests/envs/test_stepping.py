@@ -27,7 +27,9 @@ Make = Callable[..., Any]
 
 
 @pytest.mark.parametrize(("workers", "gangs"), [(1, 1), (2, 1), (3, 1), (1, 2)])
-def test_a_state_of_a_copy_goes_to_any_other(make_vector: Make, workers: int, gangs: int) -> None:
+def test_a_state_of_a_copy_goes_to_any_other(
+    make: Make, make_vector: Make, workers: int, gangs: int
+) -> None:
     env = make_vector(copies=2, num_workers=workers, gangs=gangs)
     env.reset(seed=1)
     actions = np.array([[0.5], [-0.5]])
@@ -41,10 +43,11 @@ def test_a_state_of_a_copy_goes_to_any_other(make_vector: Make, workers: int, ga
     np.testing.assert_array_equal(swapped, expected[::-1])
     with pytest.raises(EnvError, match="copies are numbered 0 to 1"):
         env.save_state(2)
-    single = make_vector(num_workers=2)
+    single = make(num_workers=2)
     single.reset()
-    single.load_state(states[0])
-    np.testing.assert_allclose(single.step(actions[:1])[0][0], expected[0], rtol=1e-6)
+    for _ in range(2):
+        single.load_state(states[0])
+        np.testing.assert_allclose(single.step(actions[0])[0], expected[0], rtol=1e-6)
 
 
 def test_look_ahead_over_copies_finds_the_best_action(make: Make, make_vector: Make) -> None:
@@ -122,28 +125,37 @@ def test_a_step_in_progress_is_waited_for_and_its_error_comes_from_the_wait(
     waits(make_vector(copies=2), np.zeros((2, 1)))
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
+@pytest.mark.parametrize(
+    ("kind", "at_once"),
+    [(KeyboardInterrupt, True), (KeyboardInterrupt, False), (TimeoutError, False)],
+)
 def test_a_wait_that_is_interrupted_or_closed_ends_its_step(
-    make: Make, kind: type[BaseException]
+    make: Make, kind: type[BaseException], at_once: bool
 ) -> None:
+    """The wait of `step`, which is `at_once`, or of `step_wait`; Ctrl-C is SIGINT."""
+
     def interrupt(*_: object) -> None:
         raise kind
 
-    env = make({"hang_at": 2}, step_timeout_s=30.0)
+    env = make({"hang_at": 2}, num_workers=2, step_timeout_s=30.0)
     env.reset(seed=1)
     env.step(ACTION)
-    env.step_async(ACTION)
+    ranks = pids(env)
+    if not at_once:
+        env.step_async(ACTION)
+    number = signal.SIGINT if at_once else signal.SIGUSR2
+    before = signal.getsignal(number) if at_once else signal.signal(number, interrupt)
     me = threading.main_thread().ident
     assert me is not None
-    before = signal.signal(signal.SIGUSR2, interrupt)
-    threading.Timer(0.5, signal.pthread_kill, (me, signal.SIGUSR2)).start()
+    threading.Timer(0.5, signal.pthread_kill, (me, number)).start()
     start = time.monotonic()
     with pytest.raises(kind):
-        env.step_wait()
-    signal.signal(signal.SIGUSR2, before)
-    assert time.monotonic() - start < 5.0
+        env.step(ACTION) if at_once else env.step_wait()
+    signal.signal(number, before)
+    assert time.monotonic() - start < (2.5 if at_once else 5.0)
     env.reset(seed=1)
     env.step(ACTION)
+    assert pids(env) == ranks
     other = make({"hang_at": 1}, step_timeout_s=30.0)
     other.reset(seed=1)
     other.step_async(ACTION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,66 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from ali.registry import load
 from benchmarks.rayleigh_benard.baselines import POLICIES
-from mpi_workers.failures import Failure, Interrupted
+from envs.rayleigh_benard.build import shared_object
+from mpi_workers.failures import Interrupted
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing import local_gang
-from tests.envs.rayleigh_benard.cells import SMALL, Cell, bits
+from mpi_workers.wire.signature import Signature
+from tests.support.ranks_shared import failure_of
+
+SMALL = {"height": 8, "width": 24, "velocity": 0.1, "rayleigh": 5e3, "spin_up": 0.0}
+
+
+class Cell:
+    """The library, set up; its routines by name, with their defaults."""
+
+    def __init__(self, gang: Gang, **sim: Any) -> None:
+        self.gang = gang
+        self.library = load("rayleigh_benard", shared_object())
+        self.signatures = {
+            found["name"]: Signature.from_map(found)
+            for found in self.library.describe()["routines"]
+        }
+        self("setup", **sim)
+
+    def __call__(self, routine: str, **arguments: Any) -> list[Any]:
+        bound = self.signatures[routine].bind((), arguments, lambda matrix: matrix)
+        return self.library.call(self.gang, routine, bound)
+
+    def measure(self) -> dict[str, float]:
+        names = [result.name for result in self.signatures["measure"].results]
+        return dict(zip(names, self("measure"), strict=True))
+
+    def act(self, action: Any) -> tuple[list[float], list[float]]:
+        """A step: what is observed, and the score."""
+        self("step", action=[float(a) for a in action])
+        return self("get_state")[0], self("get_score")[0]
+
+    def field(self) -> NDArray[np.float64]:
+        return np.array(self("render")[0].local)
+
+    def state(self) -> NDArray[np.float64]:
+        """The whole saved state, on every rank."""
+        (saved,) = self("save_state")
+        return np.array(self.gang.to_layout(saved, "STAR_STAR").local)
+
+    def load(self, state: NDArray[np.float64], layout: str = "VC_STAR") -> None:
+        whole = self.gang.new(state.shape, "float64", "STAR_STAR")
+        whole.local[...] = state
+        self("load_state", state=self.gang.to_layout(whole, layout))
+
+
+def bits(*values: Any) -> str:
+    """A name for exactly these numbers."""
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(np.ascontiguousarray(value, dtype=np.float64).tobytes())
+    return digest.hexdigest()
+
 
 # One pair of rolls of the critical wavelength, as in Clever & Busse (J. Fluid Mech. 65, 625, 1974).
 ROLLS = {"height": 48, "width": 97, "prandtl": 0.71, "velocity": 0.15, "heaters": 1}
@@ -147,22 +202,13 @@ def refusals(gang: Gang, cases: list[tuple[str, dict[str, Any]]]) -> list[str]:
             arguments = {"state": gang.new(tuple(arguments["shape"]), "float64", "VC_STAR")}
         if "action" in arguments:
             arguments = {"action": [float(a) for a in arguments["action"]]}
-        try:
-            cell(routine, **arguments)
-            told.append("nothing")
-        except Failure as failure:
-            told.append(f"{failure.kind}: {failure.message}")
+        told.append(failure_of(cell, routine, **arguments))
         cell.act(np.zeros(12))
     fresh = Cell.__new__(Cell)
     fresh.gang, fresh.signatures = gang, cell.signatures
     fresh.library = type(cell.library)("unset", Path(cell.library._object._name))
-    for routine in ("spec", "reset", "get_state", "measure", "render", "save_state"):
-        try:
-            fresh(routine)
-            told.append(f"{routine}: nothing")
-        except Failure as failure:
-            told.append(f"{failure.kind}: {failure.message}")
-    return told
+    unset = ("spec", "reset", "get_state", "measure", "render", "save_state")
+    return [*told, *(failure_of(fresh, routine) for routine in unset)]
 
 
 def cancelled(gang: Gang) -> dict[str, Any]:
@@ -183,11 +229,7 @@ def cancelled(gang: Gang) -> dict[str, Any]:
     local_gang.begin(2)
     gang.renew()
     for routine in ("get_state", "run", "render", "save_state"):
-        try:
-            cell(routine, **({"steps": 1} if routine == "run" else {}))
-            found[routine] = "nothing"
-        except Failure as failure:
-            found[routine] = failure.message
+        found[routine] = failure_of(cell, routine, **({"steps": 1} if routine == "run" else {}))
         gang.comm.Barrier()
     cell("seed", seed=1)
     cell("reset")

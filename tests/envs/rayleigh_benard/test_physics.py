@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.rayleigh_benard import spectral, validate
 from mpi_workers.testing import local_gang
-from tests.envs.rayleigh_benard.cells import SMALL
+from tests.envs.rayleigh_benard.ranks_cell import SMALL
 from tests.support import launches
 from tests.support.build import needs_compiler
 
