@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.gang.connection import GangConnection
 
 
 @pytest.fixture(scope="package")
@@ -19,3 +21,17 @@ def gang(cluster: str) -> Iterator[AlchemistSession]:
 @pytest.fixture
 def session(als: AlchemistSession) -> AlchemistSession:
     return als
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The routines of all calls."""
+    found: list[str] = []
+    request = GangConnection.request
+
+    def counted(self: GangConnection, body: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(body.get("routine", body["op"]))
+        return request(self, body, *args, **kwargs)
+
+    monkeypatch.setattr(GangConnection, "request", counted)
+    return found

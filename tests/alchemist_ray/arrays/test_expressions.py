@@ -7,17 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays import rules
-from alchemist_ray.errors import (
-    DtypeError,
-    MatrixNotFoundError,
-    ResourceError,
-    ShapeError,
-)
+from alchemist_ray.errors import DtypeError, MatrixNotFoundError, ResourceError, ShapeError
 from ali.linalg.arithmetic import BINARY, PARTS, UNARY
 from mpi_workers.matrix.dist_matrix import DTYPES
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, lengths, same, values
@@ -30,58 +25,34 @@ OPERATORS = [
 SMALLER = [(9, 7), (1, 7), (9, 1), (1, 1)]
 
 
-@given(
-    work=st.sampled_from(OPERATORS), m=lengths, n=lengths, one=dtypes, other=dtypes,
-    left=layouts, right=layouts, wide=st.booleans(), tall=st.booleans(), turned=st.booleans(),
-)  # fmt: skip
-@few
-def test_two_handles(
-    session: AlchemistSession, work: Any, m: int, n: int, one: str, other: str, left: str,
-    right: str, wide: bool, tall: bool, turned: bool,
-) -> None:  # fmt: skip
-    a = values((m, n), one)
-    b = values((m if tall else 1, n if wide else 1), other, 1)
-    if work is operator.pow and a.dtype.kind in "biu" and b.dtype.kind in "bi":
-        a, b = abs(a), abs(b)
-    A, B = session.send_matrix(a, layout=left), session.send_matrix(b, layout=right)
-    both(work, (B, A) if turned else (A, B), (b, a) if turned else (a, b))
+NUMBERS = [
+    2, -3, 0.5, 1.5 - 2j, True, np.float32(0.5), np.float64(2), np.int32(3), np.int64(-2),
+    np.complex64(1j), np.bool_(True), np.int8(2), np.float16(0.5),
+]  # fmt: skip
+OTHER_SHAPES = [(7,), (1, 7), (9, 1), (9, 7), (1,), (), (5,), (2, 9, 7), (0, 7), (9, 0)]
 
 
 @given(
     work=st.sampled_from(OPERATORS), dtype=dtypes, layout=layouts, turned=st.booleans(),
-    other=st.sampled_from(
-        [2, -3, 0.5, 1.5 - 2j, True, np.float32(0.5), np.float64(2), np.int32(3), np.int64(-2),
-         np.complex64(1j), np.bool_(True), np.int8(2), np.float16(0.5)]
-    ),
+    shape=st.sampled_from([(9, 7), (9, 7), (0, 7), (9, 0), (1, 1)]),
+    other=st.sampled_from(NUMBERS)
+    | st.tuples(st.sampled_from(OTHER_SHAPES), dtypes, st.none() | layouts),
 )  # fmt: skip
-@few
-def test_a_handle_and_a_number(
-    session: AlchemistSession, work: Any, dtype: str, layout: str, turned: bool, other: Any
-) -> None:
-    a = abs(values((6, 4), dtype)).astype(dtype)  # no negative powers of integers
-    A = session.send_matrix(a, layout=layout)
-    if work is operator.pow and a.dtype.kind in "iu" and np.real(other) < 0:
-        other = abs(other)
-    both(work, (other, A) if turned else (A, other), (other, a) if turned else (a, other))
-
-
-@given(
-    work=st.sampled_from(OPERATORS), dtype=dtypes, turned=st.booleans(), layout=layouts,
-    shape=st.sampled_from(
-        [(7,), (1, 7), (9, 1), (9, 7), (1,), (), (5,), (2, 9, 7), (0, 7), (9, 0)]
-    ),
-    kind=dtypes,
-)  # fmt: skip
-@few
-def test_a_handle_and_a_small_array(
-    session: AlchemistSession, work: Any, dtype: str, turned: bool, layout: str,
-    shape: tuple[int, ...], kind: str,
+@settings(few, max_examples=180)
+def test_a_handle_and_another_operand(
+    session: AlchemistSession, work: Any, dtype: str, layout: str, turned: bool,
+    shape: tuple[int, int], other: Any,
 ) -> None:  # fmt: skip
-    a, b = values((9, 7), dtype), abs(values(shape, "int32", 1)).astype(kind)
-    if work is operator.pow and a.dtype.kind in "biu" and b.dtype.kind != "f":
-        a = abs(a)
-    A = session.send_matrix(a, layout=layout)
-    both(work, (b, A) if turned else (A, b), (b, a) if turned else (a, b))
+    """A number, an array here (its layout is None), or another handle."""
+    a, b = values(shape, dtype), other
+    if isinstance(other, tuple):
+        b = np.asarray(values(other[0], other[1], 1))
+    if work is operator.pow and a.dtype.kind in "biu":  # NumPy refuses negative powers
+        a, b = abs(a), abs(b) if np.isrealobj(b) else b
+    A, B = session.send_matrix(a, layout=layout), b
+    if isinstance(other, tuple) and other[2] is not None:
+        B = session.send_matrix(b, layout=other[2]) if b.shape else session.xp.asarray(b)
+    both(work, (B, A) if turned else (A, B), (b, a) if turned else (a, b))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,9 +110,7 @@ def test_masks_are_bool(session: AlchemistSession) -> None:
     np.testing.assert_array_equal(a[np.asarray(mask)], a[mask.fetch()])
 
 
-def test_results_are_handles_of_numpys_shape_whatever_their_size(
-    session: AlchemistSession,
-) -> None:
+def test_results_are_handles_of_numpys_shape_whatever_their_size(session: AlchemistSession) -> None:
     m = 200_000
     a, v = values((m, 2), "float64"), np.array([1.0, -1.0])
     A, y = session.send_matrix(a), session.send_matrix(a @ v)
@@ -181,14 +150,8 @@ def test_numbers_leave_the_gang_when_python_asks_for_them(session: AlchemistSess
 def test_small_results_are_not_fetched(session: AlchemistSession) -> None:
     A = session.send_matrix(values((40, 3), "float64"), layout="MC_MR")
     for found in (
-        A.sum(),
-        A.mean(axis=0),
-        A.max(axis=1),
-        A[3],
-        A[3, 2],
-        A[:5],
-        np.linalg.svdvals(A),
-    ):
+        A.sum(), A.mean(axis=0), A.max(axis=1), A[3], A[3, 2], A[:5], np.linalg.svdvals(A),
+    ):  # fmt: skip
         assert found.known_elements() is not None
         np.testing.assert_array_equal(
             found.known_elements(), np.asarray(found.to_layout("VC_STAR"))

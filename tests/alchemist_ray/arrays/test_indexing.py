@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.arrays import rules
-from alchemist_ray.errors import MatrixError, ShapeError
+from alchemist_ray.errors import BadIndexError, MatrixError, ShapeError
 from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, lengths, same, values
 
 bounds = st.none() | st.integers(-11, 11)
@@ -191,30 +192,42 @@ def test_parts_are_copies_and_say_so_where_an_assignment_would_be_lost(
     same(A, a)
 
 
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        (9, "index 9 is out of range for 5 rows"),
-        ((0, -7), "index -7 is out of range for 4 columns"),
-        ([0, 5], "index 5 is out of range for 5 rows"),
-        (slice(None, None, 0), "zero"),
-        ([True] * 4, "mask of 4 elements does not fit 5 rows"),
-        (np.ones((4, 5), bool), r"mask of shape \(4, 5\) does not fit an array of shape \(5, 4\)"),
-        ((0, 0, 0), "3 indices"),
-        (1.5, "not by a float"),
-        ("a", "not by a str"),
-        (True, "a mask of 5 elements"),
-        ([0.5], "not by float64"),
-        ((..., ...), "one ellipsis"),
-        (([0, 1], [0, 1, 2]), r"np\.ix_"),
-    ],
-)
-def test_errors_for_wrong_indices_name_the_fault(
+WRONG: list[tuple[Any, str]] = [
+    (9, "index 9 is out of range for 5 rows"),
+    ((slice(None), -5), "index -5 is out of range for 4 columns"),
+    ((0, -7), "index -7 is out of range for 4 columns"),
+    ([0, 5], "index 5 is out of range for 5 rows"),
+    (([0, 1], [0, 4]), "index 4 is out of range for 4 columns"),
+    ([True] * 4, "mask of 4 elements does not fit 5 rows"),
+    (np.ones((4, 5), bool), r"mask of shape \(4, 5\) does not fit an array of shape \(5, 4\)"),
+    ((0, 0, 0), "3 indices"),
+    (1.5, "not by a float"),
+    ("a", "not by a str"),
+    ([0.5], "not by float64"),
+    ((..., ...), "one ellipsis"),
+    (([0, 1], [0, 1, 2]), r"np\.ix_"),
+]
+
+
+@pytest.mark.parametrize(("key", "words"), WRONG)
+def test_a_wrong_index_is_an_index_error_that_names_the_fault(
     session: AlchemistSession, key: Any, words: str
 ) -> None:
-    A = session.send_matrix(values((5, 4), "float32"))
+    a = values((5, 4), "float32")
+    A = session.send_matrix(a)
+    for work in (operator.getitem, lambda x, key: operator.setitem(x, key, 1)):
+        with pytest.raises(IndexError):
+            work(a, key)
+        with pytest.raises(BadIndexError, match=words):
+            work(A, key)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [(slice(None, None, 0), "zero"), (True, "a mask of 5 elements")]
+)
+def test_other_wrong_indices(session: AlchemistSession, key: Any, words: str) -> None:
     with pytest.raises(ShapeError, match=words):
-        A[key]
+        session.send_matrix(values((5, 4), "float32"))[key]
 
 
 def test_long_lists_go_to_the_gang(session: AlchemistSession) -> None:

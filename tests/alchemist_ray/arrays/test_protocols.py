@@ -13,7 +13,6 @@ from scipy import special
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays import rules
-from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.transfer import fetching
 from mpi_workers.matrix.dist_matrix import DTYPES
 from tests.alchemist_ray.arrays.cases import ASKING, BINARY_UFUNCS, LINEAR, PAIRS, UFUNCS
@@ -118,24 +117,16 @@ def test_linear_algebra(session: AlchemistSession, dtype: str) -> None:
     U, s, Vh = np.linalg.svd(A, full_matrices=False)
     assert s.shape == (6,)
     close(U * s @ Vh, a)
-    for values_of in (np.linalg.svdvals, lambda x: np.linalg.svd(x, compute_uv=False)):
-        close(values_of(A), np.linalg.svdvals(a))
+    close(np.linalg.svdvals(A), np.linalg.svdvals(a))
     found = np.linalg.eigh(G)
     close(found.eigenvalues, np.linalg.eigvalsh(g))
     close(G @ found.eigenvectors, np.asarray(found.eigenvectors * found.eigenvalues))
-    close(np.linalg.eigvalsh(G, UPLO="U"), np.linalg.eigvalsh(g))
-    close(np.linalg.cholesky(G), np.linalg.cholesky(g))
-    close(np.linalg.cholesky(G, upper=True), np.linalg.cholesky(g, upper=True))
     for right in (B, b, b[:, 0]):
         close(np.linalg.solve(G, right), np.linalg.solve(g, np.asarray(right)))
     close(np.linalg.solve(g, B), np.linalg.solve(g, b))
-    close(np.linalg.inv(G), np.linalg.inv(g))
     close(np.linalg.pinv(A), np.linalg.pinv(a))
     close(np.linalg.pinv(A, rtol=0.5), np.linalg.pinv(a, rtol=0.5))
-    assert np.linalg.matrix_rank(A) == 6
-    np.testing.assert_allclose(np.linalg.det(G), np.linalg.det(g))
     np.testing.assert_allclose(np.linalg.slogdet(G), np.linalg.slogdet(g), atol=1e-12)
-    np.testing.assert_allclose(np.linalg.cond(G), np.linalg.cond(g))
     x, residuals, rank, values_of_a = np.linalg.lstsq(A, a @ b + 1)
     for found, expected in zip((x, residuals, values_of_a), np.array(
         np.linalg.lstsq(a, a @ b + 1), dtype=object)[[0, 1, 3]], strict=True):  # fmt: skip
@@ -143,28 +134,6 @@ def test_linear_algebra(session: AlchemistSession, dtype: str) -> None:
     assert rank == 6
     close(np.linalg.lstsq(A, a @ b[:, 0])[0], b[:, 0])
     assert type(np.linalg.det(G)) is type(np.linalg.det(g))
-
-
-@pytest.mark.parametrize(
-    ("work", "words"),
-    [
-        (lambda A: np.frexp(A), r"np\.frexp\(A\.fetch\(\)\).*als\.run"),
-        (lambda A: np.hypot.reduce(A), r"\.fetch\(\)"),
-        (lambda A: np.multiply.outer(A, A), "outer"),
-        (lambda A: np.add(A, 1, out=np.ones((9, 4))), r"\(A \+ C\)\.fetch\(\)"),
-        (lambda A: np.add(A, 1, where=np.ones((9, 4), bool)), r"np\.where"),
-        (lambda A: np.add(A, 1, dtype="float32"), r"\.astype"),
-        (lambda A: np.linalg.eig(A), "eigh"),
-        (lambda A: np.linalg.svd(A), "full_matrices=False"),
-        (lambda A: np.linalg.qr(A, mode="complete"), "reduced"),
-        (lambda A: np.mean(A, axis=0, out=np.ones(4)), "for a new matrix"),
-    ],
-)  # fmt: skip
-def test_errors_for_missing_functions_name_an_alternative(
-    session: AlchemistSession, work: Any, words: str
-) -> None:
-    with pytest.raises(BadArgumentError, match=words):
-        work(session.xp.ones((9, 4)))
 
 
 def test_no_operation_fetches_a_whole_matrix_implicitly(

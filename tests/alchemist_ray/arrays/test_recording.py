@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import pickle
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +23,7 @@ from alchemist_ray.errors import (
     MatrixNotFoundError,
     ResourceError,
 )
-from alchemist_ray.gang.connection import WRITE_ARRAYS, GangConnection
+from alchemist_ray.gang.connection import WRITE_ARRAYS
 from alchemist_ray.gang.registry import gang_of
 from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, same, values
 
@@ -43,20 +42,6 @@ ENDS: dict[str, Any] = {
     "max": lambda x: x.max(axis=-1), "std": lambda x: x.std(), "any": lambda x: (x > 1).any(axis=0),
     "rows": lambda x: x[1:3], "total": lambda x: x.sum(axis=0, keepdims=True) + 1,
 }  # fmt: skip
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The routines of all calls."""
-    found: list[str] = []
-    request = GangConnection.request
-
-    def counted(self: GangConnection, body: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(body.get("routine", body["op"]))
-        return request(self, body, *args, **kwargs)
-
-    monkeypatch.setattr(GangConnection, "request", counted)
-    return found
 
 
 @given(

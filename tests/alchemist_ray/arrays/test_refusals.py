@@ -24,22 +24,6 @@ from alchemist_ray.errors import (
 A = np.arange(12.0).reshape(4, 3)
 SINGULAR, NAN = np.zeros((3, 3)), np.array([[np.nan, 1.0], [1.0, 2.0]])
 
-SUBSCRIPTS: list[Callable[[Any], Any]] = [
-    lambda a: a[4], lambda a: a[:, -4], lambda a: a[1, 2, 0], lambda a: a[[0, 4]],
-    lambda a: a[[0, 1], [0, 3]], lambda a: a[[0, 1], [0, 1, 2]], lambda a: a[1.0], lambda a: a["x"],
-    lambda a: a[[True, False]], lambda a: a[np.ones((3, 4), bool)], lambda a: a[[0.5]],
-    lambda a: a[..., ...], lambda a: a.__setitem__(9, 0), lambda a: a.__setitem__((0, [7]), 1),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("of", SUBSCRIPTS)
-def test_a_wrong_subscript_is_an_index_error(als: AlchemistSession, of: Any) -> None:
-    with pytest.raises(IndexError):
-        of(A.copy())
-    with pytest.raises(BadIndexError):
-        of(als.send_matrix(A))
-
-
 MASKED = np.ma.masked_less(A, 5)
 PLACES = np.ma.masked_equal([0, 2, 3], 2)
 WITH_MASKS: list[Callable[[Any], Any]] = [

@@ -34,13 +34,8 @@ t = x @ np.arange(6.0) + random.normal(size=200)
 guess, chance = (x[:, 0] > 0.2).astype(int), np.clip(y * 0.6 + random.random(200) * 0.3, 0, 1)
 
 PREPROCESSING = (
-    StandardScaler,
-    MaxAbsScaler,
-    MinMaxScaler,
-    Normalizer,
-    PolynomialFeatures,
-    Binarizer,
-)
+    StandardScaler, MaxAbsScaler, MinMaxScaler, Normalizer, PolynomialFeatures, Binarizer,
+)  # fmt: skip
 OF_CLASSES = (
     "accuracy_score zero_one_loss hamming_loss balanced_accuracy_score confusion_matrix "
     "cohen_kappa_score f1_score"

@@ -7,10 +7,8 @@ import time
 from typing import Any
 
 import numpy as np
-import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.gang.connection import GangConnection
 
 SLOW_S = 4.0
 
@@ -61,19 +59,9 @@ def test_text_of_an_ended_session(cluster: str) -> None:
     assert "freed" in repr(A) or "session has ended" in repr(A)
 
 
-def test_a_small_expression_is_one_command(
-    session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_expression_is_one_command(session: AlchemistSession, sent: list[str]) -> None:
     A = session.send_matrix(np.linspace(0, 99, 1000).reshape(100, 10))
     mask = (A > 3).computed()
-    sent: list[str] = []
-    request = GangConnection.request
-
-    def counted(self: GangConnection, body: Any, *args: Any, **kwargs: Any) -> Any:
-        sent.append(body["op"])
-        return request(self, body, *args, **kwargs)
-
-    monkeypatch.setattr(GangConnection, "request", counted)
     for work in [
         lambda: (A + 1).id, lambda: (A * 2 - np.ones(10)).id, lambda: A.sum(axis=0),
         lambda: float(A.mean()),
@@ -84,4 +72,4 @@ def test_a_small_expression_is_one_command(
     ]:  # fmt: skip
         sent.clear()
         work()
-        assert sent == ["call"]
+        assert len(sent) == 1
