@@ -16,9 +16,11 @@ from scipy import sparse
 from alchemist_ray import AlchemistSession, mpi_function
 from alchemist_ray.errors import (
     BadArgumentError,
+    DtypeError,
     LayoutError,
     MatrixError,
     ResourceError,
+    RoutineError,
     SessionError,
     ShapeError,
 )
@@ -41,6 +43,20 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"num_workers": wrong}, ResourceError, f"num_workers={wrong!r}: it must be a whole number")
         for wrong in (0, -1, 2.5, "3", True)
     ),
+    *(
+        ({"num_workers": wrong}, ResourceError, "num_workers")
+        for wrong in ((0, 2), (3, 2), (1, 2, 3), (1,), (1.5, 2), (1, "2"))
+    ),
+    ({"num_workers": (1, 2), "placement": "inherit"}, ResourceError, "placement='own'"),
+    *(({"max_failures": wrong}, ValueError, "max_failures") for wrong in (-1, 1.5, True, "3")),
+    ({"strategy": "NEAR"}, ValueError, r"strategy must be one of PACK, SPREAD.*; got 'NEAR'"),
+    ({"strategy": "SPREAD", "placement": "inherit"}, ValueError, "the CPUs are reserved already"),
+    ({"lifetime": "detached"}, ValueError, "requires name="),
+    ({"lifetime": "forever"}, ValueError, "one of process, detached"),
+    ({"name": "a/b"}, SessionError, "letters"),
+    ({"name": ""}, SessionError, "letters"),
+    ({"name": "x", "idle_timeout_s": 0}, ValueError, "idle_timeout_s=0: it must be a number"),
+    ({"name": "x", "lifetime": "detached", "placement": "inherit"}, ValueError, "placement"),
     ({"placement": "elsewhere"}, ValueError, "placement"),
     ({"launcher": "rsh"}, ValueError, "launcher"),
     ({"threads_per_worker": 0}, ValueError, "threads_per_worker"),
@@ -111,6 +127,11 @@ CALLS: dict[str, Wrong] = {
         SessionError,
         "port='x': .*from 1 to 65535",
     ),
+    "layout ROWS": (lambda als: als.send_matrix(A, layout="ROWS"), LayoutError, "VC_STAR"),
+    "to layout": (lambda als: als.matrix("A").to_layout("ROWS"), LayoutError, "ROWS"),
+    "dtype": (lambda als: als.send_matrix(A, dtype="float77"), DtypeError, "not a dtype"),
+    "complex": (lambda als: als.send_matrix(A * 1j, dtype="float64"), DtypeError, "without loss"),
+    "a handle": (lambda als: als.send_matrix(als.matrix("A")), MatrixError, "on the ranks already"),
     "layout None": (lambda als: als.send_matrix(A, layout=None), LayoutError, "layout=None"),
     "layout list": (lambda als: als.send_matrix(A, layout=[]), LayoutError, r"layout=\[\]"),
     "name 5": (lambda als: als.send_matrix(A, name=5), MatrixError, "name=5: .*string"),
@@ -128,6 +149,8 @@ CALLS: dict[str, Wrong] = {
         lambda als: als.send_matrix(sparse.eye_array(3).tocsr(), name=5), MatrixError, "name=5"
     ),
     "fetch an array": (lambda als: als.fetch_matrix(A), MatrixError, "as send_matrix returns it"),
+    "row 40": (lambda als: als.matrix("A").fetch(rows=40), ShapeError, "outside"),
+    "cols a": (lambda als: als.matrix("A").fetch(cols="a"), ShapeError, "slice"),
     "rows True": (lambda als: als.matrix("A").fetch(rows=True), ShapeError, "rows must .* True"),
     "rows a:b": (
         lambda als: als.matrix("A").fetch(rows=slice("a", "b")), ShapeError, "slice of integers"
@@ -141,6 +164,16 @@ CALLS: dict[str, Wrong] = {
         BadArgumentError,
         "timeout_s=nan: it must be a number of seconds",
     ),
+    "run a str": (lambda als: als.run("f"), BadArgumentError, "a str cannot be called"),
+    "run an array": (lambda als: als.run(A), BadArgumentError, "a ndarray cannot be called"),
+    "limit 0": (lambda als: als.run(f, timeout_s=0), BadArgumentError, "timeout_s"),
+    **{
+        f"resize {wrong}": (lambda als, wrong=wrong: als.resize(wrong), ResourceError, "num_worker")
+        for wrong in (0, -1, 1.5, "3", True, None)
+    },
+    "no script": (lambda als: als.run_script("/no.py"), BadArgumentError, "cannot read .*/no.py"),
+    "a flag": (lambda als: als.run_script(__file__, "--flag"), BadArgumentError, "one string"),
+    "folder": (lambda als: als.run_script(__file__, cwd="/no"), RoutineError, "cannot work in"),
     "script None": (lambda als: als.run_script(None), BadArgumentError, "path=None: it must be"),
     "argv 5": (lambda als: als.run_program(5), BadArgumentError, "argv=5: it must be a list"),
     "argv None": (lambda als: als.run_program(["a", None]), BadArgumentError, "none of them None"),
@@ -189,11 +222,11 @@ CALLS: dict[str, Wrong] = {
 def test_a_wrong_argument_of_a_call(als: AlchemistSession, case: str) -> None:
     call, kind, said = CALLS[case]
     als.send_matrix(A, name="A")
-    before = als.list_workers()
+    before = [worker.pid for worker in als.list_workers()]
     with pytest.raises(kind, match=said):
         call(als)
     assert [handle.name for handle in als.list_matrices()] == ["A"]
-    assert als.list_workers() == before
+    assert [worker.pid for worker in als.list_workers()] == before
 
 
 @pytest.mark.parametrize("columns", [1.5, NAN, [1.5], {"a": 1}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,17 @@ import alchemist_ray
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import RoutineError
 from tests.support import traces
-from tests.support.kernels import Notebook
+from tests.support.kernels import Notebook, plain_shell
+
+__all__ = ["plain_shell"]
 
 IPython = pytest.importorskip("IPython")
 
 
 @pytest.fixture
-def shell(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    from IPython.core.interactiveshell import InteractiveShell  # noqa: PLC0415
-    from traitlets.config import Config  # noqa: PLC0415
-
-    config = Config()
-    config.HistoryManager.enabled = False
-    made = InteractiveShell.instance(config=config)
-    made.run_line_magic("load_ext", "alchemist_ray")
-    yield made
-    made.reset(new_session=False)
-    InteractiveShell.clear_instance()
+def shell(plain_shell: Any) -> Any:
+    plain_shell.run_line_magic("load_ext", "alchemist_ray")
+    return plain_shell
 
 
 def test_a_cell_runs_on_every_rank(

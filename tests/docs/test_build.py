@@ -15,11 +15,10 @@ BUILD_S = 300
 
 @pytest.mark.timeout(BUILD_S + 30)
 def test_the_documentation_builds_and_has_the_public_names(tmp_path: Path) -> None:
-    done = commands.run(
+    commands.output(
         sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs",
         "-d", tmp_path / "doctrees", ".", tmp_path / "html", cwd=ROOT, limit_s=BUILD_S,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
     api = "".join(page.read_text() for page in (tmp_path / "html" / "docs" / "api").glob("*.html"))
     for name in (
         "alchemist_ray.AlchemistSession.send_matrix",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,10 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.deploy.slurm import sites
 from alchemist_ray.observe.metrics import METRICS
 from tests.docs.pages import ROOT, documents, read_page
+from tests.support import commands
+from tests.support.kernels import plain_shell
+
+__all__ = ["plain_shell"]
 
 LISTING = re.compile(r"^```(\S*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("sh", "bash", "text", "toml", "yaml", "promql", "scala", "java")
@@ -107,12 +110,7 @@ def shell(text: str, folder: Path, **variables: str) -> str:
     """Run lines in a shell, as printed; what they print. Fails if one of them does."""
     tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": tools, "PYTHONPATH": str(ROOT), **variables}
-    done = subprocess.run(
-        ["bash", "-e", "-c", text], cwd=folder, env=env, text=True, timeout=200, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return commands.output("bash", "-e", "-c", text, cwd=folder, env=env, limit_s=200, merged=True)
 
 
 @pytest.mark.parametrize(("page", "text"), listings(), ids=lambda value: value.splitlines()[0][:60])
@@ -133,8 +131,8 @@ def test_commands_about_gangs_in_operation(cluster: str, tmp_path: Path) -> None
     with AlchemistSession(4, name="climate", lifetime="detached") as session:
         session.run(lambda comm: print("rank", comm.rank, "computes"))
         session.detach()
-    commands = [status, forever.format(watch), logs, forever.format(follow)]
-    said = shell("\n".join(commands), tmp_path, RAY_ADDRESS=cluster)
+    shown = [status, forever.format(watch), logs, forever.format(follow)]
+    said = shell("\n".join(shown), tmp_path, RAY_ADDRESS=cluster)
     assert len(re.findall(r"^climate +ready +4", said, re.M)) >= 2, said
     assert said.count("rank 3 computes") == 2, said
     shell(f"{cancel}\n{stop}", tmp_path, RAY_ADDRESS=cluster)
@@ -168,25 +166,17 @@ def test_a_routine_of_the_template_without_ray(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(result), 3 * A)
 
 
-def test_cells_on_the_ranks(cluster: str, tmp_path: Path, monkeypatch: Any) -> None:
-    pytest.importorskip("IPython")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    from IPython.core.interactiveshell import InteractiveShell  # noqa: PLC0415
-    from traitlets.config import Config  # noqa: PLC0415
-
-    shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
-    load, *cells = listing("docs/your-code.md", "%load_ext").split("\n\n")
-    try:
-        shell.run_cell(load).raise_error()
-        shell.run_cell(cells[0]).raise_error()
-        session: AlchemistSession = shell.user_ns["als"]
-        shell.user_ns["A"] = session.send_matrix(np.ones((8, 2)))
-        for cell in cells[1:]:
-            shell.run_cell(cell).raise_error()
-        np.testing.assert_allclose(shell.user_ns["A"].fetch(), 1 - shell.user_ns["mean"])
-        session.stop()
-    finally:
-        InteractiveShell.clear_instance()
+def test_cells_on_the_ranks(cluster: str, plain_shell: Any) -> None:
+    names = plain_shell.user_ns
+    load, first, *cells = listing("docs/your-code.md", "%load_ext").split("\n\n")
+    for cell in (load, first):
+        plain_shell.run_cell(cell).raise_error()
+    session: AlchemistSession = names["als"]
+    names["A"] = session.send_matrix(np.ones((8, 2)))
+    for cell in cells:
+        plain_shell.run_cell(cell).raise_error()
+    np.testing.assert_allclose(names["A"].fetch(), 1 - names["mean"])
+    session.stop()
 
 
 def test_the_site_file_and_the_jobs_in_an_image(tmp_path: Path) -> None:

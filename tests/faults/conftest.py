@@ -26,12 +26,25 @@ from alchemist_ray.errors import (
 from alchemist_ray.runtime.cluster.actors import NAMESPACE, agent_name, edition
 from alchemist_ray.runtime.driver import find_driver
 from mpi_workers.node.processes import descendants
+from tests.faults.hosts import why_not
 from tests.support import suite, traces
 
 ERROR_LIMIT_S = 3.0  # from a fault to the error that the caller gets
 CLEANUP_LIMIT_S = 10.0  # from there until nothing of the gang is left: alone in 3 s
 LIBRARY = Path(__file__).with_name("breaking.py")
 MATRIX = np.arange(600.0).reshape(60, 10)
+
+HOSTLESS = why_not()  # why there can be no hosts here, or None
+
+
+def needs_hosts(limit_s: float, reason: str | None = HOSTLESS) -> list[pytest.MarkDecorator]:
+    """Marks of tests on hosts of their own, each of which may take this long."""
+    return [
+        pytest.mark.root,
+        pytest.mark.skipif(reason is not None, reason=reason or ""),
+        pytest.mark.timeout(limit_s, func_only=True),
+    ]
+
 
 _measured: list[tuple[str, float, float | None, str]] = []
 

@@ -10,13 +10,12 @@ with those of other runs, and all of it is gone with the processes that hold it.
         hosts[0].call("tests.faults.inside:somewhat", 1, 2, limit_s=20)
         hosts[1].cut()
 
-Needs root. The same file is the first process of every host.
+Needs root. The same module is the first process of every host.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -25,20 +24,20 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import commands
+from tests.support.commands import ROOT
+
 NETWORK = "10.77.0"
 GCS_PORT = 6379
 PROBE = "8.8.8.8"  # Ray derives the host's own address from the route to it; nothing is sent
 NAMESPACES = ("--net", "--uts", "--ipc", "--pid", "--mount")
-PR_SET_PDEATHSIG = 1
-READY = "ready"
+FIRST = "tests.faults.hosts"
 TOOLS = ("bash", "ip", "kill", "mount", "nsenter", "ps", "unshare")
 
 
@@ -49,12 +48,7 @@ def why_not() -> str | None:
     missing = [tool for tool in TOOLS if not shutil.which(tool)]
     if missing:
         return f"no {', '.join(missing)} on this machine"
-    probe = subprocess.run(
-        ["unshare", *NAMESPACES, "--fork", "mount", "-t", "sysfs", "sysfs", "/sys"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    probe = commands.run("unshare", *NAMESPACES, "--fork", "mount", "-t", "sysfs", "sysfs", "/sys")
     return f"no namespaces: {probe.stderr.strip()}" if probe.returncode else None
 
 
@@ -66,17 +60,10 @@ class Host:
         self.name = name
         self._switch = switch
         self._port = f"port{number}"
-        flags = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
-        init = [sys.executable, "-S", __file__, name, str(ROOT), sys.prefix, sys.base_prefix]
-        init += map(str, shared)
-        self._unshare = _start(
-            ["unshare", *flags, *init], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        needed = [ROOT, sys.prefix, sys.base_prefix, *shared]
+        self._unshare, self.init = commands.unshared(
+            [*NAMESPACES, "--mount-proc"], FIRST, name, *needed, stderr=subprocess.DEVNULL
         )
-        assert self._unshare.stdout is not None
-        if (said := self._unshare.stdout.readline().strip()) != READY:
-            raise RuntimeError(f"host {name} did not come up: {said}")
-        children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
-        self.init = int(children.read_text().split()[0])
         self._link("add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self.init)
         self._link("set", self._port, "master", "bridge", "up")
         for command in (
@@ -89,7 +76,7 @@ class Host:
         self._inside: Inside | None = None
 
     def _link(self, *words: Any) -> None:
-        _run("nsenter", "-t", self._switch, "--net", "--", "ip", "link", *words)
+        commands.output("nsenter", "-t", self._switch, "--net", "--", "ip", "link", *words)
 
     def cut(self) -> None:
         """Disconnect the host: packets are lost without an error."""
@@ -116,7 +103,7 @@ class Host:
 
     def run(self, *command: Any, limit_s: float = 60.0) -> str:
         """Run a command here and return its output. Raises `RuntimeError` if it fails."""
-        return _run(*self.enter(*command), env=self.environment(), limit_s=limit_s)
+        return commands.output(*self.enter(*command), env=self.environment(), limit_s=limit_s)
 
     def wait_for_port(self, port: int) -> None:
         """Wait until something listens at this port of the first host."""
@@ -177,12 +164,11 @@ class Inside:
     """A Python process on a host that calls functions: JSON lines in, JSON lines out."""
 
     def __init__(self, host: Host) -> None:
-        self._process = _start(
-            host.enter(sys.executable, "-m", "tests.faults.inside"),
-            env=host.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._process = subprocess.Popen(
+            host.enter(sys.executable, "-m", "tests.faults.inside"), env=host.environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            preexec_fn=commands.die_with_parent,
+        )  # fmt: skip
 
     def ask(self, function: str, arguments: tuple[Any, ...]) -> None:
         assert self._process.stdin is not None
@@ -218,39 +204,28 @@ class Inside:
         self._process.stdout.close()
 
 
-class Hosts:
+class Hosts(commands.System):
     """Context manager: `count` hosts on their own bridge, with the folders `shared` on all."""
 
     def __init__(self, count: int, shared: Sequence[Path] = ()) -> None:
         self._count = count
         self._shared = shared
         self._hosts: list[Host] = []
-        self._switch: subprocess.Popen[str] | None = None
+        self._switch: tuple[subprocess.Popen[str], int] | None = None
 
     def __getitem__(self, number: int) -> Host:
         return self._hosts[number]
 
-    def __enter__(self) -> Hosts:
+    def start(self) -> None:
+        """Make the bridge and the hosts."""
         mark = uuid.uuid4().hex[:6]
-        try:
-            self._switch = _start(
-                ["unshare", "--net", sys.executable, "-S", __file__], stdout=subprocess.PIPE
-            )
-            assert self._switch.stdout is not None
-            self._switch.stdout.readline()
-            inside = ["nsenter", "-t", self._switch.pid, "--net", "--", "ip", "link"]
-            _run(*inside, "add", "bridge", "type", "bridge")
-            _run(*inside, "set", "bridge", "up")
-            for number in range(self._count):
-                name = f"host{number + 1}-{mark}"
-                self._hosts.append(Host(number, name, self._switch.pid, self._shared))
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._switch = _, switch = commands.unshared(["--net"], FIRST)
+        inside = ["nsenter", "-t", switch, "--net", "--", "ip", "link"]
+        commands.output(*inside, "add", "bridge", "type", "bridge")
+        commands.output(*inside, "set", "bridge", "up")
+        for number in range(self._count):
+            name = f"host{number + 1}-{mark}"
+            self._hosts.append(Host(number, name, switch, self._shared))
 
     def close(self) -> None:
         """End every process on every host; the network ends with them."""
@@ -258,8 +233,8 @@ class Hosts:
             host.kill()
             host.leave()
         if self._switch is not None:
-            self._switch.kill()
-            self._switch.wait()
+            self._switch[0].kill()
+            self._switch[0].communicate()
 
     def start_ray(self, cpus: Sequence[int], store_bytes: int = 200_000_000) -> None:
         """A Ray cluster over the first hosts, with this many CPUs each; the first one is its head.
@@ -281,33 +256,6 @@ class Hosts:
             list(threads.map(start, range(len(cpus))))
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _start(command: list[Any], **options: Any) -> subprocess.Popen[str]:
-    """Start a process that is killed when this one ends."""
-    return subprocess.Popen(
-        list(map(str, command)), text=True, preexec_fn=_die_with_parent, cwd=ROOT, **options
-    )
-
-
-def _run(*command: Any, env: dict[str, str] | None = None, limit_s: float = 60.0) -> str:
-    done = subprocess.run(
-        list(map(str, command)),
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=limit_s,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}:\n{done.stdout[-4000:]}")
-    return done.stdout
-
-
 # --- the first process of a host ------------------------------------------------------
 
 
@@ -316,26 +264,17 @@ def _furnish(name: str, *needed: str) -> None:
     socket.sethostname(name)
     kept = {path: os.open(path, os.O_RDONLY) for path in needed if path.startswith("/tmp/")}
     for place in ("/dev/shm", "/tmp"):
-        _run("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
+        commands.output("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", place)
     for path, fd in kept.items():
         Path(path).mkdir(parents=True, exist_ok=True)
         # The descriptor itself: mount would follow the link into the new /tmp.
-        _run("mount", "--no-canonicalize", "--bind", f"/proc/{os.getpid()}/fd/{fd}", path)
+        source = f"/proc/{os.getpid()}/fd/{fd}"
+        commands.output("mount", "--no-canonicalize", "--bind", source, path)
         os.close(fd)
-    _run("mount", "--bind", "/dev/null", "/etc/resolv.conf")  # name resolution fails at once
+    # Name resolution fails at once.
+    commands.output("mount", "--bind", "/dev/null", "/etc/resolv.conf")
     # UCX looks for network devices there: it must see this namespace's, not the machine's.
-    _run("mount", "-t", "sysfs", "sysfs", "/sys")
-
-
-def _rest() -> None:
-    """Reap children, as the first process of a host must."""
-    print(READY, flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            time.sleep(0.2)
+    commands.output("mount", "-t", "sysfs", "sysfs", "/sys")
 
 
 if __name__ == "__main__":
@@ -344,4 +283,4 @@ if __name__ == "__main__":
             _furnish(*sys.argv[1:])
         except Exception as error:
             sys.exit(print(repr(error)))
-    _rest()
+    commands.rest()

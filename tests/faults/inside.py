@@ -189,12 +189,7 @@ def load_own_file(name: str) -> tuple[str, str]:
 
 def until_lost(name: str) -> dict[str, Any]:
     """Repeat a call until the gang is lost; return the error and its time."""
-    while True:
-        try:
-            sessions[name].list_workers()
-        except AlchemistError as error:
-            return outcome(error)
-        time.sleep(0.01)
+    return _lost_in(lambda: (sessions[name].list_workers(), time.sleep(0.01)))
 
 
 def churn(name: str, seconds: float) -> str:
@@ -211,22 +206,12 @@ def compute_until_lost(name: str) -> dict[str, Any]:
 def send_until_lost(name: str) -> dict[str, Any]:
     """Send until the gang is lost."""
     M = np.ones((100_000, 100))
-
-    def send() -> None:
-        while True:
-            sessions[name].send_matrix(M).free()
-
-    return _lost_in(send)
+    return _lost_in(lambda: sessions[name].send_matrix(M).free())
 
 
 def run_until_lost(name: str) -> dict[str, Any]:
     """Run functions until the gang is lost: their files travel through Ray."""
-
-    def run() -> None:
-        while True:
-            run_function(name)
-
-    return _lost_in(run)
+    return _lost_in(lambda: run_function(name))
 
 
 def run_function(name: str) -> int:
@@ -236,22 +221,14 @@ def run_function(name: str) -> int:
 
 
 def _lost_in(call: Any) -> dict[str, Any]:
-    try:
-        call()
-    except AlchemistError as error:
-        return outcome(error)
-    return {"kind": "none", "message": "the call ended well", "at": time.monotonic()}
-
-
-def outcome(error: AlchemistError) -> dict[str, Any]:
-    """An error as JSON, with the time on the clock that all hosts share."""
-    facts = {key: value for key, value in error.facts.items() if key != "tail"}
-    return {
-        "kind": type(error).__name__,
-        "message": str(error),
-        "facts": facts,
-        "at": time.monotonic(),
-    }
+    """Repeat a call until it fails: its error as JSON, with the time on the clock of all hosts."""
+    while True:
+        try:
+            call()
+        except AlchemistError as error:
+            facts = {key: value for key, value in error.facts.items() if key != "tail"}
+            told = {"kind": type(error).__name__, "message": str(error), "facts": facts}
+            return {**told, "at": time.monotonic()}
 
 
 # --- a detached gang, which outlives the head and its program ---

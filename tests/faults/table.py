@@ -38,41 +38,27 @@ class Cell(NamedTuple):
 
 
 CELLS = (
-    Cell("rank", "idle", "private"),
-    Cell("rank", "in a call", "private"),
+    *(
+        Cell(victim, moment, "private")
+        for victim in ("rank", "data endpoint", "proxy", "GroupManager")
+        for moment in ("idle", "in a call", "sending", "fetching")
+    ),
     Cell("rank", "in a call", "private", how="others wait"),
-    Cell("rank", "sending", "private"),
-    Cell("rank", "fetching", "private"),
     Cell("all ranks", "idle", "private"),
     Cell("all ranks", "in a call", "private"),
-    Cell("data endpoint", "idle", "private"),
-    Cell("data endpoint", "in a call", "private"),
-    Cell("data endpoint", "sending", "private"),
-    Cell("data endpoint", "fetching", "private"),
-    Cell("proxy", "idle", "private"),
-    Cell("proxy", "in a call", "private"),
     Cell("proxy", "in a call", "private", how="SIGTERM"),
-    Cell("proxy", "sending", "private"),
-    Cell("proxy", "fetching", "private"),
-    Cell("GroupManager", "idle", "private"),
-    Cell("GroupManager", "in a call", "private"),
-    Cell("GroupManager", "sending", "private"),
-    Cell("GroupManager", "fetching", "private"),
     Cell("rank", "in a call", "mpiexec"),
     Cell("mpiexec", "in a call", "mpiexec"),
     Cell("rank", "in a call", "named"),
     Cell("proxy", "idle", "named"),
     Cell("GroupManager", "idle", "named"),
     Cell("GroupManager", "in a call", "named"),
-    Cell("rank", "idle", "max_failures", "goes on"),
-    Cell("rank", "in a call", "max_failures", "goes on"),
-    Cell("all ranks", "idle", "max_failures", "goes on"),
-    Cell("all ranks", "in a call", "max_failures", "goes on"),
-    Cell("data endpoint", "idle", "max_failures", "goes on"),
-    Cell("data endpoint", "in a call", "max_failures", "goes on"),
-    Cell("proxy", "idle", "max_failures", "goes on"),
+    *(
+        Cell(victim, moment, "max_failures", "goes on")
+        for victim in ("rank", "all ranks", "data endpoint", "proxy")
+        for moment in ("idle", "in a call")
+    ),
     Cell("proxy", "idle", "max_failures", "goes on", "SIGTERM"),
-    Cell("proxy", "in a call", "max_failures", "goes on"),
     Cell("GroupManager", "idle", "max_failures"),
 )
 

@@ -9,7 +9,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import ray
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.clients import ray_tasks
 from alchemist_ray.errors import (
-    AlchemistError,
     GroupError,
     GroupFailedError,
     RoutineError,
@@ -29,7 +29,11 @@ from alchemist_ray.errors import (
 from alchemist_ray.gang import owner, registry
 from alchemist_ray.runtime.cluster.actors import driver_name, edition
 from mpi_workers.wire.frames import MAP_LIMIT, pack
+from tests.alchemist_ray.test_session import free_cpus
+from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
+from tests.support import traces
+from tests.support.build import library
 
 THREADS = 8
 
@@ -40,26 +44,16 @@ def als(cluster: str) -> Iterator[AlchemistSession]:
         yield session
 
 
-def in_threads(count: int, work: Any) -> None:
+def in_threads(count: int, work: Callable[[int], None]) -> None:
     """Run ``work(i)`` in threads that start together; raise the first error."""
-    start, errors = threading.Barrier(count), []
+    start = threading.Barrier(count)
 
     def run(i: int) -> None:
-        try:
-            start.wait(30)
-            work(i)
-        except BaseException as error:
-            errors.append(error)
+        start.wait(30)
+        work(i)
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + 100  # a start may take 90 s
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    assert not any(thread.is_alive() for thread in threads)
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(run, range(count)))
 
 
 # --- threads ---
@@ -92,57 +86,39 @@ def test_answers_reach_the_thread_that_asked(als: AlchemistSession) -> None:
 @pytest.mark.alone
 def test_a_long_call_does_not_hold_up_what_needs_no_ranks(als: AlchemistSession) -> None:
     echo = als.load_library("echo")
-    call = threading.Thread(target=lambda: echo.sleep(2.0), daemon=True)
-    call.start()
+    call = Call(lambda: echo.sleep(2.0))
     time.sleep(0.3)
     begun = time.monotonic()
     assert [worker.status for worker in als.list_workers()] == ["busy", "busy"]
     als.list_matrices()
     assert time.monotonic() - begun < 1.0
-    assert call.is_alive()
-    call.join(30)
+    assert call.under_way
+    call.outcome(0.0, 30)
 
 
 def test_two_threads_that_request_workers_get_one_gang(cluster: str) -> None:
-    free = ray.available_resources()["CPU"]
+    free = free_cpus()
     with AlchemistSession() as session:
-        refused: list[GroupError] = []
-
-        def work(i: int) -> None:
-            try:
-                session.request_workers(1)  # other gangs of this folder have 7 of 8 CPUs
-            except GroupError as error:
-                refused.append(error)
-
-        in_threads(2, work)
-        assert len(refused) == 1
+        # Other gangs of this folder have 7 of 8 CPUs.
+        calls = [Call(lambda: session.request_workers(1)) for _ in range(2)]
+        errors = [call.outcome(0.0, 100).error for call in calls]  # a start may take 90 s
+        assert sorted(type(error).__name__ for error in errors) == ["GroupError", "NoneType"]
         assert len(session.list_workers()) == 1
-    deadline = time.monotonic() + 20
-    while ray.available_resources().get("CPU", 0) < free and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert ray.available_resources()["CPU"] >= free  # more, if an earlier gang was still ending
+    # More, if an earlier gang was still ending.
+    assert traces.wait_until(lambda: free_cpus() >= free, 20, 0.2) is not None
 
 
 def test_close_does_not_wait_for_a_start_in_another_thread(
     als: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, "END_TIMEOUT_S", 1.0)
-    session, errors = AlchemistSession(), []
-
-    def request() -> None:
-        try:
-            session.request_workers(8)  # waits for the CPUs of `als`
-        except AlchemistError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=request, daemon=True)
-    thread.start()
+    session = AlchemistSession()
+    starting = Call(lambda: session.request_workers(8))  # waits for the CPUs of `als`
     time.sleep(1.0)
     begun = time.monotonic()
     session.close()
     assert time.monotonic() - begun < 10.0
-    thread.join(30)
-    assert [type(error) for error in errors] == [GroupFailedError]
+    assert type(starting.outcome(0.0, 30).error) is GroupFailedError
     assert als.run(lambda comm: comm.size) == 2
 
 
@@ -264,7 +240,7 @@ def test_a_reader_that_goes_away_does_not_cost_the_result(cluster: str, tmp_path
         with AlchemistSession(1) as als:
             open({str(tmp_path / "found")!r}, "w").write(str(als.run(speak)))
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert program.process.stdout is not None
         program.process.stdout.close()
         program.process.wait(60)
@@ -298,18 +274,12 @@ def test_a_reply_that_fits_the_frame_of_its_rank_alone_fails_its_call_alone(
     als: AlchemistSession, tmp_path: Path
 ) -> None:
     """The proxy adds the number of its node to a rank's reply."""
-    file = tmp_path / "long.py"
-    file.write_text(
-        "from ali import Context, routine\n"
-        '@routine("text")\n'
-        "def text(ctx: Context, size: int) -> str:\n"
-        '    return "x" * size\n'
-    )
-    library = als.load_library("long", file)
+    text = '@routine("text")\ndef text(ctx: Context, size: int) -> str: return "x" * size'
+    long = als.load_library("long", library(tmp_path / "long.py", text))
     empty = len(pack({"seq": 1 << 8, "value": ["x" * (1 << 16)]})) - (1 << 16)
     with pytest.raises(TransferError, match="limit"):
-        library.text(MAP_LIMIT - empty)
-    assert library.text(3) == "xxx"
+        long.text(MAP_LIMIT - empty)
+    assert long.text(3) == "xxx"
 
 
 def test_ctrl_c_in_the_middle_of_a_large_frame_leaves_a_usable_connection(
@@ -342,7 +312,7 @@ def test_a_job_with_an_environment_of_its_own_has_its_own_driver(cluster: str) -
             print(driver_name(edition()), secret, flush=True)
     """
     environment = {"env_vars": {"SECRET": "of this job"}}
-    with Program(cluster, text, runtime_env=environment) as program:
+    with Program(text, runtime_env=environment) as program:
         name, _, secret = program.said.partition(" ")
         program.process.wait(60)
     assert secret == "of this job"
@@ -365,6 +335,6 @@ def test_tasks_of_a_job_with_other_environments_have_their_own_agents(cluster: s
             environment = {"env_vars": {"SECRET": word}}
             print(ray.get(secret.options(runtime_env=environment).remote()), flush=True)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert [program.said, program.line()] == ["first", "second"]
         program.process.wait(60)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from typing import Any
@@ -29,15 +27,12 @@ from tests.faults.conftest import (
     record,
     variables,
 )
+from tests.faults.named.named_gangs import Program
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
-PROGRAM = """
-    import os, sys, time
-    import ray
-    from alchemist_ray import AlchemistSession
-    ray.init(address=sys.argv[1], log_to_driver=False)
-
+WAYS = ["mpi", "loop", "sleep", "output", "routine"]
+PROGRAM = f"""
     def hang(comm, how):
         print("in it", flush=True)
         if how == "mpi":
@@ -52,7 +47,7 @@ PROGRAM = """
     with AlchemistSession(2) as als:
         pids = [w.pid for w in als.list_workers()]
         echo = als.load_library("echo")
-        for how in sys.argv[2:]:
+        for how in {WAYS}:
             print("ready", how, flush=True)
             start = time.monotonic()
             try:
@@ -63,33 +58,21 @@ PROGRAM = """
             assert echo.who() == [0, 1]
             print("again", how, round(time.monotonic() - told, 3), flush=True)
         assert [w.pid for w in als.list_workers()] == pids
-    print("done", flush=True)
 """
 
 
-def test_ctrl_c_cancels_the_call_and_the_gang_goes_on(cluster: str, bystander: Gang) -> None:
-    ways = ["mpi", "loop", "sleep", "output", "routine"]
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), cluster, *ways],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    worst = 0.0
-    try:
-        for line in child.stdout:
+def test_ctrl_c_cancels_the_call_and_the_gang_goes_on(bystander: Gang) -> None:
+    ways, worst = list(WAYS), 0.0
+    with Program(PROGRAM) as program:
+        assert program.process.stdout is not None
+        for line in itertools.chain([program.said], program.process.stdout):
             # Ctrl-C may cut a line of the ranks' output; the program's output then continues it.
             if "ready " in line:
-                threading.Timer(0.7, child.send_signal, (signal.SIGINT,)).start()
+                threading.Timer(0.7, program.process.send_signal, (signal.SIGINT,)).start()
             elif found := re.search(r"again (\w+) ([\d.]+)$", line):
                 assert found[1] == ways.pop(0)
                 worst = max(worst, float(found[2]))
-            elif line.endswith("done\n"):
-                break
-    finally:
-        code = child.wait(30)
-        child.stdout.close()
-    assert code == 0
+        assert program.process.wait(30) == 0
     assert ways == []
     assert worst < ERROR_LIMIT_S
     record("Ctrl-C while a call is waited for (until the next is done)", worst, None, "-")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +30,7 @@ pytestmark = pytest.mark.timeout(150, func_only=True)
 def there(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Address and token of a gateway on a port that stays."""
     folder: Path = tmp_path_factory.mktemp("gateway")
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
+    port = traces.free_port()
     tokens = TokenFile(folder / "tokens.json")
     token = tokens.create("anna", ("call", "run_code"), groups=("cluster",))
     info = actor.serve("127.0.0.1", port, tokens=str(tokens.path), audit=str(folder / "audit.log"))

@@ -10,16 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.faults.hosts import Host, Hosts, why_not
+from tests.faults.conftest import needs_hosts
+from tests.faults.hosts import Host, Hosts
 from tests.support.suite import scaled
 from tests.support.thin_clients import NOT_ON_CLIENTS
 
-REASON = why_not()
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-    pytest.mark.timeout(scaled(150, 400), func_only=True),
-]
+pytestmark = needs_hosts(scaled(150, 400))
 
 OUTAGE_S = float(scaled(8, 60))  # the connection for commands is given up after 6 s
 BEGIN = f"""

@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import record
-from tests.faults.hosts import GCS_PORT, Host, Hosts, why_not
+from tests.faults.conftest import HOSTLESS, needs_hosts, record
+from tests.faults.hosts import GCS_PORT, Host, Hosts
 from tests.support import traces
 
 REDIS = shutil.which("redis-server")
-REASON = why_not() or (None if REDIS else "no redis-server (apt-get install redis-server)")
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-    pytest.mark.timeout(400, func_only=True),
-]
+REASON = HOSTLESS or (None if REDIS else "no redis-server (apt-get install redis-server)")
+pytestmark = needs_hosts(400, REASON)
 
 REDIS_PORT = 6390
 PASSWORD = "of this test"

@@ -12,16 +12,11 @@ from typing import Any
 import pytest
 
 from mpi_workers.data import node_connections
-from tests.faults.conftest import ERROR_LIMIT_S, record
-from tests.faults.hosts import Host, Hosts, why_not
+from tests.faults.conftest import ERROR_LIMIT_S, needs_hosts, record
+from tests.faults.hosts import Host, Hosts
 from tests.support import traces
 
-REASON = why_not()
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-    pytest.mark.timeout(100, func_only=True),
-]
+pytestmark = needs_hosts(100)
 
 LINK_S = 10.0  # a cut link is noticed within
 RANKS = 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from alchemist_ray.runtime.cluster import catalogue
 from alchemist_ray.runtime.driver import find_driver
 from tests.faults.conftest import Gang, agent_pids, left, pid_of, variables
 from tests.support import commands, traces
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.timeout(100, func_only=True)
 
@@ -43,7 +40,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.cell("GroupManager", "starting", "private", "goes on")
 def test_a_private_gang_gets_another_manager(cluster: str) -> None:
-    done = commands.python(FROZEN.format(address=cluster), cwd=ROOT)
+    done = commands.python(FROZEN.format(address=cluster))
     pid, _, ranks = done.stdout.strip().partition(" ")
     assert ranks == "2", done.stderr
     assert "does not answer: another one is started" in done.stderr

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import uuid
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupFailedError, ResourceError
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, agent_name, edition
-from mpi_workers.matrix.available_memory import MemoryCgroup
+from tests.faults.conftest import agent_pids
+from tests.mpi_workers.cgroups import limited_memory
 from tests.support import traces
 
 LIMIT = 400 << 20  # 400 MiB: the processes of a gang with two ranks fit, a greedy rank does not
@@ -29,28 +25,14 @@ def greedy(comm, gib):
 @pytest.fixture
 def limited(cluster: str) -> Iterator[int]:
     """Put the fork server of this node, and all processes it forks, in a memory cgroup."""
-    found = MemoryCgroup.find()
-    if found is None or os.getuid() != 0:
-        pytest.skip("a memory cgroup can only be made by root, where there is a controller")
-    above, limit_file = found.folder, found.names.limit
-    folder = above / f"alchemist-test-{uuid.uuid4().hex[:8]}"
-    with AlchemistSession(1):  # starts the agent
-        name = agent_name(edition(), ray.get_runtime_context().get_node_id())
-        fork_server: int = ray.get(ray.get_actor(name, namespace=NAMESPACE).pids.remote())[
-            "fork-server"
-        ]
-    try:
-        folder.mkdir()
-        (folder / limit_file).write_text(f"{LIMIT}\n")
-        (folder / "cgroup.procs").write_text(f"{fork_server}\n")
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    yield fork_server
-    (above / "cgroup.procs").write_text(f"{fork_server}\n")
-    traces.wait_until(lambda: not (folder / "cgroup.procs").read_text(), 5.0, 0.05)
-    folder.rmdir()
+    with limited_memory(LIMIT) as folder:
+        processes = folder / "cgroup.procs"
+        with AlchemistSession(1):  # starts the agent
+            fork_server = agent_pids()["fork-server"]
+        processes.write_text(f"{fork_server}\n")
+        yield fork_server
+        (folder.parent / "cgroup.procs").write_text(f"{fork_server}\n")
+        traces.wait_until(lambda: not processes.read_text(), 5.0, 0.05)
 
 
 @pytest.mark.cell("rank", "in a call", "private", "lost")

@@ -6,14 +6,15 @@ import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import StaleHandleError
 from alchemist_ray.runtime.driver import find_driver
+from tests.alchemist_ray.test_session import free_cpus, wait_for_cpus
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     LIBRARY,
@@ -131,31 +132,26 @@ def test_a_gang_outlives_the_driver_actor(gang: Gang) -> None:
 # --- the user's program ---
 
 
-def free_cpus() -> float:
-    return float(ray.available_resources().get("CPU", 0.0))
-
-
 @pytest.fixture
 def before(gang: Gang) -> set[str]:
     """Return the processes and files that existed before the program."""
     return left()
 
 
-def run_and_end(address: str, before: set[str], then: str, cause: Any) -> tuple[float, float]:
-    cpus = free_cpus()
-    with Program(address, PROGRAM.format(library=str(LIBRARY), then=then)) as program:
-        ranks = list(map(int, program.said.split()))
-        assert len(ranks) == 2
-        traces.note_segments()
-        time.sleep(0.5)
-        start = time.monotonic()
-        start = float(cause(program) or start)
-        gone = traces.wait_until(lambda: not any(map(traces.alive, ranks)), ERROR_LIMIT_S)
-        assert gone is not None
-        gone_s = time.monotonic() - start
-        assert_clean(before)
-        assert traces.wait_until(lambda: free_cpus() == cpus, ERROR_LIMIT_S, 0.05) is not None
-        return gone_s, time.monotonic() - start
+def ends(
+    fault: str, ranks: list[int], cause: Callable[[], Any], before: set[str], cpus: float
+) -> None:
+    """Check that ranks end with their program, and that the CPUs are free again."""
+    assert len(ranks) == 2
+    traces.note_segments()
+    start = time.monotonic()
+    start = float(cause() or start)
+    gone = traces.wait_until(lambda: not any(map(traces.alive, ranks)), ERROR_LIMIT_S)
+    assert gone is not None
+    error_s = time.monotonic() - start
+    assert_clean(before)
+    assert wait_for_cpus(cpus, ERROR_LIMIT_S)
+    record(fault, error_s, time.monotonic() - start, "(ranks and CPUs gone)")
 
 
 @pytest.mark.cell("program", "in a call", "private", "ends")
@@ -174,17 +170,18 @@ def run_and_end(address: str, before: set[str], then: str, cause: Any) -> tuple[
     ],
 )
 def test_a_program_that_ends_leaves_nothing(
-    cluster: str, gang: Gang, before: set[str], fault: str, then: str, cause: Any
+    gang: Gang, before: set[str], fault: str, then: str, cause: Any
 ) -> None:
-    error_s, gone_s = run_and_end(cluster, before, then, cause)
-    record(f"the user's program: {fault}", error_s, gone_s, "(ranks and CPUs gone)")
+    cpus = free_cpus()
+    with Program(PROGRAM.format(library=str(LIBRARY), then=then)) as program:
+        ranks = list(map(int, program.said.split()))
+        time.sleep(0.5)
+        ends(f"the user's program: {fault}", ranks, lambda: cause(program), before, cpus)
 
 
 @pytest.mark.cell("program", "starting", "private", "ends")
-def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(
-    cluster: str, before: set[str]
-) -> None:
-    with Program(cluster, 'print("here", flush=True); AlchemistSession(6)') as program:
+def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(before: set[str]) -> None:
+    with Program('print("here", flush=True); AlchemistSession(6)') as program:
         assert program.said
         queued = traces.wait_until(lambda: any("placement" in what for what in left() - before), 20)
         assert queued is not None
@@ -194,22 +191,12 @@ def test_a_program_killed_while_it_waits_for_cpus_leaves_nothing(
 
 
 @pytest.mark.cell("program", "idle", "private", "ends")
-def test_a_killed_actor_ends_its_gang(cluster: str, gang: Gang) -> None:
+def test_a_killed_actor_ends_its_gang(before: set[str]) -> None:
     """A session inside a Ray actor, as in RLlib's env runners."""
-    before = left()
     cpus = free_cpus()
     owner: Any = ray.remote(Owner).options(num_cpus=0).remote()
-    ranks = ray.get(owner.begin.remote())
-    traces.note_segments()
-    pid = pid_of(owner)
-    start = time.monotonic()
-    kill(pid)
-    took = traces.wait_until(lambda: not any(map(traces.alive, ranks)), ERROR_LIMIT_S)
-    assert took is not None
-    assert_clean(before)
-    assert traces.wait_until(lambda: free_cpus() == cpus, ERROR_LIMIT_S, 0.05) is not None
-    gone_s = time.monotonic() - start
-    record("kill -9 of a Ray actor that has a session", took, gone_s, "(ranks and CPUs gone)")
+    ranks, pid = ray.get(owner.begin.remote()), pid_of(owner)
+    ends("kill -9 of a Ray actor that has a session", ranks, lambda: kill(pid), before, cpus)
 
 
 class Owner:
@@ -218,13 +205,6 @@ class Owner:
     def begin(self) -> list[int]:
         self.session = AlchemistSession(2)
         return [worker.pid for worker in self.session.list_workers()]
-
-
-def test_a_handle_of_a_program_that_is_gone_is_stale(cluster: str, gang: Gang) -> None:
-    with AlchemistSession(1) as other:
-        A = other.send_matrix([[1.0]])
-    with pytest.raises(StaleHandleError, match="has ended"):
-        A.fetch()
 
 
 def test_an_interrupted_launch_leaves_nothing(gang: Gang) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -32,36 +33,44 @@ from tests.support import traces
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
 
+@contextlib.contextmanager
+def refused(
+    fault: str,
+    error: type[Exception],
+    match: str,
+    least_s: float = 0.0,
+    most_s: float = ERROR_LIMIT_S,
+    before: set[str] | None = None,
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Check the error of the block and its time, and that nothing is left but `before`."""
+    start = time.monotonic()
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    seconds = time.monotonic() - start
+    assert least_s <= seconds < most_s
+    gone_s = None if before is None else assert_clean(before)
+    record(fault, seconds, gone_s, caught.value)
+
+
 # --- CPUs ---
 
 
 @pytest.mark.alone
 def test_more_workers_than_the_cluster_has_are_refused_at_once(gang: Gang) -> None:
-    before = left()
+    before, fault = left(), "more workers than the cluster has CPUs"
     with AlchemistSession() as session:
-        start = time.monotonic()
-        with pytest.raises(ResourceError, match=r"1000 workers .* room for 8") as caught:
+        with refused(fault, ResourceError, r"1000 workers .* room for 8", most_s=1.0):
             session.request_workers(1000)
-        seconds = time.monotonic() - start
-        assert seconds < 1.0
         assert len(session.request_workers(1)) == 1
-    gone_s = assert_clean(before)
-    record("more workers than the cluster has CPUs", seconds, gone_s, caught.value)
+    assert_clean(before)
 
 
 def test_cpus_in_use_are_waited_for_and_then_refused(gang: Gang) -> None:
-    before = left()
+    before, fault = left(), "CPUs in use (start_timeout_s=1.5)"
+    words = r"not enough free CPUs for 6 workers .* free now.* In use: gang g\w+ \d"
     with opened(start_timeout_s=1.5) as session:
-        start = time.monotonic()
-        with pytest.raises(
-            ResourceError,
-            match=r"not enough free CPUs for 6 workers .* free now.* In use: gang g\w+ \d",
-        ) as caught:
+        with refused(fault, ResourceError, words, 1.0, 1.5 + ERROR_LIMIT_S, before):
             session.request_workers(6)
-        seconds = time.monotonic() - start
-        assert 1.0 < seconds < 1.5 + ERROR_LIMIT_S
-        gone_s = assert_clean(before)
-        record("CPUs in use (start_timeout_s=1.5)", seconds, gone_s, caught.value)
         assert len(session.request_workers(1)) == 1
     assert_clean(before)
 
@@ -87,25 +96,20 @@ def test_a_matrix_larger_than_memory_is_refused_before_any_is_taken(
     if larger_than == "what is free":  # with what other ranks may return, there would be room
         nbytes, least_s = gang.workers * (free + total) // 2, ROOM_S
     huge = np.broadcast_to(np.float64(0), (nbytes // 8000, 1000))  # of one element
-    start = time.monotonic()
-    with pytest.raises(ResourceError, match=r"needs .*B for .* node .* has .* left") as caught:
+    fault, words = f"matrix larger than {larger_than}", r"needs .*B for .* node .* has .* left"
+    with refused(fault, ResourceError, words, least_s, least_s + 1.0):
         gang.session.send_matrix(huge)
-    seconds = time.monotonic() - start
-    assert least_s <= seconds < least_s + 1.0
     assert free - available_bytes() < 1 << 30  # other processes use memory, too
     assert len(gang.session.list_matrices()) == matrices
     assert gang.works()
-    record(f"matrix larger than {larger_than}", seconds, None, caught.value)
 
 
 def test_a_routine_that_asks_for_more_than_memory_fails_alone(gang: Gang) -> None:
-    start = time.monotonic()
-    with pytest.raises(ResourceError, match=r"needs .* TB .* node .* has .* left") as caught:
+    words = r"needs .* TB .* node .* has .* left"
+    with refused("routine asks for more than memory", ResourceError, words) as caught:
         gang.lib.greedy(10**6, 10**6)
-    seconds = time.monotonic() - start
     assert caught.value.rank is not None
     assert gang.works()
-    record("routine asks for more than memory", seconds, None, caught.value)
 
 
 # --- start-up ---
@@ -118,11 +122,8 @@ def hanging_ranks(gang: Gang) -> Iterator[None]:
         agent_name(edition(), ray.get_runtime_context().get_node_id()), namespace=NAMESPACE
     )
 
-    def set_hold(self: Any, hold: bool) -> None:
-        os.environ["MPIR_CVAR_DEBUG_HOLD"] = "1" if hold else "0"
-
     def switch(hold: bool) -> None:
-        ray.get(agent.__ray_call__.remote(set_hold, hold))
+        set_variable(agent, "MPIR_CVAR_DEBUG_HOLD", str(int(hold)))
         fork_server = agent_pids()["fork-server"]
         gang.before.add(f"process {fork_server}")  # it stays while it has gangs
         kill(fork_server)  # the next one has the environment
@@ -133,15 +134,13 @@ def hanging_ranks(gang: Gang) -> Iterator[None]:
 
 
 def test_ranks_that_hang_when_they_start_are_ended(gang: Gang, hanging_ranks: None) -> None:
-    before = left()
-    with opened(start_timeout_s=3.0) as session:
-        start = time.monotonic()
-        with pytest.raises(LaunchError, match=r"2 workers .* 3 s\. .* initialising MPI") as caught:
-            session.request_workers(2)
-        seconds = time.monotonic() - start
-        assert 2.5 < seconds < 3.0 + ERROR_LIMIT_S
-        gone_s = assert_clean(before)
-        record("ranks hang in MPI_Init (start_timeout_s=3)", seconds, gone_s, caught.value)
+    before, fault = left(), "ranks hang in MPI_Init (start_timeout_s=3)"
+    words = r"2 workers .* 3 s\. .* initialising MPI"
+    with (
+        opened(start_timeout_s=3.0) as session,
+        refused(fault, LaunchError, words, 2.5, 3.0 + ERROR_LIMIT_S, before),
+    ):
+        session.request_workers(2)
 
 
 @pytest.mark.cell("rank", "starting", "private", "LaunchError")
@@ -175,13 +174,12 @@ def test_a_fork_server_that_hangs_is_given_up(gang: Gang) -> None:
     fork_server = agent_pids()["fork-server"]
     kill(fork_server, signal.SIGSTOP)
     try:
-        with opened(start_timeout_s=2.0) as session:
-            start = time.monotonic()
-            with pytest.raises(LaunchError, match="starting processes") as caught:
-                session.request_workers(2)
-            seconds = time.monotonic() - start
-            assert seconds < 2.0 + ERROR_LIMIT_S
-            record("a fork server hangs (start_timeout_s=2)", seconds, None, caught.value)
+        fault = "a fork server hangs (start_timeout_s=2)"
+        with (
+            opened(start_timeout_s=2.0) as session,
+            refused(fault, LaunchError, "starting processes", most_s=2.0 + ERROR_LIMIT_S),
+        ):
+            session.request_workers(2)
     finally:
         kill(fork_server, signal.SIGCONT)
     assert_clean(before)
@@ -210,12 +208,9 @@ def test_an_mpiexec_that_hangs_is_ended(gang: Gang) -> None:
     before = left()
     with opened(launcher="mpiexec", start_timeout_s=2.0) as session:
         launch_with(session, "sh -c 'sleep 60'")
-        start = time.monotonic()
-        with pytest.raises(LaunchError, match="initialising MPI") as caught:
+        fault = "mpiexec hangs (start_timeout_s=2)"
+        with refused(fault, LaunchError, "initialising MPI", 2.0, 60.0, before):
             session.request_workers(2)
-        seconds = time.monotonic() - start
-        gone_s = assert_clean(before)
-        record("mpiexec hangs (start_timeout_s=2)", seconds, gone_s, caught.value)
         launch_with(session, "")
 
 
@@ -241,13 +236,9 @@ def test_an_mpiexec_that_fails_is_reported(gang: Gang) -> None:
     before = left()
     with opened(launcher="mpiexec", start_timeout_s=20.0) as session:
         launch_with(session, "sh -c 'echo no; exit 5'")
-        start = time.monotonic()
-        with pytest.raises(LaunchError, match=r"all of sh ended with 5(.|\n)*no") as caught:
+        words = r"all of sh ended with 5(.|\n)*no"
+        with refused("mpiexec fails at once", LaunchError, words, before=before):
             session.request_workers(2)
-        seconds = time.monotonic() - start
-        assert seconds < ERROR_LIMIT_S
-        gone_s = assert_clean(before)
-        record("mpiexec fails at once", seconds, gone_s, caught.value)
         launch_with(session, "")
 
 
@@ -263,8 +254,9 @@ def launch_with(session: AlchemistSession, mpiexec: str) -> None:
 
     An empty command removes the setting: the manager may serve the next session.
     """
+    set_variable(session._gangs._live_manager().actor, "ALCHEMIST_MPIEXEC", mpiexec)
 
-    def set_command(self: Any, command: str) -> None:
-        os.environ["ALCHEMIST_MPIEXEC"] = command
 
-    ray.get(session._gangs._live_manager().actor.__ray_call__.remote(set_command, mpiexec))
+def set_variable(actor: Any, name: str, value: str) -> None:
+    """Set a variable of the environment in an actor's process."""
+    ray.get(actor.__ray_call__.remote(lambda self: os.environ.update({name: value})))

@@ -1,7 +1,6 @@
 """An executor, a rank or Spark's JVM is killed while Spark sends: an error, nothing left."""
 
-# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
-# for itself.
+# ruff: noqa: PLC0415 - what runs in executors imports for itself
 
 from __future__ import annotations
 

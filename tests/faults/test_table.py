@@ -32,7 +32,7 @@ from tests.faults.conftest import (
     pid_of,
     record,
 )
-from tests.faults.recovery.conftest import BACK_LIMIT_S, Recovering
+from tests.faults.recovery.conftest import BACK_LIMIT_S, Recovering, X
 from tests.faults.table import CELLS, Cell, marked, unknown
 from tests.faults.test_transfers import halfway, held_by, outcome_of, tall
 from tests.support import traces
@@ -41,7 +41,6 @@ __all__ = ["tall"]  # a fixture
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
-X = np.random.default_rng(0).random((300, 40))  # more than a handle remembers
 RANK = {"idle": 1, "in a call": 0, "others wait": 1, "sending": 1, "fetching": -1}  # of the gang
 
 

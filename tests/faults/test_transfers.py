@@ -30,6 +30,7 @@ from tests.faults.conftest import (
     pid_of,
     record,
 )
+from tests.support import traces
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
@@ -160,10 +161,7 @@ def test_an_agent_releases_a_gang_that_has_ended(gang: Gang, by_agents: None, ma
     kill(pid_of(gang.manager))
     with pytest.raises(AlchemistError):
         gang.session.list_workers()
-    deadline = time.monotonic() + ERROR_LIMIT_S
-    while held_by(agent) > held and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert held_by(agent) <= held
+    assert traces.wait_until(lambda: held_by(agent) <= held, ERROR_LIMIT_S) is not None
     gang.again()
 
 

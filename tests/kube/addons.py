@@ -22,38 +22,21 @@ COREFILE = """\
     cache 5
 }}
 """
+RBAC = "rbac.authorization.k8s.io"
 # Leave for the scheduler to read what coscheduling goes by.
 PODGROUPS: list[dict[str, Any]] = [
-    {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "coscheduling"},
-        "rules": [
-            {
-                "apiGroups": ["scheduling.x-k8s.io"],
-                "resources": ["podgroups", "podgroups/status", "elasticquotas"],
-                "verbs": ["get", "list", "watch", "update", "patch"],
-            }
-        ],
-    },
-    {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": "coscheduling"},
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
-            "name": "coscheduling",
-        },
-        "subjects": [
-            {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "User",
-                "name": "system:kube-scheduler",
-            }
-        ],
-    },
-]
+    {"apiVersion": f"{RBAC}/v1", "metadata": {"name": "coscheduling"}, **told}
+    for told in (
+        {"kind": "ClusterRole", "rules": [{
+            "apiGroups": ["scheduling.x-k8s.io"],
+            "resources": ["podgroups", "podgroups/status", "elasticquotas"],
+            "verbs": ["get", "list", "watch", "update", "patch"],
+        }]},
+        {"kind": "ClusterRoleBinding",
+         "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": "coscheduling"},
+         "subjects": [{"apiGroup": RBAC, "kind": "User", "name": "system:kube-scheduler"}]},
+    )
+]  # fmt: skip
 
 
 def _config(sandbox: Sandbox) -> str:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.deploy.kuberay.folders import KUBERAY_VERSION
+from tests.support import commands
 
 SOURCE = Path(__file__).parent / "controlplane"
 CACHE = Path.home() / ".cache" / "alchemist-on-ray" / "kube"
@@ -84,19 +83,7 @@ def _locked(name: str) -> Iterator[None]:
 
 
 def _go(*words: str, **environment: str) -> str:
-    done = subprocess.run(
-        ["go", *words],
-        cwd=SOURCE,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"go {' '.join(words)} ({done.returncode}):\n{done.stderr[-4000:]}")
-    return done.stdout
+    return commands.output("go", *words, cwd=SOURCE, limit_s=LIMIT_S, **environment)
 
 
 def _module(module: str) -> Path:
@@ -104,7 +91,7 @@ def _module(module: str) -> Path:
     return Path(json.loads(_go("mod", "download", "-json", module, GOFLAGS="-mod=mod"))["Dir"])
 
 
-def _build(program: Path, module: str, package: str = ".") -> None:
+def _build(program: Path, module: str, package: str) -> None:
     """A module's program, by its own go.mod: all that Go then asks for has a fixed version."""
     words = ("build", "-C", str(_module(module)), "-mod=readonly", "-buildvcs=false", "-trimpath")
     _go(*words, "-ldflags=-s -w", "-o", str(program), package, CGO_ENABLED="0")
@@ -129,20 +116,14 @@ def _make_control_plane(folder: Path) -> None:
 
 
 def _make_operator(folder: Path) -> None:
-    _build(folder / "ray-operator", KUBERAY)
+    _build(folder / "ray-operator", KUBERAY, ".")
     _manifests(folder, KUBERAY, "config/crd/bases/*.yaml")
 
 
-def _make_coredns(folder: Path) -> None:
-    _build(folder / "coredns", COREDNS)
-
-
-def _make_kwok(folder: Path) -> None:
-    _build(folder / "kwok", KWOK, "./cmd/kwok")
-
-
-def _make_helm(folder: Path) -> None:
-    _build(folder / "helm", HELM, "./cmd/helm")
+def _program(name: str, module: str, package: str = ".") -> Part:
+    """The part that is one program of a module."""
+    version = module.partition("@")[2]
+    return Part(name, version, lambda folder: _build(folder / name, module, package))
 
 
 def _digest() -> str:
@@ -156,9 +137,9 @@ def _digest() -> str:
 
 CONTROL_PLANE = Part("controlplane", _digest(), _make_control_plane)
 OPERATOR = Part("ray-operator", KUBERAY.partition("@")[2], _make_operator)
-DNS = Part("coredns", COREDNS.partition("@")[2], _make_coredns)
-FAKES = Part("kwok", KWOK.partition("@")[2], _make_kwok)
-PACKAGES = Part("helm", HELM.partition("@")[2], _make_helm)
+DNS = _program("coredns", COREDNS)
+FAKES = _program("kwok", KWOK, "./cmd/kwok")
+PACKAGES = _program("helm", HELM, "./cmd/helm")
 ALL = (CONTROL_PLANE, OPERATOR, DNS, FAKES, PACKAGES)
 
 

@@ -20,15 +20,18 @@ import yaml
 from tests.kube import addons, binaries, credentials, node, server
 from tests.kube.sandbox import Sandbox
 from tests.kube.timings import Timings
+from tests.support import commands
 
 Map = dict[str, Any]
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"cpus": 1, "memory": "2Gi", "headCpus": "1", "headMemory": "3Gi", "storage": "2Gi"}
 UP_S = 180.0
+RAY_UP_S = 400.0
+GONE_S = 240.0  # a namespace with all that is in it
 
 
-class Cluster:
+class Cluster(commands.System):
     """It comes up in half a minute and leaves nothing (a context manager).
 
     Raises `RuntimeError` with the daemons' last words if it does not come up.
@@ -37,30 +40,18 @@ class Cluster:
     def __init__(self, images: list[Path], timings: Timings) -> None:
         self.timings = timings
         self._images = images
-        self.sandbox: Sandbox
-        self._binary: Path
-
-    def __enter__(self) -> Cluster:
-        folders = {part.name: part.get() for part in binaries.ALL}
-        self._folders = folders
-        self._binary = folders["controlplane"] / "controlplane"
+        self._folders = {part.name: part.get() for part in binaries.ALL}
+        self._binary = self._folders["controlplane"] / "controlplane"
         self.sandbox = Sandbox()
-        try:
-            self._up(folders)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all of it. Raises `RuntimeError` if anything is left."""
         with self.timings("torn down, nothing left"):
             self.sandbox.close()
 
-    def _up(self, folders: dict[str, Path]) -> None:
+    def start(self) -> None:
+        """Start Kubernetes and what is added to it."""
+        folders = self._folders
         with self.timings("etcd, API server, controllers, scheduler"):
             credentials.make(self.sandbox.folder / "keys")
             server.start(self.sandbox, self._binary)
@@ -92,22 +83,20 @@ class Cluster:
 
     # --- what an operator says ---
 
-    def kubectl(
-        self, *words: Any, given: str | None = None, limit_s: float = 120.0, check: bool = True
-    ) -> str:
-        """The output of kubectl. Raises `RuntimeError` if it fails."""
-        config = str(self.sandbox.folder / "keys" / "admin.kubeconfig")
+    @property
+    def _config(self) -> str:
+        return str(self.sandbox.folder / "keys" / "admin.kubeconfig")
+
+    def kubectl(self, *words: Any, limit_s: float = 120.0, **options: Any) -> str:
+        """The output of kubectl, see `commands.output`. Raises `RuntimeError` if it fails."""
         command = [self._binary, "kubectl", *words]
-        return self.sandbox.run(
-            *command, given=given, limit_s=limit_s, check=check, KUBECONFIG=config
-        )
+        return self.sandbox.run(*command, limit_s=limit_s, KUBECONFIG=self._config, **options)
 
     def helm(self, *words: Any) -> str:
         """The output of Helm. Raises `RuntimeError` if it fails."""
-        config = str(self.sandbox.folder / "keys" / "admin.kubeconfig")
         home = str(self.sandbox.folder / "helm")
         return self.sandbox.run(
-            self._folders["helm"] / "helm", *words, limit_s=120.0, KUBECONFIG=config,
+            self._folders["helm"] / "helm", *words, limit_s=120.0, KUBECONFIG=self._config,
             HELM_CACHE_HOME=home, HELM_CONFIG_HOME=home, HELM_DATA_HOME=home,
         )  # fmt: skip
 
@@ -116,6 +105,14 @@ class Cluster:
         self.kubectl("create", "namespace", name)
         level = "pod-security.kubernetes.io/enforce=restricted"
         self.kubectl("label", "namespace", name, level)
+
+    def wait_until_ready(self, namespace: str, pods: int) -> None:
+        """Wait until it has so many pods, all of them ready."""
+        self.wait_for(f"{pods} ready pods", lambda: self.is_ready(namespace, pods), RAY_UP_S)
+
+    def delete(self, *namespaces: str) -> None:
+        """Delete namespaces, with all that is in them."""
+        self.kubectl("delete", "namespace", *namespaces, "--ignore-not-found", limit_s=GONE_S)
 
     def chart(self, name: str, **values: Any) -> list[Map]:
         """The chart's objects for small pods, and these values, in a namespace of its name."""
@@ -171,12 +168,11 @@ class Cluster:
 
     def begin(self, namespace: str, program: str) -> subprocess.Popen[str]:
         """Start a program in the head pod that goes on; it prints to a pipe."""
-        config = str(self.sandbox.folder / "keys" / "admin.kubeconfig")
         where = ("-n", namespace, self.head(namespace), "-c", "ray-head")
         words = [self._binary, "kubectl", "exec", *where, "--", "python", "-uc", program]
         return subprocess.Popen(
             self.sandbox.enter(*words),
-            env=self.sandbox.environment({"KUBECONFIG": config}),
+            env=self.sandbox.environment({"KUBECONFIG": self._config}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -196,9 +192,9 @@ class Cluster:
 
     def state(self) -> str:
         """How things stand, for who wonders why."""
-        said = [self.kubectl("get", "raycluster,rayjob,pods", "-A", "-o", "wide", check=False)]
+        said = [self.kubectl("get", "raycluster,rayjob,pods", "-A", "-o", "wide", code=None)]
         said.append(
-            self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp", check=False)[-5000:]
+            self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp", code=None)[-5000:]
         )
         said.append(self.sandbox.said("operator"))
         return "\n".join(said)

@@ -5,14 +5,13 @@ with its first process, which dies with this one, however this one ends. What li
 namespace (cgroups, a folder of files) is removed by `Sandbox.close`.
 
 The machine is told to be larger inside (`CPUS`, `MEMORY`): Kubernetes schedules what is asked
-for, not what is used, and the manifests ask for more than tests use. The same file is the first
+for, not what is used, and the manifests ask for more than tests use. The same module is the first
 process inside.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
@@ -25,13 +24,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support import commands
+
 NAMESPACES = ("--net", "--mount", "--pid")
 CPUS = 16
 MEMORY = 64 << 30  # bytes
 NODE_IP = "192.168.77.1"
 CGROUPS = Path("/sys/fs/cgroup")
-PR_SET_PDEATHSIG = 1
-READY = "ready"
 END_S = 20.0
 # The kubelet writes these, and they are the whole machine's.
 KERNEL = {
@@ -43,10 +42,6 @@ KERNEL = {
     "kernel/keys/root_maxbytes": "25000000",
 }
 PRIVATE = ("/run", "/var/log", "/var/lib/cni", "/var/lib/kubelet")  # all of them write there
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Sandbox:
@@ -63,21 +58,13 @@ class Sandbox:
         self.cgroups = [path for path in made if path is not None]
         for top in self.cgroups:
             make_cgroup(top, "kubepods")  # or the kubelet would make it, for more CPUs than are
-        self._unshare = subprocess.Popen(
-            [
-                *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
-                *("--propagation", "private", sys.executable, "-S", __file__, str(self.folder)),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=_die_with_parent,
-        )
-        assert self._unshare.stdout is not None
-        if (said := self._unshare.stdout.readline().strip()) != READY:
+        self._unshare: subprocess.Popen[str] | None = None
+        apart = [*NAMESPACES, "--mount-proc", "--propagation", "private"]
+        try:
+            self._unshare, self._init = commands.unshared(apart, "tests.kube.sandbox", self.folder)
+        except RuntimeError:
             self.close()
-            raise RuntimeError(f"the namespaces did not come up: {said}")
-        self._init = _children(self._unshare.pid)[0]
+            raise
 
     def enter(self, *command: Any) -> list[str]:
         """The command line that runs a command inside."""
@@ -88,29 +75,10 @@ class Sandbox:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "KUBE", "TMPDIR"))}
         return {**kept, "HOME": str(self.folder), **more}
 
-    def run(
-        self,
-        *command: Any,
-        limit_s: float = 60.0,
-        given: str | None = None,
-        check: bool = True,
-        **environment: str,
-    ) -> str:
-        """Run a command inside; what it prints. Raises `RuntimeError` with all that it says."""
-        done = subprocess.run(
-            self.enter(*command),
-            env=self.environment(environment),
-            input=given if given is not None else "",
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        if check and done.returncode:
-            shown = " ".join(map(str, command))[:300]
-            said = (done.stdout + done.stderr)[-6000:]
-            raise RuntimeError(f"{shown} ({done.returncode}):\n{said}")
-        return done.stdout
+    def run(self, *command: Any, limit_s: float = 60.0, **options: Any) -> str:
+        """The output of a command inside, see `commands.output`."""
+        env = self.environment()
+        return commands.output(*self.enter(*command), env=env, limit_s=limit_s, **options)
 
     def start(self, name: str, *command: Any, **environment: str) -> None:
         """Start a daemon inside; what it says goes into a file of its name."""
@@ -121,14 +89,14 @@ class Sandbox:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,
+                preexec_fn=commands.die_with_parent,
             )
 
     def stop(self, name: str) -> None:
         """End a daemon, which is the child of the nsenter that we started."""
         daemon = self._daemons.pop(name)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for child in _children(daemon.pid):
+            for child in commands.children(daemon.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -147,9 +115,9 @@ class Sandbox:
 
     def close(self) -> None:
         """End every process inside, and remove what lies outside the namespaces."""
-        with contextlib.suppress(ProcessLookupError):
+        if self._unshare is not None:
             self._unshare.kill()
-        self._unshare.communicate()
+            self._unshare.communicate()
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
@@ -168,13 +136,6 @@ class Sandbox:
         found += [f"process {pid}" for pid in _using(self.folder)]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         return found + [f"mount {line}" for line in mounts if f"{self.folder}/" in line]
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-    except FileNotFoundError:
-        return []  # it has ended
 
 
 def _using(folder: Path) -> list[int]:
@@ -284,20 +245,9 @@ def _furnish(folder: Path) -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
 
 
-def _rest() -> None:
-    """Do nothing but wait for children, as the first process must."""
-    print(READY, flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            time.sleep(0.1)
-
-
 if __name__ == "__main__":
     try:
         _furnish(Path(sys.argv[1]))
     except Exception as error:
         sys.exit(print(repr(error)))
-    _rest()
+    commands.rest()

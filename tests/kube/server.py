@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 from tests.kube.credentials import PORT
 from tests.kube.sandbox import NODE_IP, Sandbox
+from tests.support import traces
 
 PODS = "10.244.0.0/16"
 SERVICES = "10.96.0.0/16"
@@ -61,20 +61,15 @@ def start(sandbox: Sandbox, binary: Path) -> None:
 def wait_until_ready(sandbox: Sandbox, binary: Path) -> None:
     """Wait for the API server."""
     config = str(sandbox.folder / "keys" / "admin.kubeconfig")
-    deadline = time.monotonic() + UP_S
-    while True:
+    ask = (binary, "kubectl", "get", "--raw", "/readyz")
+
+    def ready() -> bool:
         sandbox.check()
-        said = sandbox.run(
-            binary, "kubectl", "get", "--raw", "/readyz", check=False, KUBECONFIG=config
-        )
-        if said.strip() == "ok":
-            return
-        if time.monotonic() > deadline:
-            raise RuntimeError(
-                f"the API server is not ready after {UP_S:.0f} s: {said}\n"
-                f"{sandbox.said('kube-apiserver')}"
-            )
-        time.sleep(0.5)
+        return sandbox.run(*ask, code=None, KUBECONFIG=config).strip() == "ok"
+
+    if traces.wait_until(ready, UP_S, 0.5) is None:
+        said = sandbox.said("kube-apiserver")
+        raise RuntimeError(f"the API server is not ready after {UP_S:.0f} s:\n{said}")
 
 
 def _profiles(keys: Path) -> dict[str, object]:

@@ -21,7 +21,7 @@ def test_the_demo_runs_as_a_job_with_a_gang_across_two_pods(kube: Cluster) -> No
             return deployed if deployed in ("Complete", "Failed") else ""
 
         ended = kube.wait_for("the job's end", status, 600)
-    said = kube.kubectl("logs", "job/demo", "-n", NAMESPACE, check=False)
+    said = kube.kubectl("logs", "job/demo", "-n", NAMESPACE, code=None)
     assert ended == "Complete", f"{said}\n{kube.state()}"
     job = kube.get("rayjob/demo", "-n", NAMESPACE)["status"]
     assert job["jobStatus"] == "SUCCEEDED"
@@ -31,4 +31,4 @@ def test_the_demo_runs_as_a_job_with_a_gang_across_two_pods(kube: Cluster) -> No
     assert all("-worker-" in host for host in ranks.values()), ranks
     assert re.search(r"\|\|A - U S V'\|\| = [\d.]+; the best possible is", said), said
     with kube.timings("the job and its cluster deleted"):
-        kube.kubectl("delete", "namespace", NAMESPACE, limit_s=240)
+        kube.delete(NAMESPACE)

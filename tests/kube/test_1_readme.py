@@ -31,4 +31,4 @@ def test_the_readmes_commands_lead_to_the_demo(kube: Cluster) -> None:
     hosts = re.findall(r"rank \d+: pid \d+ on (\S+)", said)
     assert len(set(hosts)) == len(hosts) == 2, said
     assert "The picture: /tmp/out/demo.png" in said
-    kube.kubectl("delete", "namespace", NAMESPACE, limit_s=240)
+    kube.delete(NAMESPACE)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tests.kube import node
-from tests.kube.cluster import ROOT, Cluster
+from tests.kube.cluster import RAY_UP_S, ROOT, Cluster
 from tests.kube.running import Program, program, text
 
 NAMESPACE = "alchemist"
-UP_S = 400.0
 IMAGE = "alchemist-on-ray:0.1.0"
 
 
@@ -23,10 +23,10 @@ def ray(kube: Cluster) -> Iterator[Cluster]:
     with kube.timings("RayCluster of kuberay/base: head and 2 worker pods ready"):
         kube.make_namespace(NAMESPACE)
         kube.kubectl("apply", "-k", ROOT / "kuberay" / "base")
-        kube.wait_for("three ready pods", lambda: kube.is_ready(NAMESPACE, 3), UP_S)
+        kube.wait_until_ready(NAMESPACE, 3)
     yield kube
     with kube.timings("its namespace deleted"):
-        kube.kubectl("delete", "namespace", NAMESPACE, limit_s=240)
+        kube.delete(NAMESPACE)
 
 
 def inside(kube: Cluster, pod: str, *command: str) -> str:
@@ -69,21 +69,14 @@ def test_orphans_are_reaped(ray: Cluster) -> None:
     ray.wait_for("no zombies of process 1", lambda: not zombies(), 20)
 
 
-def test_kubernetes_refuses_what_wants_more(ray: Cluster) -> None:
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "greedy", "namespace": NAMESPACE},
-        "spec": {
-            "containers": [{"name": "c", "image": IMAGE, "securityContext": {"privileged": True}}]
-        },
-    }
-    with pytest.raises(RuntimeError, match='violates PodSecurity "restricted'):
-        ray.apply([pod])
-
-
 def stranger(name: str, namespace: str) -> dict[str, Any]:
     """A pod of another user."""
+    user = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    container = {
+        "name": "c", "image": IMAGE, "imagePullPolicy": "Never", "command": ["sleep", "infinity"],
+        "securityContext": security,
+    }  # fmt: skip
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -91,25 +84,17 @@ def stranger(name: str, namespace: str) -> dict[str, Any]:
         "spec": {
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1000,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "c",
-                    "image": IMAGE,
-                    "imagePullPolicy": "Never",
-                    "command": ["sleep", "infinity"],
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                }
-            ],
+            "securityContext": user,
+            "containers": [container],
         },
     }
+
+
+def test_kubernetes_refuses_what_wants_more(ray: Cluster) -> None:
+    greedy = stranger("greedy", NAMESPACE)
+    greedy["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    with pytest.raises(RuntimeError, match='violates PodSecurity "restricted'):
+        ray.apply([greedy])
 
 
 def test_a_stranger_reaches_no_port_of_a_gang(ray: Cluster) -> None:
@@ -153,42 +138,45 @@ def test_a_stranger_reaches_no_port_of_a_gang(ray: Cluster) -> None:
     ray.kubectl("delete", "pod/stranger", "-n", "default")
 
 
-def _lost(gang: Program) -> tuple[str, str]:
-    """The pod that only the wide gang is in, and the neighbour's."""
-    wide, neighbour = gang.told("wide", 300), gang.told("neighbour", 300)
-    assert len(wide) == 2
-    assert len(neighbour) == 1
-    assert neighbour[0] in wide
-    return next(host for host in wide if host not in neighbour), neighbour[0]
+def delete(kube: Cluster, pod: str) -> None:
+    kube.kubectl("delete", "pod", pod, "-n", NAMESPACE, "--wait=false")
 
 
-def _neighbour_is_unharmed(gang: Program) -> None:
-    assert gang.told("kept", 60) == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
-    assert gang.told("sum", 60) == 3
-
-
-def test_a_pod_that_is_taken_away_says_so(ray: Cluster) -> None:
+@contextmanager
+def lost(
+    ray: Cluster, what: str, cause: Callable[[Cluster, str], None]
+) -> Iterator[tuple[str, str, Program]]:
+    """A pod that only the wide gang is in is lost, not its neighbour's: the pod, the error, all."""
+    ray.wait_until_ready(NAMESPACE, 3)
     with program(ray, NAMESPACE, "across") as gang:
-        pod, other = _lost(gang)
-        with ray.timings("a worker pod deleted: GroupFailedError that names it"):
-            ray.kubectl("delete", "pod", pod, "-n", NAMESPACE, "--wait=false")
-            error = gang.told("error", 60)
-        assert f"node {pod} is being taken away (SIGTERM)" in error
-        _neighbour_is_unharmed(gang)
-        with ray.timings("KubeRay has made another, and the gang has worked on both for 8 s"):
-            again = gang.told("again", 400)
-        assert len(again) == 2
-        assert other in again
-        assert pod not in again
+        wide, (other,) = gang.told("wide", 300), gang.told("neighbour", 300)
+        (pod,) = set(wide) - {other}
+        assert sorted(wide) == sorted((pod, other))
+        with ray.timings(f"{what}: GroupFailedError that names it"):
+            cause(ray, pod)
+            error = gang.told("error", 120)
+        assert gang.told("kept", 60) == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+        assert gang.told("sum", 60) == 3
+        yield pod, error, gang
+        assert other in gang.told("again", 400)
         assert gang.told("ranks", 60) == [0, 1]
         assert gang.end(60) == 0
 
 
-def containers(kube: Cluster, component: str) -> set[str]:
-    """Of the pods of a component, what containerd calls the containers that run in them now."""
+def test_a_pod_that_is_taken_away_says_so(ray: Cluster) -> None:
+    with lost(ray, "a worker pod deleted", delete) as (pod, error, gang):
+        assert f"node {pod} is being taken away (SIGTERM)" in error
+        with ray.timings("KubeRay has made another, and the gang has worked on both for 8 s"):
+            again = gang.told("again", 400)
+        assert len(again) == 2
+        assert pod not in again
+
+
+def containers(*pods: dict[str, Any]) -> set[str]:
+    """What containerd calls the containers that run in these pods now."""
     return {
         status["containerID"].removeprefix("containerd://")
-        for pod in kube.pods(NAMESPACE, component)
+        for pod in pods
         for status in pod["status"]["containerStatuses"]
         if "running" in status["state"]
     }
@@ -196,39 +184,48 @@ def containers(kube: Cluster, component: str) -> set[str]:
 
 def kill(kube: Cluster, pod: str) -> None:
     """Kill all processes of a pod at once."""
-    status = kube.get("pod", pod, "-n", NAMESPACE)["status"]["containerStatuses"][0]
-    container = status["containerID"].removeprefix("containerd://")
+    (container,) = containers(kube.get("pod", pod, "-n", NAMESPACE))
     node.ctr(kube.sandbox, "task", "kill", "--signal", "SIGKILL", container)
 
 
 def test_a_pod_that_is_killed_is_named(ray: Cluster) -> None:
-    ray.wait_for("three ready pods", lambda: ray.is_ready(NAMESPACE, 3), UP_S)
-    with program(ray, NAMESPACE, "across") as gang:
-        pod, other = _lost(gang)
-        with ray.timings("a worker pod's processes killed: GroupFailedError that names it"):
-            kill(ray, pod)
-            error = gang.told("error", 120)
+    with lost(ray, "a worker pod's processes killed", kill) as (pod, error, _):
         assert pod in error
         assert f"kubectl -n {NAMESPACE} describe pod {pod}" in error
-        _neighbour_is_unharmed(gang)
-        assert other in gang.told("again", 400)
-        assert gang.told("ranks", 60) == [0, 1]
+
+
+def test_a_gang_with_max_failures_recovers_from_the_loss_of_a_pod(ray: Cluster) -> None:
+    """It goes on in the pod that replaces the other."""
+    ray.wait_until_ready(NAMESPACE, 3)
+    with program(ray, NAMESPACE, "recovering") as gang:
+        before = gang.told("hosts", 300)
+        assert len(before) == 2
+        with ray.timings("a worker pod deleted: its gang recovered on KubeRay's next one"):
+            delete(ray, before[0])
+            again = gang.told("again", 400)
+        assert len(again) == 2
+        assert before[0] not in again
+        assert gang.told("right", 60)
         assert gang.end(60) == 0
 
 
 def test_a_head_that_dies_takes_all_along_and_comes_back(ray: Cluster) -> None:
-    ray.wait_for("three ready pods", lambda: ray.is_ready(NAMESPACE, 3), UP_S)
-    before = containers(ray, "worker")
+    ray.wait_until_ready(NAMESPACE, 3)
+
+    def workers() -> set[str]:
+        return containers(*ray.pods(NAMESPACE, "worker"))
+
+    before = workers()
     with ray.timings("the head's processes killed: all three pods restarted, and a gang on two"):
         kill(ray, ray.head(NAMESPACE))
         ray.wait_for(
             "workers that have started again",
             lambda: (
-                len(containers(ray, "worker") - before) == 2
-                and not containers(ray, "worker") & before
+                len(workers() - before) == 2
+                and not workers() & before
                 and ray.is_ready(NAMESPACE, 3)
             ),
-            UP_S,
+            RAY_UP_S,
         )
         with program(ray, NAMESPACE, "wait", seconds=0.1) as gang:
             assert gang.told("sum", 300) == 3

@@ -10,7 +10,6 @@ from tests.kube.cluster import Cluster
 from tests.kube.running import program
 
 NAMESPACE = "grows"
-UP_S = 400.0
 LIMIT = 2 << 30  # bytes, of a worker pod
 
 
@@ -20,9 +19,9 @@ def ray(kube: Cluster) -> Iterator[Cluster]:
     kube.make_namespace(NAMESPACE)
     with kube.timings("RayCluster with autoscale: head ready, no workers"):
         kube.apply(kube.chart(NAMESPACE, autoscale=True, idleTimeoutS=10))
-        kube.wait_for("a ready head", lambda: kube.is_ready(NAMESPACE, 1), UP_S)
+        kube.wait_until_ready(NAMESPACE, 1)
     yield kube
-    kube.kubectl("delete", "namespace", NAMESPACE, limit_s=240)
+    kube.delete(NAMESPACE)
 
 
 def workers(kube: Cluster) -> list[str]:

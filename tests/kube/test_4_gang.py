@@ -25,7 +25,7 @@ def gangs(kube: Cluster) -> Iterator[Cluster]:
     """KubeRay's operator, as it is with coscheduling."""
     kube.restart_operator("--batch-scheduler=scheduler-plugins")
     yield kube
-    kube.kubectl("delete", "namespace", SECOND, FIRST, "--ignore-not-found", limit_s=240)
+    kube.delete(SECOND, FIRST)
     kube.restart_operator()
 
 
@@ -56,5 +56,5 @@ def test_a_gang_is_scheduled_whole_or_not_at_all(gangs: Cluster) -> None:
     group = gangs.get("podgroup", "-n", SECOND)["items"][0]
     assert group["spec"]["minMember"] == 3
     with gangs.timings("the first gone: all three pods of the waiting one scheduled"):
-        gangs.kubectl("delete", "namespace", FIRST, limit_s=240)
+        gangs.delete(FIRST)
         gangs.wait_for("all of the second", lambda: placed(gangs, SECOND) == [True] * 3, 400)

@@ -11,7 +11,6 @@ from tests.kube.cluster import Cluster
 from tests.kube.running import program
 
 NAMESPACE = "upgrade"
-UP_S = 400.0
 GONE_S = 400.0  # from a pod's deletion to the gang on another one
 Map = dict[str, Any]
 
@@ -61,9 +60,9 @@ def ray(kube: Cluster) -> Iterator[Cluster]:
     folder.chmod(0o777)
     kube.make_namespace(NAMESPACE)
     kube.apply([*volume(str(folder)), *objects(kube, "1")])
-    kube.wait_for("three ready pods", lambda: kube.is_ready(NAMESPACE, 3), UP_S)
+    kube.wait_until_ready(NAMESPACE, 3)
     yield kube
-    kube.kubectl("delete", "namespace", NAMESPACE, limit_s=240)
+    kube.delete(NAMESPACE)
     kube.kubectl("delete", "persistentvolume", f"{NAMESPACE}-shared")
 
 

@@ -7,13 +7,11 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import ray
 
 from alchemist_ray.gang.address import this_process
 from alchemist_ray.runtime.cluster import manager_pool
 from alchemist_ray.runtime.driver import find_driver
+from tests.faults.conftest import agent_pids, pid_of
 from tests.support import traces
 
 # Allowed between the first and the last measurement. Memory: allocators keep what they had at
@@ -34,17 +32,15 @@ class Report:
 def held() -> dict[str, dict[str, float]]:
     """Measurements of the permanent processes, and the number of files of the run."""
     found = {"program": _process(os.getpid())}
-    node = ray.get_runtime_context().get_node_id()
-    ((agent, _),) = ray.get(find_driver().agents.remote([node]), timeout=60)
-    pids: dict[str, int] = ray.get(agent.pids.remote(), timeout=60)
-    found |= {name: _process(pid) for name, pid in pids.items()}
-    own_pid: Any = find_driver().__ray_call__
-    found["Driver"] = _process(ray.get(own_pid.remote(lambda self: os.getpid()), timeout=60))
     spare = manager_pool.take(this_process())
-    call: Any = spare.actor.__ray_call__
-    found["GroupManager"] = _process(ray.get(call.remote(lambda self: os.getpid()), timeout=60))
+    pids = {
+        **agent_pids(),
+        "Driver": pid_of(find_driver()),
+        "GroupManager": pid_of(spare.actor),
+        **_rays_own(),
+    }
+    found |= {name: _process(pid) for name, pid in pids.items()}
     spare.end(reusable=True)
-    found |= {name: _process(pid) for name, pid in _rays_own().items()}
     gangs = len(list(Path(tempfile.gettempdir()).glob("alchemist-g*")))
     found["files"] = {"files": gangs + len(traces.shared_memory())}
     return found
@@ -63,13 +59,10 @@ def _rays_own() -> dict[str, int]:
 
 
 def _process(pid: int) -> dict[str, float]:
-    status = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-    )
     return {
-        "MB": int(status["VmRSS"].split()[0]) / 1024,
+        "MB": traces.memory(pid) / (1 << 20),
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
-        "threads": int(status["Threads"]),
+        "threads": len(os.listdir(f"/proc/{pid}/task")),
     }
 
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.access import TokenFile
-from tests.alchemist_ray.gateway.conftest import blocking
+from tests.alchemist_ray.gateway.conftest import blocking, serving, thin_environment
 from tests.faults.conftest import agent_pids, assert_clean, left, record
 from tests.sessions import measure
 from tests.sessions.machine import Sessions, World
@@ -31,28 +30,16 @@ def world(cluster: str, tmp_path: Path) -> Iterator[World]:
     before = left()
     tokens = TokenFile(tmp_path / "tokens.json")
     token = tokens.create("anna", ("call", "run_code", "files"), groups=("cluster",))
-    home, os.environ["HOME"] = os.environ["HOME"], str(tmp_path)
-    try:
-        gateway = actor.serve(
-            "127.0.0.1", 0, tokens=str(tokens.path), audit=str(tmp_path / "audit.log"),
-            certfile=None,
-        )  # fmt: skip
-    finally:
-        os.environ["HOME"] = home
-    link = BreakableLink(gateway.port)
-    here = dict(os.environ)
-    join = f"import ray\nray.init(address={cluster!r}, log_to_driver=False)"
-    thin = {
-        **{key: value for key, value in here.items() if not key.startswith("RAY_")},
-        "ALCHEMIST_ADDRESS": f"alchemist://127.0.0.1:{link.port}",
-        "ALCHEMIST_TOKEN": token,
-        "HOME": str(tmp_path),
-    }
-    made = World(tmp_path, {"attached": (join, here), "thin": (blocking(), thin)}, link)
-    yield made
-    made.end()
-    link.close()
-    gateway.stop()
+    with serving(tmp_path, tokens) as gateway:
+        link = BreakableLink(gateway.port)
+        there = {"address": f"alchemist://127.0.0.1:{link.port}", "token": token}
+        thin = thin_environment(there, HOME=str(tmp_path))
+        join = f"import ray\nray.init(address={cluster!r}, log_to_driver=False)"
+        programs = {"attached": (join, dict(os.environ)), "thin": (blocking(), thin)}
+        made = World(tmp_path, programs, link)
+        yield made
+        made.end()
+        link.close()
     agent_pids()  # the agent was killed and stands again
     assert_clean(before)
 

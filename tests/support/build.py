@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -41,20 +42,20 @@ def uv_build(source: Path, out: Path, *options: str) -> Path:
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
         pytest.skip("needs uv, which `make env` installs")
-    command = [uv, "build", "--quiet", *options, "--out-dir", out, source]
-    done = commands.run(*command)
-    assert done.returncode == 0, done.stderr
+    commands.output(uv, "build", "--quiet", *options, "--out-dir", out, source)
     return out
 
 
 def run(*command: str | Path, cwd: Path, code: int = 0, env: dict[str, str] | None = None) -> str:
     """Run a command that must end with this exit code; what it printed."""
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=env, stdin=subprocess.DEVNULL, timeout=110,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    env = dict(os.environ) if env is None else env
+    return commands.output(*command, code=code, cwd=cwd, env=env, limit_s=110, merged=True)
+
+
+def library(path: Path, text: str) -> Path:
+    """Write a library in Python: its routines, without the usual import."""
+    path.write_text("from ali import Context, DistMatrix, routine\n" + textwrap.dedent(text))
+    return path
 
 
 def shared_object(source: Path, target: Path, *flags: str) -> Path:
@@ -69,6 +70,5 @@ def program(source: Path, target: Path, *flags: str) -> Path:
     command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers"]
     command += [f"-std={'gnu++17' if plus else 'gnu11'}"]
     command += [f"-I{scaffold.include_directory()}", "-o", target, source, *flags]
-    done = commands.run(*command)
-    assert done.returncode == 0, done.stderr
+    commands.output(*command)
     return target

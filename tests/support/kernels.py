@@ -5,10 +5,28 @@ from __future__ import annotations
 import os
 import queue
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
 from jupyter_client.manager import KernelManager
 
 CELL_S = 60.0
+
+
+@pytest.fixture
+def plain_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An IPython shell in this process."""
+    pytest.importorskip("IPython")
+    from IPython.core.interactiveshell import InteractiveShell  # noqa: PLC0415
+    from traitlets.config import Config  # noqa: PLC0415
+
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    made = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
+    yield made
+    made.reset(new_session=False)
+    InteractiveShell.clear_instance()
 
 
 class Notebook:

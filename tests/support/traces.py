@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -55,6 +56,12 @@ def command_line(pid: int) -> str:
         return words or Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return "(ended)"
+
+
+def memory(pid: int, key: str = "VmRSS") -> int:
+    """Bytes of a process's memory, by their name in its status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
 
 
 def parent_of(pid: int) -> int:
@@ -130,6 +137,12 @@ def wait_until(settled: Callable[[], bool], limit_s: float, every_s: float = 0.0
             return None
         time.sleep(every_s)
     return time.monotonic() - start
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nothing listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
 
 
 TCP_LISTEN, UDP_UNCONNECTED = "0A", "07"

@@ -12,6 +12,7 @@ from alchemist_ray import AlchemistSession
 
 pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[data]")
 pytest.importorskip("pyarrow", reason="needs alchemist-on-ray[data]")
+dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
 
 FRAME = pd.DataFrame({"height": [1.5, 2.5, 3.5], "weight": [4.0, 5.0, 6.0]})
 NAMES = ("height", "weight")
@@ -33,7 +34,6 @@ def test_pandas_names_are_kept_and_numbers_are_not(als: AlchemistSession) -> Non
 def test_levels_of_names_and_dates_are_kept_as_parquet_writes_them(
     als: AlchemistSession, tmp_path: Path
 ) -> None:
-    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
     levels = FRAME.set_axis(pd.MultiIndex.from_tuples([("body", "height"), (1, 2)]), axis=1)
     assert als.send_matrix(levels).columns == ("('body', 'height')", "(1, 2)")
     assert als.send_matrix(levels[[(1, 2)]]).columns == ("(1, 2)",)
@@ -73,7 +73,6 @@ def test_arrow_tables_keep_them(als: AlchemistSession) -> None:
 
 
 def test_dask_frames_keep_them(als: AlchemistSession) -> None:
-    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
     frame = dd.from_pandas(FRAME, npartitions=2)
     A = als.send_matrix(frame)
     assert A.columns == NAMES

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import DtypeError, ShapeError, StaleHandleError, TransferError
+from tests.alchemist_ray.conftest import refused
 
 dask = pytest.importorskip("dask", reason="needs alchemist-on-ray[dask]")
 da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
+dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
+pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[dask]")
 
 from ray.util.dask import ray_dask_get  # noqa: E402
 
@@ -170,8 +173,7 @@ def test_an_error_of_a_chunk_includes_its_traceback(als: AlchemistSession, unkno
     x = da.from_array(A, chunks=(50, 15)).map_blocks(_broken, dtype=A.dtype)
     if unknown:
         x = x[x[:, 0] > 0]
-    with pytest.raises(TransferError, match=r"chunk \(.*KeyError: 'no data today'") as caught:
-        als.send_matrix(x)
+    caught = refused(als, x, TransferError, r"chunk \(.*KeyError: 'no data today'")
     assert "in _broken" in (caught.value.traceback or "")
     assert als.list_matrices() == []
 
@@ -191,9 +193,7 @@ def test_chunks_that_contradict_their_metadata_are_refused(
     als: AlchemistSession, function: Any, error: type[Exception], words: str
 ) -> None:
     x = da.from_array(A, chunks=(50, -1)).map_blocks(function, dtype=A.dtype, chunks=(50, 30))
-    with pytest.raises(error, match=words):
-        als.send_matrix(x)
-    assert als.list_matrices() == []
+    refused(als, x, error, words)
 
 
 def test_input_that_is_not_a_matrix_is_refused(als: AlchemistSession) -> None:
@@ -204,13 +204,11 @@ def test_input_that_is_not_a_matrix_is_refused(als: AlchemistSession) -> None:
         (da.from_array(np.array(["a", "b"])), DtypeError, "not a dtype|numbers|one of"),
         (dask.delayed(A), DtypeError, "from_delayed"),
     ):
-        with pytest.raises(error, match=words):
-            als.send_matrix(source)
+        refused(als, source, error, words)
     assert als.list_matrices() == []
     handle = als.send_matrix(A)
     for chunks_of_handles in (da.asarray(handle), da.ones(A.shape) + da.from_array(handle)):
-        with pytest.raises(DtypeError, match=r"handle\.to_dask\(\)"):
-            als.send_matrix(chunks_of_handles)
+        refused(als, chunks_of_handles, DtypeError, r"handle\.to_dask\(\)")
 
 
 # --- the way back -----------------------------------------------------------------------
@@ -289,9 +287,6 @@ def test_an_array_outlives_its_handle_and_not_its_gang(cluster: str) -> None:
 
 
 def test_data_frames_of_numbers(als: AlchemistSession) -> None:
-    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
-    pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[dask]")
-
     frame = pd.DataFrame({"whole": np.arange(50), "half": np.arange(50) / 2})
     expected = frame.to_numpy()
     dasks = dd.from_pandas(frame, npartitions=4)
@@ -306,11 +301,9 @@ def test_data_frames_of_numbers(als: AlchemistSession) -> None:
     frame["text"] = "a"
     for columns, words in ((["whole", "gaps"], "'gaps' has missing"), (["text"], "'text'")):
         for source in (frame[columns], dd.from_pandas(frame[columns], npartitions=2)):
-            with pytest.raises(DtypeError, match=words):
-                als.send_matrix(source)
-    filled = als.send_matrix(
-        dd.from_pandas(frame[["gaps", "nan"]].fillna({"gaps": 7}), npartitions=2)
-    )
+            refused(als, source, DtypeError, words)
+    gaps = frame[["gaps", "nan"]].fillna({"gaps": 7})
+    filled = als.send_matrix(dd.from_pandas(gaps, npartitions=2))
     np.testing.assert_array_equal(filled.fetch()[:, 0], [1, 7] * 25)
     assert np.isnan(filled.fetch()[:, 1]).all()
 
@@ -330,8 +323,6 @@ def test_a_partition_that_is_not_as_declared_is_refused(
     als: AlchemistSession, part: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     """NumPy would cut off fractions and high bits, and pandas would parse text."""
-    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
-    pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[dask]")
     whole = pd.DataFrame({"a": [1, 1, 2, 2, 3, 3], "b": 4}, dtype="int32")
     untyped = pd.DataFrame({"a": [], "b": []}, dtype=object)
 
@@ -340,8 +331,7 @@ def test_a_partition_that_is_not_as_declared_is_refused(
             lambda some: replaced.get(some.a.iloc[0], some), meta=whole, enforce_metadata=False
         )
 
-    with pytest.raises(kind, match=words):
-        als.send_matrix(parts({2: pd.DataFrame(part)}))
+    refused(als, parts({2: pd.DataFrame(part)}), kind, words)
     sent = als.send_matrix(parts({2: untyped}))  # no rows
     assert sent.dtype == np.int32
     np.testing.assert_array_equal(sent.fetch(), whole[whole.a != 2])

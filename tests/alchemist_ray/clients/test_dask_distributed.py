@@ -12,8 +12,11 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ShapeError, TransferError
+from tests.alchemist_ray.conftest import refused
 
 da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
+dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
+pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[dask]")
 distributed = pytest.importorskip("distributed", reason="needs alchemist-on-ray[dask]")
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
@@ -79,8 +82,6 @@ def test_chunks_of_unknown_sizes_are_counted_first(als: AlchemistSession, client
 
 
 def test_a_data_frame_keeps_its_names(als: AlchemistSession, client: Any) -> None:
-    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
-    pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[dask]")
     frame = dd.from_pandas(pd.DataFrame(X[:, :3], columns=["a", "b", "c"]), npartitions=3)
     A = als.send_matrix(frame)
     np.testing.assert_array_equal(A.fetch(), X[:, :3])
@@ -95,8 +96,7 @@ def test_chunks_that_are_not_as_declared_leave_no_matrix(
 
     x = da.from_array(X, chunks=(200, -1))
     before = len(als.list_matrices())
-    with pytest.raises(TransferError, match="no such block"):
-        als.send_matrix(x.map_blocks(fails, dtype=float, meta=META))
+    refused(als, x.map_blocks(fails, dtype=float, meta=META), TransferError, "no such block")
     with pytest.raises(ShapeError, match=r"has shape \(1, 40\)"):
         als.send_matrix(x.map_blocks(lambda block: block[:1], dtype=float, meta=META))
     assert len(als.list_matrices()) == before

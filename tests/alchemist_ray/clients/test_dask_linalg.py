@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from alchemist_ray.errors import RoutineError, SessionError, ShapeError
 da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
 
 from alchemist_ray.clients.dask import linalg  # noqa: E402
+from tests.support import traces  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("gang")
 RNG = np.random.default_rng(3)
@@ -184,10 +184,7 @@ def test_matrices_are_freed_with_the_arrays_that_stand_for_them(gang: AlchemistS
     assert len(results) == 3  # the matrix that was sent is freed already
     kept = u[:10].compute(scheduler="threads")
     del u, s, v
-    deadline = time.monotonic() + 5
-    while results & present() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not results & present()
+    assert traces.wait_until(lambda: not results & present(), 5, 0.05) is not None
     assert kept.shape == (10, 12)
 
 

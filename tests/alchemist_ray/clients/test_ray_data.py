@@ -14,6 +14,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.clients import ray_tasks
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError, TransferError
 from alchemist_ray.runtime.cluster.placement import VARIABLE
+from tests.alchemist_ray.conftest import refused
 
 data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
 pa = pytest.importorskip("pyarrow", reason="needs alchemist-on-ray[data]")
@@ -43,8 +44,7 @@ def test_a_dataset_whose_tasks_find_no_cpu_is_refused(
     computed = data.from_numpy(A).materialize()
     # Not `available_resources`: Ray notices late that CPUs were given back.
     with AlchemistSession(int(ray.cluster_resources()["CPU"]) - len(als.list_workers())):
-        with pytest.raises(ResourceError, match=r"Ray Data needs a CPU.*materialize\(\)"):
-            als.send_matrix(data.range(100))
+        refused(als, data.range(100), ResourceError, r"Ray Data needs a CPU.*materialize\(\)")
         arrived(als, computed, A)
 
 
@@ -109,8 +109,7 @@ def test_tensors_are_an_array_of_one_axis_more(
 
 def test_tensors_beside_other_columns_are_refused(als: AlchemistSession) -> None:
     labelled = images((4, 5), "uint8", 3)[0].map_batches(lambda b: {**b, "label": b["data"][:, 0]})
-    with pytest.raises(ShapeError, match=r"'data' has tensors of shape \(4, 5\).*select_columns"):
-        als.send_matrix(labelled)
+    refused(als, labelled, ShapeError, r"'data' has tensors of shape \(4, 5\).*select_columns")
     assert als.send_matrix(labelled.select_columns(["data"])).shape == (50, 4, 5)
     with pytest.raises(ShapeError, match=r"tensors of 8 axes.*at most 8"):
         als.send_matrix(data.from_numpy(np.ones((2,) + (1,) * 8)))
@@ -123,9 +122,7 @@ def test_tensors_of_different_shapes_are_refused(als: AlchemistSession, blocks: 
     with pytest.raises(ShapeError, match=r"'x' has rows of different shapes.*map_batches can pad"):
         als.send_matrix(data.from_items(rows, override_num_blocks=blocks))
     apart = data.from_numpy([np.ones((3, 2, 2)), np.ones((3, 2, 3))])
-    with pytest.raises(ShapeError, match=r"block 1 .*columns data \(2 x 3\), .*data \(2 x 2\)"):
-        als.send_matrix(apart)
-    assert als.list_matrices() == []
+    refused(als, apart, ShapeError, r"block 1 .*columns data \(2 x 3\), .*data \(2 x 2\)")
 
 
 def test_rows_stay_in_order_where_blocks_end_in_another(als: AlchemistSession) -> None:
@@ -146,8 +143,7 @@ def test_filtered_blocks_that_are_empty(als: AlchemistSession) -> None:
         return blocks.map_batches(lambda b: {"id": b["id"][(b["id"] >= low) & (b["id"] < high)]})
 
     arrived(als, between(30, 55), np.arange(30, 55)[:, None])
-    with pytest.raises(ShapeError, match="no rows"):
-        als.send_matrix(between(100, 100))
+    refused(als, between(100, 100), ShapeError, "no rows")
 
 
 @pytest.mark.parametrize(
@@ -166,9 +162,7 @@ def test_values_that_are_not_numbers_are_reported_by_column(
     if error is None:
         arrived(als, dataset, np.array([[1.5, 1.0]]))
         return
-    with pytest.raises(error, match=words):
-        als.send_matrix(dataset)
-    assert als.list_matrices() == []
+    refused(als, dataset, error, words)
 
 
 def test_blocks_of_different_dtypes_have_a_common_one(als: AlchemistSession) -> None:
@@ -193,17 +187,14 @@ def test_nulls_and_other_columns_in_a_later_block_are_reported(
         (turned, ShapeError, r"block \d of the Dataset.* has the columns y \(1\), x \(1\)"),
     ):
         for dataset in (good.union(other), good.union(other).materialize()):
-            with pytest.raises(error, match=words):
-                als.send_matrix(dataset)
-            assert als.list_matrices() == []
+            refused(als, dataset, error, words)
 
 
 def test_tensors_and_lists_with_nulls_inside_are_refused(als: AlchemistSession) -> None:
     pairs = pa.array([[1.0, None], [3.0, 4.0]], pa.list_(pa.float64(), 2))
     tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float64(), [2]), pairs)
     for column in (pairs, tensors, pa.chunked_array([tensors, tensors])):
-        with pytest.raises(DtypeError, match="'t' has nulls"):
-            als.send_matrix(data.from_arrow(pa.table({"t": column})))
+        refused(als, data.from_arrow(pa.table({"t": column})), DtypeError, "'t' has nulls")
 
 
 def test_tensors_whose_axes_are_stored_in_another_order(als: AlchemistSession) -> None:
@@ -226,8 +217,7 @@ def _broken(batch: Any) -> Any:
 
 def test_an_error_of_a_function_includes_its_traceback(als: AlchemistSession) -> None:
     dataset = data.range(100, override_num_blocks=4).map_batches(_broken)
-    with pytest.raises(TransferError, match="no data today") as caught:
-        als.send_matrix(dataset)
+    caught = refused(als, dataset, TransferError, "no data today")
     assert "_broken" in (caught.value.traceback or "")
     assert als.list_matrices() == []
 

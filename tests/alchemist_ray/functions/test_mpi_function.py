@@ -27,6 +27,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.functions.mpi_function import _pool
 from tests.alchemist_ray.test_session import wait_for_cpus
+from tests.faults.conftest import pid_of
 from tests.support import traces
 
 IDLE_S = 1.0
@@ -136,8 +137,7 @@ def test_a_killed_rank_fails_its_call_and_the_next_gets_a_fresh_gang() -> None:
 def test_the_next_call_after_the_death_of_the_manager_gets_a_fresh_gang() -> None:
     before = ray.get(pids.remote())
     ((host,),) = filter(None, _pool._hosts.values())
-    actor: Any = host.manager.actor
-    os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
+    os.kill(pid_of(host.manager.actor), signal.SIGKILL)
     late = pids.remote()
     with contextlib.suppress(ray.exceptions.RayActorError):  # sent before the death was known
         ray.get(late, timeout=30)
@@ -164,7 +164,4 @@ def test_calls_that_wait_for_a_gang_that_is_stopped_start_no_other() -> None:
 def test_the_pool_is_empty_when_nothing_runs() -> None:
     assert ray.get(total.remote()) == 1
     assert wait_for_cpus(8, IDLE_S + 10)
-    deadline = time.monotonic() + 5
-    while any(_pool._hosts.values()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(_pool._hosts.values())
+    assert traces.wait_until(lambda: not any(_pool._hosts.values()), 5, 0.1) is not None

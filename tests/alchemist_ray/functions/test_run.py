@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import ray
 
+import ali
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import (
     BadArgumentError,
@@ -35,9 +36,7 @@ def total(comm: Any) -> int:
 
 
 def scaled(comm: Any, A: Any, k: float = 3.0) -> Any:
-    from ali import context  # noqa: PLC0415
-
-    B = context().empty_like(A)
+    B = ali.context().empty_like(A)
     B.local[...] = k * A.local
     return B
 
@@ -72,9 +71,7 @@ def test_handles_may_be_anywhere_in_the_arguments(als: AlchemistSession) -> None
 
 def test_results_hold_values_arrays_and_matrices(als: AlchemistSession) -> None:
     def everything(comm: Any, n: int) -> dict[str, Any]:
-        from ali import context  # noqa: PLC0415
-
-        Z = context().zeros((2, 2), "float64")
+        Z = ali.context().zeros((2, 2), "float64")
         return {"Z": Z, "twice": [Z, (1, 2.5, 1j, None, True, "x", b"y")],
                 "array": np.arange(float(n)), "ints": np.eye(2, dtype="int32"),
                 "scalar": np.float32(1.5)}  # fmt: skip
@@ -153,27 +150,21 @@ def test_nothing_is_kept_between_runs(als: AlchemistSession) -> None:
 
 def test_the_context_exists_only_inside_a_run(als: AlchemistSession) -> None:
     def layouts(comm: Any, A: Any) -> Any:
-        from ali import context  # noqa: PLC0415
-
-        ctx = context()
+        ctx = ali.context()
         ctx.check()
         ctx.progress(0.5, "half")
         return ctx.rank, ctx.size, ctx.to_layout(A, "MC_MR")
 
     rank, size, B = als.run(layouts, als.send_matrix(np.eye(4)))
     assert (rank, size, B.layout) == (0, 3, "MC_MR")
-    import ali  # noqa: PLC0415
-
     with pytest.raises(RuntimeError, match=r"als\.run"):
         ali.context()
 
 
 def test_progress_reaches_the_bar(cluster: str, capfd: pytest.CaptureFixture[str]) -> None:
     def steps(comm: Any) -> None:
-        from ali import context  # noqa: PLC0415
-
         for i in range(4):
-            context().progress(i / 4, f"step {i}")
+            ali.context().progress(i / 4, f"step {i}")
             time.sleep(0.12)
 
     with AlchemistSession(1, progress=True) as als:
@@ -225,15 +216,6 @@ def test_sys_exit_fails_the_call_alone(als: AlchemistSession, code: object) -> N
     assert caught.value.rank == 1
 
 
-def test_an_argument_that_is_not_a_function_is_refused(als: AlchemistSession) -> None:
-    with pytest.raises(BadArgumentError, match="a str cannot be called"):
-        als.run("total")
-    with pytest.raises(TypeError):
-        als.run(np.eye(2))
-    with pytest.raises(BadArgumentError, match="timeout_s"):
-        als.run(total, timeout_s=0)
-
-
 def test_an_object_that_cannot_be_pickled_is_named(als: AlchemistSession) -> None:
     lock = threading.Lock()
 
@@ -265,17 +247,13 @@ def test_matrices_must_be_here_and_the_same_on_all_ranks(als: AlchemistSession) 
         other.run(scaled, als.send_matrix(np.eye(2)))
 
     def uneven(comm: Any) -> Any:
-        from ali import context  # noqa: PLC0415
-
-        return context().zeros((2 + comm.rank, 2), "float64")
+        return ali.context().zeros((2 + comm.rank, 2), "float64")
 
     with pytest.raises(RoutineError, match="other shapes or layouts"):
         als.run(uneven)
 
     def some(comm: Any) -> Any:
-        from ali import context  # noqa: PLC0415
-
-        Z = context().zeros((2, 2), "float64")
+        Z = ali.context().zeros((2, 2), "float64")
         return Z if comm.rank == 0 else None
 
     with pytest.raises(RoutineError, match="other shapes or layouts"):

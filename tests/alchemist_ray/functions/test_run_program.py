@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +19,11 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, CallTimeoutError, CancelledError, RoutineError
 from ali import loader, scaffold
 from mpi_workers.node.processes import descendants
+from tests.alchemist_ray.runtime.test_elastic import BEGIN
 from tests.support import commands
 from tests.support.build import needs_compiler, program
 
 pytestmark = needs_compiler
-
-
-@pytest.fixture
-def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
-    """The gang; after the test it still works, and has no processes besides its ranks."""
-    pids = [worker.pid for worker in gang.list_workers()]
-    yield gang
-    assert gang.run(lambda comm: comm.allreduce(1)) == 3
-    assert [worker.pid for worker in gang.list_workers()] == pids
-    assert not descendants(pids)
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +150,7 @@ def test_an_unknown_matrix_is_named_by_the_client(
 
 
 def test_the_client_outside_of_a_gang_says_so(ring: Path) -> None:
-    done = commands.run(ring, "attach")
-    assert done.returncode == 1
+    done = commands.run(ring, "attach", code=1)
     assert "matrix A: this program was not started by run_program" in done.stderr
 
 
@@ -231,29 +220,15 @@ def _swap_path(path: str) -> str:
 
 
 TWO_NODES = """
-import signal, sys
-import ray
-from ray.cluster_utils import Cluster
-from alchemist_ray import AlchemistSession
-
-signal.alarm(90)
-store = {"object_store_memory": 80 << 20}
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **store})
-try:
-    cluster.add_node(num_cpus=2, **store)
-    ray.init(address=cluster.address, log_to_driver=False)
-    with AlchemistSession(4, strategy="SPREAD") as als:
-        print(len({worker.node_id for worker in als.list_workers()}), "nodes")
-        print(als.run_program(sys.argv[1:]).exit_codes)
-finally:
-    ray.shutdown()
-    cluster.shutdown()
+with nodes(2, 2), AlchemistSession(4, strategy="SPREAD") as als:
+    print(len({worker.node_id for worker in als.list_workers()}), "nodes")
+    print(als.run_program(sys.argv[1:]).exit_codes)
 """
 
 
+@pytest.mark.timeout(200)
 def test_a_program_runs_over_several_nodes(ring: Path) -> None:
-    done = commands.python(TWO_NODES, ring)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = commands.python(BEGIN + TWO_NODES, ring, code=0, limit_s=185)
     assert "2 nodes" in done.stdout
     assert "[0, 0, 0, 0]" in done.stdout
     for rank in range(4):

@@ -7,12 +7,10 @@ import copy
 import gc
 import os
 import pickle
-import resource
 import signal
-import threading
 import time
 import weakref
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,11 @@ import ray
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import GroupFailedError, MatrixNotFoundError
 from alchemist_ray.runtime.cluster import catalogue
+from tests.faults.conftest import Call, pid_of
 from tests.support.suite import scaled
+from tests.support.traces import memory, wait_until
+
+WAIT_S = 10.0
 
 
 def held(session: AlchemistSession) -> set[int]:
@@ -49,16 +51,12 @@ def test_garbage_of_an_idle_process_is_freed_too(session: AlchemistSession) -> N
 
     A = session.send_matrix(np.ones((4, 3)))
     assert ray.get(total.remote(A)) == 24  # and nothing more comes from that process
-    assert wait_for(lambda: held(session) == {A.id})
+    assert wait_until(lambda: held(session) == {A.id}, WAIT_S, 0.05) is not None
 
 
 def resident(session: AlchemistSession) -> int:
     """Bytes of memory of the ranks."""
-    found = 0
-    for worker in session.list_workers():
-        with open(f"/proc/{worker.pid}/status") as status:
-            found += next(int(x.split()[1]) << 10 for x in status if x.startswith("VmRSS"))
-    return found
+    return sum(memory(worker.pid) for worker in session.list_workers())
 
 
 def test_a_loop_runs_in_memory_for_a_few(session: AlchemistSession) -> None:
@@ -145,7 +143,7 @@ def test_results_of_remote_calls_stay_with_their_reference(
     Q, R = ray.get(ref)
     assert Q.fetch().shape == (4, 3)
     del ref, R
-    assert wait_for(lambda: held(session) == {A.id, Q.id})
+    assert wait_until(lambda: held(session) == {A.id, Q.id}, WAIT_S, 0.05) is not None
 
 
 def test_results_of_a_remote_call_that_is_dropped_before_it_runs_are_freed(
@@ -154,16 +152,16 @@ def test_results_of_a_remote_call_that_is_dropped_before_it_runs_are_freed(
     monkeypatch.setattr(catalogue, "RESULTS_INTERVAL_S", 0.05)
     linalg = session.load_library("linalg")
     A = session.send_matrix(np.ones((4, 3)))
-    busy = threading.Thread(target=lambda: session.run(lambda comm: time.sleep(4.0)))
-    busy.start()
-    assert wait_for(lambda: bool(session.list_calls()))
+    busy = Call(lambda: session.run(lambda comm: time.sleep(4.0)))
+    assert wait_until(lambda: bool(session.list_calls()), WAIT_S) is not None
     del_me = linalg.qr.remote(A)
     del del_me
     gc.collect()
     time.sleep(0.3)  # several looks at the references, while the call still waits
     assert len(session.list_calls()) == 2
-    busy.join()
-    assert wait_for(lambda: held(session) == {A.id} and not session.list_calls())
+    busy.outcome(0.0)
+    done = lambda: held(session) == {A.id} and not session.list_calls()  # noqa: E731
+    assert wait_until(done, WAIT_S, 0.05) is not None
 
 
 def test_commands_that_are_not_waited_for_have_no_answers(session: AlchemistSession) -> None:
@@ -210,17 +208,10 @@ def test_the_memory_of_the_group_manager_is_flat(session: AlchemistSession) -> N
         for _ in range(calls):
             A + 1.0
         session.run(lambda comm: comm.size)
-        manager: Any = session._gangs._manager.actor  # type: ignore[attr-defined]
-        return ray.get(manager.__ray_call__.remote(lambda self: resident_bytes()), timeout=60)
+        return memory(pid_of(session._gangs._manager.actor))  # type: ignore[attr-defined]
 
     before = used(20_000, 500)
     assert used(scaled(80_000, 1_000_000), scaled(1_000, 10_000)) - before < 8 << 20
-
-
-def resident_bytes() -> int:
-    """Of this process."""
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize()
 
 
 @ray.remote(num_cpus=0)
@@ -252,7 +243,7 @@ def test_a_result_of_a_remote_call_stays_with_the_process_that_gets_it(
     assert len(held(session)) == 2
     assert ray.get(receiver.sum.remote()) == 64
     ray.get(receiver.drop.remote())
-    assert wait_for(lambda: held(session) == {A.id})
+    assert wait_until(lambda: held(session) == {A.id}, WAIT_S, 0.05) is not None
 
 
 def test_a_task_that_is_killed_gives_its_matrices_back(session: AlchemistSession) -> None:
@@ -265,7 +256,7 @@ def test_a_task_that_is_killed_gives_its_matrices_back(session: AlchemistSession
     A = session.send_matrix(np.ones((4, 3)))
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(make.remote(A))
-    assert wait_for(lambda: held(session) == {A.id})
+    assert wait_until(lambda: held(session) == {A.id}, WAIT_S, 0.05) is not None
 
 
 def test_copies_are_matrices_of_their_own(session: AlchemistSession) -> None:
@@ -318,31 +309,20 @@ def test_an_asynchronous_call_keeps_its_arguments(session: AlchemistSession) -> 
         gc.collect()
         return held(session) == {A.id}
 
-    assert wait_for(freed)
-
-
-def wait_for(what: Callable[[], bool]) -> bool:
-    alarm = threading.Event()
-    return any(what() or alarm.wait(0.05) for _ in range(100))
+    assert wait_until(freed, WAIT_S, 0.05) is not None
 
 
 def test_handles_can_be_dropped_in_any_thread(session: AlchemistSession) -> None:
     A = session.send_matrix(np.ones((4, 3)))
-    wrong: list[Any] = []
 
     def work(i: int) -> None:
         B = A
         for _ in range(20):
             B = (B + i) - i
-        if not np.array_equal(B.fetch(), np.ones((4, 3))):
-            wrong.append(i)
+        np.testing.assert_array_equal(B.fetch(), np.ones((4, 3)))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert held(session) == {A.id}
 
 

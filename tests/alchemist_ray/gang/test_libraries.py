@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +23,25 @@ from alchemist_ray.errors import (
     SessionError,
     StaleHandleError,
 )
+from tests.support.build import library
+
+WORKERS = 2
 
 
-@pytest.fixture(scope="module")
-def gang(cluster: str) -> Iterator[AlchemistSession]:
-    """One session for all tests of this file: none of them harms its gang."""
-    with AlchemistSession(2) as opened:
-        yield opened
-
-
-@pytest.fixture
-def session(als: AlchemistSession) -> AlchemistSession:
-    return als
-
-
-def test_a_routine_has_its_signature_and_docstring(session: AlchemistSession) -> None:
-    svd = session.load_library("linalg").truncated_svd
+def test_a_routine_has_its_signature_and_docstring(als: AlchemistSession) -> None:
+    svd = als.load_library("linalg").truncated_svd
     parameters = inspect.signature(svd).parameters
     assert list(parameters)[:2] == ["A", "rank"]
     assert parameters["A"].annotation is Handle
     assert parameters["rank"].annotation is int
     assert "truncated_svd(A: matrix, rank: int" in svd.__doc__
     assert "singular" in svd.__doc__
-    assert "truncated_svd" in dir(session.load_library("linalg"))
+    assert "truncated_svd" in dir(als.load_library("linalg"))
 
 
-def test_every_type_is_returned_unchanged(session: AlchemistSession) -> None:
-    echo = session.load_library("echo").echo
-    A = session.send_matrix(np.eye(3))
+def test_every_type_is_returned_unchanged(als: AlchemistSession) -> None:
+    echo = als.load_library("echo").echo
+    A = als.send_matrix(np.eye(3))
     given = {
         "i": -(2**63),
         "x": float("inf"),
@@ -70,9 +59,9 @@ def test_every_type_is_returned_unchanged(session: AlchemistSession) -> None:
     assert [type(v) for v in rest[:5]] == [int, float, complex, bool, str]
 
 
-def test_numpy_scalars_are_taken(session: AlchemistSession) -> None:
-    echo = session.load_library("echo").echo
-    A = session.send_matrix(np.eye(1))
+def test_numpy_scalars_are_taken(als: AlchemistSession) -> None:
+    echo = als.load_library("echo").echo
+    A = als.send_matrix(np.eye(1))
     _, i, x, z, flag, *_ = echo(
         A, np.int32(5), np.float32(0.5), np.complex64(1j), np.bool_(True), ints=np.arange(3)
     )
@@ -98,37 +87,31 @@ def test_numpy_scalars_are_taken(session: AlchemistSession) -> None:
     ],
 )
 def test_wrong_arguments_are_refused_with_the_right_signature(
-    session: AlchemistSession, args: tuple, kwargs: dict, words: str
+    als: AlchemistSession, args: tuple, kwargs: dict, words: str
 ) -> None:
-    A = session.send_matrix(np.eye(2))
+    A = als.send_matrix(np.eye(2))
     args = tuple(A if isinstance(a, str) and a == "A" else a for a in args)
     kwargs = {k: A if isinstance(v, str) and v == "A" else v for k, v in kwargs.items()}
-    echo = session.load_library("echo")
+    echo = als.load_library("echo")
     with pytest.raises(BadArgumentError, match=words) as caught:
         echo.echo(*args, **kwargs)
     assert "Its signature: echo(A: matrix" in str(caught.value)
     assert echo.who() == [0, 1]
 
 
-def test_errors_for_unknown_names_list_the_known_ones(session: AlchemistSession) -> None:
+def test_errors_for_unknown_names_list_the_known_ones(als: AlchemistSession) -> None:
     with pytest.raises(LibraryNotFoundError, match="Shipped: linalg"):
-        session.load_library("no_such_library")
+        als.load_library("no_such_library")
     with pytest.raises(LibraryNotFoundError, match="no file"):
-        session.load_library("mine", "/nowhere/mine.py")
+        als.load_library("mine", "/nowhere/mine.py")
     with pytest.raises(NoSuchRoutineError, match=r"it has .*who"):
-        _ = session.load_library("echo").whom
-    assert not hasattr(session.load_library("echo"), "whom")
+        _ = als.load_library("echo").whom
+    assert not hasattr(als.load_library("echo"), "whom")
 
 
-def write(folder: Path, text: str) -> Path:
-    path = folder / "mine.py"
-    path.write_text("from ali import Context, DistMatrix, routine\n" + textwrap.dedent(text))
-    return path
-
-
-def test_a_user_library(session: AlchemistSession, tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
+def test_a_user_library(als: AlchemistSession, tmp_path: Path) -> None:
+    path = library(
+        tmp_path / "mine.py",
         '''
         @routine("B", "calls")
         def twice(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, int]:
@@ -139,24 +122,24 @@ def test_a_user_library(session: AlchemistSession, tmp_path: Path) -> None:
             return B, ctx.state["calls"]
         ''',
     )
-    mine = session.load_library("mine", path)
-    A = session.send_matrix(np.arange(12.0).reshape(4, 3))
+    mine = als.load_library("mine", path)
+    A = als.send_matrix(np.arange(12.0).reshape(4, 3))
     assert mine.twice(A)[1] == 1
     B, calls = mine.twice(A)
     assert calls == 2
-    assert session.load_library("mine", path).twice(A)[1] == 3  # it is loaded: its state stays
-    assert session.load_library("mine", path, reload=True).twice(A)[1] == 1
+    assert als.load_library("mine", path).twice(A)[1] == 3  # it is loaded: its state stays
+    assert als.load_library("mine", path, reload=True).twice(A)[1] == 1
     np.testing.assert_array_equal(B.fetch(), 2 * A.fetch())
     path.write_text(path.read_text().replace("2 * A.local", "3 * A.local"))
-    B, calls = session.load_library("mine", path).twice(A)
+    B, calls = als.load_library("mine", path).twice(A)
     assert calls == 1  # the file has changed: loaded again, with a new state
     np.testing.assert_array_equal(B.fetch(), 3 * A.fetch())
 
 
 def test_a_library_has_seconds_to_close(cluster: str, tmp_path: Path) -> None:
     """Ranks were killed one second after they had been asked to end."""
-    path = write(
-        tmp_path,
+    path = library(
+        tmp_path / "mine.py",
         """
         import time
 
@@ -190,19 +173,17 @@ def test_a_library_has_seconds_to_close(cluster: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_library_that_does_not_load_is_reported_with_the_reason(
-    session: AlchemistSession, tmp_path: Path, text: str, words: str
+    als: AlchemistSession, tmp_path: Path, text: str, words: str
 ) -> None:
     with pytest.raises(LibraryLoadError, match=words):
-        session.load_library("mine", write(tmp_path, text))
-    assert session.load_library("echo").who() == [0, 1]
+        als.load_library("mine", library(tmp_path / "mine.py", text))
+    assert als.load_library("echo").who() == [0, 1]
 
 
 @pytest.mark.parametrize("rank", [-1, 0, 1])
-def test_a_failing_rank_fails_the_call_and_not_the_gang(
-    session: AlchemistSession, rank: int
-) -> None:
-    echo = session.load_library("echo")
-    A = session.send_matrix(np.eye(3))
+def test_a_failing_rank_fails_the_call_and_not_the_gang(als: AlchemistSession, rank: int) -> None:
+    echo = als.load_library("echo")
+    A = als.send_matrix(np.eye(3))
     for _ in range(3):
         with pytest.raises(RoutineError, match="ValueError: no luck") as caught:
             echo.fail(rank, "no luck")
@@ -212,11 +193,9 @@ def test_a_failing_rank_fails_the_call_and_not_the_gang(
     np.testing.assert_array_equal(A.fetch(), np.eye(3))
 
 
-def test_a_result_of_the_wrong_type_fails_the_call(
-    session: AlchemistSession, tmp_path: Path
-) -> None:
-    path = write(
-        tmp_path,
+def test_a_result_of_the_wrong_type_fails_the_call(als: AlchemistSession, tmp_path: Path) -> None:
+    path = library(
+        tmp_path / "mine.py",
         """
         @routine("x")
         def wrong(ctx: Context) -> int:
@@ -227,17 +206,17 @@ def test_a_result_of_the_wrong_type_fails_the_call(
             return ctx.zeros((2, 2), "float64"), ctx.zeros((2 + ctx.rank, 2), "float64")
         """,
     )
-    mine = session.load_library("mine", path)
+    mine = als.load_library("mine", path)
     with pytest.raises(RoutineError, match="declares its result 'x' as int"):
         mine.wrong()
     with pytest.raises(RoutineError, match="other shapes or layouts"):
         mine.uneven()
-    assert session.list_matrices() == []
+    assert als.list_matrices() == []
 
 
-def test_remote_returns_at_once_and_raises_the_same_errors(session: AlchemistSession) -> None:
-    echo = session.load_library("echo")
-    A = session.send_matrix(np.eye(3))
+def test_remote_returns_at_once_and_raises_the_same_errors(als: AlchemistSession) -> None:
+    echo = als.load_library("echo")
+    A = als.send_matrix(np.eye(3))
     twin, *_ = ray.get(echo.echo.remote(A))
     np.testing.assert_array_equal(twin.fetch(), np.eye(3))
     with pytest.raises(RoutineError, match="no luck"):
@@ -248,10 +227,10 @@ def test_remote_returns_at_once_and_raises_the_same_errors(session: AlchemistSes
     assert ray.get(calls) == [[0, 1]] * 20
 
 
-def test_a_library_and_its_routines_work_in_ray_tasks(session: AlchemistSession) -> None:
-    echo = session.load_library("echo")
+def test_a_library_and_its_routines_work_in_ray_tasks(als: AlchemistSession) -> None:
+    echo = als.load_library("echo")
     short = echo.sleep.options(timeout_s=0.5)
-    A = session.send_matrix(np.eye(3))
+    A = als.send_matrix(np.eye(3))
 
     @ray.remote(num_cpus=0)
     def called(library: Any) -> tuple[Any, str]:
@@ -269,14 +248,14 @@ def test_a_library_and_its_routines_work_in_ray_tasks(session: AlchemistSession)
     assert repr(again) == repr(echo)
 
 
-def test_what_cannot_be_pickled_says_what_to_pass_instead(session: AlchemistSession) -> None:
+def test_what_cannot_be_pickled_says_what_to_pass_instead(als: AlchemistSession) -> None:
     with pytest.raises(TypeError, match="a session cannot be pickled: pass handles and libraries"):
-        pickle.dumps(session)
-    echo = session.load_library("echo")
+        pickle.dumps(als)
+    echo = als.load_library("echo")
     with pytest.raises(BadArgumentError, match="'echo' is called by processes outside"):
-        session.run(lambda comm: echo.who())
+        als.run(lambda comm: echo.who())
     with pytest.raises(BadArgumentError, match=r"'echo\.who' is called by processes outside"):
-        session.run(lambda comm, who: who(), echo.who)
+        als.run(lambda comm, who: who(), echo.who)
 
 
 def test_a_library_in_a_task_of_a_gang_that_has_ended(cluster: str) -> None:

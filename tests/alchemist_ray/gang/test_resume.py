@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +16,7 @@ from alchemist_ray.gang.control_channel import SocketChannel
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind
+from tests.faults.conftest import Call
 from tests.support.traces import wait_until
 
 WAIT_S = 10.0
@@ -62,12 +63,6 @@ def gang() -> Iterator[tuple[GangConnection, Dispatcher]]:
         end.close()
 
 
-def in_thread(action: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=action, daemon=True)
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize(
     "result",
     [{"matrix": NEW}, {"values": [{"matrix": {"matrix": NEW}, "elements": None}], "names": []}],
@@ -77,16 +72,16 @@ def test_matrices_of_answers_that_arrived_are_among_those_that_stay(
     gang: tuple[GangConnection, Dispatcher], result: Body
 ) -> None:
     connection, dispatcher = gang
-    made: list[Body] = []
-    thread = in_thread(lambda: made.append(connection.request({"op": "create", "shape": [1, 1]})))
+    creating = Call(lambda: connection.request({"op": "create", "shape": [1, 1]}))
     dispatcher.answer(result)
-    thread.join(WAIT_S)  # the thread has the answer, and no handle yet
+    made = [creating.outcome(0.0, WAIT_S).result]  # the thread has the answer, and no handle yet
+    del creating
     dispatcher.ends[-1].close()
-    other = in_thread(connection.ping)
+    other = Call(connection.ping)
     assert wait_until(lambda: len(dispatcher.ends) == 2, WAIT_S, 0.01) is not None
     assert dispatcher.command() == {"op": "resume", "matrices": [NEW]}
     dispatcher.answer({})
-    other.join(WAIT_S)
+    other.outcome(0.0, WAIT_S)
     made.clear()  # without a handle: given back
     assert dispatcher.command() == {"op": "release", "matrices": [NEW]}
 
@@ -96,39 +91,34 @@ def test_a_release_during_a_resume_waits_and_is_not_lost(
 ) -> None:
     connection, dispatcher = gang
     leases = [connection.leases.lease(NEW)]
-    sweeps: list[threading.Thread] = []
+    sweeps: list[Call] = []
 
     def dialled() -> None:
         leases.clear()
-        sweeps.append(in_thread(connection.leases.sweep))
-        sweeps[0].join(0.5)
+        sweeps.append(Call(connection.leases.sweep))
+        time.sleep(0.5)
 
     dispatcher.dialled = dialled
     dispatcher.ends[-1].close()
-    pinged = in_thread(connection.ping)
+    pinged = Call(connection.ping)
     assert wait_until(lambda: len(dispatcher.ends) == 2, WAIT_S, 0.01) is not None
     assert dispatcher.command()["op"] == "resume"
     commands = [dispatcher.command() for _ in range(2)]
     assert {"op": "release", "matrices": [NEW]} in commands
     (ping,) = (body for body in commands if body["op"] == "ping")
     dispatcher.ends[-1].send(Kind.REPLY, {"id": ping["id"], "result": {}})
-    pinged.join(WAIT_S)
-    assert not pinged.is_alive()
+    pinged.outcome(0.0, WAIT_S)
 
 
 def test_a_part_that_asks_the_gang_blocks_no_thread_that_reads(
     gang: tuple[GangConnection, Dispatcher],
 ) -> None:
     connection, dispatcher = gang
-    made: list[Any] = []
-    reader = in_thread(lambda: made.append(connection.request({"op": "create", "shape": [1, 1]})))
+    reader = Call(lambda: connection.request({"op": "create", "shape": [1, 1]}))
     create = dispatcher.command()
-    part = in_thread(lambda: made.append(connection.part(lambda of: of.request({"op": "ping"}))))
+    part = Call(lambda: connection.part(lambda of: of.request({"op": "ping"})))
     ping = dispatcher.command()
     dispatcher.ends[-1].send(Kind.EVENT, {"renewed": connection.address.renewal()})
     dispatcher.ends[-1].send(Kind.REPLY, {"id": create["id"], "result": {"matrix": NEW}})
     dispatcher.ends[-1].send(Kind.REPLY, {"id": ping["id"], "result": {"busy": False}})
-    for thread in (reader, part):
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-    assert len(made) == 2
+    assert [call.outcome(0.0, WAIT_S).error for call in (reader, part)] == [None, None]

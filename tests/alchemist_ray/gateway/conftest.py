@@ -6,12 +6,12 @@ import os
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from alchemist_ray import AlchemistSession
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
@@ -19,7 +19,6 @@ from tests.support import commands
 from tests.support.thin_clients import NOT_ON_CLIENTS
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 100.0
 
 
 @pytest.fixture(scope="package")
@@ -34,20 +33,21 @@ def tokens(folder: Path) -> TokenFile:
     return made
 
 
-@pytest.fixture(scope="package")
-def gateway(cluster: str, folder: Path, tokens: TokenFile) -> Iterator[GatewayInfo]:
-    """A gateway with TLS on a free port of loopback."""
-    home, os.environ["HOME"] = os.environ.get("HOME"), str(folder)
-    try:
-        info = actor.serve(
-            "127.0.0.1", 0, tokens=str(tokens.path), audit=str(folder / "audit.log"),
-            certfile=None,
-        )  # fmt: skip
-    finally:
-        if home is not None:
-            os.environ["HOME"] = home
+@contextmanager
+def serving(folder: Path, tokens: TokenFile) -> Iterator[GatewayInfo]:
+    """A gateway with TLS on a free port of loopback; its files are in a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))  # for the certificate
+        audit = str(folder / "audit.log")
+        info = actor.serve("127.0.0.1", 0, tokens=str(tokens.path), audit=audit, certfile=None)
     yield info
     info.stop()
+
+
+@pytest.fixture(scope="package")
+def gateway(cluster: str, folder: Path, tokens: TokenFile) -> Iterator[GatewayInfo]:
+    with serving(folder, tokens) as info:
+        yield info
 
 
 @pytest.fixture(scope="package")
@@ -56,26 +56,27 @@ def token(tokens: TokenFile) -> str:
     return tokens.create("anna", ("call", "run_code", "files"))
 
 
-@pytest.fixture
-def thin(gateway: GatewayInfo, token: str) -> Iterator[AlchemistSession]:
-    """A session of 2 workers through the gateway."""
-    with AlchemistSession(2, address=gateway.address, token=token) as session:
-        yield session
+@pytest.fixture(scope="package")
+def there(gateway: GatewayInfo, token: str) -> dict[str, Any]:
+    """Options of anna's sessions through the gateway."""
+    return {"address": gateway.address, "token": token}
 
 
 Client = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def client(gateway: GatewayInfo, token: str, tmp_path: Path) -> Client:
+def client(there: dict[str, Any], tmp_path: Path) -> Client:
     """Runs a program in a process where neither Ray nor MPI can be imported."""
 
-    def run(program: str, *blocked: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        program: str, *blocked: str, code: int | None = 0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         return commands.python(
             blocking(*blocked) + textwrap.dedent(program),
-            limit_s=TIMEOUT_S,
+            code=code,
             cwd=tmp_path,
-            env=thin_environment(gateway, token, **environment),
+            env=thin_environment(there, **environment),
         )
 
     return run
@@ -86,12 +87,12 @@ def blocking(*more: str) -> str:
     return f"import sys; sys.modules.update(dict.fromkeys({[*NOT_ON_CLIENTS, *more]}))\n"
 
 
-def thin_environment(gateway: GatewayInfo, token: str, **more: str) -> dict[str, Any]:
+def thin_environment(there: dict[str, Any], **more: str) -> dict[str, Any]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     return {
         **kept,
-        "ALCHEMIST_ADDRESS": gateway.address,
-        "ALCHEMIST_TOKEN": token,
+        "ALCHEMIST_ADDRESS": there["address"],
+        "ALCHEMIST_TOKEN": there["token"],
         "PYTHONPATH": str(ROOT),
         **more,
     }

@@ -39,8 +39,8 @@ Open = Callable[[], Connection]
 
 
 @pytest.fixture(scope="module")
-def als(gateway: GatewayInfo, token: str) -> Iterator[AlchemistSession]:
-    with AlchemistSession(2, address=gateway.address, token=token) as session:
+def als(there: dict[str, Any]) -> Iterator[AlchemistSession]:
+    with AlchemistSession(2, **there) as session:
         yield session
 
 
@@ -190,19 +190,15 @@ def test_a_fetch_of_a_matrix_that_is_freed_meanwhile_ends_with_the_reason(
 
 
 def test_a_transfer_waits_while_the_gateway_serves_as_many_as_it_can(
-    als: AlchemistSession,
-    gateway: GatewayInfo,
-    token: str,
-    tokens: TokenFile,
-    opened: Open,
+    als: AlchemistSession, there: dict[str, Any], tokens: TokenFile, opened: Open
 ) -> None:
     others = []
     with pytest.raises(Failure, match="connections transfer data: 64 by anna"):  # noqa: PT012
         for _ in range(MAX_DATA_LINKS_OF_USER + 1):
             others.append(opened())
     with (
-        AlchemistSession(1, address=gateway.address, token=token) as session,
-        AlchemistSession(1, address=gateway.address, token=tokens.create("bea")) as of_another,
+        AlchemistSession(1, **there) as session,
+        AlchemistSession(1, **there | {"token": tokens.create("bea")}) as of_another,
         ThreadPoolExecutor(1) as pool,
     ):
         assert np.array_equal(of_another.send_matrix(X).fetch(), X)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.alchemist_ray.runtime.test_elastic import BEGIN
 from tests.support import commands
 
 LIMIT_S = 110
 
 # On a cluster of its own: gangs of other tests would take the free CPUs, or leave some.
-PROGRAM = """
-import os
-import sys
-import numpy as np
-import ray
-from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import ResourceError
+PROGRAM = (
+    BEGIN
+    + """
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.access import TokenFile
-from tests.support.traces import wait_until
 
 def refused(workers, words):
     try:
@@ -28,12 +24,8 @@ def refused(workers, words):
     else:
         raise AssertionError(f"{workers} were started")
 
-def free(cpus):  # Ray reports them late
-    there = lambda: ray.available_resources().get("CPU") == cpus
-    assert wait_until(there, 20.0) is not None
-
 def has(count):
-    assert wait_until(lambda: len(als.list_workers()) == count, 40.0) is not None
+    until(lambda: len(als.list_workers()) == count)
     assert np.array_equal(A.fetch(), X)
     assert np.array_equal(als.send_matrix(X, layout="STAR_VC").fetch(), X)
 
@@ -64,9 +56,9 @@ free(4)
 info.stop()
 print("done")
 """
+)
 
 
 def test_an_elastic_gang_counts_with_its_most_ranks_until_it_is_resized(tmp_path: Path) -> None:
-    done = commands.python(PROGRAM, tmp_path, limit_s=LIMIT_S)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = commands.python(PROGRAM, tmp_path, code=0, limit_s=LIMIT_S)
     assert done.stdout.endswith("done\n")

@@ -6,10 +6,8 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import ResourceError
@@ -18,6 +16,7 @@ from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from mpi_workers.wire.frames import Kind, encode
+from tests.faults.conftest import pid_of
 from tests.security.test_gateway import SESSION
 from tests.support import traces
 
@@ -59,8 +58,7 @@ def test_a_gang_that_hangs_holds_up_no_start_of_another(
         AlchemistSession(1, **there, name="hangs", lifetime="detached"),
         AlchemistSession.attach("hangs") as inside,
     ):
-        actor: Any = inside.connection.manager.actor
-        pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+        pid = pid_of(inside.connection.manager.actor)
     time.sleep(0.5)  # the gateway notes that no client uses it
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import threading
 import time
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.transfers import PIECE_NBYTES
 from tests.alchemist_ray.gateway.conftest import blocking, thin_environment
+from tests.faults.conftest import Call
+from tests.faults.test_gateway import gateway_pid
 from tests.support import commands
-from tests.support.traces import processes, wait_until
+from tests.support.traces import memory, wait_until
 
 CLIENTS = 100
 STREAMS = 2
@@ -33,45 +33,31 @@ class Usage:
     """Private memory, threads and file descriptors of a process."""
 
     def __init__(self, pid: int) -> None:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        found = dict(line.split(":", 1) for line in lines)
-        self.nbytes = 1024 * int(found["RssAnon"].split()[0])
-        self.threads = int(found["Threads"])
+        self.nbytes = memory(pid, "RssAnon")
+        self.threads = len(os.listdir(f"/proc/{pid}/task"))
         self.fds = len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def gateway_pid() -> int:
-    (found,) = (pid for pid, line in processes().items() if "GatewayActor" in line)
-    return found
-
-
 @pytest.mark.timeout(2 * LIMIT_S, func_only=True)
-def test_a_hundred_clients_transfer_at_once(gateway: GatewayInfo, token: str) -> None:
-    there = {"address": gateway.address, "token": token}
+def test_a_hundred_clients_transfer_at_once(there: dict[str, Any]) -> None:
     pid = gateway_pid()
     with AlchemistSession(2, name="thin-crowd", lifetime="detached", **there) as als:
         before, most = Usage(pid), 0
         answers: list[float] = []
-        over = threading.Event()
-
-        def watch() -> None:
-            nonlocal most
-            while not over.wait(0.1):
-                begun = time.monotonic()
-                als.connection.ping()
-                answers.append(time.monotonic() - begun)
-                most = max(most, Usage(pid).nbytes)
-
-        watching = threading.Thread(target=watch)
-        watching.start()
-        try:
-            done = commands.python(
-                blocking() + PROGRAM, limit_s=LIMIT_S, env=thin_environment(gateway, token)
+        clients = Call(
+            lambda: commands.python(
+                blocking() + PROGRAM, code=0, limit_s=LIMIT_S, env=thin_environment(there)
             )
-        finally:
-            over.set()
-            watching.join()
-        assert done.returncode == 0, done.stderr[-3000:]
+        )
+        while clients.under_way:
+            begun = time.monotonic()
+            als.connection.ping()
+            answers.append(time.monotonic() - begun)
+            most = max(most, Usage(pid).nbytes)
+            time.sleep(0.1)
+        outcome = clients.outcome(0.0)
+        assert outcome.error is None, outcome.error
+        done = outcome.result
         found = json.loads(done.stdout)
         spent, grown = found["spent"], most - before.nbytes
         print(

@@ -6,8 +6,6 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.cli import main
 from alchemist_ray.errors import (
-    AlchemistError,
     AuthError,
     GroupFailedError,
     ResourceError,
@@ -31,6 +28,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.wire import names
 from mpi_workers.wire.commands import COMMANDS
+from tests.faults.conftest import Call
 
 
 def test_a_token_for_calls_runs_no_code_and_touches_no_file(
@@ -57,10 +55,9 @@ def test_a_token_for_calls_runs_no_code_and_touches_no_file(
 
 @pytest.mark.parametrize("library", names.SHIPPED)
 def test_shipped_libraries_need_the_same_scope_to_be_loaded_and_called(library: str) -> None:
+    other = {"files": "files", "simulator": "run_code", "program": "run_code"}
+    needed = other.get(library, "call")
     for body in ({"op": "load", "library": library}, {"op": "call", "library": library}):
-        needed = {"files": "files", "simulator": "run_code", "program": "run_code"}.get(
-            library, "call"
-        )
         access.check(Token("0", "ben", ("call", needed), None), body, own=False)
         if needed != "call":  # another user of a shared gang may have loaded it
             with pytest.raises(Failure, match=f"requires a token with the scope '{needed}'"):
@@ -94,7 +91,7 @@ def test_quotas_of_ranks_gangs_and_bytes(gateway: GatewayInfo, tokens: TokenFile
 
 
 def test_a_resize_needs_the_quota_and_a_gang_of_the_user(
-    gateway: GatewayInfo, tokens: TokenFile, token: str
+    gateway: GatewayInfo, tokens: TokenFile
 ) -> None:
     there = {"address": gateway.address, "token": tokens.create("cleo", ("call",), ranks=3)}
     X = np.random.default_rng(0).random((200, 60))
@@ -113,21 +110,18 @@ def test_a_resize_needs_the_quota_and_a_gang_of_the_user(
         assert len(als.list_workers()) == 2
 
 
-def test_another_user_cannot_resize_a_gang(
-    gateway: GatewayInfo, tokens: TokenFile, token: str
-) -> None:
-    there = {"address": gateway.address}
-    with AlchemistSession(1, **there, token=token, name="anna-resizes", lifetime="detached") as als:
+def test_another_user_cannot_resize_a_gang(there: dict[str, Any], tokens: TokenFile) -> None:
+    other = there | {"token": tokens.create("olga", ("call",))}
+    with AlchemistSession(1, **there, name="anna-resizes", lifetime="detached") as als:
         A = als.send_matrix(np.ones((30, 30)), name="A")
-        other = tokens.create("olga", ("call",))
-        with AlchemistSession.attach("anna-resizes", **there, token=other) as attached:
+        with AlchemistSession.attach("anna-resizes", **other) as attached:
             with pytest.raises(AuthError, match="admin"):
                 attached.resize(2)
             als.resize(2)
             assert len(attached.list_workers()) == 2
             assert attached.matrix("A").fetch().sum() == 900
         assert A.fetch().sum() == 900
-        AlchemistSession.stop_gang("anna-resizes", **there, token=token)
+        AlchemistSession.stop_gang("anna-resizes", **there)
 
 
 def test_others_may_only_read_a_named_gang_and_its_group_may_change_it(
@@ -164,11 +158,14 @@ def test_others_may_only_read_a_named_gang_and_its_group_may_change_it(
     AlchemistSession.stop_gang("ida-s", **owner)
 
 
+def target_of(als: AlchemistSession, handle: Any) -> TransferTarget:
+    distribution = Distribution(handle.layout, handle.stored_shape, als.connection.grid)
+    return TransferTarget(handle.id, distribution, handle.dtype)
+
+
 def put(als: AlchemistSession, handle: Any) -> None:
     """Write into a matrix over a data connection."""
-    distribution = Distribution(handle.layout, handle.stored_shape, als.connection.grid)
-    target = TransferTarget(handle.id, distribution, handle.dtype)
-    with MatrixWriter(als.connection.nodes, target) as writer:
+    with MatrixWriter(als.connection.nodes, target_of(als, handle)) as writer:
         writer.write_block(np.zeros(handle.shape), (0, 0))
 
 
@@ -207,12 +204,9 @@ def test_of_two_tokens_of_a_user_the_smaller_quota_counts(
             assert als.send_matrix(np.eye(3)).fetch().sum() == 3
 
 
-def test_private_gangs_of_others_cannot_be_used(
-    gateway: GatewayInfo, tokens: TokenFile, token: str
-) -> None:
-    other = tokens.create("dora", ("call", "run_code"))
-    here = {"address": gateway.address, "token": other}
-    with AlchemistSession(1, address=gateway.address, token=token) as als:
+def test_private_gangs_of_others_cannot_be_used(there: dict[str, Any], tokens: TokenFile) -> None:
+    here = there | {"token": tokens.create("dora", ("call", "run_code"))}
+    with AlchemistSession(1, **there) as als:
         gang = als.connection.address.gang
         assert gang not in {one.name for one in AlchemistSession.list(**here)}
         with pytest.raises((SessionError, AuthError, GroupFailedError)):
@@ -220,22 +214,20 @@ def test_private_gangs_of_others_cannot_be_used(
         with pytest.raises(AuthError, match="admin"):
             AlchemistSession.stop_gang(gang, **here)
         assert als.run(lambda comm: comm.size) == 1
-        admin = tokens.create("root", ("admin",))
-        seen = AlchemistSession.list(address=gateway.address, token=admin)
+        seen = AlchemistSession.list(**there | {"token": tokens.create("root", ("admin",))})
         assert gang in {one.name for one in seen}
 
 
 def test_the_name_of_a_gang_that_an_operator_has_stopped_is_free(
-    gateway: GatewayInfo, tokens: TokenFile, token: str
+    there: dict[str, Any], tokens: TokenFile
 ) -> None:
-    there: dict[str, Any] = {"name": "stopped", "address": gateway.address, "token": token}
-    admin = tokens.create("root", ("admin",))
-    with AlchemistSession(1, **there) as als:
-        AlchemistSession.stop_gang("stopped", address=gateway.address, token=admin)
+    operators = there | {"token": tokens.create("root", ("admin",))}
+    with AlchemistSession(1, **there, name="stopped") as als:
+        AlchemistSession.stop_gang("stopped", **operators)
         als.request_workers(1)
         assert als.run(lambda comm: comm.size) == 1
-        AlchemistSession.stop_gang("stopped", address=gateway.address, token=admin)
-    with AlchemistSession(1, **there) as als:
+        AlchemistSession.stop_gang("stopped", **operators)
+    with AlchemistSession(1, **there, name="stopped") as als:
         assert als.run(lambda comm: comm.size) == 1
 
 
@@ -258,8 +250,7 @@ def test_a_revoked_token_ends_transfers_on_open_connections(
     text = tokens.create("finn", ("call",))
     with AlchemistSession(1, address=gateway.address, token=text) as als:
         A = als.send_matrix(np.eye(700))
-        distribution = Distribution(A.layout, A.stored_shape, als.connection.grid)
-        target = TransferTarget(A.id, distribution, A.dtype)
+        target = target_of(als, A)
         out = np.empty(A.shape)
 
         def read() -> None:
@@ -324,18 +315,9 @@ def test_a_malformed_command_is_answered_also_where_bytes_are_counted(
     gateway: GatewayInfo, tokens: TokenFile
 ) -> None:
     token = tokens.create("gina", ("call",), nbytes=1_000_000)
-    answers: SimpleQueue[BaseException | None] = SimpleQueue()
     with AlchemistSession(1, address=gateway.address, token=token) as als:
         body = {"op": "create", "shape": [2, 2], "dtype": "float64", "layout": "VC_STAR"}
-
-        def create(body: dict[str, object]) -> None:
-            try:
-                als.connection.request(body)
-                answers.put(None)
-            except AlchemistError as error:
-                answers.put(error)
-
         for wrong in ({"dtype": "no dtype"}, {"shape": [10**18] * 20}):
-            Thread(target=create, args=(body | wrong,), daemon=True).start()
-            assert "malformed command 'create'" in str(answers.get(timeout=20))
+            call = Call(lambda wrong=wrong: als.connection.request(body | wrong))
+            assert "malformed command 'create'" in str(call.outcome(0.0, 20).error)
         assert als.send_matrix(np.eye(3)).fetch().sum() == 3

@@ -7,13 +7,9 @@ import pytest
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.launchers import LAUNCHERS
 from alchemist_ray.launchers.mpiexec import find_mpiexec
-from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, NodePlan
+from mpi_workers.node.specs import RANK_PROGRAM
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
-
-
-def plan(*ranks: int) -> GangPlan:
-    nodes = tuple(NodePlan(f"10.0.0.{i}", n) for i, n in enumerate(ranks))
-    return GangPlan("g1", nodes, 2, "secret", ("unix:/x", "tcp:10.0.0.0:1"), 1 << 20, 30.0)
+from tests.alchemist_ray.launchers.test_site_launchers import plan
 
 
 def test_pmi_gives_each_node_its_ranks() -> None:

@@ -9,9 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from alchemist_ray.deploy.slurm.sites import Mpi, Nodes, Site
 from alchemist_ray.observe.doctor import cli as doctor_cli
 from alchemist_ray.observe.doctor import finding, node, probe
 from alchemist_ray.observe.doctor.finding import BAD, NOTHING, OK, WARN, Finding, run_checks
-from mpi_workers.matrix.available_memory import MemoryCgroup
+from tests.mpi_workers.cgroups import limited_memory
 from tests.support import commands
 
 ROOT = Path(__file__).parents[3]
@@ -47,27 +45,36 @@ def asked(command: list[str], request: list[Any], **env: str) -> dict[str, Any]:
     """The answer of a probe in a process of its own."""
     given = probe.encoded(request) + "\n"
     env = {"PYTHONPATH": str(ROOT), **env}
-    done = commands.run(*command, sys.executable, "-c", ASK, given=given, **env)
-    assert done.returncode == 0, done.stderr[-3000:]
-    text = "".join(line.split("|", 2)[2] for line in done.stdout.splitlines())
+    said = commands.output(*command, sys.executable, "-c", ASK, given=given, **env)
+    text = "".join(line.split("|", 2)[2] for line in said.splitlines())
     value: dict[str, Any] = probe.decoded(text)
-    value["findings"] = [asdict(found) for found in value["findings"]]
     return value
 
 
-def of(findings: list[dict[str, str]], check: str) -> dict[str, str]:
-    (found,) = (f for f in findings if f["check"] == check)
+def of(findings: Iterable[Finding], check: str) -> Finding:
+    (found,) = (finding for finding in findings if finding.check == check)
     return found
+
+
+def expect(found: Finding, status: str, message: str = "", advice: str = "") -> None:
+    """Check the status of a finding, and words of it."""
+    assert found.status == status, found
+    assert message in found.message
+    assert advice in found.advice
 
 
 # --- a node that has nearly everything ------------------------------------------------
 
 
+may_mount = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"),
+    reason="mounting small file systems needs root and unshare",
+)
+
+
 @pytest.fixture(scope="module")
 def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The answer of a probe in a small, starved, wrongly installed place."""
-    if os.geteuid() != 0 or not shutil.which("unshare"):
-        pytest.skip("mounting small file systems needs root and unshare")
     folder = tmp_path_factory.mktemp("sick")
     small = folder / "small"
     small.mkdir()
@@ -83,6 +90,7 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
 
 
+@may_mount
 @pytest.mark.parametrize(
     ("check", "status", "message", "advice"),
     [
@@ -104,21 +112,18 @@ def test_what_is_wrong_is_named_with_what_to_do(
     sick: dict[str, Any], check: str, status: str, message: str, advice: str
 ) -> None:
     found = of(sick["findings"], check)
-    assert found["status"] == status
-    assert message in found["message"]
-    assert advice in found["advice"]
-    assert found["node"] == os.uname().nodename
+    expect(found, status, message, advice)
+    assert found.node == os.uname().nodename
 
 
+@may_mount
 def test_a_tiny_shm_is_named_and_the_mpi_is_found() -> None:
-    if os.geteuid() != 0 or not shutil.which("unshare"):
-        pytest.skip("mounting small file systems needs root and unshare")
     mount = 'mount -t tmpfs -o size=100k tmpfs /dev/shm && exec "$@"'
     told = asked(
         ["unshare", "--mount", "bash", "-c", mount, "bash"], ["examine", [NOTHING, ["n1"]]]
     )
-    assert of(told["findings"], "/dev/shm")["status"] == BAD
-    assert of(told["findings"], "MPI library")["status"] == OK
+    expect(of(told["findings"], "/dev/shm"), BAD)
+    expect(of(told["findings"], "MPI library"), OK)
 
 
 def test_open_mpi_is_no_mpi_of_gangs() -> None:
@@ -127,11 +132,10 @@ def test_open_mpi_is_no_mpi_of_gangs() -> None:
         pytest.skip("no Open MPI on this machine")
     told = asked([], ["examine", [NOTHING, ["n1"]]], MPI4PY_LIBMPI=str(library))
     found = of(told["findings"], "MPI library")
-    assert found["status"] == WARN
-    assert "Open MPI v" in found["message"]
-    assert "unset MPI4PY_LIBMPI" in found["advice"]
+    expect(found, WARN, "Open MPI v", "unset MPI4PY_LIBMPI")
 
 
+@may_mount
 def test_another_version_on_the_path_is_seen(sick: dict[str, Any]) -> None:
     assert sick["versions"]["numpy"] == "0.9"
     assert sick["versions"]["ray"] == node.versions()["ray"]
@@ -159,59 +163,39 @@ def test_locked_memory_matters_where_there_is_rdma(
 ) -> None:
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
         pytest.skip("memory may be locked without limit here")
-    (found,) = (f for f in node.limits(NOTHING) if "-l" in f.check)
-    assert found.status == OK  # no device
+    check = "ulimit -l (locked memory)"
+    expect(of(node.limits(NOTHING), check), OK)  # no device
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setattr(node, "RDMA", tmp_path)
-    (found,) = (f for f in node.limits(NOTHING) if "-l" in f.check)
-    assert found.status == WARN
-    assert "mlx5_0" in found.message
+    expect(of(node.limits(NOTHING), check), WARN, "mlx5_0")
 
 
 # --- memory and cores -----------------------------------------------------------------
 
 
-@pytest.fixture
-def confined() -> Iterator[Path]:
-    """A memory cgroup of 300 MB."""
-    found = MemoryCgroup.find()
-    if found is None or os.getuid() != 0:
-        pytest.skip("a memory cgroup can only be made by root, where there is a controller")
-    folder = found.folder / f"alchemist-test-{uuid.uuid4().hex[:8]}"
-    try:
-        folder.mkdir()
-        (folder / found.names.limit).write_text(f"{300 << 20}\n")
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    yield folder
-    folder.rmdir()
-
-
-def test_a_containers_memory_is_what_counts(confined: Path) -> None:
+def test_a_containers_memory_is_what_counts() -> None:
     code = (
-        f"open({str(confined / 'cgroup.procs')!r}, 'w').write(str(__import__('os').getpid()))\n"
+        "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()))\n"
         "from alchemist_ray.observe.doctor import node, finding\n"
         "for f in node.memory(finding.NOTHING): print(f.status, f.message)\n"
     )
-    done = commands.run(sys.executable, "-c", code, PYTHONPATH=str(ROOT))
+    with limited_memory(300 << 20) as folder:
+        done = commands.python(code, folder / "cgroup.procs", PYTHONPATH=str(ROOT))
     assert done.stdout.startswith(BAD), done.stderr
     assert "limit 314.6 MB (cgroup)" in done.stdout
 
 
 def test_more_cpus_than_cores_are_seen() -> None:
     cores = node.usable_cores()
-    assert next(iter(node.cores(NOTHING, cores))).status == OK
-    found = next(iter(node.cores(NOTHING, cores + 1)))
-    assert found.status == WARN
-    assert "share cores" in found.message
+    expect(next(iter(node.cores(NOTHING, cores))), OK)
+    expect(next(iter(node.cores(NOTHING, cores + 1))), WARN, "share cores")
 
 
 def test_others_that_compute_there_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     if os.getloadavg()[0] == 0:
         pytest.skip("nothing at all has run here for a minute")
     monkeypatch.setattr(node, "BUSY", 0.0)
-    (load,) = (f for f in node.cores(NOTHING, 0.0) if f.check == "load")
-    assert load.status == WARN
+    expect(of(node.cores(NOTHING, 0.0), "load"), WARN)
 
 
 def test_a_containers_share_of_time_bounds_its_cores(tmp_path: Path) -> None:
@@ -225,24 +209,20 @@ def test_a_containers_share_of_time_bounds_its_cores(tmp_path: Path) -> None:
 def test_more_threads_than_cores_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
     (found,) = node.threads()
-    assert found.status == WARN
-    assert "OMP_NUM_THREADS=100000" in found.message
+    expect(found, WARN, "OMP_NUM_THREADS=100000")
 
 
 # --- the site, and Ray -----------------------------------------------------------------
 
 
 def test_the_sites_mpi_is_looked_for() -> None:
-    library = asked([], ["examine", [NOTHING, ["n1"]]])
-    message = of(library["findings"], "MPI library")
-    assert message["status"] == OK
-    path = message["message"].rpartition(", ")[2]
-    ours = Site("ours", mpi=Mpi(library=path))
-    assert node.unfit("x", path, ours) is None
+    found = of(asked([], ["examine", [NOTHING, ["n1"]]])["findings"], "MPI library")
+    expect(found, OK)
+    path = found.message.rpartition(", ")[2]
+    assert node.unfit("x", path, Site("ours", mpi=Mpi(library=path))) is None
     wrong = node.unfit("x", path, Site("ours", mpi=Mpi(library="/elsewhere/libmpi.so.12")))
     assert wrong is not None
-    assert wrong.status == BAD
-    assert "MPI4PY_LIBMPI=/elsewhere" in wrong.advice
+    expect(wrong, BAD, advice="MPI4PY_LIBMPI=/elsewhere")
     unset = node.unfit("x", path, SITE)
     assert unset is not None
     assert "NOWHERE_DIR is not set" in unset.advice
@@ -250,15 +230,12 @@ def test_the_sites_mpi_is_looked_for() -> None:
 
 def test_ray_on_an_address_that_others_do_not_reach() -> None:
     (found,) = node.used_interface(NOTHING, "127.0.0.1", peers=2)
-    assert found.status == BAD
-    assert "--node-ip-address" in found.advice
+    expect(found, BAD, advice="--node-ip-address")
     (found,) = node.used_interface(NOTHING, "203.0.113.77", peers=2)
-    assert found.status == BAD
-    assert "is on no interface" in found.message
-    (found,) = node.used_interface(
-        Site("ours", nodes=Nodes(interface=("lo",))), "127.0.0.1", peers=1
-    )
-    assert found.status == OK
+    expect(found, BAD, "is on no interface")
+    site = Site("ours", nodes=Nodes(interface=("lo",)))
+    (found,) = node.used_interface(site, "127.0.0.1", peers=1)
+    expect(found, OK)
 
 
 @pytest.mark.parametrize(
@@ -275,23 +252,18 @@ def test_the_token_is_there(
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
     (found,) = doctor_cli.authentication()
-    assert found.status == status
-    assert message in found.message
+    expect(found, status, message)
 
 
 def test_the_command_ends_with_one_where_nobody_answers() -> None:
     start = time.monotonic()
-    done = commands.alchemist("doctor", "--address", "127.0.0.1:9", "--json")
-    assert done.returncode == 1, done.stderr
+    done = commands.alchemist("doctor", "--address", "127.0.0.1:9", "--json", code=1)
     told = json.loads(done.stdout)
     assert told["status"] == BAD
-    assert (
-        "the cluster at 127.0.0.1:9 does not answer as a Ray head"
-        in of(told["findings"], "Ray address")["message"]
-    )
-    assert (
-        of(told["findings"], "MPI library")["status"] == OK
-    )  # this node was looked at all the same
+    found = [Finding(**finding) for finding in told["findings"]]
+    said = "the cluster at 127.0.0.1:9 does not answer as a Ray head"
+    expect(of(found, "Ray address"), BAD, said)
+    expect(of(found, "MPI library"), OK)  # this node was looked at all the same
     assert time.monotonic() - start < 60
 
 
@@ -301,8 +273,7 @@ def test_a_site_that_is_none_is_an_error_of_the_tree(capsys: pytest.CaptureFixtu
 
 
 def test_the_command_gives_up_when_its_time_is_over() -> None:
-    done = commands.alchemist("doctor", "--no-ranks", "--limit=0.05", limit_s=60)
-    assert done.returncode == 1
+    done = commands.alchemist("doctor", "--no-ranks", "--limit=0.05", code=1, limit_s=60)
     assert "after 0.05 s" in done.stdout
 
 

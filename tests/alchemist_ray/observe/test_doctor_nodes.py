@@ -14,15 +14,10 @@ import pytest
 
 from alchemist_ray.observe.doctor import node, probe
 from alchemist_ray.observe.doctor.finding import BAD, OK, WARN
-from tests.faults.hosts import GCS_PORT, NETWORK, Host, Hosts, why_not
+from tests.faults.conftest import HOSTLESS, needs_hosts
+from tests.faults.hosts import GCS_PORT, NETWORK, Host, Hosts
 from tests.support import commands, traces
 
-REASON = why_not()
-needs_hosts = [
-    pytest.mark.root,
-    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-    pytest.mark.timeout(150, func_only=True),
-]
 # A clock that goes wrong by as many seconds as AHEAD says.
 CLOCK = """
 #define _GNU_SOURCE
@@ -67,7 +62,7 @@ def of(told: dict[str, Any], check: str) -> list[dict[str, str]]:
 class TestHosts:
     """In order: the last ones leave the hosts in pieces."""
 
-    pytestmark = needs_hosts
+    pytestmark = needs_hosts(150)
 
     def test_two_sound_hosts_are_sound(self, hosts: Hosts) -> None:
         code, told = doctor(hosts[0], "--nodes", "2", "--ranks-per-node", "1")
@@ -91,9 +86,7 @@ class TestHosts:
         """`alchemist bench hpc`, here because hosts are dear."""
         words = ["bench", "hpc", "--json", "--workers", "2", "--seconds", "0.2"]
         command = hosts[0].enter(*commands.ALCHEMIST, *words)
-        done = commands.run(*command, env=hosts[0].environment())
-        assert done.returncode == 0, done.stderr[-3000:]
-        told = json.loads(done.stdout)
+        told = json.loads(commands.output(*command, env=hosts[0].environment()))
         named = {m["what"]: m for m in told["measures"]}
         assert told["nodes"] == 2
         assert named["ping-pong between nodes, 8 B"]["value"] > 0
@@ -152,7 +145,7 @@ class TestHosts:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+@pytest.mark.skipif(HOSTLESS is not None, reason=HOSTLESS or "")
 def test_where_no_ray_runs_one_is_started_for_the_gang_and_gone() -> None:
     with Hosts(1) as hosts:
         command = ["env", "--unset=RAY_ADDRESS", *commands.ALCHEMIST, "doctor", "--json"]
@@ -174,9 +167,7 @@ def test_a_clock_that_goes_wrong_is_seen(tmp_path: Path) -> None:
         pytest.skip("needs a C compiler")
     (tmp_path / "clock.c").write_text(CLOCK)
     library = tmp_path / "clock.so"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c"], check=True, timeout=60
-    )
+    commands.output("cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c")
     for ahead, status in ((0, OK), (20, WARN), (-3000, BAD)):
         with subprocess.Popen(
             [sys.executable, "-c", LISTENER],

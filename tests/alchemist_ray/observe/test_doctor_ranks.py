@@ -10,6 +10,7 @@ import pytest
 from alchemist_ray.deploy.slurm.sites import Mpi, Nodes, Site
 from alchemist_ray.observe.doctor import ranks
 from alchemist_ray.observe.doctor.finding import BAD, NOTHING, OK, WARN, Finding
+from tests.alchemist_ray.observe.test_doctor import expect
 from tests.support import launches
 
 
@@ -36,19 +37,14 @@ def test_sound_ranks_are_sound(message: list[dict[str, Any]]) -> None:
 
 def test_ranks_that_are_alone_or_on_another_mpi_are_named(message: list[dict[str, Any]]) -> None:
     alone = judged([{**rank, "size": 1, "rank": 0} for rank in message])["PMI"]
-    assert alone.status == BAD
-    assert "3 ranks in worlds of [1]" in alone.message
-    other = judged(message, version="Open MPI v5", family="Open MPI", host="far")[
-        "MPI of the ranks"
-    ]
+    expect(alone, BAD, "3 ranks in worlds of [1]")
+    check = "MPI of the ranks"
+    other = judged(message, version="Open MPI v5", family="Open MPI", host="far")[check]
     assert (other.status, other.node) == (BAD, "far")
-    moved = judged(message, library="/other/libmpi.so.12", host="far")["MPI of the ranks"]
+    moved = judged(message, library="/other/libmpi.so.12", host="far")[check]
     assert (moved.status, moved.node) == (WARN, "far")
-    wanted = judged(message, Site("ours", mpi=Mpi(library="/vendor/libmpi.so.12")))[
-        "MPI of the ranks"
-    ]
-    assert wanted.status == BAD
-    assert "the site ours requires /vendor/libmpi.so.12" in wanted.message
+    ours = Site("ours", mpi=Mpi(library="/vendor/libmpi.so.12"))
+    expect(judged(message, ours)[check], BAD, "the site ours requires /vendor/libmpi.so.12")
 
 
 def test_ranks_whose_threads_are_too_many_for_their_cores(message: list[dict[str, Any]]) -> None:
@@ -57,13 +53,9 @@ def test_ranks_whose_threads_are_too_many_for_their_cores(message: list[dict[str
 
 def test_ranks_on_another_network_than_the_sites(message: list[dict[str, Any]]) -> None:
     there = {"host": "far", "addresses": ["10.0.0.2"]}
-    assert judged(message, **there)["network of the ranks"].status == OK
-    slow = judged(message, Site("ours", nodes=Nodes(interface=("hsn*",))), **there)[
-        "network of the ranks"
-    ]
-    assert slow.status == WARN
-    assert "TCP over eth1" in slow.message
-    fabric = Site("ours", nodes=Nodes(interface=("hsn*",)), mpi=Mpi(launcher="srun"))
-    assert judged(message, fabric, **there)["network of the ranks"].status == WARN
-    on_it = judged(message, fabric, **there, fabrics=["cxi"])["network of the ranks"]
-    assert on_it.status == OK
+    check, nodes = "network of the ranks", Nodes(interface=("hsn*",))
+    expect(judged(message, **there)[check], OK)
+    expect(judged(message, Site("ours", nodes=nodes), **there)[check], WARN, "TCP over eth1")
+    fabric = Site("ours", nodes=nodes, mpi=Mpi(launcher="srun"))
+    expect(judged(message, fabric, **there)[check], WARN)
+    expect(judged(message, fabric, **there, fabrics=["cxi"])[check], OK)

@@ -15,6 +15,7 @@ import pytest
 
 from alchemist_ray.observe.doctor import node
 from alchemist_ray.observe.doctor.finding import INFO, NOTHING, OK, WARN, Finding
+from tests.alchemist_ray.observe.test_doctor import expect
 
 LISTENS = """
 import socket, sys, time
@@ -28,6 +29,16 @@ OTHER = 54321  # a user id
 def only(findings: Iterator[Finding]) -> Finding:
     (found,) = findings
     return found
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that other users can enter, as those of the tests are not."""
+    folder = Path("/tmp") / f"at-{os.getpid()}"
+    folder.mkdir()
+    folder.chmod(0o755)  # whatever the umask is
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -46,12 +57,9 @@ def test_a_port_that_others_can_reach_is_named(
     assert listener.stdout is not None
     port = listener.stdout.readline().strip()
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    found = only(node.open_ports(NOTHING))
-    assert found.status == WARN
-    assert f"*:{port}" in found.message
-    assert "RAY_AUTH_MODE=token" in found.advice
+    expect(only(node.open_ports(NOTHING)), WARN, f"*:{port}", "RAY_AUTH_MODE=token")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert only(node.open_ports(NOTHING)).status == INFO
+    expect(only(node.open_ports(NOTHING)), INFO)
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -67,89 +75,71 @@ def test_ports_of_this_machine_alone_are_local(family: socket.AddressFamily) -> 
         assert number not in {port for _, port, _ in node.reachable_ports()}
 
 
-def test_a_token_that_others_may_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path("/tmp") / f"at-{os.getpid()}"
-    folder.mkdir(mode=0o755)
-    token = folder / "token"
+def test_a_token_that_others_may_read_is_named(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = place / "token"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    try:
-        assert only(node.token_files(NOTHING)).status == INFO
-        token.write_text("secret")
-        for folder_mode, mode, status in (
-            (0o755, 0o644, WARN),
-            (0o700, 0o644, OK),
-            (0o755, 0o600, OK),
-        ):
-            folder.chmod(folder_mode)
-            token.chmod(mode)
-            found = only(node.token_files(NOTHING))
-            assert found.status == status
-            assert status == OK or found.advice == f"chmod 600 {token}"
-    finally:
-        shutil.rmtree(folder)
+    expect(only(node.token_files(NOTHING)), INFO)
+    token.write_text("secret")
+    for folder_mode, mode, status in ((0o755, 0o644, WARN), (0o700, 0o644, OK), (0o755, 0o600, OK)):
+        place.chmod(folder_mode)
+        token.chmod(mode)
+        advice = f"chmod 600 {token}" if status == WARN else ""
+        expect(only(node.token_files(NOTHING)), status, advice=advice)
 
 
-def test_a_session_folder_that_others_may_write_to_is_named(tmp_path: Path) -> None:
-    session = Path("/tmp") / f"at-{os.getpid()}" / "session_2026-01-01_1"
-    session.mkdir(parents=True)
-    session.parent.chmod(0o755)  # whatever the umask is
+def test_a_session_folder_that_others_may_write_to_is_named(place: Path) -> None:
+    session = place / "session_2026-01-01_1"
+    session.mkdir()
     # It prints because its command line is empty in /proc for a moment after it has started.
     program = "import sys; print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", program, "raylet", f"--x={session}/s"]
     pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    try:
-        with subprocess.Popen(command, **pipes) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            for mode, status, words in (
-                (0o777, WARN, "may write to"),
-                (0o755, WARN, "may read"),
-                (0o700, OK, "this user only"),
-            ):
-                session.chmod(mode)
-                (found,) = (f for f in node.session_folders(NOTHING) if str(session) in f.message)
-                assert found.status == status
-                assert words in found.message
-            process.kill()
-    finally:
-        shutil.rmtree(session.parent)
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for mode, status, words in (
+            (0o777, WARN, "may write to"),
+            (0o755, WARN, "may read"),
+            (0o700, OK, "this user only"),
+        ):
+            session.chmod(mode)
+            (found,) = (f for f in node.session_folders(NOTHING) if str(session) in f.message)
+            expect(found, status, words)
+        process.kill()
 
 
-def test_the_ray_of_another_user_is_named(tmp_path: Path) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root can start a process of another user")
+only_root = pytest.mark.skipif(
+    os.getuid() != 0, reason="only root can start a process of another user"
+)
+
+
+@only_root
+def test_the_ray_of_another_user_is_named(place: Path) -> None:
     sleep = shutil.which("sleep")
     assert sleep is not None
-    raylet = Path("/tmp") / f"at-{os.getpid()}" / "raylet"
-    raylet.parent.mkdir(mode=0o755)
-    shutil.copy(sleep, raylet)
-    try:
-        with subprocess.Popen([raylet, "60"], user=OTHER) as process:
-            found = only(node.other_users_ray(NOTHING))
-            process.kill()
-    finally:
-        shutil.rmtree(raylet.parent)
-    assert found.status == WARN
-    assert str(OTHER) in found.message
-    assert "RAY_ADDRESS" in found.advice
+    shutil.copy(sleep, place / "raylet")
+    with subprocess.Popen([place / "raylet", "60"], user=OTHER) as process:
+        found = only(node.other_users_ray(NOTHING))
+        process.kill()
+    expect(found, WARN, str(OTHER), "RAY_ADDRESS")
 
 
 def test_a_strict_ptrace_scope_is_named(tmp_path: Path) -> None:
     path = tmp_path / "scope"
-    assert only(node.ptrace_scope(NOTHING, path)).status == OK
+    expect(only(node.ptrace_scope(NOTHING, path)), OK)
     for scope, status in ((1, OK), (2, WARN), (3, WARN)):
         path.write_text(f"{scope}\n")
-        assert only(node.ptrace_scope(NOTHING, path)).status == status
+        expect(only(node.ptrace_scope(NOTHING, path)), status)
 
 
 def test_forced_kernels_of_openblas_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in node.FORCED:
         monkeypatch.delenv(name, raising=False)
-    assert only(node.openblas(NOTHING)).status == OK
+    expect(only(node.openblas(NOTHING)), OK)
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
-    found = only(node.openblas(NOTHING))
-    assert found.status == WARN
-    assert "unset OPENBLAS_CORETYPE before" in found.advice
+    expect(only(node.openblas(NOTHING)), WARN, advice="unset OPENBLAS_CORETYPE before")
 
 
 def test_the_reference_blas_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,12 +160,12 @@ def test_the_reference_blas_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         subprocess.run([*build, libraries[kind], source, *link], check=True)
     for kind, status in (("blas", WARN), ("openblas-pthread", OK)):
         monkeypatch.setenv(node.SCALAPACK, str(libraries[kind]))
-        assert only(node.scalapack_blas(NOTHING)).status == status, kind
+        expect(only(node.scalapack_blas(NOTHING)), status)
     monkeypatch.delenv(node.SCALAPACK)
-    assert only(node.scalapack_blas(NOTHING, tmp_path)).status == INFO
+    expect(only(node.scalapack_blas(NOTHING, tmp_path)), INFO)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
+@only_root
 def test_other_users_on_a_node_of_a_job_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.delenv("PBS_JOBID", raising=False)
@@ -186,6 +176,4 @@ def test_other_users_on_a_node_of_a_job_are_named(monkeypatch: pytest.MonkeyPatc
             found = only(node.shared_node(NOTHING))
         finally:
             process.kill()
-    assert found.status == WARN
-    assert str(OTHER) in found.message
-    assert "--exclusive" in found.advice
+    expect(found, WARN, str(OTHER), "--exclusive")

@@ -24,12 +24,14 @@ from alchemist_ray.runtime.commands.matrix_records import Record
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures, held_bytes
 from tests.deploy.kuberay.folders import queries
 from tests.support import traces
+from tests.support.build import library
 
 PENDULUM = Path(__file__).parents[2] / "envs" / "pendulum.py"
 SIMULATOR = "measured_pendulum"  # other tests of this process use the library by its own name
 SIMULATES = importlib.util.find_spec("gymnasium") is not None
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 EXPORT_LIMIT_S = 60.0
+pytestmark = pytest.mark.timeout(150)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -61,8 +63,7 @@ def total(samples: Samples, name: str, **labels: str) -> float:
 @pytest.fixture(scope="module")
 def exported(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samples]:
     """What is exported while a gang with a name runs, after some calls of it."""
-    napping = tmp_path_factory.mktemp("metrics") / "napping.py"
-    napping.write_text(NAPPING)
+    folder = tmp_path_factory.mktemp("metrics")
     with AlchemistSession(2, name="measured", max_failures=0) as session:
         A = session.send_matrix(np.ones((1000, 100)), layout="MC_MR")
         lib = session.load_library("linalg")
@@ -70,7 +71,7 @@ def exported(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             lib.norm(A)
         with pytest.raises(RoutineError):
             lib.cholesky(session.send_matrix(-np.eye(4)))
-        session.load_library("napping", napping).nap(0.25)
+        session.load_library("napping", library(folder / "napping.py", NAPPING)).nap(0.25)
         A.fetch()
         if SIMULATES:
             _simulate()
@@ -95,11 +96,8 @@ def exported(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 NAPPING = """
 import time
-from ali import Context, routine
-
 @routine()
-def nap(ctx: Context, seconds: float) -> None:
-    time.sleep(seconds)
+def nap(ctx: Context, seconds: float) -> None: time.sleep(seconds)
 """
 
 
@@ -117,7 +115,6 @@ def _simulate() -> None:
         env.reset()
 
 
-@pytest.mark.timeout(150)
 def test_calls_are_counted_by_routine_and_outcome(exported: Samples) -> None:
     name = "alchemist_calls_total"
     labels = {"gang": "measured", "library": "linalg"}
@@ -129,7 +126,6 @@ def test_calls_are_counted_by_routine_and_outcome(exported: Samples) -> None:
     assert 0.25 <= total(exported, "alchemist_call_time_seconds_total", library="napping") < 0.9
 
 
-@pytest.mark.timeout(150)
 def test_the_state_of_a_gang_is_shown(exported: Samples) -> None:
     user = getpass.getuser()  # without host and process, which would be labels without number
     assert total(exported, "alchemist_gangs", gang="measured", state="ready", user=user) == 1
@@ -140,7 +136,6 @@ def test_the_state_of_a_gang_is_shown(exported: Samples) -> None:
     assert total(exported, "alchemist_starts_total", outcome="ok") >= 1
 
 
-@pytest.mark.timeout(150)
 def test_transfers_are_counted_by_direction_and_route(exported: Samples) -> None:
     name = "alchemist_transferred_bytes_total"
     for direction in ("send", "fetch"):
@@ -173,7 +168,6 @@ def test_the_seconds_of_transfers_are_those_that_the_caller_waits(
             counted[direction] = 0.0
 
 
-@pytest.mark.timeout(150)
 def test_losses_and_recoveries_are_counted_by_cause(exported: Samples) -> None:
     assert total(exported, "alchemist_failures_total", gang="losing") == 1
     (cause,) = (
@@ -186,26 +180,22 @@ def test_losses_and_recoveries_are_counted_by_cause(exported: Samples) -> None:
 
 
 @pytest.mark.skipif(not SIMULATES, reason="needs gymnasium: pip install 'alchemist-on-ray[envs]'")
-@pytest.mark.timeout(150)
 def test_steps_and_restarts_of_simulations_are_counted(exported: Samples) -> None:
     assert total(exported, "alchemist_env_steps_total", simulator=SIMULATOR) >= 3
     assert total(exported, "alchemist_env_gang_restarts_total", simulator=SIMULATOR) == 1
     assert total(exported, "alchemist_env_dropped_steps_total", simulator=SIMULATOR) == 1
 
 
-@pytest.mark.timeout(150)
 def test_a_gang_that_has_ended_shows_nothing(exported: Samples) -> None:
     with AlchemistSession(1, name="short") as session:
         session.send_matrix(np.ones((10, 10)))
 
     def gone() -> bool:
-        now = scraped()
-        return total(now, "alchemist_gangs", gang="short") == 0
+        return total(scraped(), "alchemist_gangs", gang="short") == 0
 
     assert traces.wait_until(gone, EXPORT_LIMIT_S, 0.5) is not None
 
 
-@pytest.mark.timeout(150)
 def test_every_query_of_the_dashboard_finds_what_is_exported(exported: Samples) -> None:
     names = {name for name, _ in exported}
     absent = {"gateway"} if SIMULATES else {"gateway", "env"}  # gateway/test_gateway_metrics.py

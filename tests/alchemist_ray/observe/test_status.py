@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,8 @@ from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.errors import CancelledError, SessionError
 from alchemist_ray.gang.info import CallInfo, GangInfo
 from alchemist_ray.observe import status
+from tests.faults.conftest import Call
+from tests.support import traces
 
 
 class Clock:
@@ -75,23 +76,12 @@ def test_watching_repeats(seen: AlchemistSession, capsys: pytest.CaptureFixture[
 def test_a_call_is_shown_and_cancelled(
     seen: AlchemistSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    errors: list[Exception] = []
-
-    def call() -> None:
-        try:
-            seen.run(lambda comm: time.sleep(60))
-        except CancelledError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    while not seen.list_calls():
-        time.sleep(0.02)
+    call = Call(lambda: seen.run(lambda comm: time.sleep(60)))
+    assert traces.wait_until(lambda: bool(seen.list_calls()), 20) is not None
     assert cli.main(["status"]) == 0
     assert "<lambda>" in capsys.readouterr().out
     assert cli.main(["cancel", "seen"]) == 0
-    thread.join(10)
-    assert len(errors) == 1
+    assert type(call.outcome(0.0, 10).error) is CancelledError
     assert seen.run(lambda comm: comm.size) == 2
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,8 @@ import ali
 from alchemist_ray import AlchemistSession, cli
 from alchemist_ray.errors import RoutineError
 from alchemist_ray.observe import events
-from ali import scaffold
 from mpi_workers.rank import history, interruption
-from tests.support.build import needs_compiler
+from tests.support.build import needs_compiler, shared_object
 
 
 def late(comm: Any) -> int:
@@ -52,9 +50,8 @@ def test_a_trace_has_a_row_per_rank_and_the_transfers(
     sent = [event for event in found if event["name"] == "send" and event["cat"] == "transfer"]
     assert sent[-1]["args"]["nbytes"] == 160_000
     assert any(event["name"] == "fetch" for event in found)
-    names = {
-        e["args"]["name"] for e in json.loads(path.read_text())["traceEvents"] if "M" in e["ph"]
-    }
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if "M" in event["ph"]}
     assert {"rank 0", "rank 1", "MainThread"} <= names
 
 
@@ -116,11 +113,8 @@ def test_spans_of_a_library_in_python(session: AlchemistSession, tmp_path: Path)
         session.run(phases)
     found = spans(session.trace(tmp_path / "trace.json", last_s=time.time() - begun))
     for rank in range(2):
-        one = {
-            e["name"].rpartition(".")[2]: e
-            for e in found
-            if (e["pid"] < 0, e["tid"]) == (True, rank)
-        }
+        here = [e for e in found if (e["pid"] < 0, e["tid"]) == (True, rank)]
+        one = {e["name"].rpartition(".")[2]: e for e in here}
         assert one["phases"]["cat"] == "rank"
         for inner, outer in (("assemble", "phases"), ("inner", "assemble"), ("fails", "phases")):
             assert one[inner]["cat"] == "span"
@@ -137,15 +131,8 @@ def test_spans_of_a_library_in_c_end_with_the_routine(
     session: AlchemistSession, tmp_path: Path
 ) -> None:
     (tmp_path / "phases.c").write_text(LIBRARY)
-    command = [
-        scaffold.mpi_compiler("mpicc"),
-        "-shared",
-        "-fPIC",
-        f"-I{scaffold.include_directory()}",
-    ]
-    target = tmp_path / "libphases.so"
-    subprocess.run([*command, "-o", target, tmp_path / "phases.c"], check=True, timeout=100)
-    library = session.load_library("phases", target)
+    built = shared_object(tmp_path / "phases.c", tmp_path / "libphases.so")
+    library = session.load_library("phases", built)
     with session.profile() as profile, pytest.raises(RoutineError, match="no convergence"):
         library.work()
     for one in profile.ranks:

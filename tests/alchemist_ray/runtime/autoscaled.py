@@ -11,15 +11,15 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from pathlib import Path
 
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+
+from tests.support import commands, traces
 
 MARK = "ALCHEMIST_TEST_CLUSTER"
 START_LIMIT_S = 90.0
@@ -32,13 +32,7 @@ UNUSED = (  # the autoscaler reads them
 STORE_NBYTES = 80 << 20
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-class AutoscaledCluster:
+class AutoscaledCluster(commands.System):
     """Context manager: a head with some CPUs, and up to this many further nodes of one size.
 
     Attributes
@@ -49,7 +43,7 @@ class AutoscaledCluster:
     """
 
     def __init__(self, head_cpus: int, nodes: int, node_cpus: int, idle_minutes: float) -> None:
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{traces.free_port()}"
         self._mark = uuid.uuid4().hex
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
         self._head_cpus = head_cpus
@@ -85,37 +79,32 @@ class AutoscaledCluster:
             "RAY_enable_autoscaler_v2": "0",
         }
 
-    def __enter__(self) -> AutoscaledCluster:
+    def start(self) -> None:
+        """Start the head; the autoscaler in it starts nodes."""
         config = self._folder / "autoscaler.json"
         config.write_text(json.dumps(self._config))
         host, port = self.address.split(":")
-        try:
-            subprocess.run(
-                [Path(sys.executable).with_name("ray"), "start", "--head", f"--port={port}",
-                 f"--node-ip-address={host}", f"--num-cpus={self._head_cpus}",
-                 f"--object-store-memory={STORE_NBYTES}", f"--temp-dir={self._folder}",
-                 "--include-dashboard=false", f"--autoscaling-config={config}"],
-                env=self.environment | {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID},
-                stdout=subprocess.DEVNULL, timeout=START_LIMIT_S, check=True,
-            )  # fmt: skip
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        # Without pipes: the daemons of the head would hold them open.
+        subprocess.run(
+            [Path(sys.executable).with_name("ray"), "start", "--head", f"--port={port}",
+             f"--node-ip-address={host}", f"--num-cpus={self._head_cpus}",
+             f"--object-store-memory={STORE_NBYTES}", f"--temp-dir={self._folder}",
+             "--include-dashboard=false", f"--autoscaling-config={config}"],
+            env=self.environment | {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID},
+            stdout=subprocess.DEVNULL, timeout=START_LIMIT_S, check=True,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End all processes of the cluster; nodes that are being started, too."""
-        deadline = time.monotonic() + END_LIMIT_S
-        while pids := self._processes():
-            for pid in pids:
+
+        def ended() -> bool:
+            for pid in (pids := self._processes()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"processes {pids} of the cluster do not end")
-            time.sleep(0.1)
+            return not pids
+
+        if traces.wait_until(ended, END_LIMIT_S, 0.1) is None:
+            raise TimeoutError(f"processes {self._processes()} of the cluster do not end")
         shutil.rmtree(self._folder)
 
     def _processes(self) -> list[int]:

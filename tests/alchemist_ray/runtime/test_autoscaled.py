@@ -11,26 +11,35 @@ from tests.alchemist_ray.runtime.test_elastic import BEGIN, ran
 PROGRAM = (
     BEGIN
     + """
+from alchemist_ray.runtime.driver import find_driver
 ray.init(address=sys.argv[1], log_to_driver=False)
 
-def nodes():
+def agents(driver):
+    return list(driver._agents.values())
+
+def idle_soon(agent):
+    sys.modules["alchemist_ray.runtime.agent"].IDLE_S = 1.0
+
+def alive():
     return sum(node["Alive"] for node in ray.nodes())
 
-told = {"nodes": [nodes()]}
+told = {"nodes": [alive()]}
 with AlchemistSession((1, 4)) as als:
     A = als.send_matrix(X, layout="MC_MR")
     sizes = [len(als.list_workers())]
     until(lambda: len(als.list_workers()) == 4)
     sizes.append(len(als.list_workers()))
-    told["nodes"].append(nodes())
+    told["nodes"].append(alive())
     assert np.array_equal(A.fetch(), X)
     als.resize(1)
-    until(lambda: ray.available_resources().get("CPU") == 3)
+    free(3)
     assert np.array_equal(A.fetch(), X)
     sizes.append(len(als.list_workers()))
-# On one machine an agent sees the ranks of all nodes: it ends when there are none.
-until(lambda: nodes() == 1)
-told["nodes"].append(nodes())
+# On one machine an agent sees the ranks of all nodes: it ends when there are none, after 30 s.
+for agent in ray.get(find_driver().__ray_call__.remote(agents)):
+    ray.get(agent.__ray_call__.remote(idle_soon))
+until(lambda: alive() == 1)
+told["nodes"].append(alive())
 told["sizes"] = sizes
 print(json.dumps(told))
 """

@@ -15,16 +15,10 @@ ROOMS = st.lists(st.integers(0, 200), min_size=1, max_size=80)
 NODES = (
     BEGIN
     + """
-import threading
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 def bundles(group):
     return sorted(one["CPU"] for one in group["bundles"].values())
-
-def all_free():  # Ray knows of CPUs that are given back a little later
-    while ray.available_resources().get("CPU") != 7:
-        time.sleep(0.05)
 
 def gang(name, workers, strategy="PACK", cpus=1.0):
     with AlchemistSession(workers, strategy=strategy, cpus_per_worker=cpus) as als:
@@ -38,27 +32,22 @@ class Busy:
     pass
 
 told = {}
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **store})
-try:
-    for cpus in (2, 1):
-        cluster.add_node(num_cpus=cpus, **store)
-    ray.init(address=cluster.address, log_to_driver=False)
+with nodes(4, 2, 1):
     cpus_of = {node["NodeID"]: int(node["Resources"]["CPU"]) for node in ray.nodes()}
     gang("packed", 6)
-    all_free()
+    free(7)
     gang("spread", 4, "SPREAD")
-    all_free()
+    free(7)
     gang("fractions", 7, cpus=0.7)
-    all_free()
+    free(7)
     largest = next(node for node, cpus in cpus_of.items() if cpus == 4)
     there = NodeAffinitySchedulingStrategy(largest, soft=False)
     busy = Busy.options(num_cpus=3, scheduling_strategy=there).remote()
     ray.get(busy.__ray_ready__.remote())
-    while ray.available_resources().get("CPU") != 4:
-        time.sleep(0.05)
+    free(4)
     gang("beside others", 4)
     ray.kill(busy)
-    all_free()
+    free(7)
     # Each plans for the CPUs that are free, and others take them first.
     racing = [threading.Thread(target=gang, args=(f"race {n}", n)) for n in (1, 2, 4)]
     for one in racing:
@@ -66,9 +55,6 @@ try:
     for one in racing:
         one.join()
     print(json.dumps(told))
-finally:
-    ray.shutdown()
-    cluster.shutdown()
 """
 )
 

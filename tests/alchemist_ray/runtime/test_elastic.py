@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import ResourceError
 from tests.support import commands
 
 X = np.random.default_rng(0).random((300, 40))
 
 BEGIN = """
-import json, os, signal, sys, time
+import contextlib, json, os, signal, sys, threading, time
 import numpy as np
 import ray
 from alchemist_ray import AlchemistSession
@@ -26,10 +24,25 @@ def late(*_):
     raise TimeoutError("the whole test")
 
 def until(condition):
-    begin = time.monotonic()
     while not condition():
         time.sleep(0.1)
-    return time.monotonic() - begin
+
+def free(cpus):  # Ray reports them late
+    until(lambda: ray.available_resources().get("CPU", 0) == cpus)
+
+@contextlib.contextmanager
+def nodes(*cpus):
+    from ray.cluster_utils import Cluster
+    head, *others = [{"num_cpus": count, "object_store_memory": 80 << 20} for count in cpus]
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for node in others:
+            cluster.add_node(**node)
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 signal.signal(signal.SIGALRM, late)
 signal.alarm(170)
@@ -43,10 +56,6 @@ STARTING = (
     + """
 ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, **store)
 sizes = []
-
-def free(cpus):  # Ray reports them late
-    until(lambda: ray.available_resources().get("CPU", 0) == cpus)
-
 with AlchemistSession(5):
     free(3)
     with AlchemistSession((2, 5)) as als:
@@ -84,32 +93,23 @@ print(json.dumps({"sizes": sizes, "refused": refused}))
 LEAVING = (
     BEGIN
     + """
-from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **store})
-try:
-    cluster.add_node(num_cpus=2, **store)
-    ray.init(address=cluster.address, log_to_driver=False)
-    with AlchemistSession((2, 4)) as als:
-        A = als.send_matrix(X, layout="MC_MR")
-        before = als.list_workers()
-        leaving = before[-1]
-        os.kill(traces.parent_of(leaving.pid), signal.SIGTERM)
-        seconds = until(lambda: len(als.list_workers()) == 2)
-        after = als.list_workers()
-        assert np.array_equal(A.fetch(), X)
-        print(json.dumps({"before": len(before), "after": len(after), "seconds": seconds,
-                          "there": leaving.node_id in {w.node_id for w in after}}))
-finally:
-    ray.shutdown()
-    cluster.shutdown()
+with nodes(2, 2), AlchemistSession((2, 4)) as als:
+    A = als.send_matrix(X, layout="MC_MR")
+    before = als.list_workers()
+    leaving = before[-1]
+    os.kill(traces.parent_of(leaving.pid), signal.SIGTERM)
+    until(lambda: len(als.list_workers()) == 2)
+    after = als.list_workers()
+    assert np.array_equal(A.fetch(), X)
+    print(json.dumps({"before": len(before), "after": len(after),
+                      "there": leaving.node_id in {w.node_id for w in after}}))
 """
 )
 
 
 def ran(program: str, *arguments: str, **environment: str) -> dict[str, Any]:
     """The JSON object on the last line that a program prints."""
-    done = commands.python(program, *arguments, limit_s=185, **environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = commands.python(program, *arguments, code=0, limit_s=185, **environment)
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
 
@@ -119,17 +119,6 @@ def test_a_gang_starts_with_what_there_is_and_grows() -> None:
     told = ran(STARTING)
     assert told["sizes"] == [3, 5, 3, 4, 2]
     assert "not enough free CPUs for 2 workers" in told["refused"]
-
-
-@pytest.mark.parametrize("wrong", [(0, 2), (3, 2), (1, 2, 3), (1,), (1.5, 2), (1, "2")])
-def test_bounds_that_are_refused(cluster: str, wrong: Any) -> None:
-    with pytest.raises(ResourceError, match="num_workers"):
-        AlchemistSession(wrong)
-
-
-def test_only_a_gang_with_cpus_of_its_own_grows(cluster: str) -> None:
-    with pytest.raises(ResourceError, match="placement='own'"):
-        AlchemistSession((1, 2), placement="inherit")
 
 
 @pytest.mark.timeout(200)

@@ -20,25 +20,15 @@ from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import this_process
 from alchemist_ray.gang.options import GangOptions
 from alchemist_ray.runtime.cluster import catalogue, manager_pool
-from alchemist_ray.runtime.cluster.actors import (
-    GROUP_PREFIX,
-    NAMESPACE,
-    group_name,
-    reservation_name,
-)
+from alchemist_ray.runtime.cluster.actors import group_name, reservation_name
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.runtime.launch.gang_request import GangRequest
+from tests.faults.conftest import agent_pids, pid_of
+from tests.faults.named.named_gangs import managers
 from tests.support import traces
 
 START_LIMIT_S = 30.0
 CPUS_WAIT_S = 50.0
-
-
-def managers() -> set[str]:
-    """The names of all GroupManagers of the cluster."""
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    names = {actor["name"] for actor in actors if actor["namespace"] == NAMESPACE}
-    return {name for name in names if name.startswith(GROUP_PREFIX)}
 
 
 def without_unused() -> set[str]:
@@ -66,11 +56,9 @@ def wait_for(cluster: str) -> Iterator[Callable[[int], set[str]]]:
     without_unused()
 
 
-def pid_of(als: AlchemistSession) -> int:
+def manager_pid(als: AlchemistSession) -> int:
     """The process of a session's GroupManager."""
-    actor: Any = als.connection.manager.actor
-    pid: int = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=30)
-    return pid
+    return pid_of(als.connection.manager.actor)
 
 
 def sizes(als: AlchemistSession) -> list[int]:
@@ -82,7 +70,7 @@ def test_the_sessions_of_a_process_share_a_manager(wait_for: Callable[[int], set
     with AlchemistSession(2) as first:
         with AlchemistSession(1) as second:
             wait_for(1)
-            assert pid_of(first) == pid_of(second)
+            assert manager_pid(first) == manager_pid(second)
             assert second.list_workers()[0].pid != first.list_workers()[0].pid
             listed = {gang.name: gang.workers for gang in AlchemistSession.list()}
             assert listed[first.connection.address.gang] == 2
@@ -90,7 +78,7 @@ def test_the_sessions_of_a_process_share_a_manager(wait_for: Callable[[int], set
             assert sizes(second) == [1]
         assert sizes(first) == [2, 2]
         with AlchemistSession(1, name="apart") as third:
-            assert pid_of(third) != pid_of(first)
+            assert manager_pid(third) != manager_pid(first)
             wait_for(2)
 
 
@@ -116,7 +104,7 @@ def starts_again_beside(first: AlchemistSession, second: AlchemistSession) -> No
     assert sizes(first) == [1]
     second.request_workers(1)
     assert sizes(second) == [1]
-    assert pid_of(first) == pid_of(second)
+    assert manager_pid(first) == manager_pid(second)
 
 
 def test_a_gang_in_a_shared_manager_is_stopped_alone(wait_for: Callable[[int], set[str]]) -> None:
@@ -135,14 +123,14 @@ def test_a_gang_in_a_shared_manager_is_lost_alone(wait_for: Callable[[int], set[
 
 def test_the_end_of_a_manager_is_the_end_of_its_gangs(wait_for: Callable[[int], set[str]]) -> None:
     with AlchemistSession(1) as first, AlchemistSession(1) as second:
-        os.kill(pid_of(first), signal.SIGKILL)
+        os.kill(manager_pid(first), signal.SIGKILL)
         for als in (first, second):
             with pytest.raises(GroupFailedError):
                 sizes(als)
         for als in (first, second):
             als.request_workers(1)
             assert sizes(als) == [1]
-        assert pid_of(first) == pid_of(second)
+        assert manager_pid(first) == manager_pid(second)
         wait_for(1)
 
 
@@ -220,7 +208,7 @@ def test_a_task_with_a_session_starts_one_manager(wait_for: Callable[[int], set[
 
 def test_ctrl_c_during_close_ends_the_gang(wait_for: Callable[[int], set[str]]) -> None:
     als = AlchemistSession(1)
-    with stopped(pid_of(als)):
+    with stopped(manager_pid(als)):
         interrupted(als.close)
     wait_for(0)
 
@@ -228,7 +216,7 @@ def test_ctrl_c_during_close_ends_the_gang(wait_for: Callable[[int], set[str]]) 
 def test_ctrl_c_while_a_manager_does_not_answer_takes_no_place_in_it(
     wait_for: Callable[[int], set[str]],
 ) -> None:
-    with AlchemistSession(1) as als, stopped(pid_of(als)):
+    with AlchemistSession(1) as als, stopped(manager_pid(als)):
         interrupted(AlchemistSession)
     without_unused()
     wait_for(0)
@@ -264,10 +252,8 @@ def test_gangs_on_a_node_that_does_not_answer_are_listed(
     wait_for: Callable[[int], set[str]],
 ) -> None:
     with AlchemistSession(1), AlchemistSession(1), AlchemistSession(1) as als:
-        node = ray.get_runtime_context().get_node_id()
-        ((agent, _),) = ray.get(find_driver().agents.remote([node]), timeout=60)
         begun = time.monotonic()
-        with stopped(ray.get(agent.pids.remote(), timeout=30)["agent"]):
+        with stopped(agent_pids()["agent"]):
             found = {gang.name: gang for gang in catalogue.list_gangs(memory=True)}
         assert time.monotonic() - begun < catalogue.ANSWER_S
         assert len(found) == 3

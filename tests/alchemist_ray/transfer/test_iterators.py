@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,10 @@ from hypothesis import strategies as st
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import DtypeError, FileError, IncompleteMatrixError, ShapeError
 from alchemist_ray.transfer import sources
+from tests.alchemist_ray.conftest import refused
+from tests.support.traces import memory
+
+h5py = pytest.importorskip("h5py", reason="needs the extra 'files'")
 
 A = np.random.default_rng(3).standard_normal((100, 7))
 
@@ -94,8 +98,7 @@ def test_blocks_that_do_not_fit_leave_nothing(
 
 
 def test_shape_and_dtype_are_checked_first(session: AlchemistSession) -> None:
-    with pytest.raises(DtypeError, match="send_blocks takes an iterator"):
-        session.send_matrix(blocks(100))
+    refused(session, blocks(100), DtypeError, "send_blocks takes an iterator")
     for shape in (3, (), (-1, 2), (2,) * 9, (2.5, 1), None):
         with pytest.raises(ShapeError, match="shape="):
             session.send_blocks([], shape=shape)
@@ -107,7 +110,7 @@ def test_shape_and_dtype_are_checked_first(session: AlchemistSession) -> None:
 def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
     session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
+    zarr = pytest.importorskip("zarr")
     monkeypatch.setattr("alchemist_ray.transfer.sources.BLOCK", 500)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         packed = file.create_dataset("packed", data=A, chunks=(13, 4), compression="gzip")
@@ -123,18 +126,15 @@ def test_arrays_of_h5py_and_zarr_and_memmaps_are_sent_in_pieces(
         field = file.create_dataset("field", data=cube, chunks=(2, 2, 3))
         assert np.array_equal(session.send_matrix(field).fetch(), cube)
         for bad, kind in ((np.zeros((1,) * 9), ShapeError), (["a"], DtypeError)):
-            with pytest.raises(kind):
-                session.send_matrix(file.create_dataset(kind.__name__, data=bad))
-        with pytest.raises(DtypeError, match="is a group, not an array"):
-            session.send_matrix(file)
+            refused(session, file.create_dataset(kind.__name__, data=bad), kind)
+        refused(session, file, DtypeError, "is a group, not an array")
     stored = zarr.create_array(str(tmp_path / "a.zarr"), data=A, chunks=(30, 3), shards=(30, 6))
     Z = session.send_matrix(stored)
     assert np.array_equal(Z.fetch(), A)
     for chunk in (tmp_path / "a.zarr" / "c").rglob("*"):
         if chunk.is_file():
             chunk.write_bytes(b"")
-    with pytest.raises(FileError, match="cannot be read"):
-        session.send_matrix(stored)
+    refused(session, stored, FileError, "cannot be read")
     np.save(tmp_path / "a.npy", A)
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     M = session.send_matrix(mapped)
@@ -162,19 +162,11 @@ def test_pieces_of_arrays_on_disk_are_whole_chunks_and_cover_all(
 def test_tall_chunks_are_read_some_columns_at_a_time(
     session: AlchemistSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    h5py = pytest.importorskip("h5py")
     monkeypatch.setattr(sources, "BLOCK", 600)
     with h5py.File(tmp_path / "tall.h5", "w") as file:
         tall = file.create_dataset("tall", data=A, chunks=(len(A), 1))
         assert max(A[piece].nbytes for piece in sources.pieces(tall, A.shape, 600)) == 800
         assert np.array_equal(session.send_matrix(tall, dtype="float32").fetch(), A.astype("f4"))
-
-
-def private_bytes() -> int:
-    """Private memory of this process; memory shared with ranks is theirs."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found.group(1)) << 10
 
 
 def test_a_large_matrix_needs_little_memory_here(session: AlchemistSession) -> None:
@@ -185,7 +177,7 @@ def test_a_large_matrix_needs_little_memory_here(session: AlchemistSession) -> N
 
     def made() -> Iterator[np.ndarray[Any, Any]]:
         for start in range(0, m, height):
-            used.append(private_bytes())
+            used.append(memory(os.getpid(), "RssAnon"))  # memory shared with ranks is theirs
             store.append(ray.available_resources().get("object_store_memory", 0.0))
             yield np.full((height, n), float(start))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,10 +15,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     DtypeError,
     IncompleteMatrixError,
-    LayoutError,
-    MatrixError,
     MatrixNotFoundError,
-    ResourceError,
     ShapeError,
     TransferError,
 )
@@ -28,21 +24,11 @@ from alchemist_ray.transfer.object_store import check_tiling, locate_objects
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.matrix.dist_matrix import DTYPES
+from tests.alchemist_ray.conftest import refused
 from tests.support.layouts import SOME_LAYOUTS
 
+WORKERS = 2
 RNG = np.random.default_rng(7)
-
-
-@pytest.fixture(scope="module", params=[2])
-def gang(cluster: str, request: pytest.FixtureRequest) -> Iterator[AlchemistSession]:
-    """One session for the tests of this file: none of them harms its gang."""
-    with AlchemistSession(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture
-def session(als: AlchemistSession) -> AlchemistSession:
-    return als
 
 
 def some(shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray:
@@ -53,23 +39,23 @@ def some(shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray:
 
 
 @pytest.mark.parametrize("gang", [1, 3, 4], indirect=True)
-def test_every_layout_returns_what_was_sent(session: AlchemistSession) -> None:
+def test_every_layout_returns_what_was_sent(als: AlchemistSession) -> None:
     for layout in SOME_LAYOUTS:
         for shape in ((13, 9), (2, 3), (1, 1), (50, 1), (1, 40), (31,), (0, 3), (3, 0), (0,)):
             matrix = some(shape)
-            handle = session.send_matrix(matrix, layout=layout)
+            handle = als.send_matrix(matrix, layout=layout)
             assert (handle.shape, handle.layout, handle.dtype) == (shape, layout, matrix.dtype)
             np.testing.assert_array_equal(handle.fetch(), matrix)
             handle.free()
-    assert session.list_matrices() == []
+    assert als.list_matrices() == []
 
 
-def test_every_dtype_and_special_float_values(session: AlchemistSession) -> None:
+def test_every_dtype_and_special_float_values(als: AlchemistSession) -> None:
     for dtype in DTYPES:
         matrix = some((20, 6), dtype)
         if matrix.dtype.kind in "fc":
             matrix[3, 2], matrix[4, 1], matrix[5, 5] = np.nan, np.inf, -np.inf
-        fetched = session.send_matrix(matrix).fetch()
+        fetched = als.send_matrix(matrix).fetch()
         assert fetched.dtype == matrix.dtype
         assert fetched.tobytes() == matrix.tobytes()
 
@@ -88,17 +74,17 @@ def test_every_dtype_and_special_float_values(session: AlchemistSession) -> None
     ],
     ids=["transposed", "strided", "fortran", "read-only", "big-endian", "one-row", "1-D", "list"],
 )
-def test_arrays_of_any_memory_layout_are_sent(session: AlchemistSession, make) -> None:
+def test_arrays_of_any_memory_layout_are_sent(als: AlchemistSession, make) -> None:
     source = make(some((41, 30)))
-    fetched = session.send_matrix(source, layout="MC_MR").fetch()
+    fetched = als.send_matrix(source, layout="MC_MR").fetch()
     expected = np.asarray(source, dtype=float)
     np.testing.assert_array_equal(fetched, expected)
     assert fetched.dtype == np.dtype("float64")
 
 
-def test_a_dtype_can_be_asked_for(session: AlchemistSession) -> None:
+def test_a_dtype_can_be_asked_for(als: AlchemistSession) -> None:
     image = RNG.integers(0, 255, (30, 20), dtype=np.uint8)
-    handle = session.send_matrix(image, dtype="float32")
+    handle = als.send_matrix(image, dtype="float32")
     assert handle.dtype == np.float32
     np.testing.assert_array_equal(handle.fetch(), image)
 
@@ -129,46 +115,22 @@ def test_dates_are_the_integers_that_they_are(session: AlchemistSession, dtype: 
     ],
 )
 def test_input_that_is_not_a_matrix_is_refused_before_sending(
-    session: AlchemistSession, source: object, error: type, words: str
+    als: AlchemistSession, source: object, error: type, words: str
 ) -> None:
-    with pytest.raises(error, match=words):
-        session.send_matrix(source)
-    assert session.list_matrices() == []
+    refused(als, source, error, words)
 
 
-def test_wrong_layouts_dtypes_and_handles_are_refused(session: AlchemistSession) -> None:
-    with pytest.raises(LayoutError, match="VC_STAR"):
-        session.send_matrix(np.eye(2), layout="ROWS")
-    with pytest.raises(DtypeError, match="without loss"):
-        session.send_matrix(np.eye(2) * 1j, dtype="float64")
-    with pytest.raises(DtypeError, match="not a dtype"):
-        session.send_matrix(np.eye(2), dtype="float77")
-    handle = session.send_matrix(np.eye(2))
-    with pytest.raises(MatrixError, match="on the ranks already"):
-        session.send_matrix(handle)
-    with pytest.raises(MatrixError, match="takes a handle"):
-        session.fetch_matrix(np.eye(2))
-    with pytest.raises(LayoutError, match="ROWS"):
-        handle.to_layout("ROWS")
+def test_a_freed_handle_is_refused(als: AlchemistSession) -> None:
+    handle = als.send_matrix(np.eye(2))
     handle.free()
-    with pytest.raises(MatrixNotFoundError):
-        handle.fetch()
-    with pytest.raises(MatrixNotFoundError):
-        handle.to_layout("MC_MR")
+    for call in (handle.fetch, lambda: handle.to_layout("MC_MR")):
+        with pytest.raises(MatrixNotFoundError):
+            call()
 
 
-def test_a_matrix_larger_than_memory_is_refused_before_allocation(
-    session: AlchemistSession,
-) -> None:
-    huge = np.broadcast_to(np.float64(1), (1_000_000, 1_000_000))
-    with pytest.raises(ResourceError, match=r"4\.0 TB"):
-        session.send_matrix(huge)
-    assert session.list_matrices() == []
-
-
-def test_parts_are_fetched_like_slices(session: AlchemistSession) -> None:
+def test_parts_are_fetched_like_slices(als: AlchemistSession) -> None:
     matrix = some((40, 30))
-    handle = session.send_matrix(matrix, layout="MC_MR")
+    handle = als.send_matrix(matrix, layout="MC_MR")
     for key in (
         (slice(3, 17), slice(None)), (slice(None), slice(5, 6)), (slice(-4, None), slice(2, 20, 3)),
         (slice(30, 2, -5), slice(None, None, -1)), (slice(10, 10), slice(None)),
@@ -177,15 +139,11 @@ def test_parts_are_fetched_like_slices(session: AlchemistSession) -> None:
     np.testing.assert_array_equal(handle.fetch(7), matrix[7:8])
     np.testing.assert_array_equal(handle.fetch(-1, 2), matrix[-1:, 2:3])
     np.testing.assert_array_equal(handle.fetch(rows=slice(2, 4)), matrix[2:4])
-    with pytest.raises(ShapeError, match="outside"):
-        handle.fetch(rows=40)
-    with pytest.raises(ShapeError, match="slice"):
-        handle.fetch(cols="a")
 
 
-def test_a_fetched_array_belongs_to_the_user(session: AlchemistSession) -> None:
+def test_a_fetched_array_belongs_to_the_user(als: AlchemistSession) -> None:
     matrix = some((700, 500))  # large enough for pooled memory
-    handle = session.send_matrix(matrix)
+    handle = als.send_matrix(matrix)
     first = handle.fetch()
     first[:] = 0
     second = handle.fetch()
@@ -198,7 +156,7 @@ def test_a_fetched_array_belongs_to_the_user(session: AlchemistSession) -> None:
     np.testing.assert_array_equal(view, matrix[3:5])
 
 
-def test_blocks_in_the_object_store(session: AlchemistSession, senders: None) -> None:
+def test_blocks_in_the_object_store(als: AlchemistSession, senders: None) -> None:
     matrix = some((120, 90))
     rows, cols = [0, 50, 51, 120], [0, 7, 90]
     blocks = [
@@ -207,30 +165,30 @@ def test_blocks_in_the_object_store(session: AlchemistSession, senders: None) ->
         for c0, c1 in pairwise(cols)
     ]
     for layout in ("VC_STAR", "STAR_VC", "STAR_STAR"):
-        handle = session.send_matrix(blocks[::-1], layout=layout, print_times=True)
+        handle = als.send_matrix(blocks[::-1], layout=layout, print_times=True)
         np.testing.assert_array_equal(handle.fetch(), matrix)
 
 
-def test_blocks_that_tasks_make(session: AlchemistSession, senders: None) -> None:
+def test_blocks_that_tasks_make(als: AlchemistSession, senders: None) -> None:
     @ray.remote
     def block(i: int) -> np.ndarray:
         return np.full((200, 60), float(i))
 
-    handle = session.send_matrix([(block.remote(i), 200 * i, 0) for i in range(3)])
+    handle = als.send_matrix([(block.remote(i), 200 * i, 0) for i in range(3)])
     expected = np.repeat([0.0, 1.0, 2.0], 200)[:, None] + np.zeros(60)
     np.testing.assert_array_equal(handle.fetch(), expected)
 
 
-def test_blocks_of_arrays_of_more_axes(session: AlchemistSession, senders: None) -> None:
+def test_blocks_of_arrays_of_more_axes(als: AlchemistSession, senders: None) -> None:
     whole = np.random.default_rng(2).integers(0, 255, (50, 3, 2, 4)).astype("uint8")
     blocks = [(ray.put(whole[i : i + 20]), i, 0) for i in range(0, 50, 20)]
     for layout in ("VC_STAR", "MC_MR"):
-        handle = session.send_matrix(blocks[::-1], layout=layout)
+        handle = als.send_matrix(blocks[::-1], layout=layout)
         assert handle.dtype == whole.dtype
         np.testing.assert_array_equal(handle.fetch(), whole)
 
 
-def test_blocks_that_make_no_matrix_are_refused(session: AlchemistSession, senders: None) -> None:
+def test_blocks_that_make_no_matrix_are_refused(als: AlchemistSession, senders: None) -> None:
     ref, cube = ray.put(np.eye(3)), ray.put(np.zeros((2, 3, 4)))
     for blocks, error, words in (
         ([(ref, 0, 0), (ref, 4, 0)], IncompleteMatrixError, "in no block"),
@@ -250,19 +208,18 @@ def test_blocks_that_make_no_matrix_are_refused(session: AlchemistSession, sende
         ([(ray.put([[None]]), 0, 0)], DtypeError, "block 0"),
         (ref, ShapeError, "list of"),
     ):
-        with pytest.raises(error, match=words):
-            session.send_matrix(blocks)
-    assert session.list_matrices() == []
+        refused(als, blocks, error, words)
+    assert als.list_matrices() == []
 
 
-def test_a_task_that_fails_is_named(session: AlchemistSession, senders: None) -> None:
+def test_a_task_that_fails_is_named(als: AlchemistSession, senders: None) -> None:
     @ray.remote
     def broken() -> np.ndarray:
         raise RuntimeError("no data today")
 
     with pytest.raises(TransferError, match=r"block 0 could not be computed.*no data today"):
-        session.send_matrix([(broken.remote(), 0, 0)])
-    assert session.list_matrices() == []
+        als.send_matrix([(broken.remote(), 0, 0)])
+    assert als.list_matrices() == []
 
 
 @given(st.data())
@@ -297,9 +254,9 @@ def test_tiling_is_accepted_only_where_blocks_cover_exactly_once(data: st.DataOb
             check_tiling(shape, origins, sizes)
 
 
-def test_a_handle_works_in_a_task(session: AlchemistSession) -> None:
+def test_a_handle_works_in_a_task(als: AlchemistSession) -> None:
     matrix = some((60, 5))
-    handle = session.send_matrix(matrix)
+    handle = als.send_matrix(matrix)
 
     @ray.remote
     def use(h) -> tuple[float, object]:
@@ -310,8 +267,8 @@ def test_a_handle_works_in_a_task(session: AlchemistSession) -> None:
     np.testing.assert_array_equal(other.fetch(), matrix)
 
 
-def test_times_are_printed_per_node(session: AlchemistSession, capsys) -> None:
-    handle = session.send_matrix(some((100, 10)), print_times=True)
+def test_times_are_printed_per_node(als: AlchemistSession, capsys) -> None:
+    handle = als.send_matrix(some((100, 10)), print_times=True)
     handle.fetch(print_times=True)
     told = capsys.readouterr().out
     assert told.count("Data transfer times breakdown") == 2
@@ -320,9 +277,9 @@ def test_times_are_printed_per_node(session: AlchemistSession, capsys) -> None:
     assert "deserialize" in told
 
 
-def test_a_gang_that_is_reached_by_streams_only(session: AlchemistSession) -> None:
+def test_a_gang_that_is_reached_by_streams_only(als: AlchemistSession) -> None:
     """A process on another node has no Unix sockets: it streams."""
-    client = session.connection
+    client = als.connection
     endpoints = client.endpoints
     nodes = (replace(node, addresses=node.addresses[1:]) for node in endpoints.nodes)
     far = DataEndpoints(endpoints.token, tuple(nodes))
@@ -330,7 +287,7 @@ def test_a_gang_that_is_reached_by_streams_only(session: AlchemistSession) -> No
     try:
         matrix = some((333, 77), "complex64")
         for layout in ("VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"):
-            handle = session.send_matrix(matrix, layout=layout)
+            handle = als.send_matrix(matrix, layout=layout)
             np.testing.assert_array_equal(handle.fetch(), matrix)
         assert client.nodes.connection(0).route == "TCP"
     finally:
@@ -358,11 +315,10 @@ def test_locations_are_requested_from_each_owner(gang: AlchemistSession) -> None
     assert all(held.nbytes >= 160_000 for held in locate_objects(refs))
 
 
-def test_bfloat16_is_widened_on_request(session: AlchemistSession) -> None:
+def test_bfloat16_is_widened_on_request(als: AlchemistSession) -> None:
     kinds = pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
     narrow = np.arange(12.0).reshape(4, 3).astype(kinds.bfloat16)
-    with pytest.raises(DtypeError, match="dtype='float32'"):
-        session.send_matrix(narrow)
-    wide = session.send_matrix(narrow, dtype="float32")
+    refused(als, narrow, DtypeError, "dtype='float32'")
+    wide = als.send_matrix(narrow, dtype="float32")
     assert wide.dtype == np.float32
     np.testing.assert_array_equal(wide.fetch(), narrow.astype(np.float32))

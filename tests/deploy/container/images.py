@@ -21,14 +21,14 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from alchemist_ray import __version__
+from tests.support import commands
 
 NAME = f"alchemist-on-ray:{__version__}"  # as the manifests below kuberay/ have it
 REFERENCE = f"docker.io/library/{NAME}"  # the same, as containerd wants it
@@ -78,33 +78,37 @@ def built() -> str:
 
 def image_tar() -> Path:
     """The image as a docker archive (about 1 GB)."""
-    key = digest()
-    with _alone():
-        path = folder() / f"{key}.tar"
-        if not path.is_file():
-            _build(key)
-            _forget("*.tar", "*.tar.new")
-            new = path.with_suffix(".tar.new")
-            _run(*in_store("buildah", "push", NAME, f"docker-archive:{new}:{REFERENCE}"))
-            new.rename(path)
-        return path
+
+    def push(new: Path) -> None:
+        _run(*in_store("buildah", "push", NAME, f"docker-archive:{new}:{REFERENCE}"))
+
+    return _made("tar", push)
 
 
 def image_root() -> Path:
     """The image's files, unpacked (about 1 GB)."""
+
+    def copy(new: Path) -> None:
+        container = _run(*in_store("buildah", "from", NAME))
+        try:
+            mounted = _run(*in_store("buildah", "mount", container))
+            _run("cp", "--archive", mounted, new)
+        finally:
+            _run(*in_store("buildah", "rm", container))
+
+    return _made("root", copy)
+
+
+def _made(kind: str, make: Callable[[Path], None]) -> Path:
+    """The image of today's files in this form, made if it is not there."""
     key = digest()
     with _alone():
-        path = folder() / f"{key}.root"
-        if not path.is_dir():
+        path = folder() / f"{key}.{kind}"
+        if not path.exists():
             _build(key)
-            _forget("*.root", "*.root.new")
-            new = path.with_suffix(".root.new")
-            container = _run(*in_store("buildah", "from", NAME))
-            try:
-                mounted = _run(*in_store("buildah", "mount", container))
-                _run("cp", "--archive", mounted, new)
-            finally:
-                _run(*in_store("buildah", "rm", container))
+            _forget(f"*.{kind}", f"*.{kind}.new")
+            new = path.with_suffix(f".{kind}.new")
+            make(new)
             new.rename(path)
         return path
 
@@ -201,19 +205,8 @@ def _alone() -> Iterator[None]:
 def _run(*command: Any) -> str:
     """Run a command to its end; what it printed."""
     (folder() / "tmp").mkdir(exist_ok=True)
-    done = subprocess.run(
-        list(map(str, command)),
-        env={**os.environ, "TMPDIR": str(folder() / "tmp")},  # what RUN keeps between builds, too
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_LIMIT_S,
-        check=False,
-    )
-    if done.returncode:
-        said = (done.stdout + done.stderr)[-4000:]
-        raise RuntimeError(f"{' '.join(map(str, command))} ({done.returncode}):\n{said}")
-    return done.stdout.strip()
+    place = str(folder() / "tmp")  # what RUN keeps between builds, too
+    return commands.output(*command, limit_s=BUILD_LIMIT_S, TMPDIR=place).strip()
 
 
 if __name__ == "__main__":

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 
 from alchemist_ray import __version__
 from tests.deploy.container import images
+from tests.support import commands, traces
 
 SIZE_LIMIT = 1100 << 20  # bytes; it has 935 MiB, 230 of them Ray's
 DEMO_LIMIT_S = 240.0
@@ -31,20 +29,9 @@ def podman(*words: Any, limit_s: float = 60.0) -> str:
     return run(*images.in_store("podman", *words), limit_s=limit_s)
 
 
-def run(*words: Any, limit_s: float = 60.0, **variables: str) -> str:
-    done = subprocess.run(
-        list(map(str, words)),
-        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | variables,
-        cwd=OUTSIDE,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=limit_s,
-        check=False,
-    )
-    assert done.returncode == 0, f"{' '.join(map(str, words))} ({done.returncode}):\n{done.stdout}"
-    return done.stdout
+def run(*words: Any, **options: Any) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return commands.output(*words, env=env, cwd=OUTSIDE, merged=True, **options)
 
 
 def inside(image: str, *words: str, user: str = "", options: tuple[str, ...] = ()) -> str:
@@ -81,17 +68,15 @@ print("done")
 
 def test_it_is_a_server_with_the_client_outside(image: str) -> None:
     """The commands of docs/gateway.md; this network has no `-p`, and other heads run in it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = traces.free_port()
     server = f"ray start --head --port 0 && alchemist gateway --port {port} && sleep infinity"
     name = podman(
         "run", "-d", *SEALED, *LIMITS, "--network=host", image, "sh", "-c", server
     ).strip()
     try:
-        deadline = time.monotonic() + DEMO_LIMIT_S
-        while "Accepting connections" not in (log := podman("logs", name)):
-            assert time.monotonic() < deadline, log
-            time.sleep(1)
+        accepts = lambda: "Accepting connections" in podman("logs", name)  # noqa: E731
+        up = traces.wait_until(accepts, DEMO_LIMIT_S, 1.0)
+        assert up is not None, podman("logs", name)
         token = podman("exec", name, "alchemist", "token", "create", "me").strip()
         said = run(
             sys.executable, "-c", CLIENT, limit_s=DEMO_LIMIT_S, PYTHONPATH=str(images.TREE),

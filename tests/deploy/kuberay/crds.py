@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,26 @@ def go_environment() -> dict[str, str]:
     return {**kept, "GOPROXY": "off", "GOFLAGS": "-mod=mod"}
 
 
-def _bare(schema: Any) -> Any:
-    """Without descriptions, which are half of it. A property may have that name."""
+def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The schema after a change of each schema in it, inner ones first."""
     if isinstance(schema, list):
-        return [_bare(item) for item in schema]
+        return [_changed(item, change) for item in schema]
     if not isinstance(schema, dict):
         return schema
+    return change(
+        {
+            key: {name: _changed(field, change) for name, field in value.items()}
+            if key == "properties"
+            else _changed(value, change)
+            for key, value in schema.items()
+        }
+    )
+
+
+def _bare(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without descriptions, which are half of it. A property may have that name."""
     return {
-        key: {name: _bare(field) for name, field in value.items()}
-        if key == "properties"
-        else _bare(value)
+        key: value
         for key, value in schema.items()
         if key != "description" or not isinstance(value, str)
     }
@@ -64,22 +75,14 @@ def copy(folder: Path) -> dict[str, Any]:
         crd = yaml.load((folder / name).read_text(), LOADER)["spec"]
         for version in crd["versions"]:
             if version["name"] == "v1":
-                schemas[crd["names"]["kind"]] = _bare(version["schema"]["openAPIV3Schema"])
+                schemas[crd["names"]["kind"]] = _changed(
+                    version["schema"]["openAPIV3Schema"], _bare
+                )
     return {"$comment": NOTICE, "kinds": schemas}
 
 
-def _strict(schema: Any) -> Any:
+def _strict(made: dict[str, Any]) -> dict[str, Any]:
     """As the API server reads it: fields that the schema does not name are errors."""
-    if isinstance(schema, list):
-        return [_strict(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {
-        key: {name: _strict(field) for name, field in value.items()}
-        if key == "properties"
-        else _strict(value)
-        for key, value in schema.items()
-    }
     if made.pop("x-kubernetes-int-or-string", False):
         made.pop("anyOf", None)
         made["type"] = ["integer", "string"]
@@ -99,7 +102,7 @@ def validators() -> dict[str, jsonschema.Draft202012Validator]:
     """A validator for each kind of KubeRay's that we use."""
     found = {}
     for kind, schema in stored()["kinds"].items():
-        strict = _strict(schema)
+        strict = _changed(schema, _strict)
         strict["properties"]["metadata"] = {"type": "object"}
         found[kind] = jsonschema.Draft202012Validator(strict)
     return found

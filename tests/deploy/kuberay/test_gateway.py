@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,15 +20,10 @@ from alchemist_ray.gateway.server.access import TokenFile, certificate
 from tests.deploy.kuberay import kustomize
 from tests.deploy.kuberay.folders import ROOT, by_name
 from tests.support import commands
-from tests.support.traces import wait_until
+from tests.support.traces import free_port, wait_until
 
 UP_S = 90.0
 GATEWAY_FOLDER = "/var/run/secrets/alchemist-gateway"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["generated certificate", "given certificate"])

@@ -56,9 +56,7 @@ def test_the_dashboard_of_the_overlay_is_the_charts() -> None:
 
 
 def kubectl_kustomize(folder: Path) -> list[Map]:
-    done = commands.run("kubectl", "kustomize", folder)
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(commands.output("kubectl", "kustomize", folder)))
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not on this machine")

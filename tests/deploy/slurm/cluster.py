@@ -23,9 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.faults.hosts import ROOT, Host, Hosts, _die_with_parent
+from tests.faults.hosts import ROOT, Host, Hosts
 from tests.faults.hosts import why_not as why_no_hosts
-from tests.support import commands
+from tests.support import commands, traces
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 PACKAGES = "RUNLEVEL=1 apt-get install -y --no-install-recommends slurm-wlm munge slurm-wlm-torque"
@@ -85,7 +85,7 @@ RUNS = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING")
 LIVES = (*RUNS, "COMPLETING")  # nor its nodes known to be clean
 
 
-class Slurm:
+class Slurm(commands.System):
     """A login host and `nodes` nodes (a context manager).
 
     Raises `RuntimeError` if it does not come up.
@@ -103,23 +103,13 @@ class Slurm:
         """A folder that all hosts see: the cluster's home."""
         return self.root / "home"
 
-    def __enter__(self) -> Slurm:
-        try:
-            self._up()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _up(self) -> None:
+    def start(self) -> None:
+        """Bring Slurm up on all hosts, and wait until its nodes are idle."""
         for folder in ("munge", "state", "log", "home"):
             (self.root / folder).mkdir(mode=0o755)
         self.root.chmod(0o755)
         self._start_munge()
-        self._hosts.__enter__()
+        self._hosts.start()
         everybody = [self._hosts[i] for i in range(self._count + 1)]
         self._login, self.nodes = everybody[0], everybody[1:]
         names = "".join(f"{host.ip} {host.name}\n" for host in everybody)
@@ -134,12 +124,9 @@ class Slurm:
         self._daemon(self._login, "slurmctld", "-D")
         for node in self.nodes:
             self._daemon(node, "slurmd", "-D", "-N", node.name)
-        deadline = time.monotonic() + UP_S
-        while self._idle() < self._count:
-            if time.monotonic() > deadline:
-                said = [p.read_text()[-1500:] for p in sorted((self.root / "log").iterdir())]
-                raise RuntimeError("Slurm did not come up:\n" + "\n".join(said))
-            time.sleep(0.1)
+        if traces.wait_until(lambda: self._idle() == self._count, UP_S, 0.1) is None:
+            said = [p.read_text()[-1500:] for p in sorted((self.root / "log").iterdir())]
+            raise RuntimeError("Slurm did not come up:\n" + "\n".join(said))
 
     def _start_munge(self) -> None:
         folder = self.root / "munge"
@@ -155,7 +142,7 @@ class Slurm:
                 f"--seed-file={folder / 'seed'}",
             ],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,
+            preexec_fn=commands.die_with_parent,
         )  # fmt: skip
 
     def _furnish(self, host: Host) -> None:
@@ -202,19 +189,10 @@ class Slurm:
 
     def login(self, *words: object, limit_s: float = 60.0, check: bool = True) -> str:
         """Run a command on the login host; what it says. Raises `RuntimeError` if it fails."""
-        done = subprocess.run(
-            self.command(*words),
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        if check and done.returncode:
-            raise RuntimeError(f"{' '.join(map(str, words))} ({done.returncode}):\n{done.stdout}")
-        return done.stdout
+        return commands.output(
+            *self.command(*words), env=self.environment(), limit_s=limit_s, merged=True,
+            code=0 if check else None,
+        )  # fmt: skip
 
     def salloc(
         self, *words: Any, limit_s: float = 400.0, **env: str

@@ -16,12 +16,12 @@ import pytest
 from tests.deploy.slurm.cluster import LIVES, Slurm, why_not
 from tests.faults.hosts import Host
 from tests.support import traces
+from tests.support.commands import ALCHEMIST
 
 REASON = why_not()
 START_S = 250.0  # for Ray to come up on a machine that others use too
 SUBMIT = ("submit", "-t", 10, "--start-timeout", START_S)
 CLEAN_S = 15.0
-ALCHEMIST = (sys.executable, "-m", "alchemist_ray.cli")
 PROGRAM = (sys.executable, "-m", "tests.deploy.slurm.programs")
 
 
@@ -104,7 +104,7 @@ def submit(slurm: Slurm) -> Iterator[Any]:
 
 def left_on(host: Host) -> list[str]:
     """Leftovers of a job on a node: processes, folders, shared memory."""
-    known = ("hosts.py", "slurmd", "ps -eo")
+    known = ("tests.faults.hosts", "slurmd", "ps -eo")
     lines = host.run("ps", "-eo", "stat=,args=").splitlines()
     processes = [
         line

@@ -99,29 +99,25 @@ def test_two_jobs_share_a_node_and_one_is_told_to_end(slurm: Slurm, submit: Any)
     assert_clean([node])
 
 
-def test_a_job_cancelled_in_the_middle_of_a_transfer_leaves_nothing(
+def test_cancelled_jobs_leave_nothing_and_their_programs_get_one_sigterm(
     slurm: Slurm, submit: Any
 ) -> None:
-    job = submit("-N", 2, "-c", 2, program=["transfer"])
-    assert len({host for _, host, _ in job.wait_told("workers")}) == 2
-    job.wait_told("sent")
-    assert slurm.state(job.number)["Requeue"] == "0"  # nor run again if a slurmd is killed
-    slurm.login("scancel", job.number)
-    slurm.wait(job.number, 30)
-    assert slurm.state(job.number)["JobState"] == "CANCELLED"
-    assert_clean(slurm.nodes)
-
-
-def test_a_cancelled_program_gets_one_sigterm_and_the_log_names_the_time_limit(
-    slurm: Slurm, submit: Any
-) -> None:
-    job = submit("-c", 1, program=["count"])
-    job.wait_told("address")
-    slurm.login("scancel", job.number)
-    slurm.wait(job.number, 30)
-    assert job.told("signals") == 1, job.log
+    """By scancel; and by qdel in the middle of a transfer. The log names the time limit."""
+    counting = submit("-c", 1, program=["count"])
+    sending = submit("-N", 2, "-c", 2, program=["transfer"], system="pbs")
+    counting.wait_told("address")
+    assert len({host for _, host, _ in sending.wait_told("workers")}) == 2
+    sending.wait_told("sent")
+    assert slurm.state(counting.number)["Requeue"] == "0"  # nor run again if a slurmd is killed
+    assert sending.number in slurm.login("qstat")
+    slurm.login("scancel", counting.number)
+    slurm.login("qdel", sending.number)
+    for job in (counting, sending):
+        assert slurm.wait(job.number, 30)["JobState"] == "CANCELLED"
+    assert counting.told("signals") == 1, counting.log
     said = r"SIGTERM: ending the program with 9:\d\d left of the job's time limit of 10:00"
-    assert re.search(said, job.log)
+    assert re.search(said, counting.log)
+    assert_clean(slurm.nodes)
 
 
 def test_a_time_limit_above_the_partitions_is_warned_of(slurm: Slurm) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,15 +12,20 @@ import pytest
 from tests.deploy.slurm.cluster import Slurm
 from tests.deploy.slurm.conftest import Submitted, assert_clean
 from tests.faults.hosts import ROOT
+from tests.support import commands
 
 README = ROOT / "cray" / "README.md"
 INSTALL = ".venv/bin/pip install ."
 WALK_S = 400.0
 PROMPT_SECTION = "**At a prompt**"
-APP = (
-    "import ray\nfrom alchemist_ray import AlchemistSession\nwith AlchemistSession(2) as als:\n"
-    "    print('ranks', als.run(lambda comm: comm.allreduce(1)), 'nodes', len(ray.nodes()))\n"
-)
+APP = """
+import os, ray
+from alchemist_ray import AlchemistSession
+with AlchemistSession(2) as als:
+    ranks = als.run(lambda comm: comm.allreduce(1))
+    print("ranks", ranks, "nodes", len(ray.nodes()), "from", os.uname().nodename)
+raise SystemExit(3)
+"""
 
 
 def block(after: str) -> list[str]:
@@ -34,11 +38,7 @@ def block(after: str) -> list[str]:
 
 def shell(lines: list[str], folder: Path) -> None:
     """Lines that need the internet, which the cluster's hosts do not have."""
-    done = subprocess.run(
-        ["bash", "-e"], input="\n".join(lines), cwd=folder, text=True, timeout=WALK_S, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    commands.output("bash", "-e", given="\n".join(lines), cwd=folder, limit_s=WALK_S)
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +84,24 @@ def test_from_the_clone_to_a_truncated_svd_on_three_nodes(slurm: Slurm, clone: P
 
 
 def test_at_a_prompt(slurm: Slurm, clone: Path) -> None:
-    salloc, *lines = block(PROMPT_SECTION)
+    """salloc's shell is on the login host: programs go to the node with Ray's head."""
+    salloc, run, start, again, stop = block(PROMPT_SECTION)
     assert salloc.startswith("salloc ")
+    assert run == again
     (clone / "app.py").write_text(APP)
-    session = "\n".join(["set -e", f"cd {clone}", "source .venv/bin/activate", *lines])
-    (clone / "session.sh").write_text(session)
-    said = slurm.login(*salloc.split(), "bash", clone / "session.sh", limit_s=WALK_S)
-    assert said.count("ranks 2 nodes 3") == 2, said
+    node, coded = slurm.nodes[0].name, '; echo "code $?"'
+    by_itself = f"srun --overlap -N1 -n1 -w {node} python app.py"
+    session = [
+        f"cd {clone}", "source .venv/bin/activate", run + coded, f"{start} || exit",
+        f"{start} && exit", run + coded, by_itself + coded, f"{stop} || exit", f"{stop} && exit",
+        "echo to the end",
+    ]  # fmt: skip
+    (clone / "session.sh").write_text("\n".join(session))
+    said = slurm.login(*salloc.split(), "bash", clone / "session.sh", limit_s=WALK_S, check=False)
+    assert "\nto the end\n" in said, said
+    assert said.count(f"ranks 2 nodes 3 from {node}\n") == said.count("\ncode 3\n") == 3, said
+    assert "Ray is up on 3 nodes with 12 CPUs" in said
+    assert "als.connect_to_alchemist(" in said
+    assert "Ray already runs in this job" in said
+    assert "no Ray of `alchemist slurm start` runs in this job" in said
     assert_clean(slurm.nodes)

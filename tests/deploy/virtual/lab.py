@@ -17,8 +17,9 @@ from pathlib import Path
 
 from alchemist_ray.deploy.virtual_cluster import image
 from tests.deploy.container import images
-from tests.faults.hosts import Host, _die_with_parent
+from tests.faults.hosts import Host
 from tests.faults.hosts import why_not as why_no_hosts
+from tests.support import commands
 
 TOOLS = ("libvirtd", "virsh", "qemu-system-x86_64", "mke2fs", "dpkg-deb", "apt-get")
 PACKAGES = (
@@ -121,7 +122,7 @@ def libvirt_on(host: Host, scratch: Path) -> Iterator[str]:
     with open(scratch / "libvirtd.log", "wb") as log:
         daemon = subprocess.Popen(
             host.enter("/usr/sbin/libvirtd", "-p", "/run/libvirtd.pid"),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=commands.die_with_parent,
             env={**host.environment(), "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
         )  # fmt: skip
     try:

@@ -32,6 +32,7 @@ from alchemist_ray.deploy.virtual_cluster.guests import (
     split_memory,
 )
 from alchemist_ray.errors import JobError, LaunchError
+from tests.support import commands
 
 GOLDEN = Path(__file__).with_name("golden")
 # As on the report's machine: two processors; InfiniBand below the bridge.
@@ -77,15 +78,9 @@ def test_libvirts_schema_has_nothing_against_it(name: str, tmp_path: Path) -> No
     for number, text in enumerate(definitions((GOLDEN / f"{name}.txt").read_text())):
         path = tmp_path / f"{number}.xml"
         path.write_text(text)
-        done = subprocess.run(
-            ["virt-xml-validate", path, "domain"], capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        commands.output("virt-xml-validate", path, "domain")
         path.write_text(text.replace("<vcpu ", "<vcpus "))
-        wrong = subprocess.run(
-            ["virt-xml-validate", path, "domain"], capture_output=True, timeout=60
-        )
-        assert wrong.returncode != 0  # it does look
+        assert commands.run("virt-xml-validate", path, "domain").returncode != 0  # it does look
 
 
 def test_libvirt_itself_takes_them(tmp_path: Path) -> None:
@@ -94,13 +89,7 @@ def test_libvirt_itself_takes_them(tmp_path: Path) -> None:
     path = tmp_path / "guest.xml"
     for name in ("one-guest-two-nodes", "emulated", "function-and-volume"):
         path.write_text(definitions((GOLDEN / f"{name}.txt").read_text())[0])
-        done = subprocess.run(
-            ["virsh", "-c", "test:///default", "define", "--validate", path],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
+        commands.output("virsh", "-c", "test:///default", "define", "--validate", path)
 
 
 # --- cores and addresses --------------------------------------------------------------
@@ -165,11 +154,8 @@ def test_settings_are_words_of_a_shell() -> None:
     options = Options(guests=2, cpus=1)
     guest = guests_of(options, 0, parse_cells("0-1"))[1]
     text = settings(options, guest, "$(touch /tmp/oh) 'x'")
-    done = subprocess.run(
-        ["sh", "-c", f'{text}\nprintf "%s|%s" "$TOKEN" "$NAME"'],
-        capture_output=True, text=True, timeout=20, check=True,
-    )  # fmt: skip
-    assert done.stdout == "$(touch /tmp/oh) 'x'|vc-0-1"
+    said = commands.output("sh", "-c", f'{text}\nprintf "%s|%s" "$TOKEN" "$NAME"')
+    assert said == "$(touch /tmp/oh) 'x'|vc-0-1"
 
 
 @pytest.mark.parametrize(
@@ -293,8 +279,7 @@ def test_drivers_are_packed_after_those_that_they_need(tmp_path: Path) -> None:
 
 def test_the_scripts_of_guests_are_sound() -> None:
     for script in sorted(image.GUEST.glob("*.sh")):
-        done = subprocess.run(["sh", "-n", script], capture_output=True, text=True, timeout=20)
-        assert done.returncode == 0, done.stderr
+        commands.output("sh", "-n", script)
 
 
 def test_a_cluster_that_fails_leaves_nothing(

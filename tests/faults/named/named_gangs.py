@@ -32,7 +32,8 @@ def gangs() -> dict[str, str]:
 class Program:
     """A program of its own on the cluster, that prints one line when it is ready."""
 
-    def __init__(self, address: str, text: str, **init: Any) -> None:
+    def __init__(self, text: str, **init: Any) -> None:
+        address = ray.get_runtime_context().gcs_address
         begin = f"import ray\nray.init(address={address!r}, log_to_driver=False, **{init!r})\n"
         begin += "from alchemist_ray import AlchemistSession\nimport numpy as np, time\n"
         self.process = subprocess.Popen(

@@ -49,9 +49,7 @@ def count(ctx: Context) -> int:
 # --- found by name ---
 
 
-def test_an_attached_process_finds_all_that_is_there(
-    cluster: str, climate: AlchemistSession
-) -> None:
+def test_an_attached_process_finds_all_that_is_there(climate: AlchemistSession) -> None:
     text = """
         with AlchemistSession.attach("climate") as als:
             A = als.matrix("A")
@@ -60,7 +58,7 @@ def test_an_attached_process_finds_all_that_is_there(
             als.send_matrix(np.ones((2, 2)), name="B")
             print(A.shape, round(total, 9), als.run_task("linalg", "norm", A) == total, flush=True)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert program.said == f"(4, 3) {np.linalg.norm(np.arange(12.0)):.9f} True"
         assert program.process.wait(30) == 0
     np.testing.assert_array_equal(climate.matrix("B").fetch(), np.ones((2, 2)))
@@ -68,16 +66,14 @@ def test_an_attached_process_finds_all_that_is_there(
         climate.library("echo")
 
 
-def test_it_outlives_the_session_and_the_program_that_started_it(
-    cluster: str, nothing_of_it_left: None
-) -> None:
+def test_it_outlives_the_session_and_the_program_that_started_it(nothing_of_it_left: None) -> None:
     text = """
         als = AlchemistSession(2, name="made", lifetime="detached")
         A = als.send_matrix(np.eye(3), name="A")
         als.stop()
         print("stopped", flush=True)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert program.said == "stopped"
         assert program.process.wait(30) == 0
     with AlchemistSession.attach("made") as als:
@@ -88,7 +84,7 @@ def test_it_outlives_the_session_and_the_program_that_started_it(
 
 @pytest.mark.cell("program", "idle", "named", "goes on")
 @pytest.mark.alone
-def test_a_killed_kernel_has_its_handles_back(cluster: str, nothing_of_it_left: None) -> None:
+def test_a_killed_kernel_has_its_handles_back(nothing_of_it_left: None) -> None:
     text = """
         als = AlchemistSession(2, name="kernel", lifetime="detached")
         A = als.send_matrix(np.arange(6.0).reshape(2, 3), name="A")
@@ -96,7 +92,7 @@ def test_a_killed_kernel_has_its_handles_back(cluster: str, nothing_of_it_left: 
         print(B.id, flush=True)
         als.run(lambda comm: time.sleep(60))
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         time.sleep(0.3)
         program.kill()
         begin = time.monotonic()
@@ -109,9 +105,7 @@ def test_a_killed_kernel_has_its_handles_back(cluster: str, nothing_of_it_left: 
     assert took < 2.0, f"it took {took:.2f} s"
 
 
-def test_a_look_for_one_matrix_does_not_hold_the_others(
-    cluster: str, climate: AlchemistSession
-) -> None:
+def test_a_look_for_one_matrix_does_not_hold_the_others(climate: AlchemistSession) -> None:
     """The others could not be freed by their own program until the garbage was swept."""
     other = climate.send_matrix(np.eye(3), name="other")
     text = """
@@ -120,7 +114,7 @@ def test_a_look_for_one_matrix_does_not_hold_the_others(
             print("found", flush=True)
             time.sleep(30)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert program.said == "found"
         other.free()
 
@@ -162,15 +156,13 @@ def test_a_private_gang_with_a_name_ends_with_its_session(nothing_of_it_left: No
         assert als.list_matrices() == []
 
 
-def test_the_environment_of_a_job_stays_with_its_gang(
-    cluster: str, nothing_of_it_left: None
-) -> None:
+def test_the_environment_of_a_job_stays_with_its_gang(nothing_of_it_left: None) -> None:
     text = """
         with AlchemistSession(2, name="other", lifetime="detached"):
             print("started", flush=True)
     """
     for manager_killed in (False, True):
-        with Program(cluster, text, runtime_env={"env_vars": {"OF_THIS_JOB": "yes"}}) as program:
+        with Program(text, runtime_env={"env_vars": {"OF_THIS_JOB": "yes"}}) as program:
             assert program.said == "started"
             assert program.process.wait(60) == 0
         time.sleep(1.0)  # Ray ends the job's own actors
@@ -204,14 +196,14 @@ def test_the_catalogue_survives_the_driver(climate: AlchemistSession) -> None:
         assert als.matrix("A").shape == (4, 3)
 
 
-def test_running_calls_are_listed(cluster: str, climate: AlchemistSession) -> None:
+def test_running_calls_are_listed(climate: AlchemistSession) -> None:
     text = """
         als = AlchemistSession.attach("climate")
         echo = als.load_library("echo")
         print("here", flush=True)
         echo.sleep(60.0)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         seen = traces.wait_until(lambda: bool(climate.list_calls()), 10)
         assert seen is not None
         (call,) = climate.list_calls()
@@ -223,9 +215,7 @@ def test_running_calls_are_listed(cluster: str, climate: AlchemistSession) -> No
     assert climate.list_calls() == []
 
 
-def test_a_call_of_another_process_can_be_cancelled(
-    cluster: str, climate: AlchemistSession
-) -> None:
+def test_a_call_of_another_process_can_be_cancelled(climate: AlchemistSession) -> None:
     text = """
         from alchemist_ray.errors import CancelledError
         als = AlchemistSession.attach("climate")
@@ -235,7 +225,7 @@ def test_a_call_of_another_process_can_be_cancelled(
         except CancelledError:
             print("cancelled", als.run(lambda comm: comm.size), flush=True)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert traces.wait_until(lambda: bool(climate.list_calls()), 10) is not None
         assert climate.cancel() == 0  # this process waits for no call
         assert len(climate.list_calls()) == 1
@@ -296,9 +286,7 @@ def test_a_process_with_many_calls_delays_no_other(climate: AlchemistSession) ->
             sleep(0.01)
             ended.append(None)
 
-    threads = [threading.Thread(target=call) for _ in range(QUEUED)]
-    for thread in threads:
-        thread.start()
+    calling = [Call(call) for _ in range(QUEUED)]
     try:
         assert traces.wait_until(lambda: len(climate.list_calls()) > QUEUED / 2, 10) is not None
         connection = connect(climate.connection.address, manager)
@@ -310,13 +298,12 @@ def test_a_process_with_many_calls_delays_no_other(climate: AlchemistSession) ->
         connection.close()
     finally:
         over.set()
-        for thread in threads:
-            thread.join(30)
+        assert [each.outcome(0.0, 30).error for each in calling] == [None] * QUEUED
     assert meanwhile < 20 * QUEUED / 3, "in turn it is 20, in the order of arrival 20 x QUEUED"
 
 
 def test_a_library_is_loaded_once_and_not_replaced_by_others(
-    cluster: str, climate: AlchemistSession, tmp_path: Path
+    climate: AlchemistSession, tmp_path: Path
 ) -> None:
     first, second, third = (tmp_path / f"{name}.py" for name in ("first", "second", "third"))
     for number, path in enumerate((first, second, third), 1):
@@ -337,7 +324,7 @@ def test_a_library_is_loaded_once_and_not_replaced_by_others(
         print(als.library("theirs").count(), flush=True)
         time.sleep(60)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert program.said == "1003"
         assert re.search(rf"pid {os.getpid()}.* still uses .*first.py", program.line())
         assert program.line() == "2001"
@@ -356,9 +343,7 @@ def test_a_library_is_loaded_once_and_not_replaced_by_others(
 
 
 @pytest.mark.alone
-def test_a_matrix_is_not_fetched_while_a_call_changes_it(
-    cluster: str, climate: AlchemistSession
-) -> None:
+def test_a_matrix_is_not_fetched_while_a_call_changes_it(climate: AlchemistSession) -> None:
     def step_by_step(comm: Any, A: Any) -> None:
         A.local[...] += 1 + comm.rank
         time.sleep(1.0)
@@ -378,24 +363,24 @@ def test_a_matrix_is_not_fetched_while_a_call_changes_it(
         print(sorted(times), flush=True)
     """
     A = climate.matrix("A")
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert program.said == "here"
         climate.run(step_by_step, A)
         climate.run(step_by_step, A)
         assert program.line() == "[0.0, 2.0, 4.0]"
-    waits: list[float] = []
-
-    def fetch() -> None:
+    waits = []
+    for pure in (True, False):
+        running = Call(lambda pure=pure: climate.run(_sleep, A, pure=pure))
+        time.sleep(0.4)
         begin = time.monotonic()
         A.fetch()
         waits.append(time.monotonic() - begin)
-
-    for pure in (True, False):
-        thread = threading.Timer(0.4, fetch)
-        thread.start()
-        climate.run(lambda comm, A: time.sleep(1.5), A, pure=pure)
-        thread.join()
+        assert running.outcome(0.0).error is None
     assert waits[0] < 0.5 < waits[1], waits
+
+
+def _sleep(comm: Any, A: Any) -> None:
+    time.sleep(1.5)
 
 
 @pytest.mark.cell("network", "fetching", "named", "goes on")
@@ -422,7 +407,7 @@ def test_a_fetch_whose_control_connection_breaks_is_whole(
 
 
 @pytest.mark.cell("client", "fetching", "named", "goes on")
-def test_a_reader_that_dies_does_not_hold_up_calls(cluster: str, climate: AlchemistSession) -> None:
+def test_a_reader_that_dies_does_not_hold_up_calls(climate: AlchemistSession) -> None:
     text = """
         als = AlchemistSession.attach("climate")
         A = als.matrix("A")
@@ -434,7 +419,7 @@ def test_a_reader_that_dies_does_not_hold_up_calls(cluster: str, climate: Alchem
         als.connection.read(A, read)
     """
     A = climate.matrix("A")
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert program.said == "reading"
         with pytest.raises(CallTimeoutError):
             climate.run(lambda comm, A: None, A, timeout_s=1.0)

@@ -24,29 +24,11 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.runtime.cluster.actors import NAMESPACE, ask_manager, find_gang, group_name
-from tests.faults.conftest import Call
+from tests.faults.conftest import Call, pid_of
 from tests.faults.named.named_gangs import Program, gangs
 from tests.support import traces
 
 # --- wrong use ---
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"lifetime": "detached"}, ValueError, "requires name="),
-        ({"lifetime": "forever"}, ValueError, "one of process, detached"),
-        ({"name": "a/b"}, SessionError, "letters"),
-        ({"name": ""}, SessionError, "letters"),
-        ({"name": "x", "idle_timeout_s": 0}, ValueError, "idle_timeout_s=0: it must be a number"),
-        ({"name": "x", "lifetime": "detached", "placement": "inherit"}, ValueError, "placement"),
-    ],
-)
-def test_wrong_options_are_refused(
-    cluster: str, options: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        AlchemistSession(1, **options)
 
 
 def test_a_name_in_use_is_refused(climate: AlchemistSession) -> None:
@@ -110,7 +92,7 @@ def test_a_gang_of_another_version_is_refused(climate: AlchemistSession) -> None
         AlchemistSession.attach("climate")
 
 
-def test_a_change_by_another_process_is_seen(cluster: str, climate: AlchemistSession) -> None:
+def test_a_change_by_another_process_is_seen(climate: AlchemistSession) -> None:
     small = climate.matrix("A").sum(axis=0)  # its elements came with the answer
     before = small.fetch()
     text = f"""
@@ -121,21 +103,19 @@ def test_a_change_by_another_process_is_seen(cluster: str, climate: AlchemistSes
             als.run(double, x)
             print("done", flush=True)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         assert program.said == "done"
     np.testing.assert_array_equal(small.fetch(), 2 * before)
 
 
-def test_a_matrix_that_another_program_uses_is_not_freed(
-    cluster: str, climate: AlchemistSession
-) -> None:
+def test_a_matrix_that_another_program_uses_is_not_freed(climate: AlchemistSession) -> None:
     text = """
         als = AlchemistSession.attach("climate")
         A = als.matrix("A")
         print("here", flush=True)
         time.sleep(60)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         with pytest.raises(MatrixError, match=rf"A was not freed.*pid {program.process.pid}"):
             climate.matrix("A").free()
         np.testing.assert_array_equal(climate.matrix("A").fetch(), np.arange(12.0).reshape(4, 3))
@@ -150,7 +130,7 @@ def test_a_matrix_that_another_program_uses_is_not_freed(
 # --- the end ---
 
 
-def test_stopping_a_gang_ends_it_for_all(cluster: str, climate: AlchemistSession) -> None:
+def test_stopping_a_gang_ends_it_for_all(climate: AlchemistSession) -> None:
     call = Call(lambda: climate.run(lambda comm: time.sleep(30)))
     assert traces.wait_until(lambda: bool(climate.list_calls()), 10) is not None
     AlchemistSession.stop_gang("climate")
@@ -176,17 +156,13 @@ def test_attaching_to_a_gang_that_ends(climate: AlchemistSession) -> None:
             except (SessionError, GroupError) as error:  # GroupError: it has ended since
                 outcomes.append(str(error))
 
-    threads = [threading.Thread(target=attach) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    attaching = [Call(attach) for _ in range(3)]
     assert traces.wait_until(lambda: "attached" in outcomes, 20) is not None
     AlchemistSession.stop_gang("climate")
     before = len(outcomes)
     assert traces.wait_until(lambda: len(outcomes) >= before + 6, 20) is not None
     ended.set()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
+    assert [call.outcome(0.0).error for call in attaching] == [None] * 3
     assert outcomes[-1].startswith("there is no gang 'climate'"), outcomes[-1]
     told = {words for words in outcomes if words != "attached"}
     assert all("climate" in words for words in told), told
@@ -229,12 +205,7 @@ def test_a_lost_connection_is_resumed_with_its_matrices(climate: AlchemistSessio
     climate.connection._channel._connection.hang_up()
     assert ident in {handle.id for handle in climate.list_matrices()}
     np.testing.assert_array_equal(B.fetch(), np.arange(12.0).reshape(4, 3) + 1)
-
-    def cut() -> None:
-        time.sleep(0.5)
-        climate.connection._channel._connection.hang_up()
-
-    thread = threading.Thread(target=cut)
+    thread = threading.Timer(0.5, lambda: climate.connection._channel._connection.hang_up())
     thread.start()
     with pytest.raises(TransferError, match=r"restored.*unless it had just completed: check what"):
         climate.run(lambda comm: time.sleep(5))
@@ -276,18 +247,17 @@ def test_a_lost_rank_is_told_to_all_and_the_name_can_be_used_again(
 
 
 @pytest.mark.cell("GroupManager", "stopping", "named", "lost")
-def test_owner_and_manager_die_at_once(cluster: str, nothing_of_it_left: None) -> None:
+def test_owner_and_manager_die_at_once(nothing_of_it_left: None) -> None:
     text = """
         als = AlchemistSession(2, name="both", lifetime="detached")
         print(*[worker.pid for worker in als.list_workers()], flush=True)
         time.sleep(60)
     """
-    with Program(cluster, text) as program:
+    with Program(text) as program:
         ranks = list(map(int, program.said.split()))
         traces.note_segments()
-        manager: Any = ray.get_actor(group_name("both"), namespace=NAMESPACE)
-        pid = ray.get(manager.__ray_call__.remote(lambda actor: os.getpid()))
-        os.kill(pid, signal.SIGKILL)
+        manager = ray.get_actor(group_name("both"), namespace=NAMESPACE)
+        os.kill(pid_of(manager), signal.SIGKILL)
         program.kill()
         assert traces.wait_until(lambda: not any(map(traces.alive, ranks)), 3) is not None
     with pytest.raises(SessionError, match="no gang 'both'"):

@@ -15,6 +15,7 @@ import ray
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.runtime.driver import find_driver
 from mpi_workers.node.processes import descendants
+from tests.alchemist_ray.test_session import free_cpus
 from tests.faults.conftest import assert_clean, left
 from tests.support import traces
 
@@ -107,20 +108,11 @@ def cpus() -> float:
     seen: list[float] = []
 
     def steady() -> bool:
-        seen.append(_reported())
+        seen.append(free_cpus())
         return seen[-10:] == 10 * seen[-1:]
 
     assert traces.wait_until(steady, 10, 0.1) is not None, seen
     return seen[-1]
-
-
-def _reported() -> float:
-    return ray.available_resources().get("CPU", 0.0)
-
-
-def free_cpus(wanted: float) -> bool:
-    """Wait until this many CPUs are free: Ray reports them late."""
-    return traces.wait_until(lambda: _reported() == wanted, 10) is not None
 
 
 def same_numbers(handles: dict[Any, Handle], wanted: np.ndarray[Any, Any] = X) -> None:

@@ -18,9 +18,9 @@ from tests.faults.recovery.conftest import Recovering
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
-STEPS = 200
-LOSSES = (40, 100, 150)  # steps at which a rank is killed
-CALLS = 1000  # in each of two gangs, in turns
+STEPS = 60
+LOSSES = (10, 30, 45)  # steps at which a rank is killed
+CALLS = 400  # in each of two gangs, in turns
 CALL_LIMIT_S = 100e-6  # 10 us on a quiet machine (benchmarks/recovery.py)
 
 

@@ -6,20 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.conftest import record
-from tests.faults.hosts import Host, Hosts, why_not
+from tests.faults.conftest import needs_hosts, record
+from tests.faults.hosts import Host, Hosts
 
-REASON = why_not()
 INSIDE = "tests.faults.inside"
 ON_HOST = "tests.faults.recovery.on_host"
 # Ray notices the loss after 15 s, later under load, and places ranks there until then.
 BACK_LIMIT_S = 150.0
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
-    pytest.mark.timeout(450, func_only=True),
-]
+pytestmark = needs_hosts(450)
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ import ray
 
 import ali
 from alchemist_ray import AlchemistSession
+from tests.alchemist_ray.test_session import wait_for_cpus
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
-from tests.faults.recovery.conftest import UNDER_WAY_S, Recovering, X, cpus, free_cpus, same_numbers
+from tests.faults.recovery.conftest import UNDER_WAY_S, Recovering, X, cpus, same_numbers
 from tests.support import traces
 from tests.support.layouts import SOME_LAYOUTS
 
@@ -38,7 +39,7 @@ def test_matrices_of_all_layouts_move(plain: Recovering) -> None:
         found = als.resize(workers)
         assert [worker.rank for worker in found] == list(range(workers))
         assert als.run(lambda comm: comm.size) == workers
-        assert free_cpus(free + 2 - workers)
+        assert wait_for_cpus(free + 2 - workers)
         same_numbers(handles)
         assert [handle.layout for handle in handles.values()] == list(handles)
         np.testing.assert_array_equal(vector.fetch(), np.arange(7))
@@ -50,7 +51,7 @@ def test_matrices_of_all_layouts_move(plain: Recovering) -> None:
     assert {single.id, number.id, empty.id} <= {handle.id for handle in als.list_matrices()}
     assert AlchemistSession.list()[0].workers == 3
     als.close()
-    assert free_cpus(free + 2)
+    assert wait_for_cpus(free + 2)
 
 
 def test_large_matrices_move_in_panels(plain: Recovering) -> None:
@@ -124,16 +125,12 @@ def test_calls_run_while_the_new_ranks_start_and_then_wait(plain: Recovering) ->
             B = als.send_matrix(X)
             results.append(2 * B.fetch())
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    working = [Call(work) for _ in range(3)]
     later = [lib.slow.remote(A, 0.1) for _ in range(3)]
     for workers in (4, 1, 3):
         als.resize(workers)
     over.set()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    assert [call.outcome(0.0, 30).error for call in working] == [None] * 3
     for result in results:
         np.testing.assert_array_equal(result, 2 * X)
     for ref in later:
@@ -177,7 +174,7 @@ def test_two_resizes_at_once_come_one_after_the_other(plain: Recovering) -> None
     same_numbers({"A": A})
 
 
-def test_two_programs_that_resize_at_once(clean: None, cluster: str) -> None:
+def test_two_programs_that_resize_at_once(clean: None) -> None:
     program = """
         with AlchemistSession.attach("both") as als:
             print("here", flush=True)
@@ -185,7 +182,7 @@ def test_two_programs_that_resize_at_once(clean: None, cluster: str) -> None:
     """
     with AlchemistSession(2, name="both", lifetime="detached") as als:
         A = als.send_matrix(np.ones((30, 30)), name="A")
-        with Program(cluster, program) as other:
+        with Program(program) as other:
             assert other.said == "here"
             assert len(als.resize(4)) in (3, 4)
             assert other.line() == "True 900.0"
@@ -212,7 +209,7 @@ def test_a_task_keeps_its_handle(plain: Recovering) -> None:
     assert ray.get(total.remote(A), timeout=60) == pytest.approx(X.sum())
 
 
-def test_attached_programs_see_the_new_ranks(clean: None, cluster: str) -> None:
+def test_attached_programs_see_the_new_ranks(clean: None) -> None:
     program = """
         with AlchemistSession.attach("sized") as als:
             A = als.matrix("A")
@@ -226,7 +223,7 @@ def test_attached_programs_see_the_new_ranks(clean: None, cluster: str) -> None:
     """
     with AlchemistSession(2, name="sized", lifetime="detached") as als:
         A = als.send_matrix(np.ones((30, 30)), name="A")
-        with Program(cluster, program) as other:
+        with Program(program) as other:
             assert other.said == "2"
             als.resize(4)
             assert other.line() == "4 4 900.0 900.0"

@@ -81,16 +81,21 @@ def test_new_ranks_that_fail(
     goes_on(plain, A, ranks, before)
 
 
+def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) -> Any:
+    trapped(gang, folder, "wait")
+    resizing = Call(lambda: gang.als.resize(4))
+    assert traces.wait_until(lambda: not (folder / "trap.order").exists(), UNDER_WAY_S)
+    start = time.monotonic()
+    fault()
+    return resizing.outcome(start)
+
+
 @pytest.mark.parametrize("how", ["manager", "all calls"])
 def test_a_resize_that_is_cancelled(plain: Recovering, tmp_path: Path, how: str) -> None:
     A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
-    trapped(plain, tmp_path, "wait")
     manager = plain.als.connection.manager
-    resizing = Call(lambda: plain.als.resize(4))
-    assert traces.wait_until(lambda: not (tmp_path / "trap.order").exists(), UNDER_WAY_S)
-    start = time.monotonic()
-    ray.get((manager.stop_resize if how == "manager" else manager.cancel).remote())
-    outcome = resizing.outcome(start)
+    cancel = manager.stop_resize if how == "manager" else manager.cancel
+    outcome = during_the_move(plain, tmp_path, lambda: ray.get(cancel.remote()))
     assert isinstance(outcome.error, CancelledError)
     assert outcome.seconds < 5
     goes_on(plain, A, ranks, before)
@@ -110,15 +115,6 @@ def test_ctrl_c_ends_a_resize(plain: Recovering, tmp_path: Path) -> None:
         plain.als.resize(4)
     thread.join()
     goes_on(plain, A, ranks, before)
-
-
-def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) -> Any:
-    trapped(gang, folder, "wait")
-    resizing = Call(lambda: gang.als.resize(4))
-    assert traces.wait_until(lambda: not (folder / "trap.order").exists(), UNDER_WAY_S)
-    start = time.monotonic()
-    fault()
-    return resizing.outcome(start)
 
 
 @pytest.mark.cell("rank", "resizing", "private", "lost")
@@ -176,13 +172,6 @@ def test_cpus_that_do_not_become_free(clean: None) -> None:
         gang.als.resize(1)  # always possible
         same_numbers({"A": A})
     gang.als.close()
-
-
-def test_numbers_that_are_refused(plain: Recovering) -> None:
-    wrong: list[Any] = [0, -1, 1.5, "3", True, None]
-    for workers in wrong:
-        with pytest.raises(ResourceError, match="num_workers"):
-            plain.als.resize(workers)
 
 
 def test_a_session_without_a_gang(clean: None) -> None:

@@ -1,7 +1,5 @@
 """Columns of Spark's cache, sent from where they are stored: which are, and all others' values."""
 
-# ruff: noqa: PLC0415 - without Spark this file is skipped
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,8 +12,15 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import DtypeError, TransferError
+from tests.alchemist_ray.clients.spark.conftest import Reports
+from tests.alchemist_ray.conftest import refused
 from tests.support import traces
 from tests.support.sparks import SPARK
+
+pytest.importorskip("pyspark", reason="needs alchemist-on-ray[spark]")
+
+from pyspark import StorageLevel
+from pyspark.mllib.linalg.distributed import RowMatrix
 
 pytestmark = SPARK
 
@@ -28,36 +33,6 @@ def values(dtype: str) -> np.ndarray[Any, Any]:
     """Values that no encoding makes smaller, but those of bool."""
     drawn = np.random.default_rng(4).integers(-(1 << 31), 1 << 31, (ROWS, COLS))
     return drawn > 0 if dtype == "bool" else drawn.astype(dtype)
-
-
-class Reports:
-    """The tasks' reports of all sends of a test."""
-
-    def __init__(self) -> None:
-        self.all: list[dict[str, Any]] = []
-
-    def columns(self) -> int:
-        """How many columns of batches were sent from the cache itself, since the last call."""
-        found, self.all = self.all, []
-        return sum(each.get("direct", 0) for each in found)
-
-    def routes(self) -> set[str]:
-        return {its["route"] for each in self.all for its in each["times"]}
-
-
-@pytest.fixture
-def reports(jvm: Any, monkeypatch: pytest.MonkeyPatch) -> Reports:
-    from alchemist_ray.clients.spark import sources
-
-    noted = Reports()
-    check = sources._check
-
-    def note(some: Any) -> None:
-        noted.all += some
-        check(some)
-
-    monkeypatch.setattr(sources, "_check", note)
-    return noted
 
 
 @contextmanager
@@ -99,10 +74,8 @@ def test_columns_are_sent_from_the_cache(
 
 
 def test_columns_of_the_cache_go_to_another_node(
-    als: AlchemistSession, spark: Any, reports: Reports, monkeypatch: pytest.MonkeyPatch
+    als: AlchemistSession, spark: Any, jvm: Any, reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from alchemist_ray.clients.spark import jvm
-
     monkeypatch.setattr(jvm, "MAPPED", False)
     X = np.random.default_rng(0).random((5000, 400))  # a batch has 4 MiB
     with cached(als.send_matrix(X).to_spark(spark).coalesce(1)) as frame:
@@ -136,8 +109,6 @@ def test_encoded_columns_are_decoded_by_spark(
 def test_every_storage_level_is_read(
     als: AlchemistSession, spark: Any, reports: Reports, level: str
 ) -> None:
-    from pyspark import StorageLevel
-
     X = values("float64")
     frame = als.send_matrix(X).to_spark(spark).repartition(3)
     with cached(frame, getattr(StorageLevel, level)) as kept:
@@ -169,8 +140,7 @@ def test_columns_are_chosen_and_renamed_and_others_may_have_nulls(
         np.testing.assert_array_equal(A.fetch(), X[:, [7, 2, 11, 2]])
         assert A.columns == ("c7", "a b", "c11", "c2")
         assert reports.columns() == 4 * 4
-        with pytest.raises(DtypeError, match="'n' has nulls"):
-            als.send_matrix(frame.select("c1", "n"))
+        refused(als, frame.select("c1", "n"), DtypeError, "'n' has nulls")
 
 
 def test_columns_of_several_types_are_converted(
@@ -216,8 +186,6 @@ def test_rows_that_changed_after_they_were_counted_are_refused_once(
     als: AlchemistSession, spark: Any, reports: Reports, tmp_path: Path
 ) -> None:
     """The number of rows of a cached RDD is remembered."""
-    from pyspark.mllib.linalg.distributed import RowMatrix
-
     java, file = spark._jvm.org.apache.spark.mllib, tmp_path / "rows"
     file.write_text("[1.0,2.0]\n" * 8)
     vectors = java.util.MLUtils.loadVectors(spark._jsc.sc(), str(file), 2)
@@ -228,10 +196,7 @@ def test_rows_that_changed_after_they_were_counted_are_refused_once(
     rows.unpersist(True)
     file.write_text("[1.0,2.0]\n" * 6 + "[1.0000000,2.00000]\n")  # of the same length
     rows.cache()
-    before = len(als.list_matrices())
-    with pytest.raises(TransferError, match="rows change between jobs"):
-        als.send_matrix(matrix)
-    assert len(als.list_matrices()) == before
+    refused(als, matrix, TransferError, "rows change between jobs")
     np.testing.assert_array_equal(als.send_matrix(matrix).fetch(), [[1.0, 2.0]] * 7)
     rows.unpersist(True)
 

@@ -1,9 +1,8 @@
 """Rows that executors read and stream in the JVM: every layout and dtype, and refused input."""
 
-# ruff: noqa: PLC0415 - without Spark this file is skipped
-
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,13 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import TransferError
+from tests.alchemist_ray.clients.spark.conftest import Reports
+from tests.alchemist_ray.conftest import refused
 from tests.support.sparks import SPARK
+
+pytest.importorskip("pyspark", reason="needs alchemist-on-ray[spark]")
+
+from pyspark.mllib.linalg import distributed
 
 pytestmark = SPARK
 
@@ -45,22 +50,14 @@ def test_rows_come_and_go_unchanged(
 
 
 @pytest.fixture(params=["shared memory", "TCP"])
-def route(request: pytest.FixtureRequest, jvm: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def route(
+    request: pytest.FixtureRequest, jvm: Any, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Executors on the ranks' node, and as on another one; it is checked after the test."""
-    from alchemist_ray.clients.spark import sources
-
     if request.param == "TCP":
         monkeypatch.setattr(jvm, "MAPPED", False)
-    taken: set[str] = set()
-    check = sources._check
-
-    def note(reports: Any) -> None:
-        taken.update(part["route"] for each in reports for part in each.get("times", []))
-        check(reports)
-
-    monkeypatch.setattr(sources, "_check", note)
     yield
-    assert taken == {request.param}
+    assert reports.routes() == {request.param}
 
 
 @pytest.mark.parametrize("kind", ["DataFrame", "RowMatrix", "BlockMatrix"])
@@ -75,11 +72,10 @@ def test_a_matrix_larger_than_a_block_is_complete(
 
 
 def test_rows_in_any_order_take_both_routes(als: AlchemistSession, spark: Any, route: Any) -> None:
-    from pyspark.mllib.linalg.distributed import IndexedRow, IndexedRowMatrix
-
     X = values("float64", (3000, 300))
-    rows = [IndexedRow(int(i), X[i]) for i in np.random.default_rng(2).permutation(len(X))]
-    matrix = IndexedRowMatrix(spark.sparkContext.parallelize(rows, 3), *X.shape)
+    order = np.random.default_rng(2).permutation(len(X))
+    rows = [distributed.IndexedRow(int(i), X[i]) for i in order]
+    matrix = distributed.IndexedRowMatrix(spark.sparkContext.parallelize(rows, 3), *X.shape)
     np.testing.assert_array_equal(als.send_matrix(matrix, layout="MC_MR").fetch(), X)
 
 
@@ -87,8 +83,6 @@ def test_rows_in_any_order_take_both_routes(als: AlchemistSession, spark: Any, r
 def test_every_kind_of_mllib_has_the_values_of_any_dtype(
     als: AlchemistSession, spark: Any, jvm: Any, dtype: str
 ) -> None:
-    from pyspark.mllib.linalg import distributed
-
     X = values(dtype)
     A = als.send_matrix(X, layout="MC_MR")
     for kind in ("RowMatrix", "IndexedRowMatrix", "BlockMatrix", "CoordinateMatrix"):
@@ -126,8 +120,7 @@ def test_columns_of_all_kinds_are_joined(als: AlchemistSession, spark: Any, jvm:
 
 def test_an_error_in_the_data_is_spark_s_own(als: AlchemistSession, spark: Any, jvm: Any) -> None:
     frame = spark.sql("select if(id = 7, raise_error('seven'), id) x from range(9)")
-    with pytest.raises(TransferError, match="seven"):
-        als.send_matrix(frame.selectExpr("cast(x as double) x"))
+    refused(als, frame.selectExpr("cast(x as double) x"), TransferError, "seven")
 
 
 def test_without_a_java_the_error_names_what_is_missing(

@@ -1,8 +1,5 @@
 """The replacements for MLlib run the same lines and give the same results."""
 
-# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
-# for itself.
-
 from __future__ import annotations
 
 import importlib
@@ -15,6 +12,13 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from tests.alchemist_ray.clients.spark.conftest import X
 from tests.support.sparks import SPARK
+
+pytest.importorskip("pyspark", reason="needs alchemist-on-ray[spark]")
+
+from pyspark.mllib.common import callMLlibFunc
+from pyspark.mllib.linalg import DenseMatrix, Vectors
+
+from alchemist_ray.clients.spark.mllib import CondEst
 
 pytestmark = SPARK
 
@@ -31,16 +35,11 @@ def signless(columns: Any) -> np.ndarray[Any, Any]:
 
 def row_matrix(spark: Any, package: str, array: np.ndarray[Any, Any] = X) -> Any:
     """Made in the JVM: MLlib's many passes need no Python then."""
-    from pyspark.mllib.linalg import Vectors
-
     rows = spark.createDataFrame([(Vectors.dense(row),) for row in array]).coalesce(2)
     return importlib.import_module(package).RowMatrix(rows)
 
 
 def indexed_matrix(spark: Any, package: str, array: np.ndarray[Any, Any] = X) -> Any:
-    from pyspark.mllib.common import callMLlibFunc
-    from pyspark.mllib.linalg import Vectors
-
     rows = [(i, Vectors.dense(row)) for i, row in enumerate(array)]
     frame = spark.createDataFrame(rows, ["index", "vector"]).coalesce(2)
     java = callMLlibFunc("createIndexedRowMatrix", frame, *map(int, array.shape))
@@ -114,8 +113,6 @@ def test_qr(als: AlchemistSession, spark: Any) -> None:
 
 
 def test_products(als: AlchemistSession, spark: Any) -> None:
-    from pyspark.mllib.linalg import DenseMatrix
-
     local = DenseMatrix(7, 2, range(14))
     for make in (row_matrix, indexed_matrix):
         found = []
@@ -148,8 +145,6 @@ def test_products(als: AlchemistSession, spark: Any) -> None:
 
 
 def test_the_condition_number_of_the_paper(als: AlchemistSession, spark: Any) -> None:
-    from alchemist_ray.clients.spark.mllib import CondEst
-
     assert CondEst(row_matrix(spark, THEIRS)) == pytest.approx(np.linalg.cond(X))
 
 

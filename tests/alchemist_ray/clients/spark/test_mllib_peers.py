@@ -4,8 +4,6 @@ MLlib takes singular values and components from the Gram matrix, whose rounding 
 comparison. linalg alone is compared more strictly in tests/ali/test_peers.py.
 """
 
-# ruff: noqa: PLC0415 - without Spark this file is skipped
-
 from __future__ import annotations
 
 from typing import Any
@@ -18,6 +16,10 @@ from tests.alchemist_ray.clients.spark.test_mllib import OURS, THEIRS, row_matri
 from tests.ali import peer_data
 from tests.support.sparks import SPARK
 from tests.support.suite import scaled
+
+pytest.importorskip("pyspark", reason="needs alchemist-on-ray[spark]")
+
+from alchemist_ray.clients.spark import mllib
 
 pytestmark = SPARK
 
@@ -61,8 +63,6 @@ def test_results_are_mllibs(als: AlchemistSession, spark: Any, name: str) -> Non
 @pytest.mark.parametrize("name", ["int32", "int64"])
 def test_integers_do_not_wrap(als: AlchemistSession, spark: Any, name: str) -> None:
     """The columns of a DataFrame are sent as integers; MLlib computes in float64."""
-    from alchemist_ray.clients.spark import mllib
-
     a = peer_data.matrices()[name]
     frame = spark.createDataFrame(a.tolist(), [f"c{j}: {name[:3]}" for j in range(5)])
     frame = frame.select([frame[f"`{c}`"].cast("int" if name == "int32" else "long")

@@ -1,7 +1,5 @@
 """Matrices of a gang as Spark's; of a query only the rows and columns that it needs are fetched."""
 
-# ruff: noqa: PLC0415 - without Spark this file is skipped
-
 from __future__ import annotations
 
 import gc
@@ -14,6 +12,10 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from tests.alchemist_ray.clients.spark.conftest import X as SMALL
 from tests.support.sparks import SPARK
+
+pytest.importorskip("pyspark", reason="needs alchemist-on-ray[spark]")
+
+from alchemist_ray.clients.spark import results
 
 pytestmark = SPARK
 
@@ -81,6 +83,7 @@ def test_columns_of_a_matrix_with_names(als: AlchemistSession, spark: Any, jvm: 
     named = als.send_matrix(pd.DataFrame(X, columns=["a", "b.c", "é", "A1"]))
     frame = named.to_spark(spark)
     assert frame.columns == ["a", "b.c", "é", "A1"]
+    assert als.send_matrix(frame).columns == ("a", "b.c", "é", "A1")
     some = frame.select("é", "`b.c`")
     assert scanned(some) == 2
     np.testing.assert_array_equal(np.array(some.collect()), X[:, [2, 1]])
@@ -120,8 +123,6 @@ def test_what_is_counted_is_what_is_sent(
     als: AlchemistSession, spark: Any, jvm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are counted by partitions in a query without columns."""
-    from alchemist_ray.clients.spark import results
-
     monkeypatch.setattr(results, "PARTITION", 100_000)
     X = values()
     frame = als.send_matrix(X).to_spark(spark)
@@ -166,12 +167,7 @@ def test_spark_knows_how_small_a_matrix_is(als: AlchemistSession, spark: Any, jv
 # --- as other objects of Spark ------------------------------------------------------------------
 
 
-def test_names_vectors_and_matrices_without_rows(als: AlchemistSession, spark: Any) -> None:
-    pd = pytest.importorskip("pandas")
-    named = als.send_matrix(pd.DataFrame({"a": [1.0, 2.0], "b.c": [3.0, 4.0]}))
-    frame = named.to_spark(spark)
-    assert frame.columns == ["a", "b.c"]
-    assert als.send_matrix(frame).columns == ("a", "b.c")
+def test_vectors_and_matrices_without_rows(als: AlchemistSession, spark: Any) -> None:
     vector = als.send_matrix(SMALL[:, 0]).to_spark(spark)
     np.testing.assert_array_equal(np.array(vector.collect())[:, 0], SMALL[:, 0])
     assert als.send_matrix(SMALL[:0]).to_spark(spark).collect() == []

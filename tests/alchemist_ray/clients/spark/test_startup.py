@@ -1,8 +1,5 @@
 """Spark on Ray is started, used and stopped; errors when it cannot start."""
 
-# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
-# for itself.
-
 from __future__ import annotations
 
 import os
@@ -14,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
 from tests.alchemist_ray.clients.spark.conftest import X
+from tests.alchemist_ray.test_session import free_cpus
 from tests.support import traces
 from tests.support.sparks import SPARK, Sparks
+
+pytest.importorskip("pyspark", reason="needs alchemist-on-ray[spark]")
+
+from alchemist_ray.clients.spark import init_spark
 
 pytestmark = SPARK
 
@@ -32,18 +33,12 @@ def javas() -> list[str]:
 def nothing_left(cpus: float) -> None:
     """Wait until no JVM of Spark runs and the CPUs are free again."""
     assert traces.wait_until(lambda: not javas(), 20.0, 0.1) is not None, javas()
-
-    def free() -> bool:
-        return ray.available_resources().get("CPU", 0.0) >= cpus
-
-    assert traces.wait_until(free, 20.0, 0.1) is not None
+    assert traces.wait_until(lambda: free_cpus() >= cpus, 20.0, 0.1) is not None
 
 
 def test_an_impossible_start_is_refused_at_once(sparks: Sparks, tmp_path: Path) -> None:
-    from alchemist_ray.clients.spark import init_spark
-
     sparks.stop()
-    cpus = ray.available_resources()["CPU"]
+    cpus = free_cpus()
     start = time.monotonic()
     with pytest.raises(ResourceError, match="need 65 CPUs"):
         init_spark("tests", 8, 8, "500MB")
@@ -79,20 +74,16 @@ def test_stopping_spark_restores_pythons_ctrl_c(sparks: Sparks) -> None:
 
 
 def test_a_start_that_takes_too_long_is_ended_and_cleaned_up(sparks: Sparks) -> None:
-    from alchemist_ray.clients.spark import init_spark
-
     sparks.stop()
-    cpus = ray.available_resources()["CPU"]
+    cpus = free_cpus()
     with pytest.raises(LaunchError, match=r"has not started in 1 s \(start_timeout_s\)"):
         init_spark("tests", 1, 1, "500MB", start_timeout_s=1.0)
     nothing_left(cpus)
 
 
 def test_a_jvm_that_ends_at_the_start_is_reported(sparks: Sparks) -> None:
-    from alchemist_ray.clients.spark import init_spark
-
     sparks.stop()
-    cpus = ray.available_resources()["CPU"]
+    cpus = free_cpus()
     settings = {"spark.ray.raydp_app_master.extraJavaOptions": "-XX:NoSuchOption=1 -Xmx1k"}
     start = time.monotonic()
     with pytest.raises(LaunchError, match="Spark did not start"):
@@ -121,10 +112,8 @@ def test_spark_on_ray_sends_receives_and_leaves_nothing(
     als: AlchemistSession, sparks: Sparks, tmp_path: Path
 ) -> None:
     """Matrices sent by executors outlive Spark."""
-    from alchemist_ray.clients.spark import init_spark
-
     sparks.stop()
-    cpus = ray.available_resources()["CPU"]
+    cpus = free_cpus()
     spark = sparks.on_ray()
     with pytest.raises(AlchemistError, match="already"):
         init_spark("again", 1, 1, "500MB")

@@ -4,8 +4,7 @@ A speculative copy of a task has an attempt number above 0, as a retry has. Spar
 host of the first, so that one machine cannot show one.
 """
 
-# ruff: noqa: PLC0415 - without Spark this file is skipped, and what runs in executors imports
-# for itself.
+# ruff: noqa: PLC0415 - what runs in executors imports for itself
 
 from __future__ import annotations
 
@@ -20,8 +19,13 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import TransferError
+from tests.alchemist_ray.conftest import refused
 from tests.support import traces
 from tests.support.sparks import SPARK, Sparks
+
+pytest.importorskip("pyspark", reason="needs alchemist-on-ray[spark]")
+
+from pyspark import cloudpickle
 
 pytestmark = SPARK
 
@@ -32,8 +36,6 @@ Batches = Iterator[Any]
 @pytest.fixture(scope="module")
 def spark(sparks: Sparks) -> Iterator[Any]:
     """Two executors in JVMs of their own, which get the functions of this file by value."""
-    from pyspark import cloudpickle
-
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield sparks.executors()
@@ -82,10 +84,7 @@ def fail() -> None:
 
 
 def refused_then_sent(als: AlchemistSession, frame: Any) -> None:
-    before = len(als.list_matrices())
-    with pytest.raises(TransferError, match=r"Spark repeated task . of the transfer \(attempt 1\)"):
-        als.send_matrix(frame)
-    assert len(als.list_matrices()) == before
+    refused(als, frame, TransferError, r"Spark repeated task . of the transfer \(attempt 1\)")
     check(als.send_matrix(frame).fetch())
 
 

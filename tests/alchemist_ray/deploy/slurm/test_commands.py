@@ -15,6 +15,7 @@ from alchemist_ray.deploy.slurm import cli
 from alchemist_ray.errors import JobError
 from alchemist_ray.runtime.cluster import batch_job
 from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
+from tests.alchemist_ray.deploy.slurm.test_run import job_environment
 from tests.support import traces
 
 WAIT_S = 30.0
@@ -56,13 +57,7 @@ def test_a_signal_during_start_ends_the_keeper(tmp_path: Path, number: signal.Si
     hangs.chmod(0o755)
     site = tmp_path / "here.toml"
     site.write_text(f'[nodes]\nstart = "{hangs}"\n')
-    (tmp_path / "nodes").write_text(f"{os.uname().nodename}\n")
-    dropped = ("RAY_", "SLURM_")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)} | {
-        "PBS_JOBID": f"{os.getpid()}.here",
-        "PBS_NODEFILE": str(tmp_path / "nodes"),
-        batch_job.FOLDER_VARIABLE: str(tmp_path / "folder"),
-    }
+    env = job_environment(tmp_path)
     words = [sys.executable, "-m", "alchemist_ray.cli", "pbs", "start", "--site", str(site)]
     with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) as starting:
         assert traces.wait_until(pid.exists, WAIT_S, 0.05) is not None

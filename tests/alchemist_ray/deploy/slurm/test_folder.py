@@ -6,9 +6,8 @@ import json
 import mmap
 import os
 import shutil
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from alchemist_ray.launchers import VARIABLE as LAUNCHER
 from alchemist_ray.runtime.cluster import batch_job
 from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from mpi_workers.node.cleanup import SHM
+from tests.support import commands
 
 ADDRESS = JobCluster(
     "10.0.0.1:10240", "7", "nid1", ["nid1", "nid2"], 8, "login1", 99, [], {LAUNCHER: "srun"}
@@ -27,6 +27,17 @@ ADDRESS = JobCluster(
 
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def tmp() -> Iterator[Path]:
+    """A folder for a node's, of which nothing must be left; sockets need a short path."""
+    folder = Path("/tmp") / f"s{os.getpid()}"
+    folder.mkdir()
+    yield folder
+    left = list(folder.iterdir())
+    shutil.rmtree(folder)
+    assert left == []
 
 
 def test_a_jobs_secrets_are_its_users_alone(tmp_path: Path) -> None:
@@ -109,10 +120,8 @@ def test_a_process_finds_its_jobs_ray(tmp_path: Path, monkeypatch: pytest.Monkey
     assert folder.cluster() is None
 
 
-def test_segments_that_nobody_has_mapped_go_with_the_node(tmp_path: Path) -> None:
+def test_segments_that_nobody_has_mapped_go_with_the_node(tmp: Path) -> None:
     """Of ranks that another's launcher has started, and that died in MPI_Init."""
-    tmp = Path("/tmp") / f"s{os.getpid()}"
-    tmp.mkdir()
     left, used, fresh = (SHM / f"mpich_shm_test{os.getpid()}_{i}" for i in range(3))
     try:
         for path in (left, used):
@@ -125,41 +134,28 @@ def test_segments_that_nobody_has_mapped_go_with_the_node(tmp_path: Path) -> Non
     finally:
         for path in (left, used, fresh):
             path.unlink(missing_ok=True)
-        shutil.rmtree(tmp)
 
 
-def test_a_nodes_folder_is_its_jobs_alone(tmp_path: Path) -> None:
-    tmp = Path("/tmp") / f"f{os.getpid()}"
-    tmp.mkdir()
-    try:
-        folder = NodeFolder(str(tmp), "123.server")
-        assert folder.path == tmp / "alch-123"
-        assert mode(folder.path) == 0o700
-        with pytest.raises(JobError, match="another Ray of this job"):
-            NodeFolder(str(tmp), "123.server")
-        other = NodeFolder(str(tmp), "124")  # which leaves its neighbour alone
-        assert folder.path.exists()
-        other.remove()
-        folder.remove()
-        assert not list(tmp.iterdir())
-    finally:
-        tmp.rmdir()
+def test_a_nodes_folder_is_its_jobs_alone(tmp: Path) -> None:
+    folder = NodeFolder(str(tmp), "123.server")
+    assert folder.path == tmp / "alch-123"
+    assert mode(folder.path) == 0o700
+    with pytest.raises(JobError, match="another Ray of this job"):
+        NodeFolder(str(tmp), "123.server")
+    other = NodeFolder(str(tmp), "124")  # which leaves its neighbour alone
+    assert folder.path.exists()
+    other.remove()
+    folder.remove()
 
 
-def test_what_a_killed_supervisor_has_left_goes_with_the_next_job() -> None:
-    tmp = Path("/tmp") / f"g{os.getpid()}"
-    tmp.mkdir()
-    try:
-        code = (
-            "import os; from alchemist_ray.deploy.slurm.node import NodeFolder\n"
-            f"NodeFolder({str(tmp)!r}, '1').log.write_text('x'); os._exit(9)"
-        )
-        subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
-        assert (tmp / f"{PREFIX}1" / "ray.log").exists()
-        NodeFolder(str(tmp), "2").remove()
-        assert not list(tmp.iterdir())
-    finally:
-        tmp.rmdir()
+def test_what_a_killed_supervisor_has_left_goes_with_the_next_job(tmp: Path) -> None:
+    code = (
+        "import os; from alchemist_ray.deploy.slurm.node import NodeFolder\n"
+        f"NodeFolder({str(tmp)!r}, '1').log.write_text('x'); os._exit(9)"
+    )
+    commands.python(code, code=9)
+    assert (tmp / f"{PREFIX}1" / "ray.log").exists()
+    NodeFolder(str(tmp), "2").remove()
 
 
 def test_a_path_that_no_socket_fits_in(tmp_path: Path) -> None:

@@ -31,15 +31,8 @@ def ask(tmp_path: Path) -> Iterator[Any]:
     def ask(*command: str, **variables: str) -> subprocess.Popen[str]:
         env = os.environ | {VARIABLE: str(relay.path), "HOME": "/inside", "PATH": "/inside"}
         words = [sys.executable, "-m", "alchemist_ray.deploy.slurm.relay", *command]
-        asking.append(
-            subprocess.Popen(
-                words,
-                env=env | variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        asking.append(subprocess.Popen(words, env=env | variables, text=True, **pipes))
         return asking[-1]
 
     yield ask
@@ -72,26 +65,21 @@ def test_the_command_ends_with_the_one_who_asked(ask: Any, number: signal.Signal
         assert process.returncode == 3  # it has waited for the end
 
 
-def test_what_is_not_there_is_said(ask: Any) -> None:
-    process = ask("no-such-launcher", "-n", "2")
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 127
-    assert f"no program no-such-launcher on {os.uname().nodename}" in err
-    for path, said in (("", f"{VARIABLE} is not set"), ("/nowhere", "no supervisor at /nowhere")):
-        process = ask("true", **{VARIABLE: path})
-        _, err = process.communicate(timeout=30)
-        assert process.returncode == 127
-        assert said in err
-
-
 def test_a_command_that_cannot_start_says_why(ask: Any, tmp_path: Path) -> None:
     program = tmp_path / "srun"
     program.write_bytes(b"\0not a program")
     program.chmod(0o755)
-    process = ask(str(program))
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 126
-    assert "Exec format error" in err
+    here = os.uname().nodename
+    for command, path, code, said in (
+        ("no-such-launcher", None, 127, f"no program no-such-launcher on {here}"),
+        ("true", "", 127, f"{VARIABLE} is not set"),
+        ("true", "/nowhere", 127, "no supervisor at /nowhere"),
+        (str(program), None, 126, "Exec format error"),
+    ):
+        process = ask(command, **({} if path is None else {VARIABLE: path}))
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == code
+        assert said in err
 
 
 def test_an_answer_before_the_end_of_the_request_counts(

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
 from tests.support import commands, traces
 from tests.support.suite import LONG
 
@@ -43,6 +44,18 @@ with AlchemistSession(2) as als:
 sys.exit(7)
 """
 GONE_S = 15.0
+HOST = os.uname().nodename
+
+
+def job_environment(folder: Path) -> dict[str, str]:
+    """The environment in a job of PBS that has two CPUs of this machine."""
+    (folder / "nodes").write_text(f"{HOST}\n" * 2)
+    dropped = ("RAY_", "SLURM_", "ALCHEMIST_JOB")
+    return {k: v for k, v in os.environ.items() if not k.startswith(dropped)} | {
+        "PBS_JOBID": f"{os.getpid()}.here",
+        "PBS_NODEFILE": str(folder / "nodes"),
+        FOLDER_VARIABLE: str(folder / "folder"),
+    }
 
 
 @pytest.fixture
@@ -52,14 +65,8 @@ def job(tmp_path: Path) -> Iterator[Any]:
     tmp.mkdir()
     site = tmp_path / "here.toml"
     site.write_text(f'[nodes]\nstart = "env"\ntmp = "{tmp}"\n')
-    (tmp_path / "nodes").write_text(f"{os.uname().nodename}\n" * 2)
     (tmp_path / "program.py").write_text(PROGRAM)
-    dropped = ("RAY_", "SLURM_", "ALCHEMIST_JOB")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)} | {
-        "PBS_JOBID": f"{os.getpid()}.here",
-        "PBS_NODEFILE": str(tmp_path / "nodes"),
-        "ALCHEMIST_JOB_FOLDER": str(tmp_path / "folder"),
-    }
+    env = job_environment(tmp_path)
     started: list[subprocess.Popen[str]] = []
 
     def start(seconds: float, *options: str) -> subprocess.Popen[str]:
@@ -67,13 +74,10 @@ def job(tmp_path: Path) -> Iterator[Any]:
         program = [sys.executable, str(tmp_path / "program.py"), str(seconds)]
         started.append(
             subprocess.Popen(
-                [*words, *options, "--", *program],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+                [*words, *options, "--", *program], env=env, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True,
             )
-        )
+        )  # fmt: skip
         return started[-1]
 
     start.env, start.site = env, str(site)
@@ -88,6 +92,21 @@ def job(tmp_path: Path) -> Iterator[Any]:
     tmp.rmdir()
 
 
+def ended(process: subprocess.Popen[str], code: int) -> str:
+    """The errors that a job has printed when it has ended with this code."""
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    return said
+
+
+def start_by(tmp_path: Path, script: str) -> None:
+    """Have the supervisors started by a script, which is on no node."""
+    program, site = tmp_path / "starts", tmp_path / "here.toml"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    site.write_text(site.read_text().replace('start = "env"', f'start = "{program}"'))
+
+
 def told(process: subprocess.Popen[str]) -> Any:
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -100,8 +119,7 @@ def test_a_job_runs_and_passes_the_exit_code_on(job: Any, tmp_path: Path) -> Non
     process = job(0)
     ports = {"gcs": True, "metrics": False, "client": False}
     assert told(process) == {"total": 3, "cpus": 2.0, "token": "0o600", "open": ports}
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 7, said
+    said = ended(process, 7)
     assert "Ray is up on 1 node with 2 CPUs" in said
     left = {path.name for path in (tmp_path / "folder").iterdir()}
     assert left == {"nodes.log"}
@@ -115,9 +133,9 @@ def test_a_keeper_that_is_told_to_end_or_killed_leaves_nothing(
     told(process)
     begin = time.monotonic()
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    # The program's code: Ray has it leave with that.
+    said = ended(process, number if number == signal.SIGTERM else -number)
     if number == signal.SIGTERM:
-        assert process.returncode == number  # the program's: Ray has it leave with that
         assert "SIGTERM: ending the program" in said
         assert said.splitlines()[-1] == "alchemist: the job was ended by SIGTERM; exit code 15"
     assert time.monotonic() - begin < 30
@@ -142,13 +160,11 @@ def test_a_dead_process_of_ray_ends_the_job_with_its_name_and_log(
     (pid,) = daemons(name)
     begin = time.monotonic()
     os.kill(pid, number)
-    _, said = process.communicate(timeout=60)
+    said = ended(process, 1)
     assert time.monotonic() - begin < 15
-    assert process.returncode == 1
-    host = os.uname().nodename
-    kept = tmp_path / "folder" / "ray-logs" / host
-    ended = "was killed by signal 9 (SIGKILL)" if number == 9 else ""
-    assert f"JobError: node {host}, with Ray's head, is lost: {name} on {host} {ended}" in said
+    kept = tmp_path / "folder" / "ray-logs" / HOST
+    cause = "was killed by signal 9 (SIGKILL)" if number == 9 else ""
+    assert f"JobError: node {HOST}, with Ray's head, is lost: {name} on {HOST} {cause}" in said
     assert f"the end of {name}.out:\n" in said
     assert said.splitlines()[-1] == f"Ray's logs of this node are kept in {kept}"
     assert (kept / "ray.log").stat().st_size > 0
@@ -164,9 +180,8 @@ def test_a_raylet_that_dies_at_every_start_is_named_at_once(job: Any, tmp_path: 
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
-    died = f"raylet on {os.uname().nodename} was killed by signal 9 (SIGKILL)"
+    said = ended(process, 1)
+    died = f"raylet on {HOST} was killed by signal 9 (SIGKILL)"
     assert f"alchemist: Ray is started once more: {died}" in said
     assert f"JobError: Ray did not start: {died}" in said
     assert said.splitlines()[-1].startswith("Ray's logs of this node are kept in ")
@@ -175,9 +190,8 @@ def test_a_raylet_that_dies_at_every_start_is_named_at_once(job: Any, tmp_path: 
 
 def test_a_job_serves_clients_without_ray(job: Any, tmp_path: Path) -> None:
 
-    def run(*words: str) -> str:
-        done = commands.alchemist(*words, env=job.env, HOME=str(tmp_path), limit_s=200)
-        assert done.returncode == 0, done.stderr
+    def run(*words: str, code: int = 0) -> str:
+        done = commands.alchemist(*words, code=code, env=job.env, HOME=str(tmp_path), limit_s=200)
         return done.stdout
 
     token = run("token", "create", "anna").strip()
@@ -186,55 +200,33 @@ def test_a_job_serves_clients_without_ray(job: Any, tmp_path: Path) -> None:
         (address,) = re.findall("^address +(alchemist://.*)$", said, re.M)
         with AlchemistSession(2, address=address, token=token) as als:
             assert float(als.send_matrix(np.eye(4)).sum()) == 4
+        run("pbs", "run", "--", sys.executable, str(tmp_path / "none.py"), code=2)  # python's own
     finally:
         run("pbs", "stop")
 
 
-def test_a_program_that_cannot_start_is_reported(job: Any, tmp_path: Path) -> None:
-    (tmp_path / "program.py").unlink()
-    process = job(0)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 2, said  # python's own: no such file
-
-
 def test_a_node_that_does_not_start_is_named_in_the_last_line(job: Any, tmp_path: Path) -> None:
-    site = tmp_path / "here.toml"
-    hangs = tmp_path / "hangs"
-    hangs.write_text("#!/bin/sh\necho waiting for the file system\nexec sleep 60\n")
-    hangs.chmod(0o755)
-    site.write_text(site.read_text().replace('start = "env"', f'start = "{hangs}"'))
-    process = job(0, "--start-timeout", "2")
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
+    start_by(tmp_path, "echo waiting for the file system\nexec sleep 60")
+    said = ended(job(0, "--start-timeout", "2"), 1)
     assert "waiting for the file system" in said
-    host = os.uname().nodename
-    wanted = f"the supervisors on {host} did not start: no progress in 2 s (--start-timeout)"
+    wanted = f"the supervisors on {HOST} did not start: no progress in 2 s (--start-timeout)"
     assert said.splitlines()[-1] == wanted
 
 
 def test_a_list_of_nodes_with_other_names_is_said(job: Any, tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("localhost\n")
-    process = job(0)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
-    host = os.uname().nodename
-    assert said.splitlines()[-1].endswith(f"{host} is not a node of this job: localhost")
+    said = ended(job(0), 1)
+    assert said.splitlines()[-1].endswith(f"{HOST} is not a node of this job: localhost")
 
 
 @pytest.mark.skipif(not LONG, reason="31 s of waiting: make test-long")
 @pytest.mark.timeout(240)
 def test_a_node_that_starts_slowly_is_waited_for_and_named(job: Any, tmp_path: Path) -> None:
-    site = tmp_path / "here.toml"
-    slow = tmp_path / "slow"
-    slow.write_text('#!/bin/sh\nsleep 31\nexec env "$@"\n')
-    slow.chmod(0o755)
-    site.write_text(site.read_text().replace('start = "env"', f'start = "{slow}"'))
+    start_by(tmp_path, 'sleep 31\nexec env "$@"')
     process = job(0, "--start-timeout", "60")
     assert told(process)["total"] == 3
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 7, said
-    host = os.uname().nodename
+    said = ended(process, 7)
     found = re.findall(r"Ray took (\d+) s to start, including (\d+) s of waiting (.*)", said)
     ((_, waited, subject),) = found
     assert 31 <= int(waited) < 60
-    assert subject == f"for the supervisors on {host}"
+    assert subject == f"for the supervisors on {HOST}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,14 +10,16 @@ import pytest
 from alchemist_ray.deploy.slurm import script, sites
 from alchemist_ray.deploy.slurm.script import Place, Request
 from alchemist_ray.errors import JobError
+from tests.support import commands
 
 GOLDEN = Path(__file__).resolve().parents[3] / "deploy" / "slurm" / "golden"
 SHOWN = Path(__file__).resolve().parents[4] / "cray" / "alchemist.sbatch"
 COMMAND = ["python", "cray/truncated_svd.py", "--name", "it's"]
 
 
-def golden(name: str, dialect: str, cpus: int | None = None) -> str:
+def golden(name: str, dialect: str) -> str:
     """The expected golden file of a site and dialect."""
+    cpus = 8 if dialect == "pbs" else None
     request = Request(3, "0:30:00", "svd", cpus=cpus, account="m888")
     folder = "/home/ada/jobs/svd"
     place = Place(folder, f"{folder}/log", "/home/ada/alchemist/.venv/bin", name)
@@ -64,30 +66,18 @@ IMAGES = [
     ("cray-ex", "podman-hpc", "me/alchemist-on-ray:0.1.0"),
     ("generic-slurm", "charliecloud", "$SCRATCH/alchemist-on-ray"),
 ]
-CASES = [
-    (path.stem, dialect)
+SCRIPTS = {
+    f"{path.stem}.{dialect}.sh": partial(golden, path.stem, dialect)
     for path in sorted(sites.SHIPPED.glob("*.toml"))
     for dialect in ("slurm", "pbs")
-]
+} | {f"{case[0]}.{case[1]}.sh": partial(golden_in_image, *case) for case in IMAGES}
 
 
-def check_golden(file: str, text: str) -> None:
+@pytest.mark.parametrize("file", SCRIPTS)
+def test_the_script_of_every_site_and_of_a_job_in_an_image_is_the_golden_one(file: str) -> None:
+    text = SCRIPTS[file]()
     assert text == (GOLDEN / file).read_text()
-    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(("name", "dialect"), CASES)
-def test_the_script_of_every_site_is_the_golden_one(name: str, dialect: str) -> None:
-    text = golden(name, dialect, cpus=8 if dialect == "pbs" else None)
-    check_golden(f"{name}.{dialect}.sh", text)
-
-
-@pytest.mark.parametrize(("name", "runtime", "image"), IMAGES)
-def test_the_script_of_a_job_in_an_image_is_the_golden_one(
-    name: str, runtime: str, image: str
-) -> None:
-    check_golden(f"{name}.{runtime}.sh", golden_in_image(name, runtime, image))
+    assert commands.run("bash", "-n", given=text, code=0).stderr == ""
 
 
 def test_the_words_that_run_a_program_in_an_image_are_the_golden_ones() -> None:
@@ -108,12 +98,17 @@ def test_what_is_missing_for_an_image_is_said() -> None:
         image.words({"HOME": "/home/ada"})
 
 
+def rendered(request: Request, command: tuple[str, ...] = ("true",)) -> str:
+    """The script of a request where a site does not matter."""
+    place = Place("/j", "/j/log", "/b", "x")
+    return script.render(sites.load("generic-slurm"), request, list(command), place, "slurm")
+
+
 def test_a_short_job_is_told_its_end_when_half_of_it_is_over() -> None:
-    site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
-    text = script.render(site, Request(1, "1"), ["true"], place, "slurm")
+    text = rendered(Request(1, "1"))
     assert "#SBATCH --signal=B:TERM@30" in text
     assert "--spare 30" in text
-    assert "--spare" not in script.render(site, Request(1, "5"), ["true"], place, "slurm")
+    assert "--spare" not in rendered(Request(1, "5"))
 
 
 def test_the_script_that_is_shown_is_what_is_made() -> None:
@@ -127,14 +122,8 @@ def test_the_shell_fills_in_variables_and_nothing_else(tmp_path: Path) -> None:
     text = script.render(site, Request(1, "5"), ["true"], Place("/j", "/j/log", "/b", "x"), "slurm")
     exports = [line for line in text.splitlines() if line.startswith(("export A", "export B"))]
     command = "\n".join([*exports, 'printf "%s|%s" "$A" "$B"'])
-    done = subprocess.run(
-        ["bash", "-c", command],
-        env={"WHERE": "/scratch"},
-        text=True,
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout == '/scratch/x|a "b" `c` $(d) \\ e'
+    said = commands.output("bash", "-c", command, env={"WHERE": "/scratch"})
+    assert said == '/scratch/x|a "b" `c` $(d) \\ e'
 
 
 @pytest.mark.parametrize(
@@ -146,22 +135,18 @@ def test_time_limits_as_slurm_writes_them(told: str, total: int) -> None:
 
 
 def test_a_request_that_makes_no_sense() -> None:
-    site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
     for time in ("soon", "0", "-5", ""):
         with pytest.raises(JobError, match="is not a time limit"):
-            script.render(site, Request(1, time), ["true"], place, "slurm")
+            rendered(Request(1, time))
     with pytest.raises(JobError, match="at least 1"):
-        script.render(site, Request(0, "5"), ["true"], place, "slurm")
+        rendered(Request(0, "5"))
     with pytest.raises(JobError, match="give it after --"):
-        script.render(site, Request(1, "5"), [], place, "slurm")
+        rendered(Request(1, "5"), ())
 
 
 def test_whole_nodes_unless_cpus_are_named() -> None:
-    site, place = sites.load("generic-slurm"), Place("/j", "/j/log", "/b", "x")
-    assert "#SBATCH --exclusive" in script.render(site, Request(2, "5"), ["true"], place, "slurm")
-    shared = script.render(
-        site, Request(2, "5", cpus=4, options=["--x=1"]), ["true"], place, "slurm"
-    )
+    assert "#SBATCH --exclusive" in rendered(Request(2, "5"))
+    shared = rendered(Request(2, "5", cpus=4, options=["--x=1"]))
     assert "--exclusive" not in shared
     assert "#SBATCH --cpus-per-task=4" in shared
     assert "#SBATCH --x=1" in shared
@@ -170,10 +155,7 @@ def test_whole_nodes_unless_cpus_are_named() -> None:
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    for site_name, site_dialect in CASES:
-        made = golden(site_name, site_dialect, cpus=8 if site_dialect == "pbs" else None)
-        (GOLDEN / f"{site_name}.{site_dialect}.sh").write_text(made)
-    for case in IMAGES:
-        (GOLDEN / f"{case[0]}.{case[1]}.sh").write_text(golden_in_image(*case))
+    for golden_file, make in SCRIPTS.items():
+        (GOLDEN / golden_file).write_text(make())
     (GOLDEN / "containers.txt").write_text(golden_words())
     SHOWN.write_text(shown())
