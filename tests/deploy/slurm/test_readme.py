@@ -19,8 +19,9 @@ INSTALL = ".venv/bin/pip install ."
 WALK_S = 400.0
 PROMPT_SECTION = "**At a prompt**"
 APP = """
-import os, ray
-from alchemist_ray import AlchemistSession
+import os
+from alchemist_ray import AlchemistSession  # before ray, which needs the job's token
+import ray
 with AlchemistSession(2) as als:
     ranks = als.run(lambda comm: comm.allreduce(1))
     print("ranks", ranks, "nodes", len(ray.nodes()), "from", os.uname().nodename)
