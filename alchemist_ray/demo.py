@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.session import AlchemistSession
+from alchemist_ray.subcommands import parser_of
 
 RANK = 100
 SHOWN = (5, 25, 100)
@@ -30,13 +30,12 @@ def _step(what: str) -> Iterator[None]:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``alchemist demo``. Returns 0."""
-    parser = argparse.ArgumentParser(
-        prog="alchemist demo",
-        description="Send an array to MPI ranks, compute its singular values there, and draw them.",
+    about = "Send an array to MPI ranks, compute its singular values there, and draw them."
+    rows = (
+        ("--workers", 4, "MPI ranks (default: 4)"),
+        ("--out", "out", "folder for the picture (default: out)"),
     )
-    parser.add_argument("--workers", type=int, default=4, help="MPI ranks (default: 4)")
-    parser.add_argument("--out", default="out", help="folder for the picture (default: out)")
-    asked = parser.parse_args(argv[1:])
+    asked = parser_of("alchemist demo", about, rows).parse_args(argv[1:])
     try:
         run(asked.workers, asked.out)
     except OSError as error:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+Rows = Iterable[Sequence[Any]]
+
+
+def parser_of(prog: str, description: str, rows: Rows = ()) -> argparse.ArgumentParser:
+    """A parser with these options (see `add_options`). A text of several lines stays as it is."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    if "\n" in description:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_options(parser, rows)
+    return parser
 
 
 def add_subcommand(commands: Any, name: str, text: str, **options: Any) -> argparse.ArgumentParser:
@@ -16,7 +27,28 @@ def add_subcommand(commands: Any, name: str, text: str, **options: Any) -> argpa
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser, rows: Iterable[Sequence[Any]]) -> None:
+def add_verbs(
+    parser: argparse.ArgumentParser, verbs: Mapping[str, str], rows: Rows, *starting: str
+) -> None:
+    """Add subcommands, which are in `verb` of the result.
+
+    Parameters
+    ----------
+    verbs : mapping of str to str
+        Their texts.
+    rows : iterable of tuple
+        As for `add_options`, after the names of the subcommands that take the option.
+    *starting : str
+        Those that start a program, which comes after ``--``.
+    """
+    commands = parser.add_subparsers(dest="verb", required=True)
+    for verb, text in verbs.items():
+        usage = f"{parser.prog} {verb} [options] -- COMMAND" if verb in starting else None
+        command = add_subcommand(commands, verb, text, usage=usage)
+        add_options(command, [row for of, *row in rows if verb in of.split()])
+
+
+def add_options(parser: argparse.ArgumentParser, rows: Rows) -> None:
     """Add options from a table.
 
     Parameters

@@ -24,7 +24,7 @@ from alchemist_ray.observe.doctor.node import usable_cores
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.session import AlchemistSession
-from alchemist_ray.subcommands import add_options, positive
+from alchemist_ray.subcommands import add_options, parser_of, positive
 
 FORMAT = 1
 SECONDS = 1.0
@@ -178,7 +178,11 @@ Measure products, memory and messages on a gang, and validate the results.
 
 def main(argv: Sequence[str]) -> int:
     """Run ``alchemist bench``. Returns 0."""
-    asked = _parser().parse_args(argv[1:])
+    parser = parser_of("alchemist bench", USAGE)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    shown: Any = {"description": USAGE, "formatter_class": parser.formatter_class}
+    add_options(kinds.add_parser("hpc", help="measure, or compare", **shown), OPTIONS)
+    asked = parser.parse_args(argv[1:])
     results = [Result.read(path) for path in asked.compare]
     if len(results) < 2:
         results.insert(0, _measured(asked))
@@ -220,14 +224,3 @@ OPTIONS: tuple[tuple[Any, ...], ...] = (
      "one FILE: measure and compare with it; several: compare them with the last",
      {"nargs": "+", "default": []}),
 )  # fmt: skip
-
-
-def _parser() -> argparse.ArgumentParser:
-    shown: Any = {
-        "description": USAGE,
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
-    parser = argparse.ArgumentParser(prog="alchemist bench", **shown)
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    add_options(kinds.add_parser("hpc", help="measure, or compare", **shown), OPTIONS)
-    return parser

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Any
 
 import ray
-import ray._private.worker
 from ray.exceptions import RayError
 
 from alchemist_ray.cli import COMMANDS
@@ -25,7 +24,7 @@ from alchemist_ray.runtime.cluster.actors import ask
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.runtime.driver import find_driver
 from alchemist_ray.session import AlchemistSession
-from alchemist_ray.subcommands import add_options, positive, sentence
+from alchemist_ray.subcommands import parser_of, positive, sentence
 from mpi_workers.matrix.sizes import readable
 
 WATCH_S = 2.0
@@ -227,12 +226,9 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], ...]] = {
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"alchemist {command}",
-        description=sentence(COMMANDS[command][1]),
-        epilog="The Ray cluster is that of RAY_ADDRESS, or the one on this machine.",
-    )
+    text = sentence(COMMANDS[command][1])
+    parser = parser_of(f"alchemist {command}", text, OPTIONS.get(command, ()))
+    parser.epilog = "The Ray cluster is that of RAY_ADDRESS, or the one on this machine."
     if command != "status":
         parser.add_argument("name", help="name or id of the gang, as in `alchemist status`")
-    add_options(parser, OPTIONS.get(command, ()))
     return parser

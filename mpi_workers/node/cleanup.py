@@ -61,6 +61,16 @@ def local_folders(name: str) -> Iterator[Path]:
     return filter(is_private, Path(tempfile.gettempdir()).glob(pattern))
 
 
+def abandoned(folders: Iterable[Path]) -> Iterator[Path]:
+    """Those of these folders whose owner does not run; each is locked until the next one."""
+    for path in folders:
+        with contextlib.suppress(OSError):
+            lock = _lock(path, fcntl.LOCK_EX)
+            if lock is not None:
+                yield path
+                os.close(lock)
+
+
 class PrivateFolder:
     """A folder of mode 700, locked by this process while it runs."""
 
@@ -190,12 +200,8 @@ def sweep() -> int:
     now = time.time()
     _unlink(path.name for path, at in unused(TRANSIENT) if now - at.st_mtime > TRANSIENT_S)
     swept = 0
-    for path in local_folders("*"):
-        with contextlib.suppress(OSError):
-            lock = _lock(path, fcntl.LOCK_EX)
-            if lock is not None:
-                _unlink(segments_in(path))
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
-                swept += 1
+    for path in abandoned(local_folders("*")):
+        _unlink(segments_in(path))
+        shutil.rmtree(path, ignore_errors=True)
+        swept += 1
     return swept

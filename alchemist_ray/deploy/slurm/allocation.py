@@ -158,7 +158,6 @@ NAMES = (
     "metrics-export-port",
     "dashboard-port",
 )
-ON_HEAD = NAMES[-1:]
 
 
 def block(job: str, attempt: int = 0) -> int:

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from alchemist_ray.deploy.slurm import allocation, program, script, sites
-from alchemist_ray.deploy.slurm.keeper import RayInJob
+from alchemist_ray.deploy.slurm.keeper import RayInJob, up_text
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated, interrupt_on_termination
 from alchemist_ray.errors import JobError
 from alchemist_ray.gateway.protocol import PORT
 from alchemist_ray.launchers import SETTINGS
 from alchemist_ray.launchers import VARIABLE as LAUNCHER
-from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
-from alchemist_ray.subcommands import add_options, add_subcommand, positive
+from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobFolder
+from alchemist_ray.subcommands import add_verbs, parser_of, positive
 
 USAGE = """\
 Run Ray and gangs in a {system} job.
@@ -101,19 +100,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser(system: str) -> argparse.ArgumentParser:
     usage = USAGE.format(system={"slurm": "Slurm", "pbs": "PBS"}[system], name=system)
-    parser = argparse.ArgumentParser(
-        prog=f"alchemist {system}",
-        description=usage,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(f"alchemist {system}", usage)
     parser.set_defaults(system=system)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, text in VERBS.items():
-        takes = f"alchemist {system} {verb} [options] -- COMMAND"
-        command = add_subcommand(
-            verbs, verb, text, usage=takes if verb in ("submit", "run") else None
-        )
-        add_options(command, [row for of, *row in OPTIONS if verb in of.split()])
+    add_verbs(parser, VERBS, OPTIONS, "submit", "run")
     return parser
 
 
@@ -271,7 +260,6 @@ def _run(options: argparse.Namespace) -> int:
             )
         return _last_word(signals, run(address=address, cluster=None))
     with _cluster(options, folder, signals) as cluster:
-        _say_up(cluster)
         code = run(address=cluster.address, cluster=cluster)
     return _last_word(signals, code)
 
@@ -282,18 +270,6 @@ def _last_word(signals: Signals, code: int) -> int:
         why = f"{ending.name}{signals.time_left}"
         print(f"alchemist: the job was ended by {why}; exit code {code}", file=sys.stderr)
     return code
-
-
-def _up(address: JobCluster) -> str:
-    nodes, cpus = counted(len(address.nodes), "node"), counted(address.cpus, "CPU")
-    return f"Ray is up on {nodes} with {cpus}, head {address.head}"
-
-
-def _say_up(cluster: RayInJob) -> None:
-    lines = [f"{_up(cluster.address)} at {cluster.address.address}"]
-    lines += [f"warning: {text}" for text in cluster.warnings]
-    for line in lines:
-        print(f"alchemist: {line}", file=sys.stderr, flush=True)
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -308,7 +284,6 @@ def _start(options: argparse.Namespace) -> int:
         return _in_background(options, folder)
     signals = Signals()
     with _cluster(options, folder, signals) as cluster:
-        _say_up(cluster)
         if options.gateway is not None:
             print(program.serve_gateway(cluster.address, folder, options.gateway), flush=True)
         try:
@@ -341,9 +316,10 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
         keeper.terminate()
         raise
     host, _, port = address.address.rpartition(":")
-    settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in _to_join(folder, address).items())
+    told = {k: v for k, v in folder.environment(address, {}).items() if k != FOLDER_VARIABLE}
+    settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in told.items())
     print(
-        f"{_up(address)}\n"
+        f"{up_text(address)}\n"
         f"  alchemist slurm run -- python app.py      runs a program in it\n"
         f"  AlchemistSession()                        joins it, on the nodes of this job\n"
         f'  als.connect_to_alchemist("{host}", {port})\n'
@@ -353,10 +329,6 @@ def _in_background(options: argparse.Namespace, folder: JobFolder) -> int:
     if options.gateway is not None:
         print(program.serve_gateway(address, folder, options.gateway))
     return 0
-
-
-def _to_join(folder: JobFolder, address: JobCluster) -> dict[str, str]:
-    return {k: v for k, v in folder.environment(address, {}).items() if k != FOLDER_VARIABLE}
 
 
 def _stop(options: argparse.Namespace) -> int:

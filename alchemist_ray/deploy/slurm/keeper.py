@@ -26,12 +26,12 @@ from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import DROPPED, step_environment
+from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
-from alchemist_ray.runtime.cluster.network import address_of, address_towards
+from alchemist_ray.runtime.cluster.network import address_towards, local_address
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer, authenticate
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind, WireError
-from mpi_workers.wire.interfaces import interfaces
 from mpi_workers.wire.sockets import listen_tcp
 
 POLL_INTERVAL_S = 0.1
@@ -45,6 +45,12 @@ def step_base(env: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for a new step of the job, without variables of another step."""
     kept = {k: v for k, v in env.items() if not k.startswith(DROPPED)}
     return kept | step_environment(env)
+
+
+def up_text(address: JobCluster) -> str:
+    """Format what runs in a job."""
+    nodes, cpus = counted(len(address.nodes), "node"), counted(address.cpus, "CPU")
+    return f"Ray is up on {nodes} with {cpus}, head {address.head}"
 
 
 @dataclass(slots=True)
@@ -67,7 +73,6 @@ class RayInJob:
         CPUs of each node for Ray. None: the job's.
     start_timeout_s : float
         Time limit of the start without progress.
-    warnings : list of str
     address : JobCluster
         Once Ray is up.
 
@@ -85,7 +90,6 @@ class RayInJob:
     settings: dict[str, str] = field(default_factory=dict)
     cpus_per_node: int | None = None
     start_timeout_s: float = 120.0
-    warnings: list[str] = field(default_factory=list, init=False)
     address: JobCluster = field(init=False)
     _events: queue.Queue[tuple[str, Body]] = field(default_factory=queue.Queue, init=False)
     _nodes: dict[str, Connection] = field(default_factory=dict, init=False)
@@ -117,7 +121,7 @@ class RayInJob:
         nodes = self.allocation.nodes
         self._start_step()
         self._await("the supervisors", self._hello, nodes)
-        self.warnings += allocation.check(self.allocation, self._hello, self.site.nodes.shared)
+        warnings = allocation.check(self.allocation, self._hello, self.site.nodes.shared)
         first = self._block()
         head = next((node for node in nodes if is_this_node(node.name)), nodes[0])
         address = f"{self._hello[head.name]['ip']}:{first}"
@@ -142,9 +146,12 @@ class RayInJob:
         took = time.monotonic() - self._began
         if took > SLOW_S:
             waited, subject = self._slowest
-            self.warnings.append(
+            warnings.append(
                 f"Ray took {took:.0f} s to start, including {waited:.0f} s of waiting for {subject}"
             )
+        self._say(f"{up_text(self.address)} at {self.address.address}")
+        for text in warnings:
+            self._say(f"warning: {text}")
 
     def _cpus(self, node: Node) -> int:
         return self.cpus_per_node or node.cpus
@@ -265,13 +272,11 @@ class RayInJob:
 
     def _listen(self, token: str) -> str:
         nodes = self.allocation.nodes
-        with contextlib.suppress(JobError):  # a login host may lack the nodes' network
-            if self.site.nodes.interface:
-                return self._open(token, address_of(self.site.nodes.interface, interfaces()))
         other = next((node.name for node in nodes if not is_this_node(node.name)), nodes[0].name)
-        return self._open(token, address_towards(other))
-
-    def _open(self, token: str, ip: str) -> str:
+        try:
+            ip = local_address(self.site.nodes.interface, other)
+        except JobError:  # a login host may lack the nodes' network
+            ip = address_towards(other)
         listener, address = listen_tcp(ip)
         known = partial(authenticate, token=token, welcome={})
         self._acceptor = Acceptor([listener], known, self._serve).start()

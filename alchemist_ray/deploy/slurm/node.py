@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +81,9 @@ class NodeFolder:
 
     def _sweep(self) -> None:
         """Remove folders of this user's jobs whose supervisor was killed."""
-        for path in self.path.parent.glob(f"{PREFIX}*"):
-            try:
-                if path.is_symlink() or path.stat().st_uid != os.getuid():
-                    continue
-                lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _clear(path)
-            except OSError:
-                continue  # its supervisor runs
-            finally:
-                os.close(lock)
+        folders = self.path.parent.glob(f"{PREFIX}*")
+        for path in cleanup.abandoned(filter(cleanup.is_private, folders)):
+            _clear(path)
 
     def shared_memory(self) -> int:
         """Return the bytes of free shared memory on this node."""
@@ -156,10 +145,11 @@ LOGS = ("raylet*", "gcs_server*", "*agent*")  # in a session's folder
 News = tuple[str, dict[str, Any]]
 
 
+@dataclass(slots=True)
 class RayNode:
     """Starts and watches Ray; `news` reports its events.
 
-    Parameters
+    Attributes
     ----------
     folder : NodeFolder
         For Ray's sockets and logs.
@@ -173,27 +163,19 @@ class RayNode:
         Command prefix that runs a program in the job's image; empty without an image.
     """
 
-    def __init__(
-        self,
-        folder: NodeFolder,
-        kept: Path,
-        ip: str,
-        variables: Mapping[str, str],
-        prefix: Sequence[str],
-    ) -> None:
-        self._folder = folder
-        self._kept = kept
-        self._ip = ip
-        self._variables = variables
-        self._python = [*prefix, sites.PYTHON] if prefix else [sys.executable]
-        self._command: list[str] = []
-        self._metrics = False
-        self._failures = 0  # quick ones
-        self._began = 0.0
-        self._ray: subprocess.Popen[bytes] | None = None
-        self._is_up = False  # Ray is not restarted any more
-        self._daemons: dict[int, str] = {}  # names by process
-        self._oom = processes.OomWatch()
+    folder: NodeFolder
+    kept: Path
+    ip: str
+    variables: Mapping[str, str]
+    prefix: Sequence[str]
+    _command: list[str] = field(default_factory=list, init=False)
+    _metrics: bool = field(default=False, init=False)
+    _failures: int = field(default=0, init=False)  # quick ones
+    _began: float = field(default=0.0, init=False)
+    _ray: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _is_up: bool = field(default=False, init=False)  # Ray is not restarted any more
+    _daemons: dict[int, str] = field(default_factory=dict, init=False)  # names by process
+    _oom: processes.OomWatch = field(default_factory=processes.OomWatch, init=False)
 
     def start(
         self,
@@ -220,25 +202,26 @@ class RayNode:
             Whether the metrics port is open; it requires no token.
         """
         self._metrics = metrics
-        numbers = allocation.ports(first)
+        ports = allocation.ports(first)
+        gcs = ports.pop("gcs")
         memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        store = max(STORE_MIN_NBYTES, min(int(memory * object_store), self._folder.shared_memory()))
-        role = [f"--address={address}"]
-        names = allocation.NAMES[1 : -len(allocation.ON_HEAD)]
-        if head:
-            role = ["--head", f"--port={numbers['gcs']}", "--include-dashboard=false"]
-            names = allocation.NAMES[1:]
+        store = max(STORE_MIN_NBYTES, min(int(memory * object_store), self.folder.shared_memory()))
+        python = [*self.prefix, sites.PYTHON] if self.prefix else [sys.executable]
+        role = ["--head", f"--port={gcs}", "--include-dashboard=false"]
+        if not head:
+            role = [f"--address={address}"]
+            del ports["dashboard-port"]
         self._command = [
-            *self._python, "-c", RAY_START, "--block",
+            *python, "-c", RAY_START, "--block",
             "--disable-usage-stats",
             "--log-color=false",
-            f"--node-ip-address={self._ip}",
+            f"--node-ip-address={self.ip}",
             f"--num-cpus={cpus}",
             f"--object-store-memory={store}",
-            f"--temp-dir={self._folder.ray}",
+            f"--temp-dir={self.folder.ray}",
             "--min-worker-port=0", "--max-worker-port=0",
             *role,
-            *(f"--{name}={numbers[name]}" for name in names),
+            *(f"--{name}={port}" for name, port in ports.items()),
         ]  # fmt: skip
         self._try()
 
@@ -247,7 +230,7 @@ class RayNode:
         if self._ray is None:
             return
         if not self._is_up:
-            self._is_up = (self._folder.ray / STARTED).exists()
+            self._is_up = (self.folder.ray / STARTED).exists()
             # Also those in a container, and those that have just ended.
             below = {pid: _process(pid)[0] for pid in descendants([os.getpid()])}
             self._daemons |= {pid: name for pid, name in below.items() if name in DAEMONS}
@@ -261,7 +244,7 @@ class RayNode:
         end_descendants()
         yield "ray_ended" if gave_up else "again", {"said": said}
         if not gave_up:  # the next start profits from the file system's cache
-            shutil.rmtree(self._folder.ray, ignore_errors=True)
+            shutil.rmtree(self.folder.ray, ignore_errors=True)
             self._try()
 
     def _dead_daemon(self) -> str | None:
@@ -275,7 +258,7 @@ class RayNode:
                 self._failures += 1
                 # Without a state, its parent has read the status.
                 how = self._oom.explained(status, describe_status(status)) if state else "has ended"
-                logs = [*self._folder.ray.glob(f"session_2*/logs/{name}.*")]
+                logs = [*self.folder.ray.glob(f"session_2*/logs/{name}.*")]
                 ends = [f"the end of {log.name}:\n{said}" for log in logs if (said := _end_of(log))]
                 return "\n".join([f"{name} on {os.uname().nodename} {how}", *ends])
         return None
@@ -286,18 +269,18 @@ class RayNode:
             return None
         self._failures += time.monotonic() - self._began < QUICK_S
         where = os.uname().nodename
-        return f"`ray start` on {where} ended with exit code {code}\n{_end_of(self._folder.log)}"
+        return f"`ray start` on {where} ended with exit code {code}\n{_end_of(self.folder.log)}"
 
     def _keep_logs(self) -> str:
         """Copy the ends of Ray's logs to the job's folder. Returns a line about it."""
-        logs = [log for name in LOGS for log in self._folder.ray.glob(f"session_2*/logs/{name}")]
+        logs = [log for name in LOGS for log in self.folder.ray.glob(f"session_2*/logs/{name}")]
         try:
-            self._kept.mkdir(parents=True, exist_ok=True)
-            for log in (self._folder.log, *logs):
-                (self._kept / log.name).write_bytes(_tail(log, KEPT_NBYTES))
+            self.kept.mkdir(parents=True, exist_ok=True)
+            for log in (self.folder.log, *logs):
+                (self.kept / log.name).write_bytes(_tail(log, KEPT_NBYTES))
         except OSError as error:
             return f"\nRay's logs could not be kept: {error}"
-        return f"\nRay's logs of this node are kept in {self._kept}"
+        return f"\nRay's logs of this node are kept in {self.kept}"
 
     def end(self) -> None:
         """Stop Ray, orderly if it ends in time."""
@@ -310,13 +293,13 @@ class RayNode:
         self._began = time.monotonic()
         self._daemons.clear()
         env = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED)}
-        env |= {"TMPDIR": str(self._folder.path), "RAY_USAGE_STATS_ENABLED": "0"}
-        env |= self._variables
+        env |= {"TMPDIR": str(self.folder.path), "RAY_USAGE_STATS_ENABLED": "0"}
+        env |= self.variables
         env.setdefault("RAY_agent_register_timeout_ms", "120000")
         env.setdefault("RAY_enable_metrics_collection", str(int(self._metrics)))
         # A shell reports a missing container runtime, and ends with 127.
         words = ["/bin/sh", "-c", 'exec "$@"', "sh", *self._command]
-        with open(self._folder.log, "ab") as out:
+        with open(self.folder.log, "ab") as out:
             self._ray = subprocess.Popen(
                 words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True,
@@ -392,7 +375,7 @@ def supervise(task: NodeTask, signals: Sequence[int]) -> None:
         folder = NodeFolder(task.tmp, task.job)
         ends.callback(folder.remove)
         ends.callback(end_descendants)
-        ip = local_address(task.interface, task.keeper)
+        ip = local_address(task.interface, task.keeper.split(":")[1])
         variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": task.token}
         if task.container:  # the image has no srun
             relay = Relay(folder.path / "relay")

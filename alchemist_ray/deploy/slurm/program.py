@@ -23,25 +23,22 @@ LEAST_GRACE_S = 5
 GATEWAY_TIMEOUT_S = 120.0
 
 
-def command_on_head(command: Sequence[str], address: JobCluster) -> list[str]:
-    """Return the command, as a step on the head's node if this is another node."""
-    if is_this_node(address.head):
-        return list(command)
-    return [
-        "srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={address.head}", "--mpi=none",
-        "--cpu-bind=none", "--quiet", "--job-name=program", *command,
-    ]  # fmt: skip
-
-
-def _on_head(
+def on_head(
     command: Sequence[str], address: JobCluster, folder: JobFolder, base: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the words that run a command on the head's node, in the job's image, and their env."""
-    inside = list(command)
+    """Return the words that run a command on the head's node, in the job's image, and their env.
+
+    From another node it is a step.
+    """
+    words, env = list(command), dict(base)
     if address.container:  # in this folder
-        inside = [*address.container, "/usr/bin/env", "-C", os.getcwd(), *command]
-    words = command_on_head(inside, address)
-    env = dict(base) if words == inside else step_base(base)
+        words = [*address.container, "/usr/bin/env", "-C", os.getcwd(), *command]
+    if not is_this_node(address.head):
+        env = step_base(base)
+        words = [
+            "srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={address.head}",
+            "--mpi=none", "--cpu-bind=none", "--quiet", "--job-name=program", *words,
+        ]  # fmt: skip
     return words, env | folder.environment(address, env)
 
 
@@ -71,7 +68,7 @@ def run(
     JobError
         If Ray is lost; the program has been ended then.
     """
-    words, env = _on_head(command, address, folder, base)
+    words, env = on_head(command, address, folder, base)
     keeper = os.getpid()
     try:
         program = subprocess.Popen(
@@ -124,7 +121,7 @@ def serve_gateway(address: JobCluster, folder: JobFolder, port: int) -> str:
     """
     python = sites.PYTHON if address.container else sys.executable
     command = [python, "-m", "alchemist_ray.cli", "gateway", f"--port={port}"]
-    words, env = _on_head(command, address, folder, os.environ)
+    words, env = on_head(command, address, folder, os.environ)
     try:
         done = subprocess.run(
             words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -10,13 +10,13 @@ from typing import Any
 
 from alchemist_ray.deploy.slurm.sites import Image, Site
 from alchemist_ray.errors import JobError
+from alchemist_ray.launchers import LAUNCHERS
 from alchemist_ray.launchers import VARIABLE as LAUNCHER
-from alchemist_ray.launchers.mpmd import AprunLauncher, PalsLauncher
-from alchemist_ray.launchers.srun import COMMAND, PMI
+from alchemist_ray.launchers.mpiexec import MpiexecLauncher
+from alchemist_ray.launchers.srun import PMI
 from alchemist_ray.plural import counted
 
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
-PROGRAMS = {"srun": COMMAND, "pals": PalsLauncher.variable, "aprun": AprunLauncher.variable}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,11 @@ def settings(site: Site, *, image: bool = False) -> dict[str, str]:
     In an image, paths of libraries are those inside the image.
     """
     mpi = site.mpi
+    launcher = LAUNCHERS.get(mpi.launcher, MpiexecLauncher)
     told = {
         LAUNCHER: "" if mpi.launcher == "pmi" else mpi.launcher,
         PMI: mpi.pmi if mpi.launcher == "srun" else "",
-        PROGRAMS.get(mpi.launcher, "ALCHEMIST_MPIEXEC"): mpi.command,
+        (launcher.settings or MpiexecLauncher.settings)[0]: mpi.command,
         "MPI4PY_LIBMPI": site.container.library if image else mpi.library,
         "SCALAPACK_LIB": "" if image else mpi.scalapack,
     }

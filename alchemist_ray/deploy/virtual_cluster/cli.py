@@ -19,7 +19,7 @@ from alchemist_ray.deploy.virtual_cluster.guests import (
     settings,
 )
 from alchemist_ray.plural import counted
-from alchemist_ray.subcommands import add_options, add_subcommand, positive
+from alchemist_ray.subcommands import add_verbs, parser_of, positive
 
 SECRET = "(created by up)"
 DEFAULTS = Options()
@@ -79,7 +79,11 @@ OPTIONS: tuple[tuple[Any, ...], ...] = (
 
 def main(argv: Sequence[str]) -> int:
     """Run a subcommand. Returns 0, or 2 for invalid options."""
-    asked = _parser().parse_args(argv[1:])
+    parser = parser_of(
+        "alchemist virtual-cluster", "Run Ray in virtual machines, several per host."
+    )
+    add_verbs(parser, VERBS, OPTIONS)
+    asked = parser.parse_args(argv[1:])
     run = {"image": _image, "render": _render, "up": _up, "down": _down}[asked.verb]
     try:
         run(asked)
@@ -87,18 +91,6 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"alchemist virtual-cluster {asked.verb}: {error}\n")
         return 2
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="alchemist virtual-cluster",
-        description="Run Ray in virtual machines, several per host.",
-    )
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, text in VERBS.items():
-        rows = [row for of, *row in OPTIONS if verb in of.split()]
-        add_options(add_subcommand(verbs, verb, text), rows)
-    return parser
 
 
 def _options(asked: argparse.Namespace) -> Options:

@@ -145,7 +145,7 @@ def _wait_up(
 ) -> None:
     end = time.monotonic() + limit_s
     while True:
-        states = [_state(folder, number) for number in range(options.hosts)]
+        states = [_text(folder / f"host-{number}") for number in range(options.hosts)]
         for state in states:
             if state.startswith(FAILED):
                 raise JobError(f"the guests did not start{state.removeprefix(FAILED)}")
@@ -153,16 +153,17 @@ def _wait_up(
         if not late:
             return
         if keeper.poll() is not None:
-            said = (folder / LOG).read_text(errors="replace").strip()[-1500:]
+            said = _text(folder / LOG).strip()[-1500:]
             raise JobError(f"the process that runs the guests ended ({keeper.returncode}): {said}")
         if time.monotonic() > end:
             raise JobError(f"hosts {late} did not start their guests within {limit_s:.0f} s")
         time.sleep(POLL_INTERVAL_S)
 
 
-def _state(folder: Path, number: int) -> str:
+def _text(path: Path) -> str:
+    """The state of a host, or the console of a guest; empty until there is one."""
     try:
-        return (folder / f"host-{number}").read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""
 
@@ -186,7 +187,7 @@ def down(name: str) -> None:
     (folder / STOP).touch()
     end = time.monotonic() + END_S
     runs = True
-    while left := [n for n in range(options.hosts) if _state(folder, n) != DOWN]:
+    while left := [n for n in range(options.hosts) if _text(folder / f"host-{n}") != DOWN]:
         if not runs or time.monotonic() > end:
             break
         time.sleep(POLL_INTERVAL_S)
@@ -344,7 +345,7 @@ class Host:
         waiting = {guest.name for guest in self.guests}
         while waiting and not self._ends():
             for name in sorted(waiting):
-                said = self._console(name)
+                said = _text(self._own / f"{name}.log")
                 if GUEST_FAILED in said:
                     raise JobError(f"guest {name}: {said[-TAIL:]}")
                 if GUEST_READY in said:
@@ -354,15 +355,9 @@ class Host:
                 raise JobError(
                     f"{', '.join(sorted(waiting))} not ready in {self.limit_s:.0f} s (increase "
                     f"--limit, or --emulate them); the console of {name} ends with:\n"
-                    f"{self._console(name)[-TAIL:]}"
+                    f"{_text(self._own / f'{name}.log')[-TAIL:]}"
                 )
             time.sleep(POLL_INTERVAL_S)
-
-    def _console(self, name: str) -> str:
-        try:
-            return (self._own / f"{name}.log").read_text(errors="replace")
-        except OSError:
-            return ""
 
 
 def make_volume(options: Options, guest: Guest) -> None:

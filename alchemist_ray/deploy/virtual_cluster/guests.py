@@ -176,11 +176,11 @@ def parse_cells(text: str) -> tuple[Cell, ...]:
     return cells
 
 
-def cells_here(nodes: Path = NODES) -> tuple[Cell, ...]:
+def cells_here() -> tuple[Cell, ...]:
     """Return the cores that this process may use by NUMA node: in a job, the job's."""
     usable = os.sched_getaffinity(0)
     cells = []
-    for path in sorted(nodes.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+    for path in sorted(NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         there = parse_cpus((path / "cpulist").read_text())
         if cpus := tuple(cpu for cpu in there if cpu in usable):
             cells.append(Cell(int(path.name[4:]), cpus))

@@ -26,7 +26,7 @@ from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.cluster.actors import NAMESPACE, ask
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.runtime.driver import HEAD, start_actor
-from alchemist_ray.subcommands import add_options, add_subcommand, positive
+from alchemist_ray.subcommands import add_options, add_subcommand, parser_of, positive
 from mpi_workers.matrix.sizes import parse_nbytes
 
 NAME = "alchemist-gateway"
@@ -155,9 +155,7 @@ def serve(
             options[name] = str(checked_path(name, options[name]))
     if not tls and not is_loopback(host):
         raise SessionError(f"without TLS a gateway listens on loopback only, not on {host}")
-    found = _find()
-    if found is not None:
-        running = _about(found)
+    if (running := find()) is not None:
         same = all(options[n] in (None, getattr(running, n)) for n in ("tokens", "audit"))
         if port not in (0, running.port) or tls != running.tls or not same:
             raise SessionError(
@@ -263,17 +261,12 @@ CREATE: tuple[tuple[Any, ...], ...] = (
 
 def main(argv: Sequence[str]) -> int:
     """Run ``alchemist gateway`` or ``alchemist token``. Returns 0."""
-    parser = argparse.ArgumentParser(
-        prog=f"alchemist {argv[0]}",
-        description="Start the gateway of this machine's Ray cluster, for clients without Ray."
-        if argv[0] == "gateway"
-        else "Create, list and revoke tokens of the gateway's users.",
-    )
     if argv[0] == "gateway":
-        add_options(parser, GATEWAY)
-        _gateway(parser.parse_args(argv[1:]))
+        about = "Start the gateway of this machine's Ray cluster, for clients without Ray."
+        _gateway(parser_of("alchemist gateway", about, GATEWAY).parse_args(argv[1:]))
         return 0
-    add_options(parser, [("--tokens", str, TOKENS)])
+    about = "Create, list and revoke tokens of the gateway's users."
+    parser = parser_of("alchemist token", about, [("--tokens", str, TOKENS)])
     commands = parser.add_subparsers(dest="command", required=True)
     create = add_subcommand(commands, "create", "print a new token; only its verifier is stored")
     create.add_argument("user", help="name in the audit log and in the catalogue of gangs")

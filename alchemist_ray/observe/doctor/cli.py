@@ -21,7 +21,7 @@ from alchemist_ray.observe.doctor.node import auth_mode, token_path, usable_core
 from alchemist_ray.observe.doctor.probe import Probe, RayProbes, StepProbes
 from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
-from alchemist_ray.subcommands import add_options, positive
+from alchemist_ray.subcommands import parser_of, positive
 
 JOIN = "start Ray (`ray start --head`, `alchemist slurm start`), or set --address"
 
@@ -222,7 +222,7 @@ class Examination:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``alchemist doctor``. Returns 0, or 1 if a finding is bad."""
-    options = _parser().parse_args(argv[1:])
+    options = parser_of("alchemist doctor", USAGE, OPTIONS).parse_args(argv[1:])
     examination = Examination(options)
 
     def give_up() -> None:
@@ -265,13 +265,3 @@ OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("--limit SECONDS", positive, "time limit of the whole run (default: 240)",
      {"default": 240.0}),
 )  # fmt: skip
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="alchemist doctor",
-        description=USAGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser, OPTIONS)
-    return parser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from alchemist_ray.errors import JobError
 from mpi_workers.wire.interfaces import interfaces
@@ -40,8 +40,6 @@ def address_towards(host: str) -> str:
         return str(sock.getsockname()[0])
 
 
-def local_address(patterns: list[str], peer: str) -> str:
-    """Return the address of the interface, or on the route to `peer` (``tcp:host:port``)."""
-    if patterns:
-        return address_of(patterns, interfaces())
-    return address_towards(peer.split(":")[1])
+def local_address(patterns: Sequence[str], peer: str) -> str:
+    """Return the address of the interface, if one is named, or on the route to `peer`, a host."""
+    return address_of(patterns, interfaces()) if patterns else address_towards(peer)

@@ -15,7 +15,7 @@ from alchemist_ray.deploy.slurm.allocation import MEBI, Node
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import expand
 from alchemist_ray.runtime.cluster import network
-from alchemist_ray.runtime.cluster.batch_job import JobCluster
+from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from mpi_workers.wire.interfaces import interfaces
 
 JOB = {
@@ -111,19 +111,20 @@ def test_the_interface_by_name_or_by_the_way() -> None:
     with pytest.raises(JobError, match=r"no interface ib0 .*nodes.interface.*eth0 \(10.0.0.1\)"):
         network.address_of(["ib0"], here)
     assert interfaces()["lo"] == "127.0.0.1"
-    assert network.local_address(["lo"], "tcp:10.0.0.1:1") == "127.0.0.1"
-    assert network.local_address([], "tcp:127.0.0.1:1") == "127.0.0.1"
+    assert network.local_address(["lo"], "10.0.0.1") == "127.0.0.1"
+    assert network.local_address([], "127.0.0.1") == "127.0.0.1"
     with pytest.raises(JobError, match="has no route to"):
         network.address_towards("no.such.host.invalid")
 
 
 def test_a_list_of_nodes_may_name_the_domain() -> None:
     """PBS lists nodes as its server knows them: the program needs no srun to run on this one."""
+    folder = JobFolder(Path("job"))
     for name in (os.uname().nodename, f"{os.uname().nodename}.cluster.example.org"):
         head = JobCluster("10.0.0.1:1", "7", name, [name], 1, "", 0, [], {})
-        assert program.command_on_head(["app"], head) == ["app"]
+        assert program.on_head(["app"], head, folder, {})[0] == ["app"]
     other = JobCluster("10.0.0.1:1", "7", "another.example.org", [], 1, "", 0, [], {})
-    assert program.command_on_head(["app"], other)[0] == "srun"
+    assert program.on_head(["app"], other, folder, {})[0][0] == "srun"
 
 
 def test_jobs_of_an_array_have_ports_of_their_own() -> None:
