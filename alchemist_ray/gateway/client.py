@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from alchemist_ray.arrays.handle import Handle
@@ -230,12 +231,7 @@ class GatewayTransport(Transport):
         self, address: GangAddress, hello: Body, on_frame: OnFrame
     ) -> SocketChannel | None:
         self._process = hello["process"]
-        fields = {
-            "role": "client",
-            "gang": self._gang,
-            "process": self._process,
-            "where": hello["where"],
-        }
+        fields = {**self._fields("client"), "where": hello["where"]}
         try:
             connection, _ = connect(self._gateway, self._token, fields)
         except (OSError, frames.WireError):
@@ -245,14 +241,15 @@ class GatewayTransport(Transport):
         return SocketChannel(connection, str(self._gateway), on_frame)
 
     def open_nodes(self, address: GangAddress, watch: Callable[[], object]) -> NodeConnections:
-        def fields() -> Body:
-            return {"role": "data", "gang": self._gang, "process": self._process}
-
+        fields = partial(self._fields, "data")
         return NodeConnections(
             DataEndpoints("", (NodeAddress(0, 1, address.addresses),)),
             watch=watch,
             connection_type=lambda node, _: GatewayNode(self._gateway, self._token, fields),
         )
+
+    def _fields(self, role: str) -> Body:
+        return {"role": role, "gang": self._gang, "process": self._process}
 
 
 def address_of(gateway: GatewayAddress, described: Body) -> GangAddress:

@@ -137,7 +137,7 @@ class GatewayNode(NodeConnection):
             lane.connection = self._connected()
             lane.connection.sock.settimeout(STALL_TIMEOUT_S)
             if self.shut.is_set():  # by another thread, while the connection was opened
-                self._end(lane.connection)
+                sockets.hang_up(lane.connection.sock)
         return lane.connection
 
     def _connected(self) -> Connection:
@@ -155,15 +155,11 @@ class GatewayNode(NodeConnection):
     def check(self) -> None:
         """Nothing is mapped: errors come with the answers."""
 
-    @staticmethod
-    def _end(connection: Connection) -> None:
-        sockets.hang_up(connection.sock)
-
     def hang_up(self) -> None:
         self.shut.set()
         for lane in self._lanes:
             if lane.connection is not None:
-                self._end(lane.connection)
+                sockets.hang_up(lane.connection.sock)
 
     def rest(self, idle_s: float = 0.0) -> None:
         if time.monotonic() - self._last_use >= idle_s:

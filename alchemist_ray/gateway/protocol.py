@@ -233,24 +233,30 @@ class ClientSide(ConnectingSide):
         What the gateway learns once this side is authenticated.
     protocols : (int, int)
         Oldest and newest version that this side speaks.
+
+    Attributes
+    ----------
     binding : bytes
         SHA-256 of the certificate that this side has seen; empty without TLS.
+
+    Raises
+    ------
+    AuthError
+        If it is no token.
     """
 
-    def __init__(
-        self, token: str, fields: Body, protocols: tuple[int, int], binding: bytes
-    ) -> None:
+    def __init__(self, token: str, fields: Body, protocols: tuple[int, int]) -> None:
         self._ident, secret = parts_of(token)
         super().__init__(secret, fields)
         self._protocols = protocols
-        self._binding = binding
+        self.binding = b""
 
     def hello(self) -> Body:
         return {**super().hello(), "id": self._ident, "protocols": list(self._protocols)}
 
     def _proof_for(self, challenge: Body, nonces: bytes) -> bytes:
         client_key, gateway_key = _keys(self._token, bytes_of(challenge, "salt"))
-        expected = _proof(gateway_key, b"gateway", nonces, self._binding)
+        expected = _proof(gateway_key, b"gateway", nonces, self.binding)
         if not hmac.compare_digest(bytes_of(challenge, "proof"), expected):
             raise Failure(
                 "AuthError",
@@ -259,6 +265,6 @@ class ClientSide(ConnectingSide):
                 "ends TLS",
             )
         mask = _proof(
-            hashlib.sha256(client_key).digest(), b"client", nonces, self._binding, self._fields
+            hashlib.sha256(client_key).digest(), b"client", nonces, self.binding, self._fields
         )
         return bytes(a ^ b for a, b in zip(client_key, mask, strict=True))

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from alchemist_ray.errors import AuthError
 from alchemist_ray.gateway.protocol import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -32,6 +31,7 @@ READ_BYTES = 64 << 10  # 64 KiB: several records of TLS
 TURN_NBYTES = 1 << 20  # 1 MiB that a thread receives at once, if they are there
 T = TypeVar("T")
 WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError)
+UNHEARD = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # nothing listens behind a port that does
 
 
 class SharedSocket:
@@ -156,8 +156,8 @@ class SharedSocket:
 class SharedConnection(Connection):
     """Frames over a `SharedSocket`: one thread receives while others send."""
 
-    def __init__(self, sock: SharedSocket, *, map_limit: int = frames.MAP_LIMIT) -> None:
-        super().__init__(cast("socket.socket", sock), map_limit=map_limit)
+    def __init__(self, sock: SharedSocket) -> None:
+        super().__init__(cast("socket.socket", sock), map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
         self.shared = sock
 
     def readable(self, timeout_s: float | None = 0.0) -> bool:
@@ -209,18 +209,13 @@ def connect(
 def _connect(
     address: GatewayAddress, token: str, fields: Body, *, shared: bool
 ) -> tuple[Connection, Body]:
-    sock, binding = _secured(address, sockets.CONTROL if shared else sockets.DATA)
-    limit = frames.UNAUTHENTICATED_MAP_LIMIT
+    side = ClientSide(token, fields, (OLDEST_PROTOCOL, PROTOCOL))
+    sock, side.binding = _secured(address, sockets.CONTROL if shared else sockets.DATA)
     connection = (
-        SharedConnection(SharedSocket(sock), map_limit=limit)
+        SharedConnection(SharedSocket(sock))
         if shared
-        else Connection(sock, map_limit=limit)
+        else Connection(sock, map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
     )
-    try:
-        side = ClientSide(token, fields, (OLDEST_PROTOCOL, PROTOCOL), binding)
-    except AuthError:  # it is no token
-        connection.close()
-        raise
     return connection, introduce(connection, side, CONNECT_TIMEOUT_S)
 
 
@@ -237,19 +232,18 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
         if context is None:
             return raw, b""
         sock = context.wrap_socket(raw, server_hostname=host)
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # nothing listens behind a port that does
+    except BaseException as error:
         raw.close()
-        raise
-    except ssl.SSLError as error:
-        raw.close()
+        if not isinstance(error, ssl.SSLError) or isinstance(error, UNHEARD):
+            raise
+        reason = str(error.reason or error)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            reason += f", {error.verify_message}"
         raise Failure(
             "AuthError",
-            f"the TLS handshake with {address} failed: {_reason(error)}. Is a gateway at this "
-            "address, and is its certificate valid?",
+            f"the TLS handshake with {address} failed: {reason}. Is a gateway at this address, and "
+            "is its certificate valid?",
         ) from None
-    except BaseException:
-        raw.close()
-        raise
     seen = hashlib.sha256(sock.getpeercert(binary_form=True) or b"")
     wanted = address.fingerprint
     if wanted and not hmac.compare_digest(seen.hexdigest(), wanted):
@@ -260,13 +254,6 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
             "ask the operator for the present one; another process may pose as the gateway",
         )
     return sock, seen.digest()
-
-
-def _reason(error: ssl.SSLError) -> str:
-    reason = str(error.reason or error)
-    if isinstance(error, ssl.SSLCertVerificationError):
-        reason += f", {error.verify_message}"
-    return reason
 
 
 def _context(address: GatewayAddress) -> ssl.SSLContext:

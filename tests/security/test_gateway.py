@@ -415,7 +415,7 @@ def _attack(address: GatewayAddress, token: str, stage: str, data: bytes) -> Non
             connection = tls(address)
         stack.enter_context(connection)
         if stage == "challenged":
-            side = protocol.ClientSide(token, {}, (1, 1), b"")
+            side = protocol.ClientSide(token, {}, (1, 1))
             connection.send(Kind.HELLO, side.hello())
             assert connection.recv(WAIT_S).kind == Kind.CHALLENGE
         connection.sock.settimeout(WAIT_S)

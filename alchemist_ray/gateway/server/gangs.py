@@ -215,8 +215,7 @@ class Quotas:
         self._tokens = tokens
         self._gangs = gangs
         self._changed = threading.Condition()  # guards what follows, by user
-        self._ranks: Counter[str] = Counter()  # of gangs that are being started
-        self._starting: Counter[str] = Counter()
+        self._starting: list[tuple[str, int]] = []  # user and ranks of gangs that are being started
         # User and bytes of matrices that are being created: a gang may count them already, or not.
         self._creating: dict[object, tuple[str, int]] = {}
         self._created: Counter[str] = Counter()  # answers
@@ -233,17 +232,16 @@ class Quotas:
         most_ranks = self._tokens.quota(token.user, "ranks")
         with self._changed:
             mine = [gang for gang in self._of(token) if gang is not resized]
-            gangs = len(mine) + self._starting[token.user] + 1
-            ranks = sum(gang.ranks for gang in mine) + self._ranks[token.user] + workers
-            check_limits(token.user, gangs, ranks, most_gangs, most_ranks, WHOSE)
-            self._starting[token.user] += 1
-            self._ranks[token.user] += workers
+            ranks = [gang.ranks for gang in mine]
+            ranks += [its for user, its in self._starting if user == token.user]
+            total = sum(ranks) + workers
+            check_limits(token.user, len(ranks) + 1, total, most_gangs, most_ranks, WHOSE)
+            self._starting.append((token.user, workers))
         try:
             yield
         finally:
             with self._changed:
-                self._starting[token.user] -= 1
-                self._ranks[token.user] -= workers
+                self._starting.remove((token.user, workers))
 
     def reserve(self, token: Token, body: Body) -> Callable[[], None]:
         """Reserve the bytes of a command's new matrix, until the returned function is called.
@@ -329,11 +327,10 @@ class SessionCommands:
             case "find_gang":
                 return self.find(token, str(body["gang"])).described()
             case "list_gangs":
-                found = _listed()
                 mine = {gang.name for gang in list(self.gangs.values()) if gang.user == token.user}
-                shown = [g for g in found
-                         if g["named"] or g["name"] in mine or token.allows("admin")]  # fmt: skip
-                return {"gangs": shown}
+                found = ray_gangs.list_gangs(address=None, token=None)
+                seen = [g for g in found if g.named or g.name in mine or token.allows("admin")]
+                return {"gangs": [asdict(gang) for gang in seen]}
             case "resize_gang":
                 gang, workers = self._own_gang(token, body["gang"], "resizing"), body["workers"]
                 positive_int("num_workers", workers)
@@ -512,7 +509,3 @@ def _starter_of(name: str) -> str:
         if found.name == name and found.owner.endswith(SUFFIX):
             return found.owner.rpartition("@")[0]
     return ""
-
-
-def _listed() -> list[Body]:
-    return [asdict(gang) for gang in ray_gangs.list_gangs(address=None, token=None)]

@@ -164,7 +164,7 @@ class Gateway:
                 )
                 sock.settimeout(peer.left_s or MIN_TIMEOUT_S)
                 sock.do_handshake()
-            return authenticate(peer, peer.sock, binding, self.tokens)
+            return authenticate(peer, binding, self.tokens)
         except ssl.SSLError as error:  # the client's reason, too
             why = f"the TLS handshake failed: {error.reason or error}"
             self._refused(peer, Failure("AuthError", why))

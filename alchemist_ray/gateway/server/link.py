@@ -79,16 +79,13 @@ class Link:
         self.connection.hang_up()
 
 
-def authenticate(
-    peer: AcceptedPeer, sock: socket.socket, binding: bytes, tokens: TokenFile
-) -> Link:
+def authenticate(peer: AcceptedPeer, binding: bytes, tokens: TokenFile) -> Link:
     """The handshake of `gateway.protocol` with a client.
 
     Parameters
     ----------
     peer : AcceptedPeer
-    sock : socket
-        Connected to it, after the handshake of TLS.
+        After the handshake of TLS.
     binding : bytes
         Digest of the gateway's certificate; empty without TLS.
     tokens : TokenFile
@@ -100,8 +97,7 @@ def authenticate(
     WireError, OSError
         If it is gone, or too slow.
     """
-    shared = SharedSocket(sock, send_timeout_s=SEND_TIMEOUT_S)
-    connection = SharedConnection(shared, map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
+    connection = SharedConnection(SharedSocket(peer.sock, send_timeout_s=SEND_TIMEOUT_S))
     try:
         token, fields = _handshake(peer, connection, binding, tokens)
     except (ConnectionLost, TimeoutError):

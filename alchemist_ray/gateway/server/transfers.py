@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.errors import AlchemistError, to_failure
+from alchemist_ray.errors import AlchemistError, failure_of
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gateway.protocol import CHUNK_NBYTES, MIN_LINES, chunks
 from alchemist_ray.gateway.secure_socket import SharedConnection
@@ -113,13 +113,10 @@ class GangTransfers:
                 except TimeoutError:
                     return  # it has left, or keeps the connection from others
                 connection.sock.settimeout(STALL_TIMEOUT_S)
-                try:
-                    check(frame.kind)
-                    client.answer(frame, self._arrivals(frame.body.get("matrix")))
-                except (AlchemistError, Failure) as error:
-                    failure = to_failure(error) if isinstance(error, AlchemistError) else error
-                    connection.refuse(failure)
-                    return
+                check(frame.kind)
+                client.answer(frame, self._arrivals(frame.body.get("matrix")))
+        except (AlchemistError, Failure) as error:
+            connection.refuse(failure_of(error, "transfer"))
         except (frames.WireError, TimeoutError) as error:
             if not isinstance(error, frames.ConnectionLost):
                 connection.refuse(Failure("TransferError", f"refused: {error}"))
