@@ -48,6 +48,11 @@ class ProgramResult:
     matrices: dict[str, Handle]
 
 
+def _loaded(connection: GangConnection) -> dict[str, Library]:
+    """Libraries by name that this process has used on a gang."""
+    return {}
+
+
 @documented(GangOptions, ConnectionOptions)
 @named_after
 class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTraces):
@@ -68,9 +73,6 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
     Joins the Ray cluster of this process or machine. If no cluster runs, starts one that ends with
     this process.
     """
-
-    _libraries_of: GangConnection | None = None
-    _libraries: dict[str, Library]
 
     # --- matrices ---
 
@@ -238,7 +240,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
                 {"op": "load", "library": name, "path": given, "reload": bool(reload)}
             )
         library = Library(connection, described)
-        self._loaded()[name] = library
+        connection.part(_loaded)[name] = library
         return library
 
     def list_libraries(self) -> list[str]:
@@ -258,15 +260,16 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         LibraryNotFoundError
             If it is not loaded.
         """
-        loaded = self._loaded()
+        connection = self.connection
+        loaded = connection.part(_loaded)
         if name not in loaded:
-            told = self.connection.request({"op": "list_libraries"})["libraries"]
+            told = connection.request({"op": "list_libraries"})["libraries"]
             found = [described for described in told if described["name"] == name]
             if not found:
                 raise LibraryNotFoundError(
                     f"library {name!r} is not loaded in this session: call load_library({name!r})"
                 )
-            loaded[name] = Library(self.connection, found[0])
+            loaded[name] = Library(connection, found[0])
         return loaded[name]
 
     def open_rank_channel(
@@ -283,13 +286,6 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         """
         connection = self.connection
         return self._gangs.open_rank_channel(connection, serve, timeout_s)
-
-    def _loaded(self) -> dict[str, Library]:
-        """Libraries by name that this process has used. A new gang has none."""
-        connection = self.connection
-        if self._libraries_of is not connection:
-            self._libraries_of, self._libraries = connection, {}
-        return self._libraries
 
     # --- the user's code ---
 

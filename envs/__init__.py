@@ -4,17 +4,14 @@ import sys
 from importlib import import_module, util
 from typing import Any
 
+_ERRORS = (
+    "EnvError", "EnvConfigError", "BadActionError", "NotFiniteError", "SimulationError",
+    "GangLostError", "StepTimeoutError", "RestartLimitError",
+)  # fmt: skip
 _MODULES = {
     "HPCSimulatorEnv": "envs.hpc_env",
     "HPCSimulatorVectorEnv": "envs.vector_env",
-    "EnvError": "envs.errors",
-    "EnvConfigError": "envs.errors",
-    "BadActionError": "envs.errors",
-    "NotFiniteError": "envs.errors",
-    "SimulationError": "envs.errors",
-    "GangLostError": "envs.errors",
-    "StepTimeoutError": "envs.errors",
-    "RestartLimitError": "envs.errors",
+    **dict.fromkeys(_ERRORS, "envs.errors"),
 }
 __all__ = sorted(_MODULES)
 

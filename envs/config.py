@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,6 @@ def _whole(least: int, most: float = math.inf) -> Check:
 
 def _path(name: str, value: Any) -> str:
     return str(checked_path(name, value, EnvConfigError))
-
-
-def _seconds(name: str, value: Any) -> float:
-    return checked_seconds(name, value, EnvConfigError, most=MAX_SECONDS)
-
-
-def _cpus(name: str, value: Any) -> float:
-    return checked_cpus(name, value, EnvConfigError)
 
 
 def _one_of(*choices: str) -> Check:
@@ -101,6 +94,8 @@ def _options(name: str, value: Any) -> dict[str, Any]:
     return dict(_mapping(name, value))
 
 
+_seconds = partial(checked_seconds, kind=EnvConfigError, most=MAX_SECONDS)
+_cpus = partial(checked_cpus, kind=EnvConfigError)
 _flag = _that_is("True or False", lambda flag: isinstance(flag, bool))
 _host = _that_is("a host name or IP address", lambda host: isinstance(host, str) and host != "")
 _mapping = _that_is("a dict of options of the simulator", lambda sim: isinstance(sim, Mapping))

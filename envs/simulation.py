@@ -144,8 +144,7 @@ def _placement(config: EnvConfig, cleanup: contextlib.ExitStack) -> str | Reserv
     """
     wanted, workers, cpus = config.placement, config.num_workers, config.cpus_per_worker or 1.0
     if isinstance(wanted, Mapping):
-        if not ray.is_initialized():
-            join_ray(None)
+        join_ray(None)
         labels = [dict(wanted["labels"])] * workers if wanted.get("labels") else None
         bundles = [{**wanted.get("resources", {}), "CPU": cpus}] * workers
         group = placement_group(bundles, bundle_label_selector=labels)

@@ -81,7 +81,7 @@ class HPCSimulatorVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """An attribute of the environment, once for each sub-environment."""
-        return [getattr(self.env, attr_name)] * len(self._numbers(indices))
+        return [getattr(self.env, attr_name)] * len(list(self._get_indices(indices)))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute of the environment, which all sub-environments share."""
@@ -91,7 +91,8 @@ class HPCSimulatorVecEnv(VecEnv):
         self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any
     ) -> list[Any]:
         """Call a method of the environment once; the result for each sub-environment."""
-        return [getattr(self.env, method_name)(*args, **kwargs)] * len(self._numbers(indices))
+        result = getattr(self.env, method_name)(*args, **kwargs)
+        return [result] * len(list(self._get_indices(indices)))
 
     def env_is_wrapped(
         self,
@@ -99,7 +100,4 @@ class HPCSimulatorVecEnv(VecEnv):
         indices: VecEnvIndices = None,
     ) -> list[bool]:
         """No sub-environment is wrapped."""
-        return [False] * len(self._numbers(indices))
-
-    def _numbers(self, indices: VecEnvIndices) -> list[int]:
-        return list(self._get_indices(indices))
+        return [False] * len(list(self._get_indices(indices)))

