@@ -12,6 +12,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.status import status, table
 from alchemist_ray.session import AlchemistSession
+from alchemist_ray.subcommands import names
 from mpi_workers.rank.cells import run_cell
 
 SESSION = "als"  # the variable of sessions that magics open
@@ -36,13 +37,13 @@ class AlchemistMagics(Magics):
         asked = _parser().parse_argstring(line)
         session = self._session(asked.session, asked.workers)
         space = self.shell.user_ns
-        names = _names(asked.put)
-        if absent := [name for name in names if name not in space]:
+        sent = names(asked.put)
+        if absent := [name for name in sent if name not in space]:
             raise UsageError(f"%%mpi --put: there is no variable {', '.join(absent)}")
-        given = {name: space[name] for name in names}
+        given = {name: space[name] for name in sent}
         number = self.shell.displayhook.prompt_count  # execution_count may be the next cell's
         try:
-            results = session.run(run_cell, cell, number, given, _names(asked.get))
+            results = session.run(run_cell, cell, number, given, names(asked.get))
         except AlchemistError as error:  # frames of this package tell nothing of the cell
             raise error.with_traceback(None) from None
         space.update(results)
@@ -99,10 +100,6 @@ def _parser() -> MagicArgumentParser:
     add("--put", default="", help="variables to copy to the ranks: A,b (handles become parts)")
     add("--get", default="", help="variables to copy from rank 0: C,total")
     return parser
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def register(shell: Any) -> None:

@@ -92,3 +92,8 @@ def positive(text: str) -> float:
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"must be a number greater than 0; got {text}")
     return value
+
+
+def names(text: str) -> list[str]:
+    """An option that is a list of names: ``a,b``."""
+    return [name.strip() for name in text.split(",") if name.strip()]

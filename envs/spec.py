@@ -144,30 +144,31 @@ class Composition:
         found: list[Any] = []
 
         def visit(described: dict[str, Any], value: Any) -> None:
-            parts = described.get("dict", described.get("tuple"))
-            if parts is None:
+            parts = _parts(described)
+            if not parts:
                 found.append(value)
             elif "dict" in described:
                 if not isinstance(value, Mapping) or set(value) != set(parts):
                     raise BadActionError(f"the action must be a dict with the keys {list(parts)}")
-                for name, part in parts.items():
-                    visit(part, value[name])
-            else:
-                if not isinstance(value, Sequence | np.ndarray) or len(value) != len(parts):
-                    raise BadActionError(f"the action must be a tuple of {len(parts)} parts")
-                for part, one in zip(parts, value, strict=True):
-                    visit(part, one)
+            elif not isinstance(value, Sequence | np.ndarray) or len(value) != len(parts):
+                raise BadActionError(f"the action must be a tuple of {len(parts)} parts")
+            for key, part in parts.items():
+                visit(part, value[key])
 
         visit(self._described, value)
         return found
 
 
+def _parts(described: dict[str, Any]) -> dict[Any, dict[str, Any]]:
+    """The parts of a dict or tuple, by key or number; none of a leaf."""
+    return described.get("dict") or dict(enumerate(described.get("tuple", ())))
+
+
 def _leaves(described: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    parts = described.get("dict", described.get("tuple"))
-    if parts is None:
+    parts = _parts(described)
+    if not parts:
         yield described
-        return
-    for part in parts.values() if isinstance(parts, dict) else parts:
+    for part in parts.values():
         yield from _leaves(part)
 
 

@@ -115,8 +115,9 @@ class Handle(ArrayOperators):
         the payload of a NaN.
         """
         saving.save(
-            self, path, dataset, columns=columns, header=header, delimiter=delimiter, append=append
-        )
+            self, path, columns=columns, dataset=dataset, header=header, delimiter=delimiter,
+            append=append,
+        )  # fmt: skip
 
     def to_dask(self, chunks: Any = "auto") -> Any:
         """A lazy dask array of the matrix; see `alchemist_ray.clients.dask.to_dask`."""

@@ -26,14 +26,11 @@ from mpi_workers.wire.names import TABLES
 def save(
     ref: MatrixRef,
     path: str | os.PathLike[str],
-    dataset: str | None = None,
     *,
-    columns: Sequence[str] | None = None,
-    header: bool | None = None,
-    delimiter: str = ",",
-    append: bool = False,
+    columns: Sequence[str] | None,
+    **options: Any,
 ) -> None:
-    """See `Handle.save`."""
+    """See `Handle.save`, which has the other `options`, too."""
     where, token = as_path(path), uuid.uuid4().hex[:12]
     if columns is not None and (isinstance(columns, str) or not isinstance(columns, Iterable)):
         raise BadArgumentError(f"columns={columns!r}: it must be a list of names of columns")
@@ -41,9 +38,8 @@ def save(
         columns = ref.columns if len(set(ref.columns)) == len(ref.columns) else None
     with leaving_nothing(where, token):
         files_library(gang_of(ref)).routine("save")(
-            ref, where, dataset=dataset, columns=None if columns is None else list(columns),
-            header=header, delimiter=delimiter, append=append, token=token,
-        )  # fmt: skip
+            ref, where, columns=None if columns is None else list(columns), token=token, **options
+        )
 
 
 def files_library(connection: GangConnection) -> Library:

@@ -103,11 +103,14 @@ class SessionFiles(GangOwner):
         connection = self.connection
         where = as_path(path)
         checked_matrix_name(name)
-        dataset = dataset if variable is None else variable
+        options = {
+            "dataset": dataset if variable is None else variable, "header": header,
+            "delimiter": delimiter, "index": index, "format": format,
+        }  # fmt: skip
         chosen = {**_chosen("rows", "row", rows), **_chosen("columns", "column", columns)}
         library = files_library(connection)
         if _is_mask(rows) or _is_mask(columns):
-            m, n, *_ = library.routine("inspect")(where, dataset, header, delimiter, index, format)
+            m, n, *_ = library.routine("inspect")(where, **options)
             for what, wanted, length in (("rows", rows, m), ("columns", columns, n)):
                 if _is_mask(wanted) and len(cast("Sequence[bool]", wanted)) != length:
                     raise BadArgumentError(
@@ -121,16 +124,7 @@ class SessionFiles(GangOwner):
                 raise DtypeError(f"{dtype!r} is not a dtype") from None
         recovers = connection.address.recovers
         stamp = library.routine("stamp")(where) if recovers else ""
-        handle, names = library.routine("load")(
-            where,
-            dataset=dataset,
-            layout=layout,
-            header=header,
-            delimiter=delimiter,
-            index=index,
-            format=format,
-            **chosen,
-        )
+        handle, names = library.routine("load")(where, layout=layout, **options, **chosen)
         if recovers:
             connection.request({"op": "file_stamp", "matrix": handle.id, "stamp": stamp})
         named: Handle = renamed(

@@ -126,7 +126,7 @@ def side_by_side(first: Result, others: Sequence[Result]) -> str:
     BenchError
         If a result has no measure in common with the first.
     """
-    gains = [ratios(its, first)["ratios"] for its in others]
+    gains = [ratios(its, first) for its in others]
     for its, gain in zip(others, gains, strict=True):
         if not gain:
             raise BenchError(f"{its.label} and {first.label} have no measure in common")
@@ -157,13 +157,10 @@ def goodness(one: Measure, other: Measure) -> float:
     return one.value / other.value if one.more else other.value / one.value
 
 
-def ratios(one: Result, other: Result) -> dict[str, Any]:
+def ratios(one: Result, other: Result) -> dict[str, float]:
     """Return the ratios of two results by measure."""
     theirs = {m.what: m for m in other.measures}
-    found: dict[str, Any] = {
-        m.what: goodness(m, theirs[m.what]) for m in one.measures if m.what in theirs
-    }
-    return {"of": one.label, "to": other.label, "ratios": found}
+    return {m.what: goodness(m, theirs[m.what]) for m in one.measures if m.what in theirs}
 
 
 USAGE = """\
@@ -188,7 +185,9 @@ def main(argv: Sequence[str]) -> int:
         results.insert(0, _measured(asked))
     *others, first = results
     if asked.json:
-        found = [ratios(its, first) for its in others]
+        found = [
+            {"of": its.label, "to": first.label, "ratios": ratios(its, first)} for its in others
+        ]
         text = "".join(json.dumps(its, indent=1) + "\n" for its in found) or first.to_json()
     else:
         text = side_by_side(first, others) if others else table(first)

@@ -22,6 +22,7 @@ import psutil
 
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import expand
+from alchemist_ray.plural import listed
 
 REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 MEBI = 1 << 20
@@ -243,15 +244,13 @@ def check(allocation: Allocation, nodes: Mapping[str, Mapping[str, Any]], shared
     for node in allocation.nodes:
         cores, others = int(nodes[node.name]["cores"]), nodes[node.name]["others"]
         if others:
-            names = ", ".join(others[:SHOWN]) + (", ..." if len(others) > SHOWN else "")
-            reasons.append(f"{node.name} (processes of {names})")
+            reasons.append(f"{node.name} (processes of {listed(others, SHOWN)})")
         elif node.cpus < cores:
             reasons.append(f"{node.name} ({node.cpus} of {cores} CPUs are this job's)")
     if not reasons:
         return []
-    more = f" and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
     problem = (
-        f"other users may share {', '.join(reasons[:SHOWN])}{more}. They can connect to the MPI "
+        f"other users may share {listed(reasons, SHOWN)}. They can connect to the MPI "
         "ports of gangs on several nodes, which require no token. Request whole nodes (no -c; "
         "--exclusive), or set nodes.shared = 'allow' in the site file"
     )

@@ -378,9 +378,8 @@ def supervise(task: NodeTask, signals: Sequence[int]) -> None:
         ip = local_address(task.interface, task.keeper.split(":")[1])
         variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": task.token}
         if task.container:  # the image has no srun
-            relay = Relay(folder.path / "relay")
-            ends.callback(relay.close)
-            variables[RELAY] = str(relay.path)
+            variables[RELAY] = str(folder.path / "relay")
+            ends.callback(Relay(variables[RELAY]).close)
         kept = Path(task.token).parent / KEPT / name
         ray = RayNode(folder, kept, ip, variables, task.container)
         ends.callback(ray.end)

@@ -17,10 +17,10 @@ import select
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import FrameType
 
 from alchemist_ray.deploy.slurm.signals import end, exit_code
@@ -32,33 +32,26 @@ LIMIT_NBYTES = 16 << 20  # of command and environment
 NO_PROGRAM, NOT_STARTED = 127, 126
 
 
-class Relay:
+class Relay(socketserver.ThreadingUnixStreamServer):
     """The server outside the image: runs each caller's command in a thread."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, _Caller)
+        threading.Thread(target=self.serve_forever, args=(POLL_INTERVAL_S,), daemon=True).start()
 
     def close(self) -> None:
         """Accept no more callers."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.shutdown()
+        self.server_close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                caller, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
-    def _serve(self, caller: socket.socket) -> None:
-        with caller, contextlib.suppress(OSError, ValueError, KeyError):
-            caller.sendall(json.dumps(_run(caller)).encode())
+class _Caller(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            self.request.sendall(json.dumps(_run(self.request)).encode())
 
 
 def _run(caller: socket.socket) -> int:

@@ -26,7 +26,7 @@ from alchemist_ray.observe import exporter
 from alchemist_ray.runtime.cluster.actors import NAMESPACE, ask
 from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from alchemist_ray.runtime.driver import HEAD, start_actor
-from alchemist_ray.subcommands import add_options, add_subcommand, parser_of, positive
+from alchemist_ray.subcommands import add_options, add_subcommand, names, parser_of, positive
 from mpi_workers.matrix.sizes import parse_nbytes
 
 NAME = "alchemist-gateway"
@@ -234,10 +234,6 @@ def _days(text: str) -> float | None:
     return None if text == "never" else positive(text)
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _nbytes(text: str) -> int:
     try:
         return parse_nbytes(text)
@@ -246,9 +242,9 @@ def _nbytes(text: str) -> int:
 
 
 CREATE: tuple[tuple[Any, ...], ...] = (
-    ("--scopes", _names, f"comma-separated, of {', '.join(SCOPES)} (default: call)",
+    ("--scopes", names, f"comma-separated, of {', '.join(SCOPES)} (default: call)",
      {"default": ["call"]}),
-    ("--groups", _names, "comma-separated: members change each other's named gangs; "
+    ("--groups", names, "comma-separated: members change each other's named gangs; "
      f"{CLUSTER!r}: also those that were started inside the cluster", {"default": []}),
     ("--days", _days, f"days until it expires, or never ({DAYS:g})", {"default": DAYS}),
     ("--ranks", int, "ranks of all gangs of the user at a time; of several tokens of a user the "
@@ -301,8 +297,8 @@ def _gateway(asked: argparse.Namespace) -> None:
 def _token(asked: argparse.Namespace) -> None:
     file = TokenFile(asked.tokens)
     if asked.command == "create":
-        names = ("groups", "days", "ranks", "gangs", "nbytes")
-        options = {name: getattr(asked, name) for name in names}
+        given = ("groups", "days", "ranks", "gangs", "nbytes")
+        options = {name: getattr(asked, name) for name in given}
         print(file.create(asked.user, asked.scopes, **options))
     elif asked.command == "revoke":
         token = file.revoke(asked.id)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from alchemist_ray.deploy.slurm.sites import Site
-from alchemist_ray.plural import counted
+from alchemist_ray.plural import counted, listed
 
 OK, INFO, WARN, BAD = "ok", "info", "warn", "bad"
 LIMIT_S = 10.0  # for one check on one node
@@ -145,8 +145,7 @@ def _places(where: Sequence[str], nodes: Sequence[str]) -> str:
         return ""
     if len(where) == len(nodes):
         return f"all {len(nodes)} nodes: "
-    rest = f" and {len(where) - NAMED} more" if len(where) > NAMED else ""
-    return f"{', '.join(where[:NAMED])}{rest}: "
+    return f"{listed(where, NAMED)}: "
 
 
 def _block(status: str, check: str, text: str) -> list[str]:

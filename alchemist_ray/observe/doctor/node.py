@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -42,7 +42,7 @@ from alchemist_ray.observe.doctor.finding import (
     graded,
     warn_if,
 )
-from alchemist_ray.plural import counted
+from alchemist_ray.plural import counted, listed
 from alchemist_ray.runtime.cluster.batch_job import job_id
 from alchemist_ray.runtime.cluster.network import address_of, address_towards
 from alchemist_ray.version import __version__
@@ -64,12 +64,6 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
-
-
-def listed(names: Iterable[str], most: int) -> str:
-    """Return sorted names, of which at most `most` are shown."""
-    found = sorted(names)
-    return ", ".join(found[:most]) + (", ..." if len(found) > most else "")
 
 
 def own_processes(*facts: str) -> Iterator[psutil.Process]:
@@ -264,7 +258,7 @@ def leftovers(site: Site) -> Iterator[Finding]:
     yield warn_if(
         found,
         f"{counted(len(found), 'segment')} that no process has open, "
-        f"{readable(sum(found.values()))}: {listed(found, LEFTOVERS_SHOWN)}",
+        f"{readable(sum(found.values()))}: {listed(sorted(found), LEFTOVERS_SHOWN)}",
         f"`rm {files}`, unless a job of yours runs there in a container{again}",
         "none of this user",
     )
@@ -501,8 +495,7 @@ def open_ports(site: Site) -> Iterator[Finding]:
         yield Finding(OK, "Ray and gangs can be reached from this machine only")
         return
     told = [f"{name} {', '.join(sorted(ports))}" for name, ports in sorted(by_process.items())]
-    more = f" and {len(told) - SHOWN} more processes" if len(told) > SHOWN else ""
-    text = f"reachable from other machines: {'; '.join(told[:SHOWN])}{more}"
+    text = f"reachable from other machines: {listed(told, SHOWN, '; ')}"
     if auth_mode() == "token":
         yield Finding(
             INFO,
@@ -567,7 +560,7 @@ def other_users_ray(site: Site) -> Iterator[Finding]:
     users = {each.info["username"] for each in running if each.info["name"] in DAEMONS}
     others = users - {psutil.Process().username()}
     yield warn_if(
-        others, f"also running here: Ray of {listed(others, SHOWN)}",
+        others, f"also running here: Ray of {listed(sorted(others), SHOWN)}",
         "set RAY_ADDRESS so that programs join your own cluster, and RAY_TMPDIR so that the "
         "session folders differ",
         "none on this machine",

@@ -47,6 +47,7 @@ from alchemist_ray.observe.doctor.finding import (
     named,
     run_checks,
 )
+from alchemist_ray.plural import listed
 from mpi_workers.node.processes import die_with_parent
 from mpi_workers.wire.interfaces import interfaces
 
@@ -166,12 +167,11 @@ def reached(dialled: Calls) -> list[Finding]:
         return []
     if not failed:
         return [Finding(OK, f"{len(pairs)} connections, in both directions", check="between nodes")]
-    shown = [f"{node} -> {told['to']}: {told['why']}" for node, told in failed[:FAILED_SHOWN]]
-    more = f", and {len(failed) - FAILED_SHOWN} more" if len(failed) > FAILED_SHOWN else ""
+    told = listed([f"{a} -> {b['to']}: {b['why']}" for a, b in failed], FAILED_SHOWN, "; ")
     return [
         Finding(
             BAD,
-            f"{len(failed)} of {len(pairs)} connections fail: {'; '.join(shown)}{more}",
+            f"{len(failed)} of {len(pairs)} connections fail: {told}",
             "allow TCP between the nodes on all ports of net.ipv4.ip_local_port_range, which gangs "
             "and MPI use: firewalld, iptables, NetworkPolicy; or select another interface "
             "(nodes.interface of the site file)",

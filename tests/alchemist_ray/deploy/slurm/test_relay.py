@@ -25,11 +25,12 @@ GONE_S = 10.0
 @pytest.fixture
 def ask(tmp_path: Path) -> Iterator[Any]:
     """Has a command relayed; the process that asks, with an environment as in an image."""
-    relay = Relay(tmp_path / "relay")
+    path = str(tmp_path / "relay")
+    relay = Relay(path)
     asking: list[subprocess.Popen[str]] = []
 
     def ask(*command: str, **variables: str) -> subprocess.Popen[str]:
-        env = os.environ | {VARIABLE: str(relay.path), "HOME": "/inside", "PATH": "/inside"}
+        env = os.environ | {VARIABLE: path, "HOME": "/inside", "PATH": "/inside"}
         words = [sys.executable, "-m", "alchemist_ray.deploy.slurm.relay", *command]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         asking.append(subprocess.Popen(words, env=env | variables, text=True, **pipes))
@@ -85,7 +86,7 @@ def test_a_command_that_cannot_start_says_why(ask: Any, tmp_path: Path) -> None:
 def test_an_answer_before_the_end_of_the_request_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = Relay(tmp_path / "relay")
+    served = Relay(str(tmp_path / "relay"))
     send = socket.send_fds
 
     def slowly(sock: socket.socket, *given: Any) -> int:
@@ -95,7 +96,7 @@ def test_an_answer_before_the_end_of_the_request_counts(
         return sent
 
     monkeypatch.setattr(relay.socket, "send_fds", slowly)
-    monkeypatch.setenv(VARIABLE, str(served.path))
+    monkeypatch.setenv(VARIABLE, str(served.server_address))
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert relay.main(["no-such-launcher"]) == 127

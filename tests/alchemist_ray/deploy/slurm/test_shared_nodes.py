@@ -32,7 +32,7 @@ def test_whole_nodes_need_no_warning() -> None:
     [
         (nodes(8, []), r"nid2 \(4 of 8 CPUs are this job's\)"),
         (nodes(4, ["ada", "bob"]), r"nid2 \(processes of ada, bob\)"),
-        (nodes(4, list("abcdef")), r"nid2 \(processes of a, b, c, d, \.\.\.\)"),
+        (nodes(4, list("abcdef")), r"nid2 \(processes of a, b, c, d and 2 more\)"),
     ],
 )
 def test_a_shared_node_is_named_or_refused(found: dict[str, Any], reason: str) -> None:
