@@ -310,16 +310,12 @@ class GatewayCalls:
                     self._threads -= 1
                     return
                 future, body = self._waiting.popleft()
-            self._run(future, body)
-
-    def _run(self, future: CallFuture, body: Body) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            reply = self._connection.request(body)
-            future.set_result(results_of(reply, self._connection.handle))
-        except BaseException as error:
-            future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                try:
+                    reply = self._connection.request(body)
+                    future.set_result(results_of(reply, self._connection.handle))
+                except BaseException as error:
+                    future.set_exception(error)
 
 
 # --- what `gang.registry.access` promises ---

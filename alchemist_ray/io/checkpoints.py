@@ -51,14 +51,9 @@ def _saved_states(connection: GangConnection) -> list[Body]:
         routines = {fields["name"]: fields for fields in described["routines"]}
         values = saved if len(routines[SAVE_STATE]["results"]) > 1 else [saved]
         names = [parameter[0] for parameter in routines[LOAD_STATE]["parameters"]]
-        states.append(
-            {
-                "library": described["name"],
-                "path": described["path"],
-                "version": described["version"],
-                "arguments": dict(zip(names, values, strict=True)),
-            }
-        )
+        about = {"library": described["name"], "path": described["path"]}
+        arguments = dict(zip(names, values, strict=True))
+        states.append({**about, "version": described["version"], "arguments": arguments})
     return states
 
 

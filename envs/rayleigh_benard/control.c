@@ -62,7 +62,7 @@ static int spin_up(alchemist_call *call, simulation *S, double reference) {
     lattice_rest(S->L, conduction, &S->task);
     if ((code = lattice_run(call, S->L, llround(S->task.spin_up * free_fall)))) return code;
     if ((code = simulation_measure(call, S))) return code;
-    S->reference = isnan(reference) ? S->found.nusselt : reference;
+    S->reference = isnan(reference) ? S->found[NUSSELT] : reference;
     for (int64_t x = 0; x < S->L->columns; x++)
         lattice_save(S->L, x, S->developed + x * lattice_record(S->L));
     return ALCHEMIST_OK;

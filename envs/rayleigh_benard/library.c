@@ -46,23 +46,19 @@ static ROUTINE(get_state) {
 static ROUTINE(get_score) {
     (void)in;
     MEASURED(S);
-    const measures *found = &S->found;
-    double *numbers = give_numbers(call, out, S->task.agents + 4 + S->task.heaters);
+    double *numbers = give_numbers(call, out, S->task.agents + SCORED + S->task.heaters);
     if (numbers == NULL) return ALCHEMIST_FAILED;
     for (int64_t agent = 0; agent < S->task.agents; agent++)
         *numbers++ = simulation_reward(S, agent);
-    *numbers++ = found->nusselt;
-    *numbers++ = found->nusselt_bottom;
-    *numbers++ = found->nusselt_top;
-    *numbers++ = found->kinetic_energy;
-    memcpy(numbers, S->local, (size_t)S->task.heaters * sizeof(double));
+    memcpy(numbers, S->found, SCORED * sizeof(double));
+    memcpy(numbers + SCORED, S->local, (size_t)S->task.heaters * sizeof(double));
     return ALCHEMIST_OK;
 }
 
 static ROUTINE(is_terminated) {
     (void)in;
     MEASURED(S);
-    out[0].flag = !isfinite(S->found.nusselt) || !isfinite(S->found.kinetic_energy);
+    out[0].flag = !isfinite(S->found[NUSSELT]) || !isfinite(S->found[KINETIC_ENERGY]);
     return ALCHEMIST_OK;
 }
 
@@ -81,12 +77,8 @@ static ROUTINE(run) {
 static ROUTINE(measure) {
     (void)in;
     MEASURED(S);
-    const measures *found = &S->found;
-    const double numbers[] = {
-        found->nusselt, found->nusselt_bottom, found->nusselt_top, found->kinetic_energy,
-        found->mass, found->heat, found->heat_entered, found->heat_left,
-        (double)S->L->steps * S->L->cell.velocity / (double)S->L->cell.height};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) out[i].number = numbers[i];
+    for (int i = 0; i < MEASURES; i++) out[i].number = S->found[i];
+    out[MEASURES].number = (double)S->L->steps * S->L->cell.velocity / (double)S->L->cell.height;
     return ALCHEMIST_OK;
 }
 

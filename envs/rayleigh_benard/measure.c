@@ -53,17 +53,15 @@ static void measure_cell(simulation *S, const double *all) {
     const int64_t width = L->cell.width, height = L->cell.height;
     const double nodes = (double)width * (double)height;
     const double conducted = L->diffusivity / (double)height; /* conductive flux through a node */
-    S->found = (measures){
-        .nusselt = 1 + sum(S, all, FLUX, 0, width) / nodes / conducted,
-        .nusselt_bottom = sum(S, all, THROUGH_BOTTOM, 0, width) / (double)width / conducted,
-        .nusselt_top = sum(S, all, THROUGH_TOP, 0, width) / (double)width / conducted,
-        .kinetic_energy =
-            0.5 * sum(S, all, ENERGY, 0, width) / nodes / (L->cell.velocity * L->cell.velocity),
-        .mass = sum(S, all, MASS, 0, width),
-        .heat = sum(S, all, HEAT, 0, width),
-        .heat_entered = sum(S, all, ENTERED, 0, width),
-        .heat_left = sum(S, all, LEFT, 0, width),
-    };
+    const double unit = L->cell.velocity * L->cell.velocity;
+    S->found[NUSSELT] = 1 + sum(S, all, FLUX, 0, width) / nodes / conducted;
+    S->found[NUSSELT_BOTTOM] = sum(S, all, THROUGH_BOTTOM, 0, width) / (double)width / conducted;
+    S->found[NUSSELT_TOP] = sum(S, all, THROUGH_TOP, 0, width) / (double)width / conducted;
+    S->found[KINETIC_ENERGY] = 0.5 * sum(S, all, ENERGY, 0, width) / nodes / unit;
+    S->found[TOTAL_MASS] = sum(S, all, MASS, 0, width);
+    S->found[TOTAL_HEAT] = sum(S, all, HEAT, 0, width);
+    S->found[HEAT_ENTERED] = sum(S, all, ENTERED, 0, width);
+    S->found[HEAT_LEFT] = sum(S, all, LEFT, 0, width);
 }
 
 static void measure_above(simulation *S, const double *all, int64_t heater) {
@@ -107,7 +105,7 @@ void simulation_observe(const simulation *S, int64_t agent, double *observation)
 }
 
 double simulation_reward(const simulation *S, int64_t agent) {
-    const double whole = S->reference - S->found.nusselt;
+    const double whole = S->reference - S->found[NUSSELT];
     if (S->task.agents == 1) return whole;
     const int64_t n = S->task.heaters;
     const double own = (S->local[(agent + n - 1) % n] + S->local[agent] +

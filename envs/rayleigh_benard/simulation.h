@@ -18,13 +18,15 @@ typedef struct {
 } task_parameters;
 
 /* Measurements of the whole cell; bit-identical on any number of ranks. */
-typedef struct {
-    double nusselt;                     /* 1 + <v T> height / (diffusivity * 1) */
-    double nusselt_bottom, nusselt_top; /* through the plates */
-    double kinetic_energy;              /* <u u + v v> / 2 in units of velocity^2 */
-    double mass, heat;                  /* sums over all nodes */
-    double heat_entered, heat_left;     /* through the plates, since the state began */
-} measures;
+enum {
+    NUSSELT,                     /* 1 + <v T> height / (diffusivity * 1) */
+    NUSSELT_BOTTOM, NUSSELT_TOP, /* through the plates */
+    KINETIC_ENERGY,              /* <u u + v v> / 2 in units of velocity^2 */
+    SCORED,                      /* those before are in a score, too */
+    TOTAL_MASS = SCORED, TOTAL_HEAT, /* sums over all nodes */
+    HEAT_ENTERED, HEAT_LEFT,         /* through the plates, since the state began */
+    MEASURES
+};
 
 typedef struct {
     lattice *L;
@@ -36,7 +38,7 @@ typedef struct {
     int64_t actions;   /* in this episode */
     double *columns;   /* measurements of this rank's columns; see measure.c */
     int measured;      /* whether the members below belong to the current step */
-    measures found;
+    double found[MEASURES];
     double *local;     /* Nusselt number above each heater */
     double *probes;    /* 3 x probe_rows for each heater, scaled as observed */
 } simulation;

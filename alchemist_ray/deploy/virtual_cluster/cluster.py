@@ -41,6 +41,7 @@ from alchemist_ray.deploy.virtual_cluster.guests import (
 )
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.launchers.srun import srun_command
+from alchemist_ray.private_files import write_private
 from alchemist_ray.runtime.cluster import batch_job
 
 HOME_VARIABLE = "ALCHEMIST_VIRTUAL"
@@ -120,8 +121,7 @@ def up(options: Options, connect: str, limit_s: float) -> Path:
 def _start(
     folder: Path, options: Options, connect: str, limit_s: float, names: list[str]
 ) -> subprocess.Popen[bytes]:
-    with open(os.open(folder / TOKEN, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
+    write_private(folder / TOKEN, secrets.token_hex(32).encode())
     about = {"options": asdict(options), "connect": connect, "limit_s": limit_s, "hosts": names}
     (folder / CLUSTER).write_text(json.dumps(about, indent=1) + "\n")
     command = [sys.executable, "-m", MODULE, str(folder)]
@@ -330,9 +330,8 @@ class Host:
                 "virtual-cluster down`, or choose another --name"
             )
         for guest in guests:
-            config = self._own / f"{guest.name}.conf"
-            with open(os.open(config, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-                file.write(settings(options, guest, self._token))
+            config = settings(options, guest, self._token)
+            write_private(self._own / f"{guest.name}.conf", config.encode())
             make_volume(options, guest)
             definition = self._own / f"{guest.name}.xml"
             definition.write_text(domain(options, guest, self._own))

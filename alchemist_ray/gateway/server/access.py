@@ -16,7 +16,6 @@ import os
 import socket
 import ssl
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from cryptography.x509.oid import NameOID
 
 from alchemist_ray.errors import AuthError, BadArgumentError
 from alchemist_ray.gateway.protocol import SCOPES, Verifier, new_token
+from alchemist_ray.private_files import write_private
 from mpi_workers.failures import Failure
 from mpi_workers.wire.commands import COMMANDS, Turn
 from mpi_workers.wire.frames import Body
@@ -214,7 +214,7 @@ class TokenFile:
             entries = dict(self._read())
             yield entries
             content = json.dumps({"format": FORMAT, "tokens": entries}, indent=1)
-            _replace(self.path, content.encode())
+            write_private(self.path, content.encode())
 
 
 def _locked(file: IO[str]) -> bool:
@@ -225,21 +225,6 @@ def _locked(file: IO[str]) -> bool:
         except BlockingIOError:
             return False
     return True
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file that only this user can read, in one step."""
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 600
-    try:
-        with open(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _token(ident: str, entry: dict[str, Any]) -> Token:
@@ -450,8 +435,8 @@ def _generate(cert: Path, key: Path) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    _replace(key, pem)
-    _replace(cert, made.public_bytes(serialization.Encoding.PEM))
+    write_private(key, pem)
+    write_private(cert, made.public_bytes(serialization.Encoding.PEM))
 
 
 class Identity:

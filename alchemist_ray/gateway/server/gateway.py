@@ -165,21 +165,19 @@ class Gateway:
                 sock.settimeout(peer.left_s or MIN_TIMEOUT_S)
                 sock.do_handshake()
             return authenticate(peer, binding, self.tokens)
-        except ssl.SSLError as error:  # the client's reason, too
-            why = f"the TLS handshake failed: {error.reason or error}"
-            self._refused(peer, Failure("AuthError", why))
-            raise
-        except TimeoutError:
-            self._refused(peer, Failure("AuthError", "the handshake timed out"))
+        except (Failure, ssl.SSLError, TimeoutError) as error:
+            self._refused(peer, error)
             raise
         except ValueError as error:  # of `ssl`
             raise OSError(str(error)) from None
-        except Failure as failure:
-            self._refused(peer, failure)
-            raise
 
-    def _refused(self, peer: AcceptedPeer, failure: Failure) -> None:
-        metrics.count("alchemist_gateway_refusals_total", ("connection", failure.kind))
+    def _refused(self, peer: AcceptedPeer, error: Exception) -> None:
+        kind, why = "AuthError", "the handshake timed out"
+        if isinstance(error, Failure):
+            kind, why = error.kind, error.message
+        elif isinstance(error, ssl.SSLError):  # the client's reason, too
+            why = f"the TLS handshake failed: {error.reason or error}"
+        metrics.count("alchemist_gateway_refusals_total", ("connection", kind))
         with self._refusing:
             now = time.monotonic()
             if now > self._refusals_until:
@@ -187,7 +185,7 @@ class Gateway:
                 self._refusals, self._refusals_until = 0, now + LOGGED_S
             self._refusals += 1
             if self._refusals <= LOGGED_REFUSALS:  # else strangers could fill the disk
-                self.audit.write("refused", source=peer.source, why=failure.message)
+                self.audit.write("refused", source=peer.source, why=why)
 
     def _tell_omitted(self) -> None:
         if self._refusals > LOGGED_REFUSALS:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alchemist_ray.errors import JobError
+from alchemist_ray.private_files import write_private
 
 FOLDER_VARIABLE = "ALCHEMIST_JOB_FOLDER"
 HOME_VARIABLE = "ALCHEMIST_JOBS"
@@ -127,12 +128,13 @@ class JobFolder:
     def new_token(self) -> str:
         """Write a new token, for Ray and for the supervisors, to a file of mode 600."""
         token = secrets.token_hex(32)
-        self._write(self.token, token)
+        write_private(self.token, token.encode())
         return token
 
     def write_cluster(self, cluster: JobCluster) -> None:
         """Publish the running Ray cluster of the job."""
-        self._write(self.path / CLUSTER_FILE, json.dumps(asdict(cluster), indent=1) + "\n")
+        text = json.dumps(asdict(cluster), indent=1) + "\n"
+        write_private(self.path / CLUSTER_FILE, text.encode())
 
     def cluster(self) -> JobCluster | None:
         """Return the published Ray cluster of the job, or None; never another user's."""
@@ -174,13 +176,6 @@ class JobFolder:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
         }
-
-    def _write(self, path: Path, text: str) -> None:
-        unfinished = path.with_suffix(".new")
-        unfinished.unlink(missing_ok=True)
-        with open(os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-        unfinished.rename(path)
 
 
 def adopt(env: MutableMapping[str, str]) -> bool:
