@@ -157,16 +157,9 @@ class RayInJob:
         return self.cpus_per_node or node.cpus
 
     def _order_start(self, node: Node, first: int, address: str, *, head: bool) -> None:
+        cpus, memory = self._cpus(node), node.memory_nbytes or 0
         self._tell(
-            node.name,
-            "start",
-            head=head,
-            address=address,
-            first=first,
-            cpus=self._cpus(node),
-            memory=node.memory_nbytes or 0,
-            object_store=self.site.nodes.object_store,
-            metrics=self.site.nodes.metrics,
+            node.name, "start", head=head, address=address, first=first, cpus=cpus, memory=memory
         )
 
     def _block(self) -> int:
@@ -240,6 +233,8 @@ class RayInJob:
             job=self.allocation.job,
             tmp=self.site.nodes.tmp,
             interface=list(self.site.nodes.interface),
+            object_store=self.site.nodes.object_store,
+            metrics=self.site.nodes.metrics,
             container=self.container,
         )
         words = [sys.executable, "-m", "alchemist_ray.deploy.slurm.node", json.dumps(asdict(task))]

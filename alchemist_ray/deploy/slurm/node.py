@@ -145,6 +145,39 @@ LOGS = ("raylet*", "gcs_server*", "*agent*")  # in a session's folder
 News = tuple[str, dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class NodeTask:
+    """Parameters of a supervisor.
+
+    Attributes
+    ----------
+    keeper : str
+        Address of the keeper.
+    token : str
+        Path of the file with the job's token.
+    job : str
+    tmp : str
+        Parent of the node's folder.
+    interface : list of str
+        As in the site file.
+    object_store : float
+        Share of the job's memory on the node for Ray's object store.
+    metrics : bool
+        Whether Ray's metrics port is open; it requires no token.
+    container : list of str
+        Command prefix that runs a program in the job's image; empty without an image.
+    """
+
+    keeper: str
+    token: str
+    job: str
+    tmp: str
+    interface: list[str]
+    object_store: float
+    metrics: bool
+    container: list[str]
+
+
 @dataclass(slots=True)
 class RayNode:
     """Starts and watches Ray; `news` reports its events.
@@ -159,17 +192,15 @@ class RayNode:
         This node's address.
     variables : mapping
         Ray's environment, in addition to this process's.
-    prefix : sequence of str
-        Command prefix that runs a program in the job's image; empty without an image.
+    task : NodeTask
     """
 
     folder: NodeFolder
     kept: Path
     ip: str
     variables: Mapping[str, str]
-    prefix: Sequence[str]
+    task: NodeTask
     _command: list[str] = field(default_factory=list, init=False)
-    _metrics: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)  # quick ones
     _began: float = field(default=0.0, init=False)
     _ray: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -177,17 +208,7 @@ class RayNode:
     _daemons: dict[int, str] = field(default_factory=dict, init=False)  # names by process
     _oom: processes.OomWatch = field(default_factory=processes.OomWatch, init=False)
 
-    def start(
-        self,
-        *,
-        head: bool,
-        address: str,
-        first: int,
-        cpus: int,
-        memory: int,
-        object_store: float,
-        metrics: bool,
-    ) -> None:
+    def start(self, *, head: bool, address: str, first: int, cpus: int, memory: int) -> None:
         """Start the head of the cluster, or a node of the one at `address`.
 
         Parameters
@@ -196,17 +217,14 @@ class RayNode:
             First port of the job's block.
         memory : int
             Bytes of the job on this node; 0: all.
-        object_store : float
-            Share of them for Ray's object store.
-        metrics : bool
-            Whether the metrics port is open; it requires no token.
         """
-        self._metrics = metrics
         ports = allocation.ports(first)
         gcs = ports.pop("gcs")
         memory = memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        store = max(STORE_MIN_NBYTES, min(int(memory * object_store), self.folder.shared_memory()))
-        python = [*self.prefix, sites.PYTHON] if self.prefix else [sys.executable]
+        share = int(memory * self.task.object_store)
+        store = max(STORE_MIN_NBYTES, min(share, self.folder.shared_memory()))
+        prefix = self.task.container
+        python = [*prefix, sites.PYTHON] if prefix else [sys.executable]
         role = ["--head", f"--port={gcs}", "--include-dashboard=false"]
         if not head:
             role = [f"--address={address}"]
@@ -296,7 +314,7 @@ class RayNode:
         env |= {"TMPDIR": str(self.folder.path), "RAY_USAGE_STATS_ENABLED": "0"}
         env |= self.variables
         env.setdefault("RAY_agent_register_timeout_ms", "120000")
-        env.setdefault("RAY_enable_metrics_collection", str(int(self._metrics)))
+        env.setdefault("RAY_enable_metrics_collection", str(int(self.task.metrics)))
         # A shell reports a missing container runtime, and ends with 127.
         words = ["/bin/sh", "-c", 'exec "$@"', "sh", *self._command]
         with open(self.folder.log, "ab") as out:
@@ -334,33 +352,6 @@ KEEPER_TIMEOUT_S = 30.0  # for the keeper to answer
 KEPT = "ray-logs"  # in the job's folder, by node
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTask:
-    """Parameters of a supervisor.
-
-    Attributes
-    ----------
-    keeper : str
-        Address of the keeper.
-    token : str
-        Path of the file with the job's token.
-    job : str
-    tmp : str
-        Parent of the node's folder.
-    interface : list of str
-        As in the site file.
-    container : list of str
-        Command prefix that runs a program in the job's image; empty without an image.
-    """
-
-    keeper: str
-    token: str
-    job: str
-    tmp: str
-    interface: list[str]
-    container: list[str]
-
-
 def supervise(task: NodeTask, signals: Sequence[int]) -> None:
     """Obey the keeper until it ends this or a signal has arrived; remove every trace then.
 
@@ -381,7 +372,7 @@ def supervise(task: NodeTask, signals: Sequence[int]) -> None:
             variables[RELAY] = str(folder.path / "relay")
             ends.callback(Relay(variables[RELAY]).close)
         kept = Path(task.token).parent / KEPT / name
-        ray = RayNode(folder, kept, ip, variables, task.container)
+        ray = RayNode(folder, kept, ip, variables, task)
         ends.callback(ray.end)
         hello: Body = {
             "role": "supervisor",
