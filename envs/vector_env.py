@@ -272,18 +272,17 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             self.single_action_space = spec.acted.space(agent=many)
             self.observation_space = batch_space(self.single_observation_space, self.num_envs)
             self.action_space = batch_space(self.single_action_space, self.num_envs)
-        except MemoryError as error:
+        except BaseException as error:
             self.close()
-            raise ResourceError(
-                f"{self.num_envs} sub-environments do not fit into the memory of this process: "
-                f"{error}. Use fewer copies"
-            ) from None
-        except BaseException:
-            self.close()
+            if isinstance(error, MemoryError):
+                raise ResourceError(
+                    f"{self.num_envs} sub-environments do not fit into the memory of this process: "
+                    f"{error}. Use fewer copies"
+                ) from None
             raise
         self._failure_reward = checked.failure_reward
         self._retries = checked.max_restarts
-        self._random: list[np.random.Generator | None] = [None] * self._copies
+        self._random: dict[int, np.random.Generator] = {}
         self._over = np.zeros(self._copies, bool)
         self._lost: dict[int, EnvError] = {}
         self._observations = [
@@ -318,12 +317,11 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         gangs = self._idle()
         if options is not None and not isinstance(options, Mapping):
             raise ValueError(f"options={options!r}: it must be a dict, for example with reset_mask")
-        which = set(self._masked((options or {}).get("reset_mask")).tolist())
+        chosen = self._masked((options or {}).get("reset_mask")).tolist()
         seeds = self._given(seed)
-        which.update(gangs.without_episodes())  # a new gang has no episodes to continue
-        ordered = sorted(which)
+        # A new gang has no episodes to continue.
+        ordered = sorted({*chosen, *gangs.without_episodes()})
         for copy in ordered:
-            self._reseed(copy, seeds[copy])
             self._lost.pop(copy, None)
         self._begin({copy: self._drawn(copy, seeds[copy]) for copy in ordered})
         self._over[ordered] = False
@@ -491,18 +489,11 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             raise ValueError(f"{len(seeds)} seeds for {self.num_envs} sub-environments")
         return [int(x) if isinstance(x, np.integer) else x for x in seeds[:: self._agents]]
 
-    def _reseed(self, copy: int, seed: int | None) -> None:
-        if seed is not None or self._random[copy] is None:
-            self._random[copy], _ = seeding.np_random(seed)
-
     def _drawn(self, copy: int, seed: int | None) -> int:
-        """The seed of the simulation for its next episode."""
-        if seed is not None:
-            return seed % SEEDS
-        self._reseed(copy, None)
-        random = self._random[copy]
-        assert random is not None
-        return int(random.integers(SEEDS))
+        """The seed of the simulation for its next episode; it may follow from an earlier one."""
+        if seed is not None or copy not in self._random:
+            self._random[copy], _ = seeding.np_random(seed)
+        return int(self._random[copy].integers(SEEDS)) if seed is None else seed % SEEDS
 
     # --- pictures, closing ---
 

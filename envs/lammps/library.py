@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -98,16 +98,8 @@ class Crystal:
         first = int(np.random.SeedSequence([seed, episode]).generate_state(1)[0]) % SEEDS + 1
         self._bath_seed = first + 1
         self.sound = False
-        self.run(
-            MELT.format(
-                p=p,
-                velocity=2 * HOT,
-                hot=HOT,
-                start=START,
-                seed=first,
-                seed_after=self._next_seed(),
-            )
-        )
+        seeds = {"seed": first, "seed_after": self._next_seed()}
+        self.run(MELT.format(p=p, velocity=2 * HOT, hot=HOT, start=START, **seeds))
         self.sound = True
         self.steps, self.target, self.fell = 0, START, 0.0
         self.measure()
@@ -215,9 +207,7 @@ def _episode(ctx: Context) -> Crystal:
         "there is no episode: call reset() first, also after an error of LAMMPS",
     )
     ctx.comm.Barrier()  # all ranks must enter LAMMPS, which cannot be interrupted
-    assert crystal is not None
-    found: Crystal = crystal
-    return found
+    return cast("Crystal", crystal)
 
 
 @routine()

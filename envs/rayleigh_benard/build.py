@@ -130,15 +130,10 @@ def _build(command: list[str], target: Path) -> None:
         made = Path(folder) / target.name
         try:
             done = subprocess.run(
-                [*command, "-o", str(made)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=BUILD_TIMEOUT_S,
+                [*command, "-o", str(made)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace", timeout=BUILD_TIMEOUT_S,
                 check=False,
-            )
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise _failed(f"the compiler did not run: {error}") from None
         if done.returncode != 0:

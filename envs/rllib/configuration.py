@@ -232,24 +232,20 @@ def _fitting(rooms: list[float], each: float) -> int:
 
 def _check_kinds(config: Any, env: Any, env_config: Any) -> None:
     is_class = isinstance(env, type) and issubclass(env, gymnasium.Env | VectorEnv)
-    for valid, fault in (
-        (
-            isinstance(config, AlgorithmConfig),
-            f"config is a {type(config).__name__}; it must be a config of RLlib, e.g. PPOConfig()",
-        ),
-        (
-            is_class or isinstance(env, str),
+    if not isinstance(config, AlgorithmConfig):
+        raise EnvConfigError(
+            f"config is a {type(config).__name__}; it must be a config of RLlib, e.g. PPOConfig()"
+        )
+    if not is_class and not isinstance(env, str):
+        raise EnvConfigError(
             f"env={env!r}: it must be a class of environments, e.g. HPCSimulatorEnv, or a name "
-            "that is registered",
-        ),
-        (
-            isinstance(env_config, Mapping),
+            "that is registered"
+        )
+    if not isinstance(env_config, Mapping):
+        raise EnvConfigError(
             f"env_config is a {type(env_config).__name__}; it must be a dict, the config of the "
-            "environment",
-        ),
-    ):
-        if not valid:
-            raise EnvConfigError(fault)
+            "environment"
+        )
 
 
 def _is_multi_agent(config: AlgorithmConfig, env: Any) -> bool:

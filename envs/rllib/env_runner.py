@@ -115,10 +115,10 @@ class _GangRunner:
     metrics: Any
     worker_index: int
     gave_up: AlchemistError | None = None
-    _recreated: RestartRate | None = None
     _reported: Counter[str] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._recreated = RestartRate()
         try:
             super().__init__(*args, **kwargs)
         except AlchemistError as error:
@@ -145,22 +145,18 @@ class _GangRunner:
             self._reported = in_this_process.copy()
         settings = dict(self.config.env_config)
         if cause is not None:
-            self._count_failure(cause, settings.get("max_restarts", MAX_RESTARTS))
+            self._recreated.add()
+            if self._recreated.recent() > (most := settings.get("max_restarts", MAX_RESTARTS)):
+                raise RestartLimitError(
+                    f"{cause}\nThe environment was recreated {most} times within an hour "
+                    "(max_restarts), and this was its next failure"
+                )
         if settings.get("placement") == SPANNING:
             self.config = self.config.copy(copy_frozen=False)
             settings["placement"] = self._bundles(settings)
             settings.pop("ranks_per_bundle")
             self.config.env_config = settings
         super().make_env()  # type: ignore[misc]
-
-    def _count_failure(self, cause: BaseException, most: int) -> None:
-        self._recreated = self._recreated or RestartRate()
-        self._recreated.add()
-        if self._recreated.recent() > most:
-            raise RestartLimitError(
-                f"{cause}\nThe environment was recreated {most} times within an hour "
-                "(max_restarts), and this was its next failure"
-            )
 
     def _bundles(self, env_config: dict[str, Any]) -> str | Reservation:
         """The placement of this runner's gang: its part of the trial's bundles."""

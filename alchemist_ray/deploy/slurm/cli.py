@@ -258,15 +258,11 @@ def _run(options: argparse.Namespace) -> int:
                 "this job's Ray runs outside an image: `alchemist slurm stop` stops it, "
                 "`alchemist slurm start --container ...` starts it in one"
             )
-        return _last_word(signals, run(address=address, cluster=None))
-    with _cluster(options, folder, signals) as cluster:
-        code = run(address=cluster.address, cluster=cluster)
-    return _last_word(signals, code)
-
-
-def _last_word(signals: Signals, code: int) -> int:
-    """Print why the program was ended, as the last line of the log. Returns `code`."""
-    if (ending := signals.received) is not None:
+        code = run(address=address, cluster=None)
+    else:
+        with _cluster(options, folder, signals) as cluster:
+            code = run(address=cluster.address, cluster=cluster)
+    if (ending := signals.received) is not None:  # the last line of the log
         why = f"{ending.name}{signals.time_left}"
         print(f"alchemist: the job was ended by {why}; exit code {code}", file=sys.stderr)
     return code

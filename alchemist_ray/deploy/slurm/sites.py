@@ -177,12 +177,12 @@ class Site:
 
 def names() -> list[str]:
     """Return the names of all known sites."""
-    return sorted({path.stem for path in (*SHIPPED.glob("*.toml"), *own().glob("*.toml"))})
+    return sorted({path.stem for folder in _folders() for path in folder.glob("*.toml")})
 
 
-def own() -> Path:
-    """Return the folder of the user's own site files."""
-    return OWN.expanduser()
+def _folders() -> tuple[Path, Path]:
+    """The user's own site files come first."""
+    return OWN.expanduser(), SHIPPED
 
 
 def find(name: str | None = None) -> Path:
@@ -199,7 +199,7 @@ def find(name: str | None = None) -> Path:
         if not path.is_file():
             raise SiteError(f"there is no site file {path}")
         return path
-    for folder in (own(), SHIPPED):
+    for folder in _folders():
         if (path := folder / f"{wanted}.toml").is_file():
             return path
     raise SiteError(

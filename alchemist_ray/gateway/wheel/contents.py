@@ -30,7 +30,7 @@ def files() -> dict[str, Path]:
             continue
         found[key] = path
         waiting += _imported(path)
-        waiting += [parent for parent in _parents(name) if parent]
+        waiting.append(name.rpartition(".")[0])  # its package, and so on
     return found
 
 
@@ -43,11 +43,6 @@ def _path_of(name: str) -> Path | None:
         if path.is_file():
             return path
     return None
-
-
-def _parents(name: str) -> Iterator[str]:
-    while name := name.rpartition(".")[0]:
-        yield name
 
 
 def _imported(path: Path) -> Iterator[str]:

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import ray
@@ -363,14 +364,12 @@ class RayProbes:
 
 def named_nodes() -> dict[str, dict[str, Any]]:
     """Return Ray's live nodes by host name (and address, if two have the same name)."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    order = itemgetter("NodeManagerHostname", "NodeManagerAddress", "NodeID")
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=order)
     hosts = [node["NodeManagerHostname"] for node in alive]
     return {
         host if hosts.count(host) == 1 else f"{host} ({node['NodeManagerAddress']})": node
-        for host, node in sorted(
-            zip(hosts, alive, strict=True),
-            key=lambda pair: (pair[0], pair[1]["NodeManagerAddress"], pair[1]["NodeID"]),
-        )
+        for host, node in zip(hosts, alive, strict=True)
     }
 
 

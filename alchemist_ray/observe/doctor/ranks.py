@@ -53,8 +53,9 @@ def examine(
             took = time.monotonic() - start
             told = session.load_library("hpc").routine("about").options(timeout_s=CALL_S)()
     except (AlchemistError, ValueError) as error:
+        words = " ".join(str(error.args[0] if error.args else error).split())[:600]
         found = Finding(
-            BAD, f"{gang}: {type(error).__name__}: {_line(error)}",
+            BAD, f"{gang}: {type(error).__name__}: {words}",
             "the message names the cause; for PMI see `srun --mpi=list`, and mpi.launcher and "
             "mpi.pmi of the site file; the gang's stderr is in the log of Ray's worker",
             "gang",
@@ -66,10 +67,6 @@ def examine(
         "gang",
     )  # fmt: skip
     return [found, *judged([json.loads(text) for text in told], site, names)]
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error.args[0] if error.args else error).split())[:600]
 
 
 Rank = Mapping[str, Any]  # the report of a rank: `ali.hpc.about`
