@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
 from envs.errors import BadActionError, EnvConfigError, EnvError
@@ -128,11 +129,7 @@ class AgentsByName:
             raise BadActionError(f"the agents' actions differ in shape: {error}") from None
 
     def _each(self, observations: Any) -> dict[Agent, Any]:
-        observed = self._env.simulator.observed
-        leaves = observed.taken_apart(observations)
-        many = self._env.simulator.agents > 1
-        rows = range(len(self.possible_agents))
-        each = [observed.one([leaf[row, ...] for leaf in leaves], agent=many) for row in rows]
+        each = iterate(self._env.observation_space, observations)
         return dict(zip(self.possible_agents, each, strict=True))
 
     def _infos(self, infos: dict[str, Any]) -> dict[Agent, Any]:

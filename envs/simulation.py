@@ -237,7 +237,6 @@ class Simulation:
         self._session: AlchemistSession | None = None
         self._close_session: Callable[[], None]
         self._library: Any = None  # on the gang; None: there is no gang
-        self._attached = 0  # copies on the gang
         self._channel: RankChannel | None = None
         self._shared: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._begun = False  # an episode on this gang
@@ -277,7 +276,7 @@ class Simulation:
             self._give_up_stuck()
         if self._library is None:
             self._start()
-        elif self._attached != self.copies:
+        elif len(self.steps) != self.copies:
             self._attach()
         if self._channel is None:
             self._open_channel()
@@ -493,7 +492,6 @@ class Simulation:
                 f"the spec of simulator {config.lib_name!r} has changed: it must depend on its "
                 "'sim' options only"
             )
-        self._attached = self.copies
         self.steps = np.zeros(self.copies, np.int64)
         self._begun = False
         self._library = library

@@ -112,10 +112,10 @@ class Composition:
         made: Space = self._built(lambda leaf: leaf.space(agent), spaces.Dict, spaces.Tuple)
         return made
 
-    def one(self, values: Sequence[Array], agent: bool = False) -> Any:
+    def one(self, values: Sequence[Array]) -> Any:
         """An element of `space` from the flat numbers of its leaves."""
         parts = zip(self.leaves, values, strict=True)
-        shaped = [(leaf, numbers.reshape(leaf.shape(agent))) for leaf, numbers in parts]
+        shaped = [(leaf, numbers.reshape(leaf.shape())) for leaf, numbers in parts]
         return self.composed([x if leaf.choices is None else x[()] for leaf, x in shaped])
 
     def composed(self, values: Sequence[Any]) -> Any:

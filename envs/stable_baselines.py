@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
@@ -61,10 +62,9 @@ class HPCSimulatorVecEnv(VecEnv):
         for info, cut in zip(each, truncated & ~terminated, strict=True):
             info["TimeLimit.truncated"] = bool(cut)
         if over.any():
-            observed = self.env.simulator.observed
-            last = observed.taken_apart(observations)
+            last = list(iterate(self.env.observation_space, observations))
             for number in np.flatnonzero(over).tolist():
-                each[number]["terminal_observation"] = observed.composed([x[number] for x in last])
+                each[number]["terminal_observation"] = last[number]
             observations, first = self.env.reset(options={"reset_mask": over})
             for number, info in enumerate(self.env.infos_by_env(first)):
                 if over[number]:

@@ -29,12 +29,7 @@ from alchemist_ray.gang.connection import GangConnection, Transport
 from alchemist_ray.gang.control_channel import OnFrame, SocketChannel
 from alchemist_ray.gang.info import GangInfo
 from alchemist_ray.gang.libraries import results_of
-from alchemist_ray.gang.options import (
-    AttachOptions,
-    ConnectionOptions,
-    GangOptions,
-    Workers,
-)
+from alchemist_ray.gang.options import AttachOptions, ConnectionOptions, GangOptions, Workers
 from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.node import GatewayNode
 from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S, GatewayAddress

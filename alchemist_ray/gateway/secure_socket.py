@@ -14,12 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from alchemist_ray.gateway.protocol import (
-    OLDEST_PROTOCOL,
-    PROTOCOL,
-    ClientSide,
-    GatewayAddress,
-)
+from alchemist_ray.gateway.protocol import OLDEST_PROTOCOL, PROTOCOL, ClientSide, GatewayAddress
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection, introduce
@@ -165,11 +160,7 @@ class SharedConnection(Connection):
 
 
 def connect(
-    address: GatewayAddress,
-    token: str,
-    fields: Body,
-    *,
-    shared: bool = True,
+    address: GatewayAddress, token: str, fields: Body, *, shared: bool = True
 ) -> tuple[Connection, Body]:
     """Connect to a gateway, authenticate in both directions; the connection and the WELCOME.
 

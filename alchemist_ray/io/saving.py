@@ -24,11 +24,7 @@ from mpi_workers.wire.names import TABLES
 
 
 def save(
-    ref: MatrixRef,
-    path: str | os.PathLike[str],
-    *,
-    columns: Sequence[str] | None,
-    **options: Any,
+    ref: MatrixRef, path: str | os.PathLike[str], *, columns: Sequence[str] | None, **options: Any
 ) -> None:
     """See `Handle.save`, which has the other `options`, too."""
     where, token = as_path(path), uuid.uuid4().hex[:12]

@@ -113,21 +113,12 @@ class SrunLauncher(Launcher):
         return sorted(range(len(names)), key=lambda i: known.index(names[i]))
 
     def start(self, plan: GangPlan) -> Start:
-        env = self.env
-        pmi = env.get(PMI, DEFAULT_PMI)
+        pmi = self.env.get(PMI, DEFAULT_PMI)
         argv = [
-            *srun_command(env),
-            "--overlap",
-            f"--mpi={pmi}",
-            "--kill-on-bad-exit=1",
-            "--overcommit",
-            "--cpu-bind=none",
-            "--quiet",
-            "--input=none",
-            f"--job-name=gang-{plan.gang}",
-            *placement(plan.nodes),
-            *self.rank_program(),
-        ]
+            *srun_command(self.env), "--overlap", f"--mpi={pmi}", "--kill-on-bad-exit=1",
+            "--overcommit", "--cpu-bind=none", "--quiet", "--input=none",
+            f"--job-name=gang-{plan.gang}", *placement(plan.nodes), *self.rank_program(),
+        ]  # fmt: skip
         hosts = "".join(f"{node.name}\n" * node.ranks for node in plan.nodes)
         advice = (
             f"srun was given --mpi={pmi}: set {PMI} (the site file's mpi.pmi) to another of those "
@@ -136,7 +127,7 @@ class SrunLauncher(Launcher):
         )
         return Start(
             argv,
-            step_environment(env) | self.rank_variables(),
+            step_environment(self.env) | self.rank_variables(),
             DROPPED,
             {"SLURM_HOSTFILE": hosts} if "--distribution=arbitrary" in argv else {},
             advice,

@@ -161,13 +161,7 @@ def settings(site: Site, *, image: bool = False) -> dict[str, str]:
     return dict(site.environment) | {name: value for name, value in told.items() if value}
 
 
-def render(
-    site: Site,
-    request: Request,
-    command: Sequence[str],
-    place: Place,
-    dialect: str,
-) -> str:
+def render(site: Site, request: Request, command: Sequence[str], place: Place, dialect: str) -> str:
     """Return the job script for ``"slurm"`` or ``"pbs"``. Raises `JobError`."""
     if request.nodes < 1:
         raise JobError(f"--nodes={request.nodes}: it must be at least 1")

@@ -10,7 +10,6 @@ network, /dev/shm and temporary folder, as without an image.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -21,6 +20,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, get_type_hints
 
+from alchemist_ray.arguments import near
 from alchemist_ray.errors import JobError, SiteError
 from alchemist_ray.launchers import AUTO, LAUNCHERS
 from alchemist_ray.launchers.base import CONTAINER
@@ -266,11 +266,10 @@ def _checked(kind: type, told: Mapping[str, Any], where: str, table: str) -> dic
     for key, value in told.items():
         full = f"{table}{key}"
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = (
-                f"did you mean {table}{near[0]}?" if near else f"known keys are {', '.join(known)}"
+            listed = ", ".join(known)
+            raise SiteError(
+                f"{where}: unknown key {full!r}{near(key, known)}; known keys are {listed}"
             )
-            raise SiteError(f"{where}: unknown key {full!r}; {hint}")
         found[key] = _value(types[key], value, where, full)
     return found
 

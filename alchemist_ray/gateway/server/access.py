@@ -431,9 +431,7 @@ def _generate(cert: Path, key: Path) -> None:
         .sign(private, hashes.SHA256())
     )
     pem = private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     write_private(key, pem)
     write_private(cert, made.public_bytes(serialization.Encoding.PEM))

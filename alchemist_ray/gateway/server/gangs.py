@@ -328,9 +328,11 @@ class SessionCommands:
                 return self.find(token, str(body["gang"])).described()
             case "list_gangs":
                 mine = {gang.name for gang in list(self.gangs.values()) if gang.user == token.user}
-                found = ray_gangs.list_gangs(address=None, token=None)
-                seen = [g for g in found if g.named or g.name in mine or token.allows("admin")]
-                return {"gangs": [asdict(gang) for gang in seen]}
+                shown = [
+                    gang for gang in _listed()
+                    if gang["named"] or gang["name"] in mine or token.allows("admin")
+                ]  # fmt: skip
+                return {"gangs": shown}
             case "resize_gang":
                 gang, workers = self._own_gang(token, body["gang"], "resizing"), body["workers"]
                 positive_int("num_workers", workers)
@@ -509,3 +511,7 @@ def _starter_of(name: str) -> str:
         if found.name == name and found.owner.endswith(SUFFIX):
             return found.owner.rpartition("@")[0]
     return ""
+
+
+def _listed() -> list[Body]:
+    return [asdict(gang) for gang in ray_gangs.list_gangs(address=None, token=None)]

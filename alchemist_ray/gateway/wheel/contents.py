@@ -64,9 +64,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 def get_build_hook() -> Any:
     """Hatch's entry point: the class of the hook."""
-    from hatchling.builders.hooks.plugin.interface import (  # noqa: PLC0415
-        BuildHookInterface,
-    )
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface  # noqa: PLC0415
 
     class Hook(BuildHookInterface):  # type: ignore[misc,type-arg,unused-ignore]
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from operator import itemgetter
@@ -40,14 +40,7 @@ from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import srun_command
 from alchemist_ray.observe.doctor import node
-from alchemist_ray.observe.doctor.finding import (
-    BAD,
-    OK,
-    Finding,
-    graded,
-    named,
-    run_checks,
-)
+from alchemist_ray.observe.doctor.finding import BAD, OK, Finding, graded, named, run_checks
 from alchemist_ray.plural import listed
 from mpi_workers.node.processes import die_with_parent
 from mpi_workers.wire.interfaces import interfaces
@@ -160,29 +153,24 @@ def same_versions(versions: Mapping[str, Mapping[str, str]]) -> list[Finding]:
 Calls = Mapping[str, Sequence[Mapping[str, Any]]]  # by node: the results of `dial` there
 
 
-def reached(dialled: Calls) -> list[Finding]:
+def reached(dialled: Calls) -> Iterator[Finding]:
     """Check that nodes reach each other."""
     pairs = [(node, told) for node, calls in dialled.items() for told in calls]
     failed = [(node, told) for node, told in pairs if told["why"]]
-    if not pairs:
-        return []
-    if not failed:
-        return [Finding(OK, f"{len(pairs)} connections, in both directions", check="between nodes")]
-    told = listed([f"{a} -> {b['to']}: {b['why']}" for a, b in failed], FAILED_SHOWN, "; ")
-    return [
-        Finding(
-            BAD,
-            f"{len(failed)} of {len(pairs)} connections fail: {told}",
+    if failed:
+        told = listed([f"{a} -> {b['to']}: {b['why']}" for a, b in failed], FAILED_SHOWN, "; ")
+        yield Finding(
+            BAD, f"{len(failed)} of {len(pairs)} connections fail: {told}",
             "allow TCP between the nodes on all ports of net.ipv4.ip_local_port_range, which gangs "
             "and MPI use: firewalld, iptables, NetworkPolicy; or select another interface "
             "(nodes.interface of the site file)",
-            node=failed[0][0] if len({node for node, _ in failed}) == 1 else "",
-            check="between nodes"
-        )
-    ]  # fmt: skip
+            "between nodes", failed[0][0] if len({node for node, _ in failed}) == 1 else "",
+        )  # fmt: skip
+    elif pairs:
+        yield Finding(OK, f"{len(pairs)} connections, in both directions", check="between nodes")
 
 
-def clocks(dialled: Calls) -> list[Finding]:
+def clocks(dialled: Calls) -> Iterator[Finding]:
     """Check that the nodes' clocks agree, within the accuracy of the round trips."""
     offsets = [
         (abs(told["ahead"]) - told["within"], told, node)
@@ -190,19 +178,16 @@ def clocks(dialled: Calls) -> list[Finding]:
         for told in calls
         if not told["why"]
     ]
-    if not offsets:
-        return []
-    least, told, node = max(offsets, key=lambda entry: entry[0])
-    return [
-        graded(
+    if offsets:
+        least, told, node = max(offsets, key=lambda entry: entry[0])
+        yield graded(
             -least, -CLOCK_BAD_S, -CLOCK_WARN_S,
             f"{told['to']} is {told['ahead']:+.3f} s from {node} (known to "
             f"{told['within'] * 1e3:.1f} ms)",
             "run chronyd or ntpd on every node: munge and tokens fail between different times, "
             "make rebuilds too much or too little, and logs cannot be compared",
             "clocks",
-        )
-    ]  # fmt: skip
+        )  # fmt: skip
 
 
 class Probe:

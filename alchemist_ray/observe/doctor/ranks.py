@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -37,10 +37,10 @@ def examine(
     site: Site,
     limit_s: float,
     names: Mapping[str, str],
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Start `ranks_per_node` ranks on each of Ray's nodes (by name), even on busy CPUs.
 
-    The gang has ended when this returns.
+    The gang has ended at the first finding.
     """
     places = Reservation(tuple((node["NodeID"], ranks_per_node) for node in nodes.values()))
     size = ranks_per_node * len(nodes)
@@ -54,19 +54,19 @@ def examine(
             told = session.load_library("hpc").routine("about").options(timeout_s=CALL_S)()
     except (AlchemistError, ValueError) as error:
         words = " ".join(str(error.args[0] if error.args else error).split())[:600]
-        found = Finding(
+        yield Finding(
             BAD, f"{gang}: {type(error).__name__}: {words}",
             "the message names the cause; for PMI see `srun --mpi=list`, and mpi.launcher and "
             "mpi.pmi of the site file; the gang's stderr is in the log of Ray's worker",
             "gang",
         )  # fmt: skip
-        return [found]
-    found = Finding(
+        return
+    yield Finding(
         WARN if took > SLOW_S else OK, f"{gang} in {took:.1f} s",
         "cold file system or overloaded node: with a cold file system, the second start is faster",
         "gang",
     )  # fmt: skip
-    return [found, *judged([json.loads(text) for text in told], site, names)]
+    yield from judged([json.loads(text) for text in told], site, names)
 
 
 Rank = Mapping[str, Any]  # the report of a rank: `ali.hpc.about`
@@ -74,8 +74,8 @@ Rank = Mapping[str, Any]  # the report of a rank: `ali.hpc.about`
 
 def judged(ranks: Sequence[Rank], site: Site, names: Mapping[str, str]) -> list[Finding]:
     """Interpret the ranks' reports; `names` has the nodes' interfaces by address."""
-    checks = {
-        "PMI": world(ranks),
+    checks: dict[str, Iterable[Finding]] = {
+        "PMI": [world(ranks)],
         "MPI of the ranks": library(ranks, site),
         "threads of the ranks": cores(ranks),
         "network of the ranks": [network(ranks, site, names)],
@@ -83,61 +83,58 @@ def judged(ranks: Sequence[Rank], site: Site, names: Mapping[str, str]) -> list[
     return [found for check, findings in checks.items() for found in named(check, findings)]
 
 
-def world(ranks: Sequence[Rank]) -> list[Finding]:
+def world(ranks: Sequence[Rank]) -> Finding:
     """Check that the ranks form one MPI world."""
     sizes = {rank["size"] for rank in ranks}
     if sizes == {len(ranks)} and [rank["rank"] for rank in ranks] == list(range(len(ranks))):
-        return [Finding(OK, f"one world of {len(ranks)}, ranks in order")]
-    return [
-        Finding(
-            BAD, f"{len(ranks)} ranks in worlds of {sorted(sizes)}",
-            "the launcher's PMI does not fit the MPI: set another mpi.pmi in the site file",
-        )
-    ]  # fmt: skip
+        return Finding(OK, f"one world of {len(ranks)}, ranks in order")
+    return Finding(
+        BAD, f"{len(ranks)} ranks in worlds of {sorted(sizes)}",
+        "the launcher's PMI does not fit the MPI: set another mpi.pmi in the site file",
+    )  # fmt: skip
 
 
-def library(ranks: Sequence[Rank], site: Site) -> list[Finding]:
+def library(ranks: Sequence[Rank], site: Site) -> Iterator[Finding]:
     """Check that all ranks use the same MPI, and the site's."""
     hosts: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for rank in ranks:
         hosts[rank["version"], rank["family"], rank["library"]].append(rank["host"])
     usual = max(hosts, key=lambda kind: len(hosts[kind]))
     message = ", ".join(usual)
-    findings = [
-        Finding(
-            BAD if kind[:2] != usual[:2] else WARN,
-            f"{', '.join(kind)}; others: {message}",
-            "use one MPI: the same environment, modules and LD_LIBRARY_PATH on all nodes",
-            node=", ".join(sorted(set(there)))
-        )
-        for kind, there in hosts.items() if kind != usual
-    ]  # fmt: skip
-    return findings or [unfit(message, usual[2], site) or Finding(OK, message)]
+    if len(hosts) == 1:
+        yield unfit(message, usual[2], site) or Finding(OK, message)
+    for kind, there in hosts.items():
+        if kind != usual:
+            yield Finding(
+                BAD if kind[:2] != usual[:2] else WARN, f"{', '.join(kind)}; others: {message}",
+                "use one MPI: the same environment, modules and LD_LIBRARY_PATH on all nodes",
+                node=", ".join(sorted(set(there)))
+            )  # fmt: skip
 
 
-def cores(ranks: Sequence[Rank]) -> list[Finding]:
+def cores(ranks: Sequence[Rank]) -> Iterator[Finding]:
     """Check that each thread of the ranks has a core."""
     by_host: dict[str, list[Rank]] = defaultdict(list)
     for rank in ranks:
         by_host[rank["host"]].append(rank)
-    findings = []
+    enough = True
     for host, there in by_host.items():
         wanted, has = sum(rank["threads"] for rank in there), max(rank["cores"] for rank in there)
         if wanted > has:
-            findings.append(
-                Finding(
-                    WARN,
-                    f"{counted(len(there), 'rank')} with {counted(wanted, 'thread')} on "
-                    f"{counted(has, 'core')}",
-                    "use fewer ranks per node, or threads_per_worker=1: MPI and BLAS threads that "
-                    "share a core wait for each other. One core for many ranks: the step may be "
-                    "bound to it (srun --cpu-bind=none)",
-                    node=host
-                )
+            enough = False
+            yield Finding(
+                WARN,
+                f"{counted(len(there), 'rank')} with {counted(wanted, 'thread')} on "
+                f"{counted(has, 'core')}",
+                "use fewer ranks per node, or threads_per_worker=1: MPI and BLAS threads that "
+                "share a core wait for each other. One core for many ranks: the step may be "
+                "bound to it (srun --cpu-bind=none)",
+                node=host
             )  # fmt: skip
-    threads = sorted({rank["threads"] for rank in ranks})
-    message = f"{threads[0] if len(threads) == 1 else threads} per rank, enough cores"
-    return findings or [Finding(OK, message)]
+    if enough:
+        threads = sorted({rank["threads"] for rank in ranks})
+        many = threads[0] if len(threads) == 1 else threads
+        yield Finding(OK, f"{many} per rank, enough cores")
 
 
 def network(ranks: Sequence[Rank], site: Site, names: Mapping[str, str]) -> Finding:

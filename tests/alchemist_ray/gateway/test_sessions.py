@@ -336,7 +336,7 @@ def test_a_session_without_workers_needs_a_gateway_that_accepts_it(gateway: Gate
     with pytest.raises(AuthError):
         AlchemistSession(address=gateway.address, token="wrong")
     with pytest.raises(SessionError, match="no gateway answers"):
-        AlchemistSession(address="alchemist://127.0.0.1:1", token="x")
+        AlchemistSession(address="alchemist://127.0.0.1:1", token="alch_1_2")
 
 
 def test_what_cannot_work_says_why(als: AlchemistSession, client: Client) -> None:

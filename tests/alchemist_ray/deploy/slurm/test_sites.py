@@ -33,7 +33,7 @@ def test_a_crays_ranks_are_started_by_its_srun() -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"mpi": {"lancher": "srun"}}, "'mpi.lancher'.*did you mean mpi.launcher"),
+        ({"mpi": {"lancher": "srun"}}, "'mpi.lancher'.*did you mean 'launcher'"),
         ({"colour": "blue"}, "unknown key 'colour'; known keys are"),
         (
             {"mpi": {"launcher": "rsh"}},
