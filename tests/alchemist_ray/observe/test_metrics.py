@@ -141,7 +141,7 @@ def test_transfers_are_counted_by_direction_and_route(exported: Samples) -> None
     for direction in ("send", "fetch"):
         assert total(exported, name, direction=direction, route="shared memory") >= 800_000
         seconds = total(exported, "alchemist_transfer_seconds_total", direction=direction)
-        assert 0 < seconds < 100
+        assert 0 < seconds < 1000  # of all tests of this process so far
 
 
 def test_the_seconds_of_transfers_are_those_that_the_caller_waits(
