@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
+THREADS = 1000  # of a GroupManager; a gang that waits for CPUs has one
+
 T = TypeVar("T")
+_pool = ThreadPoolExecutor(THREADS, "gangs")  # starts those that are needed
 
 
 def in_thread(
@@ -25,6 +29,11 @@ def in_thread(
 
     kind(target=work, daemon=True).start()
     return done
+
+
+async def in_pool(function: Callable[..., T], *args: Any) -> T:
+    """The result of a blocking function, which a thread of the pool calls."""
+    return await asyncio.get_running_loop().run_in_executor(_pool, partial(function, *args))
 
 
 def in_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:

@@ -496,7 +496,7 @@ def _sliding_window_view(engine: Engine, x: Any, window_shape: Any, axis: Any = 
         raise ShapeError(f"sliding_window_view: {len(lengths)} lengths for {len(axes)} axes")
     for along, length in zip(axes, lengths, strict=True):
         count = x.shape[along] - length + 1
-        if not 0 < length < x.shape[along] + 1:
+        if length < 1 or count < 1:
             raise ShapeError(
                 f"sliding_window_view: a window of {length} does not fit axis {along} of an array "
                 f"of shape {x.shape}"

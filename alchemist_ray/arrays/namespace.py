@@ -261,7 +261,7 @@ class Namespace(_Names):
 
         Notes
         -----
-        One pass over `data`, in the time of a sum. Means are
+        One pass over `data`, in the time of a few sums. Means are
         ``xp.segment_sum(A, ids, n) / np.bincount(ids, minlength=n)[:, None]``.
         """
         segments = self._engine.matrix(segment_ids, data)

@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from alchemist_ray.arguments import MAX_SECONDS
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.background import in_task
+from alchemist_ray.background import in_pool, in_task
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
@@ -47,7 +47,7 @@ from alchemist_ray.runtime.cluster.actors import find_gang, result_of
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.driver import end_own_driver, find_driver
-from alchemist_ray.runtime.launch.gang_cpus import GangCpus, in_thread
+from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
@@ -345,7 +345,7 @@ class Gang:
         await self._check_epoch(epoch)
         record = self.dispatcher.commands.matrices.get(matrix)
         if isinstance(source, np.ndarray):  # an object of this actor outlives the sender
-            source = [(await in_thread(ray.put, source), 0, 0)]
+            source = [(await in_pool(ray.put, source), 0, 0)]
         if record is not None:
             record.kept = source
 
@@ -382,7 +382,7 @@ class Gang:
         async with self._one_by_one:
             epoch = (await self._own_gang(request)).epoch
             if values:
-                task["values"] = await in_thread(run.packed_values, values)
+                task["values"] = await in_pool(run.packed_values, values)
             try:
                 return await self._result(epoch, task["name"], await self.command(epoch, body))
             except GroupFailedError as error:
@@ -402,7 +402,7 @@ class Gang:
                 f"{name} must not return a DistMatrix, because its gang ends: return an array "
                 "(gathered on rank 0), or run it with als.run on a session's gang"
             )
-        return await in_thread(run.result_of, reply, dict)
+        return await in_pool(run.result_of, reply, dict)
 
     # --- lost ranks ---
 

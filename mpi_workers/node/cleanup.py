@@ -67,8 +67,10 @@ def abandoned(folders: Iterable[Path]) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             lock = _lock(path, fcntl.LOCK_EX)
             if lock is not None:
-                yield path
-                os.close(lock)
+                try:
+                    yield path
+                finally:
+                    os.close(lock)
 
 
 class PrivateFolder:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
+from alchemist_ray.background import in_pool
 from alchemist_ray.errors import AlchemistError, ResourceError
 from alchemist_ray.runtime.cluster.actors import result_of
 from alchemist_ray.runtime.cluster.placement import (
@@ -33,11 +32,6 @@ from alchemist_ray.runtime.launch.gang_request import GangRequest
 ASKED_AGAIN_S = 0.2
 AGAIN_S = 0.03
 FIRST_LIMIT_S = 1.0  # for CPUs that were free a moment ago
-THREADS = 1000  # of a GroupManager; a gang that waits for CPUs has one
-
-_threads = ThreadPoolExecutor(THREADS, "gangs")  # starts those that are needed
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -55,7 +49,7 @@ class _Held:
     async def release(self) -> None:
         if self.reservation is not None:
             with contextlib.suppress(RayError):
-                await in_thread(self.reservation.release)
+                await in_pool(self.reservation.release)
         self.released.set()
 
 
@@ -120,12 +114,12 @@ class GangCpus:
                 )
             self._held.append(_Held("", inherited))
             return
-        await in_thread(check_capacity, workers, options.cpus, options.strategy)
+        await in_pool(check_capacity, workers, options.cpus, options.strategy)
         avoided = {*self._avoided, *(there if options.strategy == "STRICT_SPREAD" else ())}
         where = f"!in({','.join(sorted(avoided))})" if avoided else ""
         if there and options.strategy == "STRICT_PACK":
             where = there[0]
-        divided = await in_thread(divisions, more, options.cpus, options.strategy, avoided)
+        divided = await in_pool(divisions, more, options.cpus, options.strategy, avoided)
         deadline = time.monotonic() + limit_s
         asked_again = time.monotonic() + min(ASKED_AGAIN_S, limit_s / 2)
         instead = False
@@ -140,7 +134,7 @@ class GangCpus:
             most_s = limit_s if ranks is divided[-1] else FIRST_LIMIT_S
             if await self._reserved(ranks, where, deadline, most_s, instead=True):
                 return
-        raise await in_thread(not_free, more, options.cpus, limit_s)
+        raise await in_pool(not_free, more, options.cpus, limit_s)
 
     async def _reserved(
         self,
@@ -162,7 +156,7 @@ class GangCpus:
         held, group = await asyncio.wait_for(asking, deadline - time.monotonic())
         limit_s = min(max(0.0, deadline - time.monotonic()), most_s)
         try:
-            held.reservation = await in_thread(
+            held.reservation = await in_pool(
                 lambda: reserved(group, ranks, limit_s, patient=patient)
             )
         finally:
@@ -231,9 +225,3 @@ class GangCpus:
     async def release(self) -> None:
         """Give all CPUs back."""
         await self.keep(0)
-
-
-async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """The result of a blocking function that runs in a thread."""
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads, functools.partial(function, *args))

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.background import in_pool
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
 from alchemist_ray.runtime.commands.matrix_records import FILES, LoggedCommand, Record, history
-from alchemist_ray.runtime.launch.gang_cpus import in_thread
 from alchemist_ray.runtime.launch.nodes import Nodes
 from alchemist_ray.runtime.recovery.snapshots import call_on
 from alchemist_ray.transfer.sources import source_for
@@ -75,7 +75,7 @@ class Rebuilding:
             await self._nodes.round("free", matrices=[])  # notices ranks that were lost just now
         finally:
             if self._connection is not None:
-                await in_thread(self._connection.close)
+                await in_pool(self._connection.close)
         return self._settle()
 
     # --- what can be rebuilt ---
@@ -217,7 +217,7 @@ class Rebuilding:
 
     async def _send(self, ident: int, data: Any, fields: Body) -> None:
         await self._nodes.round("create", matrix=ident, **fields)
-        await in_thread(self._send_again, ident, data, fields)
+        await in_pool(self._send_again, ident, data, fields)
         await self._nodes.round("seal", matrix=ident)
 
     def _send_again(self, ident: int, data: Any, fields: Body) -> None:

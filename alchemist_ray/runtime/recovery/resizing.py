@@ -23,6 +23,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
+from alchemist_ray.background import in_pool
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
@@ -39,7 +40,7 @@ from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
 from alchemist_ray.runtime.commands.matrix_records import Record
-from alchemist_ray.runtime.launch.gang_cpus import GangCpus, in_thread
+from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import Incarnation
 from alchemist_ray.runtime.launch.nodes import Nodes
@@ -308,7 +309,7 @@ class Elastic:
         if request.bounds is None:
             return request
         least, most = request.bounds
-        free = await in_thread(free_ranks, request.options.cpus)
+        free = await in_pool(free_ranks, request.options.cpus)
         if (workers := min(most, free)) > least:
             try:
                 await self.cpus.reserve(workers, FREE_LIMIT_S)
@@ -338,7 +339,7 @@ class Elastic:
             if address is None or address.size >= most:
                 continue
             try:
-                free, growth = await in_thread(free_ranks, cpus), Growth.here()
+                free, growth = await in_pool(free_ranks, cpus), Growth.here()
                 if free > 0:
                     await self.cpus.reserve(min(most, address.size + free), FREE_LIMIT_S)
                 elif growth is not None:

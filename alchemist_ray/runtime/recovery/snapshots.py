@@ -21,6 +21,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.background import in_pool
 from alchemist_ray.errors import GroupFailedError, GroupRecoveredError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
@@ -28,7 +29,6 @@ from alchemist_ray.io.checkpoints import write_checkpoint
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record
-from alchemist_ray.runtime.launch.gang_cpus import in_thread
 from alchemist_ray.runtime.launch.nodes import Nodes
 from alchemist_ray.transfer.fetching import fetch
 from mpi_workers.failures import Failure
@@ -160,7 +160,7 @@ class Snapshots:
                 await self._copy_state(address, library)
 
     async def _copy_matrices(self, address: GangAddress, records: list[Record]) -> None:
-        arrays = await in_thread(_fetched, address, [record.described() for record in records])
+        arrays = await in_pool(_fetched, address, [record.described() for record in records])
         for record, array in zip(records, arrays, strict=True):
             self._commands.log.copied(record, array)
             for other in self._commands.sharing(record):
@@ -194,7 +194,7 @@ class Snapshots:
                 continue
             begin = time.monotonic()
             try:
-                await in_thread(_write, address, folder)
+                await in_pool(_write, address, folder)
             except (GroupFailedError, GroupRecoveredError):
                 continue
             except Exception as error:  # such as OSError: the next one may succeed

@@ -111,6 +111,13 @@ def test_other_repeated_changes_are_refused(session: AlchemistSession) -> None:
     with pytest.raises(BadArgumentError, match=r"np\.multiply\.at"):
         np.multiply.at(A, [0], 2.0)
     assert A.sum() == 12
+    counts = session.send_matrix(np.ones((4, 3), int))
+    for key in ((2, 1), (2, slice(2)), [2, 2], ([2], [1])):
+        with pytest.raises(DtypeError):
+            np.add.at(counts, key, 1.5)
+    np.add.at(counts, (2, 1), 2)
+    assert int(counts[2, 1]) == 3
+    assert counts.sum() == 14
 
 
 def test_a_function_changes_its_argument(session: AlchemistSession) -> None:
