@@ -18,10 +18,10 @@ def identities(gang: Gang) -> list[str]:
     return about(Context(gang, {}))
 
 
-def refusals(gang: Gang, calls: list[Any]) -> list[str]:
+def refusals(gang: Gang, calls: list[Any], *library: str) -> list[str]:
     """The failures of calls."""
-    library = load("hpc")
-    failures = [failure_of(library.call, gang, *call) for call in calls]
+    call = load(*(library or ["hpc"])).call
+    failures = [failure_of(call, gang, *arguments) for arguments in calls]
     assert gang.comm.allreduce(1) == gang.size
     return failures
 

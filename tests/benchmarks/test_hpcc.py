@@ -49,10 +49,12 @@ def test_bad_arguments_and_wrong_results_fail_on_all_ranks_and_the_gang_remains_
     # An error within the benchmark's limit (`WITHIN`) is reported only.
     words = [*WRONG, *FAULTS]
     kinds = ["BadArgumentError"] * len(WRONG) + ["RoutineError"] * len(FAULTS)
-    for expected, said, (kind, message) in zip(words, kinds, found["refused"], strict=True):
-        assert kind == said
-        assert expected in message
-        assert (kind == "RoutineError") == ("exceeds the limit" in message)
+    *refused, within = found["refused"]
+    assert within == "nothing"
+    for expected, kind, said in zip(words, kinds, refused, strict=True):
+        assert said.startswith(f"{kind}: ")
+        assert expected in said
+        assert (kind == "RoutineError") == ("exceeds the limit" in said)
 
 
 def test_measured_rates_are_plausible_and_valid(found: dict[str, Any]) -> None:
