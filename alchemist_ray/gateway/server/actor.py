@@ -196,7 +196,12 @@ def stop() -> bool:
     with contextlib.suppress(Exception):  # it is ended in any case
         ray.get(actor.close.remote(), timeout=READY_TIMEOUT_S)
     ray.kill(actor)
+    deadline = time.monotonic() + READY_TIMEOUT_S
     while _find() is not None:
+        if time.monotonic() > deadline:
+            raise SessionError(
+                f"Ray has not ended the gateway in {READY_TIMEOUT_S:.0f} s: see `ray list actors`"
+            )
         time.sleep(POLL_INTERVAL_S)
     return True
 

@@ -104,8 +104,8 @@ def submit(slurm: Slurm) -> Iterator[Any]:
 
 def left_on(host: Host) -> list[str]:
     """Leftovers of a job on a node: processes, folders, shared memory."""
-    known = ("tests.faults.hosts", "slurmd", "ps -eo")
-    lines = host.run("ps", "-eo", "stat=,args=").splitlines()
+    known = ("tests.faults.hosts", "slurmd", "ps -ww")
+    lines = host.run("ps", "-ww", "-eo", "stat=,args=").splitlines()
     processes = [
         line
         for line in lines

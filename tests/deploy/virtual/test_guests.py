@@ -111,7 +111,7 @@ def test_a_gang_runs_across_two_guests_and_nothing_is_left(place: Lab) -> None:
     assert place.guests() == []
     assert not (place.state / "vc").exists()
     assert list(place.scratch.glob("alchemist-vc-*")) == []
-    assert "qemu-system" not in place.host.run("ps", "-eo", "args=")
+    assert "qemu-system" not in place.host.run("ps", "-ww", "-eo", "args=")
 
 
 def test_guests_that_do_not_boot_are_named_and_gone(place: Lab) -> None:
