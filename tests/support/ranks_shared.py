@@ -15,7 +15,6 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.gang import Gang
-from mpi_workers.testing.local_rank import POOL_BYTES
 
 
 def failure_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
@@ -29,6 +28,9 @@ def failure_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str
 
 def serve(gang: Gang, folder: str) -> None:
     """Run functions until the pipe of this rank's orders is closed; rank 0 returns the results."""
+    # Here: `envs` takes a process that has imported a rank's program for a rank.
+    from mpi_workers.testing.local_rank import POOL_BYTES  # noqa: PLC0415
+
     with open(Path(folder, str(gang.rank))) as orders, open(Path(folder, "result"), "w") as results:
         for line in orders:
             function, arguments, timeout = json.loads(line)
