@@ -1,7 +1,5 @@
 """The elements of a matrix that each rank of a gang holds: Elemental's 14 layouts, and blocks.
 
-Every distribution deals blocks of indices in turn: `Runs` (first, width, period).
-
 Pure functions: no MPI, no memory. A layout is a pair of distributions, one for the rows and one
 for the columns, over a ``height x width`` grid of ranks that is numbered column by column (rank
 ``r`` is at row ``r % height``, column ``r // height``). Every distribution assigns blocks of

@@ -102,13 +102,13 @@ def from_json(value: Any, kind: str) -> Any:
         return [from_json(item, "complex") for item in value]
     if kind != "complex":
         return value
-    if isinstance(value, list) and len(value) == 2:
-        real, imaginary = (coerce(part, "float") for part in value)
-        return complex(real, imaginary)
     try:
+        if isinstance(value, list) and len(value) == 2:
+            real, imaginary = (coerce(part, "float") for part in value)
+            return complex(real, imaginary)
         return complex(value) if isinstance(value, str) else value
-    except ValueError:
-        return value  # it is refused as a string
+    except (TypeError, ValueError):
+        return value  # `coerce` refuses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,5 +206,5 @@ class Signature:
             tuple(Parameter(*entry) for entry in fields["parameters"]),
             tuple(Result(*entry) for entry in fields["results"]),
             fields["doc"],
-            fields.get("any_axes", False),
+            fields["any_axes"],
         )

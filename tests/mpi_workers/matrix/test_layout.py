@@ -21,11 +21,16 @@ from mpi_workers.matrix.layout import (
     contiguous,
     copies,
     default_grid,
+    evenly,
     form,
+    layout_of,
     local_indices,
+    mirrored,
+    number_of,
     positions,
     selector,
     sibling,
+    stored_shape,
 )
 from tests.support.layouts import every_layout, owned_indices
 
@@ -111,6 +116,27 @@ def test_the_form_of_a_layout_has_its_name(layout: str) -> None:
     assert form(Form(cols, rows, block).layout) == Form(cols, rows, block)  # a transpose
     assert sibling(sibling(layout, cols, rows), rows, cols) == layout
     assert sibling(layout, "STAR", "STAR") == "STAR_STAR"
+    assert mirrored(layout) == Form(cols, rows, block).layout
+    assert layout_of(number_of(layout)) == layout
+
+
+def test_a_number_of_no_layout_is_refused() -> None:
+    for number in (-1, 0, len(LAYOUTS) + 1, 1 << 31, 3 | 4 << 8):
+        with pytest.raises(ValueError, match="layout"):
+            layout_of(number)
+
+
+def test_an_array_is_stored_as_rows_of_its_first_axis() -> None:
+    shapes = [(), (5,), (0, 3), (2, 3, 4)]
+    assert [*map(stored_shape, shapes)] == [(1, 1), (5, 1), (0, 3), (2, 12)]
+    for wrong in ((1,) * 9, (2, -1), (0, 1 << 63), (1, 1 << 32, 1 << 31)):
+        with pytest.raises(ValueError, match="at most 8 axes, not negative"):
+            stored_shape(wrong)
+
+
+@given(st.lists(st.integers(0, 9), max_size=4))
+def test_positions_are_a_slice_only_if_it_selects_the_same(listed: list[int]) -> None:
+    assert np.arange(10)[evenly(np.array(listed, int))].tolist() == listed
 
 
 def test_default_grid_has_the_height_of_elementals() -> None:

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_workers.matrix import pairwise
-from mpi_workers.matrix.pairwise import Share
+from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.pairwise import Share, serves
+from tests.support.layouts import every_layout
 
 sizes = st.integers(0, 40)
 
@@ -34,3 +36,16 @@ def test_messages_cover_a_share_once_and_are_no_larger_than_the_limit(
     assert all(0 < piece.size * itemsize <= message for piece in pieces)
     found = np.concatenate([np.empty(0, int), *(piece.ravel(order) for piece in pieces)])
     assert sorted(found.tolist()) == list(range(numbers.size))
+
+
+@given(every_layout(), st.tuples(st.integers(1, 4), st.integers(1, 4)))
+def test_each_rank_is_served_by_itself_or_by_one_of_the_copies(
+    layout: str, grid: tuple[int, int]
+) -> None:
+    copies = Distribution(layout, (9, 9), grid).owners()
+    groups = {rank: group for group in copies for rank in group}
+    ranks = range(grid[0] * grid[1])
+    for taker in ranks:
+        givers = [giver for giver in ranks if serves(groups, giver, taker)]
+        assert sorted(map(copies.index, map(groups.__getitem__, givers))) == [*range(len(copies))]
+        assert (taker in givers) == (taker in groups)

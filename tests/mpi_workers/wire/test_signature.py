@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_workers.failures import Failure
-from mpi_workers.wire.signature import MATRIX, REQUIRED, TYPES, Parameter, Result, Signature, coerce
+from mpi_workers.wire.signature import (
+    MATRIX,
+    REQUIRED,
+    TYPES,
+    Parameter,
+    Result,
+    Signature,
+    coerce,
+    from_json,
+)
 
 SVD = Signature(
     "svd",
@@ -59,7 +68,8 @@ def test_exact_values_become_plain_python(value: Any, kind: str, expected: Any) 
         ("1", "float", "str"), (True, "complex", "bool"), (None, "complex", "NoneType"),
         (b"x", "string", "bytes"), (None, "string", "NoneType"), ("ab", "list[string]", "str"),
         (b"ab", "list[int]", "bytes"), (3, "list[int]", "int"), ({1}, "list[int]", "set"),
-        ([1, 2.5], "list[int]", "float"), (np.zeros((2, 2)), "list[float]", "ndarray"),
+        ([1, 2.5], "list[int]", "float"), ([1.5], "list[int]", "float"),
+        (np.ones(2), "list[int]", "float"), (np.zeros((2, 2)), "list[float]", "ndarray"),
         ([True], "list[int]", "bool"), (1, "no such type", "int"),
     ],
 )  # fmt: skip
@@ -67,6 +77,16 @@ def test_a_conversion_that_loses_information_is_refused(value: Any, kind: str, n
     with pytest.raises(TypeError, match=named) as error:
         coerce(value, kind)
     assert "interpreted" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [([1, -2], 1 - 2j), ("1-2j", 1 - 2j), (3, 3), ("x", "x"), (["x", 1], ["x", 1]), ([1], [1])],
+)
+def test_complex_numbers_of_json_are_pairs_or_words(value: Any, expected: Any) -> None:
+    assert from_json(value, "complex") == expected
+    assert from_json([value], "list[complex]") == [expected]
+    assert from_json(value, "list[float]") is value
 
 
 @given(
@@ -91,7 +111,8 @@ def test_any_value_is_accepted_or_refused_with_a_type_error(kind: str, value: An
 
 
 def test_arguments_are_bound_by_position_and_name_with_defaults() -> None:
-    assert SVD.bind(("a", 3), {}, matrix) == {"A": "<a>", "rank": 3, "tol": 0.0, "names": None}
+    bound = {"A": "<a>", "rank": 3, "tol": 0.0, "names": None}
+    assert SVD.bind(("a", 3), {}, matrix) == SVD.bind(("a", 3, 0, None), {}, matrix) == bound
     assert SVD.bind((), {"names": ["x"], "rank": 3, "A": "a", "tol": 1}, matrix) == {
         "A": "<a>",
         "rank": 3,
@@ -123,6 +144,17 @@ def test_wrong_arguments_are_refused_with_the_signature(
         SVD.bind(args, kwargs, matrix)
     assert error.value.kind == "BadArgumentError"
     assert str(error.value).endswith(f"Its signature: {SVD}")
+
+
+def test_arrays_of_more_than_two_axes_are_for_routines_that_take_them() -> None:
+    flat, deep = np.zeros((2, 3)), np.zeros((2, 3, 4))
+    f, every = (Signature("f", (Parameter("A", MATRIX),), (), "", axes) for axes in (False, True))
+    assert [Signature.from_map(one.to_map()) for one in (f, every)] == [f, every]
+    assert f.bind((flat,), {}, np.shape) == every.bind((flat,), {}, np.shape) == {"A": (2, 3)}
+    assert every.bind((deep,), {}, np.shape) == {"A": (2, 3, 4)}
+    with pytest.raises(Failure, match=r"f: A has the shape \(2, 3, 4\)") as error:
+        f.bind((deep,), {}, np.shape)
+    assert error.value.kind == "ShapeError"
 
 
 def test_a_signature_is_printed_as_in_python() -> None:
