@@ -1,4 +1,7 @@
-"""The dtype of a matrix: which dtypes there are, and which one a source gets."""
+"""The dtype that a matrix gets from its source.
+
+The table of dtypes is `DTYPES` in `mpi_workers.matrix.dist_matrix`.
+"""
 
 from __future__ import annotations
 

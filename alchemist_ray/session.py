@@ -105,8 +105,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         name : str, optional
             Keeps the matrix until `Handle.free` or the end of the gang; `matrix` finds it.
         dtype : dtype, optional
-            Convert to it while sending. Default: the matrix's own, if it is float32/64,
-            complex64/128, int32/64 or bool.
+            Convert to it while sending. Default: the matrix's own (``docs/transfer.md`` lists
+            those that a matrix can have).
         durable : bool
             Keep a copy in the object store, with which the matrix is rebuilt after a failure. Only
             with ``max_failures``; arrays up to 1 MiB and blocks in the store are always kept.

@@ -29,6 +29,8 @@ __all__ = [
     "svd", "svdvals",
 ]  # fmt: skip
 
+PURE = True  # no routine has other effects than its results
+
 
 def load(state: dict[str, Any], path: str | None) -> None:
     """Find and load ScaLAPACK on this rank's node; see native.py."""
