@@ -191,7 +191,7 @@ MALFORMED = {
     "too little msgpack": framed(Kind.HELLO, msgpack.packb({"a": 1})[:-1]),
     "too much msgpack": framed(Kind.HELLO, msgpack.packb({"a": 1}) + b"\x01"),
     "a string that is not UTF-8": framed(Kind.HELLO, b"\x81\xa1a\xa2\xff\xfe"),
-    "an unknown extension": framed(Kind.HELLO, msgpack.packb({"a": msgpack.ExtType(5, b"x")})),
+    "an unknown extension": framed(Kind.HELLO, msgpack.packb({"a": msgpack.ExtType(5, bytes(16))})),
     "half a complex number": framed(Kind.HELLO, msgpack.packb({"a": msgpack.ExtType(1, b"x" * 8)})),
     "a bottomless list": framed(Kind.HELLO, b"\x81\xa1a" + b"\x91" * 4000),
     "a list that claims 4 billion items": framed(Kind.HELLO, b"\x81\xa1a\xdd\xff\xff\xff\xff"),

@@ -27,13 +27,13 @@ from tests.support.traces import wait_until
 def test_a_buffer_returns_the_same_frames_however_the_stream_is_cut(
     sent: list[tuple[Kind, Body]], at: list[int]
 ) -> None:
-    found: list[tuple[Kind, Body]] = []
+    found: list[Frame] = []
     buffer = FrameBuffer()
     for piece in cut(b"".join(frames.encode(kind, body) for kind, body in sent), at):
         buffer += piece
         while (frame := buffer.next()) is not None:
-            found.append((frame.kind, frame.body))
-    assert found == sent
+            found.append(frame)
+    assert found == [Frame(*one, 0, encoded=frames.encode(*one)) for one in sent]
     assert not buffer
 
 

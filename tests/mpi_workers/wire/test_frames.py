@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import re
 import socket
 import time
 
@@ -17,7 +18,17 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Frame, Kind
-from tests.support.frames import SOON_S, Pieces, any_frame, cut, in_thread, pair, splits
+from tests.support.frames import (
+    MALFORMED,
+    REASONS,
+    SOON_S,
+    Pieces,
+    any_frame,
+    cut,
+    in_thread,
+    pair,
+    splits,
+)  # fmt: skip
 
 # --- the blocking end ---
 
@@ -96,6 +107,12 @@ def test_a_value_that_no_map_can_hold_is_refused_before_anything_is_sent() -> No
 def test_no_bytes_break_the_map_decoder(packed: bytes) -> None:
     with contextlib.suppress(frames.WireError):
         assert isinstance(frames.decode_body(packed), dict)
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_bytes_are_refused(name: str) -> None:
+    with pytest.raises(frames.WireError, match=re.escape(REASONS.get(name, " "))):
+        frames.FrameBuffer(MALFORMED[name]).next()
 
 
 def test_memory_for_a_map_grows_as_its_bytes_arrive() -> None:
