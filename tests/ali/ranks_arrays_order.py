@@ -13,7 +13,7 @@ from ali import arrays
 from ali.arrays import lookup, ordering
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import Array, Checks, sample
+from tests.ali.ranks_linalg_checks import Array, Checks, results_of, sample
 
 LAYOUTS = ("VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR", "CIRC_CIRC")
 SHAPES: tuple[tuple[int, ...], ...] = (
@@ -43,15 +43,14 @@ def elements(shape: tuple[int, ...], dtype: str, nan: bool = False) -> Array:
     return found
 
 
-def cases(gang: Gang) -> Iterator[tuple[Checks, Array, Any, int | None, list[Any]]]:
-    check = Checks(gang)
+def cases(check: Checks) -> Iterator[tuple[Array, Any, int | None, list[Any]]]:
     axes = (None, 0, 1)
     with everything_is_large():
-        for shape, dtype, layout, nan in sample(gang, SHAPES, DTYPES, LAYOUTS, (False, True)):
+        for shape, dtype, layout, nan in sample(check, SHAPES, DTYPES, LAYOUTS, (False, True)):
             a = elements(shape, dtype, nan)
             A = check.distribute(a, layout)
             for axis in axes[: len(shape) + 1]:
-                yield check, a, A, axis, [shape, dtype, layout, nan, axis]
+                yield a, A, axis, [shape, dtype, layout, nan, axis]
 
 
 def alike(check: Checks, found: Any, expected: Any, what: Any) -> None:
@@ -66,17 +65,16 @@ def alike(check: Checks, found: Any, expected: Any, what: Any) -> None:
     check.true(good, [*what, str(whole)[:300], str(expected)[:300]])
 
 
-def sorting(gang: Gang) -> list[Any]:
-    for check, a, A, axis, what in cases(gang):
+def sorting(check: Checks) -> None:
+    for a, A, axis, what in cases(check):
         alike(check, arrays.sort(check.ctx, A, axis), np.sort(a, axis), ["sort", *what])
         wanted = np.argsort(a, axis, kind="stable")
         alike(check, arrays.argsort(check.ctx, A, axis), wanted, ["argsort", *what])
         alike(check, A, a, ["A is as it was", *what])
-    return check.result()
 
 
-def scans(gang: Gang) -> list[Any]:
-    for check, a, A, axis, what in cases(gang):
+def scans(check: Checks) -> None:
+    for a, A, axis, what in cases(check):
         b = np.sign(a) if a.dtype.kind in "if" else a
         B = check.distribute(b, A.layout)
         for op, function in (("sum", np.cumsum), ("prod", np.cumprod)):
@@ -91,11 +89,10 @@ def scans(gang: Gang) -> list[Any]:
                 with_first = np.concatenate([first, expected], axis or 0)
                 found = arrays.cumulative(check.ctx, op, X, axis, True)
                 alike(check, found, with_first, [op, "initial", *what])
-    return check.result()
 
 
-def distinct(gang: Gang) -> list[Any]:
-    for check, a, A, axis, what in cases(gang):
+def distinct(check: Checks) -> None:
+    for a, A, axis, what in cases(check):
         if axis is not None:
             continue
         for equal_nan in (True, False):
@@ -106,12 +103,11 @@ def distinct(gang: Gang) -> list[Any]:
             if not (a.dtype.kind == "c" and np.isnan(a).any()):
                 alike(check, arrays.unique(check.ctx, A, equal_nan), expected[0],
                       ["unique", equal_nan, *what])  # fmt: skip
-    return check.result()
 
 
-def selection(gang: Gang) -> list[Any]:
+def selection(check: Checks) -> None:
     q = [0.0, 0.1, 0.5, 0.73, 1.0]
-    for check, a, A, axis, what in cases(gang):
+    for a, A, axis, what in cases(check):
         if a.dtype.kind in "cb" or not a.size:
             continue
         for method in ("linear", "lower", "nearest", "hazen", "midpoint"):
@@ -123,11 +119,10 @@ def selection(gang: Gang) -> list[Any]:
                     expected.dtype.name,
                 )  # fmt: skip
                 alike(check, found, expected, [method, skip_nan, *what])
-    return check.result()
 
 
-def places(gang: Gang) -> list[Any]:
-    for check, a, A, axis, what in cases(gang):
+def places(check: Checks) -> None:
+    for a, A, axis, what in cases(check):
         along = axis if a.ndim == 2 else None
         if (a.size if axis is None else a.shape[axis]) == 0:
             continue
@@ -137,11 +132,10 @@ def places(gang: Gang) -> list[Any]:
             expected = getattr(np, name)(a, axis)
             found = arrays.reduce(check.ctx, name, A, None if along is None else [along])
             alike(check, found, expected, [name, *what])
-    return check.result()
 
 
-def lookups(gang: Gang) -> list[Any]:
-    for check, a, A, axis, what in cases(gang):
+def lookups(check: Checks) -> None:
+    for a, A, axis, what in cases(check):
         if axis is None:
             table = np.sort(elements((37,), a.dtype.name))
             T = check.distribute(table)
@@ -153,11 +147,10 @@ def lookups(gang: Gang) -> list[Any]:
             index = np.random.default_rng(a.size).integers(-a.shape[axis], a.shape[axis], a.shape)
             found = arrays.take_along_axis(check.ctx, A, check.distribute(index, "MC_MR"), axis)
             alike(check, found, np.take_along_axis(a, index, axis), ["take_along_axis", *what])
-    return check.result()
 
 
-def rearranged(gang: Gang) -> list[Any]:
-    for check, a, A, axis, what in cases(gang):
+def rearranged(check: Checks) -> None:
+    for a, A, axis, what in cases(check):
         if axis is None:
             shifts, axes = ([3], None) if a.ndim == 1 else ([-2, 5], (0, 1))
             alike(
@@ -170,10 +163,7 @@ def rearranged(gang: Gang) -> list[Any]:
         times = np.arange(a.size if axis is None else a.shape[axis]) % 3
         found = arrays.repeat(check.ctx, A, check.distribute(times), axis)
         alike(check, found, np.repeat(a, times, axis), ["repeat", *what])
-    return check.result()
 
 
 def everything(gang: Gang) -> dict[str, list[Any]]:
-    """All of it in one launch: starting ranks takes longer than most checks."""
-    functions = (sorting, scans, distinct, selection, places, lookups, rearranged)
-    return {function.__name__: function(gang) for function in functions}
+    return results_of(gang, sorting, scans, distinct, selection, places, lookups, rearranged)

@@ -16,7 +16,14 @@ from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS, Shape
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, failures_on_all_ranks, values
+from tests.ali.ranks_linalg_checks import (
+    FLOATS,
+    Array,
+    Checks,
+    failures_on_all_ranks,
+    results_of,
+    values,
+)
 from tests.support.ranks_shared import failure_of
 
 
@@ -40,10 +47,9 @@ def low(shape: Shape, dtype: str, rank: int) -> Array:
     return values((shape[0], rank), dtype, 3) @ values((rank, shape[1]), dtype, 4)
 
 
-def layouts(gang: Gang) -> list[Any]:
+def layouts(check: Checks) -> None:
     """Elemental reads and writes the elements that are there, in every layout."""
-    check = checks(gang)
-    shapes = [(7, 5), (2, 13), (1, 1)][: 3 if gang.size <= 2 else 1]
+    shapes = [(7, 5), (2, 13), (1, 1)][: 3 if check.ctx.size <= 2 else 1]
     for layout, dtype, shape in itertools.product(LAYOUTS, FLOATS, shapes):
         a = values(shape, dtype)
         A = check.distribute(a, layout)
@@ -56,19 +62,17 @@ def layouts(gang: Gang) -> list[Any]:
         check.true(np.array_equal(written.local, A.local), ["written", layout, dtype, shape])
     grid = check.ctx.state["grid"]
     check.true(len(grid.spare) <= 3 * len(LAYOUTS) * len(FLOATS), "objects are used again")
-    return check.result()
 
 
-def special(gang: Gang) -> list[Any]:
+def special(check: Checks) -> None:
     """Inputs that need an answer of their own: integers, singular and low-rank matrices."""
-    check = checks(gang)
     ctx = check.ctx
     for one, other in itertools.product(("int32", "bool", "complex64"), ("int64", "float64")):
         a, b = values((7, 5), one), values((5, 9), other, 1)
         C = elemental.matmul(ctx, check.distribute(a), check.distribute(b, "MC_MR"))
         kind = np.result_type(a, b)
         kind = np.dtype(np.float64) if kind.kind in "bi" else kind
-        check.close(check.whole(C), a.astype(kind) @ b, kind, [one, other])
+        check.close(C, a.astype(kind) @ b, kind, [one, other])
     whole = np.arange(12).reshape(4, 3)
     norms = {kind: elemental.norm(ctx, check.distribute(whole), kind) for kind in ("fro", "max")}
     check.true(abs(norms["fro"] - np.linalg.norm(whole)) < 1e-13, "norm of integers")
@@ -84,7 +88,7 @@ def special(gang: Gang) -> list[Any]:
         near = a[:, p.ravel()[:r]] @ np.hstack([np.eye(r, dtype=dtype), Z])
         size = 5 * float(np.abs(a).max())
         check.close(near, a[:, p.ravel()], dtype, ["interpolative", *what], size)
-        X = check.whole(elemental.pinv(ctx, check.distribute(a)))
+        X = elemental.pinv(ctx, check.distribute(a))
         limit = max(shape) * float(np.finfo(dtype).eps)
         exact = np.linalg.pinv(a.astype(np.result_type(dtype, np.float64)), limit)
         steep = 1 + float(np.linalg.norm(a, 2) * np.linalg.norm(exact, 2))
@@ -97,12 +101,10 @@ def special(gang: Gang) -> list[Any]:
         check.true((fall[2:] <= slack).all(), ["numerical rank", *what])
     zero = check.distribute(np.zeros((4, 3)))
     check.true(not check.whole(elemental.pinv(ctx, zero)).any(), "pinv of zero")
-    return check.result()
 
 
-def factorised_data(gang: Gang) -> list[Any]:
-    check = checks(gang)
-    ctx, few = check.ctx, gang.size > 2
+def factorised_data(check: Checks) -> None:
+    ctx, few = check.ctx, check.ctx.size > 2
     rng = np.random.default_rng(6)
     a = rng.random((20, 3)) @ rng.random((3, 14))
     for dtype in ("float64",) if few else ("float64", "float32"):
@@ -126,7 +128,6 @@ def factorised_data(gang: Gang) -> list[Any]:
         check.true((found == 0).all(), "rpca of zero")
     X, Y = map(check.whole, elemental.nmf(ctx, zero, 2, iterations=1))
     check.true(np.isfinite(X).all() and (X @ Y.T == 0).all(), "nmf of zero")
-    return check.result()
 
 
 def controls(gang: Gang) -> dict[str, Any]:
@@ -250,7 +251,7 @@ def everything(gang: Gang) -> dict[str, Any]:
     functions = [layouts, special]
     if gang.size <= 3:  # interior points wait for each other thousands of times
         functions += [factorised_data]
-    found: dict[str, Any] = {function.__name__: function(gang) for function in functions}
+    found = results_of(gang, *functions, make=checks)
     for function in (controls, refusals, too_large, copies, renewals):
         found[function.__name__] = function(gang)
     return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +48,17 @@ def bits(array: Array) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-def small() -> pytest.MonkeyPatch:
+@contextmanager
+def small() -> Iterator[None]:
     """Boxes, chunks and blocks of a few elements, so that there are many."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(exchange, "PIECE", 200)
-    patch.setattr(pairwise, "MESSAGE", 64)
-    patch.setattr(npy, "STRIP", 100)
-    patch.setattr(npy, "APART", 20)
-    patch.setattr(exchange, "DIRECT_PIECE", 200)
-    patch.setattr(zarr3, "CHUNK", 120)
-    patch.setattr(zarr3, "PLAIN", 1)
-    patch.setattr(text, "BLOCK", 50)
-    patch.setattr(text, "COPY", 30)
-    return patch
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, number in (
+            (exchange, "PIECE", 200), (exchange, "DIRECT_PIECE", 200), (pairwise, "MESSAGE", 64),
+            (npy, "STRIP", 100), (npy, "APART", 20), (zarr3, "CHUNK", 120), (zarr3, "PLAIN", 1),
+            (text, "BLOCK", 50), (text, "COPY", 30),
+        ):  # fmt: skip
+            patch.setattr(module, name, number)
+        yield
 
 
 def everything(gang: Gang, folder: str) -> dict[str, Any]:
@@ -74,23 +74,17 @@ def everything(gang: Gang, folder: str) -> dict[str, Any]:
         tables,
     )
 
-    patch = small()
-    try:
-        return {
-            what.__name__: what(gang, own_folder(gang, folder, what.__name__))
-            for what in (
-                round_trips, parts, atomic, refused, url_atomic, kept, conversions, tables, durable,
-                large_chunks, shuffled,
-            )
-        }  # fmt: skip
-    finally:
-        patch.undo()
-
-
-def own_folder(gang: Gang, folder: str, name: str) -> Path:
-    found = Path(folder, name)
-    found.mkdir(exist_ok=True)
-    gang.comm.Barrier()
+    found = {}
+    with small():
+        for function in (
+            round_trips, parts, atomic, refused, url_atomic, kept, conversions, tables, durable,
+            large_chunks, shuffled,
+        ):  # fmt: skip
+            check = Checks(gang, Path(folder, function.__name__))
+            check.folder.mkdir(exist_ok=True)
+            gang.comm.Barrier()
+            function(check)
+            found[function.__name__] = [check.done, check.wrong]
     return found
 
 
@@ -103,6 +97,12 @@ class Checks:
         self.ctx = Context(gang, {})
         self.folder = folder
         self.done = 0
+        self.wrong: list[str] = []
+
+    def right(self, good: bool, words: str) -> None:
+        """Note what is wrong if it is not good."""
+        if not good:
+            self.wrong.append(words)
 
     def whole(self, matrix: DistMatrix) -> Array:
         return self.ctx.to_layout(matrix, "STAR_STAR").local.reshape(matrix.array_shape)
@@ -157,10 +157,10 @@ SUFFIXES = (".npy", ".h5", ".zarr", ".parquet", ".csv")
 URL = "url.zarr"  # behind fsspec
 
 
-def round_trips(gang: Gang, folder: Path) -> int:
+def round_trips(check: Checks) -> None:
     """Saved from any layout and loaded into any other: the same bits, also to the format's own
     library; chunks of zeros as well."""
-    check = Checks(gang, folder)
+    gang, folder = check.gang, check.folder
     sides = st.sampled_from([0, 1, 2, 3, 5, 7, 23])
 
     @agreed(gang, 72)
@@ -207,7 +207,6 @@ def round_trips(gang: Gang, folder: Path) -> int:
             check.by_rank_0(lambda: shutil.rmtree(path))
 
     there_and_back()
-    return check.done
 
 
 def same(wanted: Array, found: Array, suffix: str) -> bool:
@@ -294,9 +293,9 @@ WRITTEN: tuple[tuple[str, dict[str, Any], bool], ...] = (  # file, options, do c
 )  # fmt: skip
 
 
-def parts(gang: Gang, folder: Path) -> int:
+def parts(check: Checks) -> None:
     """Any rows and columns of them, as any dtype, into any layout; also through fsspec."""
-    check = Checks(gang, folder)
+    folder = check.folder
     check.by_rank_0(lambda: written_by_others(folder))
     numbers = st.integers(-M, M)
     maybe = st.none() | numbers
@@ -304,7 +303,7 @@ def parts(gang: Gang, folder: Path) -> int:
     slices = st.tuples(maybe, maybe, steps)
     lists = st.lists(st.integers(-M, M - 1), max_size=8)
 
-    @agreed(gang, 60)
+    @agreed(check.gang, 60)
     @given(
         file=st.sampled_from(WRITTEN),
         rows=st.none() | slices | lists,
@@ -355,4 +354,3 @@ def parts(gang: Gang, folder: Path) -> int:
     chosen()
     about = routines.inspect(check.ctx, str(folder / "names.csv"), delimiter=";")
     check.agree(None if about == (M, N, "float64", NAMES) else f"inspect: {about}")
-    return check.done

@@ -22,10 +22,9 @@ NOBODY = 65534  # a user without any rights
 # --- a save that fails ---
 
 
-def atomic(gang: Gang, folder: Path) -> list[str]:
+def atomic(check: Checks) -> None:
     """However it fails, the old file is as it was, nothing else is there, the gang goes on."""
-    check = Checks(gang, folder)
-    wrong = []
+    folder = check.folder
     old = check.ctx.new_replicated(values((9, 4), "float64", 2), "MC_MR")
     new = check.ctx.new_replicated(values((40, 4), "float64", 4), "VC_STAR")
     added = {"dataset": "second", "append": True}
@@ -35,21 +34,18 @@ def atomic(gang: Gang, folder: Path) -> list[str]:
         before = check.whole(check.load(str(path)))
         for fails in ("writing", "ending", "publishing"):
             with pytest.MonkeyPatch.context() as patch:
-                break_it(patch, gang, suffix, fails)
+                break_it(patch, check.gang, suffix, fails)
                 said = check.said(routines.save, check.ctx, new, str(path), **options)
-            rank = 0 if fails == "publishing" else gang.size - 1
-            if "No space left on device" not in said or f"(rank {rank})" not in said:
-                wrong.append(f"{suffix} {fails}: {said}")
-            if f"FileError: {path}" not in said:
-                wrong.append(f"{suffix} {fails}: the file is not named: {said}")
+            rank = 0 if fails == "publishing" else check.gang.size - 1
+            words = "No space left on device", f"(rank {rank})", f"FileError: {path}"
+            check.right(all(word in said for word in words), f"{suffix} {fails}: {said}")
             after = check.whole(check.load(str(path)))
-            if bits(after) != bits(before) or check.left():
-                wrong.append(f"{suffix} {fails}: left {check.left()}")
+            same = bits(after) == bits(before)
+            check.right(same and not check.left(), f"{suffix} {fails}: left {check.left()}")
         routines.save(check.ctx, new, str(path), **options)
         whole = check.whole(check.load(str(path), dataset=options.get("dataset")))
-        if whole.shape != new.shape or check.left():
-            wrong.append(f"{suffix}: not replaced, or left {check.left()}")
-    return wrong
+        replaced = whole.shape == new.shape and not check.left()
+        check.right(replaced, f"{suffix}: not replaced, or left {check.left()}")
 
 
 def break_it(patch: pytest.MonkeyPatch, gang: Gang, suffix: str, fails: str) -> None:
@@ -84,32 +80,28 @@ def break_it(patch: pytest.MonkeyPatch, gang: Gang, suffix: str, fails: str) -> 
         patch.setattr(*((kind, "write", second) if fails == "writing" else (kind, "close", full)))
 
 
-def url_atomic(gang: Gang, folder: Path) -> list[str]:
+def url_atomic(check: Checks) -> None:
     """A save that fails leaves nothing there; one over something is refused."""
-    check = Checks(gang, folder)
-    wrong = []
+    folder = check.folder
     path = folder / "A.zarr"
     url = f"file://{path}"
     matrix = check.ctx.new_replicated(values((40, 4), "float64", 4), "VC_STAR")
     for fails in ("writing", "ending", "publishing"):
         with pytest.MonkeyPatch.context() as patch:
-            break_it(patch, gang, "url", fails)
+            break_it(patch, check.gang, "url", fails)
             said = check.said(lambda: routines.save(check.ctx, matrix, url))
-        if "No space left on device" not in said or f"FileError: {url}" not in said:
-            wrong.append(f"{fails}: {said}")
-        gang.comm.Barrier()
-        if path.exists():
-            wrong.append(f"{fails}: left {os.listdir(path)}")
-        gang.comm.Barrier()
+        words = "No space left on device", f"FileError: {url}"
+        check.right(all(word in said for word in words), f"{fails}: {said}")
+        check.gang.comm.Barrier()
+        check.right(not path.exists(), f"{fails}: left {[*path.glob('*')]}")
+        check.gang.comm.Barrier()
     check.by_rank_0(lambda: (path / "c" / "7").mkdir(parents=True))  # as a killed gang leaves it
     routines.save(check.ctx, matrix, url)
     before = bits(check.whole(check.load(url)))
     said = check.said(lambda: routines.save(check.ctx, matrix, url))
-    if not said.startswith(f"FileError: {url} exists, and a URL cannot"):
-        wrong.append(f"over another: {said}")
-    if bits(check.whole(check.load(url))) != before:
-        wrong.append("the other one was changed")
-    return wrong
+    words = f"FileError: {url} exists, and a URL cannot"
+    check.right(said.startswith(words), f"over another: {said}")
+    check.right(bits(check.whole(check.load(url))) == before, "the other one was changed")
 
 
 # --- what is no matrix ---
@@ -194,42 +186,34 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
-def refused(gang: Gang, folder: Path) -> list[str]:
+def refused(check: Checks) -> None:
     """Every file with something wrong is told of by all ranks alike, and the gang goes on."""
-    check = Checks(gang, folder)
+    folder = check.folder
     check.by_rank_0(lambda: spoil(folder))
-    wrong = []
     for name, options, words in REFUSED:
         path = name if "://" in name else str(folder / name)
         said = check.said(check.load, path, **options)
-        if not said.startswith(words.replace("{}", path)):
-            wrong.append(f"{name} {options}: {said}")
+        check.right(said.startswith(words.replace("{}", path)), f"{name} {options}: {said}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "h5py", None)
         path = str(folder / "many.h5")
         said = check.said(lambda: check.load(path))
-        if (
-            "this format needs h5py, which is not installed: pip install 'alchemist-on-r"
-            not in said
-        ):
-            wrong.append(f"no h5py: {said}")
+        words = "this format needs h5py, which is not installed: pip install 'alchemist-on-r"
+        check.right(words in said, f"no h5py: {said}")
     user = os.geteuid()
     if user == 0:  # who may read everything: not for this one call
         os.seteuid(NOBODY)
     said = check.said(lambda: check.load(str(folder / "secret.npy")))
     os.seteuid(user)
-    if said != f"FileError: {folder / 'secret.npy'}: Permission denied (rank 0)":
-        wrong.append(f"unreadable: {said}")
-    wrong += elsewhere(check, folder)
-    return wrong
+    words = f"FileError: {folder / 'secret.npy'}: Permission denied (rank 0)"
+    check.right(said == words, f"unreadable: {said}")
+    if check.gang.size > 1:
+        elsewhere(check)
 
 
-def elsewhere(check: Checks, folder: Path) -> list[str]:
+def elsewhere(check: Checks) -> None:
     """A path that is another file on the last rank's node, or is not there."""
-    wrong = []
-    last = check.gang.rank == check.gang.size - 1
-    if check.gang.size == 1:
-        return []
+    folder, last = check.folder, check.gang.rank == check.gang.size - 1
     check.by_rank_0(lambda: (folder / "own").mkdir())
     mine = folder / "own" if last else folder
     if last:
@@ -242,13 +226,11 @@ def elsewhere(check: Checks, folder: Path) -> list[str]:
             ("half.npy", "FileError: half.npy: No such file or directory, but other nodes have it"),
         ):
             said = check.said(check.load, name)
-            if not said.startswith(words):
-                wrong.append(f"elsewhere: {said}")
+            check.right(said.startswith(words), f"elsewhere: {said}")
         A = check.ctx.new_replicated(BASE, "MC_MR")
         said = check.said(lambda: routines.save(check.ctx, A, "mine.npy"))
-        if "does not see the file that rank 0 created: give a path" not in said or check.left():
-            wrong.append(f"save elsewhere: {said}")
-    return wrong
+        words = "does not see the file that rank 0 created: give a path"
+        check.right(words in said and not check.left(), f"save elsewhere: {said}")
 
 
 # --- a disk that is full ---
@@ -258,7 +240,6 @@ def full_disk(gang: Gang, folder: str) -> list[str]:
     """On a disk of 2 MB: what is too large is refused, the old file stays, and the room is free
     again."""
     check = Checks(gang, Path(folder))
-    wrong = []
     old = check.ctx.new_replicated(values((20, 4), "float64", 2), "MC_MR")
     new = check.ctx.new_replicated(values((300, 1000), "float64", 4), "VC_STAR")
     for suffix in SUFFIXES:
@@ -266,13 +247,12 @@ def full_disk(gang: Gang, folder: str) -> list[str]:
         routines.save(check.ctx, old, str(path))
         before = check.whole(check.load(str(path)))
         said = check.said(routines.save, check.ctx, new, str(path))
-        if not said.startswith(f"FileError: {path}") or "No space left on device" not in said:
-            wrong.append(f"{suffix}: {said}")
-        after = check.whole(check.load(str(path)))
-        if bits(before) != bits(after) or check.left():
-            wrong.append(f"{suffix}: left {check.left()}")
+        words = f"FileError: {path}"
+        check.right(said.startswith(words) and "No space left on device" in said, said)
+        same = bits(before) == bits(check.whole(check.load(str(path))))
+        check.right(same and not check.left(), f"{suffix}: left {check.left()}")
         routines.save(check.ctx, old, str(path))
-    return wrong
+    return check.wrong
 
 
 def out_of_descriptors(gang: Gang, folder: str) -> list[Any]:

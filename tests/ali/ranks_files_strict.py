@@ -18,7 +18,6 @@ import zarr
 from ali.files import exchange, paths, routines, text
 from ali.files.paths import hidden
 from mpi_workers.matrix import pairwise
-from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_files import (
     BASE,
     NAMES,
@@ -37,9 +36,9 @@ M, N = BASE.shape
 # --- saves that are refused ---
 
 
-def kept(gang: Gang, folder: Path) -> list[str]:
+def kept(check: Checks) -> None:
     """A save that is refused leaves every byte that was there."""
-    check = Checks(gang, folder)
+    folder = check.folder
     check.by_rank_0(lambda: existing(folder))
     A = check.ctx.new_replicated(BASE, "MC_MR")
     C = check.ctx.new_replicated(BASE.astype(np.complex64), "MC_MR")
@@ -77,33 +76,31 @@ def kept(gang: Gang, folder: Path) -> list[str]:
         (A, "x.mat", {}, "BadArgumentError: {}: unknown suffix"),
         (A, "file:///x.npy", {}, "BadArgumentError: file:///x.npy: only .zarr can be saved"),
     )
-    wrong = []
     before = contents(folder)
     for matrix, name, options, words in saves:
         path = name if "://" in name else str(folder / name)
         said = check.said(routines.save, check.ctx, matrix, path, **options)
-        if words.replace("{}", path) not in said or contents(folder) != before or check.left():
-            wrong.append(f"{name} {options}: {said}")
+        same = contents(folder) == before and not check.left()
+        check.right(same and words.replace("{}", path) in said, f"{name} {options}: {said}")
     for other in ("app", "notes"):
         said = check.said(routines.begin_folder, check.ctx, str(folder / other), "t")
-        if "is not a checkpoint" not in said or contents(folder) != before:
-            wrong.append(f"{other}: {said}")
+        same = contents(folder) == before
+        check.right(same and "is not a checkpoint" in said, f"{other}: {said}")
     place = str(folder / "checkpoint")
     for number, fails in enumerate((False, True)):
         routines.begin_folder(check.ctx, place, "t")
         routines.save(check.ctx, A, f"{hidden(place, 't')}/{number}.npy")
         before = contents(folder / "checkpoint")
-        gang.comm.Barrier()
+        check.gang.comm.Barrier()
         with pytest.MonkeyPatch.context() as patch:
             if fails:
                 patch.setattr(paths, "_swap", full)
             text = f'{{"format": "{routines.CHECKPOINT_FORMAT}", "number": {number}}}'
             said = check.said(routines.end_folder, check.ctx, place, "t", text)
-        if fails != ("No space left" in said) or check.left():
-            wrong.append(f"checkpoint {number}: {said}, left {check.left()}")
-    if contents(folder / "checkpoint") != before or '"number": 0' not in str(before):
-        wrong.append(f"checkpoint: {sorted(contents(folder / 'checkpoint'))}")
-    return wrong
+        good = fails == ("No space left" in said) and not check.left()
+        check.right(good, f"checkpoint {number}: {said}, left {check.left()}")
+    found = contents(folder / "checkpoint")
+    check.right(found == before and '"number": 0' in str(before), f"checkpoint: {sorted(found)}")
 
 
 def full(*_: object) -> None:
@@ -170,10 +167,9 @@ FITS: tuple[tuple[Any, str, str], ...] = (
 )
 
 
-def conversions(gang: Gang, folder: Path) -> list[str]:
+def conversions(check: Checks) -> None:
     """Elements out of range are refused by name; others become what NumPy makes of them."""
-    check = Checks(gang, folder)
-    wrong = []
+    folder = check.folder
     for number, (value, have, want) in enumerate((*TOO_LARGE, *FITS)):
         array = np.ones((M, N), have)
         array[M - 2, 3] = value
@@ -205,9 +201,7 @@ def conversions(gang: Gang, folder: Path) -> list[str]:
                 else:
                     assert found is not None, said
                     good = np.array_equal(check.whole(found), array.astype(want), equal_nan=True)
-                if not good:
-                    wrong.append(f"{value} from {have} to {want}, {suffix} {way}: {said}")
-    return wrong
+                check.right(good, f"{value} from {have} to {want}, {suffix} {way}: {said}")
 
 
 # --- tables and text ---
@@ -234,14 +228,13 @@ TEXTS: tuple[tuple[str, dict[str, Any], Any], ...] = (  # text, options, what it
 )
 
 
-def tables(gang: Gang, folder: Path) -> list[str]:
+def tables(check: Checks) -> None:
     """Texts and Parquet folders as their writers meant them, or an error that says why not."""
-    check = Checks(gang, folder)
-    wrong = []
+    folder = check.folder
     for number, (content, options, wanted) in enumerate(TEXTS):
         path = folder / f"{number}.csv"
         check.by_rank_0(path.write_bytes, content.encode())
-        wrong += expect(check, path, options, wanted)
+        expect(check, path, options, wanted)
     check.by_rank_0(lambda: parquet_files(folder))
     column = np.arange(12.0).reshape(-1, 1)
 
@@ -258,12 +251,11 @@ def tables(gang: Gang, folder: Path) -> list[str]:
         ("types.parquet", only("word"), "DtypeError: {}: column 'word' has type dicti"),
         ("types.parquet", only("day"), "DtypeError: {}: column 'day' has type date32"),
     ):
-        wrong += expect(check, folder / name, options, wanted)
-        wrong += expect(check, f"file://{folder / name}", options, wanted)
-    return wrong
+        expect(check, folder / name, options, wanted)
+        expect(check, f"file://{folder / name}", options, wanted)
 
 
-def expect(check: Checks, path: Path | str, options: dict[str, Any], wanted: Any) -> list[str]:
+def expect(check: Checks, path: Path | str, options: dict[str, Any], wanted: Any) -> None:
     found = None
 
     def load() -> None:
@@ -275,7 +267,7 @@ def expect(check: Checks, path: Path | str, options: dict[str, Any], wanted: Any
         good = said.startswith(wanted.replace("{}", str(path)))
     else:
         good = found is not None and np.array_equal(found, wanted, equal_nan=True)
-    return [] if good else [f"{path} {options}: {said} {found}, not {wanted}"]
+    check.right(good, f"{path} {options}: {said} {found}, not {wanted}")
 
 
 def parquet_files(folder: Path) -> None:
@@ -296,10 +288,9 @@ def parquet_files(folder: Path) -> None:
 # --- on the disk ---
 
 
-def durable(gang: Gang, folder: Path) -> list[str]:
+def durable(check: Checks) -> None:
     """Before the rename each rank has called fsync for the files that it wrote itself."""
-    check = Checks(gang, folder)
-    wrong = []
+    folder = check.folder
     array = values((40, 4), "float64", 4)
     matrix = check.ctx.new_replicated(array, "VC_STAR")
     for suffix in SUFFIXES:
@@ -322,16 +313,13 @@ def durable(gang: Gang, folder: Path) -> list[str]:
         everyone = check.gang.comm.allgather(flushed - {"published"})
         files = [str(p) for p in Path(temporary).rglob("*") if p.is_file()] or [temporary]
         data = [name for name in files if not name.endswith("zarr.json")]
-        if any(all(name not in some for some in everyone) for name in data):
-            wrong.append(f"{suffix}: not all of {data} are in {everyone}")
-        writers = [some for some in everyone if any(name in some for name in data)]
-        if len(writers) != gang.size or (
-            suffix in (".zarr", ".parquet") and overlaps(data, everyone)
-        ):
-            wrong.append(f"{suffix}: flushed by the wrong ranks: {everyone}")
-        gang.comm.Barrier()
+        all_of_it = all(any(name in some for some in everyone) for name in data)
+        check.right(all_of_it, f"{suffix}: not all of {data} are in {everyone}")
+        by_all = all(any(name in some for name in data) for some in everyone)
+        apart = suffix not in (".zarr", ".parquet") or not overlaps(data, everyone)
+        check.right(by_all and apart, f"{suffix}: flushed by the wrong ranks: {everyone}")
+        check.gang.comm.Barrier()
         check.by_rank_0(paths.remove, temporary)
-    return wrong
 
 
 def overlaps(names: list[str], flushed: list[set[str]]) -> bool:
@@ -342,10 +330,9 @@ def overlaps(names: list[str], flushed: list[set[str]]) -> bool:
 # --- chunks ---
 
 
-def large_chunks(gang: Gang, folder: Path) -> list[str]:
+def large_chunks(check: Checks) -> None:
     """A chunk that does not fit into the node's memory is refused before it is read."""
-    check = Checks(gang, folder)
-    wrong = []
+    folder = check.folder
     check.by_rank_0(lambda: written_by_others(folder))
     for name, options in (
         ("many.h5", {"dataset": "packed"}),
@@ -355,23 +342,20 @@ def large_chunks(gang: Gang, folder: Path) -> list[str]:
     ):
         path = str(folder / name)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(routines, "available_bytes", lambda: 64 * 8 * 2 * gang.size)
+            patch.setattr(routines, "available_bytes", lambda: 64 * 8 * 2 * check.gang.size)
             said = check.said(check.load, path, **options)
-            if said != "nothing":
-                wrong.append(f"{name} {options} fits: {said}")
+            check.right(said == "nothing", f"{name} {options} fits: {said}")
             patch.setattr(routines, "available_bytes", lambda: 12 * 8 * 2 - 1)
             said = check.said(check.load, path, **options)
-            if not said.startswith(f"ResourceError: {path}: a chunk of this file has"):
-                wrong.append(f"{name} {options} does not fit: {said}")
-    return wrong
+            words = f"ResourceError: {path}: a chunk of this file has"
+            check.right(said.startswith(words), f"{name} {options} does not fit: {said}")
 
 
-def shuffled(gang: Gang, folder: Path) -> list[str]:
+def shuffled(check: Checks) -> None:
     """Rows in any order; no stretch of a text is parsed more often than in order."""
-    check = Checks(gang, folder)
-    wrong = []
+    folder = check.folder
     check.by_rank_0(lambda: written_by_others(folder))
-    rows = [int(i) for i in np.random.default_rng(gang.size).permutation(M)] + [3, 3, 0]
+    rows = [int(i) for i in np.random.default_rng(check.gang.size).permutation(M)] + [3, 3, 0]
     parsed = [0]
     parse = text.CsvSource._parsed
 
@@ -392,13 +376,12 @@ def shuffled(gang: Gang, folder: Path) -> list[str]:
             for layout in SOME_LAYOUTS:
                 picked = {**options, "row_list": rows, "column_list": [4, 1, 2], "layout": layout}
                 found = check.whole(check.load(str(folder / name), **picked))
-                if bits(found) != bits(BASE[rows][:, [4, 1, 2]]):
-                    wrong.append(f"{name} {layout}: {found}")
+                wanted = BASE[rows][:, [4, 1, 2]]
+                check.right(bits(found) == bits(wanted), f"{name} {layout}: {found}")
         parsed[0] = 0
         check.load(str(folder / "plain.csv"))
-        in_order = gang.comm.allreduce(parsed[0])
+        in_order = check.gang.comm.allreduce(parsed[0])
         parsed[0] = 0
         check.load(str(folder / "plain.csv"), row_list=rows[:M])
-        if gang.comm.allreduce(parsed[0]) > 2 * in_order:
-            wrong.append(f"{parsed[0]} stretches parsed instead of {in_order}")
-    return wrong
+        now = check.gang.comm.allreduce(parsed[0])
+        check.right(now <= 2 * in_order, f"{now} stretches parsed instead of {in_order}")

@@ -21,37 +21,35 @@ from tests.ali.ranks_linalg_checks import (
     Checks,
     Refusals,
     orthonormal,
+    results_of,
     small_panels,
     some,
     values,
 )
 
 
-def products(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def products(check: Checks) -> None:
     pairs = [("VC_STAR", "VC_STAR"), ("MC_MR", "STAR_VC"), ("STAR_STAR", "VC_STAR")]
     pairs += [("VC_STAR", "STAR_STAR"), ("CIRC_CIRC", "MD_STAR"), ("STAR_STAR", "STAR_STAR")]
     shapes = [(17, 23, 13), (1, 40, 5), (40, 3, 40), (5, 64, 4), (2, 3, 2)]
     typed = list(zip(NUMBERS, pairs, strict=True))
     for (m, k, n), (dtype, (left, right)), way in some(
-        gang, shapes, typed, ("", "rows", "cols", "inner", "grid")
+        check, shapes, typed, ("", "rows", "cols", "inner", "grid")
     ):
         a, b = values((m, k), dtype), values((k, n), dtype, 1)
         A, B = check.distribute(a, left), check.distribute(b, right)
         what = [(m, k, n), way, left, right]
         with small_panels():
-            check.close(
-                check.whole(multiplication.product(check.ctx, A, B, way)), a @ b, dtype, what
-            )
-    for one, other in some(gang, NUMBERS, NUMBERS):
+            check.close(multiplication.product(check.ctx, A, B, way), a @ b, dtype, what)
+    for one, other in some(check, NUMBERS, NUMBERS):
         a, b = values((7, 5), one), values((5, 9), other, 1)
-        C = linalg.matmul(check.ctx, check.distribute(a), check.distribute(b, "MC_MR"))
+        C = check.linalg.matmul(a, check.distribute(b, "MC_MR"))
         # NumPy's product of float32 is computed in float32 with either operand order.
-        check.close(check.whole(C), a @ b, np.result_type(a, b), [one, other], 100)
+        check.close(C, a @ b, np.result_type(a, b), [one, other], 100)
     a = values((9, 9), "float64")
     A = check.distribute(a)
-    check.close(check.whole(linalg.matmul(check.ctx, A, A)), a @ a, "float64", "A A")
-    check.close(check.whole(A), a, "float64", "A is as it was", 1e-300)
+    check.close(check.linalg.matmul(A, A), a @ a, "float64", "A A")
+    check.close(A, a, "float64", "A is as it was", 1e-300)
     for layout, left, right in (
         ("VC_STAR", (30, 30), (30, 4)),
         ("VC_STAR", (4, 900), (900, 4)),
@@ -59,21 +57,20 @@ def products(gang: Gang) -> list[Any]:
     ):
         A = check.distribute(values(left, "float64"), layout)
         B = check.distribute(values(right, "float64"), layout)
-        C = linalg.matmul(check.ctx, A, B)
-        check.true(C.layout == layout or gang.size == 1, [left, right, C.layout])
+        C = check.linalg.matmul(A, B)
+        check.true(C.layout == layout or check.ctx.size == 1, [left, right, C.layout])
     for shape, layout, dtype in itertools.product(
         [(40, 5), (3, 7)], ("VC_STAR", "VR_STAR"), ("float32", "float64")
     ):
-        G = check.whole(linalg.gram(check.ctx, check.distribute(values(shape, dtype), layout)))
+        G = check.whole(check.linalg.gram(check.distribute(values(shape, dtype), layout)))
         check.true(np.array_equal(G, G.T), ["symmetric", shape, layout, dtype])
-    return check.result()
 
 
 def _svd(check: Checks, a: Array, rank: int, layout: str, what: Any) -> None:
     """Check a truncated SVD of `a` against NumPy's."""
     used = np.dtype("float64") if a.dtype.kind == "i" else a.dtype
     real = used.type(0).real.dtype
-    S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a, layout), rank)
+    S, U, V = check.linalg.truncated_svd(check.distribute(a, layout), rank)
     check.true((S.layout, U.layout, V.layout) == ("STAR_STAR", "VC_STAR", "VC_STAR"), what)
     s, u, v = (check.whole(x) for x in (S, U, V))
     wide = a.astype("complex128" if used.kind == "c" else "float64")
@@ -88,16 +85,15 @@ def _svd(check: Checks, a: Array, rank: int, layout: str, what: Any) -> None:
     check.close(wide @ v, product, wide.dtype, [what, "A V = U S"], size)
 
 
-def svds(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def svds(check: Checks) -> None:
     cases = ((1, "VC_STAR"), (5, "STAR_VC"), (29, "MC_MR"), (30, "VC_STAR"))
     shapes = [(60, 30), (30, 60), (40, 40)]
-    for dtype, shape, (rank, layout) in some(gang, (*FLOATS, "int64"), shapes, cases):
+    for dtype, shape, (rank, layout) in some(check, (*FLOATS, "int64"), shapes, cases):
         _svd(check, values(shape, dtype), rank, layout, [dtype, shape, rank, layout])
     for shape in [(1, 1), (1, 7), (7, 1), (3, 2), (2, 3)]:
         for dtype in FLOATS:
             _svd(check, values(shape, dtype), min(shape), "VC_STAR", [dtype, shape, "tiny"])
-    for dtype in FLOATS if gang.size < 4 else ("float64", "complex64"):
+    for dtype in FLOATS if check.ctx.size < 4 else ("float64", "complex64"):
         low = values((60, 2), dtype) @ values((2, 40), dtype, 1)
         for rank in (2, 5, 40):
             _svd(check, low, rank, "VC_STAR", [dtype, "of rank 2", rank])
@@ -115,64 +111,55 @@ def svds(gang: Gang) -> list[Any]:
     _svd(check, a, 12, "VC_STAR", "decaying")
     with small_panels():
         _svd(check, a, 12, "VC_STAR", "decaying, in panels")
-    S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a), 50)
-    s, u, v = (check.whole(x) for x in (S, U, V))
+    s, u, v = map(check.whole, check.linalg.truncated_svd(a, 50))
     check.close((u * s) @ v.conj().T, a, "float64", "all of it: A = U S V^H", 30)
-    return check.result()
 
 
-def norms(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def norms(check: Checks) -> None:
 
-    def norm(a: Array, layout: str) -> Array:
-        return np.array([linalg.norm(check.ctx, check.distribute(a, layout))])
+    def norm(a: Array, layout: str) -> float:
+        return float(check.linalg.norm(check.distribute(a, layout)))
 
     for layout, dtype in itertools.product(LAYOUTS, NUMBERS):
         a = values((13, 7), dtype)
-        expected = np.array([np.linalg.norm(a.astype("complex128"))])
+        expected = np.linalg.norm(a.astype("complex128"))
         check.close(norm(a, layout), expected, "float64", [layout, dtype])
     for size in (1e300, 1e-300, 1e160, 1e-160):
         a = values((13, 7), "float64")
-        expected = np.array([np.linalg.norm(a) * size])
-        check.close(norm(a * size, "MC_MR"), expected, "float64", size)
+        check.close(norm(a * size, "MC_MR"), np.linalg.norm(a) * size, "float64", size)
     uneven = np.zeros((6, 6))
     uneven[:, 0] = 10.0 ** -np.arange(0, 300, 50)
-    check.close(norm(uneven, "VC_STAR"), np.array([1.0]), "float64", "uneven")
+    check.close(norm(uneven, "VC_STAR"), 1.0, "float64", "uneven")
     big = np.full((5, 5), 3e38, "float32")
-    check.close(norm(big, "VC_STAR"), np.array([5 * float(big[0, 0])]), "float64", "float32")
+    check.close(norm(big, "VC_STAR"), 5 * float(big[0, 0]), "float64", "float32")
     least = np.full((2, 2), np.iinfo(np.int64).min)
-    check.close(norm(least, "VC_STAR"), np.array([2.0**64]), "float64", "int64")
+    check.close(norm(least, "VC_STAR"), 2.0**64, "float64", "int64")
     check.true(norm(np.zeros((3, 3)), "VC_STAR") == 0, "zero")
     with small_panels():
         a = values((90, 40), "complex128")
-        expected = np.array([np.linalg.norm(a)])
-        check.close(norm(a, "VC_STAR"), expected, "float64", "in pieces")
+        check.close(norm(a, "VC_STAR"), np.linalg.norm(a), "float64", "in pieces")
     for first, second, what in ((np.inf, 1, "inf"), (np.nan, np.inf, "nan"), (1, -np.inf, "inf")):
         a = np.ones((7, 3))
         a[0, 0], a[6, 2] = first, second
-        check.true(str(float(norm(a, "VC_STAR")[0])) == what, ["nonfinite", what])
-    return check.result()
+        check.true(str(norm(a, "VC_STAR")) == what, ["nonfinite", what])
 
 
-def transposes(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def transposes(check: Checks) -> None:
     for layout, dtype in itertools.product(LAYOUTS, NUMBERS):
         a = values((13, 6), dtype)
-        B = linalg.transpose(check.ctx, check.distribute(a, layout))
+        B = check.linalg.transpose(check.distribute(a, layout))
         rows, cols = layout.split("_")
         check.true(B.layout == f"{cols}_{rows}" and B.shape == (6, 13), ["layout", layout])
         # On each rank alone: nothing may have been communicated.
         check.close(B.local, a.T[np.ix_(B.rows, B.cols)], dtype, [layout, dtype], 1e-300)
-    return check.result()
 
 
-def random_numbers(gang: Gang) -> dict[str, dict[str, Any]]:
-    check = Checks(gang)
+def random_numbers(check: Checks) -> dict[str, dict[str, Any]]:
     found, drawn = {}, []
     for name, center in (("normal", 0.0), ("uniform", 0.5)):
 
         def draw(m: int, n: int, seed: int, name: str = name) -> Array:
-            return check.whole(getattr(linalg, f"random_{name}")(check.ctx, m, n, seed))
+            return check.whole(getattr(check.linalg, f"random_{name}")(m, n, seed))
 
         large = draw(300, 200, 3)
         drawn.append(large.reshape(-1))
@@ -189,9 +176,8 @@ def random_numbers(gang: Gang) -> dict[str, dict[str, Any]]:
     return found
 
 
-def refused(gang: Gang) -> list[Any]:
+def refused(check: Checks) -> list[Any]:
     """Failures of bad calls, before any message and during the computation."""
-    check = Checks(gang)
     ctx = check.ctx
     A = ctx.zeros((4, 3), "float64")
     says = Refusals(ctx, linalg, alone=True)
@@ -216,41 +202,35 @@ def refused(gang: Gang) -> list[Any]:
     return says.found + late.found
 
 
-def nonfinite_passes(gang: Gang) -> list[Any]:
+def nonfinite_passes(check: Checks) -> None:
     """NaN and inf propagate as in NumPy, and no rank hangs."""
-    check = Checks(gang)
     a, b = values((9, 6), "float64"), values((6, 5), "float64", 1)
     a[2, 1], a[5, 3] = np.nan, np.inf
-    C = check.whole(linalg.matmul(check.ctx, check.distribute(a), check.distribute(b)))
+    C = check.whole(check.linalg.matmul(a, b))
     check.true(np.array_equal(np.isfinite(C), np.isfinite(a @ b)), "matmul")
-    G = check.whole(linalg.gram(check.ctx, check.distribute(a)))
+    G = check.whole(check.linalg.gram(a))
     check.true(np.array_equal(np.isfinite(G), np.isfinite(a.T @ a)), "gram")
-    _, R = linalg.qr(check.ctx, check.distribute(a))
+    _, R = check.linalg.qr(a)
     check.true(not np.isfinite(check.whole(R)).all(), "qr")
-    B = check.whole(linalg.transpose(check.ctx, check.distribute(a)))
+    B = check.whole(check.linalg.transpose(a))
     check.true(np.array_equal(B, a.T, equal_nan=True), "transpose")
-    return check.result()
 
 
-def reproducible(gang: Gang) -> list[Any]:
+def reproducible(plain: Checks) -> list[Any]:
     """The same call gives the same bits, and reported progress is plausible."""
     told: list[Any] = []
-    storage = Storage(gang.rank, Pool(1 << 24, shared=False))
-    mine = Gang(
-        MPI.COMM_WORLD, storage, lambda fraction, text: told.append([fraction, text]), gang.folder
-    )
-    check = Checks(mine)
+    storage = Storage(plain.gang.rank, Pool(1 << 24, shared=False))
+    report = lambda fraction, text: told.append([fraction, text])  # noqa: E731
+    check = Checks(Gang(MPI.COMM_WORLD, storage, report, plain.gang.folder))
     A = check.distribute(values((4000, 200), "float64"))
-    runs = [
-        [check.whole(x).tobytes() for x in linalg.truncated_svd(check.ctx, A, 8)] for _ in range(2)
-    ]
-    return [runs[0] == runs[1], told]
+    one, other = (
+        [check.whole(x).tobytes() for x in check.linalg.truncated_svd(A, 8)] for _ in range(2)
+    )
+    return [one == other, told]
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    """All checks in one launch: starting ranks takes longer than most checks."""
-    functions = (
-        products, svds, norms, transposes, nonfinite_passes,
-        random_numbers, refused, reproducible,
+    return results_of(
+        gang, products, svds, norms, transposes, nonfinite_passes, random_numbers, refused,
+        reproducible,
     )  # fmt: skip
-    return {function.__name__: function(gang) for function in functions}

@@ -9,7 +9,6 @@ import numpy as np
 from scipy import special
 
 from ali import linalg
-from ali.interface import Context
 from ali.linalg.arithmetic import UNARY
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
@@ -17,6 +16,7 @@ from tests.ali.ranks_linalg_checks import (
     Checks,
     Refusals,
     failures_on_all_ranks,
+    results_of,
     sample,
     small_panels,
     values,
@@ -30,55 +30,50 @@ SOME_LAYOUTS = (
 )  # fmt: skip
 
 
-def sums_of_two(gang: Gang) -> list[Any]:
-    check = Checks(gang)
-    for one, other in sample(gang, NUMBERS, NUMBERS):
+def sums_of_two(check: Checks) -> None:
+    for one, other in sample(check, NUMBERS, NUMBERS):
         a, b = values((9, 5), one), values((9, 5), other, 1)
         A, B = check.distribute(a, "MC_MR"), check.distribute(b)
         for alpha, beta in ((1, 1), (1, -1), (2, -3), (0.5, 1), (1, 2j)):
-            C = linalg.add(check.ctx, A, B, alpha, beta)
+            C = check.linalg.add(A, B, alpha, beta)
             with small_panels():
-                D = linalg.add(check.ctx, A, B, alpha, beta)
+                D = check.linalg.add(A, B, alpha, beta)
             factors = [
                 int(f) if isinstance(f, int) and x.dtype.kind == "i" else f * 1.0
                 for f, x in ((alpha, a), (beta, b))
             ]
             expected = np.multiply(a, factors[0]) + np.multiply(b, factors[1])
             what = [one, other, alpha, beta]
-            check.close(check.whole(C), expected, expected.dtype, what)
-            check.close(check.whole(D), expected, expected.dtype, [*what, "in strips"])
-    for left, right in sample(gang, EVERY, SOME_LAYOUTS):
+            check.close(C, expected, expected.dtype, what)
+            check.close(D, expected, expected.dtype, [*what, "in strips"])
+    for left, right in sample(check, EVERY, SOME_LAYOUTS):
         a, b = values((11, 6), "float64"), values((11, 6), "float64", 1)
-        C = linalg.add(check.ctx, check.distribute(a, left), check.distribute(b, right))
-        check.close(check.whole(C), a + b, "float64", [left, right])
+        C = check.linalg.add(check.distribute(a, left), check.distribute(b, right))
+        check.close(C, a + b, "float64", [left, right])
         check.true(C.layout in (left, right), [left, right, C.layout])
-    return check.result()
 
 
-def broadcasts(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def broadcasts(check: Checks) -> None:
     shapes = [(8, 6), (1, 6), (8, 1), (1, 1)]
-    for one, other, layout, small in sample(gang, shapes, shapes, EVERY, ("VC_STAR", "MR_MC")):
+    for one, other, layout, small in sample(check, shapes, shapes, EVERY, ("VC_STAR", "MR_MC")):
         a, b = values(one, "float64"), values(other, "int32", 1)
-        C = linalg.elementwise(
-            check.ctx, "subtract", check.distribute(a, layout), check.distribute(b, small)
+        C = check.linalg.elementwise(
+            "subtract", check.distribute(a, layout), check.distribute(b, small)
         )
-        check.close(check.whole(C), a - b, "float64", [one, other, layout, small])
+        check.close(C, a - b, "float64", [one, other, layout, small])
         test = check.distribute((values((8, 1), "int32") > 0).astype(np.int32), small)
-        C = linalg.where(check.ctx, test, check.distribute(a, layout), check.distribute(b, small))
+        C = check.linalg.where(test, check.distribute(a, layout), check.distribute(b, small))
         expected = np.where(values((8, 1), "int32") > 0, a, b)
-        check.close(check.whole(C), expected, "float64", ["where", one, other, layout, small])
+        check.close(C, expected, "float64", ["where", one, other, layout, small])
     a = values((8, 6), "float64")
     A = check.distribute(a)
-    moved = check.ctx.comm.allreduce(0)  # the mean of VC_STAR lies where A is: no move
-    check.true(moved == 0 and linalg.mean(check.ctx, A, 0).layout == "STAR_STAR", "a row by A")
-    C = linalg.elementwise(check.ctx, "subtract", A, linalg.mean(check.ctx, A, 0))
-    check.close(check.whole(C), a - a.mean(axis=0), "float64", "centred")
-    return check.result()
+    mean = check.linalg.mean(A, 0)
+    check.true(mean.layout == "STAR_STAR", "a row by A")  # lies where A is: no move
+    C = check.linalg.elementwise("subtract", A, mean)
+    check.close(C, a - a.mean(axis=0), "float64", "centred")
 
 
-def operations(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def operations(check: Checks) -> None:
     binary = [
         "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "minimum", "maximum",
         "arctan2", "hypot", "equal", "not_equal", "less", "less_equal", "greater",
@@ -90,7 +85,7 @@ def operations(gang: Gang) -> list[Any]:
         "floor_divide", "remainder", "arctan2", "hypot", "logaddexp", "copysign", "nextafter",
         *whole,
     }  # fmt: skip
-    for op, one, other in sample(gang, binary, NUMBERS, NUMBERS):
+    for op, one, other in sample(check, binary, NUMBERS, NUMBERS):
         if op in real_only and "complex" in one + other:
             continue
         if op in whole and "float" in one + other:
@@ -98,29 +93,26 @@ def operations(gang: Gang) -> list[Any]:
         a, b = values((6, 4), one), values((6, 4), other, 1)
         with np.errstate(all="ignore"):
             expected = getattr(np, op)(a, b)
-            found = linalg.elementwise(check.ctx, op, check.distribute(a), check.distribute(b))
-            check.same(check.whole(found), expected, [op, one, other])
+            check.same(check.linalg.elementwise(op, a, b), expected, [op, one, other])
     for op, dtype, reflected in sample(
-        gang, [b for b in binary if b not in real_only], NUMBERS, (False, True)
+        check, [b for b in binary if b not in real_only], NUMBERS, (False, True)
     ):
         a = values((6, 4), dtype)
         for number in (2, 2.5, 1 - 2j):
             kind = type(number).__name__
             with np.errstate(all="ignore"):
                 expected = getattr(np, op)(*((number, a) if reflected else (a, number)))
-            found = linalg.elementwise_scalar(
-                check.ctx, op, check.distribute(a, "STAR_VC"), number, reflected, kind
+            found = check.linalg.elementwise_scalar(
+                op, check.distribute(a, "STAR_VC"), number, reflected, kind
             )
-            check.same(check.whole(found), expected, [op, dtype, number, reflected])
+            check.same(found, expected, [op, dtype, number, reflected])
     for exponent in (2, 0.5, 3):
         a = values((5, 4), "int64") ** 2
-        found = linalg.elementwise_scalar(check.ctx, "power", check.distribute(a), exponent)
-        check.same(check.whole(found), a**exponent, ["power", exponent])
-    return check.result()
+        found = check.linalg.elementwise_scalar("power", a, exponent)
+        check.same(found, a**exponent, ["power", exponent])
 
 
-def functions_of_one(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def functions_of_one(check: Checks) -> None:
     for op, dtype in itertools.product((*UNARY, "real", "imag"), NUMBERS):
         a = values((6, 5), dtype)
         if op in ("rint", "log2") and dtype.startswith("complex"):
@@ -133,160 +125,130 @@ def functions_of_one(gang: Gang) -> list[Any]:
             said = failures_on_all_ranks(check.ctx, linalg.apply, check.ctx, op, A)
             check.true(all(s.startswith("DtypeError: apply: ") for s in said), [op, dtype, said])
             continue
-        found = linalg.apply(check.ctx, op, A)
-        check.same(check.whole(found), expected, [op, dtype])
+        check.same(check.linalg.apply(op, A), expected, [op, dtype])
     for one, other in itertools.product(NUMBERS, NUMBERS):
         if one.startswith("complex") and not other.startswith("complex"):
             continue
         a = values((5, 4), one)
-        found = linalg.astype(check.ctx, check.distribute(a, "STAR_VC"), other)
-        check.same(check.whole(found), a.astype(other), ["astype", one, other])
+        found = check.linalg.astype(check.distribute(a, "STAR_VC"), other)
+        check.same(found, a.astype(other), ["astype", one, other])
     a = values((5, 4), "complex64")
-    found = linalg.scale(check.ctx, check.distribute(a), 2 - 1j)
-    check.close(check.whole(found), a * (2 - 1j), "complex64", "scale")
-    found = linalg.scale(check.ctx, check.distribute(values((5, 4), "int32")), 3)
-    check.same(check.whole(found), values((5, 4), "int32") * 3, "scale int")
-    return check.result()
+    check.close(check.linalg.scale(a, 2 - 1j), a * (2 - 1j), "complex64", "scale")
+    a = values((5, 4), "int32")
+    check.same(check.linalg.scale(a, 3), a * 3, "scale int")
 
 
-def reductions(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def reductions(check: Checks) -> None:
     names = ("sum", "mean", "min", "max", "var", "std")
     # All layouts with one dtype, all dtypes with one layout: six names, 14 layouts, three axes.
     typed = [("float64", layout) for layout in EVERY] + [(t, "MC_MR") for t in NUMBERS]
-    for shape, (dtype, layout), name in sample(gang, SHAPES, typed, names):
+    for shape, (dtype, layout), name in sample(check, SHAPES, typed, names):
         a = values(shape, dtype)
         A = check.distribute(a, layout)
         wide = a.astype("complex128") if a.dtype.kind == "c" else a
         for axis in (0, 1, None):
             with small_panels():
-                R = getattr(linalg, name)(check.ctx, A, axis)
+                R = getattr(check.linalg, name)(A, axis)
             expected = getattr(np, name)(wide, axis=axis, keepdims=True)
             kind = getattr(np, name)(a, axis=axis).dtype
             scale = 20.0 * (a.size if name in ("sum", "var") else 1)
-            check.close(
-                check.whole(R), expected.astype(kind), kind, [name, shape, dtype, layout, axis],
-                scale if kind.kind != "i" else 0,
-            )  # fmt: skip
+            scale = 0 if kind.kind == "i" else scale
+            check.close(R, expected.astype(kind), kind, [name, shape, dtype, layout, axis], scale)
     a = values((40, 6), "float64") + 1e8  # what is naive has no digit left
-    A = check.distribute(a)
-    check.close(
-        check.whole(linalg.var(check.ctx, A, 0, 1)), a.var(axis=0, ddof=1, keepdims=True),
-        "float64", "var with a large mean", 1e6,
-    )  # fmt: skip
-    for dtype, layout in sample(gang, ("float32", "float64", "int32"), EVERY):
+    expected = a.var(axis=0, ddof=1, keepdims=True)
+    check.close(check.linalg.var(a, 0, 1), expected, "float64", "var with a large mean", 1e6)
+    for dtype, layout in sample(check, ("float32", "float64", "int32"), EVERY):
         a = values((23, 5), dtype)
         with small_panels():
-            found = linalg.column_stats(check.ctx, check.distribute(a, layout), 1)
+            found = check.linalg.column_stats(check.distribute(a, layout), 1)
         kind = np.dtype("float64" if dtype == "int32" else dtype)
-        for M, expected in zip(
-            found, (a.mean(0), a.std(0, ddof=1), a.min(0), a.max(0)), strict=True
-        ):
-            check.close(check.whole(M), expected[None].astype(kind), kind, ["stats", dtype], 20)
+        wanted = a.mean(0), a.std(0, ddof=1), a.min(0), a.max(0)
+        for M, expected in zip(found, wanted, strict=True):
+            check.close(M, expected[None].astype(kind), kind, ["stats", dtype], 20)
     a = values((9, 4), "float64")
     a[3, 1], a[4, 2] = np.nan, -np.inf
     for name in ("sum", "mean", "min", "max"):
-        R = check.whole(getattr(linalg, name)(check.ctx, check.distribute(a), 0))
-        check.same(R, getattr(np, name)(a, axis=0, keepdims=True), [name, "not finite"])
+        expected = getattr(np, name)(a, axis=0, keepdims=True)
+        check.same(getattr(check.linalg, name)(a, 0), expected, [name, "not finite"])
     a[3, 1] = np.inf
     for rows in (a, a[3:5]):  # two rows are less than ranks
-        M, _, _, _ = linalg.column_stats(check.ctx, check.distribute(rows))
-        check.same(check.whole(M), rows.mean(axis=0, keepdims=True), "mean with inf")
+        mean = check.linalg.column_stats(rows)[0]
+        check.same(mean, rows.mean(axis=0, keepdims=True), "mean with inf")
     big = np.full((70_000, 1), 2**31 - 1, "int32")
-    check.same(
-        check.whole(linalg.sum(check.ctx, check.distribute(big))), big.sum(keepdims=True), "i32"
-    )
-    return check.result()
+    check.same(check.linalg.sum(big), big.sum(keepdims=True), "i32")
 
 
-def other_norms(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def other_norms(check: Checks) -> None:
     orders: dict[str, Any] = {"1": 1, "inf": np.inf, "2": 2, "nuc": "nuc", "fro": "fro"}
     for shape, dtype, layout, name in sample(
-        gang, SHAPES, NUMBERS, ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR"), orders
+        check, SHAPES, NUMBERS, ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR"), orders
     ):
         a = values(shape, dtype)
-        found = linalg.norm(check.ctx, check.distribute(a, layout), name)
-        wide = a.astype("complex128")
-        expected = float(np.linalg.norm(wide, orders[name]))
-        used = "float64" if dtype in ("float64", "complex128", "int32", "int64") else "float32"
-        check.close(
-            np.array([found], used), np.array([expected], used), used, [name, shape, dtype, layout]
-        )
+        A = check.distribute(a, layout)
+        used = np.float64 if dtype in ("float64", "complex128", "int32", "int64") else np.float32
+        found = used(check.linalg.norm(A, name))
+        expected = used(np.linalg.norm(a.astype("complex128"), orders[name]))
+        check.close(found, expected, used, [name, shape, dtype, layout])
         if name == "fro":
-            found = linalg.norm(check.ctx, check.distribute(a, layout), "max")
-            check.close(np.array([found]), np.array([np.abs(a).max()], float), "float64", "max")
-    return check.result()
+            check.close(check.linalg.norm(A, "max"), float(np.abs(a).max()), "float64", "max")
 
 
-def slices(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def slices(check: Checks) -> None:
     cuts = [
         (None, None, None), (2, 9, 1), (None, None, 3), (None, None, -1), (-2, None, -4), (9, 2, 1)
     ]  # fmt: skip
-    for layout, rows, cols, dtype in sample(gang, EVERY, cuts, cuts, ("float32", "complex128")):
+    for layout, rows, cols, dtype in sample(check, EVERY, cuts, cuts, ("float32", "complex128")):
         a = values((14, 11), dtype)
         with small_panels():
-            B = linalg.slice(check.ctx, check.distribute(a, layout), *rows, *cols)
+            B = check.linalg.slice(check.distribute(a, layout), *rows, *cols)
         expected = a[slice(*rows), slice(*cols)]
-        check.same(check.whole(B), expected, [layout, rows, cols, dtype])
+        check.same(B, expected, [layout, rows, cols, dtype])
         check.true(B.layout == layout, "layout")
     picks = [[0], [-1, 3, 3, 0], list(range(13, -1, -1)), [5, 6, 7], [2, 9, 4], []]
-    for layout, pick, dtype in sample(gang, EVERY, picks, NUMBERS):
+    for layout, pick, dtype in sample(check, EVERY, picks, NUMBERS):
         a = values((14, 15), dtype)
         A = check.distribute(a, layout)
         index = np.array(pick, int)
-        check.same(check.whole(linalg.take_rows(check.ctx, A, pick)), a[index], [layout, pick])
-        check.same(check.whole(linalg.take_cols(check.ctx, A, pick)), a[:, index], [layout, pick])
+        check.same(check.linalg.take_rows(A, pick), a[index], [layout, pick])
+        check.same(check.linalg.take_cols(A, pick), a[:, index], [layout, pick])
     a = values((14, 15), "float64")
     A = check.distribute(a, "MC_MR")
-    zero = check.distribute(np.zeros((1, 1)))
-    column = linalg.elementwise(check.ctx, "greater", linalg.slice(check.ctx, A, col_stop=1), zero)
-    check.same(
-        check.whole(linalg.select_rows(check.ctx, A, column)), a[a[:, 0] > 0], "rows by mask"
-    )
-    row = linalg.elementwise(check.ctx, "greater", linalg.slice(check.ctx, A, row_stop=1), zero)
-    check.same(
-        check.whole(linalg.select_cols(check.ctx, A, row)), a[:, a[0] > 0], "columns by mask"
-    )
+    zero = np.zeros((1, 1))
+    column = check.linalg.elementwise("greater", check.linalg.slice(A, col_stop=1), zero)
+    check.same(check.linalg.select_rows(A, column), a[a[:, 0] > 0], "rows by mask")
+    row = check.linalg.elementwise("greater", check.linalg.slice(A, row_stop=1), zero)
+    check.same(check.linalg.select_cols(A, row), a[:, a[0] > 0], "columns by mask")
     for select, shape in ((linalg.select_rows, (14, 1)), (linalg.select_cols, (1, 15))):
         found = select(check.ctx, A, check.distribute(np.zeros(shape, np.int32)))
         check.true(found.shape == ((0, 15) if shape[1] == 1 else (14, 0)), "a mask of zeros")
-    for left, right, axis in sample(gang, EVERY, ("VC_STAR", "STAR_VC", "MC_MR"), (0, 1)):
+    for left, right, axis in sample(check, EVERY, ("VC_STAR", "STAR_VC", "MC_MR"), (0, 1)):
         a, b = values((8, 8), "float32"), values((5, 8) if axis == 0 else (8, 5), "int64")
-        C = linalg.concatenate(
-            check.ctx, check.distribute(a, left), check.distribute(b, right), axis
-        )
-        check.same(check.whole(C), np.concatenate([a, b], axis), [left, right, axis])
-    return check.result()
+        C = check.linalg.concatenate(check.distribute(a, left), check.distribute(b, right), axis)
+        check.same(C, np.concatenate([a, b], axis), [left, right, axis])
 
 
-def diagonals_and_fills(gang: Gang) -> list[Any]:
-    check = Checks(gang)
-    for layout, dtype, shape in sample(gang, EVERY, NUMBERS, [(9, 5), (4, 11), (1, 1), (6, 6)]):
+def diagonals_and_fills(check: Checks) -> None:
+    for layout, dtype, shape in sample(check, EVERY, NUMBERS, [(9, 5), (4, 11), (1, 1), (6, 6)]):
         a = values(shape, dtype)
         A = check.distribute(a, layout)
         expected = np.diagonal(a)
-        check.same(
-            check.whole(linalg.diagonal(check.ctx, A)).reshape(-1), expected, [layout, dtype]
-        )
-        found = np.array([linalg.trace(check.ctx, A)])
-        check.close(found, np.array([complex(np.trace(a))]), "complex128", "trace", 1e9)
-        F = linalg.full(check.ctx, *shape, value=3, dtype=dtype, layout=layout)
-        check.same(check.whole(F), np.full(shape, 3, dtype), ["full", layout])
-        Z = linalg.zeros(check.ctx, *shape, dtype=dtype, layout=layout)
-        check.same(check.whole(Z), np.zeros(shape, dtype), ["zeros", layout])
+        check.same(check.whole(check.linalg.diagonal(A)).reshape(-1), expected, [layout, dtype])
+        trace = complex(np.trace(a))
+        check.close(check.linalg.trace(A), trace, "complex128", "trace", 1e9)
+        F = check.linalg.full(*shape, value=3, dtype=dtype, layout=layout)
+        check.same(F, np.full(shape, 3, dtype), ["full", layout])
+        Z = check.linalg.zeros(*shape, dtype=dtype, layout=layout)
+        check.same(Z, np.zeros(shape, dtype), ["zeros", layout])
         check.true((F.layout, Z.layout) == (layout, layout), layout)
     for shape, layout in itertools.product([(7, 1), (1, 7), (1, 1)], EVERY):
         a = values(shape, "float32")
-        D = linalg.diag(check.ctx, check.distribute(a, layout))
-        check.same(check.whole(D), np.diag(a.reshape(-1)), ["diag", shape, layout])
-    return check.result()
+        D = check.linalg.diag(check.distribute(a, layout))
+        check.same(D, np.diag(a.reshape(-1)), ["diag", shape, layout])
 
 
-def refused(gang: Gang) -> list[Any]:
+def refused(check: Checks) -> list[Any]:
     """The failures of bad calls on every rank."""
-    ctx = Context(gang, {})
+    ctx = check.ctx
     A, B = ctx.zeros((4, 3), "float64"), ctx.zeros((3, 4), "float64")
     J, Z = ctx.zeros((4, 3), "int32"), ctx.zeros((4, 3), "complex64")
     minus = linalg.full(ctx, 4, 3, -1, "int32", "MC_MR")
@@ -333,8 +295,7 @@ def refused(gang: Gang) -> list[Any]:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    functions = (
-        sums_of_two, broadcasts, operations, functions_of_one, reductions, other_norms, slices,
-        diagonals_and_fills, refused
+    return results_of(
+        gang, sums_of_two, broadcasts, operations, functions_of_one, reductions, other_norms,
+        slices, diagonals_and_fills, refused,
     )  # fmt: skip
-    return {function.__name__: function(gang) for function in functions}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ali import DistMatrix, blocks
+from ali import DistMatrix, blocks, linalg
 from ali.interface import Context
 from ali.linalg import (
     arithmetic,
@@ -33,11 +33,31 @@ FLOATS = ("float32", "float64", "complex64", "complex128")
 NUMBERS = (*FLOATS, "int32", "int64")
 
 
+class Routines:
+    """The routines of a library on these ranks; arrays among their arguments are distributed."""
+
+    def __init__(self, ctx: Context, library: Any) -> None:
+        self._ctx, self._library = ctx, library
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        routine = getattr(self._library, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            given = (
+                self._ctx.new_replicated(one, "VC_STAR") if isinstance(one, np.ndarray) else one
+                for one in arguments
+            )  # fmt: skip
+            return routine(self._ctx, *given, **options)
+
+        return call
+
+
 class Checks:
     """Collects the differences that exceed rounding, on all ranks."""
 
     def __init__(self, gang: Gang) -> None:
-        self.ctx = Context(gang, {})
+        self.gang, self.ctx = gang, Context(gang, {})
+        self.linalg = Routines(self.ctx, linalg)
         self.done = 0
         self.wrong: list[Any] = []
 
@@ -49,9 +69,14 @@ class Checks:
     def distribute(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
         return self.ctx.new_replicated(values, layout)
 
-    def close(self, found: Array, expected: Array, dtype: Any, what: Any, scale: float = 0) -> None:
-        """Equal within 60 roundings of the largest number; integers exactly."""
+    def _array(self, found: Any) -> Array:
+        return self.whole(found) if isinstance(found, DistMatrix) else np.asarray(found)
+
+    def close(self, found: Any, expected: Any, dtype: Any, what: Any, scale: float = 0) -> None:
+        """A matrix, array or number is equal within 60 roundings of the largest number; integers
+        exactly."""
         self.done += 1
+        found, expected = self._array(found), np.asarray(expected)
         kind = np.dtype(dtype)
         size = scale or float(np.abs(expected).max(initial=0))
         limit = 0.0 if kind.kind in "bi" else 60 * float(np.finfo(kind).eps) * size
@@ -61,9 +86,10 @@ class Checks:
         if not error <= limit:
             self.wrong.append([what, str(found.dtype), found.shape, error, limit])
 
-    def same(self, found: Array, expected: Array, what: Any) -> None:
+    def same(self, found: Any, expected: Array, what: Any) -> None:
         """Equal within a few roundings of each number; NaN and inf alike, integers exactly."""
         self.done += 1
+        found = self._array(found)
         good = found.shape == expected.shape and found.dtype == expected.dtype
         if good and expected.dtype.kind in "bi":
             good = np.array_equal(found, expected)
@@ -85,22 +111,38 @@ class Checks:
         return [self.done, [[rank, what] for rank, some in enumerate(gathered) for what in some]]
 
 
-def some(gang: Gang, *choices: Any) -> list[Any]:
+def results_of(
+    gang: Gang, *functions: Callable[[Any], Any], make: Callable[[Gang], Checks] = Checks
+) -> dict[str, Any]:
+    """By name what functions of checks return, or the results of their checks.
+
+    In one launch: starting ranks takes longer than most checks.
+    """
+    found = {}
+    for function in functions:
+        check = make(gang)
+        told = function(check)
+        found[function.__name__] = check.result() if told is None else told
+    return found
+
+
+def some(check: Checks, *choices: Any) -> list[Any]:
     """All combinations; every seventh of them on four ranks or more.
 
     Seven divides the length of none of the lists, so that every choice occurs.
     """
-    return list(itertools.product(*choices))[:: 1 if gang.size < 4 else 7]
+    return list(itertools.product(*choices))[:: 1 if check.ctx.size < 4 else 7]
 
 
-def sample(gang: Gang, *choices: Any) -> list[Any]:
+def sample(check: Checks, *choices: Any) -> list[Any]:
     """Every eleventh of all combinations (29th on three ranks or more), different ones for each
     number of ranks.
 
     Neither divides the length of any of the lists, so that every choice occurs.
     """
-    step = 11 if gang.size < 3 else 29
-    return list(itertools.product(*map(list, choices)))[gang.size % step :: step]
+    size = check.ctx.size
+    step = 11 if size < 3 else 29
+    return list(itertools.product(*map(list, choices)))[size % step :: step]
 
 
 def values(shape: Shape, dtype: str, seed: int = 0) -> Array:

@@ -8,22 +8,20 @@ from typing import Any
 import numpy as np
 
 from ali import linalg
-from ali.interface import Context
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import Array, Checks, Refusals, small_panels, values
+from tests.ali.ranks_linalg_checks import Array, Checks, Refusals, results_of, small_panels, values
 
 REALS = ("float32", "float64", "int32")
 
 
-def components(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def components(check: Checks) -> None:
     cases = itertools.product([(60, 8), (8, 30), (3, 4)], REALS, (True, False), (True, False))
-    for shape, dtype, center, scale in list(cases)[:: 1 if gang.size < 4 else 5]:
+    for shape, dtype, center, scale in list(cases)[:: 1 if check.ctx.size < 4 else 5]:
         a = values(shape, dtype) * np.arange(1, shape[1] + 1) + 5
         a = a.astype(dtype)
         k = min(2, shape[0] - 1)
-        layout = ("VC_STAR", "MC_MR", "STAR_VC")[gang.size % 3]
-        found = linalg.pca(check.ctx, check.distribute(a, layout), k, center, scale)
+        layout = ("VC_STAR", "MC_MR", "STAR_VC")[check.ctx.size % 3]
+        found = check.linalg.pca(check.distribute(a, layout), k, center, scale)
         parts, variance, mean, scores, ratio, deviation = (check.whole(x) for x in found)
         wide = a.astype("float64")
         used = np.dtype("float64" if dtype == "int32" else dtype)
@@ -49,10 +47,9 @@ def components(gang: Gang) -> list[Any]:
         check.close(parts, vh[:k].astype(used), used, [*what, "parts"], slack * top / float(gaps))
     a = np.ones((6, 3))
     a[:, 1] = np.arange(6)
-    found = linalg.pca(check.ctx, check.distribute(a), 1, True, True, "randomized")
-    check.close(check.whole(found[0]), np.array([[0.0, 1, 0]]), "float64", "a constant column", 1)
-    check.close(check.whole(found[4]), np.ones(1), "float64", "all of the variance")
-    return check.result()
+    parts, _, _, _, ratio, _ = check.linalg.pca(a, 1, True, True, "randomized")
+    check.close(parts, [[0.0, 1, 0]], "float64", "a constant column", 1)
+    check.close(ratio, np.ones(1), "float64", "all of the variance")
 
 
 def blobs(k: int, each: int) -> tuple[Array, Array]:
@@ -63,15 +60,13 @@ def blobs(k: int, each: int) -> tuple[Array, Array]:
     return centers[labels] + rng.standard_normal((k * each, 6)) + 1000, labels
 
 
-def clusters(gang: Gang) -> dict[str, Any]:
-    check = Checks(gang)
-    ctx = check.ctx
+def clusters(check: Checks) -> dict[str, Any]:
     points, labels = blobs(5, 40)
     found: dict[str, Any] = {}
     for dtype, layout in (("float64", "VC_STAR"), ("float32", "MC_MR"), ("int32", "STAR_VC")):
         a = points.astype(dtype)
         with small_panels():
-            C, L, inertia, count = linalg.kmeans(ctx, check.distribute(a, layout), 5, 3)
+            C, L, inertia, count = check.linalg.kmeans(check.distribute(a, layout), 5, 3)
         c, mine = check.whole(C), check.whole(L)[:, 0]
         check.true((L.layout, L.dtype.name, mine.shape) == ("VC_STAR", "int32", (200,)), dtype)
         pairs = {(int(x), int(y)) for x, y in zip(mine, labels, strict=True)}
@@ -80,12 +75,10 @@ def clusters(gang: Gang) -> dict[str, Any]:
         expected = np.stack([a[mine == j].mean(axis=0, dtype="float64") for j in range(5)])
         check.close(c, expected.astype(used), used, [dtype, "centers"])
         exact = float(((a - expected[mine]) ** 2).sum())
-        check.close(
-            np.array([inertia], used), np.array([exact], used), used, [dtype, "inertia"], exact * 99
-        )
+        check.close(used.type(inertia), used.type(exact), used, [dtype, "inertia"], exact * 99)
         found[dtype] = [inertia, int(count), mine.tolist()]
     uneven = values((70, 3), "float64")
-    C, L, inertia, count = linalg.kmeans(ctx, check.distribute(uneven), 7, 1, 300, 0.0)
+    C, L, inertia, count = check.linalg.kmeans(uneven, 7, 1, 300, 0.0)
     mine, c = check.whole(L)[:, 0], check.whole(C)
     away = ((uneven[:, None, :] - c) ** 2).sum(axis=2)
     check.true(np.array_equal(away.argmin(axis=1), mine), "each row has the nearest center")
@@ -94,58 +87,52 @@ def clusters(gang: Gang) -> dict[str, Any]:
     found["uneven"] = [inertia, int(count), mine.tolist()]
     few = np.repeat(np.eye(3), 4, axis=0)  # three different rows
     for seed in range(8):  # a row that is a center already is never drawn again
-        C, L, inertia, _ = linalg.kmeans(ctx, check.distribute(few), 3, seed, 1)
+        C, L, inertia, _ = check.linalg.kmeans(few, 3, seed, 1)
         check.true(inertia < 1e-20 and len(set(check.whole(L)[:, 0].tolist())) == 3, ["few", seed])
-    C, L, inertia, _ = linalg.kmeans(ctx, check.distribute(few), 5, 0)
+    C, L, inertia, _ = check.linalg.kmeans(few, 5, 0)
     check.true(inertia < 1e-20, "more clusters than different rows")
-    one = linalg.kmeans(ctx, check.distribute(uneven), 1)
-    check.close(
-        check.whole(one[0]), uneven.mean(axis=0, keepdims=True), "float64", "one cluster", 1
-    )
-    alone = linalg.kmeans(ctx, check.distribute(uneven[:1]), 1)
-    check.close(check.whole(alone[0]), uneven[:1], "float64", "one row")
+    one = check.linalg.kmeans(uneven, 1)[0]
+    check.close(one, uneven.mean(axis=0, keepdims=True), "float64", "one cluster", 1)
+    check.close(check.linalg.kmeans(uneven[:1], 1)[0], uneven[:1], "float64", "one row")
     return {**found, "checks": check.result()}
 
 
-def kernels(gang: Gang) -> dict[str, Any]:
-    check = Checks(gang)
-    ctx = check.ctx
+def kernels(check: Checks) -> dict[str, Any]:
     x = values((80, 3), "float64")
     y = np.stack([np.sin(x[:, 0]), x[:, 1] * x[:, 2]], axis=1)
-    z = check.whole(linalg.random_features(ctx, check.distribute(x, "MC_MR"), 2000, 1.5, 7))
+    z = check.whole(check.linalg.random_features(check.distribute(x, "MC_MR"), 2000, 1.5, 7))
     distances = ((x[:, None] - x) ** 2).sum(axis=2)
     off = float(np.abs(z @ z.T - np.exp(-distances / (2 * 1.5**2))).max())
-    fewer = check.whole(linalg.random_features(ctx, check.distribute(x), 10, 1.5, 7))
+    fewer = check.whole(check.linalg.random_features(x, 10, 1.5, 7))
     check.close(fewer * (10 / 2000) ** 0.5, z[:, :10], "float64", "fewer are the first of more", 9)
-    X, Y, m, lam = check.distribute(x), check.distribute(y, "MR_STAR"), 80, 1e-4
-    z = check.whole(linalg.random_features(ctx, X, 60, 2.0, 1))
+    m, lam = 80, 1e-4
+    z = check.whole(check.linalg.random_features(x, 60, 2.0, 1))
     exact = np.linalg.solve(z.T @ z + m * lam * np.eye(60), z.T @ y)
     for keep, dtype in ((1 << 30, "float64"), (0, "float64"), (0, "float32")):
         used = [check.distribute(v.astype(dtype)) for v in (x, y)]
         tol = 1e-12 if dtype == "float64" else 1e-6
         with small_panels():
-            W, count, residual = linalg.random_features_ridge(
-                ctx, *used, 60, 2.0, lam, 1, tol, 2000, keep
+            W, count, residual = check.linalg.random_features_ridge(
+                *used, 60, 2.0, lam, 1, tol, 2000, keep
             )
         w = check.whole(W)
         check.true(0 < count < 2000 and residual < 100 * tol, [keep, dtype, count, residual])
         normal = (z.T @ z + m * lam * np.eye(60)) @ w - z.T @ y
         relative = np.linalg.norm(normal, axis=0) / np.linalg.norm(z.T @ y, axis=0)
         check.true(relative.max() < 100 * tol, [keep, dtype, float(relative.max())])
-        P = linalg.random_features_predict(ctx, used[0], W, 2.0, 1)
-        check.close(check.whole(P), (z @ w).astype(dtype), dtype, [keep, dtype, "predict"], 900)
+        P = check.linalg.random_features_predict(used[0], W, 2.0, 1)
+        check.close(P, (z @ w).astype(dtype), dtype, [keep, dtype, "predict"], 900)
         if dtype == "float64":
             check.close(w, exact, dtype, [keep, "weights"], 1e6)
-    P = linalg.random_features_predict(ctx, X, check.distribute(exact, "STAR_VC"), 2.0, 1)
+    P = check.linalg.random_features_predict(x, check.distribute(exact, "STAR_VC"), 2.0, 1)
     fit = float(np.abs(check.whole(P) - y).max())
-    same = check.whole(linalg.random_features(ctx, check.distribute(x[:3]), 4, 1.0, 5))
-    del Y
+    same = check.whole(check.linalg.random_features(x[:3], 4, 1.0, 5))
     return {"off": off, "fit": fit, "values": same.tolist(), "checks": check.result()}
 
 
-def refused(gang: Gang) -> list[Any]:
+def refused(check: Checks) -> list[Any]:
     """The failures of bad calls on every rank."""
-    ctx = Context(gang, {})
+    ctx = check.ctx
     A, Z = ctx.zeros((4, 3), "float64"), ctx.zeros((4, 3), "complex64")
     bad = linalg.full(ctx, 4, 3, float("nan"))
     row, y = ctx.zeros((1, 3), "float64"), ctx.zeros((4, 1), "float64")
@@ -177,5 +164,4 @@ def refused(gang: Gang) -> list[Any]:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    functions = (components, clusters, kernels, refused)
-    return {function.__name__: function(gang) for function in functions}
+    return results_of(gang, components, clusters, kernels, refused)

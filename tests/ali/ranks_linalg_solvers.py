@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from ali import linalg
-from ali.interface import Context
 from ali.linalg import systems, triangular
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import (
@@ -21,6 +20,7 @@ from tests.ali.ranks_linalg_checks import (
     Checks,
     Refusals,
     orthonormal,
+    results_of,
     sample,
     values,
 )
@@ -47,47 +47,40 @@ def positive(n: int, dtype: str) -> Array:
     return a @ a.conj().T + np.eye(n, dtype=dtype) * 4
 
 
-def pivoting(gang: Gang) -> list[Any]:
+def pivoting(check: Checks) -> None:
     """Matrices that fail without pivots, and those in which ranks run out of rows early."""
-    check = Checks(gang)
-    n = 30
+    n, ranks = 30, check.ctx.size
     permuted = np.eye(n)[::-1] * np.arange(1, n + 1)
     # All large elements in rows that one rank owns, so that its rows are the first to go.
-    uneven = values((n, n), "float64") * np.where(np.arange(n) % gang.size == 0, 1e6, 1.0)[:, None]
+    uneven = values((n, n), "float64") * np.where(np.arange(n) % ranks == 0, 1e6, 1.0)[:, None]
     hilbert = 1.0 / (np.arange(n)[:, None] + np.arange(n) + 1.0) + 1e-3 * np.eye(n)
     for name, a in (("permuted", permuted), ("uneven", uneven), ("hilbert", hilbert)):
         b = values((n, 2), "float64", 3)
         for width in (4, 128):
             with small_blocks(width):
-                X = linalg.solve(check.ctx, check.distribute(a), check.distribute(b))
-                d = linalg.det(check.ctx, check.distribute(a))
-            x = check.whole(X)
+                x = check.whole(check.linalg.solve(a, b))
+                d = check.linalg.det(a)
             backward = np.abs(a @ x - b).max() / (np.abs(a).sum(1).max() * np.abs(x).max())
             check.true(backward < 1e-14, [name, width, "backward error", float(backward)])
-            ratio = np.array([d / np.linalg.det(a)])
-            check.close(ratio, np.ones(1, complex), "complex128", [name, "det"], 20)
+            check.close(d / np.linalg.det(a), 1 + 0j, "complex128", [name, "det"], 20)
     half = np.eye(n)
     half[::2] *= 1e-3
-    A = check.distribute(half)
-    found = np.array([linalg.condest(check.ctx, A), linalg.condest(check.ctx, A, "2")])
-    check.close(found, np.array([1e3, 1e3]), "float64", "condition")
-    flat = check.distribute(np.ones((n, n)))
-    check.true(linalg.condest(check.ctx, flat) == np.inf, "singular")
-    check.true(linalg.det(check.ctx, flat) == 0, "det of singular")
-    check.true(linalg.slogdet(check.ctx, flat)[1] == -np.inf, "slogdet of singular")
-    huge = check.distribute(1e200 * np.diag([-1.0, 1.0, 1.0]))
-    check.true(linalg.det(check.ctx, huge) == -np.inf, "det overflows")
+    for ord in ("1", "2"):
+        check.close(check.linalg.condest(half, ord), 1e3, "float64", ["condition", ord])
+    flat = np.ones((n, n))
+    check.true(check.linalg.condest(flat) == np.inf, "singular")
+    check.true(check.linalg.det(flat) == 0, "det of singular")
+    check.true(check.linalg.slogdet(flat)[1] == -np.inf, "slogdet of singular")
+    huge = 1e200 * np.diag([-1.0, 1.0, 1.0])
+    check.true(check.linalg.det(huge) == -np.inf, "det overflows")
     a = values((40, 6), "float64")
-    expected = np.array([np.linalg.cond(a)])
-    found = np.array([linalg.condest(check.ctx, check.distribute(a), "2")])
-    check.close(found, expected, "float64", "condition of a tall matrix")
-    return check.result()
+    found = check.linalg.condest(a, "2")
+    check.close(found, np.linalg.cond(a), "float64", "condition of a tall matrix")
 
 
-def least_squares(gang: Gang, spread: bool = False) -> list[Any]:
-    check = Checks(gang)
+def least_squares(check: Checks, spread: bool = False) -> None:
     shapes = [(30, 4), (4, 30), (7, 7), (1, 1), (5, 1), (1, 5), (9, 8)]
-    for (m, n), dtype, layout, kind in sample(gang, shapes, NUMBERS, SIDES, ("", "low", "zero")):
+    for (m, n), dtype, layout, kind in sample(check, shapes, NUMBERS, SIDES, ("", "low", "zero")):
         a = values((m, n), dtype)
         if kind == "low":
             a[:, n // 2 :] = a[:, :1]
@@ -98,11 +91,11 @@ def least_squares(gang: Gang, spread: bool = False) -> list[Any]:
         exact = np.dtype("complex128" if used.kind == "c" else "float64")
         A, B = check.distribute(a, layout), check.distribute(b, "MC_MR")
         what = [m, n, dtype, layout, kind]
-        X, lost, ours, values_of = linalg.least_squares(check.ctx, A, B)
-        alone = check.whole(linalg.lstsq(check.ctx, A, B))
+        X, lost, ours, values_of = check.linalg.least_squares(A, B)
+        alone = check.whole(check.linalg.lstsq(A, B))
         if not spread:  # else they take different ways to it
             check.same(alone, check.whole(X), what)
-        S, rank = linalg.svdvals(check.ctx, A), linalg.matrix_rank(check.ctx, A)
+        S, rank = check.linalg.svdvals(A), check.linalg.matrix_rank(A)
         wide, side = a.astype(exact), b.astype(exact)
         limit = max(m, n) * np.finfo(used).eps
         x, _, r, s = np.linalg.lstsq(wide, side, limit)
@@ -112,33 +105,29 @@ def least_squares(gang: Gang, spread: bool = False) -> list[Any]:
         for one in (alone, check.whole(X)):
             check.close(one, x.astype(used), used, [*what, "X"], blow)
         real = used.type(0).real.dtype
-        check.close(check.whole(S), s.astype(real), real, [*what, "S"], 50)
-        check.close(check.whole(values_of), s.astype(real), real, [*what, "all S"], 50)
+        check.close(S, s.astype(real), real, [*what, "S"], 50)
+        check.close(values_of, s.astype(real), real, [*what, "all S"], 50)
         squares = (abs(side - wide @ x) ** 2).sum(axis=0).astype(real)
-        check.close(check.whole(lost), squares, real, [*what, "residuals"], 50 * m)
+        check.close(lost, squares, real, [*what, "residuals"], 50 * m)
         inverse = np.linalg.pinv(wide, limit)
-        check.close(check.whole(linalg.pinv(check.ctx, A)), inverse.astype(used), used, what, blow)
-        X = linalg.ridge(check.ctx, A, B, 0.5)
+        check.close(check.linalg.pinv(A), inverse.astype(used), used, what, blow)
         gram = wide.conj().T @ wide + 0.5 * np.eye(n)
-        x = np.linalg.solve(gram, wide.conj().T @ side)
-        check.close(check.whole(X), x.astype(used), used, [*what, "ridge"], 500)
-    return check.result()
+        x = np.linalg.solve(gram, wide.conj().T @ side).astype(used)
+        check.close(check.linalg.ridge(A, B, 0.5), x, used, [*what, "ridge"], 500)
 
 
-def decompositions(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def decompositions(check: Checks) -> None:
     a = values((9, 9), "float64")
     a[0, 8] = np.nan  # where eigh does not look
-    W, _ = linalg.eigh(check.ctx, check.distribute(a))
-    check.close(check.whole(W), np.linalg.eigvalsh(a), "float64", "upper triangle", 90)
+    check.close(check.linalg.eigh(a)[0], np.linalg.eigvalsh(a), "float64", "upper triangle", 90)
     for dtype, shape, q in itertools.product(FLOATS, [(160, 90), (90, 160)], (0, 1, 3)):
-        layout = SIDES[(q + gang.size) % 3]
+        layout = SIDES[(q + check.ctx.size) % 3]
         u, s, vh = np.linalg.svd(values(shape, dtype), full_matrices=False)
         a = ((u * 0.8 ** np.arange(len(s))) @ vh).astype(dtype)
-        S, U, V = linalg.truncated_svd(
-            check.ctx, check.distribute(a, layout), 5, method="randomized", power_iterations=q
+        found = check.linalg.truncated_svd(
+            check.distribute(a, layout), 5, method="randomized", power_iterations=q
         )
-        s, u, v = (check.whole(x) for x in (S, U, V))
+        s, u, v = map(check.whole, found)
         what = ["randomized", dtype, shape, q, layout]
         # The first that is left out is 0.8^11 of the last that is wanted.
         rest = 0.8 ** (11 * (4 * q + 2)) / (60 * float(np.finfo(dtype).eps))
@@ -156,39 +145,31 @@ def decompositions(gang: Gang) -> list[Any]:
         a = ((u * (size * 0.8 ** np.arange(len(s)))) @ vh).astype(dtype)
         what = ["gram", dtype, shape, huge]
         with np.errstate(over="raise"):
-            S, U, V = linalg.truncated_svd(check.ctx, check.distribute(a), 5, method="gram")
-        s, u, v = (check.whole(x) for x in (S, U, V))
+            s, u, v = map(check.whole, check.linalg.truncated_svd(a, 5, method="gram"))
         s, a = (s / size).astype(s.dtype), (a / size).astype(dtype)
         exact = (0.8 ** np.arange(5)).astype(s.dtype)
         check.close(s, exact, s.dtype, [*what, "S"], 9)
         check.close(a @ v, u * s, dtype, [*what, "A V = U S"], 90)
         orthonormal(check, u, [*what, "U"])
         orthonormal(check, v, [*what, "V"])
-    return check.result()
 
 
-def transposed_products(gang: Gang) -> list[Any]:
-    check = Checks(gang)
+def transposed_products(check: Checks) -> None:
     a = values((50, 4), "complex64")
-    C = linalg.matmul(check.ctx, check.distribute(a), check.distribute(a), "C")
-    check.close(check.whole(C), a.conj().T @ a, "complex64", "A^H A", 60)
+    C = check.linalg.matmul(a, a, "C")
+    check.close(C, a.conj().T @ a, "complex64", "A^H A", 60)
     check.true(C.layout == "VC_STAR", "no operand moved")
-    H = linalg.transpose(check.ctx, check.distribute(a, "MC_MR"), True)
-    check.close(check.whole(H), a.conj().T, "complex64", "A^H", 1e-300)
-    return check.result()
+    H = check.linalg.transpose(check.distribute(a, "MC_MR"), True)
+    check.close(H, a.conj().T, "complex64", "A^H", 1e-300)
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    functions = (
-        pivoting, least_squares, decompositions, transposed_products, refused,
-    )  # fmt: skip
-    return {function.__name__: function(gang) for function in functions}
+    return results_of(gang, pivoting, least_squares, decompositions, transposed_products, refused)
 
 
-def refused(gang: Gang) -> list[Any]:
+def refused(check: Checks) -> list[Any]:
     """The failures of bad calls on every rank."""
-    ctx = Context(gang, {})
-    check = Checks(gang)
+    ctx = check.ctx
     A = ctx.zeros((4, 3), "float64")
     indefinite = positive(20, "float64")
     indefinite[13, 13] = -1

@@ -12,7 +12,7 @@ from ali.interface import Context
 from ali.linalg.eigen import tridiagonal_eigh
 from mpi_workers.rank.gang import Gang
 from tests.ali import ranks_linalg_solvers
-from tests.ali.ranks_linalg_checks import FLOATS, Checks, orthonormal, sample, values
+from tests.ali.ranks_linalg_checks import FLOATS, Checks, orthonormal, results_of, sample, values
 from tests.ali.ranks_routines import spread
 from tests.ali.ranks_stated import PANEL, alone, peak
 
@@ -22,38 +22,34 @@ LAYOUTS = ("VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC")
 SHAPES = ((24, 24), (25, 17), (17, 25), (60, 9), (9, 60), (7, 7))
 
 
-def least_squares(gang: Gang) -> list[Any]:
-    return ranks_linalg_solvers.least_squares(gang, spread=True)
+def least_squares(check: Checks) -> None:
+    ranks_linalg_solvers.least_squares(check, spread=True)
 
 
-def leading_vectors(gang: Gang) -> list[Any]:
+def leading_vectors(check: Checks) -> None:
     """Leading vectors from a Gram matrix that would not fit."""
-    check = Checks(gang)
-    for shape, dtype, layout in sample(gang, SHAPES, FLOATS, LAYOUTS):
+    for shape, dtype, layout in sample(check, SHAPES, FLOATS, LAYOUTS):
         a, what = values(shape, dtype), [shape, dtype, layout]
-        found = linalg.truncated_svd(check.ctx, check.distribute(a, layout), 2, method="gram")
-        s, u, v = (check.whole(x) for x in found)
+        A = check.distribute(a, layout)
+        s, u, v = map(check.whole, check.linalg.truncated_svd(A, 2, method="gram"))
         largest = np.linalg.svd(a, compute_uv=False)[:2]
         size = 20 * float(largest[0])
         check.close(s, largest, np.zeros(0, dtype).real.dtype, [*what, "S"], size)
         check.close(a @ v, u * s, dtype, [*what, "A V"], size)
-    return check.result()
 
 
-def exponentials(gang: Gang) -> list[Any]:
-    check = Checks(gang)
-    for n, dtype, layout, size in sample(gang, (1, 4, 13, 40), FLOATS, LAYOUTS, (0.0, 0.1, 1, 3)):
+def exponentials(check: Checks) -> None:
+    for n, dtype, layout, size in sample(check, (1, 4, 13, 40), FLOATS, LAYOUTS, (0.0, 0.1, 1, 3)):
         a = np.asarray(values((n, n), dtype) * size, dtype)
         exact = scipy.linalg.expm(a)
-        found = check.whole(linalg.expm(check.ctx, check.distribute(a, layout)))
+        found = check.linalg.expm(check.distribute(a, layout))
         scale = 10 * (1 + np.linalg.norm(a, 1)) * float(np.abs(exact).max())
         check.close(found, exact, dtype, [n, dtype, layout, size], scale)
-    return check.result()
 
 
-def tridiagonals(gang: Gang) -> list[Any]:
+def tridiagonals(check: Checks) -> None:
     """Clustered, multiple and zero eigenvalues, and subdiagonals of zero."""
-    check, n = Checks(gang), 75
+    n = 75
     rng = np.random.default_rng(3)
     glued = np.ones(n - 1)
     glued[20::21] = 1e-14
@@ -72,13 +68,11 @@ def tridiagonals(gang: Gang) -> list[Any]:
         check.close(np.sort(w), exact, "float64", what, float(np.abs(exact).max()))
         check.close(t @ z, z * w, "float64", [what, "vectors"], float(np.abs(exact).max()))
         orthonormal(check, z, what)
-    return check.result()
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    functions = (least_squares, leading_vectors, tridiagonals, exponentials)
     with spread():
-        return {function.__name__: function(gang) for function in functions}
+        return results_of(gang, least_squares, leading_vectors, tridiagonals, exponentials)
 
 
 def leading(ctx: Context, A: DistMatrix) -> Any:

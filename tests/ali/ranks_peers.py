@@ -6,27 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from ali import linalg
 from mpi_workers.rank.gang import Gang
 from tests.ali import peer_data
-from tests.ali.ranks_linalg_checks import Checks, failures_on_all_ranks
+from tests.ali.ranks_linalg_checks import Checks, failures_on_all_ranks, results_of
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    check = Checks(gang)
-    functions = (components, regressions, spectra, systems, clusters, refusals)
-    return {function.__name__: function(check) for function in functions}
+    return results_of(gang, components, regressions, spectra, systems, clusters, refusals)
+
+
+def lists(check: Checks, *matrices: Any) -> list[Any]:
+    return [check.whole(A).tolist() for A in matrices]
 
 
 def components(check: Checks) -> dict[str, Any]:
     found = {}
     for name, a in peer_data.matrices().items():
-        if len(a) < 3:
-            continue
-        for scale in (False, True):
-            k = min(2, a.shape[1])
-            results = linalg.pca(check.ctx, check.distribute(a, "MC_MR"), k, True, scale)
-            found[f"{name}/{scale}"] = [check.whole(x).tolist() for x in results]
+        A, k = check.distribute(a, "MC_MR"), min(2, a.shape[1])
+        for scale in (False, True) if len(a) > 2 else ():
+            found[f"{name}/{scale}"] = lists(check, *check.linalg.pca(A, k, True, scale))
     return found
 
 
@@ -35,73 +33,58 @@ def regressions(check: Checks) -> dict[str, Any]:
     for name, a in peer_data.matrices().items():
         A, B = check.distribute(a), check.distribute(peer_data.right_sides(a), "STAR_VC")
         lam = peer_data.LAMBDA * float(np.linalg.norm(a.astype("float64"))) ** 2
-        found[name] = [check.whole(linalg.lstsq(check.ctx, A, B)).tolist()]
+        found[name] = lists(check, check.linalg.lstsq(A, B))
         if np.isfinite(np.float32(lam)) and lam > 1e-37:
-            found[name].append(check.whole(linalg.ridge(check.ctx, A, B, lam)).tolist())
+            found[name] += lists(check, check.linalg.ridge(A, B, lam))
     return found
 
 
 def spectra(check: Checks) -> dict[str, Any]:
-    found = {}
+    found, lib = {}, check.linalg
     for name, a in peer_data.matrices().items():
         A = check.distribute(a)
-        S, U, V = linalg.truncated_svd(check.ctx, A, min(2, *a.shape))
-        s, u, v = (check.whole(x) for x in (S, U, V))
+        s, u, v = map(check.whole, lib.truncated_svd(A, min(2, *a.shape)))
         with np.errstate(over="ignore"):
             product = (u * s) @ v.T
-        found[name] = [
-            s.tolist(),
-            product.tolist(),
-            check.whole(linalg.svdvals(check.ctx, A)).tolist(),
-            linalg.matrix_rank(check.ctx, A),
-            check.whole(linalg.pinv(check.ctx, A)).tolist(),
-            linalg.norm(check.ctx, A),
-        ]
+        every, inverse = lists(check, lib.svdvals(A), lib.pinv(A))
+        rank, norm = lib.matrix_rank(A), lib.norm(A)
+        found[name] = [s.tolist(), product.tolist(), every, rank, inverse, norm]
     return found
 
 
 def systems(check: Checks) -> dict[str, Any]:
-    found = {}
+    found, lib = {}, check.linalg
     for name, a in peer_data.matrices().items():
         p = peer_data.definite(a)
         P, B = check.distribute(p, "MC_MR"), check.distribute(p[:, :1] * 3 + 1)
-        W, V = linalg.eigh(check.ctx, P)
-        w, v = check.whole(W), check.whole(V)
-        found[name] = [
-            check.whole(linalg.solve(check.ctx, P, B)).tolist(),
-            check.whole(linalg.solve(check.ctx, P, B, "positive")).tolist(),
-            check.whole(linalg.conjugate_gradient(check.ctx, P, B, 1e-10)[0]).tolist(),
-            check.whole(linalg.cholesky(check.ctx, P)).tolist(),
-            check.whole(linalg.inv(check.ctx, P)).tolist(),
-            w.tolist(),
-            ((v * w) @ v.T).tolist(),
-            [*linalg.slogdet(check.ctx, P)][1],
-            linalg.condest(check.ctx, P),
-        ]
+        w, v = map(check.whole, lib.eigh(P))
+        solutions = (
+            lib.solve(P, B),
+            lib.solve(P, B, "positive"),
+            lib.conjugate_gradient(P, B, 1e-10)[0],
+        )
+        matrices = lists(check, *solutions, lib.cholesky(P), lib.inv(P))
+        again, log = ((v * w) @ v.T).tolist(), lib.slogdet(P)[1]
+        found[name] = [*matrices, w.tolist(), again, log, lib.condest(P)]
     return found
 
 
 def clusters(check: Checks) -> dict[str, Any]:
     found = {}
     for name, a in peer_data.blobs().items():
-        C, L, inertia, _ = linalg.kmeans(check.ctx, check.distribute(a), 4, 0, 300, 0.0)
-        labels = check.whole(L).reshape(-1).tolist()
-        found[name] = [check.whole(C).tolist(), labels, inertia]
+        C, L, inertia, _ = check.linalg.kmeans(a, 4, 0, 300, 0.0)
+        found[name] = [*lists(check, C), check.whole(L).reshape(-1).tolist(), inertia]
     return found
 
 
 def refusals(check: Checks) -> dict[str, Any]:
-    found = {}
+    found, B = {}, peer_data.right_sides(np.ones((60, 1)))
+    calls: dict[str, tuple[Any, ...]] = {
+        "pca": (2,), "kmeans": (2,), "lstsq": (B,), "ridge": (B, 1.0), "truncated_svd": (2,),
+        "svdvals": (),
+    }  # fmt: skip
     for name, a in peer_data.spoiled().items():
-        A, B = check.distribute(a), check.distribute(peer_data.right_sides(np.ones((60, 1))))
-        calls: dict[str, Any] = {
-            "pca": lambda A=A: linalg.pca(check.ctx, A, 2),
-            "kmeans": lambda A=A: linalg.kmeans(check.ctx, A, 2),
-            "lstsq": lambda A=A, B=B: linalg.lstsq(check.ctx, A, B),
-            "ridge": lambda A=A, B=B: linalg.ridge(check.ctx, A, B, 1.0),
-            "truncated_svd": lambda A=A: linalg.truncated_svd(check.ctx, A, 2),
-            "svdvals": lambda A=A: linalg.svdvals(check.ctx, A),
-        }
-        for routine, call in calls.items():
-            found[f"{name}/{routine}"] = failures_on_all_ranks(check.ctx, call)
+        for routine, rest in calls.items():
+            call = getattr(check.linalg, routine)
+            found[f"{name}/{routine}"] = failures_on_all_ranks(check.ctx, call, a, *rest)
     return found

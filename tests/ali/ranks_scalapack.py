@@ -22,16 +22,23 @@ from ali.scalapack.cyclic import Call
 from ali.scalapack.native import grid_of
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, Refusals, orthonormal, values
+from tests.ali.ranks_linalg_checks import (
+    FLOATS,
+    Array,
+    Checks,
+    Refusals,
+    orthonormal,
+    results_of,
+    values,
+)
 from tests.ali.ranks_routines import blocks
 from tests.support.ranks_shared import failure_of
 
 COMMUNICATOR = 10  # what Cblacs_get is asked for
 
 
-def refused(gang: Gang) -> list[Any]:
+def refused(check: Checks) -> list[Any]:
     """Calls that are refused before any message, and failures that only all ranks together see."""
-    check = loaded(gang)
     ctx = check.ctx
     tall, other = ctx.zeros((4, 3), "float64"), ctx.zeros((5, 5), "float32")
     says = Refusals(ctx, scalapack, alone=True)
@@ -68,25 +75,22 @@ def refused(gang: Gang) -> list[Any]:
     return says.found + late.found
 
 
-def renewal(gang: Gang) -> list[Any]:
+def renewal(check: Checks) -> None:
     """After a failed call the gang has another communicator: the grid follows."""
-    check = loaded(gang)
     grids = []
     a = values((20, 20), "float64")
     A = check.distribute(a)
     for _ in range(3):
-        C = check.whole(scalapack.matmul(check.ctx, A, A))
-        check.close(C, a @ a, "float64", "matmul", 100)
+        check.close(scalapack.matmul(check.ctx, A, A), a @ a, "float64", "matmul", 100)
         grids.append(grid_of(check.ctx))
         check.true(grids[-1] is grid_of(check.ctx), "one grid per communicator")
-        gang.renew()
+        check.gang.renew()
     check.true(len({id(g) for g in grids}) == 3, "a grid for each communicator")
-    return check.result()
 
 
-def ignored(gang: Gang) -> str:
+def ignored(check: Checks) -> str:
     """The error of a native call that ignores an error on a communicator of BLACS' own."""
-    ctx = loaded(gang).ctx
+    ctx, gang = check.ctx, check.gang
     native = ctx.state["native"]
     handle = ctypes.c_int()
     native.blacs("Cblacs_get", grid_of(ctx).context, COMMUNICATOR, ctypes.byref(handle))
@@ -109,15 +113,14 @@ def loaded(gang: Gang) -> Checks:
 ORDERS = {"fro": "fro", "1": 1, "inf": np.inf}
 
 
-def numbers(gang: Gang) -> list[Any]:
+def numbers(check: Checks) -> None:
     """Products of mixed dtypes, norms of all kinds, condition, and descriptors of blocks."""
-    check = loaded(gang)
     ctx = check.ctx
     for one, two in itertools.product(
         (*FLOATS, "int32", "bool"), ("float64", "complex64", "int64", "bool")
     ):
         a, b = values((7, 5), one), values((5, 9), two, 1)
-        C = check.whole(scalapack.matmul(ctx, check.distribute(a), check.distribute(b)))
+        C = scalapack.matmul(ctx, check.distribute(a), check.distribute(b))
         kind = np.result_type(*(np.float64 if x.dtype.kind in "bi" else x.dtype for x in (a, b)))
         check.close(C, a.astype(kind) @ b, kind, ["matmul", one, two], 400)
     for shape, dtype in itertools.product([(13, 7), (1, 1), (2, 50)], (*FLOATS, "int32", "bool")):
@@ -145,17 +148,14 @@ def numbers(gang: Gang) -> list[Any]:
         own = Call(ctx, "lu", "getrf", A).operand(A)
         same = np.array_equal(own.desc, A.descriptor(grid_of(ctx).context))
         check.true(own.matrix is A and same, ["the descriptor", size])
-    return check.result()
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    """All of it in one launch: starting ranks takes longer than most checks."""
     try:
         scalapack.load({}, None)
     except Failure as failure:
         return {"missing": failure.message}
-    functions = (numbers, refused, renewal, ignored)
-    return {function.__name__: function(gang) for function in functions}
+    return results_of(gang, numbers, refused, renewal, ignored, make=loaded)
 
 
 SLACK = 2.0  # LAPACK neglects numbers of up to 64 roundings
