@@ -95,9 +95,8 @@ def test_a_step_that_hangs_is_ended_with_its_gang(
         assert gone(ranks)
         with pytest.raises(EnvError, match="reset"):
             env.step(ACTION)
-        start = time.monotonic()
-        env.reset(seed=1)
-        assert time.monotonic() - start < RESTART_S
+        with traces.within(RESTART_S):
+            env.reset(seed=1)
         env.step(ACTION)
         assert pids(env) != ranks
 
@@ -111,9 +110,8 @@ def test_ranks_that_do_not_leave_a_failed_step_are_replaced_by_the_next_reset(
         env.step(ACTION)
         ranks = pids(env)
         told_of(SimulationError, lambda: env.step(ACTION))
-        start = time.monotonic()
-        assert env.reset(seed=1)[0].tolist() == first
-        assert time.monotonic() - start < NEWS_S + RESTART_S
+        with traces.within(NEWS_S + RESTART_S):
+            assert env.reset(seed=1)[0].tolist() == first
         env.step(ACTION)
         assert gone(ranks)
 
@@ -152,9 +150,8 @@ def test_a_killed_rank_is_told_at_once_and_the_next_reset_is_quick(
         assert str(error).count("starts a new one") == str(error).count("reset() starts") == 1
         assert "SIGKILL" in str(error)
         assert gone(ranks)
-        start = time.monotonic()
-        assert env.reset(seed=4)[0].tolist() == first
-        assert time.monotonic() - start < RESTART_S
+        with traces.within(RESTART_S):
+            assert env.reset(seed=4)[0].tolist() == first
         env.step(ACTION)
 
 
@@ -220,7 +217,5 @@ def test_a_simulation_that_does_not_set_up_in_time(cluster: str, tmp_path: Path)
     slow = tmp_path / "slow.py"
     text = PENDULUM.read_text()
     slow.write_text(text.replace("given = json.loads(config)", "time.sleep(60)", 1))
-    start = time.monotonic()
-    with pytest.raises(StepTimeoutError, match="start_timeout_s"):
+    with traces.within(5 + 3 * NEWS_S), pytest.raises(StepTimeoutError, match="start_timeout_s"):
         HPCSimulatorEnv(lib_name="slow", lib_path=slow, start_timeout_s=5)
-    assert time.monotonic() - start < 5 + 3 * NEWS_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -44,10 +43,9 @@ def test_ranks_go_to_nodes_with_labels_and_take_resources(make: Any) -> None:
 
 
 def test_labels_that_no_node_has_are_named(make: Any) -> None:
-    start = time.monotonic()
-    with pytest.raises(ResourceError, match=r"(?s)not enough free CPUs.*'zone': 'nowhere'"):
+    said = r"(?s)not enough free CPUs.*'zone': 'nowhere'"
+    with traces.within(30.0), pytest.raises(ResourceError, match=said):
         make(placement={"labels": {"zone": "nowhere"}}, start_timeout_s=2).reset()
-    assert time.monotonic() - start < 30.0
     for wrong in ({}, {"label": {}}, {"labels": "zone"}):
         with pytest.raises(EnvConfigError, match="'labels'"):
             make(placement=wrong)

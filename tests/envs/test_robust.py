@@ -30,6 +30,7 @@ from tests.envs.conftest import CONFIG
 from tests.envs.local import LocalPendulum
 from tests.envs.test_faults import pids, pids_of, simulations
 from tests.support import commands
+from tests.support.traces import within
 
 pytestmark = [pytest.mark.timeout(100, func_only=True)]
 ACTION = np.array([0.1], np.float32)
@@ -185,10 +186,8 @@ def test_gangs_step_at_the_same_time(make_vector: Any) -> None:
     env = make_vector({"hang_at": 2}, copies=4, gangs=4, step_timeout_s=1.5, max_restarts=1)
     env.reset(seed=0)
     env.step(np.zeros((4, 1)))
-    start = time.monotonic()
-    with pytest.raises(StepTimeoutError):
+    with within(4 * 1.5), pytest.raises(StepTimeoutError):
         env.step(np.zeros((4, 1)))
-    assert time.monotonic() - start < 4 * 1.5
 
 
 def test_a_restart_limit_is_a_rate() -> None:

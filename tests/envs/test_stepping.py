@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from gymnasium.wrappers import RecordVideo
 from alchemist_ray.errors import NoSuchRoutineError
 from envs import EnvError, GangLostError
 from tests.envs.test_faults import pids
+from tests.support.traces import within
 
 ACTION = np.array([0.25])
 
@@ -87,11 +87,10 @@ def test_environments_step_at_the_same_time(make: Make) -> None:
     envs = [make({"sleep_s": 1.0}) for _ in range(4)]
     for env in envs:
         env.reset(seed=5)
-    start = time.monotonic()
-    for env in envs:
-        env.step_async(ACTION)
-    results = [env.step_wait() for env in envs]
-    assert time.monotonic() - start < 3.5  # one after another: 4
+    with within(3.5):  # one after another: 4
+        for env in envs:
+            env.step_async(ACTION)
+        results = [env.step_wait() for env in envs]
     for result in results[1:]:
         np.testing.assert_array_equal(result[0], results[0][0])
     alone = make()
@@ -148,20 +147,18 @@ def test_a_wait_that_is_interrupted_or_closed_ends_its_step(
     me = threading.main_thread().ident
     assert me is not None
     threading.Timer(0.5, signal.pthread_kill, (me, number)).start()
-    start = time.monotonic()
-    with pytest.raises(kind):
-        env.step(ACTION) if at_once else env.step_wait()
-    signal.signal(number, before)
-    assert time.monotonic() - start < (2.5 if at_once else 5.0)
+    with within(2.5 if at_once else 5.0):
+        with pytest.raises(kind):
+            env.step(ACTION) if at_once else env.step_wait()
+        signal.signal(number, before)
     env.reset(seed=1)
     env.step(ACTION)
     assert pids(env) == ranks
     other = make({"hang_at": 1}, step_timeout_s=30.0)
     other.reset(seed=1)
     other.step_async(ACTION)
-    start = time.monotonic()
-    other.close()
-    assert time.monotonic() - start < 10.0
+    with within(10.0):
+        other.close()
 
 
 # --- video ---

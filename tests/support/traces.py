@@ -12,7 +12,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mpi_workers.node.cleanup import segments_in
@@ -137,6 +137,15 @@ def wait_until(settled: Callable[[], bool], limit_s: float, every_s: float = 0.0
             return None
         time.sleep(every_s)
     return time.monotonic() - start
+
+
+@contextlib.contextmanager
+def within(limit_s: float) -> Iterator[None]:
+    """Check that the block takes less than so many seconds."""
+    begun = time.monotonic()
+    yield
+    spent_s = time.monotonic() - begun
+    assert spent_s < limit_s, f"it took {spent_s:.2f} s"
 
 
 def free_port() -> int:
