@@ -13,7 +13,7 @@ from ali import arrays
 from ali.arrays import lookup, ordering
 from mpi_workers.matrix.dist_matrix import DTYPES
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import Array, Checks, results_of, sample
+from tests.ali.ranks_linalg_checks import Array, Checks
 
 LAYOUTS = ("VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR", "CIRC_CIRC")
 SHAPES: tuple[tuple[int, ...], ...] = (
@@ -46,7 +46,7 @@ def elements(shape: tuple[int, ...], dtype: str, nan: bool = False) -> Array:
 def cases(check: Checks) -> Iterator[tuple[Array, Any, int | None, list[Any]]]:
     axes = (None, 0, 1)
     with everything_is_large():
-        for shape, dtype, layout, nan in sample(check, SHAPES, DTYPES, LAYOUTS, (False, True)):
+        for shape, dtype, layout, nan in check.sample(SHAPES, DTYPES, LAYOUTS, (False, True)):
             a = elements(shape, dtype, nan)
             A = check.distribute(a, layout)
             for axis in axes[: len(shape) + 1]:
@@ -166,4 +166,4 @@ def rearranged(check: Checks) -> None:
 
 
 def everything(gang: Gang) -> dict[str, list[Any]]:
-    return results_of(gang, sorting, scans, distinct, selection, places, lookups, rearranged)
+    return Checks.results_of(gang, sorting, scans, distinct, selection, places, lookups, rearranged)

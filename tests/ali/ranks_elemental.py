@@ -16,14 +16,7 @@ from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS, Shape
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import (
-    FLOATS,
-    Array,
-    Checks,
-    failures_on_all_ranks,
-    results_of,
-    values,
-)
+from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, values
 from tests.support.ranks_shared import failure_of
 
 
@@ -146,11 +139,11 @@ def controls(gang: Gang) -> dict[str, Any]:
     return found
 
 
-def refusals(gang: Gang) -> dict[str, list[str]]:
+def refusals(check: Checks) -> dict[str, list[str]]:
     """Bad calls, which are refused before Elemental sees them, and what Elemental refuses."""
-    ctx, e = context(gang), elemental
+    ctx, e = check.ctx, elemental
     tall, wide = (ctx.new_replicated(values(s, "float64")) for s in ((4, 3), (3, 4)))
-    column, imaginary = ctx.new_replicated(values((4, 1), "float64")), tall
+    column = ctx.new_replicated(values((4, 1), "float64"))
     imaginary = ctx.new_replicated(values((4, 3), "complex64"))
     square = ctx.new_replicated(np.diag([1.0, -1.0, 1.0]))
     broken = ctx.new_replicated(np.array([[1.0, np.nan], [0.0, 1.0]]))
@@ -186,9 +179,7 @@ def refusals(gang: Gang) -> dict[str, list[str]]:
         "Elemental, solve": (e.solve, ctx.zeros((4, 4), "float64"), ones),
         "after all": (e.matmul, wide, tall),
     }
-    return {
-        name: failures_on_all_ranks(ctx, call, ctx, *rest) for name, (call, *rest) in calls.items()
-    }
+    return {name: check.failures(call, ctx, *rest) for name, (call, *rest) in calls.items()}
 
 
 def copies(gang: Gang) -> dict[str, int]:
@@ -248,10 +239,10 @@ def found(gang: Gang) -> str:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    functions = [layouts, special]
+    functions: list[Any] = [layouts, special, refusals]
     if gang.size <= 3:  # interior points wait for each other thousands of times
         functions += [factorised_data]
-    found = results_of(gang, *functions, make=checks)
-    for function in (controls, refusals, too_large, copies, renewals):
+    found = Checks.results_of(gang, *functions, make=checks)
+    for function in (controls, too_large, copies, renewals):
         found[function.__name__] = function(gang)
     return found

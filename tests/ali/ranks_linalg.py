@@ -14,18 +14,7 @@ from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import (
-    FLOATS,
-    NUMBERS,
-    Array,
-    Checks,
-    Refusals,
-    orthonormal,
-    results_of,
-    small_panels,
-    some,
-    values,
-)
+from tests.ali.ranks_linalg_checks import FLOATS, NUMBERS, Array, Checks, small_panels, values
 
 
 def products(check: Checks) -> None:
@@ -33,15 +22,15 @@ def products(check: Checks) -> None:
     pairs += [("VC_STAR", "STAR_STAR"), ("CIRC_CIRC", "MD_STAR"), ("STAR_STAR", "STAR_STAR")]
     shapes = [(17, 23, 13), (1, 40, 5), (40, 3, 40), (5, 64, 4), (2, 3, 2)]
     typed = list(zip(NUMBERS, pairs, strict=True))
-    for (m, k, n), (dtype, (left, right)), way in some(
-        check, shapes, typed, ("", "rows", "cols", "inner", "grid")
+    for (m, k, n), (dtype, (left, right)), way in check.some(
+        shapes, typed, ("", "rows", "cols", "inner", "grid")
     ):
         a, b = values((m, k), dtype), values((k, n), dtype, 1)
         A, B = check.distribute(a, left), check.distribute(b, right)
         what = [(m, k, n), way, left, right]
         with small_panels():
             check.close(multiplication.product(check.ctx, A, B, way), a @ b, dtype, what)
-    for one, other in some(check, NUMBERS, NUMBERS):
+    for one, other in check.some(NUMBERS, NUMBERS):
         a, b = values((7, 5), one), values((5, 9), other, 1)
         C = check.linalg.matmul(a, check.distribute(b, "MC_MR"))
         # NumPy's product of float32 is computed in float32 with either operand order.
@@ -78,8 +67,8 @@ def _svd(check: Checks, a: Array, rank: int, layout: str, what: Any) -> None:
     top = 10 * float(exact[0]) or 1e-300
     check.close(s, exact.astype(real), real, [what, "S"], top)
     check.true((np.diff(s) <= 0).all() and (s >= 0).all(), [what, "descending"])
-    orthonormal(check, u, [what, "U"])
-    orthonormal(check, v, [what, "V"])
+    check.orthonormal(u, [what, "U"])
+    check.orthonormal(v, [what, "V"])
     size = top * float(np.finfo(used).eps / np.finfo(wide.dtype).eps)
     product = (u * s).astype(wide.dtype)
     check.close(wide @ v, product, wide.dtype, [what, "A V = U S"], size)
@@ -88,7 +77,7 @@ def _svd(check: Checks, a: Array, rank: int, layout: str, what: Any) -> None:
 def svds(check: Checks) -> None:
     cases = ((1, "VC_STAR"), (5, "STAR_VC"), (29, "MC_MR"), (30, "VC_STAR"))
     shapes = [(60, 30), (30, 60), (40, 40)]
-    for dtype, shape, (rank, layout) in some(check, (*FLOATS, "int64"), shapes, cases):
+    for dtype, shape, (rank, layout) in check.some((*FLOATS, "int64"), shapes, cases):
         _svd(check, values(shape, dtype), rank, layout, [dtype, shape, rank, layout])
     for shape in [(1, 1), (1, 7), (7, 1), (3, 2), (2, 3)]:
         for dtype in FLOATS:
@@ -180,7 +169,7 @@ def refused(check: Checks) -> list[Any]:
     """Failures of bad calls, before any message and during the computation."""
     ctx = check.ctx
     A = ctx.zeros((4, 3), "float64")
-    says = Refusals(ctx, linalg, alone=True)
+    says = check.refusals(linalg, alone=True)
     says("matmul", "ShapeError: A is 4 x 3 and B is 4 x 3; A must have", A, A)
     says("truncated_svd", "BadArgumentError: rank=0; it must be 1 to 3 for a 4 x 3 matrix", A, 0)
     says("truncated_svd", "BadArgumentError: rank=4; it must be 1 to 3 for a 4 x 3 matrix", A, 4)
@@ -189,7 +178,7 @@ def refused(check: Checks) -> list[Any]:
     says("truncated_svd", "BadArgumentError: max_iterations=-1; it must be", A, 1, 0.0, -1)
     says("random_normal", "ShapeError: -1 x 3 is not a shape", -1, 3, 1)
     says("random_normal", "ShapeError: 3 x -1 is not a shape", 3, -1, 1)
-    late = Refusals(ctx, linalg)
+    late = check.refusals(linalg)
     for bad, shape in itertools.product((np.nan, np.inf), ((60, 30), (30, 60), (5, 4))):
         a = values(shape, "float64")
         a[shape[0] - 1, 2] = bad
@@ -230,7 +219,7 @@ def reproducible(plain: Checks) -> list[Any]:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    return results_of(
+    return Checks.results_of(
         gang, products, svds, norms, transposes, nonfinite_passes, random_numbers, refused,
         reproducible,
     )  # fmt: skip

@@ -11,16 +11,7 @@ from scipy import special
 from ali import linalg
 from ali.linalg.arithmetic import UNARY
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import (
-    NUMBERS,
-    Checks,
-    Refusals,
-    failures_on_all_ranks,
-    results_of,
-    sample,
-    small_panels,
-    values,
-)
+from tests.ali.ranks_linalg_checks import NUMBERS, Checks, small_panels, values
 from tests.support.layouts import SOME_LAYOUTS as EVERY
 
 SHAPES = [(13, 7), (1, 1), (2, 30), (40, 1)]
@@ -31,7 +22,7 @@ SOME_LAYOUTS = (
 
 
 def sums_of_two(check: Checks) -> None:
-    for one, other in sample(check, NUMBERS, NUMBERS):
+    for one, other in check.sample(NUMBERS, NUMBERS):
         a, b = values((9, 5), one), values((9, 5), other, 1)
         A, B = check.distribute(a, "MC_MR"), check.distribute(b)
         for alpha, beta in ((1, 1), (1, -1), (2, -3), (0.5, 1), (1, 2j)):
@@ -46,7 +37,7 @@ def sums_of_two(check: Checks) -> None:
             what = [one, other, alpha, beta]
             check.close(C, expected, expected.dtype, what)
             check.close(D, expected, expected.dtype, [*what, "in strips"])
-    for left, right in sample(check, EVERY, SOME_LAYOUTS):
+    for left, right in check.sample(EVERY, SOME_LAYOUTS):
         a, b = values((11, 6), "float64"), values((11, 6), "float64", 1)
         C = check.linalg.add(check.distribute(a, left), check.distribute(b, right))
         check.close(C, a + b, "float64", [left, right])
@@ -55,7 +46,7 @@ def sums_of_two(check: Checks) -> None:
 
 def broadcasts(check: Checks) -> None:
     shapes = [(8, 6), (1, 6), (8, 1), (1, 1)]
-    for one, other, layout, small in sample(check, shapes, shapes, EVERY, ("VC_STAR", "MR_MC")):
+    for one, other, layout, small in check.sample(shapes, shapes, EVERY, ("VC_STAR", "MR_MC")):
         a, b = values(one, "float64"), values(other, "int32", 1)
         C = check.linalg.elementwise(
             "subtract", check.distribute(a, layout), check.distribute(b, small)
@@ -85,7 +76,7 @@ def operations(check: Checks) -> None:
         "floor_divide", "remainder", "arctan2", "hypot", "logaddexp", "copysign", "nextafter",
         *whole,
     }  # fmt: skip
-    for op, one, other in sample(check, binary, NUMBERS, NUMBERS):
+    for op, one, other in check.sample(binary, NUMBERS, NUMBERS):
         if op in real_only and "complex" in one + other:
             continue
         if op in whole and "float" in one + other:
@@ -94,8 +85,8 @@ def operations(check: Checks) -> None:
         with np.errstate(all="ignore"):
             expected = getattr(np, op)(a, b)
             check.same(check.linalg.elementwise(op, a, b), expected, [op, one, other])
-    for op, dtype, reflected in sample(
-        check, [b for b in binary if b not in real_only], NUMBERS, (False, True)
+    for op, dtype, reflected in check.sample(
+        [b for b in binary if b not in real_only], NUMBERS, (False, True)
     ):
         a = values((6, 4), dtype)
         for number in (2, 2.5, 1 - 2j):
@@ -122,7 +113,7 @@ def functions_of_one(check: Checks) -> None:
             with np.errstate(all="ignore"):
                 expected = np.asarray(getattr(np, op, getattr(special, op, None))(a))
         except TypeError:
-            said = failures_on_all_ranks(check.ctx, linalg.apply, check.ctx, op, A)
+            said = check.failures(linalg.apply, check.ctx, op, A)
             check.true(all(s.startswith("DtypeError: apply: ") for s in said), [op, dtype, said])
             continue
         check.same(check.linalg.apply(op, A), expected, [op, dtype])
@@ -142,7 +133,7 @@ def reductions(check: Checks) -> None:
     names = ("sum", "mean", "min", "max", "var", "std")
     # All layouts with one dtype, all dtypes with one layout: six names, 14 layouts, three axes.
     typed = [("float64", layout) for layout in EVERY] + [(t, "MC_MR") for t in NUMBERS]
-    for shape, (dtype, layout), name in sample(check, SHAPES, typed, names):
+    for shape, (dtype, layout), name in check.sample(SHAPES, typed, names):
         a = values(shape, dtype)
         A = check.distribute(a, layout)
         wide = a.astype("complex128") if a.dtype.kind == "c" else a
@@ -157,7 +148,7 @@ def reductions(check: Checks) -> None:
     a = values((40, 6), "float64") + 1e8  # what is naive has no digit left
     expected = a.var(axis=0, ddof=1, keepdims=True)
     check.close(check.linalg.var(a, 0, 1), expected, "float64", "var with a large mean", 1e6)
-    for dtype, layout in sample(check, ("float32", "float64", "int32"), EVERY):
+    for dtype, layout in check.sample(("float32", "float64", "int32"), EVERY):
         a = values((23, 5), dtype)
         with small_panels():
             found = check.linalg.column_stats(check.distribute(a, layout), 1)
@@ -180,8 +171,8 @@ def reductions(check: Checks) -> None:
 
 def other_norms(check: Checks) -> None:
     orders: dict[str, Any] = {"1": 1, "inf": np.inf, "2": 2, "nuc": "nuc", "fro": "fro"}
-    for shape, dtype, layout, name in sample(
-        check, SHAPES, NUMBERS, ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR"), orders
+    for shape, dtype, layout, name in check.sample(
+        SHAPES, NUMBERS, ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR"), orders
     ):
         a = values(shape, dtype)
         A = check.distribute(a, layout)
@@ -197,7 +188,7 @@ def slices(check: Checks) -> None:
     cuts = [
         (None, None, None), (2, 9, 1), (None, None, 3), (None, None, -1), (-2, None, -4), (9, 2, 1)
     ]  # fmt: skip
-    for layout, rows, cols, dtype in sample(check, EVERY, cuts, cuts, ("float32", "complex128")):
+    for layout, rows, cols, dtype in check.sample(EVERY, cuts, cuts, ("float32", "complex128")):
         a = values((14, 11), dtype)
         with small_panels():
             B = check.linalg.slice(check.distribute(a, layout), *rows, *cols)
@@ -205,7 +196,7 @@ def slices(check: Checks) -> None:
         check.same(B, expected, [layout, rows, cols, dtype])
         check.true(B.layout == layout, "layout")
     picks = [[0], [-1, 3, 3, 0], list(range(13, -1, -1)), [5, 6, 7], [2, 9, 4], []]
-    for layout, pick, dtype in sample(check, EVERY, picks, NUMBERS):
+    for layout, pick, dtype in check.sample(EVERY, picks, NUMBERS):
         a = values((14, 15), dtype)
         A = check.distribute(a, layout)
         index = np.array(pick, int)
@@ -221,14 +212,14 @@ def slices(check: Checks) -> None:
     for select, shape in ((linalg.select_rows, (14, 1)), (linalg.select_cols, (1, 15))):
         found = select(check.ctx, A, check.distribute(np.zeros(shape, np.int32)))
         check.true(found.shape == ((0, 15) if shape[1] == 1 else (14, 0)), "a mask of zeros")
-    for left, right, axis in sample(check, EVERY, ("VC_STAR", "STAR_VC", "MC_MR"), (0, 1)):
+    for left, right, axis in check.sample(EVERY, ("VC_STAR", "STAR_VC", "MC_MR"), (0, 1)):
         a, b = values((8, 8), "float32"), values((5, 8) if axis == 0 else (8, 5), "int64")
         C = check.linalg.concatenate(check.distribute(a, left), check.distribute(b, right), axis)
         check.same(C, np.concatenate([a, b], axis), [left, right, axis])
 
 
 def diagonals_and_fills(check: Checks) -> None:
-    for layout, dtype, shape in sample(check, EVERY, NUMBERS, [(9, 5), (4, 11), (1, 1), (6, 6)]):
+    for layout, dtype, shape in check.sample(EVERY, NUMBERS, [(9, 5), (4, 11), (1, 1), (6, 6)]):
         a = values(shape, dtype)
         A = check.distribute(a, layout)
         expected = np.diagonal(a)
@@ -252,7 +243,7 @@ def refused(check: Checks) -> list[Any]:
     A, B = ctx.zeros((4, 3), "float64"), ctx.zeros((3, 4), "float64")
     J, Z = ctx.zeros((4, 3), "int32"), ctx.zeros((4, 3), "complex64")
     minus = linalg.full(ctx, 4, 3, -1, "int32", "MC_MR")
-    says = Refusals(ctx, linalg)
+    says = check.refusals(linalg)
     says("add", "ShapeError: shapes 4 x 3 and 3 x 4 do not broadcast", A, B)
     says("where", "ShapeError: shapes 4 x 3 and 4 x 3 and 3 x 4 do not broadcast", A, A, B)
     says("elementwise", "BadArgumentError: op must be one of add, subtract", "plus", A, A)
@@ -295,7 +286,7 @@ def refused(check: Checks) -> list[Any]:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    return results_of(
+    return Checks.results_of(
         gang, sums_of_two, broadcasts, operations, functions_of_one, reductions, other_norms,
         slices, diagonals_and_fills, refused,
     )  # fmt: skip

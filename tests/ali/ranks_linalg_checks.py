@@ -69,6 +69,19 @@ class Checks:
     def distribute(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
         return self.ctx.new_replicated(values, layout)
 
+    @classmethod
+    def results_of(cls, gang: Gang, *functions: Any, make: Any = None) -> dict[str, Any]:
+        """By name what functions of checks return, or the results of their checks.
+
+        In one launch: starting ranks takes longer than most checks.
+        """
+        found = {}
+        for function in functions:
+            check = (make or cls)(gang)
+            told = function(check)
+            found[function.__name__] = check.result() if told is None else told
+        return found
+
     def _array(self, found: Any) -> Array:
         return self.whole(found) if isinstance(found, DistMatrix) else np.asarray(found)
 
@@ -105,44 +118,39 @@ class Checks:
         if not value:
             self.wrong.append(what)
 
+    def orthonormal(self, q: Array, what: Any) -> None:
+        found, unit = q.conj().T @ q, np.eye(q.shape[1], dtype=q.dtype)
+        self.close(found, unit, q.dtype, [what, "orthonormal"])
+
+    def failures(self, call: Callable[..., Any], *arguments: Any) -> list[str]:
+        """The failure of every rank, as kind and message."""
+        return list(self.ctx.comm.allgather(failure_of(call, *arguments)))
+
+    def some(self, *choices: Any) -> list[Any]:
+        """All combinations; every seventh of them on four ranks or more.
+
+        Seven divides the length of none of the lists, so that every choice occurs.
+        """
+        return list(itertools.product(*choices))[:: 1 if self.ctx.size < 4 else 7]
+
+    def sample(self, *choices: Any) -> list[Any]:
+        """Every eleventh of all combinations (29th on three ranks or more), different ones for
+        each number of ranks.
+
+        Neither divides the length of any of the lists, so that every choice occurs.
+        """
+        size = self.ctx.size
+        step = 11 if size < 3 else 29
+        return list(itertools.product(*map(list, choices)))[size % step :: step]
+
+    def refusals(self, library: Any, *, alone: bool = False) -> Refusals:
+        """Notes the calls of a library that are refused."""
+        return Refusals(self, library, alone)
+
     def result(self) -> list[Any]:
         """How many checks there were, and what was wrong; collective."""
         gathered = self.ctx.comm.allgather(self.wrong)
         return [self.done, [[rank, what] for rank, some in enumerate(gathered) for what in some]]
-
-
-def results_of(
-    gang: Gang, *functions: Callable[[Any], Any], make: Callable[[Gang], Checks] = Checks
-) -> dict[str, Any]:
-    """By name what functions of checks return, or the results of their checks.
-
-    In one launch: starting ranks takes longer than most checks.
-    """
-    found = {}
-    for function in functions:
-        check = make(gang)
-        told = function(check)
-        found[function.__name__] = check.result() if told is None else told
-    return found
-
-
-def some(check: Checks, *choices: Any) -> list[Any]:
-    """All combinations; every seventh of them on four ranks or more.
-
-    Seven divides the length of none of the lists, so that every choice occurs.
-    """
-    return list(itertools.product(*choices))[:: 1 if check.ctx.size < 4 else 7]
-
-
-def sample(check: Checks, *choices: Any) -> list[Any]:
-    """Every eleventh of all combinations (29th on three ranks or more), different ones for each
-    number of ranks.
-
-    Neither divides the length of any of the lists, so that every choice occurs.
-    """
-    size = check.ctx.size
-    step = 11 if size < 3 else 29
-    return list(itertools.product(*map(list, choices)))[size % step :: step]
 
 
 def values(shape: Shape, dtype: str, seed: int = 0) -> Array:
@@ -172,15 +180,6 @@ def small_panels() -> Iterator[None]:
         yield
 
 
-def orthonormal(check: Checks, q: Array, what: Any) -> None:
-    check.close(q.conj().T @ q, np.eye(q.shape[1], dtype=q.dtype), q.dtype, [what, "orthonormal"])
-
-
-def failures_on_all_ranks(ctx: Context, call: Callable[..., Any], *arguments: Any) -> list[str]:
-    """The failure of every rank, as kind and message."""
-    return list(ctx.comm.allgather(failure_of(call, *arguments)))
-
-
 class Refusals:
     """Calls of a library that all ranks refuse, and the words with which the message begins.
 
@@ -188,16 +187,17 @@ class Refusals:
     With `alone` rank 0 makes the calls: they are refused before any message.
     """
 
-    def __init__(self, ctx: Context, library: Any, *, alone: bool = False) -> None:
-        self._ctx, self._library, self._alone = ctx, library, alone
+    def __init__(self, check: Checks, library: Any, alone: bool) -> None:
+        self._check, self._library, self._alone = check, library, alone
         self.found: list[tuple[str, list[str]]] = []
 
     def __call__(self, routine: str, words: str, *arguments: Any, **options: Any) -> None:
-        call = functools.partial(getattr(self._library, routine), self._ctx, *arguments, **options)
+        ctx = self._check.ctx
+        call = functools.partial(getattr(self._library, routine), ctx, *arguments, **options)
         kind, _, rest = words.partition(": ")
         begins = f"{kind}: {routine}: {rest}" if rest else words
         if not self._alone:
-            self.found.append((begins, failures_on_all_ranks(self._ctx, call)))
+            self.found.append((begins, self._check.failures(call)))
             return
-        said = failure_of(call) if self._ctx.rank == 0 else ""
-        self.found.append((begins, [self._ctx.comm.bcast(said)] * self._ctx.size))
+        said = failure_of(call) if ctx.rank == 0 else ""
+        self.found.append((begins, [ctx.comm.bcast(said)] * ctx.size))

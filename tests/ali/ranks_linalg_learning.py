@@ -9,7 +9,7 @@ import numpy as np
 
 from ali import linalg
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import Array, Checks, Refusals, results_of, small_panels, values
+from tests.ali.ranks_linalg_checks import Array, Checks, small_panels, values
 
 REALS = ("float32", "float64", "int32")
 
@@ -136,7 +136,7 @@ def refused(check: Checks) -> list[Any]:
     A, Z = ctx.zeros((4, 3), "float64"), ctx.zeros((4, 3), "complex64")
     bad = linalg.full(ctx, 4, 3, float("nan"))
     row, y = ctx.zeros((1, 3), "float64"), ctx.zeros((4, 1), "float64")
-    says = Refusals(ctx, linalg)
+    says = check.refusals(linalg)
     says("pca", "DtypeError: A is complex64; it must be real", Z, 1)
     says("pca", "ShapeError: A is 1 x 3; it must have two rows or more", row, 1)
     says("pca", "BadArgumentError: k=4; it must be 1 to 3 for a 4 x 3 matrix", A, 4)
@@ -164,4 +164,4 @@ def refused(check: Checks) -> list[Any]:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    return results_of(gang, components, clusters, kernels, refused)
+    return Checks.results_of(gang, components, clusters, kernels, refused)

@@ -10,17 +10,7 @@ import numpy as np
 
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import (
-    FLOATS,
-    NUMBERS,
-    Array,
-    Checks,
-    failures_on_all_ranks,
-    orthonormal,
-    results_of,
-    small_panels,
-    values,
-)
+from tests.ali.ranks_linalg_checks import FLOATS, NUMBERS, Array, Checks, small_panels, values
 from tests.support.layouts import SOME_LAYOUTS
 
 SCALES = (1e-30, 1.0, 1e30)
@@ -55,7 +45,7 @@ def factors(check: Checks) -> None:
                 what = [dtype, kind, scale]
                 with small_panels():
                     q, r = map(check.whole, check.linalg.qr(a))
-                orthonormal(check, q, what)
+                check.orthonormal(q, what)
                 size = float(np.linalg.norm(a / scale)) * scale
                 check.close(q @ r, a, dtype, what, size)
                 check.true(not np.tril(r, -1).any() and (np.diagonal(r).real >= 0).all(), what)
@@ -63,7 +53,7 @@ def factors(check: Checks) -> None:
         for n in (1, 2):
             a = values((m, n), "float64")
             q, r = map(check.whole, check.linalg.qr(a))
-            orthonormal(check, q, [m, n])
+            check.orthonormal(q, [m, n])
             check.close(q @ r, a, "float64", [m, n])
 
 
@@ -156,7 +146,7 @@ def searches(check: Checks) -> None:
                     solve = lambda *args, result=result: result.extend(  # noqa: E731
                         check.linalg.conjugate_gradient(*args)
                     )
-                    said = failures_on_all_ranks(ctx, solve, A, B, tol)
+                    said = check.failures(solve, A, B, tol)
                     check.true(len(set(said)) == 1, [*what, tol, said])
                     easy = limit > 10 * condition * float(np.finfo(dtype).eps)
                     if said[0] != "nothing":
@@ -279,7 +269,7 @@ def empty(check: Checks) -> None:
         check.same(check.linalg.sum(A, 0), a.sum(axis=0, keepdims=True), what)
         check.true(check.linalg.norm(A) == 0, [*what, "norm"])
         for name in ("pca", "kmeans", "truncated_svd"):
-            said = failures_on_all_ranks(ctx, getattr(check.linalg, name), A, 1)
+            said = check.failures(getattr(check.linalg, name), A, 1)
             check.true(len(set(said)) == 1 and f" {name}: " in said[0], [*what, said])
         check.same(check.linalg.random_normal(m, n, 1), a, [*what, "normal"])
     A, B = ctx.zeros((0, 0), "float64"), ctx.zeros((0, 2), "float64")
@@ -291,6 +281,6 @@ def empty(check: Checks) -> None:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    return results_of(
+    return Checks.results_of(
         gang, factors, components, clusters, searches, integers, sums, triangles, masks, empty,
     )  # fmt: skip

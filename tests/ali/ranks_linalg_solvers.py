@@ -13,17 +13,7 @@ import pytest
 from ali import linalg
 from ali.linalg import systems, triangular
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import (
-    FLOATS,
-    NUMBERS,
-    Array,
-    Checks,
-    Refusals,
-    orthonormal,
-    results_of,
-    sample,
-    values,
-)
+from tests.ali.ranks_linalg_checks import FLOATS, NUMBERS, Array, Checks, values
 
 SIZES = (1, 2, 5, 9, 24)
 SIDES = ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR")
@@ -80,7 +70,7 @@ def pivoting(check: Checks) -> None:
 
 def least_squares(check: Checks, spread: bool = False) -> None:
     shapes = [(30, 4), (4, 30), (7, 7), (1, 1), (5, 1), (1, 5), (9, 8)]
-    for (m, n), dtype, layout, kind in sample(check, shapes, NUMBERS, SIDES, ("", "low", "zero")):
+    for (m, n), dtype, layout, kind in check.sample(shapes, NUMBERS, SIDES, ("", "low", "zero")):
         a = values((m, n), dtype)
         if kind == "low":
             a[:, n // 2 :] = a[:, :1]
@@ -137,8 +127,8 @@ def decompositions(check: Checks) -> None:
             check.close(a @ v, u * s, dtype, [*what, "A V = U S"], 9)
         else:
             check.close(a.conj().T @ u, v * s, dtype, [*what, "A^H U = V S"], 9)
-        orthonormal(check, u, [*what, "U"])
-        orthonormal(check, v, [*what, "V"])
+        check.orthonormal(u, [*what, "U"])
+        check.orthonormal(v, [*what, "V"])
     for dtype, shape, huge in itertools.product(FLOATS, [(90, 40), (40, 90)], (False, True)):
         size = float(np.finfo(dtype).max) ** (0.4 if huge else 0.0)  # squared, it would overflow
         u, s, vh = np.linalg.svd(values(shape, dtype), full_matrices=False)
@@ -150,8 +140,8 @@ def decompositions(check: Checks) -> None:
         exact = (0.8 ** np.arange(5)).astype(s.dtype)
         check.close(s, exact, s.dtype, [*what, "S"], 9)
         check.close(a @ v, u * s, dtype, [*what, "A V = U S"], 90)
-        orthonormal(check, u, [*what, "U"])
-        orthonormal(check, v, [*what, "V"])
+        check.orthonormal(u, [*what, "U"])
+        check.orthonormal(v, [*what, "V"])
 
 
 def transposed_products(check: Checks) -> None:
@@ -164,7 +154,9 @@ def transposed_products(check: Checks) -> None:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    return results_of(gang, pivoting, least_squares, decompositions, transposed_products, refused)
+    return Checks.results_of(
+        gang, pivoting, least_squares, decompositions, transposed_products, refused
+    )
 
 
 def refused(check: Checks) -> list[Any]:
@@ -184,7 +176,7 @@ def refused(check: Checks) -> list[Any]:
     ones = linalg.full(ctx, 20, 1, 1)
     stiff = check.distribute(np.diag(np.arange(1.0, 21)))
     with small_blocks(6):
-        says = Refusals(ctx, linalg)
+        says = check.refusals(linalg)
         says("cholesky", "ShapeError: A is 4 x 3; it must be square", A)
         says("solve", "ShapeError: A is 20 x 20 and B is 4 x 3; the numbers of rows", P, A)
         says(

@@ -12,7 +12,7 @@ from ali.interface import Context
 from ali.linalg.eigen import tridiagonal_eigh
 from mpi_workers.rank.gang import Gang
 from tests.ali import ranks_linalg_solvers
-from tests.ali.ranks_linalg_checks import FLOATS, Checks, orthonormal, results_of, sample, values
+from tests.ali.ranks_linalg_checks import FLOATS, Checks, values
 from tests.ali.ranks_routines import spread
 from tests.ali.ranks_stated import PANEL, alone, peak
 
@@ -28,7 +28,7 @@ def least_squares(check: Checks) -> None:
 
 def leading_vectors(check: Checks) -> None:
     """Leading vectors from a Gram matrix that would not fit."""
-    for shape, dtype, layout in sample(check, SHAPES, FLOATS, LAYOUTS):
+    for shape, dtype, layout in check.sample(SHAPES, FLOATS, LAYOUTS):
         a, what = values(shape, dtype), [shape, dtype, layout]
         A = check.distribute(a, layout)
         s, u, v = map(check.whole, check.linalg.truncated_svd(A, 2, method="gram"))
@@ -39,7 +39,7 @@ def leading_vectors(check: Checks) -> None:
 
 
 def exponentials(check: Checks) -> None:
-    for n, dtype, layout, size in sample(check, (1, 4, 13, 40), FLOATS, LAYOUTS, (0.0, 0.1, 1, 3)):
+    for n, dtype, layout, size in check.sample((1, 4, 13, 40), FLOATS, LAYOUTS, (0.0, 0.1, 1, 3)):
         a = np.asarray(values((n, n), dtype) * size, dtype)
         exact = scipy.linalg.expm(a)
         found = check.linalg.expm(check.distribute(a, layout))
@@ -67,12 +67,12 @@ def tridiagonals(check: Checks) -> None:
         exact = scipy.linalg.eigvalsh_tridiagonal(d, e)
         check.close(np.sort(w), exact, "float64", what, float(np.abs(exact).max()))
         check.close(t @ z, z * w, "float64", [what, "vectors"], float(np.abs(exact).max()))
-        orthonormal(check, z, what)
+        check.orthonormal(z, what)
 
 
 def everything(gang: Gang) -> dict[str, Any]:
     with spread():
-        return results_of(gang, least_squares, leading_vectors, tridiagonals, exponentials)
+        return Checks.results_of(gang, least_squares, leading_vectors, tridiagonals, exponentials)
 
 
 def leading(ctx: Context, A: DistMatrix) -> Any:

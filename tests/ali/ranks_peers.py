@@ -8,11 +8,11 @@ import numpy as np
 
 from mpi_workers.rank.gang import Gang
 from tests.ali import peer_data
-from tests.ali.ranks_linalg_checks import Checks, failures_on_all_ranks, results_of
+from tests.ali.ranks_linalg_checks import Checks
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    return results_of(gang, components, regressions, spectra, systems, clusters, refusals)
+    return Checks.results_of(gang, components, regressions, spectra, systems, clusters, refusals)
 
 
 def lists(check: Checks, *matrices: Any) -> list[Any]:
@@ -86,5 +86,5 @@ def refusals(check: Checks) -> dict[str, Any]:
     for name, a in peer_data.spoiled().items():
         for routine, rest in calls.items():
             call = getattr(check.linalg, routine)
-            found[f"{name}/{routine}"] = failures_on_all_ranks(check.ctx, call, a, *rest)
+            found[f"{name}/{routine}"] = check.failures(call, a, *rest)
     return found

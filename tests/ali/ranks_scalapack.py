@@ -22,15 +22,7 @@ from ali.scalapack.cyclic import Call
 from ali.scalapack.native import grid_of
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
-from tests.ali.ranks_linalg_checks import (
-    FLOATS,
-    Array,
-    Checks,
-    Refusals,
-    orthonormal,
-    results_of,
-    values,
-)
+from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, values
 from tests.ali.ranks_routines import blocks
 from tests.support.ranks_shared import failure_of
 
@@ -41,7 +33,7 @@ def refused(check: Checks) -> list[Any]:
     """Calls that are refused before any message, and failures that only all ranks together see."""
     ctx = check.ctx
     tall, other = ctx.zeros((4, 3), "float64"), ctx.zeros((5, 5), "float32")
-    says = Refusals(ctx, scalapack, alone=True)
+    says = check.refusals(scalapack, alone=True)
     says("matmul", "ShapeError: A is 4 x 3", tall, tall)
     says("matmul", "ShapeError: A is 4 x 3 (T) and B is 5 x 5 (N)", tall, other, "T")
     says("matmul", "BadArgumentError: transpose_a", tall, tall, "H")
@@ -54,7 +46,7 @@ def refused(check: Checks) -> list[Any]:
     says("lstsq", "ShapeError: A is 4 x 3", tall, other)
     says("norm", "BadArgumentError: ord must be one of fro, 1, inf, max; got '2'", tall, "2")
     says("svd", "ShapeError: a matrix is 0 x 3", ctx.zeros((0, 3), "float64"))
-    late = Refusals(ctx, scalapack)
+    late = check.refusals(scalapack)
     bad = np.eye(12)
     bad[11, 10] = np.inf
     infinite, good = check.distribute(bad), check.distribute(np.eye(12) * 2)
@@ -155,7 +147,7 @@ def everything(gang: Gang) -> dict[str, Any]:
         scalapack.load({}, None)
     except Failure as failure:
         return {"missing": failure.message}
-    return results_of(gang, numbers, refused, renewal, ignored, make=loaded)
+    return Checks.results_of(gang, numbers, refused, renewal, ignored, make=loaded)
 
 
 SLACK = 2.0  # LAPACK neglects numbers of up to 64 roundings
@@ -195,6 +187,6 @@ def bidiagonals(gang: Gang) -> list[Any]:
                 size = SLACK * float(exact[0])
                 check.close(np.sort(values)[::-1], exact, "float64", [*what, "S"], size)
                 check.close((u * values) @ v.T, b, "float64", [*what, "U S V^T"], size)
-                orthonormal(check, u, [*what, "U"])
-                orthonormal(check, v, [*what, "V"])
+                check.orthonormal(u, [*what, "U"])
+                check.orthonormal(v, [*what, "V"])
     return check.result()
