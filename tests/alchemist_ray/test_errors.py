@@ -36,9 +36,7 @@ def test_every_kind_raised_on_the_mpi_side_is_a_class_of_the_tree() -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda c: c.__name__)
-def test_an_error_survives_pickle_and_the_wire_unchanged(
-    kind: type[errors.AlchemistError],
-) -> None:
+def test_an_error_survives_pickle_and_the_wire_unchanged(kind: type[errors.AlchemistError]) -> None:
     error = kind("what happened", rank=3, traceback="Traceback ...")
     for twin in (
         pickle.loads(pickle.dumps(error)),

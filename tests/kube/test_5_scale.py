@@ -85,11 +85,7 @@ def test_500_workers(fakes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     _on_fakes(objects)
     with fakes.timings(f"KWOK: {WORKERS} worker pods made by KubeRay, scheduled, running"):
         fakes.apply(objects)
-        fakes.wait_for(
-            f"{WORKERS + 1} running pods",
-            lambda: _running(fakes) == WORKERS + 1,
-            UP_S,
-        )
+        fakes.wait_for(f"{WORKERS + 1} running pods", lambda: _running(fakes) == WORKERS + 1, UP_S)
     # No eviction is allowed: Kubernetes has counted them all.
     budget = fakes.wait_for("a budget that has counted", lambda: _budget(fakes), 60)
     assert budget["desiredHealthy"] == WORKERS + 1

@@ -94,8 +94,7 @@ def test_dtypes_of_dask_are_kept(als: AlchemistSession, wanted: str) -> None:
 
 
 def test_persisted_chunks_go_from_the_store_and_are_not_computed_again(
-    als: AlchemistSession,
-    senders: None,
+    als: AlchemistSession, senders: None
 ) -> None:
     counter = Counter.remote()
 

@@ -13,12 +13,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.cli import main
-from alchemist_ray.errors import (
-    AuthError,
-    GroupFailedError,
-    ResourceError,
-    SessionError,
-)
+from alchemist_ray.errors import AuthError, GroupFailedError, ResourceError, SessionError
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo

@@ -33,11 +33,7 @@ from alchemist_ray.errors import (
     StaleHandleError,
 )
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from tests.alchemist_ray.gateway.conftest import (
-    Client,
-    blocking,
-    thin_environment,
-)
+from tests.alchemist_ray.gateway.conftest import Client, blocking, thin_environment
 from tests.support import traces
 
 ATTACH_LIMIT_S = 2.0  # after a client was killed
@@ -367,9 +363,7 @@ def test_sessions_inside_and_through_a_gateway_share_a_gang_in_one_process(
     AlchemistSession.stop_gang("thin-both")
 
 
-def test_the_name_of_a_gang_that_has_ended_can_be_used_again(
-    there: dict[str, Any],
-) -> None:
+def test_the_name_of_a_gang_that_has_ended_can_be_used_again(there: dict[str, Any]) -> None:
     with AlchemistSession(1, **there, name="again", lifetime="detached"):
         pass
     AlchemistSession.stop_gang("again")  # in the cluster: the gateway is not told

@@ -239,8 +239,7 @@ def test_ray_on_an_address_that_others_do_not_reach() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "status", "message"),
-    [(None, BAD, "there is no file"), (0o600, OK, "from")],
+    ("mode", "status", "message"), [(None, BAD, "there is no file"), (0o600, OK, "from")]
 )
 def test_the_token_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None, status: str, message: str

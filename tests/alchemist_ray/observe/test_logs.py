@@ -85,10 +85,7 @@ def test_the_log_of_a_gang_that_was_lost_says_why(
         print(f"last words of {comm.rank}", flush=True)
         os.kill(os.getpid(), 9)
 
-    with (
-        AlchemistSession(1, name="lost", output=False) as session,
-        pytest.raises(GroupFailedError),
-    ):
+    with AlchemistSession(1, name="lost", output=False) as session, pytest.raises(GroupFailedError):
         session.run(dies)
     assert cli.main(["logs", "lost"]) == 0
     out = capsys.readouterr().out

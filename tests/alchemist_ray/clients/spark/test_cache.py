@@ -97,10 +97,7 @@ def test_encoded_columns_are_decoded_by_spark(
         "select id div 9000 a, id * id % 5 b, id c, (id + 1) * 711900370497862593 d"
         " from range(0, 30000, 1, 1)"
     )
-    with (
-        settings(spark, **{COMPRESSED: compressed}),
-        cached(frame) as kept,
-    ):
+    with settings(spark, **{COMPRESSED: compressed}), cached(frame) as kept:
         np.testing.assert_array_equal(als.send_matrix(kept).fetch(), X)
     assert reports.columns() == (3 if compressed else 12)
 

@@ -17,10 +17,7 @@ JOB = Allocation("7", (Node("nid1", 4), Node("nid2", 4)), uses_srun=True)
 
 
 def nodes(cores: int, others: list[str]) -> dict[str, dict[str, Any]]:
-    return {
-        "nid1": {"cores": 4, "others": []},
-        "nid2": {"cores": cores, "others": others},
-    }
+    return {"nid1": {"cores": 4, "others": []}, "nid2": {"cores": cores, "others": others}}
 
 
 def test_whole_nodes_need_no_warning() -> None:

@@ -35,10 +35,7 @@ def test_a_crays_ranks_are_started_by_its_srun() -> None:
     [
         ({"mpi": {"lancher": "srun"}}, "'mpi.lancher'.*did you mean 'launcher'"),
         ({"colour": "blue"}, "unknown key 'colour'; known keys are"),
-        (
-            {"mpi": {"launcher": "rsh"}},
-            "mpi.launcher must be one of auto, pmi, mpiexec, srun",
-        ),
+        ({"mpi": {"launcher": "rsh"}}, "mpi.launcher must be one of auto, pmi, mpiexec, srun"),
         (
             {"nodes": {"interface": "hsn0"}},
             "nodes.interface = 'hsn0': it must be a list of strings",
