@@ -31,6 +31,12 @@ def answer(ctx: Context) -> int:
 '''
 
 
+def written(path: Path, answer: object) -> str:
+    """A library in a file, whose routine gives this answer."""
+    path.write_text(SOURCE.format(answer=answer))
+    return str(path)
+
+
 def answer(library: Any) -> int:
     gang = types.SimpleNamespace(rank=0, size=1, grid=(1, 1))
     value: int = library.call(gang, "answer", {})[0]
@@ -75,9 +81,7 @@ def test_the_same_routine_has_the_same_results_in_every_library(name: str) -> No
 
 
 def test_a_file_becomes_a_library(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(SOURCE.format(answer=42))
-    library = load("mine", str(path))
+    library = load("mine", written(tmp_path / "mine.py", 42))
     assert answer(library) == 42
     assert library.describe()["doc"] == "A library."
 
@@ -89,7 +93,7 @@ def test_an_edited_file_is_read_again_even_within_a_second(
     path = tmp_path / "mine.py"
     found = []
     for number in range(3):
-        path.write_text(SOURCE.format(answer=number))
+        written(path, number)
         os.utime(path, (1e9, 1e9))  # the same second
         found.append(answer(load("mine", str(path))))
     assert found == [0, 1, 2]
@@ -98,9 +102,8 @@ def test_an_edited_file_is_read_again_even_within_a_second(
 
 def test_a_file_is_compiled_on_its_own_terms(tmp_path: Path) -> None:
     """Annotations are strings only where the file asks for it."""
-    path = tmp_path / "mine.py"
-    path.write_text(SOURCE.format(answer="len(str(answer.__annotations__['return']))"))
-    assert answer(load("mine", str(path))) == len(str(int))
+    path = written(tmp_path / "mine.py", "len(str(answer.__annotations__['return']))")
+    assert answer(load("mine", path)) == len(str(int))
 
 
 def test_a_library_may_use_dataclasses(tmp_path: Path) -> None:
@@ -166,8 +169,7 @@ def test_a_file_that_fails_is_reported_with_its_own_error(
 
 def test_a_file_that_fails_leaves_the_loaded_library_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text(SOURCE.format(answer=1))
-    library, module = load("mine", str(path)), sys.modules["alchemist_library_mine"]
+    library, module = load("mine", written(path, 1)), sys.modules["alchemist_library_mine"]
     path.write_text("1 / 0")
     with pytest.raises(Failure, match="ZeroDivisionError"):
         load("mine", str(path))
@@ -176,13 +178,13 @@ def test_a_file_that_fails_leaves_the_loaded_library_as_it_was(tmp_path: Path) -
 
 
 def test_an_importable_module_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "some_installed_module.py").write_text(SOURCE.format(answer=7))
+    written(tmp_path / "some_installed_module.py", 7)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert answer(load("some_installed_module")) == 7
 
 
 def test_an_entry_point_is_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "plugged_in.py").write_text(SOURCE.format(answer=8))
+    written(tmp_path / "plugged_in.py", 8)
     monkeypatch.syspath_prepend(str(tmp_path))
     entry = EntryPoint("plug", "plugged_in", registry.ENTRY_POINTS)
     monkeypatch.setattr(
@@ -198,7 +200,7 @@ def test_a_name_that_two_packages_declare_is_refused(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     for package in ("one", "two"):
-        (tmp_path / f"{package}.py").write_text(SOURCE.format(answer=8))
+        written(tmp_path / f"{package}.py", 8)
         about = tmp_path / f"{package}-1.0.dist-info"
         about.mkdir()
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
