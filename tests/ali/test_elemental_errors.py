@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import LibraryNotFoundError
 from ali import elemental, registry
 from ali.elemental import library
 from mpi_workers.failures import Failure
@@ -176,3 +178,9 @@ def test_without_libstdcxx_nothing_is_caught_and_nothing_breaks() -> None:
     with caught.capture():
         pass
     assert caught.take() == ""
+
+
+def test_a_missing_libel_is_reported(session: AlchemistSession) -> None:
+    with pytest.raises(LibraryNotFoundError, match=r"no file /nowhere/libEl\.so on node"):
+        session.load_library("elemental", "/nowhere/libEl.so")
+    assert session.list_libraries() == []

@@ -44,9 +44,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[st
 def test_what_is_saved_is_loaded_in_parts_and_in_any_layout(
     results: Callable[[int], dict[str, Any]], ranks: int, function: str, least: int
 ) -> None:
-    done, wrong = results(ranks)[function]
-    assert done >= least
-    assert wrong == []
+    launches.check_right(results(ranks)[function], least)
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)

@@ -109,6 +109,13 @@ def results(
     return found
 
 
+def check_right(found: tuple[int, list[Any]], least: float = 1) -> None:
+    """Check that so many checks were made on ranks, and that nothing was wrong."""
+    done, wrong = found
+    assert wrong == []
+    assert done >= least
+
+
 def check_refused_alike(found: list[tuple[str, list[str]]], ranks: int) -> None:
     """Check that all ranks refused each call with the same message, which begins as it must."""
     wrong = [
