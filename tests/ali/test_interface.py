@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,15 @@ import pytest
 
 from ali import Context, DistMatrix, echo, routine
 from ali.interface import describe
+from ali.native.host import TYPES
 from ali.python_library import PythonLibrary
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES
+from mpi_workers.matrix.layout import LAYOUTS, layout_of, number_of
+from mpi_workers.wire import signature as wire
 from mpi_workers.wire.signature import Signature
 from tests.support import launches
+from tests.support.layouts import SOME_LAYOUTS
 
 RANKS = "tests.ali.ranks_interface:"
 
@@ -230,3 +236,18 @@ def test_the_conformance_tests_are_an_attribute_of_the_package() -> None:
     program = "import ali; print(ali.testing.LibraryTests.__name__, hasattr(ali, 'tests'))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout.split() == [b"LibraryTests", b"False"]
+
+
+def test_the_twins_of_the_header_agree_with_the_rest() -> None:
+    header = (Path(__file__).parents[2] / "ali/include/alchemist.h").read_text()
+    for i, name in enumerate(NATIVE_DTYPES, 1):
+        code = "BOOL8" if name == "bool" else name.upper()
+        assert f"ALCHEMIST_{code} = {i}" in header
+    for i, name in enumerate(LAYOUTS, 1):
+        assert f"ALCHEMIST_{name} = {i}" in header
+        assert number_of(name) == i
+    fortran = (Path(__file__).parents[2] / "ali/include/alchemist.f90").read_text()
+    assert f"ALCHEMIST_BLOCK = {number_of('BLOCK')}" in fortran
+    for name in SOME_LAYOUTS:
+        assert layout_of(number_of(name)) == name
+    assert set(TYPES) == set(wire.TYPES) - {"list[complex]", "bytes", "list[bytes]"}

@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 from ali.native import NativeLibrary
-from ali.native.host import TYPES
 from ali.registry import load
 from ali.testing import Case, LibraryTests
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES
-from mpi_workers.matrix.layout import LAYOUTS, layout_of, number_of
+from mpi_workers.matrix.layout import number_of
 from mpi_workers.testing import local_gang
-from mpi_workers.wire import signature
 from tests.support import launches
 from tests.support.build import (
     ADDRESS_SANITIZER,
@@ -27,9 +24,9 @@ from tests.support.build import (
     shared_object,
     under_address_sanitizer,
 )
-from tests.support.layouts import SOME_LAYOUTS
 from tests.support.suite import scaled
 
+pytestmark = needs_compiler
 SOURCES = Path(__file__).parent / "native"
 A = np.arange(30.0).reshape(10, 3)
 VALUES: dict[str, Any] = {
@@ -59,7 +56,6 @@ def built(source: str, *flags: str) -> Path:
     return shared_object(SOURCES / source, folder / "libevery.so", *flags)
 
 
-@needs_compiler
 class TestEverythingInC(LibraryTests):
     library = "every"
     sizes = scaled((1, 3, 6), (1, 2, 3, 6))
@@ -99,7 +95,6 @@ class TestEverythingInC(LibraryTests):
         return built("every.c")
 
 
-@needs_compiler
 class TestEverythingInCpp(LibraryTests):
     library = "every"
     sizes = scaled((2, 6), (1, 2, 3, 6))
@@ -126,13 +121,11 @@ class TestEverythingInCpp(LibraryTests):
         return built("every.cpp")
 
 
-@needs_compiler
 @pytest.mark.parametrize("ranks", scaled([1, 6], [1, 2, 3, 6]))
 def test_a_matrix_is_described_as_it_is(ranks: int) -> None:
     assert launches.run("tests.ali.ranks_native:descriptions", ranks, str(built("every.c"))) == []
 
 
-@needs_compiler
 def test_an_error_of_mpi_that_a_library_ignores_fails_the_call() -> None:
     careless, careful, total = local_gang.run(
         "tests.ali.ranks_native:mpi_errors", 2, str(built("mpi_errors.c"))
@@ -143,7 +136,6 @@ def test_an_error_of_mpi_that_a_library_ignores_fails_the_call() -> None:
     assert total == 2
 
 
-@needs_compiler
 def test_messages_of_a_call_that_ends_early_do_not_corrupt_the_heap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -158,34 +150,17 @@ def test_messages_of_a_call_that_ends_early_do_not_corrupt_the_heap(
     assert sums == [12.0] * turns
 
 
-@needs_compiler
 @pytest.mark.parametrize("ranks", scaled([1, 6], [1, 4, 6]))
 def test_descriptors_in_c_are_those_in_python(ranks: int) -> None:
     done = launches.run("tests.ali.ranks_native:descriptors", ranks, str(built("every.c")))
     assert done == [[], 4 * 6 * ranks]
 
 
-@needs_compiler
 def test_state_lasts_from_call_to_call_and_is_given_up(tmp_path: Path) -> None:
     told = tmp_path / "closed"
     counts = local_gang.run("tests.ali.ranks_native:counts", 2, str(built("every.c")), str(told))
     assert counts == [1, 2, 3, 1]
     assert told.read_text().split() == ["3", "3"]  # both ranks', and none for the unused one
-
-
-def test_the_twins_of_the_header_agree_with_the_rest() -> None:
-    header = (Path(__file__).parents[2] / "ali/include/alchemist.h").read_text()
-    for i, name in enumerate(NATIVE_DTYPES, 1):
-        code = "BOOL8" if name == "bool" else name.upper()
-        assert f"ALCHEMIST_{code} = {i}" in header
-    for i, name in enumerate(LAYOUTS, 1):
-        assert f"ALCHEMIST_{name} = {i}" in header
-        assert number_of(name) == i
-    fortran = (Path(__file__).parents[2] / "ali/include/alchemist.f90").read_text()
-    assert f"ALCHEMIST_BLOCK = {number_of('BLOCK')}" in fortran
-    for name in SOME_LAYOUTS:
-        assert layout_of(number_of(name)) == name
-    assert set(TYPES) == set(signature.TYPES) - {"list[complex]", "bytes", "list[bytes]"}
 
 
 LIBRARY = """
@@ -215,7 +190,6 @@ def parameter(words: str) -> str:
     return library(f'{{.name = "f", .run = run, .parameters = ALCHEMIST_PARAMETERS({words})}},')
 
 
-@needs_compiler
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -253,7 +227,6 @@ def test_a_library_that_will_not_do_says_why(tmp_path: Path, code: str, words: s
     assert caught.value.message.startswith("library 'x': ")
 
 
-@needs_compiler
 def test_what_a_routine_changes_is_described() -> None:
     for source in ("every.c", "every.cpp"):
         described = NativeLibrary("every", built(source)).describe()["routines"]
@@ -263,18 +236,6 @@ def test_what_a_routine_changes_is_described() -> None:
         assert writes["echo"] == (None if source == "every.c" else [])  # types tell it in C++
 
 
-def test_the_loaders_message_is_passed_on(tmp_path: Path) -> None:
-    path = tmp_path / "libx.so"
-    with pytest.raises(Failure, match="there is no file") as caught:
-        load("x", str(path))
-    assert caught.value.kind == "LibraryNotFoundError"
-    for content in ("", "not an object"):
-        path.write_text(content)
-        with pytest.raises(Failure, match=r"the loader cannot open it: .*libx\.so: file too short"):
-            load("x", str(path))
-
-
-@needs_compiler
 @pytest.mark.parametrize("foreign", ["libmpi.so.40", "libopen-pal.so.80"])
 @pytest.mark.parametrize("search", ["RUNPATH", "LD_LIBRARY_PATH"])
 @pytest.mark.parametrize("between", [(), ("libsolver.so.3", "libwrapper.so")])
@@ -303,7 +264,6 @@ def test_a_library_of_another_mpi_is_refused_at_any_distance(
         load("x", str(path))
 
 
-@needs_compiler
 def test_a_library_that_opens_another_mpi_by_itself_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "x.c"
     source.write_text("int nothing;\n")
@@ -327,7 +287,6 @@ def test_a_library_that_opens_another_mpi_by_itself_is_refused(tmp_path: Path) -
     assert [f"{python} has loaded a second MPI" in words for words in said] == [True, True]
 
 
-@needs_compiler
 def test_a_missing_dependency_is_named(tmp_path: Path) -> None:
     source = tmp_path / "x.c"
     source.write_text("int nothing;\n")
@@ -341,7 +300,6 @@ def test_a_missing_dependency_is_named(tmp_path: Path) -> None:
         load("x", str(path))
 
 
-@needs_compiler
 def test_a_rebuilt_library_is_opened_again(tmp_path: Path) -> None:
     source, path = tmp_path / "x.c", tmp_path / "libx.so"
     for name in ("first", "second", "third"):

@@ -124,6 +124,9 @@ SHIPPED = r"no library .*Shipped: .*path/to/it\.py"
     ("name", "file", "words", "kind"),
     [
         ("mine", "gone.py", r"no file .*gone\.py on node .*every node", NOT_FOUND),
+        ("mine", "gone.so", "there is no file", NOT_FOUND),
+        ("mine", "empty.so", r"the loader cannot open it: .*empty\.so: file too short", NOT_LOADED),
+        ("mine", "text.so", r"the loader cannot open it: .*text\.so: file too short", NOT_LOADED),
         ("mine", "mine.txt", "neither a Python file", NOT_LOADED),
         ("nowhere_to_be_found", None, SHIPPED, NOT_FOUND),
         ("nowhere.at.all", None, SHIPPED, NOT_FOUND),
@@ -135,7 +138,8 @@ SHIPPED = r"no library .*Shipped: .*path/to/it\.py"
 def test_what_is_no_library_is_refused(
     tmp_path: Path, name: str, file: str | None, words: str, kind: str
 ) -> None:
-    (tmp_path / "mine.txt").write_text("x")
+    for other, content in (("mine.txt", "x"), ("empty.so", ""), ("text.so", "not an object")):
+        (tmp_path / other).write_text(content)
     with pytest.raises(Failure, match=words) as error:
         load(name, file and str(tmp_path / file))
     assert error.value.kind == kind

@@ -22,6 +22,7 @@ from alchemist_ray.errors import (
 )
 from tests.support.build import needs_compiler, shared_object
 
+pytestmark = needs_compiler
 NATIVE = Path(__file__).parents[2] / "ali" / "native"
 
 
@@ -30,7 +31,6 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared_object(NATIVE / "every.c", tmp_path_factory.mktemp("native") / "libevery.so")
 
 
-@needs_compiler
 @pytest.mark.parametrize("session", [3], indirect=True)
 def test_a_c_library_is_like_any_other(session: AlchemistSession, every: Path) -> None:
     lib = session.load_library("every", every)
@@ -51,7 +51,6 @@ def test_a_c_library_is_like_any_other(session: AlchemistSession, every: Path) -
     assert session.load_library("every", every, reload=True).count() == 1
 
 
-@needs_compiler
 @pytest.mark.parametrize("rank", [-1, 0, 1])
 def test_a_c_routine_that_fails_fails_its_call_alone(
     session: AlchemistSession, every: Path, rank: int
@@ -72,7 +71,6 @@ def test_a_c_routine_that_fails_fails_its_call_alone(
         lib.nothing()
 
 
-@needs_compiler
 def test_a_file_that_is_not_a_library_is_refused(session: AlchemistSession, tmp_path: Path) -> None:
     with pytest.raises(LibraryNotFoundError, match="there is no file"):
         session.load_library("x", tmp_path / "libx.so")
@@ -122,7 +120,6 @@ ALCHEMIST_LIBRARY("leaving", "Ends its process.", routines)
 """
 
 
-@needs_compiler
 def test_a_library_that_ends_its_process_is_named(cluster: str, tmp_path: Path) -> None:
     (tmp_path / "leaving.c").write_text(LEAVING)
     built = shared_object(tmp_path / "leaving.c", tmp_path / "libleaving.so")
@@ -158,7 +155,6 @@ ALCHEMIST_LIBRARY("polling", "Polls.", routines)
 """
 
 
-@needs_compiler
 @pytest.mark.parametrize("session", [2], indirect=True)
 def test_a_call_that_is_cancelled_in_native_code_prints_nothing(
     session: AlchemistSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -176,7 +172,6 @@ def test_a_call_that_is_cancelled_in_native_code_prints_nothing(
     assert "ignored" not in told.out + told.err
 
 
-@needs_compiler
 def test_a_hang_in_native_code_shows_all_ranks_by_stack(cluster: str, tmp_path: Path) -> None:
     built = shared_object(NATIVE / "hanging.c", tmp_path / "libhanging.so")
     with AlchemistSession(4) as als:

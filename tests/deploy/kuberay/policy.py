@@ -33,24 +33,25 @@ def broken(objects: list[Map]) -> list[str]:
     return said
 
 
+def _holding(rules: dict[str, Any]) -> list[str]:
+    """The sentences that are true."""
+    return [words for words, holds in rules.items() if holds]
+
+
 def _pod(component: str, pod: Map) -> Iterator[str]:
-    security = pod.get("securityContext", {})
-    if not security.get("runAsNonRoot") or security.get("runAsUser", 0) == 0:
-        yield "may run as root"
-    if security.get("seccompProfile", {}).get("type") != "RuntimeDefault":
-        yield "has no seccomp profile"
-    for what in ("hostPID", "hostIPC"):
-        if pod.get(what):
-            yield f"has {what}"
-    if pod.get("hostNetwork"):
-        apart = pod.get("affinity", {}).get("podAntiAffinity", {})
-        terms = apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])
-        if "kubernetes.io/hostname" not in [term["topologyKey"] for term in terms]:
-            yield "two may meet on one node's network"
-        if pod.get("dnsPolicy") != "ClusterFirstWithHostNet":
-            yield "does not find the head's name"
-    if pod.get("automountServiceAccountToken") is not False:
-        yield "carries a service account's token"
+    security, net = pod.get("securityContext", {}), pod.get("hostNetwork")
+    apart = pod.get("affinity", {}).get("podAntiAffinity", {})
+    terms = apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    alone = "kubernetes.io/hostname" in [term["topologyKey"] for term in terms]
+    yield from _holding({
+        "may run as root": not security.get("runAsNonRoot") or security.get("runAsUser", 0) == 0,
+        "has no seccomp profile": security.get("seccompProfile", {}).get("type") != "RuntimeDefault",
+        "has hostPID": pod.get("hostPID"),
+        "has hostIPC": pod.get("hostIPC"),
+        "two may meet on one node's network": net and not alone,
+        "does not find the head's name": net and pod.get("dnsPolicy") != "ClusterFirstWithHostNet",
+        "carries a service account's token": pod.get("automountServiceAccountToken") is not False,
+    })  # fmt: skip
     for volume in pod.get("volumes", []):
         if set(volume) - {"name", "emptyDir", "projected", "secret"}:
             yield f"mounts {volume['name']} of the node or of others"
@@ -60,33 +61,28 @@ def _pod(component: str, pod: Map) -> Iterator[str]:
         yield from _container(component, container)
 
 
-def _container(component: str, container: Map) -> Iterator[str]:
+def _container(component: str, container: Map) -> list[str]:
     tag = container["image"].rpartition("/")[2].partition(":")[2]
-    if tag in ("", "latest"):
-        yield "runs whatever image is the latest"
-    resources = container.get("resources", {})
-    limits = resources.get("limits", {})
-    if not {"cpu", "memory", "ephemeral-storage"} <= set(limits):
-        yield "has no limits"
-    if resources.get("requests") != limits:
-        yield "asks for other than its limits"
-    security = container.get("securityContext", {})
-    if security.get("privileged") or security.get("allowPrivilegeEscalation") is not False:
-        yield "may gain privileges"
-    if security.get("capabilities", {}).get("drop") != ["ALL"]:
-        yield "keeps capabilities"
-    if set(security.get("capabilities", {}).get("add", [])) - {"IPC_LOCK"}:
-        yield "adds capabilities"
-    if not security.get("readOnlyRootFilesystem"):
-        yield "may write to its image"
-    if "/tmp" not in [mount["mountPath"] for mount in container.get("volumeMounts", [])]:
-        yield "has no /tmp to write to"
-    if component != "submitter":
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            if probe not in container:
-                yield f"has no {probe}"
-        if container.get("command", [None])[0] != "tini":
-            yield "has nobody to reap orphans"
+    resources, security = container.get("resources", {}), container.get("securityContext", {})
+    limits, capabilities = resources.get("limits", {}), security.get("capabilities", {})
+    mounts = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
+    serves = component != "submitter"
+    return _holding({
+        "runs whatever image is the latest": tag in ("", "latest"),
+        "has no limits": not {"cpu", "memory", "ephemeral-storage"} <= set(limits),
+        "asks for other than its limits": resources.get("requests") != limits,
+        "may gain privileges": security.get("privileged")
+        or security.get("allowPrivilegeEscalation") is not False,
+        "keeps capabilities": capabilities.get("drop") != ["ALL"],
+        "adds capabilities": set(capabilities.get("add", [])) - {"IPC_LOCK"},
+        "may write to its image": not security.get("readOnlyRootFilesystem"),
+        "has no /tmp to write to": "/tmp" not in mounts,
+        **{
+            f"has no {probe}": serves and probe not in container
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+        },
+        "has nobody to reap orphans": serves and container.get("command", [None])[0] != "tini",
+    })  # fmt: skip
 
 
 def _objects(objects: list[Map]) -> Iterator[str]:
