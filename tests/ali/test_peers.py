@@ -23,7 +23,7 @@ from tests.ali import peer_data
 from tests.support import launches
 from tests.support.suite import scaled
 
-RANK_COUNTS = scaled([1, 3, 6], [1, 2, 3, 4, 6])
+pytestmark = pytest.mark.parametrize("ranks", scaled([1, 3, 6], [1, 2, 3, 4, 6]))
 Array = np.ndarray[Any, Any]
 
 
@@ -55,7 +55,6 @@ def condition(a: Array) -> float:
     return float(kept[0] / kept[-1])
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
 @pytest.mark.parametrize("scale", [False, True])
 def test_components_are_those_of_scikit_learn(ranks: int, scale: bool) -> None:
     compared = 0
@@ -88,7 +87,6 @@ def test_components_are_those_of_scikit_learn(ranks: int, scale: bool) -> None:
     assert compared >= (15 if scale else 12)
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_regressions_are_those_of_scipy_statsmodels_and_scikit_learn(ranks: int) -> None:
     ridges = 0
     for name, a in peer_data.matrices().items():
@@ -109,7 +107,6 @@ def test_regressions_are_those_of_scipy_statsmodels_and_scikit_learn(ranks: int)
     assert ridges >= 10
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_spectra_are_those_of_scipy_and_scikit_learn(ranks: int) -> None:
     for name, a in peer_data.matrices().items():
         wide = a.astype("float64")
@@ -130,7 +127,6 @@ def test_spectra_are_those_of_scipy_and_scikit_learn(ranks: int) -> None:
             close(s, model.singular_values_, a.dtype, name, 10)
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_systems_are_those_of_scipy(ranks: int) -> None:
     for name, a in peer_data.matrices().items():
         p = peer_data.definite(a)
@@ -148,7 +144,6 @@ def test_systems_are_those_of_scipy(ranks: int) -> None:
         assert np.linalg.cond(p, 1) / 3 <= cond <= np.linalg.cond(p, 1) * (1 + 1e-9), name
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_clusters_are_a_fixed_point_of_scikit_learns(ranks: int) -> None:
     """From our centers its iterations end at once, with our labels and inertia."""
     for name, a in peer_data.blobs().items():
@@ -163,7 +158,6 @@ def test_clusters_are_a_fixed_point_of_scikit_learns(ranks: int) -> None:
         close(inertia / unit**2, peer.inertia_, a.dtype, name, 10 * slack)
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS)
 def test_nan_and_inf_are_refused_as_by_scikit_learn(ranks: int) -> None:
     for a in peer_data.spoiled().values():
         with pytest.raises(ValueError, match=r"NaN|infinity"):
@@ -177,7 +171,6 @@ def test_nan_and_inf_are_refused_as_by_scikit_learn(ranks: int) -> None:
         assert "NaN or inf" in said[0], said[0]
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS[1:])
 @pytest.mark.parametrize("kind", ["components", "regressions", "spectra", "systems", "clusters"])
 def test_results_do_not_depend_on_the_number_of_ranks(ranks: int, kind: str) -> None:
     found, alone = results(ranks)[kind], results(1)[kind]

@@ -29,6 +29,12 @@ def gangs(host: support.Host) -> Iterator[dict[str, NodeConnections]]:
         ranks.close()
 
 
+@pytest.fixture(params=["near", "far"])
+def route(request: pytest.FixtureRequest) -> str:
+    """The key of `gangs` for a test of both."""
+    return str(request.param)
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A path short enough for Unix sockets."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
@@ -25,7 +24,6 @@ WAIT_S = 10.0
 
 Array = np.ndarray[Any, Any]
 ids = itertools.count(1)
-routes = pytest.mark.parametrize("route", ["near", "far"])
 
 
 def distribution_of(name: str, shape: tuple[int, int], size: int = RANKS) -> Distribution:

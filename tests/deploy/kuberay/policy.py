@@ -42,10 +42,11 @@ def _pod(component: str, pod: Map) -> Iterator[str]:
     security, net = pod.get("securityContext", {}), pod.get("hostNetwork")
     apart = pod.get("affinity", {}).get("podAntiAffinity", {})
     terms = apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    seccomp = security.get("seccompProfile", {}).get("type")
     alone = "kubernetes.io/hostname" in [term["topologyKey"] for term in terms]
     yield from _holding({
         "may run as root": not security.get("runAsNonRoot") or security.get("runAsUser", 0) == 0,
-        "has no seccomp profile": security.get("seccompProfile", {}).get("type") != "RuntimeDefault",
+        "has no seccomp profile": seccomp != "RuntimeDefault",
         "has hostPID": pod.get("hostPID"),
         "has hostIPC": pod.get("hostIPC"),
         "two may meet on one node's network": net and not alone,

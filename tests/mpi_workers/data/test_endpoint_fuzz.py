@@ -75,6 +75,11 @@ def bystander(host: ranks.Host) -> Iterator[Bystander]:
     bystander.close()
 
 
+@pytest.fixture(params=LISTENERS)
+def listener(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def peer(host: ranks.Host, listener: str) -> Connection:
     """An authenticated connection."""
     return connect(host.listeners[listener], ranks.TOKEN, {}, timeout_s=WAIT_S)[0]
@@ -95,7 +100,6 @@ def clear(frame: Frame, what: str = "") -> bool:
     return whole and REASONS.get(what, "") in message
 
 
-@pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("connected", [stranger, peer])
 @pytest.mark.parametrize("what", MALFORMED)
 def test_malformed_frames_are_refused_and_the_connection_closed(
@@ -106,7 +110,6 @@ def test_malformed_frames_are_refused_and_the_connection_closed(
     bystander.check()
 
 
-@pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("what", UNAUTHENTICATED)
 def test_a_stranger_is_refused_and_its_connection_closed(
     host: ranks.Host, bystander: Bystander, what: str, listener: str
@@ -117,7 +120,6 @@ def test_a_stranger_is_refused_and_its_connection_closed(
     bystander.check()
 
 
-@pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("what", UNPROVED)
 def test_a_stranger_without_a_valid_proof_is_refused_after_the_challenge(
     host: ranks.Host, bystander: Bystander, what: str, listener: str
@@ -157,7 +159,6 @@ def test_a_connection_stays_open_after_a_refused_request_without_payload(host: r
             assert [frame.kind for frame in found] == [Kind.REFUSED, Kind.SYNC], what
 
 
-@pytest.mark.parametrize("listener", LISTENERS)
 def test_an_incomplete_frame_is_given_up_when_the_peer_closes(
     host: ranks.Host, bystander: Bystander, listener: str
 ) -> None:
@@ -174,7 +175,6 @@ def test_an_incomplete_frame_is_given_up_when_the_peer_closes(
     bystander.check()
 
 
-@pytest.mark.parametrize("listener", LISTENERS)
 def test_strangers_that_send_nothing_or_too_slowly_are_refused_in_time(
     host: ranks.Host, bystander: Bystander, listener: str
 ) -> None:

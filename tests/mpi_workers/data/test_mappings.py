@@ -25,7 +25,6 @@ from tests.mpi_workers.transfers import (
     fetch,
     new,
     numbers,
-    routes,
     sealed,
     send,
 )
@@ -125,7 +124,6 @@ def test_a_client_with_too_many_open_files_says_so(
     ranks.close()
 
 
-@routes
 def test_closing_leaves_no_thread_and_no_connection(host: support.Host, route: str) -> None:
     # Threads of sessions in other tests may still end.
     known, fds = set(threading.enumerate()), host.fds()
@@ -145,7 +143,6 @@ def test_closing_leaves_no_thread_and_no_connection(host: support.Host, route: s
     assert wait_until(lambda: not ours() and host.fds() <= most, WAIT_S) is not None
 
 
-@routes
 def test_concurrent_transfers_do_not_mix(
     host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:

@@ -24,11 +24,10 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets
 from mpi_workers.wire.acceptor import Acceptor, authenticate
 from mpi_workers.wire.blocking import Connection
-from tests.mpi_workers.transfers import WAIT_S, distribution_of, fetch, new, numbers, routes, send
+from tests.mpi_workers.transfers import WAIT_S, distribution_of, fetch, new, numbers, send
 from tests.support import ranks as support
 
 
-@routes
 @pytest.mark.parametrize("origin", [(-1, 0), (0, -1), (1, 0), (0, 1), (100, 100)])
 def test_a_block_partly_outside_the_matrix_is_refused(
     host: support.Host, gangs: dict[str, NodeConnections], origin: tuple[int, int], route: str
@@ -46,7 +45,6 @@ def test_a_block_partly_outside_the_matrix_is_refused(
     host.free(target.matrix)
 
 
-@routes
 def test_an_unknown_matrix_is_named(gangs: dict[str, NodeConnections], route: str) -> None:
     target = TransferTarget(1 << 40, distribution_of("VC_STAR", (900, 900)), np.dtype("float64"))
     for action in (
@@ -67,7 +65,6 @@ def test_a_refused_stream_stops_with_the_reason(gangs: dict[str, NodeConnections
     assert time.monotonic() - start < 5
 
 
-@routes
 def test_an_incomplete_matrix_is_not_read_and_a_complete_one_not_written(
     host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:
@@ -86,7 +83,6 @@ def test_an_incomplete_matrix_is_not_read_and_a_complete_one_not_written(
     host.free(target.matrix)
 
 
-@routes
 def test_an_error_during_a_transfer_counts_nothing_and_leaves_the_gang_usable(
     host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:
@@ -109,7 +105,6 @@ def test_an_error_during_a_transfer_counts_nothing_and_leaves_the_gang_usable(
     host.free(target.matrix)
 
 
-@routes
 def test_a_dead_gang_is_a_transfer_error_that_names_the_node(route: str) -> None:
     distribution = distribution_of("VC_STAR", (2000, 100), 2)
     with support.Host(2) as host:
@@ -292,7 +287,6 @@ def test_a_node_without_a_reachable_address_is_named() -> None:
     ranks.close()
 
 
-@routes
 def test_closed_connections_are_a_transfer_error(
     host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:

@@ -32,7 +32,6 @@ from tests.mpi_workers.transfers import (
     fetch,
     new,
     numbers,
-    routes,
     sealed,
     send,
 )
@@ -45,7 +44,6 @@ from tests.support.layouts import owned_indices
 SHAPES = [(37, 23), (1, 1), (2, 3), (1, 40), (0, 5), (5, 0)]  # some ranks hold nothing
 
 
-@routes
 @pytest.mark.parametrize(
     ("shape", "size"), [(SHAPES[0], 1), (SHAPES[0], 4), *((shape, RANKS) for shape in SHAPES)]
 )
@@ -65,7 +63,6 @@ def test_every_layout_stores_elements_at_their_place_and_returns_them(
         assert np.array_equal(fetch(gangs["near"], target), array)
 
 
-@routes
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_keeps_every_bit(
     host: support.Host, gangs: dict[str, NodeConnections], dtype: str, route: str
@@ -101,7 +98,6 @@ STRIDES: dict[str, Callable[[Array], Array]] = {
 }
 
 
-@routes
 @pytest.mark.parametrize("name", ["VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"])
 @pytest.mark.parametrize("way", STRIDES)
 def test_a_source_may_have_any_strides(
@@ -114,7 +110,6 @@ def test_a_source_may_have_any_strides(
         assert np.array_equal(fetch(gangs[route], target), array)
 
 
-@routes
 @pytest.mark.parametrize("name", ["VC_STAR", "STAR_VC", "MC_MR", "CIRC_CIRC"])
 def test_a_destination_may_have_any_strides(
     host: support.Host, gangs: dict[str, NodeConnections], name: str, route: str
@@ -181,7 +176,6 @@ def test_a_matrix_made_of_any_blocks_can_be_read_in_any_region(
     host.free(target.matrix)
 
 
-@routes
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("shape", [(300, 2000), (70000, 3), (400000, 1), (1, 200000), (900, 513)])
 @pytest.mark.parametrize("name", ["VC_STAR", "STAR_VR", "CIRC_CIRC"])
@@ -270,7 +264,6 @@ def put_rows(nodes: NodeConnections, target: TransferTarget, array: Array, rows:
         nodes.connection(number).sync()
 
 
-@routes
 @pytest.mark.parametrize("name", ["VC_STAR", "STAR_VC", "MC_MR", "MD_STAR"])
 def test_rows_may_be_sent_in_any_order(
     host: support.Host, gangs: dict[str, NodeConnections], name: str, route: str
@@ -285,7 +278,6 @@ def test_rows_may_be_sent_in_any_order(
     host.free(target.matrix)
 
 
-@routes
 def test_rows_outside_of_the_matrix_are_refused(
     host: support.Host, gangs: dict[str, NodeConnections], route: str
 ) -> None:
@@ -321,7 +313,6 @@ def test_a_fetch_of_few_rows_does_not_depend_on_the_size_of_the_matrix() -> None
 # --- times and progress ---
 
 
-@routes
 def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
     host: support.Host,
     gangs: dict[str, NodeConnections],
@@ -358,7 +349,6 @@ def test_times_and_progress_add_up_to_the_bytes_of_the_matrix(
     host.free(target.matrix)
 
 
-@routes
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(211, 97), (3, 4000), (4000, 3)])
 def test_steps_have_at_most_the_bytes_of_the_buffer(
