@@ -46,20 +46,14 @@ def make(folder: Path) -> None:
         token = secrets.token_hex(16)
         lines.append(f"{token},{user},{name},{group}\n")
         config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {
-                    "name": "test",
-                    "cluster": {
-                        "server": f"https://{NODE_IP}:{PORT}",
-                        "certificate-authority": str(folder / "ca.crt"),
-                    },
-                }
-            ],
+            "apiVersion": "v1", "kind": "Config",
+            "clusters": [{"name": "test", "cluster": {
+                "server": f"https://{NODE_IP}:{PORT}",
+                "certificate-authority": str(folder / "ca.crt"),
+            }}],
             "users": [{"name": name, "user": {"token": token}}],
             "contexts": [{"name": name, "context": {"cluster": "test", "user": name}}],
             "current-context": name,
-        }
+        }  # fmt: skip
         (folder / f"{name}.kubeconfig").write_text(json.dumps(config))
     (folder / "tokens.csv").write_text("".join(lines))

@@ -40,22 +40,12 @@ state = "/run/containerd"
 """
 # Pods are routed, not bridged: what they say to each other passes the node's FORWARD chain.
 NETWORK = {
-    "cniVersion": "0.4.0",
-    "name": "pods",
-    "plugins": [
-        {
-            "type": "ptp",
-            "mtu": 1500,
-            "ipMasq": False,
-            "ipam": {
-                "type": "host-local",
-                "ranges": [[{"subnet": SUBNET}]],
-                "routes": [{"dst": "0.0.0.0/0"}],
-                "dataDir": "/run/cni-addresses",
-            },
-        }
-    ],
-}
+    "cniVersion": "0.4.0", "name": "pods",
+    "plugins": [{"type": "ptp", "mtu": 1500, "ipMasq": False, "ipam": {
+        "type": "host-local", "ranges": [[{"subnet": SUBNET}]],
+        "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni-addresses",
+    }}],
+}  # fmt: skip
 
 
 def _kubelet(sandbox: Sandbox) -> dict[str, Any]:
@@ -100,11 +90,8 @@ def start(sandbox: Sandbox, control_plane: Path, images: list[Path]) -> None:
     sandbox.start(
         *("kubelet", binary, "kubelet", f"--config={folder}/kubelet.json"),
         *(f"--kubeconfig={keys}/kubelet.kubeconfig", f"--hostname-override={NODE}"),
-        *(
-            f"--node-ip={NODE_IP}",
-            f"--root-dir={folder}/kubelet",
-            f"--cert-dir={folder}/kubelet-keys",
-        ),
+        *(f"--node-ip={NODE_IP}", f"--root-dir={folder}/kubelet"),
+        f"--cert-dir={folder}/kubelet-keys",
     )
     sandbox.start(
         *("kube-proxy", binary, "kube-proxy", f"--kubeconfig={keys}/proxy.kubeconfig"),

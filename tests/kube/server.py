@@ -82,18 +82,11 @@ def _profiles(keys: Path) -> dict[str, object]:
             "multiPoint": {"enabled": [{"name": "Coscheduling"}]},
             "queueSort": {"enabled": [{"name": "Coscheduling"}], "disabled": [{"name": "*"}]},
         },
-        "pluginConfig": [
-            {
-                "name": "Coscheduling",
-                "args": {
-                    "apiVersion": "kubescheduler.config.k8s.io/v1",
-                    "kind": "CoschedulingArgs",
-                    "permitWaitingTimeSeconds": 20,
-                    "podGroupBackoffSeconds": 2,
-                },
-            }
-        ],
-    }
+        "pluginConfig": [{"name": "Coscheduling", "args": {
+            "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "CoschedulingArgs",
+            "permitWaitingTimeSeconds": 20, "podGroupBackoffSeconds": 2,
+        }}],
+    }  # fmt: skip
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",

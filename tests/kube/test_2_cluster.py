@@ -78,16 +78,12 @@ def stranger(name: str, namespace: str) -> dict[str, Any]:
         "securityContext": security,
     }  # fmt: skip
     return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace},
         "spec": {
-            "terminationGracePeriodSeconds": 0,
-            "automountServiceAccountToken": False,
-            "securityContext": user,
-            "containers": [container],
+            "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False,
+            "securityContext": user, "containers": [container],
         },
-    }
+    }  # fmt: skip
 
 
 def test_kubernetes_refuses_what_wants_more(ray: Cluster) -> None:

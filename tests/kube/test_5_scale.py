@@ -33,17 +33,13 @@ def fakes(kube: Cluster) -> Iterator[Cluster]:
 def _node(number: int) -> dict[str, Any]:
     room = {"cpu": "16", "memory": "128Gi", "ephemeral-storage": "100Gi", "pods": "110"}
     name = f"fake-{number}"
+    labels = {"type": "kwok", "kubernetes.io/hostname": name}
     return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": name,
-            "annotations": {TAINT: "fake"},
-            "labels": {"type": "kwok", "kubernetes.io/hostname": name},
-        },
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "annotations": {TAINT: "fake"}, "labels": labels},
         "spec": {"taints": [{"key": TAINT, "value": "fake", "effect": "NoSchedule"}]},
         "status": {"allocatable": room, "capacity": room},
-    }
+    }  # fmt: skip
 
 
 def _on_fakes(objects: list[dict[str, Any]]) -> None:

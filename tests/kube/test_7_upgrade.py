@@ -33,23 +33,18 @@ def volume(path: str) -> list[Map]:
     size = {"storage": "1Gi"}
     modes = ["ReadWriteMany"]
     one = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
+        "apiVersion": "v1", "kind": "PersistentVolume",
         "metadata": {"name": f"{NAMESPACE}-shared"},
         "spec": {
-            "capacity": size,
-            "accessModes": modes,
-            "hostPath": {"path": path},
-            "claimRef": {"namespace": NAMESPACE, "name": "shared"},
-            "storageClassName": "",
+            "capacity": size, "accessModes": modes, "hostPath": {"path": path},
+            "claimRef": {"namespace": NAMESPACE, "name": "shared"}, "storageClassName": "",
         },
-    }
+    }  # fmt: skip
     claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
         "metadata": {"name": "shared", "namespace": NAMESPACE},
         "spec": {"accessModes": modes, "resources": {"requests": size}, "storageClassName": ""},
-    }
+    }  # fmt: skip
     return [one, claim]
 
 
