@@ -23,8 +23,7 @@ results = functools.partial(launches.results, "tests.ali.ranks_elemental:everyth
 @functools.cache
 def missing() -> str:
     """Why there is no libEl for the ranks; empty if there is one."""
-    reason: str = launches.run("tests.ali.ranks_elemental:found", 1)
-    return reason
+    return launches.run("tests.ali.ranks_elemental:found", 1)
 
 
 @pytest.fixture(autouse=True)

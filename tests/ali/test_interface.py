@@ -172,8 +172,7 @@ def test_a_routine_without_results_gives_none() -> None:
 def test_a_routine_that_breaks_its_word_is_told_so(returned: Any, what: str) -> None:
     @routine("a", "b", "C")
     def f(ctx: Context) -> tuple[int, int, DistMatrix]:
-        result: tuple[int, int, DistMatrix] = returned
-        return result
+        return returned
 
     with pytest.raises(Failure, match=what) as error:
         call(library(f), "f")

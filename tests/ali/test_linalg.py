@@ -68,8 +68,7 @@ REFUSALS = ["linalg", "linalg_arrays", "linalg_solvers", "linalg_learning"]
 
 
 def results(suite: str, ranks: int) -> dict[str, Any]:
-    found: dict[str, Any] = launches.results(f"tests.ali.ranks_{suite}:everything", ranks)
-    return found
+    return launches.results(f"tests.ali.ranks_{suite}:everything", ranks)
 
 
 @pytest.mark.parametrize(("suite", "ranks", "name"), CASES)
@@ -148,19 +147,16 @@ def test_a_truncated_svd_is_reproducible_and_reports_its_progress(ranks: int) ->
 def test_the_plan_takes_the_least_time_to_move_words(
     size: int, shapes: tuple[int, int, int], layouts: tuple[str, str], way: str
 ) -> None:
-    m, k, n = shapes
-    grid = default_grid(size)
-    assert (
-        plan(Distribution(layouts[0], (m, k), grid), Distribution(layouts[1], (k, n), grid)) == way
-    )
+    grid, (m, k, n) = default_grid(size), shapes
+    left, right = map(Distribution, layouts, ((m, k), (k, n)), (grid, grid))
+    assert plan(left, right) == way
 
 
 def test_no_plan_is_worse_than_gathering_one_side() -> None:
     """On one rank no algorithm communicates, and the first is chosen."""
     for left, right in itertools.product(("VC_STAR", "STAR_STAR"), repeat=2):
-        assert (
-            plan(Distribution(left, (5, 6), (1, 1)), Distribution(right, (6, 7), (1, 1))) == "rows"
-        )
+        way = plan(Distribution(left, (5, 6), (1, 1)), Distribution(right, (6, 7), (1, 1)))
+        assert way == "rows"
 
 
 class Operand:

@@ -29,8 +29,7 @@ Array = np.ndarray[Any, Any]
 
 @functools.cache
 def results(ranks: int) -> dict[str, Any]:
-    found: dict[str, Any] = launches.run("tests.ali.ranks_peers:everything", ranks, timeout=100)
-    return found
+    return launches.run("tests.ali.ranks_peers:everything", ranks, timeout=100)
 
 
 def close(found: Any, expected: Any, dtype: Any, what: str, condition: float = 1.0) -> None:

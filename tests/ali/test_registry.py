@@ -39,8 +39,7 @@ def written(path: Path, answer: object) -> str:
 
 def answer(library: Any) -> int:
     gang = types.SimpleNamespace(rank=0, size=1, grid=(1, 1))
-    value: int = library.call(gang, "answer", {})[0]
-    return value
+    return library.call(gang, "answer", {})[0]
 
 
 @pytest.fixture(autouse=True)

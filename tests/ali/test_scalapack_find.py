@@ -17,8 +17,7 @@ HELP = ("apt-get install libscalapack-mpich2.2", "pip install mkl", "cray-libsci
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = str(tmp_path_factory.mktemp("libraries"))
-    found: dict[str, str] = local_gang.run("tests.ali.ranks_scalapack_find:failures", 1, folder)
-    return found
+    return local_gang.run("tests.ali.ranks_scalapack_find:failures", 1, folder)
 
 
 @pytest.mark.parametrize(

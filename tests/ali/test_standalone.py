@@ -142,7 +142,6 @@ def test_a_command_that_is_ended_ends_its_ranks(folder: Path, number: signal.Sig
     words = [sys.executable, "-m", "alchemist_ray.cli", "run-routine", "hanging.py", "wait"]
     env = os.environ | {"TMPDIR": str(folder / "tmp")}
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True, env=env) as command:
-        assert command.stdout is not None
         ranks = [int(command.stdout.readline().rpartition(" ")[2]) for _ in range(2)]
         command.send_signal(number)
         killed = number == signal.SIGKILL

@@ -38,8 +38,7 @@ class Simulator:
     def begin(self, seed: int) -> list[float]:
         self.call("seed", seed=seed)
         self.call("reset")
-        state: list[float] = self.call("get_state")
-        return state
+        return self.call("get_state")
 
     def close(self) -> None:
         self._library.close()

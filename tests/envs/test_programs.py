@@ -88,19 +88,14 @@ def make_line(cluster: str, line_solver: str) -> Iterator[Any]:
     assert_gone(line_solver)
 
 
-def left(solver: str) -> list[str]:
-    """The command lines of the program's processes."""
-    return [line for line in traces.processes().values() if solver in line]
-
-
 def assert_gone(solver: str, limit_s: float = 10.0) -> None:
     """None of its processes is left, or soon will be."""
-    assert traces.wait_until(lambda: not left(solver), limit_s, 0.1) is not None, left(solver)
+    assert traces.wait_until(lambda: not started(solver), limit_s, 0.1) is not None, started(solver)
 
 
-def started(solver: str) -> set[int]:
-    """The pids of these."""
-    return {pid for pid, line in traces.processes().items() if solver in line}
+def started(solver: str) -> dict[int, str]:
+    """The program's processes: pid and command line."""
+    return {pid: line for pid, line in traces.processes().items() if solver in line}
 
 
 def segments(solver: str) -> set[Path]:
@@ -133,7 +128,7 @@ def test_its_processes_are_the_ranks(
     env = make(*words, num_workers=ranks, sim={"binary": bool(words)})
     heat = np.arange(8.0) + 3
     assert np.array_equal(env.reset(seed=3)[0], heat)
-    assert len(left(solver)) == ranks
+    assert len(started(solver)) == ranks
     for step in range(5):
         heat = moved(heat, 0.5)
         observation, reward, terminated, _, info = env.step([0.5])
@@ -158,7 +153,7 @@ def test_copies_each_have_a_program(make: Any, solver: str) -> None:
     observations = env.reset(seed=[1, 5])[0]
     assert observations[:, 0].tolist() == [1.0, 5.0]
     assert env.step(np.zeros((2, 1)))[4]["size"].tolist() == [1.0, 1.0]
-    assert len(left(solver)) == 2
+    assert len(started(solver)) == 2
 
 
 def test_a_program_for_each_episode_ends_by_itself(make: Any, solver: str, tmp_path: Path) -> None:
@@ -173,7 +168,7 @@ def test_a_program_for_each_episode_ends_by_itself(make: Any, solver: str, tmp_p
     second = started(solver)
     assert ended.exists()  # after its loop, and before MPI_Finalize
     assert len(second) == 2
-    assert not first & second
+    assert not first.keys() & second.keys()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +189,7 @@ def test_a_failure_ends_it_on_all_ranks_and_a_reset_starts_it_again(
     with pytest.raises(SimulationError, match=f"(?s){message}"):
         env.step([action])
     assert env.reset(seed=4)[0][0] == 4.0
-    assert (pids(env), len(left(solver))) == (ranks, 2)  # in the same gang
+    assert (pids(env), len(started(solver))) == (ranks, 2)  # in the same gang
 
 
 @pytest.mark.parametrize(
@@ -248,7 +243,7 @@ def test_a_program_that_is_run_once_for_each_step(
 
     session.run(run)
     assert ended.exists()
-    assert not left(solver)
+    assert not started(solver)
 
 
 def test_a_line_that_is_longer_than_both_pipes(session: Any) -> None:
@@ -282,7 +277,7 @@ def test_ranks_of_a_program_that_a_rank_starts_compute_the_steps(
     assert env.reset(seed=3)[0].tolist() == [3.0]
     observation, reward, *_, info = env.step([0.5])
     assert (observation.tolist(), reward, info) == ([3.5], -3.5, {"size": 2.0})
-    assert len(left(line_solver)) >= 3  # mpiexec and two ranks
+    assert len(started(line_solver)) >= 3  # mpiexec and two ranks
     env.close()
     assert_gone(line_solver)
 

@@ -70,8 +70,7 @@ class Part:
     @property
     def seconds(self) -> int:
         """How long it took to build, when it was."""
-        told: int = json.loads((self.folder / "built.json").read_text())["seconds"]
-        return told
+        return json.loads((self.folder / "built.json").read_text())["seconds"]
 
 
 @contextmanager

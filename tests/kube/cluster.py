@@ -125,8 +125,7 @@ class Cluster(commands.System):
 
     def get(self, *words: Any) -> Map:
         """Objects, or one."""
-        found: Map = json.loads(self.kubectl("get", *words, "-o", "json"))
-        return found
+        return json.loads(self.kubectl("get", *words, "-o", "json"))
 
     def apply(self, objects: list[Map]) -> None:
         """Objects, as `kubectl apply -f -` would."""
@@ -144,8 +143,7 @@ class Cluster(commands.System):
     def pods(self, namespace: str, component: str = "") -> list[Map]:
         """Pods of a namespace; only those of a component ("head", "worker")."""
         labels = f"app.kubernetes.io/component={component}" if component else ""
-        found: list[Map] = self.get("pods", "-n", namespace, "-l", labels)["items"]
-        return found
+        return self.get("pods", "-n", namespace, "-l", labels)["items"]
 
     def is_ready(self, namespace: str, pods: int) -> bool:
         """Whether this many pods are there, and all of them ready."""
@@ -158,8 +156,7 @@ class Cluster(commands.System):
 
     def head(self, namespace: str) -> str:
         """The head pod's name."""
-        name: str = self.pods(namespace, "head")[0]["metadata"]["name"]
-        return name
+        return self.pods(namespace, "head")[0]["metadata"]["name"]
 
     def python(self, namespace: str, program: str, limit_s: float = 300.0) -> str:
         """Run a program in the head pod; what it prints. Raises `RuntimeError` if it fails."""

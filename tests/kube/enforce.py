@@ -63,8 +63,7 @@ def selects(selector: Map, labels: Map) -> bool:
 
 
 def _labels(o: Map) -> Map:
-    found: Map = o["metadata"].get("labels", {})
-    return found
+    return o["metadata"].get("labels", {})
 
 
 class Rules:

@@ -35,7 +35,6 @@ class Program:
         self._thread.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line)
             if line.startswith("TOLD "):

@@ -106,10 +106,7 @@ def test_a_stranger_reaches_no_port_of_a_gang(ray: Cluster) -> None:
         knock = ("python", "-c", text("knock"), address, *map(str, ports))
 
         def opened(space: str, name: str) -> list[int]:
-            found: list[int] = json.loads(
-                ray.kubectl("exec", "-n", space, name, "--", *knock, limit_s=120)
-            )
-            return found
+            return json.loads(ray.kubectl("exec", "-n", space, name, "--", *knock, limit_s=120))
 
         # What others of the cluster reach; a gang's own ports are among them.
         friends = opened(NAMESPACE, ray.head(NAMESPACE))

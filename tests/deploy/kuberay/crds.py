@@ -94,8 +94,7 @@ def _strict(made: dict[str, Any]) -> dict[str, Any]:
 
 def stored() -> dict[str, Any]:
     """The copy in tests/data."""
-    found: dict[str, Any] = json.loads(gzip.decompress(COPY.read_bytes()))
-    return found
+    return json.loads(gzip.decompress(COPY.read_bytes()))
 
 
 def validators() -> dict[str, jsonschema.Draft202012Validator]:

@@ -161,8 +161,7 @@ def _network(spec: Map, pods: list[tuple[str, Map]]) -> Iterator[str]:
 
 def _spec_of(objects: list[Map]) -> Map:
     spec: Map = next(o["spec"] for o in objects if o["kind"] in ("RayCluster", "RayJob"))
-    found: Map = spec.get("rayClusterSpec", spec)
-    return found
+    return spec.get("rayClusterSpec", spec)
 
 
 def _cluster(spec: Map) -> Iterator[str]:

@@ -103,11 +103,8 @@ POLICY, BUDGET = "NetworkPolicy", "PodDisruptionBudget"
 def test_the_policy_sees_what_is_broken(place: str, path: str, value: Any, said: str) -> None:
     objects = kustomize.build(ROOT / "base")
     *way, last = path.split("/")
-    inside: Any = (
-        dict(policy.templates(objects))["worker"]["spec"]
-        if place == "worker"
-        else by_name(objects)[place, "alchemist"]
-    )
+    pod = dict(policy.templates(objects))["worker"]["spec"]
+    inside: Any = pod if place == "worker" else by_name(objects)[place, "alchemist"]
     for part in way:
         inside = inside[int(part)] if isinstance(inside, list) else inside[part]
     if value is GONE:

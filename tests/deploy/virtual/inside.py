@@ -17,8 +17,7 @@ START_S = 600.0
 
 
 def where(comm: Any) -> list[str]:
-    hosts: list[str] = comm.allgather(os.uname().nodename)
-    return hosts
+    return comm.allgather(os.uname().nodename)
 
 
 def opened() -> AlchemistSession:
