@@ -44,7 +44,6 @@ def host() -> Iterator[ranks.Host]:
 
 def line_of(process: subprocess.Popen[str]) -> str:
     """The next line that a program prints."""
-    assert process.stdout is not None
     return process.stdout.readline().rstrip()
 
 
@@ -57,13 +56,9 @@ def other_user() -> Iterator[Spawn]:
 
     def spawn(program: str, *args: str, fds: tuple[int, ...] = ()) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", BECOME_OTHER_USER + program, *args],
-            pass_fds=fds,
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+            [sys.executable, "-I", "-c", BECOME_OTHER_USER + program, *args], pass_fds=fds, cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         started.append(process)
         return process
 
