@@ -16,8 +16,7 @@ from ali import Context, DistMatrix, routine
 @routine("total")
 def total(ctx: Context) -> int:
     """Sum of all rank numbers, over MPI."""
-    ranks: int = ctx.comm.allreduce(ctx.rank)
-    return ranks
+    return ctx.comm.allreduce(ctx.rank)
 
 
 @routine("B")

@@ -17,12 +17,8 @@ import numpy as np
 import pytest
 import ray
 
-from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import (
-    AlchemistError,
-    GroupFailedError,
-    StaleHandleError,
-)
+from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.errors import AlchemistError, GroupFailedError, StaleHandleError
 from alchemist_ray.runtime.cluster.actors import NAMESPACE, agent_name, edition
 from alchemist_ray.runtime.driver import find_driver
 from mpi_workers.node.processes import descendants
@@ -105,14 +101,12 @@ def agent_pids() -> dict[str, int]:
     agent = ray.get_actor(agent_name(edition(), node_id), namespace=NAMESPACE)
     # It may be restarting, and its fork server may be dead.
     ray.get(agent.ready.options(max_task_retries=-1).remote(), timeout=30)
-    pids: dict[str, int] = ray.get(agent.pids.remote(), timeout=30)
-    return pids
+    return ray.get(agent.pids.remote(), timeout=30)
 
 
 def pid_of(actor: Any) -> int:
     """Process id of an actor."""
-    pid: int = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=10)
-    return pid
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()), timeout=10)
 
 
 @contextlib.contextmanager
@@ -199,6 +193,25 @@ def inject_and_retry(cause: Callable[[], Any], call: Callable[[], Any]) -> Outco
     raise AssertionError("no call has failed")
 
 
+@contextlib.contextmanager
+def refused(
+    fault: str,
+    error: type[Exception],
+    match: str = "",
+    least_s: float = 0.0,
+    most_s: float = ERROR_LIMIT_S,
+    before: set[str] | None = None,
+) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """Check the error of the block and its time, and that nothing is left but `before`."""
+    start = time.monotonic()
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    seconds = time.monotonic() - start
+    assert least_s <= seconds < most_s
+    gone_s = None if before is None else assert_clean(before)
+    record(fault, seconds, gone_s, caught.value)
+
+
 # --- gangs ----------------------------------------------------------------------------
 
 
@@ -260,12 +273,9 @@ class Gang:
         lib, old = self.lib, self.A
         self.start()
         assert self.works()
-        with pytest.raises(StaleHandleError):
-            self.session.fetch_matrix(old)
-        with pytest.raises(StaleHandleError):
-            old.fetch()
-        with pytest.raises(StaleHandleError):
-            self.lib.twice(old)
+        for use in (self.session.fetch_matrix, Handle.fetch, self.lib.twice):
+            with pytest.raises(StaleHandleError):
+                use(old)
         with pytest.raises(AlchemistError):
             lib.total()
 

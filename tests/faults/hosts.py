@@ -123,7 +123,7 @@ class Host:
     def pids(self, *words: str) -> list[int]:
         """Return the processes (by the host's own ids) with all these words in the command line."""
         found = []
-        for line in self.run("ps", "-ww", "-eo", "pid=,stat=,args=").splitlines():
+        for line in self.run("ps", "-eo", "pid=,stat=,args=").splitlines():
             pid, state, command = line.split(None, 2)
             if state[0] != "Z" and all(word in command for word in words):
                 found.append(int(pid))
@@ -171,12 +171,10 @@ class Inside:
         )  # fmt: skip
 
     def ask(self, function: str, arguments: tuple[Any, ...]) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([function, arguments]) + "\n")
         self._process.stdin.flush()
 
     def answer(self, limit_s: float) -> Any:
-        assert self._process.stdout is not None
         timer = threading.Timer(limit_s, self._process.kill)
         timer.start()
         line = self._process.stdout.readline()
@@ -192,7 +190,6 @@ class Inside:
         return outcome["value"]
 
     def end(self) -> None:
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
@@ -200,7 +197,6 @@ class Inside:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        assert self._process.stdout is not None
         self._process.stdout.close()
 
 

@@ -57,8 +57,7 @@ def pids(name: str) -> list[int]:
 
 def total(name: str) -> int:
     """A sum over all ranks, by MPI."""
-    found: int = libraries[name].total()
-    return found
+    return libraries[name].total()
 
 
 def close(name: str) -> None:
@@ -151,8 +150,7 @@ def connections_from(host: str, session: AlchemistSession) -> set[str]:
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         return {own for _, own, other, *_ in lines if _address(other) in addresses}
 
-    found: set[str] = ray.get(look.options(**task_on(host)).remote())
-    return found
+    return ray.get(look.options(**task_on(host)).remote())
 
 
 def _address(text: str) -> str:
@@ -187,41 +185,27 @@ def load_own_file(name: str) -> tuple[str, str]:
     return "none", "it was loaded"
 
 
-def until_lost(name: str) -> dict[str, Any]:
-    """Repeat a call until the gang is lost; return the error and its time."""
-    return _lost_in(lambda: (sessions[name].list_workers(), time.sleep(0.01)))
-
-
 def churn(name: str, seconds: float) -> str:
     """Compute in MPI across the hosts."""
     libraries[name].churn(seconds)
     return "done"
 
 
-def compute_until_lost(name: str) -> dict[str, Any]:
-    """Run a long MPI call until the gang is lost."""
-    return _lost_in(lambda: libraries[name].churn(60.0))
-
-
-def send_until_lost(name: str) -> dict[str, Any]:
-    """Send until the gang is lost."""
-    M = np.ones((100_000, 100))
-    return _lost_in(lambda: sessions[name].send_matrix(M).free())
-
-
-def run_until_lost(name: str) -> dict[str, Any]:
-    """Run functions until the gang is lost: their files travel through Ray."""
-    return _lost_in(lambda: run_function(name))
-
-
 def run_function(name: str) -> int:
-    """The ranks that a new function ran on."""
-    found: int = sessions[name].run(lambda comm, salt: comm.size, time.monotonic_ns())
-    return found
+    """The ranks that a new function ran on: its file travels through Ray."""
+    return sessions[name].run(lambda comm, salt: comm.size, time.monotonic_ns())
 
 
-def _lost_in(call: Any) -> dict[str, Any]:
-    """Repeat a call until it fails: its error as JSON, with the time on the clock of all hosts."""
+def until_lost(name: str, work: str) -> dict[str, Any]:
+    """Repeat this work of a gang until it is lost: the error as JSON, with the time on the clock
+    of all hosts."""
+    M = np.ones((100_000, 100))
+    call: Any = {
+        "idle": lambda: (sessions[name].list_workers(), time.sleep(0.01)),
+        "in MPI": lambda: libraries[name].churn(60.0),
+        "sending": lambda: sessions[name].send_matrix(M).free(),
+        "sent functions": lambda: run_function(name),
+    }[work]
     while True:
         try:
             call()
@@ -260,8 +244,7 @@ def works() -> dict[str, Any]:
 def another(workers: int) -> int:
     """The total of a gang of another session."""
     with AlchemistSession(workers, start_timeout_s=60) as als:
-        found: int = als.load_library("breaking", LIBRARY).total()
-        return found
+        return als.load_library("breaking", LIBRARY).total()
 
 
 def end() -> list[str]:

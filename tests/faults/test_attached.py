@@ -20,12 +20,7 @@ import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.clients import ray_tasks
-from alchemist_ray.errors import (
-    GroupError,
-    GroupFailedError,
-    RoutineError,
-    TransferError,
-)
+from alchemist_ray.errors import GroupError, GroupFailedError, RoutineError, TransferError
 from alchemist_ray.gang import owner, registry
 from alchemist_ray.runtime.cluster.actors import driver_name, edition
 from mpi_workers.wire.frames import MAP_LIMIT, pack
@@ -88,10 +83,9 @@ def test_a_long_call_does_not_hold_up_what_needs_no_ranks(als: AlchemistSession)
     echo = als.load_library("echo")
     call = Call(lambda: echo.sleep(2.0))
     time.sleep(0.3)
-    begun = time.monotonic()
-    assert [worker.status for worker in als.list_workers()] == ["busy", "busy"]
-    als.list_matrices()
-    assert time.monotonic() - begun < 1.0
+    with traces.within(1.0):
+        assert [worker.status for worker in als.list_workers()] == ["busy", "busy"]
+        als.list_matrices()
     assert call.under_way
     call.outcome(0.0, 30)
 
@@ -115,9 +109,8 @@ def test_close_does_not_wait_for_a_start_in_another_thread(
     session = AlchemistSession()
     starting = Call(lambda: session.request_workers(8))  # waits for the CPUs of `als`
     time.sleep(1.0)
-    begun = time.monotonic()
-    session.close()
-    assert time.monotonic() - begun < 10.0
+    with traces.within(10.0):
+        session.close()
     assert type(starting.outcome(0.0, 30).error) is GroupFailedError
     assert als.run(lambda comm: comm.size) == 2
 
@@ -183,17 +176,17 @@ def test_a_malformed_command_fails_alone(als: AlchemistSession, body: dict[str, 
 # --- forked children ---
 
 
-def _in_child(handle: Handle, answers: Any) -> None:
-    answers.put((handle.fetch(rows=slice(1, 3)), (2 * handle).fetch(), float(handle.sum())))
-
-
 def test_a_forked_child_has_connections_of_its_own(als: AlchemistSession) -> None:
     A = np.arange(2e6).reshape(-1, 4)
     handle = als.send_matrix(A)
     handle.fetch()  # the parent's connections and mappings are open
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    children = [context.Process(target=_in_child, args=(handle, answers)) for _ in range(3)]
+
+    def use() -> None:
+        answers.put((handle.fetch(rows=slice(1, 3)), (2 * handle).fetch(), float(handle.sum())))
+
+    children = [context.Process(target=use) for _ in range(3)]
     for child in children:
         child.start()
     for _ in children:
@@ -208,17 +201,13 @@ def test_a_forked_child_has_connections_of_its_own(als: AlchemistSession) -> Non
     assert als.run(lambda comm: comm.size) == 2
 
 
-def _fetch_in_child(handle: Handle, answers: Any) -> None:
-    answers.put(float(ray_tasks.fetch(handle).sum()))
-
-
 def test_a_child_forked_while_a_thread_of_the_parent_fetches_can_fetch(
     als: AlchemistSession,
 ) -> None:
     handle = als.send_matrix(np.ones((4, 3)))
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    child = context.Process(target=_fetch_in_child, args=(handle, answers))
+    child = context.Process(target=lambda: answers.put(float(ray_tasks.fetch(handle).sum())))
     with registry.gang_of(handle).nodes._lock:  # as a transfer of another thread may
         child.start()
     try:
@@ -241,7 +230,6 @@ def test_a_reader_that_goes_away_does_not_cost_the_result(cluster: str, tmp_path
             open({str(tmp_path / "found")!r}, "w").write(str(als.run(speak)))
     """
     with Program(text) as program:
-        assert program.process.stdout is not None
         program.process.stdout.close()
         program.process.wait(60)
     assert (tmp_path / "found").read_text() == "1"

@@ -25,9 +25,11 @@ from tests.faults.conftest import (
     inject_during,
     kill,
     record,
+    refused,
     variables,
 )
 from tests.faults.named.named_gangs import Program
+from tests.support.traces import within
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
@@ -64,7 +66,6 @@ PROGRAM = f"""
 def test_ctrl_c_cancels_the_call_and_the_gang_goes_on(bystander: Gang) -> None:
     ways, worst = list(WAYS), 0.0
     with Program(PROGRAM) as program:
-        assert program.process.stdout is not None
         for line in itertools.chain([program.said], program.process.stdout):
             # Ctrl-C may cut a line of the ranks' output; the program's output then continues it.
             if "ready " in line:
@@ -85,22 +86,19 @@ def hang(comm: Any) -> None:
 def test_a_cancelled_ray_task_cancels_its_call(gang: Gang) -> None:
     ref = gang.lib.collective.remote(missing=2)
     time.sleep(0.3)
-    start = time.monotonic()
-    ray.cancel(ref)
-    with pytest.raises(TaskCancelledError):
-        ray.get(ref, timeout=10)
-    assert gang.works()
-    assert time.monotonic() - start < ERROR_LIMIT_S
+    with within(ERROR_LIMIT_S):
+        ray.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            ray.get(ref, timeout=10)
+        assert gang.works()
 
 
 @pytest.mark.alone
 def test_a_call_that_waits_for_another_can_be_cancelled(gang: Gang) -> None:
     first = gang.lib.late.remote(-1, 1.0)
     time.sleep(0.1)
-    start = time.monotonic()
-    with pytest.raises(CallTimeoutError):
+    with within(0.9), pytest.raises(CallTimeoutError):
         gang.session.run(hang, timeout_s=0.2)
-    assert time.monotonic() - start < 0.9
     ray.get(first)
 
 
@@ -123,14 +121,10 @@ def test_a_handler_of_another_signal_cancels_the_call_as_well(gang: Gang) -> Non
 
 
 def test_a_time_limit_interrupts_all_ranks_at_once(gang: Gang) -> None:
-    start = time.monotonic()
-    with pytest.raises(CancelledError) as caught:
-        gang.session.run(hang, timeout_s=0.3)
-    seconds = time.monotonic() - start - 0.3
-    assert seconds < ERROR_LIMIT_S
-    record("timeout_s of a call, ranks wait in MPI", seconds, None, caught.value)
+    fault = "timeout_s=0.3 of a call, ranks wait in MPI"
     place = r"ranks 0, 1, 2 were in \S*recv at hang \(test_cancel.py:\d+\)"
-    assert re.search(place, str(caught.value)), caught.value
+    with refused(fault, CancelledError, place, 0.3, 0.3 + ERROR_LIMIT_S):
+        gang.session.run(hang, timeout_s=0.3)
     for _ in range(10):
         with pytest.raises(CancelledError):
             gang.session.run(hang, timeout_s=0.01)
@@ -151,11 +145,11 @@ def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None
             MPI.COMM_WORLD.recv(source=1, tag=5)
 
     with variables(gang.manager, nodes, DRAIN_S=1.0):
-        start = time.monotonic()
-        with pytest.raises(CallTimeoutError, match=r"rank 0 is still in \S*stuck") as caught:
+        where = r"rank 0 is still in \S*stuck"
+        with within(ERROR_LIMIT_S), pytest.raises(CallTimeoutError, match=where) as caught:
             gang.session.run(stuck, timeout_s=0.2)
-        assert time.monotonic() - start < ERROR_LIMIT_S
         assert "the gang continues" not in str(caught.value)
+        assert re.search(r"rank 0 is in .*libmpi.* < \S*stuck \(test_cancel.py", str(caught.value))
         name = gang.session.connection.address.gang
         (shown,) = (one for one in AlchemistSession.list() if one.name == name)
         # Not our clean-up:
@@ -164,7 +158,6 @@ def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None
         assert f" ({shown.calls[0].state})" in table([shown])
         outcome = inject_and_retry(lambda: None, gang.session.list_workers)
         assert isinstance(outcome.error, GroupFailedError)
-        assert re.search(r"rank 0 is in .*libmpi.* < \S*stuck \(test_cancel.py", str(outcome.error))
     gang.lost(
         "  cancelled, stuck in native MPI: DRAIN_S later",
         outcome,

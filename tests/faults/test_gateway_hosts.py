@@ -81,8 +81,7 @@ def hosts() -> Iterator[Hosts]:
 @pytest.fixture(scope="module")
 def access(hosts: Hosts) -> dict[str, str]:
     """Address and token of a gateway on the head."""
-    found: dict[str, str] = hosts[0].call("tests.faults.inside:serve", 2, limit_s=90)
-    return found
+    return hosts[0].call("tests.faults.inside:serve", 2, limit_s=90)
 
 
 def run_client(host: Host, access: dict[str, str], program: str) -> str:

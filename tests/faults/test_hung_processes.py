@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -78,8 +77,6 @@ def test_an_agent_that_has_never_answered_is_replaced(gang: Gang) -> None:
     with variables(find_driver(), driver, AGENT_TIMEOUT_S=1.0):
         assert ray.get(find_driver().prewarm.remote(), timeout=20) == 0
     assert gone(agent)
-    start = time.monotonic()
-    with AlchemistSession(1) as als:
+    with traces.within(30), AlchemistSession(1) as als:
         assert als.run(lambda comm: comm.size) == 1
-    assert time.monotonic() - start < 30
     assert agent_pids()["agent"] != agent

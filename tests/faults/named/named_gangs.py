@@ -36,16 +36,11 @@ class Program:
         address = ray.get_runtime_context().gcs_address
         begin = f"import ray\nray.init(address={address!r}, log_to_driver=False, **{init!r})\n"
         begin += "from alchemist_ray import AlchemistSession\nimport numpy as np, time\n"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", begin + textwrap.dedent(text)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        command = [sys.executable, "-c", begin + textwrap.dedent(text)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self.said = self.line()
 
     def line(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def kill(self) -> None:
@@ -57,5 +52,4 @@ class Program:
 
     def __exit__(self, *exc: object) -> None:
         self.kill()
-        assert self.process.stdout is not None
         self.process.stdout.close()

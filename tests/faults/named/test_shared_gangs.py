@@ -370,17 +370,13 @@ def test_a_matrix_is_not_fetched_while_a_call_changes_it(climate: AlchemistSessi
         assert program.line() == "[0.0, 2.0, 4.0]"
     waits = []
     for pure in (True, False):
-        running = Call(lambda pure=pure: climate.run(_sleep, A, pure=pure))
+        running = Call(lambda pure=pure: climate.run(lambda comm, A: time.sleep(1.5), A, pure=pure))
         time.sleep(0.4)
         begin = time.monotonic()
         A.fetch()
         waits.append(time.monotonic() - begin)
         assert running.outcome(0.0).error is None
     assert waits[0] < 0.5 < waits[1], waits
-
-
-def _sleep(comm: Any, A: Any) -> None:
-    time.sleep(1.5)
 
 
 @pytest.mark.cell("network", "fetching", "named", "goes on")

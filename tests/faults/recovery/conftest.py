@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tests.alchemist_ray.test_session import free_cpus
 from tests.faults.conftest import assert_clean, left
 from tests.support import traces
 
+LIBRARY = Path(__file__).with_name("counting.py")
 X = np.random.default_rng(0).random((300, 40))  # more than a handle remembers
 UNDER_WAY_S = 10.0  # until the new ranks load a library, on a loaded machine
 BACK_LIMIT_S = 10.0  # from the loss of a rank of a small gang until it answers, on a loaded machine
@@ -35,6 +37,11 @@ class Recovering:
     def manager(self) -> Any:
         """The actor of its GroupManager, which later sessions of this process use too."""
         return self.als._gangs._manager.actor
+
+    @property
+    def counting(self) -> Any:
+        """The library `counting`, loaded."""
+        return self.als.load_library("counting", LIBRARY)
 
     @property
     def ranks(self) -> list[int]:
@@ -113,6 +120,24 @@ def cpus() -> float:
 
     assert traces.wait_until(steady, 10, 0.1) is not None, seen
     return seen[-1]
+
+
+def used_by_a_task(A: Handle, meanwhile: Callable[[], Any]) -> None:
+    """A task that has a handle of `X` goes on when its ranks are others; so does the next one."""
+
+    @ray.remote(num_cpus=0, max_calls=1)
+    def total(handle: Handle) -> float:
+        first = float(handle.fetch().sum())
+        time.sleep(3)  # meanwhile
+        assert float(handle.fetch().sum()) == first
+        assert handle.to_layout("MC_MR").fetch().sum() == pytest.approx(first)
+        return first
+
+    ref = total.remote(A)
+    time.sleep(2)
+    meanwhile()
+    for task in (ref, total.remote(A)):
+        assert ray.get(task, timeout=60) == X.sum()
 
 
 def same_numbers(handles: dict[Any, Handle], wanted: np.ndarray[Any, Any] = X) -> None:

@@ -20,8 +20,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, FileError, StaleHandleError
 from alchemist_ray.runtime.recovery import snapshots
 from tests.faults.conftest import variables
-from tests.faults.recovery.conftest import Recovering
-from tests.faults.recovery.test_recovery import LIBRARY, X
+from tests.faults.recovery.conftest import Recovering, X
 from tests.support import traces
 
 pytestmark = pytest.mark.timeout(90, func_only=True)
@@ -60,8 +59,7 @@ def _returned(comm: Any, A: Any, seconds: float) -> Any:
 
 
 def test_matrices_are_rebuilt_from_a_checkpoint(saving: Recovering, tmp_path: Path) -> None:
-    als = saving.als
-    lib = als.load_library("counting", LIBRARY)
+    als, lib = saving.als, saving.counting
     A = als.send_matrix(LARGE)  # in no other place
     v = als.send_matrix(np.arange(5))
     flags = A[:, 0] > 0.5
@@ -130,8 +128,7 @@ def _limit_files(comm: Any, nbytes: int) -> None:
 def test_a_checkpoint_is_written_when_repeating_would_cost_more(
     saving: Recovering, tmp_path: Path
 ) -> None:
-    lib = saving.als.load_library("counting", LIBRARY)
-    A = saving.als.send_matrix(LARGE, durable=True)
+    lib, A = saving.counting, saving.als.send_matrix(LARGE, durable=True)
     with variables(saving.manager, snapshots, CHECKPOINT_LEAST_S=0.5):
         B = lib.slow(A, 0.1)
         time.sleep(1.5)

@@ -91,9 +91,7 @@ def test_a_copy_of_the_state_is_kept_when_repeating_would_take_long(gang: Recove
     assert lib.notes() == [0] * 4 + [1] * 4, time.monotonic() - begin
 
 
-def test_a_failed_call_ends_what_can_be_repeated_until_the_state_is_saved(
-    gang: Recovering,
-) -> None:
+def test_a_failed_call_ends_what_can_be_repeated_until_the_state_is_saved(gang: Recovering) -> None:
     lib, A = walker(gang), gang.als.send_matrix(X)
     lib.step(A)
     with pytest.raises(RoutineError, match="half done"):

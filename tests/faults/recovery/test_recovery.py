@@ -31,13 +31,10 @@ from alchemist_ray.runtime.commands.matrix_records import LoggedCommand
 from mpi_workers.matrix.storage import Storage
 from tests.faults.conftest import Call, inject_and_retry, inject_during
 from tests.faults.named.named_gangs import Program
-from tests.faults.recovery.conftest import Recovering, X
+from tests.faults.recovery.conftest import LIBRARY, Recovering, X, used_by_a_task
 from tests.support.suite import scaled
 
 pytestmark = pytest.mark.timeout(90, func_only=True)
-
-LIBRARY = Path(__file__).with_name("counting.py")
-
 
 # --- back ---
 
@@ -145,8 +142,7 @@ def test_starts_that_fail_are_losses_until_none_is_left(clean: None, tmp_path: P
 
 
 def test_a_pure_call_under_way_is_repeated(gang: Recovering) -> None:
-    lib = gang.als.load_library("counting", LIBRARY)
-    A = gang.als.send_matrix(X)
+    lib, A = gang.counting, gang.als.send_matrix(X)
     rank = gang.ranks[0]
     outcome = inject_during(lambda: gang.kill(rank), lambda: lib.slow(A, 1.0))
     assert outcome.error is None
@@ -159,8 +155,7 @@ def test_a_pure_call_under_way_is_repeated(gang: Recovering) -> None:
 
 
 def test_another_call_under_way_fails_and_changes_nothing(gang: Recovering) -> None:
-    lib = gang.als.load_library("counting", LIBRARY)
-    A = gang.als.send_matrix(X)
+    lib, A = gang.counting, gang.als.send_matrix(X)
     rank = gang.ranks[0]
     outcome = inject_during(lambda: gang.kill(rank), lambda: lib.slow_impure(A, 1.0))
     assert isinstance(outcome.error, GroupRecoveredError)
@@ -170,8 +165,7 @@ def test_another_call_under_way_fails_and_changes_nothing(gang: Recovering) -> N
 
 
 def test_waiting_calls_of_all_processes_go_on(gang: Recovering) -> None:
-    lib = gang.als.load_library("counting", LIBRARY)
-    A = gang.als.send_matrix(X)
+    lib, A = gang.counting, gang.als.send_matrix(X)
     later = lib.slow.remote(A, 0.2)
     calls = [Call(lambda: lib.slow(A, 0.2).fetch()) for _ in range(5)]
     time.sleep(0.3)
@@ -200,20 +194,7 @@ def test_a_transfer_under_way_is_repeated(gang: Recovering, how: str) -> None:
 
 
 def test_a_handle_in_a_ray_task_goes_on(gang: Recovering) -> None:
-    A = gang.als.send_matrix(X)
-
-    @ray.remote(num_cpus=0, max_calls=1)
-    def total(handle: Any) -> float:
-        first = float(handle.fetch().sum())
-        time.sleep(3)  # ranks are lost meanwhile
-        assert float(handle.fetch().sum()) == first
-        return first
-
-    ref = total.remote(A)
-    time.sleep(2)
-    gang.kill(gang.ranks[1])
-    assert ray.get(ref, timeout=60) == X.sum()
-    assert ray.get(total.remote(A), timeout=60) == X.sum()
+    used_by_a_task(gang.als.send_matrix(X), lambda: gang.kill(gang.ranks[1]))
 
 
 # --- sources ---
@@ -296,8 +277,7 @@ def test_a_matrix_that_cannot_be_rebuilt_is_stale_with_the_reason(
 
 
 def test_changes_in_place_are_repeated_in_order(gang: Recovering) -> None:
-    als = gang.als
-    lib = als.load_library("counting", LIBRARY)
+    als, lib = gang.als, gang.counting
     A = als.send_matrix(X)
     before = lib.doubled(A)
     lib.increment(A)
@@ -322,7 +302,7 @@ def _add(comm: Any, A: Any, value: float) -> None:
 
 
 def test_a_call_that_failed_half_way_makes_its_matrix_stale(gang: Recovering) -> None:
-    lib = gang.als.load_library("counting", LIBRARY)
+    lib = gang.counting
     large = np.arange(200_000.0).reshape(1000, 200)
     A, B = (gang.als.send_matrix(large, durable=True) for _ in range(2))
     small = gang.als.send_matrix(X)
@@ -353,8 +333,7 @@ def test_bad_input_does_not_make_a_matrix_stale(gang: Recovering) -> None:
 
 
 def test_files_are_written_once(gang: Recovering, tmp_path: Path) -> None:
-    lib = gang.als.load_library("counting", LIBRARY)
-    A = gang.als.send_matrix(X)
+    lib, A = gang.counting, gang.als.send_matrix(X)
     lib.note(str(tmp_path / "notes"), A)
     A.save(tmp_path / "A.npy")
     lib.increment(A)
@@ -369,8 +348,7 @@ def test_files_are_written_once(gang: Recovering, tmp_path: Path) -> None:
 def test_a_command_that_loses_its_rank_twice_is_not_repeated(
     gang: Recovering, tmp_path: Path
 ) -> None:
-    lib = gang.als.load_library("counting", LIBRARY)
-    A = gang.als.send_matrix(X)
+    lib, A = gang.counting, gang.als.send_matrix(X)
     trap = tmp_path / "trap"
     trap.touch()
     with pytest.raises(GroupRecoveredError, match="lost in 2 runs"):
@@ -388,8 +366,7 @@ def test_a_command_that_loses_its_rank_twice_is_not_repeated(
 
 
 def test_unreferenced_matrices_are_not_rebuilt(gang: Recovering) -> None:
-    als = gang.als
-    lib = als.load_library("counting", LIBRARY)
+    als, lib = gang.als, gang.counting
     A = als.send_matrix(X)
     B = A + 1
     for _ in range(20):
@@ -416,8 +393,7 @@ def _history(gang: Recovering) -> int:
         gc.collect()
         return sum(isinstance(o, LoggedCommand) for o in gc.get_objects())
 
-    found: int = ray.get(gang.manager.__ray_call__.remote(count), timeout=30)
-    return found
+    return ray.get(gang.manager.__ray_call__.remote(count), timeout=30)
 
 
 # --- libraries ---

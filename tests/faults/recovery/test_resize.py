@@ -16,14 +16,18 @@ from alchemist_ray import AlchemistSession
 from tests.alchemist_ray.test_session import wait_for_cpus
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
-from tests.faults.recovery.conftest import UNDER_WAY_S, Recovering, X, cpus, same_numbers
+from tests.faults.recovery.conftest import (
+    UNDER_WAY_S,
+    Recovering,
+    X,
+    cpus,
+    same_numbers,
+    used_by_a_task,
+)
 from tests.support import traces
 from tests.support.layouts import SOME_LAYOUTS
 
 pytestmark = pytest.mark.timeout(90, func_only=True)
-
-HERE = Path(__file__).parent
-
 
 # --- more and fewer ---
 
@@ -65,8 +69,7 @@ def test_large_matrices_move_in_panels(plain: Recovering) -> None:
 
 
 def test_matrices_that_share_memory_still_do(plain: Recovering) -> None:
-    lib = plain.als.load_library("counting", HERE / "counting.py")
-    A = plain.als.send_matrix(X)
+    lib, A = plain.counting, plain.als.send_matrix(X)
     alias = lib.itself(A)
     plain.als.resize(3)
     lib.increment(alias, 10.0)
@@ -114,8 +117,7 @@ def test_sparse_matrices_are_used_on_the_new_ranks(gang: Recovering) -> None:
 
 def test_calls_run_while_the_new_ranks_start_and_then_wait(plain: Recovering) -> None:
     als = plain.als
-    lib = als.load_library("counting", HERE / "counting.py")
-    A = als.send_matrix(X)
+    lib, A = plain.counting, plain.als.send_matrix(X)
     results: list[Any] = []
     over = threading.Event()
 
@@ -167,9 +169,7 @@ def test_two_resizes_at_once_come_one_after_the_other(plain: Recovering) -> None
     A = plain.als.send_matrix(X)
     start = time.monotonic()
     calls = [Call(lambda n=n: plain.als.resize(n)) for n in (3, 5)]
-    for call in calls:
-        outcome = call.outcome(start)
-        assert outcome.error is None
+    assert [call.outcome(start).error for call in calls] == [None] * 2
     assert len(plain.ranks) in (3, 5)
     same_numbers({"A": A})
 
@@ -192,21 +192,7 @@ def test_two_programs_that_resize_at_once(clean: None) -> None:
 
 
 def test_a_task_keeps_its_handle(plain: Recovering) -> None:
-    A = plain.als.send_matrix(X)
-
-    @ray.remote(num_cpus=0, max_calls=1)
-    def total(handle: Any) -> float:
-        first = float(handle.fetch().sum())
-        time.sleep(3)  # the gang is resized meanwhile
-        assert float(handle.fetch().sum()) == first
-        assert handle.to_layout("MC_MR").fetch().sum() == pytest.approx(first)
-        return first
-
-    ref = total.remote(A)
-    time.sleep(2)
-    plain.als.resize(3)
-    assert ray.get(ref, timeout=60) == pytest.approx(X.sum())
-    assert ray.get(total.remote(A), timeout=60) == pytest.approx(X.sum())
+    used_by_a_task(plain.als.send_matrix(X), lambda: plain.als.resize(3))
 
 
 def test_attached_programs_see_the_new_ranks(clean: None) -> None:
@@ -239,9 +225,8 @@ def test_attached_programs_see_the_new_ranks(clean: None) -> None:
 
 
 def test_a_resized_gang_is_rebuilt_on_its_ranks(gang: Recovering, tmp_path: Path) -> None:
-    als = gang.als
+    als, lib = gang.als, gang.counting
     np.save(tmp_path / "file.npy", X)
-    lib = als.load_library("counting", HERE / "counting.py")
     handles = {
         "sent": als.send_matrix(X),
         "durable": als.send_matrix(X, durable=True, layout="MC_MR"),

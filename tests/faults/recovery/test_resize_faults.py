@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import ray
 
-from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
@@ -43,12 +43,15 @@ def trapped(gang: Recovering, folder: Path, order: str) -> Any:
     return library
 
 
-def goes_on(gang: Recovering, A: Handle, ranks: list[int], before: set[str]) -> None:
-    """The same ranks and matrices; nothing of the other ranks is left; it can be resized."""
-    assert gang.ranks == ranks
+@pytest.fixture
+def unharmed(plain: Recovering) -> Iterator[Recovering]:
+    """Afterwards: the same ranks and matrices; nothing of others is left; it can be resized."""
+    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
+    yield plain
+    assert plain.ranks == ranks
     same_numbers({"A": A})
     assert_clean(before)
-    assert len(gang.als.resize(3)) == 3
+    assert len(plain.als.resize(3)) == 3
     same_numbers({"A": A})
 
 
@@ -62,23 +65,21 @@ def goes_on(gang: Recovering, A: Handle, ranks: list[int], before: set[str]) -> 
     ],
 )
 def test_new_ranks_that_fail(
-    plain: Recovering, tmp_path: Path, order: str, error: type[Exception], words: str
+    unharmed: Recovering, tmp_path: Path, order: str, error: type[Exception], words: str
 ) -> None:
-    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
-    lib = trapped(plain, tmp_path, order)
+    lib = trapped(unharmed, tmp_path, order)
     assert lib.calls() == 1
     if not order:
         with (tmp_path / "trap.py").open("a") as file:
             file.write("\n")
     with pytest.raises(error, match=words) as caught:
-        plain.als.resize(4)
+        unharmed.als.resize(4)
     assert "goes on with its 2 workers" in str(caught.value)
     assert not isinstance(caught.value, GroupFailedError)
     assert lib.calls() == 2  # the old ranks have their state
     if not order:
-        plain.als.load_library("trap", tmp_path / "trap.py")
+        unharmed.als.load_library("trap", tmp_path / "trap.py")
     (tmp_path / "trap.order").unlink()
-    goes_on(plain, A, ranks, before)
 
 
 def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) -> Any:
@@ -91,19 +92,16 @@ def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) ->
 
 
 @pytest.mark.parametrize("how", ["manager", "all calls"])
-def test_a_resize_that_is_cancelled(plain: Recovering, tmp_path: Path, how: str) -> None:
-    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
-    manager = plain.als.connection.manager
+def test_a_resize_that_is_cancelled(unharmed: Recovering, tmp_path: Path, how: str) -> None:
+    manager = unharmed.als.connection.manager
     cancel = manager.stop_resize if how == "manager" else manager.cancel
-    outcome = during_the_move(plain, tmp_path, lambda: ray.get(cancel.remote()))
+    outcome = during_the_move(unharmed, tmp_path, lambda: ray.get(cancel.remote()))
     assert isinstance(outcome.error, CancelledError)
     assert outcome.seconds < 5
-    goes_on(plain, A, ranks, before)
 
 
-def test_ctrl_c_ends_a_resize(plain: Recovering, tmp_path: Path) -> None:
-    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
-    trapped(plain, tmp_path, "wait")
+def test_ctrl_c_ends_a_resize(unharmed: Recovering, tmp_path: Path) -> None:
+    trapped(unharmed, tmp_path, "wait")
 
     def interrupt() -> None:
         if traces.wait_until(lambda: not (tmp_path / "trap.order").exists(), UNDER_WAY_S):
@@ -112,9 +110,8 @@ def test_ctrl_c_ends_a_resize(plain: Recovering, tmp_path: Path) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        plain.als.resize(4)
+        unharmed.als.resize(4)
     thread.join()
-    goes_on(plain, A, ranks, before)
 
 
 @pytest.mark.cell("rank", "resizing", "private", "lost")
@@ -154,11 +151,9 @@ def test_a_manager_that_dies_leaves_nothing(plain: Recovering, tmp_path: Path) -
     assert isinstance(outcome.error, GroupFailedError)
 
 
-def test_more_than_the_cluster_has(plain: Recovering) -> None:
-    A, ranks, before = plain.als.send_matrix(X), plain.ranks, left()
+def test_more_than_the_cluster_has(unharmed: Recovering) -> None:
     with pytest.raises(ResourceError, match=r"goes on with its 2 workers: .*100"):
-        plain.als.resize(100)
-    goes_on(plain, A, ranks, before)
+        unharmed.als.resize(100)
 
 
 def test_cpus_that_do_not_become_free(clean: None) -> None:

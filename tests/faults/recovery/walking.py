@@ -19,8 +19,7 @@ def load(state: dict[str, Any], path: str | None) -> None:
 def _field(ctx: Context) -> DistMatrix:
     if "field" not in ctx.state:
         ctx.state["field"] = ctx.zeros((50, 4), "float64", "VC_STAR")
-    field: DistMatrix = ctx.state["field"]
-    return field
+    return ctx.state["field"]
 
 
 @routine("steps", writes=())
