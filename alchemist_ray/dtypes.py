@@ -1,6 +1,6 @@
 """The dtype that a matrix gets from its source.
 
-The table of dtypes is `DTYPES` in `mpi_workers.matrix.dist_matrix`.
+The table of dtypes is `DTYPES` in `mpi_workers.matrix.dtypes`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.errors import DtypeError
-from mpi_workers.matrix import dist_matrix
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix import dtypes
+from mpi_workers.matrix.dtypes import DTYPES
 
 __all__ = ["DTYPES", "as_numbers", "check_range", "check_unmasked", "chosen_dtype"]
 
@@ -38,7 +38,7 @@ def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
         If a matrix cannot have that dtype, or the elements cannot be cast to it.
     """
     try:
-        return dist_matrix.chosen_dtype(source, wanted)
+        return dtypes.chosen_dtype(source, wanted)
     except ValueError as error:
         raise DtypeError(str(error)) from None
 
@@ -94,6 +94,6 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
     Nothing is read where the dtype holds every element of the array's dtype.
     """
     try:
-        dist_matrix.check_range(array, dtype, what)
+        dtypes.check_range(array, dtype, what)
     except ValueError as error:
         raise DtypeError(str(error)) from None

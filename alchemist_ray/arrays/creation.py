@@ -15,7 +15,7 @@ from alchemist_ray.dtypes import check_range, check_unmasked
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.functions import run
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from mpi_workers.matrix import dist_matrix
+from mpi_workers.matrix import dtypes
 from mpi_workers.matrix.layout import stored_shape
 
 # Columns from which on each row has a random stream of its own: setting it up takes as long as
@@ -130,7 +130,7 @@ def from_function(
                 found = np.asarray(function(rows, cols))
             else:
                 found = np.asarray(function(rows[:, 0]))[..., None]
-            dist_matrix.check_range(found, part.dtype, "the result of the function")
+            dtypes.check_range(found, part.dtype, "the result of the function")
             part.local[...] = found
 
     run.run(engine.connection, fill, (A, function), {}, None)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from alchemist_ray.dtypes import DTYPES, check_unmasked
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from mpi_workers.matrix.dist_matrix import check_dtype
+from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.layout import MAX_AXES
 
 SMALL = 1 << 20  # 1 MiB: larger NumPy operands are sent, smaller ones travel in the command

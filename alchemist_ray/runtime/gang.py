@@ -37,9 +37,9 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.functions import run
 from alchemist_ray.gang.address import GangAddress, next_token
-from alchemist_ray.gang.info import GangState
 from alchemist_ray.gang.leases import ResultLease
 from alchemist_ray.gang.libraries import results_of
+from alchemist_ray.gang.states import GangState
 from alchemist_ray.observe import events, logs
 from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.plural import counted

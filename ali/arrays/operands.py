@@ -18,7 +18,8 @@ from ali.interface import Context, routine
 from ali.linalg import arithmetic, creation, reductions
 from ali.linalg.arithmetic import as_rows, broadcast_shape, common_layout, part_layout, received
 from ali.linalg.products import plan as product_plan
-from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
+from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import MAX_AXES, as_array, stored_shape
 
 REDUCTIONS: dict[str, Any] = {
@@ -47,7 +48,7 @@ def array(
     shape : list of int
         Of a matrix, a vector or a number.
     dtype : str
-        One of `DTYPES` (mpi_workers/matrix/dist_matrix.py).
+        One of `DTYPES` (mpi_workers/matrix/dtypes.py).
     layout : str
         One of Elemental's 14, or in blocks.
 

@@ -36,7 +36,8 @@ from ali.interface import Context, routine
 from ali.linalg import products
 from ali.linalg.products import operand
 from ali.linalg.reductions import sum_dtype
-from mpi_workers.matrix.dist_matrix import DTYPES, REPLY_NBYTES, DistMatrix
+from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
+from mpi_workers.matrix.dtypes import DTYPES
 
 
 def flattened(ctx: Context, A: DistMatrix) -> DistMatrix:

@@ -34,7 +34,8 @@ from ali.executables.process import (
 )
 from ali.native.host import STRUCTURES, declared, described
 from mpi_workers.failures import Failure, Interrupted, describe_status
-from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dtypes import NATIVE_DTYPES
 from mpi_workers.matrix.layout import layout_of
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 

@@ -34,7 +34,8 @@ from ali.files.paths import together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.dist_matrix import DistMatrix, check_range, narrows
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dtypes import check_range, narrows
 from mpi_workers.matrix.layout import (
     IndexArray,
     Indices,

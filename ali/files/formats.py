@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ali.files.paths import Place, replacing, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import chosen_dtype
+from mpi_workers.matrix.dtypes import chosen_dtype
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
 from mpi_workers.wire.names import SUFFIXES
 

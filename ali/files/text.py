@@ -25,7 +25,7 @@ from ali.files.parquet import by_band, names_of, pyarrow_with, table_of
 from ali.files.paths import Bytes, Place, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import IndexArray
 
 BLOCK = 1 << 20  # 1 MiB of text is parsed at once

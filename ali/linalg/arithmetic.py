@@ -13,7 +13,8 @@ from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.products import operand
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import (
     ArrayShape,
     Shape,
@@ -509,7 +510,7 @@ def astype(ctx: Context, A: DistMatrix, dtype: str) -> DistMatrix:
     ----------
     A : matrix, shape (m, n)
     dtype : str
-        One of `DTYPES` (mpi_workers/matrix/dist_matrix.py).
+        One of `DTYPES` (mpi_workers/matrix/dtypes.py).
 
     Returns
     -------

@@ -10,7 +10,8 @@ import numpy as np
 from ali.blocks import CHUNK, Array, panels, require, require_layout, set_diagonal, shape_text
 from ali.interface import Context, routine
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dtypes import DTYPES
 
 UNIFORM = 1  # purpose of the streams of `random_uniform`; that of `random_normal` is 0
 

@@ -18,7 +18,8 @@ from mpi4py import MPI
 
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dtypes import NATIVE_DTYPES
 from mpi_workers.matrix.layout import Runs, layout_of, number_of
 from mpi_workers.wire.signature import MATRIX
 

@@ -15,7 +15,8 @@ from typing import Any
 from mpi4py import MPI
 
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.matrix.dist_matrix import DistMatrix, check_dtype
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.layout import Distribution, Grid, default_grid, stored_shape
 from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage

@@ -11,7 +11,7 @@ import pytest
 
 from ali import arrays
 from ali.arrays import lookup, ordering
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import Array, Checks
 

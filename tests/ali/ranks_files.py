@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from ali.files import exchange, npy, routines, text, zarr3
 from ali.interface import Context
 from mpi_workers.matrix import pairwise
-from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.rank.gang import Gang
 from tests.support.layouts import SOME_LAYOUTS
 from tests.support.ranks_shared import failure_of

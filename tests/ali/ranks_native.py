@@ -12,7 +12,7 @@ import pytest
 from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES
+from mpi_workers.matrix.dtypes import NATIVE_DTYPES
 from mpi_workers.matrix.layout import Runs, number_of
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing.local_gang import begin, interrupt

@@ -17,7 +17,7 @@ from ali.interface import describe
 from ali.native.host import TYPES
 from ali.python_library import PythonLibrary
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import NATIVE_DTYPES
+from mpi_workers.matrix.dtypes import NATIVE_DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, layout_of, number_of
 from mpi_workers.wire import signature as wire
 from mpi_workers.wire.signature import Signature

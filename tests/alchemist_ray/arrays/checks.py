@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from alchemist_ray import Handle
 from alchemist_ray.errors import MatrixError
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from tests.support.layouts import SOME_LAYOUTS
 
 few = settings(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arrays.function_dispatch import INSTEAD
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.arrays import cases
 from tests.alchemist_ray.arrays.checks import REFUSALS, elements, values
 

@@ -14,7 +14,7 @@ from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays import rules
 from alchemist_ray.errors import DtypeError, MatrixNotFoundError, ResourceError, ShapeError
 from ali.linalg.arithmetic import BINARY, PARTS, UNARY
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, lengths, same, values
 from tests.support.layouts import SOME_LAYOUTS
 

@@ -17,7 +17,7 @@ from alchemist_ray.errors import (
     SessionError,
     ShapeError,
 )
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.arrays.checks import same
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import AlchemistError
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.arrays.checks import values
 from tests.support.layouts import SOME_LAYOUTS
 from tests.support.suite import scaled

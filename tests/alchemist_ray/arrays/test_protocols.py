@@ -14,7 +14,7 @@ from scipy import special
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.arrays import rules
 from alchemist_ray.transfer import fetching
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.arrays.cases import ASKING, BINARY_UFUNCS, LINEAR, PAIRS, UFUNCS
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, same, values
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from alchemist_ray import AlchemistSession
 from alchemist_ray.arrays import rules
 from alchemist_ray.errors import BadArgumentError, ShapeError
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.arrays.cases import METHODS
 from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, lengths, same, values
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from alchemist_ray.errors import GroupFailedError, LaunchError, SessionError
-from alchemist_ray.gang.info import GangState
 from alchemist_ray.gang.options import GangOptions
+from alchemist_ray.gang.states import GangState
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.gang import Gang
 from alchemist_ray.runtime.launch.gang_request import GangRequest

@@ -23,7 +23,7 @@ from alchemist_ray.transfer import object_store
 from alchemist_ray.transfer.object_store import check_tiling, locate_objects
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.data.node_connections import NodeConnections
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.conftest import refused
 from tests.support.layouts import SOME_LAYOUTS
 

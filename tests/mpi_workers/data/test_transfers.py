@@ -20,7 +20,7 @@ from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.node_shares import row_groups
 from mpi_workers.wire.frames import Kind
 from tests.mpi_workers.transfers import (

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mpi_workers.matrix import pairwise
-from mpi_workers.matrix.dist_matrix import DTYPES, DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import Distribution, Grid, Shape, positions
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.redistribution import redistribute

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mpi_workers import build_native
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import ArrayBlock, RankPart
-from mpi_workers.matrix.dist_matrix import DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, copies, default_grid
 from tests.support import commands
 

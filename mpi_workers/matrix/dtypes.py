@@ -1,0 +1,89 @@
+"""The dtypes that a matrix can have, and the elements that one cannot hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The dtypes of libraries in C and Fortran; their codes (alchemist.h) are places here, from 1.
+NATIVE_DTYPES: tuple[str, ...] = (
+    "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
+)  # fmt: skip
+DTYPES: tuple[str, ...] = (
+    *NATIVE_DTYPES, "int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16",
+)  # fmt: skip
+ADVICE = {  # for elements that a dtype cannot hold
+    "int64": "choose float64, which rounds, or subtract an offset",
+    "uint64": "choose float64, which rounds, or subtract an offset",
+    "float16": "choose float32",
+    "float32": "choose float64",
+    "complex64": "choose complex128",
+}
+
+
+def check_dtype(dtype: Any) -> np.dtype[Any]:
+    """`dtype` as a NumPy dtype. Raises `ValueError` if a matrix cannot have it."""
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"{dtype!r} is not a dtype") from None
+    if found.name not in DTYPES:
+        raise ValueError(f"dtype {found}: it must be one of {', '.join(DTYPES)}")
+    return found
+
+
+def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
+    """The dtype of the matrix that elements of dtype `have` become; by default the same one.
+
+    Raises `ValueError` if a matrix cannot have the dtype, or the elements cannot be cast to it.
+    """
+    if wanted is None and have.kind in "fc" and have.name not in DTYPES:
+        nearest = "complex128" if have.kind == "c" else "float64"
+        raise ValueError(
+            f"a matrix cannot have dtype {have}: choose one to convert to, e.g. dtype={nearest!r}"
+        )
+    dtype = check_dtype(have if wanted is None else wanted)
+    integers = have.kind in "iu" and dtype.kind == "u"  # which elements fit is checked
+    if have.kind not in "biufc" or not (integers or np.can_cast(have, dtype, "same_kind")):
+        raise ValueError(f"elements of dtype {have} cannot become {dtype} without loss")
+    return np.dtype(dtype.name)
+
+
+def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
+    """Refuse an array (`what`) with an element that a dtype cannot hold; rounding is accepted.
+
+    Raises `ValueError`. Nothing is read where the dtype holds every element of the array's dtype.
+    """
+    if not array.size or not narrows(array.dtype, dtype):
+        return
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        for value in (array.real.min().item(), array.real.max().item()):
+            if not limits.min - 1 < value < limits.max + 1:  # fractions are cut off
+                raise _out_of_range(what, value, dtype)
+        return
+    most = float(np.finfo(dtype).max)
+    for part in (array.real, array.imag) if array.dtype.kind == "c" else (array,):
+        if not np.isfinite([part.min(), part.max()]).all():
+            part = part[np.isfinite(part)]  # nan and infinity stay what they are
+        for value in (part.min(initial=0).item(), part.max(initial=0).item()):
+            if abs(value) > most:
+                raise _out_of_range(what, float(value), dtype)
+
+
+def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether some elements of dtype `have` are out of the range of `want`."""
+    if want.kind in "iu":
+        return not np.can_cast(have, want, "safe")
+    if have.kind in "iu" and want.kind in "fc":  # 100000 is beyond float16
+        return int(np.iinfo(have).max) > float(np.finfo(want).max)
+    return have.kind in "fc" and want.kind in "fc" and np.finfo(have).maxexp > np.finfo(want).maxexp
+
+
+def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> ValueError:
+    advice = ADVICE.get(dtype.name, "choose int64" if dtype.kind in "iu" else "scale the elements")
+    if not np.isfinite(value):
+        advice = "replace it first, for example with np.nan_to_num"
+    return ValueError(f"{what} has the element {value!r}, which {dtype} cannot hold: {advice}")
