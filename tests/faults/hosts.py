@@ -123,7 +123,7 @@ class Host:
     def pids(self, *words: str) -> list[int]:
         """Return the processes (by the host's own ids) with all these words in the command line."""
         found = []
-        for line in self.run("ps", "-eo", "pid=,stat=,args=").splitlines():
+        for line in self.run("ps", "-ww", "-eo", "pid=,stat=,args=").splitlines():
             pid, state, command = line.split(None, 2)
             if state[0] != "Z" and all(word in command for word in words):
                 found.append(int(pid))

@@ -193,7 +193,7 @@ def test_a_gang_outlives_the_far_raylet(pair: Pair) -> None:
     for pid in pair.far.pids("raylet/raylet"):
         pair.far.signal(pid)
     gone_s = traces.wait_until(lambda: not pair.far.pids("ray::"), 6 * LINK_S, 0.1)
-    assert gone_s is not None, pair.far.run("ps", "-eo", "pid=,ppid=,stat=,etimes=,args=")
+    assert gone_s is not None, pair.far.run("ps", "-ww", "-eo", "pid=,ppid=,stat=,etimes=,args=")
     assert pair.call("pids", "gang") == [worker["pid"] for worker in pair.workers]
     assert pair.call("total", "gang") == 6
     assert pair.call("run_function", "gang", limit_s=60) == len(pair.workers)
