@@ -11,8 +11,10 @@ describes the same memory.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -260,12 +262,19 @@ class Call:
         work = self.vector(matrix.rows + matrix.cols + 2 * self.block, real(self.dtype))
         self.ctx.comm.Barrier()
         shape = matrix.m, matrix.n
-        with ignored_errors_raised(self.ctx.gang, "scalapack: p?lange"):
+        with self._in_native("p?lange"):
             return self.native.norm(self.dtype, kind, *shape, *matrix.submatrix, work)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        with ignored_errors_raised(self.ctx.gang, f"scalapack: {name}"):
+        with self._in_native(name):
             self.native.call(name, self.dtype, *arguments)
+
+    @contextlib.contextmanager
+    def _in_native(self, name: str) -> Iterator[None]:
+        self.grid.turns += 1
+        with ignored_errors_raised(self.ctx.gang, f"scalapack: {name}"):
+            yield
+        self.grid.turns += 1
 
     def run_with_work(
         self,

@@ -8,7 +8,7 @@ cannot be interrupted.
 
 scalapack4py, the ctypes wrapper on the package index (1.0, MIT, maintained), is not used: its BLACS
 grids span MPI_COMM_WORLD in row-major order, but ours must be column-major on a communicator that
-changes after a failed call; it has no gelqf and no orglq; it checks with assertions, needs all its
+a failed call may end; it has no gelqf and no orglq; it checks with assertions, needs all its
 functions at once, and leaves finding and preloading the library, work space and hidden lengths to
 its caller. Only its table of argument types would remain, and passing by reference needs none.
 
@@ -60,6 +60,7 @@ from mpi_workers.failures import Failure
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 INT_MAX = 2**31 - 1
+COMMUNICATORS = 32  # at most so many are in use on the grid and those that subroutines derive
 
 FUNCTIONS = (
     "p?gemm", "p?gesv", "p?potrf", "p?getrf", "p?geqrf", "p?orgqr", "p?gelqf", "p?orglq",
@@ -353,10 +354,10 @@ def describe(native: Native) -> str:
 
 
 class BlacsGrid:
-    """A BLACS context on the gang's communicator, of the gang's own (column-major) grid.
+    """A BLACS context of the gang's own (column-major) grid, on a communicator of its own.
 
-    Created by all ranks together. BLACS duplicates the gang's communicator, so that its messages
-    do not mix with ours.
+    Created by all ranks together. It outlives the gang's communicator, which ends with a failed
+    call: subroutines derive further contexts from its own.
 
     Attributes
     ----------
@@ -364,11 +365,16 @@ class BlacsGrid:
         The context number in descriptors.
     height, width, row, col : int
         The grid, and this rank's place on it.
+    gang_comm : GangComm
+        The gang's communicator when no message was under way on this one.
+    turns : int
+        Grows at the begin and at the end of each native call of this rank.
     """
 
     def __init__(self, ctx: Context, native: Native) -> None:
         self._native = native
-        self.comm = ctx.comm
+        self.gang_comm, self.turns = ctx.comm, 0
+        self.comm = ctx.comm.Dup()
         self.height, self.width = ctx.grid
         self.row, self.col = ctx.rank % self.height, ctx.rank // self.height
         as_c = ctypes.c_int if MPI._sizeof(MPI.Comm) == 4 else ctypes.c_void_p
@@ -387,19 +393,30 @@ class BlacsGrid:
     def close(self) -> None:
         self._native.blacs("Cblacs_gridexit", self.context)
         self._native.blacs("Cfree_blacs_system_handle", self._handle)
+        self.comm.Free()
 
 
 def grid_of(ctx: Context) -> BlacsGrid:
-    """The grid on the gang's present communicator. Collective when it is new.
+    """The grid of the gang. Collective in the first call, and after a failed one.
 
-    A failed call replaces the gang's communicator. The grid on the old one is abandoned with it,
-    because messages on both may never arrive.
+    After a call that failed while some ranks were in native code, messages on the grid may never
+    arrive, so it is abandoned for another one.
+
+    Raises
+    ------
+    Failure
+        ResourceError, if MPI has too few communicators left: BLACS would end the gang.
     """
     grid: BlacsGrid | None = ctx.state.get("grid")
-    if grid is None or grid.comm is not ctx.comm:
-        ctx.comm.Barrier()  # no rank enters BLACS, which cannot be interrupted, alone
-        with ignored_errors_raised(ctx.gang, "scalapack: BLACS"):
-            grid = ctx.state["grid"] = BlacsGrid(ctx, ctx.state["native"])
+    if grid is not None and grid.gang_comm is ctx.comm:
+        return grid
+    turns = ctx.comm.allgather(grid.turns if grid is not None else -1)
+    ctx.gang.require_communicators(COMMUNICATORS)
+    if grid is not None and set(turns) == {grid.turns} and grid.turns % 2 == 0:
+        grid.gang_comm = ctx.comm
+        return grid
+    with ignored_errors_raised(ctx.gang, "scalapack: BLACS"):
+        grid = ctx.state["grid"] = BlacsGrid(ctx, ctx.state["native"])
     return grid
 
 

@@ -101,17 +101,30 @@ class Gang:
         """
         used = self.world.allreduce(self._used, MPI.LOR)
         if used:
-            try:
-                self._comm = GangComm(self.world.Dup())
-            except MPI.Exception as error:
-                raise Failure(
-                    "ResourceError",
-                    "MPI has no communicator left for this gang: every call that fails while its "
-                    "ranks exchange messages uses one up, and there are about 2000. Fetch "
-                    f"the results that you need, and open another session ({error})",
-                ) from None
+            self._comm = GangComm(self._duplicate())
         communicator.release_finished()
         self._used = False
+
+    def require_communicators(self, count: int) -> None:
+        """For native code that ends the ranks when it gets none. Collective; raises as `renew`."""
+        spare: list[MPI.Comm] = []
+        try:
+            while len(spare) < count:
+                spare.append(self._duplicate())
+        finally:
+            for comm in spare:
+                comm.Free()
+
+    def _duplicate(self) -> MPI.Intracomm:
+        try:
+            return self.world.Dup()
+        except MPI.Exception as error:
+            raise Failure(
+                "ResourceError",
+                "MPI has no communicator left for this gang: every call that fails while its "
+                "ranks exchange messages uses one up, and there are about 2000. Fetch "
+                f"the results that you need, and open another session ({error})",
+            ) from None
 
     def part(self, colour: int) -> Gang:
         """The ranks that pass the same colour, as a gang of their own. Collective."""

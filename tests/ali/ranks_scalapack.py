@@ -5,6 +5,7 @@ That results are right is in ranks_routines.py.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 from collections.abc import Iterator
@@ -68,16 +69,33 @@ def refused(check: Checks) -> list[Any]:
 
 
 def renewal(check: Checks) -> None:
-    """After a failed call the gang has another communicator: the grid follows."""
-    grids = []
+    """After a failed call the grid is another one if a rank has not come out of native code."""
     a = values((20, 20), "float64")
-    A = check.distribute(a)
-    for _ in range(3):
+    A, before = check.distribute(a), grid_of(check.ctx)
+    for inside in (False, True):
         check.close(scalapack.matmul(check.ctx, A, A), a @ a, "float64", "matmul", 100)
-        grids.append(grid_of(check.ctx))
-        check.true(grids[-1] is grid_of(check.ctx), "one grid per communicator")
+        before.turns += inside and check.gang.rank == 0
         check.gang.renew()
-    check.true(len({id(g) for g in grids}) == 3, "a grid for each communicator")
+        now = grid_of(check.ctx)
+        check.true((now is not before) == inside, ["another grid", inside])
+        check.true(now is grid_of(check.ctx), "one grid")
+    check.close(scalapack.matmul(check.ctx, A, A), a @ a, "float64", "matmul", 100)
+
+
+def exhausted(check: Checks) -> str:
+    """Without enough communicators of MPI a call fails, which BLACS would end the ranks for."""
+    check.gang.renew()
+    taken = []
+    with contextlib.suppress(MPI.Exception):
+        while True:
+            taken.append(check.gang.world.Dup())
+    for comm in taken[:8]:
+        comm.Free()
+    said = failure_of(grid_of, check.ctx)
+    for comm in taken[8:]:
+        comm.Free()
+    grid_of(check.ctx)
+    return said
 
 
 def ignored(check: Checks) -> str:
@@ -147,7 +165,7 @@ def everything(gang: Gang) -> dict[str, Any]:
         scalapack.load({}, None)
     except Failure as failure:
         return {"missing": failure.message}
-    return Checks.results_of(gang, numbers, refused, renewal, ignored, make=loaded)
+    return Checks.results_of(gang, numbers, refused, renewal, exhausted, ignored, make=loaded)
 
 
 SLACK = 2.0  # LAPACK neglects numbers of up to 64 roundings

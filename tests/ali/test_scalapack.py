@@ -34,8 +34,9 @@ def test_bad_calls_and_failures_reach_every_rank_alike(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
-def test_the_grid_follows_the_communicator(ranks: int) -> None:
+def test_the_grid_outlives_failed_calls_outside_of_native_code(ranks: int) -> None:
     launches.check_right(results(ranks)["renewal"])
+    assert results(ranks)["exhausted"].startswith("ResourceError: MPI has no communicator left")
 
 
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
