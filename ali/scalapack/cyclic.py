@@ -271,10 +271,10 @@ class Call:
 
     @contextlib.contextmanager
     def _in_native(self, name: str) -> Iterator[None]:
-        self.grid.turns += 1
+        self.grid.begun += 1
         with ignored_errors_raised(self.ctx.gang, f"scalapack: {name}"):
             yield
-        self.grid.turns += 1
+        self.grid.ended += 1  # not if it has failed
 
     def run_with_work(
         self,

@@ -7,8 +7,8 @@ arguments. Integers have 32 bits (LP64). The interpreter lock is released during
 cannot be interrupted.
 
 scalapack4py, the ctypes wrapper on the package index (1.0, MIT, maintained), is not used: its BLACS
-grids span MPI_COMM_WORLD in row-major order, but ours must be column-major on a communicator that
-a failed call may end; it has no gelqf and no orglq; it checks with assertions, needs all its
+grids span MPI_COMM_WORLD in row-major order, but ours must be column-major, and a failed call may
+require another one; it has no gelqf and no orglq; it checks with assertions, needs all its
 functions at once, and leaves finding and preloading the library, work space and hidden lengths to
 its caller. Only its table of argument types would remain, and passing by reference needs none.
 
@@ -60,7 +60,7 @@ from mpi_workers.failures import Failure
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 INT_MAX = 2**31 - 1
-COMMUNICATORS = 32  # at most so many are in use on the grid and those that subroutines derive
+COMMUNICATORS = 32  # spare ones for a grid and its subroutines: ScaLAPACK 2.2 takes 14 to 16
 
 FUNCTIONS = (
     "p?gemm", "p?gesv", "p?potrf", "p?getrf", "p?geqrf", "p?orgqr", "p?gelqf", "p?orglq",
@@ -367,13 +367,14 @@ class BlacsGrid:
         The grid, and this rank's place on it.
     gang_comm : GangComm
         The gang's communicator when no message was under way on this one.
-    turns : int
-        Grows at the begin and at the end of each native call of this rank.
+    begun, ended : int
+        Native calls that this rank has begun, and those that have succeeded.
     """
 
     def __init__(self, ctx: Context, native: Native) -> None:
         self._native = native
-        self.gang_comm, self.turns = ctx.comm, 0
+        self.gang_comm = ctx.comm
+        self.begun = self.ended = 0
         self.comm = ctx.comm.Dup()
         self.height, self.width = ctx.grid
         self.row, self.col = ctx.rank % self.height, ctx.rank // self.height
@@ -410,9 +411,9 @@ def grid_of(ctx: Context) -> BlacsGrid:
     grid: BlacsGrid | None = ctx.state.get("grid")
     if grid is not None and grid.gang_comm is ctx.comm:
         return grid
-    turns = ctx.comm.allgather(grid.turns if grid is not None else -1)
+    calls = ctx.comm.allgather((grid.begun, grid.ended) if grid is not None else None)
     ctx.gang.require_communicators(COMMUNICATORS)
-    if grid is not None and set(turns) == {grid.turns} and grid.turns % 2 == 0:
+    if grid is not None and set(calls) == {(grid.begun, grid.begun)}:
         grid.gang_comm = ctx.comm
         return grid
     with ignored_errors_raised(ctx.gang, "scalapack: BLACS"):

@@ -27,7 +27,7 @@ from ali.linalg.singular import basis_size, right_vectors, svd
 from ali.linalg.triangular import gather_rows
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
-PURE = True  # no routine has other effects than its results; what it keeps is only quicker
+PURE = True  # no routine has other effects than its results; rows that are kept only save time
 FACTS = 3  # columns at the end of the starts
 
 Parts = tuple[DistMatrix, DistMatrix, DistMatrix]

@@ -74,7 +74,7 @@ def renewal(check: Checks) -> None:
     A, before = check.distribute(a), grid_of(check.ctx)
     for inside in (False, True):
         check.close(scalapack.matmul(check.ctx, A, A), a @ a, "float64", "matmul", 100)
-        before.turns += inside and check.gang.rank == 0
+        before.begun += inside and check.gang.rank == 0
         check.gang.renew()
         now = grid_of(check.ctx)
         check.true((now is not before) == inside, ["another grid", inside])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -27,29 +26,11 @@ from tests.faults.conftest import (
     kill,
     left,
     record,
+    refused,
 )
 from tests.support import traces
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
-
-
-@contextlib.contextmanager
-def refused(
-    fault: str,
-    error: type[Exception],
-    match: str,
-    least_s: float = 0.0,
-    most_s: float = ERROR_LIMIT_S,
-    before: set[str] | None = None,
-) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """Check the error of the block and its time, and that nothing is left but `before`."""
-    start = time.monotonic()
-    with pytest.raises(error, match=match) as caught:
-        yield caught
-    seconds = time.monotonic() - start
-    assert least_s <= seconds < most_s
-    gone_s = None if before is None else assert_clean(before)
-    record(fault, seconds, gone_s, caught.value)
 
 
 # --- CPUs ---

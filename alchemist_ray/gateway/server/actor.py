@@ -200,7 +200,8 @@ def stop() -> bool:
     while _find() is not None:
         if time.monotonic() > deadline:
             raise SessionError(
-                f"Ray has not ended the gateway in {READY_TIMEOUT_S:.0f} s: see `ray list actors`"
+                f"Ray has not ended the gateway in {READY_TIMEOUT_S:.0f} s: try again, or restart "
+                "Ray on its node"
             )
         time.sleep(POLL_INTERVAL_S)
     return True
