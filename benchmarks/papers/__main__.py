@@ -20,6 +20,7 @@ from benchmarks.papers import (
     cg_timit,
     condest,
     factors,
+    guests,
     layouts,
     links,
     rl,
@@ -43,6 +44,7 @@ EXPERIMENTS = {
     "cg_timit": cg_timit,
     "rl": rl,
     "sandia": sandia,
+    "guests": guests,
 }
 SHARED = 2  # Ray's CPUs for each core: ranks and Spark's executors share the cores of a machine
 

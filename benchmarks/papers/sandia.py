@@ -1,4 +1,4 @@
-"""Younge et al. (SAND2017-5325): HPCC and HPCG natively, in guests, and by ranks; TeraSort."""
+"""Younge et al. (SAND2017-5325): HPCC and HPCG natively, by ranks and in a container; TeraSort."""
 
 from __future__ import annotations
 
@@ -13,34 +13,22 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.deploy.virtual_cluster import cluster
-from alchemist_ray.deploy.virtual_cluster.guests import PORT, Options
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.bench import Measure, Result, goodness, measure, result
 from alchemist_ray.version import __version__
 from benchmarks.papers import spark
-from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting
+from benchmarks.papers.experiment import BLUE, ORANGE, Page, Sample, Setting
 from mpi_workers.testing import local_gang
 
 SECONDS = {"small": 0.5, "node": 2.0, "cluster": 2.0}
 SORTED_BYTES = {"small": 10**9, "node": 10**10, "cluster": 10**11}
 SORTS = {"small": 1}  # of TeraSort; at other scales as many as of all measurements
 SORT_LIMIT_S = {"small": 600.0, "node": 3600.0, "cluster": 7200.0}
-LIMIT_S = 1800.0  # of a place; emulated guests are slow
+LIMIT_S = 1800.0  # of a place
 IMAGE = f"alchemist-on-ray:{__version__}"
 CONTAINER = ("podman", "run", "--rm", "--shm-size=2g", IMAGE, "alchemist")
-EMULATED = "guest: emulated by QEMU: its ratios are those of the emulation, not of virtualization"
-PLACES = ("native", "gang", "container", "guest")
-COLOURS = {"gang": BLUE, "container": ORANGE, "guest": GREY}
-NEAR = 0.9  # of native, the geometric mean over all measures
-BRIDGED = "up to 20 %"  # what guests lose on 32 nodes, by bridged Ethernet
-REPORTED = (  # what, the report's value, what is here instead
-    ("guests on 32 nodes against native", f"{BRIDGED} slower", "one machine"),
-    (
-        "iperf between host and guests", "30 and 18 Gb/s",
-        "no guests; two network namespaces with packets of the same size: [links](links.md)",
-    ),
-)  # fmt: skip
+PLACES = ("native", "gang", "container")
+COLOURS = {"gang": BLUE, "container": ORANGE}
 
 Values = dict[str, dict[str, list[Measure]]]  # place, measure: one per run
 
@@ -63,13 +51,8 @@ def run(setting: Setting) -> Page:
             for one in its.measures:
                 values[its.label][one.what].append(one)
     _table(page, values)
-    add = page.table("the report's numbers", "the report", "here")
-    for row in REPORTED:
-        add(*row)
     page.notes += [f"- {name}: not measured: {reason}" for name, reason in missing.items()]
-    emulated = "guest" not in missing and _guests().emulate
-    page.notes += [EMULATED] * emulated
-    _verdicts(page, values, emulated=emulated, missing=missing)
+    _verdicts(page, values, missing)
     _weak(page, setting, seconds)
     _terasort(page, setting, nbytes)
     page.data |= {
@@ -87,33 +70,16 @@ def _suites(ranks: int, seconds: float, missing: dict[str, str]) -> Iterator[Res
         yield measure(session, "gang", seconds)
     words = ["bench", "hpc", "--json", f"--workers={ranks}", f"--seconds={seconds}"]
     try:
-        yield _elsewhere("container", [*CONTAINER, *words], {})
+        yield _in_container(*words)
     except (OSError, RuntimeError) as error:
         missing["container"] = str(error)
-    try:
-        here = [sys.executable, "-m", "alchemist_ray.cli", *words]
-        yield _elsewhere("guest", here, {
-            "RAY_ADDRESS": f"{_guests().address(0)}:{PORT}",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(cluster.folder_of("vc") / cluster.TOKEN),
-            "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
-        })  # fmt: skip
-    except FileNotFoundError:
-        missing["guest"] = "no virtual cluster 'vc': `alchemist virtual-cluster up` starts one"
-    except RuntimeError as error:
-        missing["guest"] = str(error)
 
 
-def _guests() -> Options:
-    about = cluster.folder_of("vc") / cluster.CLUSTER
-    return Options(**json.loads(about.read_text())["options"])
-
-
-def _elsewhere(label: str, command: list[str], variables: dict[str, str]) -> Result:
-    """The result of a command; RuntimeError if it fails."""
+def _in_container(*words: str) -> Result:
+    """The result of `alchemist` in the image; RuntimeError if it fails."""
     try:
         done = subprocess.run(
-            [*command, f"--label={label}"], env={**os.environ, **variables}, check=True,
+            [*CONTAINER, *words, "--label=container"], check=True,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S,
         )  # fmt: skip
         return Result.parse(done.stdout)
@@ -161,7 +127,7 @@ def _table(page: Page, values: Values) -> None:
     add("geometric mean of the ratios to native, best runs", "", *means)
 
 
-def _verdicts(page: Page, values: Values, emulated: bool, missing: dict[str, str]) -> None:
+def _verdicts(page: Page, values: Values, missing: dict[str, str]) -> None:
     for place in ("gang", "container"):
         if place in missing:
             continue
@@ -172,17 +138,6 @@ def _verdicts(page: Page, values: Values, emulated: bool, missing: dict[str, str
                place == "gang" else
                "a container shares the host's kernel, and its ranks exchange memory as outside.")
         )  # fmt: skip
-    claim = "on one node a guest under KVM is nearly as fast as the host"
-    if "guest" in missing:
-        page.conclude(None, claim, missing["guest"])
-    else:
-        mean = geometric_mean(list(ratios(values, "guest").values()))
-        found = f"guests reach {mean:.3f} of native"
-        because = f"{found}, but QEMU emulates their processors: there is no KVM here"
-        page.conclude(None if emulated else mean >= NEAR, claim, because if emulated else found)
-    page.conclude(
-        None, f"on 32 nodes guests lose {BRIDGED} by bridged Ethernet", "this is one machine"
-    )
 
 
 def _weak(page: Page, setting: Setting, seconds: float) -> None:

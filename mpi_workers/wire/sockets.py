@@ -9,7 +9,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ CONNECT_TIMEOUT_S = 10.0
 BACKLOG = 1024
 UNIX = getattr(socket, "AF_UNIX", None)  # None where a thin client has none
 RETRY_S = 0.002
+PATH_BYTES = 107  # of a Unix socket's address, without the zero
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -78,11 +79,12 @@ def listen_unix(path: str) -> tuple[socket.socket, str]:
     Parameters
     ----------
     path : str
-        Absolute, at most 107 bytes, in a folder of mode 0700 that belongs to this user.
+        Absolute, in a folder of mode 0700 that belongs to this user.
     """
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.bind(path)
+        with _short(path) as name:
+            sock.bind(name)
         sock.listen(BACKLOG)
     except BaseException:
         sock.close()
@@ -116,7 +118,8 @@ def dial(
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(timeout_s)
-            _connect_unix(sock, path, timeout_s)
+            with _short(path) as name:
+                _connect_unix(sock, name, timeout_s)
             check_peer(sock)
         except BaseException:
             sock.close()
@@ -129,6 +132,20 @@ def dial(
         raise ValueError(f"not an address: {address!r}")
     sock.settimeout(None)
     return sock
+
+
+@contextlib.contextmanager
+def _short(path: str) -> Iterator[str]:
+    """A name of a socket's path that fits into an address: TMPDIR may be long."""
+    if len(os.fsencode(path)) <= PATH_BYTES:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    opened = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{opened}/{name}"
+    finally:
+        os.close(opened)
 
 
 def _connect_unix(sock: socket.socket, path: str, timeout_s: float) -> None:

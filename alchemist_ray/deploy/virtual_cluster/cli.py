@@ -61,6 +61,7 @@ OPTIONS: tuple[tuple[Any, ...], ...] = (
     ("up", "--connect", "qemu:///system", "libvirt's URI (default: %(default)s)"),
     ("up", "--limit SECONDS", positive, "time limit for the guests to start (default: 300)",
      {"default": 300.0}),
+    ("up", "--join CLUSTER", str, "a running virtual cluster whose Ray the guests join"),
     *(
         ("render up", f"--{name.replace('_', '-')}",
          WITHOUT_DEFAULT.get(name) or getattr(DEFAULTS, name),
@@ -127,7 +128,7 @@ def _up(asked: argparse.Namespace) -> None:
         )
         asked.emulate = True
     options = _options(asked)
-    folder = cluster.up(options, asked.connect, asked.limit)
+    folder = cluster.up(options, asked.connect, asked.limit, asked.join)
     count = options.guests * max(1, len(cluster.hosts()))
     sys.stdout.write(f"Ray is up in {counted(count, 'guest')}\n{cluster.to_join(options, folder)}")
 

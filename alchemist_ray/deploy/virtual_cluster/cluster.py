@@ -24,13 +24,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 
 from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.virtual_cluster import image
 from alchemist_ray.deploy.virtual_cluster.guests import (
-    PORT,
     Guest,
     Options,
     cells_here,
@@ -80,8 +80,17 @@ def hosts() -> list[str]:
     return [node.name for node in job.nodes]
 
 
-def up(options: Options, connect: str, limit_s: float) -> Path:
+def up(options: Options, connect: str, limit_s: float, join: str | None = None) -> Path:
     """Start the guests, with Ray in them.
+
+    Parameters
+    ----------
+    options : Options
+    connect : str
+        URI of libvirt.
+    limit_s : float
+    join : str, optional
+        A running cluster whose Ray these guests join. Default: a Ray of their own.
 
     Returns
     -------
@@ -91,10 +100,20 @@ def up(options: Options, connect: str, limit_s: float) -> Path:
     Raises
     ------
     JobError
-        If they are not ready in `limit_s`; they have been removed then.
+        If they are not ready in `limit_s`; they have been removed then. If `join` does not exist,
+        or has these addresses.
     """
     names = hosts()
     options = replace(options, hosts=max(1, len(names)))
+    token = secrets.token_hex(32).encode()
+    if join is not None:
+        other = options_of(join)
+        if shared := other.addresses & options.addresses:
+            raise JobError(
+                f"{min(shared)} belongs to a guest of cluster {join!r}: choose another --first"
+            )
+        options = replace(options, head=other.ray_address)
+        token = (folder_of(join) / TOKEN).read_bytes()
     folder = folder_of(options.name)
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -104,6 +123,7 @@ def up(options: Options, connect: str, limit_s: float) -> Path:
             f"down --name {options.name}` ends it"
         ) from None
     try:
+        write_private(folder / TOKEN, token)
         keeper = _start(folder, options, connect, limit_s, names)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -121,7 +141,6 @@ def up(options: Options, connect: str, limit_s: float) -> Path:
 def _start(
     folder: Path, options: Options, connect: str, limit_s: float, names: list[str]
 ) -> subprocess.Popen[bytes]:
-    write_private(folder / TOKEN, secrets.token_hex(32).encode())
     about = {"options": asdict(options), "connect": connect, "limit_s": limit_s, "hosts": names}
     (folder / CLUSTER).write_text(json.dumps(about, indent=1) + "\n")
     command = [sys.executable, "-m", MODULE, str(folder)]
@@ -176,13 +195,7 @@ def down(name: str) -> None:
     JobError
         If it does not exist, or a host does not report the end of its guests.
     """
-    folder = folder_of(name)
-    try:
-        about = json.loads((folder / CLUSTER).read_text())
-    except OSError:
-        raise JobError(
-            f"there is no cluster {name!r} ({folder}): `alchemist virtual-cluster up` starts one"
-        ) from None
+    folder, about = folder_of(name), _about(name)
     options = Options(**about["options"])
     (folder / STOP).touch()
     end = time.monotonic() + END_S
@@ -204,6 +217,22 @@ def down(name: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def options_of(name: str) -> Options:
+    """Return what a cluster was started with. Raises `JobError` if it does not exist."""
+    return Options(**_about(name)["options"])
+
+
+def _about(name: str) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((folder_of(name) / CLUSTER).read_text())
+    except OSError:
+        raise JobError(
+            f"there is no cluster {name!r} ({folder_of(name)}): `alchemist virtual-cluster up` "
+            "starts one"
+        ) from None
+    return about
+
+
 def _keeper_runs(folder: Path) -> bool:
     """Return whether the holder of the guests, or its step, may still run."""
     try:
@@ -221,7 +250,7 @@ def to_join(options: Options, folder: Path) -> str:
     return (
         f"  export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={folder / TOKEN}\n"
         "  export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor  # 3.11.x in the guests and here\n"
-        f"  ray start --address={options.address(0)}:{PORT} --num-cpus=0\n"
+        f"  ray start --address={options.ray_address} --num-cpus=0\n"
         "  python app.py      runs here, with its ranks in the guests\n"
         f"  alchemist virtual-cluster down --name {options.name}\n"
     )

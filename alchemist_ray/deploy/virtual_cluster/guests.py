@@ -62,6 +62,8 @@ class Options:
         Folder on each host for a disk of each guest that outlives it, mounted as /volume.
     volume_gib : int
         Size of that disk when it is made.
+    head : str, optional
+        ``host:port`` of a Ray that the guests join. Default: the first guest runs it.
     """
 
     name: str = "vc"
@@ -80,6 +82,7 @@ class Options:
     sriov: str | None = None
     volume: str | None = None
     volume_gib: int = 10
+    head: str | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", self.name):
@@ -117,6 +120,11 @@ class Options:
     def net(self) -> ipaddress.IPv4Network:
         return ipaddress.IPv4Network(self.network)
 
+    @property
+    def addresses(self) -> set[str]:
+        """Return the addresses of all guests."""
+        return {self.address(number) for number in range(self.hosts * self.guests)}
+
     def address(self, number: int) -> str:
         """Return the address of a guest, by its number in the cluster."""
         return str(self.net[self.first + number])
@@ -125,6 +133,11 @@ class Options:
         """Return the hardware address of a guest: the last three bytes of its address."""
         last = [int(byte) for byte in self.address(number).split(".")[1:]]
         return "52:54:00:" + ":".join(f"{byte:02x}" for byte in last)
+
+    @property
+    def ray_address(self) -> str:
+        """Return the address of the Ray that the guests belong to."""
+        return self.head or f"{self.address(0)}:{PORT}"
 
     def hostname(self, number: int) -> str:
         return f"{self.name}-{number // self.guests}-{number % self.guests}"
@@ -233,10 +246,6 @@ class Guest:
         """Return the host's core of each vCPU."""
         return tuple(cpu for cell in self.cells for cpu in cell.cpus)
 
-    @property
-    def is_head(self) -> bool:
-        return self.number == 0
-
 
 def guests_of(options: Options, host: int, cells: Sequence[Cell]) -> list[Guest]:
     """Return the guests of a host with these cores. Raises `ValueError` if they do not fit."""
@@ -273,8 +282,8 @@ def settings(options: Options, guest: Guest, token: str) -> str:
         "ADDRESS": f"{guest.address}/{options.net.prefixlen}",
         "IP": guest.address,
         "MTU": str(options.mtu),
-        "ROLE": "head" if guest.is_head else "node",
-        "HEAD": f"{options.address(0)}:{PORT}",
+        "ROLE": "node" if options.head or guest.number else "head",
+        "HEAD": options.ray_address,
         "PORT": str(PORT),
         "CPUS": str(len(guest.cpus)),
         "STORE": str(int(guest.memory_mib * MEBI * STORE_SHARE)),

@@ -11,13 +11,15 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from alchemist_ray.deploy.virtual_cluster import image
+from alchemist_ray.deploy.virtual_cluster import cluster, image
 from tests.deploy.container import images
-from tests.faults.hosts import Host
+from tests.faults.hosts import Host, Hosts
 from tests.faults.hosts import why_not as why_no_hosts
 from tests.support import commands
 
@@ -28,8 +30,11 @@ PACKAGES = (
 )
 GIVEN = "ALCHEMIST_GUEST_IMAGE"
 KERNEL = "linux-image-cloud-amd64"
+ALCHEMIST = (sys.executable, "-m", "alchemist_ray.cli", "virtual-cluster")
 BRIDGE, HERE, NETWORK = "br0", "10.78.0.1", "10.78.0.0/24"
-UP_S = 20.0
+LIBVIRT_S = 20.0
+UP_S = 1500.0  # of guests, on a machine that others use too
+MODE = ("--no-huge-pages",) if cluster.has_kvm() else ("--emulate",)
 QEMU_CONF = """\
 user = "root"
 group = "root"
@@ -104,6 +109,65 @@ def _kernel() -> Path:
     return unpacked
 
 
+class Lab:
+    """A host with libvirt, and the command `alchemist` on it."""
+
+    def __init__(self, host: Host, uri: str, scratch: Path) -> None:
+        self.host, self.uri, self.scratch = host, uri, scratch
+        self.state = scratch / "state"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of programs on the host, which join the Ray of the guests."""
+        return {
+            **self.host.environment(),
+            cluster.HOME_VARIABLE: str(self.state),
+            "TMPDIR": str(self.scratch),
+            "RAY_ADDRESS": "10.78.0.31:6379",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.state / "vc" / cluster.TOKEN),
+            "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+        }
+
+    def run(self, *words: Any, limit_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        return commands.run(*self.host.enter(*words), limit_s=limit_s, env=self.environment)
+
+    def alchemist(self, *words: Any, limit_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        return self.run(*ALCHEMIST, *words, limit_s=limit_s)
+
+    def words(self, name: str = "vc", memory: str = "2G", cpus: int = 1) -> list[str]:
+        """The words of `up` for guests of this host."""
+        return [
+            "up", "--name", name, "--image", str(guest_image()), "--cpus", str(cpus),
+            "--memory", memory, *MODE, "--connect", self.uri, "--network", NETWORK,
+            "--bridge", BRIDGE, "--limit", str(UP_S),
+        ]  # fmt: skip
+
+    def up(self, *more: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        return self.alchemist(*self.words(**options), *more, limit_s=UP_S + 100)
+
+    def join_ray(self) -> None:
+        """Have the host join the Ray of the guests, without CPUs."""
+        done = self.run(
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=0"),
+            *("--address=10.78.0.31:6379", f"--node-ip-address={HERE}"),
+            *("--object-store-memory=100000000", "--disable-usage-stats"),
+            limit_s=400,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the host cannot join Ray: {done.stdout + done.stderr}")
+
+    def guests(self) -> list[str]:
+        return self.host.run("virsh", "-c", self.uri, "list", "--all", "--name").split()
+
+
+@contextlib.contextmanager
+def lab(scratch: Path) -> Iterator[Lab]:
+    """A host with libvirt for guests; all of it is gone at the end."""
+    with Hosts(1, shared=[scratch]) as hosts, libvirt_on(hosts[0], scratch) as uri:
+        yield Lab(hosts[0], uri, scratch)
+
+
 @contextlib.contextmanager
 def libvirt_on(host: Host, scratch: Path) -> Iterator[str]:
     """A libvirtd and a bridge on a host; the URI by which it is reached there."""
@@ -126,7 +190,7 @@ def libvirt_on(host: Host, scratch: Path) -> Iterator[str]:
             env={**host.environment(), "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
         )  # fmt: skip
     try:
-        end = time.monotonic() + UP_S
+        end = time.monotonic() + LIBVIRT_S
         while True:
             try:
                 host.run("virsh", "-c", "qemu:///system", "list")

@@ -14,6 +14,7 @@ import re
 import shutil
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,10 +134,12 @@ def test_guests_of_all_hosts_have_names_and_addresses_of_their_own() -> None:
     found = [guest for n in range(3) for guest in guests_of(options, n, cells)]
     assert [g.address for g in found] == [f"10.78.0.{n}" for n in range(31, 37)]
     assert len({g.mac for g in found}) == len({g.name for g in found}) == 6
-    assert [g.is_head for g in found] == [True] + [False] * 5
+    assert [g.number for g in found] == list(range(6))
     told = settings(options, found[3], "a secret")
     assert "ROLE=node\nHEAD=10.78.0.31:6379\n" in told
     assert all(f"{g.address} {g.name}" in told for g in found)
+    joining = settings(replace(options, head="10.78.0.99:6379"), found[0], "a secret")
+    assert "ROLE=node\nHEAD=10.78.0.99:6379\n" in joining
 
 
 def test_guests_know_the_hardware_addresses_of_all_others() -> None:
@@ -291,6 +294,8 @@ def test_a_cluster_that_fails_leaves_nothing(
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(JobError, match="no cluster 'vc'"):
         cluster.down("vc")
+    with pytest.raises(JobError, match="no cluster 'vc'"):
+        cluster.up(Options(name="more"), "test:///default", 20.0, join="vc")
     options = Options(image=str(tmp_path / "none"), memory_mib=256, emulate=True)
     with pytest.raises(JobError, match=r"no vmlinuz|no virsh"):
         cluster.up(options, "test:///default", limit_s=20.0)
