@@ -33,11 +33,12 @@ from tests.deploy.virtual import inside, lab
 ROOT = Path(__file__).parents[2]
 SECONDS = {"small": 0.5, "node": 2.0, "cluster": 2.0}
 SORTED_BYTES = {"small": 10**7, "node": 10**9, "cluster": 10**10}
-RECORDS = {"small": 10**5, "node": 10**6, "cluster": 10**7}  # of spark-perf
+RECORDS = {"small": 50_000, "node": 10**6, "cluster": 10**7}  # of spark-perf
 GUESTS = 2
 LIMIT_S = 3600.0
 NEAR = 0.9  # of native
 SOURCES = ("__init__", "spark_mllib", "papers/__init__", "papers/terasort", "papers/spark_perf")
+KERNELS = "/tmp/hpcc.py"  # a path that every guest has
 STREAMS = ("iperf, host to guest", "iperf, guest to guest")  # natively: from process to process
 PYTHON = ("python", "-m")
 EMULATED = "QEMU emulates the guests' processors: the ratios are those of the emulation."
@@ -169,26 +170,40 @@ def main(sizes: list[Any], up: list[str]) -> None:
     """Measure in guests, start one more and end it; print the measures and the seconds."""
     seconds, nbytes, records = sizes
     found: list[Measure] = []
+    guests = {}
     for ranks in range(GUESTS, 0, -1):
         with inside.opened(ranks) as session:
-            library = session.load_library("hpcc", Path(__file__).with_name("hpcc.py"))
+            guests = guests or _guests()
+            library = session.load_library("hpcc", KERNELS)
             found += _weak(ranks, library.weak(seconds))
             if ranks == GUESTS:
                 found += measure(session, "guest", seconds).measures
                 found += result("guest", *library.kernels(seconds)).measures
-                changes = _changes(session, up)
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    first, second = (partial(_in_guest, node["NodeID"]) for node in nodes)
+    with inside.opened(GUESTS) as session:
+        changes = _changes(session, up)
+    first, second = guests.values()
     for what, client in zip(STREAMS, (output, second), strict=True):
-        found += _stream(what, nodes[0]["NodeManagerAddress"], first, client)
+        found += _stream(what, next(iter(guests)), first, client)
     found += _spark(partial(second, sources=_sources()), nbytes, records)
     print(json.dumps([[asdict(one) for one in found], changes]), flush=True)
 
 
-def _in_guest(node: str, *words: object, **options: Any) -> str:
-    at = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(output).options(num_cpus=0, scheduling_strategy=at)
-    return ray.get(task.remote(*words, **options))
+def _guests() -> dict[str, Run]:
+    """`output` in each guest, by its address; each gets the kernels as a file."""
+
+    def run(node: str, *words: object, **options: Any) -> str:
+        at = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = ray.remote(output).options(num_cpus=0, scheduling_strategy=at)
+        return ray.get(task.remote(*words, **options))
+
+    found = {}
+    for node in ray.nodes():
+        if node["Resources"].get("CPU"):
+            found[node["NodeManagerAddress"]] = partial(run, node["NodeID"])
+    kernels = {"hpcc.py": Path(__file__).with_name("hpcc.py").read_text()}
+    for its in found.values():
+        its("cp", "hpcc.py", KERNELS, sources=kernels)
+    return found
 
 
 def _changes(session: AlchemistSession, up: list[str]) -> dict[str, float]:
@@ -203,10 +218,8 @@ def _changes(session: AlchemistSession, up: list[str]) -> dict[str, float]:
     step("one guest more: `up --join vc`", lambda: inside.virtual_cluster(*up))
     step("`als.resize(3)`", lambda: inside.patiently(lambda: session.resize(GUESTS + 1)))
     step("`als.resize(2)`", lambda: inside.patiently(lambda: session.resize(GUESTS)))
-    step(
-        "`virtual-cluster down` of that guest",
-        lambda: inside.virtual_cluster("down", "--name", "more"),
-    )
+    down = ("down", "--name", "more")
+    step("`virtual-cluster down` of that guest", lambda: inside.virtual_cluster(*down))
     return took
 
 

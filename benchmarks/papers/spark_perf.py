@@ -22,7 +22,7 @@ from benchmarks.spark_mllib import started
 KEYS = 1000  # different ones
 PARTS = 4
 FEATURES = 20
-TASKS = 400  # empty ones, of the test of scheduling
+TASKS = 100  # empty ones, of the test of scheduling
 RECORDS_OF_A_ROW = 20  # as many fewer rows than pairs
 
 Work = Callable[[], bool]

@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from alchemist_ray.observe.bench import Measure
-from benchmarks.papers import sandia, terasort
-from benchmarks.papers.experiment import Setting
+from benchmarks.papers import guests, sandia, terasort
+from benchmarks.papers.experiment import Page, Setting
 
 TINY = Setting("small", runs=1, divide=1e4, spark=False)
 
@@ -41,6 +41,28 @@ def test_ratios_are_of_the_best_runs_and_over_one_is_better() -> None:
 
     values = {"native": measures([1, 4], [2, 1]), "gang": measures([2, 1], [4, 9])}
     assert sandia.ratios(values, "gang") == {"rate": 0.5, "time": 0.25}
+
+
+def test_guests_are_beside_native_in_every_row_and_missing_ones_are_dashes(tmp_path: Path) -> None:
+    page = Page("guests", "native against guests", "small")
+    native = [
+        Measure("hpl", 10.0, "GFLOP/s", more=True),
+        Measure("TeraSort", 2.0, "s", more=False),
+        Measure("spark-perf, count", 1.0, "s", more=False),
+    ]
+    guest = [Measure("TeraSort", 8.0, "s", more=False), Measure("hpl", 10.0, "GFLOP/s", more=True)]
+    guests._page(page, native, guest, {"`als.resize(3)`": 1.5})
+    page.save(TINY, tmp_path)
+    text = (tmp_path / "guests.md").read_text()
+    for row in (
+        "| hpl | GFLOP/s | 10 | 10 | 1 |",
+        "| TeraSort | s | 2 | 8 | 0.25 |",
+        "| spark-perf, count | s | 1 | - | - |",
+        "| geometric mean |  | 1 |  | 0.5 |",
+        "| `als.resize(3)` | 1.5 |",
+    ):
+        assert row in text
+    assert (tmp_path / "guests.png").stat().st_size > 1_000
 
 
 def write(folder: Path, *files: list[bytes]) -> Path:

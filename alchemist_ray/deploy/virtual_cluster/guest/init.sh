@@ -45,6 +45,7 @@ mount --move /proc /new/proc
 mount --move /sys /new/sys
 mount --move /dev /new/dev
 mkdir -p /new/dev/shm /new/dev/pts
+ln -s /proc/self/fd /new/dev/fd  # for <(...) of bash, which Spark's scripts use
 mount -t devpts devpts /new/dev/pts
 mount -t tmpfs -o mode=1777,size=60% tmpfs /new/dev/shm
 mount -t tmpfs -o mode=1777 tmpfs /new/tmp
