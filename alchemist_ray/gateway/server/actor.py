@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -77,20 +78,22 @@ class GatewayActor:
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._gateway: Gateway | None = None
+        self._starting = threading.Lock()  # two clients may ask after a failed start
         with contextlib.suppress(AlchemistError):  # `about` raises it; Ray would print 60 lines
             self._started()
 
     def _started(self) -> Gateway:
-        if self._gateway is not None:
+        with self._starting:
+            if self._gateway is not None:
+                return self._gateway
+            if (given := self._options["tokens"]) is not None and not Path(given).is_file():
+                raise AuthError(
+                    f"there is no file of tokens {given} on the head: `alchemist token --tokens "
+                    f"{given} create USER` makes one"
+                )
+            self._gateway = Gateway(**self._options)
+            exporter.start(self._gateway.measure)
             return self._gateway
-        if (given := self._options["tokens"]) is not None and not Path(given).is_file():
-            raise AuthError(
-                f"there is no file of tokens {given} on the head: `alchemist token --tokens "
-                f"{given} create USER` makes one"
-            )
-        self._gateway = Gateway(**self._options)
-        exporter.start(self._gateway.measure)
-        return self._gateway
 
     def about(self) -> GatewayInfo:
         """The gateway, for clients and operators; it is started again if its start failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,18 @@ def test_files_are_found_from_the_folder_of_the_caller(
     assert actor.stop()
 
 
-def test_a_start_that_fails_does_not_end_the_process_of_the_actor(tmp_path: Path) -> None:
-    started = actor.GatewayActor({"tokens": str(tmp_path / "none")})  # Ray would print its stack
+def test_a_start_that_fails_is_made_again_once_when_clients_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor.exporter, "start", lambda measure: None)  # of the actor's process
+    files = {name: str(tmp_path / name) for name in ("tokens", "audit")}
+    started = actor.GatewayActor({"host": "127.0.0.1", "port": 0, "tls": True, **files})
     with pytest.raises(AuthError, match="no file of tokens"):
         started.about()
+    assert main(["token", "--tokens", files["tokens"], "create", "anna"]) == 0
+    with ThreadPoolExecutor(8) as clients:
+        assert len(set(clients.map(lambda _: started.about().port, range(8)))) == 1
+    started.close()
 
 
 def test_a_cluster_has_one_gateway_which_is_found(
