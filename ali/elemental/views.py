@@ -1,8 +1,8 @@
 """Matrices of the gang as Elemental's: the same memory in all 14 layouts.
 
 `DistMatrix.local` has the form that Elemental needs (Fortran order, aligned at rank 0), so it is
-used without a copy. Elemental's objects are kept in `Context.state`: a grid while the gang has the
-same communicator, and matrix objects for reuse (the C interface cannot delete them).
+used without a copy. Elemental's objects are kept in `Context.state`: a grid, and matrix objects for
+reuse (the C interface cannot delete them).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mpi4py import MPI
 from ali.blocks import require, require_finite, shape_text
 from ali.elemental.library import LETTERS, LibEl
 from ali.interface import Context
-from ali.native.host import ignored_errors_raised
+from ali.native.grids import Grid, kept
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
@@ -40,11 +40,11 @@ class _Object(NamedTuple):
     layout: str
 
 
-class _Grid:
-    """Elemental's grid and matrix objects for one communicator of the gang."""
+class _Grid(Grid):
+    """Elemental's grid, on communicators that it has duplicated, and matrix objects on it."""
 
     def __init__(self, lib: LibEl, ctx: Context) -> None:
-        self.comm = ctx.comm
+        super().__init__(ctx)
         self.spare: list[_Object] = []
         pointer = ctypes.c_void_p()
         lib.call(
@@ -67,20 +67,17 @@ class _Grid:
 
 
 def _grid(lib: LibEl, ctx: Context) -> _Grid:
-    """The grid on the gang's communicator; a new one where that was renewed. Collective."""
-    held: _Grid | None = ctx.state.get("grid")
-    if held is not None and held.comm is ctx.comm:
-        return held
-    # All ranks come here for the same reason, so all release the old grid together.
-    release(ctx.state)
-    begun = ctypes.c_bool()
-    lib.call("Initialized", ctypes.byref(begun))
-    if not begun.value:  # MPI is initialised, so Elemental will not, nor finalize it
-        count, words = ctypes.c_int(0), ctypes.c_void_p()
-        lib.call("Initialize", ctypes.byref(count), ctypes.byref(words))
-    with ignored_errors_raised(ctx.gang, "Elemental's grid"):
-        made = ctx.state["grid"] = _Grid(lib, ctx)
-    return made
+    """The grid of the gang (see `kept`)."""
+
+    def make() -> _Grid:
+        begun = ctypes.c_bool()
+        lib.call("Initialized", ctypes.byref(begun))
+        if not begun.value:  # MPI is initialised, so Elemental will not, nor finalize it
+            count, words = ctypes.c_int(0), ctypes.c_void_p()
+            lib.call("Initialize", ctypes.byref(count), ctypes.byref(words))
+        return _Grid(lib, ctx)
+
+    return kept(ctx, make, "Elemental's grid")
 
 
 def release(state: dict[str, Any]) -> None:
@@ -260,7 +257,7 @@ class Elemental:
         return arg.pointer if isinstance(arg, _Object) else arg
 
     def _checked(self, name: str, *args: Any) -> None:
-        with ignored_errors_raised(self.ctx.gang, f"Elemental's El{name}"):
+        with self._grid.in_native(self.ctx.gang, f"Elemental's El{name}"):
             self.lib.call(name, *args)
         self.ctx.comm.Barrier()
 

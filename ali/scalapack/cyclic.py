@@ -11,10 +11,9 @@ describes the same memory.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 
 from ali.blocks import float_dtype, require, require_finite, shape_text
 from ali.interface import Context
-from ali.native.host import ignored_errors_raised
 from ali.scalapack.native import INT_MAX, BlacsGrid, Native, grid_of, real
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -269,12 +267,8 @@ class Call:
         with self._in_native(name):
             self.native.call(name, self.dtype, *arguments)
 
-    @contextlib.contextmanager
-    def _in_native(self, name: str) -> Iterator[None]:
-        self.grid.begun += 1
-        with ignored_errors_raised(self.ctx.gang, f"scalapack: {name}"):
-            yield
-        self.grid.ended += 1  # not if it has failed
+    def _in_native(self, name: str) -> AbstractContextManager[None]:
+        return self.grid.in_native(self.ctx.gang, f"scalapack: {name}")
 
     def run_with_work(
         self,

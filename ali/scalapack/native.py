@@ -55,12 +55,11 @@ from ali.loader import (
     symbol_file,
 )
 from ali.mpi_family import foreign_mpi, our_mpi, second_mpi
-from ali.native.host import ignored_errors_raised
+from ali.native.grids import Grid, kept
 from mpi_workers.failures import Failure
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 INT_MAX = 2**31 - 1
-COMMUNICATORS = 32  # spare ones for a grid and its subroutines: ScaLAPACK 2.2 takes 14 to 16
 
 FUNCTIONS = (
     "p?gemm", "p?gesv", "p?potrf", "p?getrf", "p?geqrf", "p?orgqr", "p?gelqf", "p?orglq",
@@ -353,11 +352,10 @@ def describe(native: Native) -> str:
     return "\n".join(told)
 
 
-class BlacsGrid:
+class BlacsGrid(Grid):
     """A BLACS context of the gang's own (column-major) grid, on a communicator of its own.
 
-    Created by all ranks together. It outlives the gang's communicator, which ends with a failed
-    call: subroutines derive further contexts from its own.
+    Created by all ranks together.
 
     Attributes
     ----------
@@ -365,16 +363,11 @@ class BlacsGrid:
         The context number in descriptors.
     height, width, row, col : int
         The grid, and this rank's place on it.
-    gang_comm : GangComm
-        The gang's communicator when no message was under way on this one.
-    begun, ended : int
-        Native calls that this rank has begun, and those that have succeeded.
     """
 
     def __init__(self, ctx: Context, native: Native) -> None:
+        super().__init__(ctx)
         self._native = native
-        self.gang_comm = ctx.comm
-        self.begun = self.ended = 0
         self.comm = ctx.comm.Dup()
         self.height, self.width = ctx.grid
         self.row, self.col = ctx.rank % self.height, ctx.rank // self.height
@@ -398,27 +391,8 @@ class BlacsGrid:
 
 
 def grid_of(ctx: Context) -> BlacsGrid:
-    """The grid of the gang. Collective in the first call, and after a failed one.
-
-    After a call that failed while some ranks were in native code, messages on the grid may never
-    arrive, so it is abandoned for another one.
-
-    Raises
-    ------
-    Failure
-        ResourceError, if MPI has too few communicators left: BLACS would end the gang.
-    """
-    grid: BlacsGrid | None = ctx.state.get("grid")
-    if grid is not None and grid.gang_comm is ctx.comm:
-        return grid
-    calls = ctx.comm.allgather((grid.begun, grid.ended) if grid is not None else None)
-    ctx.gang.require_communicators(COMMUNICATORS)
-    if grid is not None and set(calls) == {(grid.begun, grid.begun)}:
-        grid.gang_comm = ctx.comm
-        return grid
-    with ignored_errors_raised(ctx.gang, "scalapack: BLACS"):
-        grid = ctx.state["grid"] = BlacsGrid(ctx, ctx.state["native"])
-    return grid
+    """The grid of the gang (see `kept`)."""
+    return kept(ctx, lambda: BlacsGrid(ctx, ctx.state["native"]), "scalapack: BLACS")
 
 
 def close(state: dict[str, Any]) -> None:

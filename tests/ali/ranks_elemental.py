@@ -206,18 +206,15 @@ def copies(gang: Gang) -> dict[str, int]:
     return found
 
 
-def renewals(gang: Gang) -> list[bool]:
-    """After a failed call the gang has a new communicator, and Elemental a new grid."""
-    found: list[bool] = []
-    # MPICH has some 2000 communicators, and a grid takes ten: it must give them back.
-    for _ in range(250 if gang.size == 2 else 3):
-        ctx = context(gang)
-        A = ctx.new_replicated(np.eye(3))
-        found.append(elemental.norm(ctx, A, "inf") == 1.0 and ctx.state["grid"].comm is ctx.comm)
-        gang.comm.Free()
-        gang.renew()
-    elemental.close(ctx.state)
-    return [all(found), "grid" not in ctx.state, elemental.norm(context(gang), A, "inf") == 1.0]
+def renewal(check: Checks) -> None:
+    A = check.ctx.new_replicated(np.eye(3))
+
+    def norm() -> None:
+        check.true(elemental.norm(check.ctx, A, "inf") == 1.0, "norm")
+
+    check.grid_outlives_failed_calls(norm)
+    elemental.close(check.ctx.state)
+    norm()
 
 
 def too_large(gang: Gang) -> str:
@@ -239,10 +236,10 @@ def found(gang: Gang) -> str:
 
 
 def everything(gang: Gang) -> dict[str, Any]:
-    functions: list[Any] = [layouts, special, refusals]
+    functions: list[Any] = [layouts, special, refusals, renewal]
     if gang.size <= 3:  # interior points wait for each other thousands of times
         functions += [factorised_data]
     found = Checks.results_of(gang, *functions, make=checks)
-    for function in (controls, too_large, copies, renewals):
+    for function in (controls, too_large, copies):
         found[function.__name__] = function(gang)
     return found

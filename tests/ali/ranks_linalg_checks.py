@@ -118,6 +118,21 @@ class Checks:
         if not value:
             self.wrong.append(what)
 
+    def grid_outlives_failed_calls(self, use: Callable[[], object]) -> None:
+        """A library's grid is another one only if some ranks alone have left native code."""
+        use()
+        state = self.ctx.state
+        for inside in (False, True):
+            before = state["grid"]
+            before.begun += inside and self.gang.rank == 0
+            self.gang.renew()
+            use()
+            apart = inside and self.gang.size > 1
+            self.true((state["grid"] is not before) == apart, ["another grid", inside])
+        before = state["grid"]
+        use()
+        self.true(state["grid"] is before, "one grid")
+
     def orthonormal(self, q: Array, what: Any) -> None:
         found, unit = q.conj().T @ q, np.eye(q.shape[1], dtype=q.dtype)
         self.close(found, unit, q.dtype, [what, "orthonormal"])

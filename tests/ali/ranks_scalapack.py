@@ -69,17 +69,13 @@ def refused(check: Checks) -> list[Any]:
 
 
 def renewal(check: Checks) -> None:
-    """After a failed call the grid is another one if a rank has not come out of native code."""
     a = values((20, 20), "float64")
-    A, before = check.distribute(a), grid_of(check.ctx)
-    for inside in (False, True):
+    A = check.distribute(a)
+
+    def multiply() -> None:
         check.close(scalapack.matmul(check.ctx, A, A), a @ a, "float64", "matmul", 100)
-        before.begun += inside and check.gang.rank == 0
-        check.gang.renew()
-        now = grid_of(check.ctx)
-        check.true((now is not before) == inside, ["another grid", inside])
-        check.true(now is grid_of(check.ctx), "one grid")
-    check.close(scalapack.matmul(check.ctx, A, A), a @ a, "float64", "matmul", 100)
+
+    check.grid_outlives_failed_calls(multiply)
 
 
 def exhausted(check: Checks) -> str:
