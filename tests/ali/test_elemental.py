@@ -39,7 +39,7 @@ def test_it_agrees_with_numpy(ranks: int, function: str, least: int) -> None:
     launches.check_right(results(ranks)[function], least)
 
 
-@pytest.mark.parametrize("ranks", RANK_COUNTS[:3])
+@pytest.mark.parametrize("ranks", [ranks for ranks in RANK_COUNTS if ranks <= 3])
 def test_factorizations_of_data_find_what_was_planted(ranks: int) -> None:
     launches.check_right(results(ranks)["factorised_data"], 7 if ranks > 2 else 14)
 
