@@ -363,7 +363,8 @@ def lu(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, DistMatrix, DistMatrix]
         el("LUPartialPivDist", packed.dtype, packed, swaps)
         P = el.indices(swaps, m)
         L, U = ctx.empty((m, k), packed.dtype, "MC_MR"), _upper(ctx, packed, k)
-    block(L)[...] = block(packed)[:, : len(L.cols)]
+    lower = block(L)
+    lower[...] = block(packed)[:, : lower.shape[1]]
     keep_triangle(L, lower=True)
     return set_diagonal(L, 1), U, P
 
@@ -512,7 +513,8 @@ def interpolative(ctx: Context, A: DistMatrix, rank: int) -> tuple[DistMatrix, D
 def _upper(ctx: Context, packed: DistMatrix, k: int) -> DistMatrix:
     """The upper trapezoid of the first k rows, which lie on the same ranks."""
     U = ctx.empty((k, packed.shape[1]), packed.dtype, "MC_MR")
-    block(U)[...] = block(packed)[: len(U.rows)]
+    upper = block(U)
+    upper[...] = block(packed)[: len(upper)]
     keep_triangle(U, lower=False)
     return U
 
