@@ -317,7 +317,7 @@ def elemental_data(k: int) -> dict[str, Array]:
     return {
         "E": e,
         "F": e @ few + 0.1 * rng.standard_normal((m, 1)),
-        "H": e.T,
+        "EH": e.T,
         "J": e.T @ fewer,
         "K": np.sign(e[:, :1] + 0.5 * e[:, 1:2]),
         "N": rng.random((10 * k, 3)) @ rng.random((3, n)),
@@ -390,7 +390,7 @@ ELEMENTAL: Cases = {
 }
 ELEMENTAL |= {name: LINALG[name] for name in ("norm", "pinv", "ridge")}
 ELEMENTAL |= {
-    "basis_pursuit": [({"A": "H", "b": "J"}, planted)],
+    "basis_pursuit": [({"A": "EH", "b": "J"}, planted)],
     "cond": [
         ({"A": "S", "ord": ord}, lambda s, c, p=p: gap(c, np.linalg.cond(s, p)))
         for ord, p in (("2", 2), ("1", 1))
