@@ -133,6 +133,7 @@ class Page:
     data: dict[str, Any] = field(default_factory=dict)
     draw: Callable[[Any], None] | None = None  # on a matplotlib figure
     figure_inches: tuple[float, float] = (8.0, 4.0)
+    once: bool = False  # each measurement is a single run, whatever the setting says
     load: float = field(default_factory=lambda: os.getloadavg()[0])  # when it began
     begun: float = field(default_factory=time.monotonic)
 
@@ -182,13 +183,14 @@ class Page:
 
     def _where(self, setting: Setting) -> str:
         seconds = time.monotonic() - self.begun
+        runs = f"{setting.runs} runs of each measurement, mean ± standard deviation"
+        runs = "one run of each measurement" if self.once else runs
         cores = os.cpu_count() or 1
         versions = [f"Python {platform.python_version()}"]
         versions += [f"{name} {found}" for name in PACKAGES if (found := _version(name))]
         text = (
             f"{cores} cores, {_memory_gb():.0f} GB; {', '.join([*versions, *blas_kernels()])}; "
-            f"{setting.runs} runs of each measurement, mean ± standard deviation; all took "
-            f"{seconds:.0f} s."
+            f"{runs}; all took {seconds:.0f} s."
         )
         if self.load > 2 * cores:  # the experiment before this one also counts
             text += f" **Taken on a loaded machine** (load {self.load:.1f} at the begin)."

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.observe.bench import Measure, goodness, measure, result
+from alchemist_ray.plural import counted
 from benchmarks.papers.experiment import GREY, Page, Setting
 from mpi_workers.testing import local_gang
 from tests.deploy.virtual import inside, lab
@@ -66,6 +67,7 @@ def run(setting: Setting) -> Page:
         f"ranks (the report: 32 nodes of a Cray XC30); TeraSort of {sizes[1] / 1e6:g} MB and "
         f"spark-perf with {sizes[2]} records on one core",
         figure_inches=(8.0, 10.0),
+        once=True,
     )
     if (reason := lab.why_not()) is not None:
         page.notes.append(f"Not measured: {reason}.")
@@ -111,7 +113,7 @@ def _native(seconds: float, nbytes: int, records: int) -> Iterator[Measure]:
 def _weak(ranks: int, found: tuple[float, float]) -> Iterator[Measure]:
     """Weak scaling, as the report's Figures 4.5 and 4.6."""
     for what, rate in zip(("HPL", "HPCG"), found, strict=True):
-        yield Measure(f"weak scaling, {what}, {ranks} cores", rate, "GFLOP/s", more=True)
+        yield Measure(f"weak scaling, {what}, {counted(ranks, 'core')}", rate, "GFLOP/s", more=True)
 
 
 def _stream(what: str, address: str, server: Run, client: Run) -> Iterator[Measure]:
