@@ -75,6 +75,7 @@ RUN_BY = {
     "docs/two-notebooks.md": {"ray start": "shown only: the test of the page has a cluster"},
     "docs/virtual-cluster.md": {
         "podman create": "tests/deploy/virtual/test_guests.py",
+        "--join vc": "tests/deploy/virtual/test_guests.py",
         "sriov_numvfs": "shown only: it needs a network card with virtual functions",
     },
     "docs/your-code.md": {"%load_ext": HERE},
