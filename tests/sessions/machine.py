@@ -347,7 +347,8 @@ class Sessions(RuleBasedStateMachine):
             self.ask("owner", "ids")
             raise AssertionError("the gang answers without its GroupManager")
         elif part in ("agent", "fork-server"):
-            os.kill(agent_pids()[part], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it is still going from the kill before
+                os.kill(agent_pids()[part], signal.SIGKILL)
         else:
             ranks = self.ask("owner", "ranks")
             self.later(after_s, lambda: os.kill(self.part(part, ranks, choose), signal.SIGKILL))
