@@ -257,7 +257,7 @@ class Elemental:
         return arg.pointer if isinstance(arg, _Object) else arg
 
     def _checked(self, name: str, *args: Any) -> None:
-        with self._grid.in_native(self.ctx.gang, f"Elemental's El{name}"):
+        with self._grid.in_native(f"Elemental's El{name}"):
             self.lib.call(name, *args)
         self.ctx.comm.Barrier()
 

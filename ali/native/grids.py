@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ali.interface import Context
 from ali.native.host import ignored_errors_raised
 
-if TYPE_CHECKING:
-    from mpi_workers.rank.gang import Gang
-
-COMMUNICATORS = 32  # spare ones for a grid and its subroutines: ScaLAPACK 2.2 takes 14 to 16
+# Spare ones for a grid and its subroutines: ScaLAPACK 2.2 takes 14 to 16, Elemental ten.
+COMMUNICATORS = 32
 
 
 class Grid:
@@ -27,14 +25,15 @@ class Grid:
     """
 
     def __init__(self, ctx: Context) -> None:
+        self._gang = ctx.gang
         self.gang_comm = ctx.comm
         self.begun = self.ended = 0
 
     @contextmanager
-    def in_native(self, gang: Gang, what: str) -> Iterator[None]:
-        """Around a native call; an error of MPI that it ignores is raised."""
+    def in_native(self, what: str) -> Iterator[None]:
+        """Make a native call in the block; an error of MPI that it ignores is raised."""
         self.begun += 1
-        with ignored_errors_raised(gang, what):
+        with ignored_errors_raised(self._gang, what):
             yield
         self.ended += 1  # not if it has failed
 

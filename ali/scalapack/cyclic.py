@@ -268,7 +268,7 @@ class Call:
             self.native.call(name, self.dtype, *arguments)
 
     def _in_native(self, name: str) -> AbstractContextManager[None]:
-        return self.grid.in_native(self.ctx.gang, f"scalapack: {name}")
+        return self.grid.in_native(f"scalapack: {name}")
 
     def run_with_work(
         self,

@@ -101,18 +101,13 @@ def up(options: Options, connect: str, limit_s: float, join: str | None = None) 
     ------
     JobError
         If they are not ready in `limit_s`; they have been removed then. If `join` does not exist,
-        or has these addresses.
+        or another cluster on the bridge has these addresses.
     """
     names = hosts()
     options = replace(options, hosts=max(1, len(names)))
     token = secrets.token_hex(32).encode()
     if join is not None:
-        other = options_of(join)
-        if shared := other.addresses & options.addresses:
-            raise JobError(
-                f"{min(shared)} belongs to a guest of cluster {join!r}: choose another --first"
-            )
-        options = replace(options, head=other.ray_address)
+        options = replace(options, head=options_of(join).ray_address)
         token = (folder_of(join) / TOKEN).read_bytes()
     folder = folder_of(options.name)
     try:
@@ -123,6 +118,7 @@ def up(options: Options, connect: str, limit_s: float, join: str | None = None) 
             f"down --name {options.name}` ends it"
         ) from None
     try:
+        _check_addresses(options)
         write_private(folder / TOKEN, token)
         keeper = _start(folder, options, connect, limit_s, names)
     except BaseException as error:
@@ -136,6 +132,16 @@ def up(options: Options, connect: str, limit_s: float, join: str | None = None) 
         down(options.name)
         raise
     return folder
+
+
+def _check_addresses(options: Options) -> None:
+    for path in sorted(folder_of("").glob(f"*/{CLUSTER}")):
+        other = options_of(path.parent.name)
+        if other.bridge == options.bridge and (shared := other.addresses & options.addresses):
+            raise JobError(
+                f"{min(shared)} belongs to a guest of cluster {other.name!r}: choose another "
+                "--first"
+            )
 
 
 def _start(

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import lzma
 import os
 import re
 import shutil
 import stat
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,12 @@ def test_a_cluster_that_fails_leaves_nothing(
         cluster.down("vc")
     with pytest.raises(JobError, match="no cluster 'vc'"):
         cluster.up(Options(name="more"), "test:///default", 20.0, join="vc")
+    running = tmp_path / "state" / "vc"
+    running.mkdir(parents=True)
+    (running / cluster.CLUSTER).write_text(json.dumps({"options": asdict(Options(guests=2))}))
+    with pytest.raises(JobError, match=r"10\.78\.0\.32 belongs to a guest of cluster 'vc'"):
+        cluster.up(Options(name="more", first=32), "test:///default", 20.0)
+    shutil.rmtree(running)
     options = Options(image=str(tmp_path / "none"), memory_mib=256, emulate=True)
     with pytest.raises(JobError, match=r"no vmlinuz|no virsh"):
         cluster.up(options, "test:///default", limit_s=20.0)
