@@ -120,7 +120,7 @@ def _stream(what: str, address: str, server: Run, client: Run) -> Iterator[Measu
     """A TCP stream, by the report's iperf."""
     if not (_has(server, "iperf3") and _has(client, "iperf3")):
         return
-    server("iperf3", "--server", "--one-off", "--daemon")
+    server("iperf3", "--server", "--one-off", "--daemon", "--idle-timeout", 30)
     told = json.loads(client("iperf3", "--json", "--time", "3", "--client", address))
     rate = told["end"]["sum_received"]["bits_per_second"] / 1e9
     yield Measure(what, rate, "Gb/s", more=True)
