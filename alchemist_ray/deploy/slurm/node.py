@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -140,6 +141,7 @@ scripts.cli(["start", *sys.argv[1:]])
 STARTED = "ray_current_cluster"  # `ray start` writes it when the GCS knows the node
 DAEMONS = ("raylet", "gcs_server")
 ENDED = ("", "Z", "X")  # states of a process
+RAY_EXIT = re.compile(r"(raylet|gcs_server) \[exit code=(-?\d+)")
 LOGS = ("raylet*", "gcs_server*", "*agent*")  # in a session's folder
 
 News = tuple[str, dict[str, Any]]
@@ -270,16 +272,25 @@ class RayNode:
 
         `ray start` waits half a minute for a raylet that is dead, and takes SIGTERM for its end.
         """
-        for pid, name in self._daemons.items():
-            _, state, status = _process(pid)
-            if state in ENDED:
-                self._failures += 1
-                # Without a state, its parent has read the status.
-                how = self._oom.explained(status, describe_status(status)) if state else "has ended"
-                logs = [*self.folder.ray.glob(f"session_2*/logs/{name}.*")]
-                ends = [f"the end of {log.name}:\n{said}" for log in logs if (said := _end_of(log))]
-                return "\n".join([f"{name} on {os.uname().nodename} {how}", *ends])
-        return None
+        ended = {
+            name: about
+            for pid, name in self._daemons.items()
+            if (about := _process(pid))[1] in ENDED
+        }
+        if not ended:
+            return None
+        self._failures += 1
+        (name, (_, state, status)), *_ = ended.items()
+        # Before `ray start` ends the others, it notes which one died; it has read its status.
+        exits = self.folder.ray.glob("session_2*/logs/ray_process_exit.log")
+        if noted := [found for log in exits for found in RAY_EXIT.findall(_end_of(log))]:
+            name, code = noted[0][0], int(noted[0][1])
+            state, status = "Z", -code if code < 0 else code << 8
+        # Without a state, its parent has read the status.
+        how = self._oom.explained(status, describe_status(status)) if state else "has ended"
+        logs = [*self.folder.ray.glob(f"session_2*/logs/{name}.*")]
+        ends = [f"the end of {log.name}:\n{said}" for log in logs if (said := _end_of(log))]
+        return "\n".join([f"{name} on {os.uname().nodename} {how}", *ends])
 
     def _ended(self) -> str | None:
         """How `ray start` has ended; None if it runs."""
