@@ -268,7 +268,7 @@ def test_a_ray_that_does_not_start_is_one_error_with_its_log(place: Path) -> Non
             print(str(error).splitlines()[0])
     """
     with traces.within(60):
-        done = outside(program, RAY_TMPDIR=str(place), RAY_raylet_start_wait_time_s="1")
+        done = outside(program, RAY_TMPDIR=str(place))
         assert done.stdout.startswith("Ray did not start in "), done.stdout + done.stderr[-2000:]
 
 
@@ -306,7 +306,8 @@ def test_a_head_whose_raylet_has_ended_is_told_in_a_sentence(place: Path) -> Non
     ]  # fmt: skip
     os.kill(raylet, signal.SIGKILL)
     program = "from alchemist_ray.cli import main; raise SystemExit(main(['status']))"
-    done = outside(program, RAY_TMPDIR=str(place), RAY_ADDRESS=f"127.0.0.1:{port}")
+    env = {"RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_gcs_server_request_timeout_seconds": "5"}
+    done = outside(program, RAY_TMPDIR=str(place), **env)
     for pid, line in traces.processes().items():
         if f":{port} " in line and "ray.util.client.server" in line:  # it does not name the folder
             os.kill(pid, signal.SIGKILL)
