@@ -21,7 +21,7 @@ COMMA := ,
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
 	@echo "make test    set up and run the tests of the core, 20 minutes on 2 cores (PYTHON=python3.12 to choose another)"
-	@echo "make test-systems  the rest, 20 minutes: deployments, several hosts, Spark, RLlib, documentation, benchmarks"
+	@echo "make test-systems  the rest, 20 minutes: deployments, several nodes, Spark, RLlib, documentation, benchmarks"
 	@echo "make test-quick  tests without Ray, and one session: 3 minutes"
 	@echo "make test-long   all tests; fuzzers, property tests and random sessions in their long versions"
 	@echo "make lint    ruff and mypy; make format lets ruff change the files"
@@ -69,13 +69,16 @@ QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ra
 	tests/alchemist_ray/test_session.py \
 	--ignore=tests/alchemist_ray/deploy/slurm/test_run.py --ignore=tests/deploy/kuberay/test_gateway.py
 
-# Tests that start whole systems or the documentation's programs: `make test` is for each change, and
-# CI runs both.
+# Tests that start clusters of several nodes or whole systems, and the documentation's programs.
+# `make test` is for each change; CI runs both.
 SYSTEMS = tests/deploy tests/docs tests/benchmarks tests/envs tests/test_distribution.py \
 	tests/alchemist_ray/clients/spark tests/alchemist_ray/deploy/slurm/test_run.py \
-	tests/alchemist_ray/observe/test_doctor_nodes.py tests/ali/test_scaffold.py \
-	tests/ali/test_standalone.py tests/faults/test_spark.py tests/faults/test_hosts.py \
-	tests/faults/test_gateway_hosts.py tests/faults/recovery/test_lost_hosts.py
+	tests/alchemist_ray/observe/test_doctor_nodes.py tests/alchemist_ray/runtime/test_autoscaled.py \
+	tests/alchemist_ray/runtime/test_bundles.py tests/alchemist_ray/runtime/test_elastic.py \
+	tests/alchemist_ray/runtime/test_placement.py tests/ali/test_scaffold.py \
+	tests/ali/test_standalone.py tests/faults/recovery/test_lost_hosts.py \
+	tests/faults/test_gateway_hosts.py tests/faults/test_hosts.py tests/faults/test_spark.py \
+	tests/security/test_clusters.py
 # What has failed runs again, alone: among 6,000 tests with real clusters on a shared machine, one
 # misses its time in most runs.
 AGAIN = || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none

@@ -106,9 +106,9 @@ def place(interrupted: Interrupted) -> str:
 
 T = TypeVar("T")
 TESTS_PER_LOOK = 64  # tests of a request between two reads of the interrupt word
-# Where ranks share cores: Linux since 6.6 (EEVDF) may continue the process that has yielded, but not
-# one that sleeps. The yields before it have to outlast a sleep, or one rank that sleeps makes the
-# others sleep: a barrier of 4 ranks on 2 cores took 460 us with 8 yields and takes 30 with 200.
+# Where ranks share cores: Linux since 6.6 (EEVDF) may continue the process that has yielded, but
+# not one that sleeps. The yields before it have to outlast a sleep, or one rank that sleeps makes
+# the others sleep: a barrier of 4 ranks on 2 cores took 460 us with 8 yields, takes 30 with 200.
 YIELDS = 200
 SLEEP_S = 50e-6
 

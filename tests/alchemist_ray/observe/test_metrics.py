@@ -85,8 +85,9 @@ def exported(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 moved = total(now, "alchemist_transferred_bytes_total", direction="fetch")
                 again = total(now, "alchemist_recoveries_total", gang="losing")
                 steps = total(now, "alchemist_env_steps_total", simulator=SIMULATOR)
+                free = total(now, "alchemist_free_bytes")  # of the nodes' agents
                 return (
-                    calls >= 3 and held >= 800_000 and moved >= 800_000 and again >= 1
+                    free > 0 and calls >= 3 and held >= 800_000 and moved >= 800_000 and again >= 1
                     and steps >= 3 * SIMULATES
                 )  # fmt: skip
 
