@@ -48,7 +48,7 @@ def connect_s(place: str) -> float:
 def test_silent_strangers_take_no_thread_and_no_place_of_a_peer(
     host: ranks.Host, listener: str
 ) -> None:
-    threads, fds = host.threads(), host.fds()
+    threads, fds = host.settled()
     crowd = [sockets.dial(host.listeners[listener]) for _ in range(CROWD)]
     try:
         assert max(connect_s(host.listeners[listener]) for _ in range(20)) < 1
