@@ -244,7 +244,7 @@ def test_only_memory_of_a_lost_writer_is_never_reused(host: ranks.Host, write: b
     (segment,) = host.new(matrix, distribution, "float64")
     if not write:
         host.fill(matrix)
-    threads = host.threads()
+    threads, _ = host.settled()
     with peer(host) as connection:
         for fd in ask(connection, Kind.MAP, matrix=matrix, write=write).fds:
             os.close(fd)
