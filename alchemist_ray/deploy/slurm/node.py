@@ -281,13 +281,13 @@ class RayNode:
             return None
         self._failures += 1
         (name, (_, state, status)), *_ = ended.items()
+        known = state != ""  # otherwise its parent has read the status
         # Before `ray start` ends the others, it notes which one died; it has read its status.
         exits = self.folder.ray.glob("session_2*/logs/ray_process_exit.log")
         if noted := [found for log in exits for found in RAY_EXIT.findall(_end_of(log))]:
             name, code = noted[0][0], int(noted[0][1])
-            state, status = "Z", -code if code < 0 else code << 8
-        # Without a state, its parent has read the status.
-        how = self._oom.explained(status, describe_status(status)) if state else "has ended"
+            known, status = True, -code if code < 0 else code << 8
+        how = self._oom.explained(status, describe_status(status)) if known else "has ended"
         logs = [*self.folder.ray.glob(f"session_2*/logs/{name}.*")]
         ends = [f"the end of {log.name}:\n{said}" for log in logs if (said := _end_of(log))]
         return "\n".join([f"{name} on {os.uname().nodename} {how}", *ends])

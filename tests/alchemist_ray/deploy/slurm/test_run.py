@@ -151,15 +151,21 @@ def daemons(name: str) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize(("name", "number"), [("raylet", 9), ("raylet", 15), ("gcs_server", 9)])
+@pytest.mark.parametrize(
+    ("name", "number", "late_s"),  # after 5 s `ray start` has ended the others
+    [("raylet", 9, 0), ("raylet", 9, 5), ("raylet", 15, 0), ("gcs_server", 9, 0)],
+)
 def test_a_dead_process_of_ray_ends_the_job_with_its_name_and_log(
-    job: Any, tmp_path: Path, name: str, number: int
+    job: Any, tmp_path: Path, name: str, number: int, late_s: float
 ) -> None:
     process = job(100)
     told(process)
-    (pid,) = daemons(name)
+    watching = [p for p, line in traces.processes().items() if "deploy.slurm.node {" in line]
+    os.kill(watching[0], signal.SIGSTOP)
     begin = time.monotonic()
-    os.kill(pid, number)
+    os.kill(*daemons(name), number)
+    time.sleep(late_s)
+    os.kill(watching[0], signal.SIGCONT)
     said = ended(process, 1)
     assert time.monotonic() - begin < 15
     kept = tmp_path / "folder" / "ray-logs" / HOST
