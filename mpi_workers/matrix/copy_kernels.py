@@ -18,7 +18,7 @@ import errno
 import itertools
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import cache, partial
@@ -434,22 +434,26 @@ def _kernel_tasks(
     """The compiled copies of some blocks, and the parts that are left to NumPy.
 
     The lines of an array are its rows, those of ranks their columns. Ranks with the same rows are
-    served together: a row of the array is read once.
+    served together: a row of the array is read once. Ranks with copies of the same part are not.
     """
     row0, col0 = stack.rows.start, stack.cols.start
     m, n = len(stack.rows), len(stack.cols)
     itemsize = stack.blocks[0].array.itemsize
-    by_rows: defaultdict[Indices, list[RankPart]] = defaultdict(list)
+    served: defaultdict[tuple[Indices, int], list[tuple[RankPart, Indices]]] = defaultdict(list)
+    copies: Counter[tuple[Indices, Indices]] = Counter()
     for part in parts:
-        by_rows[clip(part.local_indices.rows, row0, row0 + m)].append(part)
-    pieces = -(-threads // max(1, len(by_rows)))
+        rows = clip(part.local_indices.rows, row0, row0 + m)
+        cols = clip(part.local_indices.cols, col0, col0 + n)
+        served[rows, copies[rows, cols]].append((part, cols))
+        copies[rows, cols] += 1
+    pieces = -(-threads // max(1, len(served)))
     tasks: list[Task] = []
     left: list[RankPart] = []
-    for rows, together in by_rows.items():
+    for (rows, _), members in served.items():
         columns = np.zeros(n, np.uintp)  # of the ranks, by column of the array; 0: not here
         owner = np.full(n, -1)
-        for k, part in enumerate(together):
-            cols = clip(part.local_indices.cols, col0, col0 + n)
+        together = [part for part, _ in members]
+        for k, (part, cols) in enumerate(members):
             if rows and cols:
                 local = part.local[
                     positions(part.local_indices.rows, rows),

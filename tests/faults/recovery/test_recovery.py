@@ -244,7 +244,7 @@ def _slowly(comm: Any, layout: str, calls: str) -> Any:
     with open(calls, "a") as file:
         file.write("called\n")
     time.sleep(0.5)
-    return ali.context().new_replicated(np.arange(12.0).reshape(4, 3), layout)
+    return ali.context().new_replicated(np.arange(12000.0).reshape(300, 40), layout)
 
 
 def _made(comm: Any, value: float) -> Any:
