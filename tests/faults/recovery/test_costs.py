@@ -39,6 +39,7 @@ def power_iteration(
     return float(v @ (A @ v))
 
 
+@pytest.mark.alone  # it measures time
 def test_an_iteration_goes_on_after_three_losses(clean: None) -> None:
     M = np.random.default_rng(0).random((2000, 2000))
     blocks = [(ray.put((M + M.T) / 2), 0, 0)]

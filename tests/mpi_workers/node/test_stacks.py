@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpi_workers import build_native
-from mpi_workers.node.stacks import crash_file, of_crash, of_main_thread, shown
+from mpi_workers.node.stacks import by_stack, crash_file, of_crash, of_main_thread, shown
 from mpi_workers.rank import process
 from tests.support import traces
 
@@ -42,6 +42,10 @@ def routine():
     ctypes.CDLL(library).solver(8)
 routine()
 """
+
+
+def test_ranks_with_the_same_stack_share_a_line_after_those_with_rare_ones() -> None:
+    assert by_stack({0: "a", 1: "b", 2: "a"}) == ["rank 1 is in b", "ranks 0, 2 are in a"]
 
 
 def test_a_process_that_is_in_c_shows_its_c_and_python_frames() -> None:
