@@ -100,7 +100,7 @@ def _launched(
 
 
 def results(
-    function: str, ranks: int, *arguments: Any, timeout: float = 100, shared: bool = True
+    function: str, ranks: int, *arguments: Any, timeout: float = 280, shared: bool = True
 ) -> dict[str, Any]:
     """The result of a function on this many ranks, from one call, also if it fails."""
     found = _launched(function, ranks, *arguments, timeout=timeout, shared=shared)

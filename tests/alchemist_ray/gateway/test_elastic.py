@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.alchemist_ray.runtime.test_elastic import BEGIN
 from tests.support import commands
 
-LIMIT_S = 110
+LIMIT_S = 280
 
 # On a cluster of its own: gangs of other tests would take the free CPUs, or leave some.
 PROGRAM = (
