@@ -434,26 +434,25 @@ def _kernel_tasks(
     """The compiled copies of some blocks, and the parts that are left to NumPy.
 
     The lines of an array are its rows, those of ranks their columns. Ranks with the same rows are
-    served together: a row of the array is read once. Ranks with copies of the same part are not.
+    served together: a row of the array is read once. Copies of a part are served apart.
     """
     row0, col0 = stack.rows.start, stack.cols.start
     m, n = len(stack.rows), len(stack.cols)
     itemsize = stack.blocks[0].array.itemsize
-    served: defaultdict[tuple[Indices, int], list[tuple[RankPart, Indices]]] = defaultdict(list)
-    copies: Counter[tuple[Indices, Indices]] = Counter()
+    by_rows: defaultdict[tuple[Indices, int], list[RankPart]] = defaultdict(list)
+    copies: Counter[LocalIndices] = Counter()
     for part in parts:
         rows = clip(part.local_indices.rows, row0, row0 + m)
-        cols = clip(part.local_indices.cols, col0, col0 + n)
-        served[rows, copies[rows, cols]].append((part, cols))
-        copies[rows, cols] += 1
-    pieces = -(-threads // max(1, len(served)))
+        by_rows[rows, copies[part.local_indices]].append(part)
+        copies[part.local_indices] += 1
+    pieces = -(-threads // max(1, len(by_rows)))
     tasks: list[Task] = []
     left: list[RankPart] = []
-    for (rows, _), members in served.items():
+    for (rows, _), together in by_rows.items():
         columns = np.zeros(n, np.uintp)  # of the ranks, by column of the array; 0: not here
         owner = np.full(n, -1)
-        together = [part for part, _ in members]
-        for k, (part, cols) in enumerate(members):
+        for k, part in enumerate(together):
+            cols = clip(part.local_indices.cols, col0, col0 + n)
             if rows and cols:
                 local = part.local[
                     positions(part.local_indices.rows, rows),

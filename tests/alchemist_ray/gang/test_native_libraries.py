@@ -164,8 +164,8 @@ def test_a_call_that_is_cancelled_in_native_code_prints_nothing(
         "polling", shared_object(tmp_path / "polling.c", tmp_path / "libpolling.so")
     )
     for _ in range(3):
-        with pytest.raises(CallTimeoutError):
-            lib.poll.options(timeout_s=0.3)()
+        with pytest.raises(CallTimeoutError, match=r"ranks .*(were|still) in polling\.poll"):
+            lib.poll.options(timeout_s=1)()
     session.run(lambda comm: print("the end"))
     told = capsys.readouterr()
     assert "the end" in told.out
@@ -182,5 +182,5 @@ def test_a_hang_in_native_code_shows_all_ranks_by_stack(cluster: str, tmp_path: 
     if not found:
         pytest.skip("py-spy may not read other processes here")
     assert "sulk (libhanging.so)" in found.pop("rank 1")
-    # Under load py-spy takes too long for some of the others.
-    assert all(where.startswith("PMPI_Barrier (libmpi") for where in found.values()), found
+    # Of the others at least one: under load py-spy takes too long for some.
+    assert {where.partition(".so")[0] for where in found.values()} == {"PMPI_Barrier (libmpi"}
