@@ -75,6 +75,7 @@ class ForkServer:
         self._dead = False
         self._forked: dict[str, int] = {}  # pids of proxies, until `fork` returns them
         self._running: set[str] = set()  # gangs with a proxy
+        self.last_words: dict[str, str] = {}  # of proxies that have ended, until `wait_gone`
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
@@ -84,7 +85,7 @@ class ForkServer:
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                event, gang, number = self._ours.recv()
+                event, gang, what = self._ours.recv()
                 if event == "gone":
                     self._on_gone(gang)
                 with self._changed:
@@ -92,9 +93,10 @@ class ForkServer:
                         case "warm":
                             self._warm = True
                         case "forked":
-                            self._forked[gang] = number
+                            self._forked[gang] = what
                             self._running.add(gang)
                         case "gone":
+                            self.last_words[gang] = what
                             self._running.discard(gang)
                     self._changed.notify_all()
         with self._changed:
@@ -142,6 +144,7 @@ class ForkServer:
         """Wait until a gang's proxy has ended, if this fork server lives and has forked it."""
         with self._changed:
             self._changed.wait_for(lambda: not self.holds(gang), timeout_s)
+            self.last_words.pop(gang, None)
 
 
 class Agent:
@@ -195,9 +198,11 @@ class Agent:
         """Bytes that processes on this node can still allocate."""
         return available_bytes()
 
-    def runs(self, gang: str) -> bool:
-        """Whether a gang's proxy lives on this node."""
-        return self._fork_server.holds(gang) or cleanup.runs_here(gang)
+    def last_words(self, gang: str) -> str | None:
+        """Why a gang's proxy on this node has ended; None if it lives."""
+        if self._fork_server.holds(gang) or cleanup.runs_here(gang):
+            return None
+        return self._fork_server.last_words.get(gang, "the node's fork server has ended")
 
     def sweep(self) -> int:
         """Remove leftovers of dead gangs and managers on this node; their number."""

@@ -16,18 +16,21 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from mpi_workers.failures import Failure, describe_status
 from mpi_workers.node import cleanup
 from mpi_workers.node.processes import adopt_orphans, allow_open_files, end_descendants, fork
 from mpi_workers.node.specs import GangPlan
 
 RunProxy = Callable[[GangPlan, int], None]
+WORDS_LIMIT = 4 << 10  # 4 KiB of a proxy's last words reach the user
 
 
 def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
     """Fork a proxy for every order until the agent and the last proxy have ended.
 
-    An order is a plan and the number of this node in it. The agent gets ``("warm", "", 0)``,
-    ``("forked", gang, pid)`` and ``("gone", gang, status)``.
+    An order is a plan and the number of this node in it. The agent gets ``("warm", "", "")``,
+    ``("forked", gang, pid)`` and ``("gone", gang, why)``: what the proxy failed with, or its status
+    in words.
     """
     adopt_orphans()
     allow_open_files()
@@ -38,12 +41,12 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cleanup.sweep()
-    proxies: dict[int, str] = {}
+    proxies: dict[int, tuple[str, int]] = {}  # by pid: the gang, and a file for its last words
     watched: list[Any] = [agent, wake_read]
 
-    def tell(event: str, gang: str = "", number: int = 0) -> None:
+    def tell(event: str, gang: str = "", what: str | int = "") -> None:
         with contextlib.suppress(OSError):  # the agent has ended
-            agent.send((event, gang, number))
+            agent.send((event, gang, what))
 
     tell("warm")
     while agent in watched or proxies:
@@ -54,23 +57,33 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
             for pid in list(proxies):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
-                    gang = proxies.pop(pid)
+                    gang, words = proxies.pop(pid)
+                    why = os.pread(words, WORDS_LIMIT, 0).decode(errors="replace")
+                    os.close(words)
                     if status:  # it was killed: the processes of its ranks are our children now
                         end_descendants(spared=proxies)
                     cleanup.sweep()  # the proxy, or its manager, may have been killed
-                    tell("gone", gang, status)
+                    tell("gone", gang, why or f"it {describe_status(status)}")
         if agent in ready:
             try:
                 plan, node = agent.recv()
             except (EOFError, OSError):
                 watched.remove(agent)
                 continue
-            pid = fork(partial(_run, run_proxy, plan, node), farewell=None)
-            proxies[pid] = plan.gang
+            words = os.memfd_create("last-words")
+            pid = fork(partial(_run, run_proxy, plan, node, words), words, farewell=None)
+            proxies[pid] = plan.gang, words
             tell("forked", plan.gang, pid)
 
 
-def _run(run_proxy: RunProxy, plan: GangPlan, node: int) -> None:
+def _run(run_proxy: RunProxy, plan: GangPlan, node: int, words: int) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    run_proxy(plan, node)
+    try:
+        run_proxy(plan, node)
+    except Failure as failure:
+        os.write(words, failure.message.encode())
+        raise
+    except Exception as error:
+        os.write(words, f"it failed with {error!r}".encode())
+        raise

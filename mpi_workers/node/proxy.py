@@ -110,8 +110,7 @@ class Proxy:
             loop.add_reader(pipe, self._read_output, source)
         handlers = self._rank_hello, self._from_rank, self._rank_lost
         listen([self._listener], self._plan.token, *handlers)
-        if not await self._connect_to_manager():
-            return
+        await self._connect_to_manager()
         loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
         for rank, sock in self._local.pmi.items():
             sock.setblocking(False)
@@ -125,7 +124,7 @@ class Proxy:
         self._reap()
         await self._over.wait()
 
-    async def _connect_to_manager(self) -> bool:
+    async def _connect_to_manager(self) -> None:
         def on_frame(protocol: FrameProtocol, frame: Frame) -> None:
             if frame.kind == Kind.COMMAND and not self._leaving:
                 self._command(frame)
@@ -139,9 +138,11 @@ class Proxy:
                 address, self._plan.token, fields, on_frame, lambda _: self._stop()
             )
         except (OSError, IndexError, WireError, Failure) as error:
-            print(f"cannot reach the GroupManager at {', '.join(self._plan.manager)}: {error}")
-            return False
-        return True
+            raise Failure(
+                "LaunchError",
+                f"it cannot reach the GroupManager at {', '.join(self._plan.manager)}: {error!r}. "
+                "Check that this node can connect to that address",
+            ) from error
 
     def send_event(self, op: str, **fields: Any) -> None:
         if self._manager is not None:
@@ -370,19 +371,16 @@ def _peer_pid(protocol: FrameProtocol) -> int:
 
 
 def main(plan: GangPlan, node: int, run_rank: Callable[[RankConfig], None]) -> None:
-    """Run a proxy until the gang ends. Does not return."""
-    status = 1
+    """Run a proxy until the gang ends. Does not return; raises what it failed with."""
     proxy = None
     try:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        proxy = Proxy(plan, node, run_rank)
-        uvloop.run(proxy.serve())
-        status = 0
-    except SystemExit:
-        status = 0
+        with contextlib.suppress(SystemExit):
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            proxy = Proxy(plan, node, run_rank)
+            uvloop.run(proxy.serve())
     finally:
         if proxy is not None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             proxy.clean()
         sys.stdout.flush()
-        os._exit(status)
+    os._exit(0)

@@ -175,17 +175,17 @@ class Incarnation:
             asked = self.nodes.not_connected()
             # The gang does not depend on an agent that does not answer.
             answers = [
-                asyncio.wait_for(result_of(self.agents[i].runs.remote(plan.gang)), POLL_INTERVAL_S)
+                asyncio.wait_for(
+                    result_of(self.agents[i].last_words.remote(plan.gang)), POLL_INTERVAL_S
+                )
                 for i in asked
             ]
-            for i, runs in zip(
+            for i, why in zip(
                 asked, await asyncio.gather(*answers, return_exceptions=True), strict=True
             ):
-                if runs is False and i in self.nodes.not_connected():
+                if isinstance(why, str) and i in self.nodes.not_connected():
                     raise LaunchError(
-                        f"the gang's proxy on {plan.nodes[i].ip} ended before it connected to the "
-                        f"GroupManager at {plan.manager[-1]}: check that this node can connect to "
-                        "that address. Its output is in the log of the node's Ray worker"
+                        f"the gang's proxy on {plan.nodes[i].ip} ended before it connected: {why}"
                     )
         self.nodes.ready.result()
 

@@ -64,7 +64,7 @@ class HungAgent:
     """An agent whose calls are not answered."""
 
     def __init__(self) -> None:
-        self.runs = self
+        self.last_words = self
 
     def remote(self, gang: str) -> asyncio.Future[bool]:
         return asyncio.get_running_loop().create_future()

@@ -65,20 +65,21 @@ def test_descendants_are_found_by_their_parents() -> None:
 LIMITED = """
 import os, resource, sys
 from multiprocessing.connection import Connection
+from mpi_workers.failures import Failure
 from mpi_workers.node import fork_server
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 def run_proxy(plan, node):
     kept = [os.pipe() for _ in range(128)]
     print(plan.gang, len(kept), flush=True)
-    os._exit(0)
+    raise Failure("LaunchError", "it was a test")
 
 fork_server.main(Connection(int(sys.argv[1])), run_proxy)
 """
 
 
 def test_proxies_may_open_as_many_files_as_many_ranks_need(tmp_path: Path) -> None:
-    """A fork server that was started with a low limit raises it."""
+    """A fork server that was started with a low limit raises it; it tells their last words."""
     ours, theirs = Pipe()
     with theirs:
         server = subprocess.Popen(
@@ -88,10 +89,10 @@ def test_proxies_may_open_as_many_files_as_many_ranks_need(tmp_path: Path) -> No
         )  # fmt: skip
     with ours:
         ours.send((GangPlan("g", (NodePlan("127.0.0.1", 1),), 1, "token", (), 0, 30.0), 0))
-        found = [ours.recv()[:2] for _ in range(3)]
+        warm, forked, gone = (ours.recv() for _ in range(3))
     output, errors = server.communicate(timeout=60)
-    assert (output, errors) == ("g 128\n", "")
-    assert found == [("warm", ""), ("forked", "g"), ("gone", "g")]
+    assert (output, errors.split(": ")[-1]) == ("g 128\n", "it was a test\n")
+    assert (warm[0], *forked[:2], *gone) == ("warm", "forked", "g", "gone", "g", "it was a test")
 
 
 LISTENER = """
