@@ -81,9 +81,7 @@ def _run(run_proxy: RunProxy, plan: GangPlan, node: int, words: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         run_proxy(plan, node)
-    except Failure as failure:
-        os.write(words, failure.message.encode())
-        raise
     except Exception as error:
-        os.write(words, f"it failed with {error!r}".encode())
+        why = error.message if isinstance(error, Failure) else f"it failed with {error!r}"
+        os.write(words, why.encode())
         raise
