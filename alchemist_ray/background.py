@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +34,15 @@ def in_thread(
 async def in_pool(function: Callable[..., T], *args: Any) -> T:
     """The result of a blocking function, which a thread of the pool calls."""
     return await asyncio.get_running_loop().run_in_executor(_pool, partial(function, *args))
+
+
+async def in_time(work: Awaitable[T], limit_s: float) -> T:
+    """The result of an awaitable. Raises `TimeoutError` if there is none in time.
+
+    `asyncio.wait_for` loses a cancellation that comes together with the result (until Python 3.12).
+    """
+    async with asyncio.timeout(limit_s):
+        return await work
 
 
 def in_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:

@@ -15,7 +15,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alchemist_ray.background import in_task
+from alchemist_ray.background import in_task, in_time
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.runtime.agent import Agent
 from alchemist_ray.runtime.cluster.actors import (
@@ -57,7 +57,7 @@ def _actor_class(kind: type) -> Any:
 
 async def _idle(agent: ActorHandle) -> bool:
     try:
-        return bool(await asyncio.wait_for(result_of(agent.idle.remote()), ANSWER_S))
+        return bool(await in_time(result_of(agent.idle.remote()), ANSWER_S))
     except (RayError, TimeoutError):
         return False  # lost with its node, or being restarted: check again later
 
@@ -189,7 +189,7 @@ class Driver:
             try:
                 # Waits for an agent that is being restarted.
                 ready: Any = agent.ready.options(max_task_retries=-1)
-                facts = await asyncio.wait_for(result_of(ready.remote()), AGENT_TIMEOUT_S)
+                facts = await in_time(result_of(ready.remote()), AGENT_TIMEOUT_S)
                 self._answered.add(node_id)
                 return agent, facts
             except RayTaskError:

@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from alchemist_ray.arguments import MAX_SECONDS
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.background import in_pool, in_task
+from alchemist_ray.background import in_pool, in_task, in_time
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
@@ -489,7 +489,7 @@ class Gang:
             return True
         try:
             answer = result_of(self._now.agents[node].memory.remote())
-            await asyncio.wait_for(answer, LOST_NODE_TIMEOUT_S)
+            await in_time(answer, LOST_NODE_TIMEOUT_S)
         except (RayError, TimeoutError):
             return True
         return False
@@ -591,7 +591,7 @@ class Gang:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=DROP_LIMIT_S)
         with contextlib.suppress(TimeoutError):  # its processes have ended then
-            await asyncio.wait_for(self._leaves(GangState.ENDING), DROP_LIMIT_S)
+            await in_time(self._leaves(GangState.ENDING), DROP_LIMIT_S)
         await self.kill("its session ended it")
 
     def _kill(self, error: AlchemistError) -> None:

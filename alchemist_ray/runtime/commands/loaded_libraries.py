@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from alchemist_ray.background import in_time
 from alchemist_ray.runtime.commands.matrix_records import Record, matrices_of
 from mpi_workers.failures import Failure
 from mpi_workers.wire.commands import COMMANDS, Rerun
@@ -185,7 +186,7 @@ async def stamp_of(path: str | None) -> Stamp:
     if path is None:
         return None, ""
     try:
-        return path, await asyncio.wait_for(asyncio.to_thread(_digest, path), STAT_LIMIT_S)
+        return path, await in_time(asyncio.to_thread(_digest, path), STAT_LIMIT_S)
     except (OSError, TimeoutError):  # the ranks report what is wrong with it
         return path, ""
 

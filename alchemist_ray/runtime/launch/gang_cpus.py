@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
-from alchemist_ray.background import in_pool
+from alchemist_ray.background import in_pool, in_time
 from alchemist_ray.errors import AlchemistError, ResourceError
 from alchemist_ray.runtime.cluster.actors import result_of
 from alchemist_ray.runtime.cluster.placement import (
@@ -153,7 +153,7 @@ class GangCpus:
         nodes = [where] * len(ranks) if where else []
         strategy = self._request.options.strategy
         asking = self._asked(ranks, strategy, nodes, instead=instead)
-        held, group = await asyncio.wait_for(asking, deadline - time.monotonic())
+        held, group = await in_time(asking, deadline - time.monotonic())
         limit_s = min(max(0.0, deadline - time.monotonic()), most_s)
         try:
             held.reservation = await in_pool(

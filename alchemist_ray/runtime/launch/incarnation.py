@@ -12,6 +12,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from alchemist_ray.background import in_time
 from alchemist_ray.errors import AlchemistError, LaunchError, SessionError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.launchers import LAUNCHERS
@@ -175,9 +176,7 @@ class Incarnation:
             asked = self.nodes.not_connected()
             # The gang does not depend on an agent that does not answer.
             answers = [
-                asyncio.wait_for(
-                    result_of(self.agents[i].last_words.remote(plan.gang)), POLL_INTERVAL_S
-                )
+                in_time(result_of(self.agents[i].last_words.remote(plan.gang)), POLL_INTERVAL_S)
                 for i in asked
             ]
             for i, why in zip(
@@ -193,7 +192,7 @@ class Incarnation:
         """Free memory of all nodes; None if one of them does not answer."""
         asked = [result_of(agent.memory.remote()) for agent in self.agents]
         try:
-            found: list[int] = await asyncio.wait_for(asyncio.gather(*asked), limit_s)
+            found: list[int] = await in_time(asyncio.gather(*asked), limit_s)
             return sum(found)
         except (RayError, TimeoutError):
             return None
@@ -224,7 +223,7 @@ class Incarnation:
         for node, agent in enumerate(agents):
             limit_s = LOST_NODE_TIMEOUT_S if node == lost else END_TIMEOUT_S
             gone = result_of(agent.wait_gone.remote(self.run, limit_s))
-            waits.append(asyncio.wait_for(gone, limit_s + 0.5))
+            waits.append(in_time(gone, limit_s + 0.5))
         await asyncio.gather(*waits, return_exceptions=True)
         self.remove_folder()
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from alchemist_ray.background import in_task
+from alchemist_ray.background import in_task, in_time
 from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, LaunchError
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
@@ -103,7 +103,7 @@ class Round(Replies):
     async def left(self, limit_s: float) -> bool:
         """Wait until all ranks have left the call; whether they have in time."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._left.wait(), limit_s)
+            await in_time(self._left.wait(), limit_s)
         return self._left.is_set()
 
     def _where(self) -> str:

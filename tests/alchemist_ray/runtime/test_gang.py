@@ -60,16 +60,6 @@ def test_no_state_is_skipped(cluster: str) -> None:
                for state in GangState if state.has_ranks)  # fmt: skip
 
 
-class HungAgent:
-    """An agent whose calls are not answered."""
-
-    def __init__(self) -> None:
-        self.last_words = self
-
-    def remote(self, gang: str) -> asyncio.Future[bool]:
-        return asyncio.get_running_loop().create_future()
-
-
 def test_a_start_does_not_wait_for_an_agent_that_does_not_answer() -> None:
     """It was asked once whether a slow proxy lives, and had all the time of the start to answer."""
 
@@ -78,9 +68,10 @@ def test_a_start_does_not_wait_for_an_agent_that_does_not_answer() -> None:
         request = GangRequest(GangOptions(1), 1, "s0", "ben@host", {})
         incarnation = Incarnation("g0", "g0.1", 1, request, dispatcher, None)
         incarnation.nodes = nodes = dispatcher.new_nodes(1, 1)
-        incarnation.agents = [HungAgent()]  # type: ignore[list-item]
-        plan = GangPlan("g0.1", (NodePlan("10.0.0.1", 1),), 1, "token", (), 0, 60.0)
         loop = asyncio.get_running_loop()
+        hung = SimpleNamespace(remote=lambda gang: loop.create_future())
+        incarnation.agents = [SimpleNamespace(last_words=hung)]
+        plan = GangPlan("g0.1", (NodePlan("10.0.0.1", 1),), 1, "token", (), 0, 60.0)
         loop.call_later(POLL_INTERVAL_S + 0.2, nodes.ready.set_result, None)
         begun = loop.time()
         await asyncio.wait_for(incarnation._checked_in(plan), 20)

@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import hashlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from alchemist_ray import __version__
 from tests.support import commands
@@ -185,21 +186,10 @@ def _forget(*patterns: str) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _alone() -> FileLock:
     """One process at a time."""
     folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(folder() / "lock", "w") as file:
-        deadline = time.monotonic() + BUILD_LIMIT_S
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"another process has held {file.name} for long") from None
-                time.sleep(0.2)
-        yield
+    return FileLock(folder() / "lock", timeout=BUILD_LIMIT_S)
 
 
 def _run(*command: Any) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from pathlib import Path
 
 from mpi_workers.node.processes import LocalRanks, descendants
 from mpi_workers.node.specs import GangPlan, NodePlan
-from tests.support import commands
+from tests.support import commands, traces
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -53,10 +52,8 @@ def test_descendants_end_also_orphans_and_what_they_start_meanwhile() -> None:
 
 def test_descendants_are_found_by_their_parents() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 100 & wait"]) as shell:
-        end = time.monotonic() + 10
-        while not (below := descendants([shell.pid])) and time.monotonic() < end:
-            time.sleep(0.01)
-        (sleep,) = below
+        assert traces.wait_until(lambda: bool(descendants([shell.pid])), 10) is not None
+        (sleep,) = descendants([shell.pid])
         assert Path(f"/proc/{sleep}/comm").read_text() == "sleep\n"
         assert {shell.pid, sleep} <= descendants([os.getpid()])
         os.kill(sleep, 9)
