@@ -37,9 +37,9 @@ async def in_pool(function: Callable[..., T], *args: Any) -> T:
 
 
 async def in_time(work: Awaitable[T], limit_s: float) -> T:
-    """The result of an awaitable. Raises `TimeoutError` if there is none in time.
+    """Wait for the result of an awaitable, `limit_s` at most. Raises `TimeoutError`.
 
-    `asyncio.wait_for` loses a cancellation that comes together with the result (until Python 3.12).
+    Before Python 3.12, `asyncio.wait_for` loses a cancellation that comes together with the result.
     """
     async with asyncio.timeout(limit_s):
         return await work

@@ -75,7 +75,7 @@ class ForkServer:
         self._dead = False
         self._forked: dict[str, int] = {}  # pids of proxies, until `fork` returns them
         self._running: set[str] = set()  # gangs with a proxy
-        self.last_words: dict[str, str] = {}  # of proxies that have ended, until `wait_gone`
+        self.why_ended: dict[str, str] = {}  # of proxies, until `wait_gone`
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
@@ -96,7 +96,7 @@ class ForkServer:
                             self._forked[gang] = what
                             self._running.add(gang)
                         case "gone":
-                            self.last_words[gang] = what
+                            self.why_ended[gang] = what
                             self._running.discard(gang)
                     self._changed.notify_all()
         with self._changed:
@@ -144,7 +144,7 @@ class ForkServer:
         """Wait until a gang's proxy has ended, if this fork server lives and has forked it."""
         with self._changed:
             self._changed.wait_for(lambda: not self.holds(gang), timeout_s)
-            self.last_words.pop(gang, None)
+            self.why_ended.pop(gang, None)
 
 
 class Agent:
@@ -198,11 +198,11 @@ class Agent:
         """Bytes that processes on this node can still allocate."""
         return available_bytes()
 
-    def last_words(self, gang: str) -> str | None:
+    def why_ended(self, gang: str) -> str | None:
         """Why a gang's proxy on this node has ended; None if it lives."""
         if self._fork_server.holds(gang) or cleanup.runs_here(gang):
             return None
-        return self._fork_server.last_words.get(gang, "the node's fork server has ended")
+        return self._fork_server.why_ended.get(gang, "the node's fork server was killed: try again")
 
     def sweep(self) -> int:
         """Remove leftovers of dead gangs and managers on this node; their number."""

@@ -22,7 +22,7 @@ from mpi_workers.node.processes import adopt_orphans, allow_open_files, end_desc
 from mpi_workers.node.specs import GangPlan
 
 RunProxy = Callable[[GangPlan, int], None]
-WORDS_LIMIT = 4 << 10  # 4 KiB of a proxy's last words reach the user
+REASON_LIMIT = 4 << 10  # 4 KiB of what a proxy failed with reach the user
 
 
 def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
@@ -41,7 +41,7 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     cleanup.sweep()
-    proxies: dict[int, tuple[str, int]] = {}  # by pid: the gang, and a file for its last words
+    proxies: dict[int, tuple[str, int]] = {}  # by pid: the gang, and a file for the reason
     watched: list[Any] = [agent, wake_read]
 
     def tell(event: str, gang: str = "", what: str | int = "") -> None:
@@ -57,9 +57,9 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
             for pid in list(proxies):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
-                    gang, words = proxies.pop(pid)
-                    why = os.pread(words, WORDS_LIMIT, 0).decode(errors="replace")
-                    os.close(words)
+                    gang, reason = proxies.pop(pid)
+                    why = os.pread(reason, REASON_LIMIT, 0).decode(errors="replace")
+                    os.close(reason)
                     if status:  # it was killed: the processes of its ranks are our children now
                         end_descendants(spared=proxies)
                     cleanup.sweep()  # the proxy, or its manager, may have been killed
@@ -70,18 +70,18 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
             except (EOFError, OSError):
                 watched.remove(agent)
                 continue
-            words = os.memfd_create("last-words")
-            pid = fork(partial(_run, run_proxy, plan, node, words), words, farewell=None)
-            proxies[pid] = plan.gang, words
+            reason = os.memfd_create("reason")
+            pid = fork(partial(_run, run_proxy, plan, node, reason), reason, farewell=None)
+            proxies[pid] = plan.gang, reason
             tell("forked", plan.gang, pid)
 
 
-def _run(run_proxy: RunProxy, plan: GangPlan, node: int, words: int) -> None:
+def _run(run_proxy: RunProxy, plan: GangPlan, node: int, reason: int) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         run_proxy(plan, node)
     except Exception as error:
         why = error.message if isinstance(error, Failure) else f"it failed with {error!r}"
-        os.write(words, why.encode())
+        os.write(reason, why.encode())
         raise

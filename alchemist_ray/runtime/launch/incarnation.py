@@ -176,7 +176,7 @@ class Incarnation:
             asked = self.nodes.not_connected()
             # The gang does not depend on an agent that does not answer.
             answers = [
-                in_time(result_of(self.agents[i].last_words.remote(plan.gang)), POLL_INTERVAL_S)
+                in_time(result_of(self.agents[i].why_ended.remote(plan.gang)), POLL_INTERVAL_S)
                 for i in asked
             ]
             for i, why in zip(

@@ -76,7 +76,7 @@ fork_server.main(Connection(int(sys.argv[1])), run_proxy)
 
 
 def test_proxies_may_open_as_many_files_as_many_ranks_need(tmp_path: Path) -> None:
-    """A fork server that was started with a low limit raises it; it tells their last words."""
+    """A fork server that was started with a low limit raises it; it tells why they ended."""
     ours, theirs = Pipe()
     with theirs:
         server = subprocess.Popen(
