@@ -108,6 +108,8 @@ def hanging_ranks(gang: Gang) -> Iterator[None]:
         fork_server = agent_pids()["fork-server"]
         gang.before.add(f"process {fork_server}")  # it stays while it has gangs
         kill(fork_server)  # the next one has the environment
+        # Until it is dead, the agent takes it for one that can fork.
+        assert traces.wait_until(lambda: not traces.alive(fork_server), 10) is not None
 
     switch(True)
     yield
