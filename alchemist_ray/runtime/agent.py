@@ -73,7 +73,7 @@ class ForkServer:
         self._changed = threading.Condition()
         self._warm = False
         self._dead = False
-        self._forked: dict[str, int] = {}  # pids of proxies, until `fork` returns them
+        self._forked: dict[str, int] = {}  # pids of proxies, until `fork` returns them; 0: not yet
         self._running: set[str] = set()  # gangs with a proxy
         self.why_ended: dict[str, str] = {}  # of proxies, until `wait_gone`
         threading.Thread(target=self._listen, daemon=True).start()
@@ -92,7 +92,7 @@ class ForkServer:
                     match event:
                         case "warm":
                             self._warm = True
-                        case "forked":
+                        case "read" | "forked":
                             self._forked[gang] = what
                             self._running.add(gang)
                         case "gone":
@@ -120,21 +120,27 @@ class ForkServer:
                     "Its output is in the Ray worker's log"
                 )
 
-    def fork(self, plan: GangPlan, node: int) -> int:
-        """Fork a gang's proxy on this node, `node` of the plan; its pid. Raises `LaunchError`."""
+    def fork(self, plan: GangPlan, node: int) -> int | None:
+        """Fork a gang's proxy on this node, `node` of the plan; its pid. Raises `LaunchError`.
+
+        None if the fork server was killed before it read the order: another one may do it.
+        """
         self.wait_warm()
         with contextlib.suppress(OSError), self._sending:
             self._ours.send((plan, node))
         with self._changed:
-            self._changed.wait_for(lambda: plan.gang in self._forked or self._dead, FORK_TIMEOUT_S)
-            if plan.gang not in self._forked:
-                why = "ended" if self._dead else f"did not fork in {FORK_TIMEOUT_S:.0f} s"
-                self.process.kill()  # a hanging one would delay the next gang too
-                raise LaunchError(
-                    f"the fork server on {os.uname().nodename} {why}; the next launch gets a "
-                    "new one: try again"
-                )
-            return self._forked.pop(plan.gang)
+            self._changed.wait_for(
+                lambda: self._forked.get(plan.gang) or self._dead, FORK_TIMEOUT_S
+            )
+            pid = self._forked.pop(plan.gang, None)
+            if pid or (pid is None and self._dead):
+                return pid
+            why = "ended" if self._dead else f"did not fork in {FORK_TIMEOUT_S:.0f} s"
+            self.process.kill()  # a hanging one would delay the next gang too
+            raise LaunchError(
+                f"the fork server on {os.uname().nodename} {why}; the next launch gets a "
+                "new one: try again"
+            )
 
     def holds(self, gang: str) -> bool:
         """Whether a gang's proxy was forked here and has not ended, as far as this one knows."""
@@ -179,7 +185,13 @@ class Agent:
         """Start a gang's part on this node, `node` of the plan; the proxy's pid."""
         if plan.log_folder:
             plan = replace(plan, log_folder=str(logs.folder(plan.log_folder)))
-        return self._live_fork_server().fork(plan, node)
+        for _ in range(2):
+            if pid := self._live_fork_server().fork(plan, node):
+                return pid
+        raise LaunchError(
+            f"two fork servers on {os.uname().nodename} were killed before they forked: is its "
+            "memory used up? Its kernel's log says so"
+        )
 
     def wait_gone(self, gang: str, timeout_s: float) -> bool:
         """Wait until nothing of a gang runs on this node; whether that is so."""

@@ -29,6 +29,7 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
     """Fork a proxy for every order until the agent and the last proxy have ended.
 
     An order is a plan and the number of this node in it. The agent gets ``("warm", "", "")``,
+    ``("read", gang, 0)`` before the fork (until then another fork server may take the order),
     ``("forked", gang, pid)`` and ``("gone", gang, why)``: what the proxy failed with, or its status
     in words.
     """
@@ -70,6 +71,7 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
             except (EOFError, OSError):
                 watched.remove(agent)
                 continue
+            tell("read", plan.gang, 0)
             reason = os.memfd_create("reason")
             pid = fork(partial(_run, run_proxy, plan, node, reason), reason, farewell=None)
             proxies[pid] = plan.gang, reason

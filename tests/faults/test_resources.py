@@ -169,8 +169,8 @@ def test_a_fork_server_that_hangs_is_given_up(gang: Gang) -> None:
     assert gang.works()
 
 
-@pytest.mark.cell("fork server", "starting", "private", "LaunchError")
-def test_a_fork_server_killed_before_it_forks_ends_the_launch(gang: Gang) -> None:
+@pytest.mark.cell("fork server", "starting", "private", "goes on")
+def test_a_fork_server_killed_before_it_forks_is_replaced(gang: Gang) -> None:
     before = left()
     fork_server = agent_pids()["fork-server"]
     gang.before.add(f"process {fork_server}")
@@ -179,11 +179,9 @@ def test_a_fork_server_killed_before_it_forks_ends_the_launch(gang: Gang) -> Non
         outcome = inject_during(
             lambda: kill(fork_server), lambda: session.request_workers(2), after_s=1.0
         )
-        assert type(outcome.error) is LaunchError, repr(outcome.error)
-        assert f"the fork server on {os.uname().nodename} ended" in str(outcome.error)
-        assert outcome.seconds < ERROR_LIMIT_S
-        record("kill -9 of a fork server that is to fork", outcome.seconds, None, outcome.error)
-        assert len(session.request_workers(2)) == 2
+        assert outcome.error is None, repr(outcome.error)
+        assert len(session.list_workers()) == 2
+        record("kill -9 of a fork server that is to fork", outcome.seconds, None, "-")
     assert_clean(before)
 
 
