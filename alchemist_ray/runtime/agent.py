@@ -73,8 +73,7 @@ class ForkServer:
         self._changed = threading.Condition()
         self._warm = False
         self._dead = False
-        self._forked: dict[str, int] = {}  # pids of proxies, until `fork` returns them; 0: not yet
-        self._running: set[str] = set()  # gangs with a proxy
+        self._running: set[str] = set()  # gangs with a proxy, or an order for one that was read
         self.why_ended: dict[str, str] = {}  # of proxies, until `wait_gone`
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -92,8 +91,7 @@ class ForkServer:
                     match event:
                         case "warm":
                             self._warm = True
-                        case "read" | "forked":
-                            self._forked[gang] = what
+                        case "read":
                             self._running.add(gang)
                         case "gone":
                             self.why_ended[gang] = what
@@ -120,27 +118,26 @@ class ForkServer:
                     "Its output is in the Ray worker's log"
                 )
 
-    def fork(self, plan: GangPlan, node: int) -> int | None:
-        """Fork a gang's proxy on this node, `node` of the plan; its pid. Raises `LaunchError`.
+    def fork(self, plan: GangPlan, node: int) -> bool:
+        """Have a gang's proxy forked on this node, `node` of the plan. Raises `LaunchError`.
 
-        None if the fork server was killed before it read the order: another one may do it.
+        False if the fork server ended before it read the order: another one may take it.
         """
+
+        def read() -> bool:
+            return plan.gang in self._running or plan.gang in self.why_ended
+
         self.wait_warm()
         with contextlib.suppress(OSError), self._sending:
             self._ours.send((plan, node))
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._forked.get(plan.gang) or self._dead, FORK_TIMEOUT_S
-            )
-            pid = self._forked.pop(plan.gang, None)
-            if pid or (pid is None and self._dead):
-                return pid
-            why = "ended" if self._dead else f"did not fork in {FORK_TIMEOUT_S:.0f} s"
-            self.process.kill()  # a hanging one would delay the next gang too
-            raise LaunchError(
-                f"the fork server on {os.uname().nodename} {why}; the next launch gets a "
-                "new one: try again"
-            )
+            if not self._changed.wait_for(lambda: read() or self._dead, FORK_TIMEOUT_S):
+                self.process.kill()  # a hanging one would delay the next gang too
+                raise LaunchError(
+                    f"the fork server on {os.uname().nodename} did not fork in "
+                    f"{FORK_TIMEOUT_S:.0f} s; the next launch gets a new one: try again"
+                )
+            return read()
 
     def holds(self, gang: str) -> bool:
         """Whether a gang's proxy was forked here and has not ended, as far as this one knows."""
@@ -181,16 +178,16 @@ class Agent:
                 self._fork_server = ForkServer(node_jobs.forget)
             return self._fork_server
 
-    def launch(self, plan: GangPlan, node: int) -> int:
-        """Start a gang's part on this node, `node` of the plan; the proxy's pid."""
+    def launch(self, plan: GangPlan, node: int) -> None:
+        """Start a gang's part on this node, `node` of the plan."""
         if plan.log_folder:
             plan = replace(plan, log_folder=str(logs.folder(plan.log_folder)))
         for _ in range(2):
-            if pid := self._live_fork_server().fork(plan, node):
-                return pid
+            if self._live_fork_server().fork(plan, node):
+                return
         raise LaunchError(
-            f"two fork servers on {os.uname().nodename} were killed before they forked: is its "
-            "memory used up? Its kernel's log says so"
+            f"two fork servers on {os.uname().nodename} ended before they forked: if the kernel's "
+            "log there says that memory was used up, free some and try again"
         )
 
     def wait_gone(self, gang: str, timeout_s: float) -> bool:

@@ -29,9 +29,8 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
     """Fork a proxy for every order until the agent and the last proxy have ended.
 
     An order is a plan and the number of this node in it. The agent gets ``("warm", "", "")``,
-    ``("read", gang, 0)`` before the fork (until then another fork server may take the order),
-    ``("forked", gang, pid)`` and ``("gone", gang, why)``: what the proxy failed with, or its status
-    in words.
+    ``("read", gang, "")`` before the fork (until then another fork server may take the order) and
+    ``("gone", gang, why)``: what the proxy failed with, or its status in words.
     """
     adopt_orphans()
     allow_open_files()
@@ -45,7 +44,7 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
     proxies: dict[int, tuple[str, int]] = {}  # by pid: the gang, and a file for the reason
     watched: list[Any] = [agent, wake_read]
 
-    def tell(event: str, gang: str = "", what: str | int = "") -> None:
+    def tell(event: str, gang: str = "", what: str = "") -> None:
         with contextlib.suppress(OSError):  # the agent has ended
             agent.send((event, gang, what))
 
@@ -71,11 +70,10 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
             except (EOFError, OSError):
                 watched.remove(agent)
                 continue
-            tell("read", plan.gang, 0)
+            tell("read", plan.gang)
             reason = os.memfd_create("reason")
             pid = fork(partial(_run, run_proxy, plan, node, reason), reason, farewell=None)
             proxies[pid] = plan.gang, reason
-            tell("forked", plan.gang, pid)
 
 
 def _run(run_proxy: RunProxy, plan: GangPlan, node: int, reason: int) -> None:
