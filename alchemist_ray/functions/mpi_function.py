@@ -32,7 +32,7 @@ from mpi_workers.wire.frames import Body
 
 IDLE_S = 10.0  # default: an idle gang is kept for the next call
 POLL_INTERVAL_S = 0.2  # between checks for calls that have ended
-YOUNG_S = 3.0  # Ray may still report the CPUs of a gang of this age as free
+YOUNG_S = 3.0  # until this age of a gang, Ray may report its CPUs as free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +218,7 @@ class _Pool:
         self._lock = threading.Lock()
         self._hosts: dict[FunctionOptions, list[_Host]] = {}
         self._watched = False
+        self._others = 0.0  # CPUs that others have taken
 
     def submit(self, options: FunctionOptions, body: Body, refs: list[Any]) -> Any:
         """Give a call to a host. `idle_s` and `timeout_s` make no difference to a gang."""
@@ -245,23 +246,30 @@ class _Pool:
             hosts.remove(host)
             host.manager.end()
         free = min(hosts, key=lambda host: len(host.calls), default=None)
-        if free is None or (free.calls and self._room() >= key.num_workers * key.gang.cpus):
-            find_driver().prewarm.remote()
-            free = _Host(manager_pool.take(this_process()), 0.0)
-            hosts.append(free)
+        if free is None or free.calls:
+            room = self._room()  # also for the first gang: the next call compares with it
+            if free is None or room >= key.num_workers * key.gang.cpus:
+                find_driver().prewarm.remote()
+                free = _Host(manager_pool.take(this_process()), 0.0)
+                hosts.append(free)
         return free
 
     def _room(self) -> float:
-        """Free CPUs, less those of young gangs that Ray does not report as taken yet."""
+        """Free CPUs.
+
+        Ray reports the CPUs of young gangs as taken or as free. So it only sets limits to what
+        others have taken; within them, that is assumed to be what it was at the last call.
+        """
         now = time.monotonic()
         ours, young = 0.0, 0.0
         for key, hosts in self._hosts.items():
             cpus = key.num_workers * key.gang.cpus
             ours += cpus * len(hosts)
             young += cpus * sum(now - host.born < YOUNG_S for host in hosts)
-        available: float = ray.available_resources().get("CPU", 0.0)
         total: float = ray.cluster_resources().get("CPU", 0.0)
-        return min(available - young, total - ours)
+        taken: float = total - ray.available_resources().get("CPU", 0.0)
+        self._others = min(max(self._others, taken - ours), taken - ours + young)
+        return total - ours - self._others
 
     def _watch(self) -> None:
         while self._watched:
