@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
+import pickle
 import socket
 import tempfile
 import uuid
 from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ali.executables.process import (
     Child,
@@ -40,6 +44,7 @@ from mpi_workers.matrix.layout import layout_of
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
 if TYPE_CHECKING:
+    from mpi_workers.rank.communicator import GangComm
     from mpi_workers.rank.gang import Gang
 
 
@@ -159,7 +164,7 @@ def run_program(
             file.write(task["given"][0])
             file.seek(0)
             streams["stdin"] = file.fileno()
-        program = Program(gang, task, given, closing, **streams)
+        program = Program(gang, gang.comm, task, given, closing, **streams)
         while (codes := program.turn()) is None:
             pass
     return {"exit_codes": codes, "matrices": program.service.made}
@@ -171,6 +176,9 @@ class Program:
     Parameters
     ----------
     gang : Gang
+    comm : GangComm
+        Ranks that have reached a point wait on it, in a collective operation; so the caller uses
+        another one until `turn` has returned the exit codes.
     task : dict
         ``name``, ``argv``, ``env``, ``cwd``, ``cwd_needed``, ``check`` (whether an exit code other
         than 0 is an error).
@@ -193,6 +201,7 @@ class Program:
     def __init__(
         self,
         gang: Gang,
+        comm: GangComm,
         task: dict[str, Any],
         given: Mapping[str, DistMatrix],
         closing: contextlib.ExitStack,
@@ -201,12 +210,13 @@ class Program:
         self._gang = gang
         self._name = task["name"]
         self._checks_exit = task["check"]
-        self._agreement = _Agreement(gang)
+        self._agreement = _Agreement(comm)
         self._aborted: int | None = None
+        self._codes: list[int] | None = None
         self._unread = b""
         self.ended = False
         place = f"{os.uname().nodename} {gang.folder}"  # a node's proxy has a folder of its own
-        places, names = zip(*gang.comm.allgather((place, uuid.uuid4().hex)), strict=True)
+        places, names = zip(*comm.allgather((place, uuid.uuid4().hex)), strict=True)
         counts = [len(list(same)) for _, same in groupby(places)]
         kvs_name = f"alchemist-{names[0]}"
         self._pmi = PmiNode(
@@ -301,10 +311,10 @@ class Program:
             interrupted.place = self._place()
             raise
         if arrived is not None and all(kind == ENDED for kind, _ in arrived):
-            return [code for _, code in arrived]
-        if arrived is not None:
+            self._codes = [code for _, code in arrived]
+        elif arrived is not None:
             self._release(arrived)
-        return None
+        return self._codes
 
     def _place(self) -> str:
         """Where this rank's process is, in words."""
@@ -382,7 +392,8 @@ class Program:
 class _Agreement:
     """A point that the processes of all ranks have to reach.
 
-    The wait sleeps between looks: a process may compute for hours before it reaches the point.
+    The wait sleeps between looks: a process may compute for hours before it reaches the point. No
+    step of it blocks, because a rank may give up and end its process.
 
     Attributes
     ----------
@@ -390,9 +401,11 @@ class _Agreement:
         The next look is due after this time.
     """
 
-    def __init__(self, gang: Gang) -> None:
-        self._comm = gang.comm
-        self._message: Any = None
+    def __init__(self, comm: GangComm) -> None:
+        self._comm = comm
+        self._sizes = np.empty(comm.size, np.int64)
+        self._message = b""
+        self._told: bytearray | None = None
         self._request: Any = None
         self.interval_s = CHECK_S
 
@@ -402,9 +415,9 @@ class _Agreement:
 
     def begin(self, message: Any) -> None:
         """This rank's process has reached the point."""
-        self._message = message
+        self._message, self._told = pickle.dumps(message), None
         self.interval_s = AGREE_S
-        self._request = self._comm.Ibarrier()
+        self._request = self._comm.Iallgather(np.array([len(self._message)]), self._sizes)
 
     def reached(self) -> list[Any] | None:
         """The messages of all ranks, if all have reached it."""
@@ -413,7 +426,12 @@ class _Agreement:
         if not self._request.Test():
             self.interval_s = min(2 * self.interval_s, AGREE_LIMIT_S)
             return None
+        if self._told is None:
+            self._told = bytearray(self._sizes.sum())
+            self._request = self._comm.Iallgatherv(self._message, [self._told, self._sizes])
+            self.interval_s = AGREE_S
+            return None
         self._request = None
         self.interval_s = CHECK_S
-        told: Sequence[Any] = self._comm.allgather(self._message)
-        return list(told)
+        told = io.BytesIO(self._told)
+        return [pickle.load(told) for _ in self._sizes]

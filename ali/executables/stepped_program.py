@@ -76,6 +76,11 @@ class SteppedProgram:
     ------
     Failure
         BadArgumentError, if it cannot be started.
+
+    Attributes
+    ----------
+    over : bool
+        Whether it has been ended on this rank.
     """
 
     def __init__(
@@ -85,11 +90,12 @@ class SteppedProgram:
         folder: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._rank, self._size, self._comm = ctx.rank, ctx.size, ctx.comm
+        self._rank, self._size = ctx.rank, ctx.size
+        self._comm = ctx.comm.Dup()  # between questions, ranks may wait on it for the others
         self._name = os.path.basename(argv[0])
         self._buffer = bytearray()
         self._output = self._input = -1
-        self._over = False
+        self.over = False
         self._closing = contextlib.ExitStack()
         self._errors = self._closing.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         task = {
@@ -103,7 +109,7 @@ class SteppedProgram:
         try:
             with contextlib.ExitStack() as theirs:
                 streams = self._pipes(theirs)
-                self._program = Program(ctx.gang, task, {}, self._closing, **streams)
+                self._program = Program(ctx.gang, self._comm, task, {}, self._closing, **streams)
         except BaseException:
             self.end()
             raise
@@ -125,7 +131,7 @@ class SteppedProgram:
     @property
     def running(self) -> bool:
         """Whether the process of this rank may be asked."""
-        return not self._over and not self._program.ended
+        return not self.over and not self._program.ended
 
     def ask(self, line: str) -> str:
         """Send a line; on rank 0, the next line of the program's output, else "".
@@ -161,6 +167,7 @@ class SteppedProgram:
         with self._in_use():
             while self._program.turn() is None:
                 pass
+        self._comm.Free()
         self.end()
 
     def _exchange(self, line: str, complete: Callable[[], bool]) -> None:
@@ -182,7 +189,7 @@ class SteppedProgram:
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
         """End the program after an error; the end of its output is in the message of a failure."""
-        if self._over:
+        if self.over:
             raise Failure("RoutineError", f"program {self._name} has been ended: start another")
         try:
             yield
@@ -230,8 +237,10 @@ class SteppedProgram:
         self._close_input()
         deadline = time.monotonic() + END_TIMEOUT_S
         try:
-            while self.running and time.monotonic() < deadline:
-                self._program.turn(LOOK_LIMIT_S)
+            while not self.over and time.monotonic() < deadline:
+                if self._program.turn(LOOK_LIMIT_S) is not None:
+                    self._comm.Free()  # else messages on it may be under way
+                    break
         except (Failure, Interrupted):
             return  # it is over
         finally:
@@ -239,7 +248,7 @@ class SteppedProgram:
 
     def end(self) -> None:
         """Kill this rank's process and what it has started. May be called twice; not collective."""
-        self._over = True
+        self.over = True
         self._close_input()
         self._closing.close()
 
@@ -304,12 +313,13 @@ def reset(ctx: Context) -> None:
     """
     state, options = ctx.state, ctx.state["options"]
     program: SteppedProgram | None = state["program"]
-    usable = ctx.comm.allreduce(program is not None and program.running) == ctx.size
-    if program is not None and not usable:
+    running = ctx.comm.allgather(program.running if program and not program.over else None)
+    again = not all(running) or options.get("per_episode")
+    if program is not None and None in running:
         program.end()
-    elif program is not None and options.get("per_episode"):
+    elif program is not None and again:
         program.close()
-    if not usable or options.get("per_episode"):
+    if again:
         state["program"] = SteppedProgram(
             ctx, options["argv"], options.get("folder"), options.get("environment")
         )

@@ -53,8 +53,8 @@ def last_answer(gang: Gang, *argv: str) -> list[object]:
     answers: list[object] = [program.ask("one")]
     time.sleep(0.5)
     answers.append(program.ask("two"))
-    running: list[bool] = gang.comm.allgather(program.running)  # no other collective is under way
-    program.end()
+    running: list[bool] = gang.comm.allgather(program.running)  # while ranks may wait
+    program.close()
     return [*answers, *running]
 
 

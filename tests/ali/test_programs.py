@@ -19,16 +19,15 @@ def test_the_answer_to_an_interrupted_question_is_not_that_to_the_next() -> None
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_program_may_end_with_its_last_answer(ranks: int) -> None:
-    found = local_gang.run(RANKS + "last_answer", ranks)
-    assert found == ["first", "last", *[False] * ranks]
+    assert local_gang.run(RANKS + "last_answer", ranks) == ["first", "last", *[False] * ranks]
 
 
 @needs_compiler
-def test_a_program_may_call_mpi_finalize_with_its_last_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["rank 0 later"]])
+def test_a_program_may_finalize_with_its_last_answer(tmp_path: Path, more: list[str]) -> None:
     source, target = Path(__file__).parent / "native" / "last_answer.c", tmp_path / "last_answer"
     run(scaffold.mpi_compiler("mpicc"), "-o", target, source, cwd=tmp_path)
-    found = local_gang.run(RANKS + "last_answer", 2, str(target))
-    assert found[:2] == ["first", "last"]
+    assert local_gang.run(RANKS + "last_answer", 2, str(target), *more)[:2] == ["first", "last"]
 
 
 def test_a_script_gets_the_modules_of_its_own_folder(tmp_path: Path) -> None:

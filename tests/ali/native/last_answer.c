@@ -1,4 +1,5 @@
-/* An MPI program for tests: its last answer comes just before MPI_Finalize, without a question. */
+/* An MPI program for tests: rank 0's last answer comes without a question, just before
+   MPI_Finalize; with an argument, the end of its input comes between the two. */
 #include <mpi.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@ int main(int argc, char **argv) {
         usleep(100000);
         puts("last");
         fflush(stdout);
+        while (argc > 1 && getchar() != EOF);
     }
     MPI_Finalize();
     return 0;
