@@ -257,8 +257,8 @@ class _Pool:
     def _room(self) -> float:
         """Free CPUs.
 
-        Ray reports the CPUs of young gangs as taken or as free. So it only sets limits to what
-        others have taken; within them, that is assumed to be what it was at the last call.
+        Ray may report the CPUs of a young gang as taken or as free, so what others have taken is
+        known within limits only. Within them it is assumed to be unchanged since the last call.
         """
         now = time.monotonic()
         ours, young = 0.0, 0.0

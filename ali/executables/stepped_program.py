@@ -91,7 +91,8 @@ class SteppedProgram:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._rank, self._size = ctx.rank, ctx.size
-        self._comm = ctx.comm.Dup()  # between questions, ranks may wait on it for the others
+        ctx.comm.Barrier()  # unlike the next line, it ends if another rank has failed
+        self._comm = ctx.gang.duplicate()  # between questions, ranks may wait on it for the others
         self._name = os.path.basename(argv[0])
         self._buffer = bytearray()
         self._output = self._input = -1

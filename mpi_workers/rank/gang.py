@@ -101,7 +101,7 @@ class Gang:
         """
         used = self.world.allreduce(self._used, MPI.LOR)
         if used:
-            self._comm = GangComm(self._duplicate())
+            self._comm = self.duplicate()
         communicator.release_finished()
         self._used = False
 
@@ -110,14 +110,15 @@ class Gang:
         spare: list[MPI.Comm] = []
         try:
             while len(spare) < count:
-                spare.append(self._duplicate())
+                spare.append(self.duplicate())
         finally:
             for comm in spare:
                 comm.Free()
 
-    def _duplicate(self) -> MPI.Intracomm:
+    def duplicate(self) -> GangComm:
+        """A further communicator. Collective; cannot be interrupted. Raises as `renew`."""
         try:
-            return self.world.Dup()
+            return GangComm(self.world.Dup())
         except MPI.Exception as error:
             raise Failure(
                 "ResourceError",
