@@ -47,10 +47,10 @@ def test_more_workers_than_the_cluster_has_are_refused_at_once(gang: Gang) -> No
 
 
 def test_cpus_in_use_are_waited_for_and_then_refused(gang: Gang) -> None:
-    before, fault = left(), "CPUs in use (start_timeout_s=1.5)"
+    before, fault = left(), "CPUs in use (start_timeout_s=6)"
     words = r"not enough free CPUs for 6 workers .* free now.* In use: gang g\w+ \d"
-    with opened(start_timeout_s=1.5) as session:
-        with refused(fault, ResourceError, words, 1.0, 1.5 + ERROR_LIMIT_S, before):
+    with opened(start_timeout_s=6) as session:
+        with refused(fault, ResourceError, words, 5.0, 6.0 + ERROR_LIMIT_S, before):
             session.request_workers(6)
         assert len(session.request_workers(1)) == 1
     assert_clean(before)
