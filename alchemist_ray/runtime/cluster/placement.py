@@ -74,7 +74,7 @@ def divisions(
     cpus : float
         Of each rank.
     strategy : str
-        See `placement.STRATEGIES`.
+        One of `gang.options.STRATEGIES`.
     avoided : collection of str
         Nodes that are not used.
     """
