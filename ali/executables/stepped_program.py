@@ -75,7 +75,9 @@ class SteppedProgram:
     Raises
     ------
     Failure
-        BadArgumentError, if it cannot be started.
+        BadArgumentError, if it cannot be started; ResourceError, if MPI has no communicator left.
+    Interrupted
+        If the call has failed on another rank or was cancelled.
 
     Attributes
     ----------
@@ -314,6 +316,7 @@ def reset(ctx: Context) -> None:
     """
     state, options = ctx.state, ctx.state["options"]
     program: SteppedProgram | None = state["program"]
+    # None: there is no program on that rank, or it has been ended.
     running = ctx.comm.allgather(program.running if program and not program.over else None)
     again = not all(running) or options.get("per_episode")
     if program is not None and None in running:

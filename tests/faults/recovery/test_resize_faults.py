@@ -157,7 +157,7 @@ def test_more_than_the_cluster_has(unharmed: Recovering) -> None:
 
 
 def test_cpus_that_do_not_become_free(clean: None) -> None:
-    gang = Recovering(max_failures=0, start_timeout_s=6)  # starts too: 2 s do not do under load
+    gang = Recovering(max_failures=0, start_timeout_s=6)  # of starts too: 2 s is short under load
     A, ranks = gang.als.send_matrix(X), gang.ranks
     with AlchemistSession(int(cpus())):
         with pytest.raises(ResourceError, match="not enough free CPUs for 2 workers"):
