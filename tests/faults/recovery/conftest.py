@@ -22,6 +22,7 @@ from tests.support import traces
 
 LIBRARY = Path(__file__).with_name("counting.py")
 X = np.random.default_rng(0).random((300, 40))  # more than a handle remembers
+LARGE = np.random.default_rng(3).random((1000, 200))  # more than is kept without being asked for
 UNDER_WAY_S = 10.0  # until the new ranks load a library, on a loaded machine
 BACK_LIMIT_S = 10.0  # from the loss of a rank of a small gang until it answers, on a loaded machine
 

@@ -20,12 +20,10 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, FileError, StaleHandleError
 from alchemist_ray.runtime.recovery import snapshots
 from tests.faults.conftest import variables
-from tests.faults.recovery.conftest import Recovering, X
+from tests.faults.recovery.conftest import LARGE, Recovering, X
 from tests.support import traces
 
 pytestmark = pytest.mark.timeout(90, func_only=True)
-
-LARGE = np.random.default_rng(3).random((1000, 200))  # more than is kept without being asked for
 
 
 @pytest.fixture
@@ -129,12 +127,12 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
     saving: Recovering, tmp_path: Path
 ) -> None:
     lib, A = saving.counting, saving.als.send_matrix(LARGE, durable=True)
-    with variables(saving.manager, snapshots, CHECKPOINT_LEAST_S=0.5):
+    with variables(saving.manager, snapshots, CHECKPOINT_LEAST_S=1.0):
         B = lib.slow(A, 0.1)
         time.sleep(1.5)
         assert not (tmp_path / "checkpoint").exists()  # 0.1 s are repeated
         for _ in range(3):
-            B = lib.slow(B, 0.3)
+            B = lib.slow(B, 0.5)
         wrote = tmp_path / "checkpoint" / "manifest.json"
         assert traces.wait_until(wrote.exists, 10) is not None
     time.sleep(0.5)

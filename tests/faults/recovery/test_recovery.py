@@ -33,7 +33,7 @@ from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.matrix.storage import Storage
 from tests.faults.conftest import Call, inject_and_retry, inject_during
 from tests.faults.named.named_gangs import Program
-from tests.faults.recovery.conftest import LIBRARY, Recovering, X, used_by_a_task
+from tests.faults.recovery.conftest import LARGE, LIBRARY, Recovering, X, used_by_a_task
 from tests.support.suite import scaled
 
 pytestmark = pytest.mark.timeout(90, func_only=True)
@@ -264,8 +264,8 @@ def test_a_matrix_that_cannot_be_rebuilt_is_stale_with_the_reason(
     gang: Recovering, tmp_path: Path
 ) -> None:
     als = gang.als
-    np.save(tmp_path / "file.npy", X)
-    A = als.send_matrix(np.ones((1000, 200)), name="memory")
+    np.save(tmp_path / "file.npy", LARGE)
+    A = als.send_matrix(LARGE, name="memory")
     B = A + 1
     F = als.load_matrix(tmp_path / "file.npy")
     kept = als.send_matrix(X)
@@ -355,7 +355,7 @@ def test_files_are_written_once(gang: Recovering, tmp_path: Path) -> None:
 def test_a_command_that_loses_its_rank_twice_is_not_repeated(
     gang: Recovering, tmp_path: Path
 ) -> None:
-    lib, A = gang.counting, gang.als.send_matrix(X)
+    lib, A = gang.counting, gang.als.send_matrix(LARGE, durable=True)
     trap = tmp_path / "trap"
     trap.touch()
     with pytest.raises(GroupRecoveredError, match="lost in 2 runs"):
@@ -366,7 +366,7 @@ def test_a_command_that_loses_its_rank_twice_is_not_repeated(
     B = lib.deadly(A, str(trap))
     trap.touch()
     gang.kill(gang.ranks[1])  # repeating it loses rank 0, twice
-    np.testing.assert_array_equal(A.fetch(), X)
+    np.testing.assert_array_equal(A.fetch(), LARGE)
     with pytest.raises(StaleHandleError, match=r"counting.deadly.* lost ranks 2 times"):
         B.fetch()
     assert trap.read_text() == 2 * "death\n"
@@ -410,13 +410,13 @@ def test_a_library_that_has_changed_is_not_loaded_again(gang: Recovering, tmp_pa
     path = tmp_path / "mine.py"
     path.write_text(LIBRARY.read_text())
     lib = gang.als.load_library("mine", path)
-    A = gang.als.send_matrix(X)
+    A = gang.als.send_matrix(LARGE, durable=True)
     B = lib.slow(A, 0.0)
     path.write_text(LIBRARY.read_text().replace("2 * A.local", "3 * A.local"))
     gang.kill(gang.ranks[0])
-    np.testing.assert_array_equal(A.fetch(), X)
+    np.testing.assert_array_equal(A.fetch(), LARGE)
     with pytest.raises(StaleHandleError, match="library 'mine' has changed"):
         B.fetch()
     with pytest.raises(LibraryNotFoundError, match="mine"):
         lib.doubled(A)
-    assert gang.als.load_library("mine", path).doubled(A).fetch()[0, 0] == 3 * X[0, 0]
+    assert gang.als.load_library("mine", path).doubled(A).fetch()[0, 0] == 3 * LARGE[0, 0]
