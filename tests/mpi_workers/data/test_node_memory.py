@@ -27,7 +27,7 @@ def answering(rank: Connection) -> None:
 
 
 def test_a_silent_rank_delays_only_those_who_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loans, "STALL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(loans, "STALL_TIMEOUT_S", 2.0)
     memory = NodeMemory(range(4))
     pairs = [socket.socketpair() for _ in range(4)]
     for rank, (here, there) in enumerate(pairs):
@@ -40,10 +40,10 @@ def test_a_silent_rank_delays_only_those_who_ask_for_it(monkeypatch: pytest.Monk
         time.sleep(0.1)
         with pytest.raises(Failure, match="no matrix"):
             memory.lend(1, [0], write=False)
-        assert time.monotonic() - begun < 0.9
+        assert time.monotonic() - begun < 1.9
         with pytest.raises(Failure, match="rank 3"):
             stuck.result(10)
-        assert time.monotonic() - begun < 1.8  # not a second for each silent rank
+        assert time.monotonic() - begun < 3.5  # not 2 s for each silent rank
     for pair in pairs:
         for end in pair:
             end.close()
