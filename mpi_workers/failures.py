@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 MESSAGE_LIMIT = 32 << 10  # characters that travel: errors of many ranks must fit into one frame
@@ -60,9 +61,14 @@ class Interrupted(Exception):
     ----------
     place : str
         Where the routine was, in words. Empty: its innermost frame tells.
+    raised_s : float
+        When, by the monotonic clock.
     """
 
-    place = ""
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = ""
+        self.raised_s = time.monotonic()
 
 
 def describe_status(status: int) -> str:

@@ -144,8 +144,9 @@ class LineProgram:
                 with contextlib.suppress(OSError):
                     pipe.close()
         try:
-            self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_TIMEOUT_S)
+        finally:  # also of a call that is cancelled meanwhile
             self._process.kill()
             self._process.wait()
-        self._errors.close()
+            self._errors.close()

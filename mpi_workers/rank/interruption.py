@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import stat
+import sys
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import TypeVar
 
 from mpi_workers.failures import Interrupted
 
-# Modules in which the signal raises nothing: waits, and functions that native code calls, through
-# which no exception passes.
-OURS = ("mpi_workers.", "ali.native.host")
+# Modules in which the signal raises nothing: waits, functions that native code calls, through which
+# no exception passes, and programs of ranks, which must not be left half started or half ended.
+OURS = ("mpi_workers.", "ali.native.host", "ali.executables.process", "ali.executables.program")
+CLEAN_UP_S = 5.0  # of the 30 that a cancelled call has before its gang is ended
 
 
 class InterruptWord:
@@ -63,15 +65,24 @@ def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeTyp
 
     For loops and sleeps that do not read the word. It is raised only in code that the functions
     `entry_points` have called, and not within `OURS`: waits in MPI read the word themselves, and
-    must not lose their request.
+    must not lose their request. The signal is repeated, so code that cleans up after `Interrupted`
+    is left alone for `CLEAN_UP_S`.
     """
 
     def on_signal(_number: int, frame: FrameType | None) -> None:
-        if cancelled() and _foreign(frame, entry_points):
+        if cancelled() and not _cleans_up() and _foreign(frame, entry_points):
             raise Interrupted
 
     signal.signal(signal.SIGINT, on_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's workers block it
+
+
+def _cleans_up() -> bool:
+    """Whether a recent `Interrupted` is being handled, or what was raised meanwhile."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, Interrupted):
+        error = error.__context__
+    return error is not None and time.monotonic() < error.raised_s + CLEAN_UP_S
 
 
 def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool:

@@ -51,6 +51,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "exit") && last) exit(3);
     if (!strcmp(what, "leave") && last) _exit(0);
     if (!strcmp(what, "hang")) {
+        signal(SIGTERM, SIG_IGN); /* and so does its child */
         if (fork() == 0) execlp("sleep", "sleep", "1000", (char *)NULL);
         for (;;) pause();
     }

@@ -273,13 +273,17 @@ def test_a_session_without_workers_refuses_calls(cluster: str) -> None:
             als.run(scaled, A)
 
 
-def test_a_call_that_takes_too_long_is_cancelled(als: AlchemistSession) -> None:
+def test_a_call_that_takes_too_long_is_cancelled(als: AlchemistSession, tmp_path: Path) -> None:
     def hang(comm: Any, how: str) -> None:
-        if how == "mpi" and comm.rank == 0:
-            comm.recv(source=1)
-        while how == "loop":
-            pass
-        time.sleep(60)
+        try:
+            if how == "mpi" and comm.rank == 0:
+                comm.recv(source=1)
+            while how == "loop":
+                pass
+            time.sleep(60)
+        finally:  # it is not disturbed by further signals
+            time.sleep(1.2 * (how == "sleep"))
+            (tmp_path / f"{how} {comm.rank}").touch()
 
     for how in ("mpi", "loop", "sleep"):
         start = time.monotonic()
@@ -287,7 +291,8 @@ def test_a_call_that_takes_too_long_is_cancelled(als: AlchemistSession) -> None:
             als.run(hang, how, timeout_s=0.3)
         assert isinstance(caught.value, TimeoutError)
         assert als.run(total) == 3
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 6
+    assert len(list(tmp_path.iterdir())) == 9
     sleep = als.load_library("echo").sleep.options(timeout_s=0.3)
     with pytest.raises(CallTimeoutError):
         sleep(30.0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
+import timeit
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +12,6 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.gang.libraries import Routine
 from tests.faults.conftest import record
 from tests.faults.recovery.conftest import Recovering
 
@@ -69,16 +68,6 @@ def test_an_iteration_goes_on_after_three_losses(clean: None) -> None:
 def test_a_call_costs_the_same_with_recovery(clean: None) -> None:
     with AlchemistSession(1) as plain, AlchemistSession(1, max_failures=1) as recovering:
         calls = [als.load_library("echo").nothing for als in (plain, recovering)]
-        plain_s, recovering_s = least_times(calls)
+        turns = [[timeit.timeit(call, number=1) for call in calls] for _ in range(CALLS)]
+    plain_s, recovering_s = map(min, zip(*turns, strict=True))  # a busy machine delays most calls
     assert recovering_s - plain_s < CALL_LIMIT_S
-
-
-def least_times(calls: list[Routine]) -> list[float]:
-    """The least time of each, of calls made in turns: a busy machine delays most of them."""
-    least = [math.inf] * len(calls)
-    for _ in range(CALLS):
-        for number, call in enumerate(calls):
-            begin = time.perf_counter()
-            call()
-            least[number] = min(least[number], time.perf_counter() - begin)
-    return least
