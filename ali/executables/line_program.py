@@ -143,10 +143,10 @@ class LineProgram:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(END_TIMEOUT_S)
-        finally:  # also of a call that is cancelled meanwhile
-            self._process.kill()
-            self._process.wait()
-            self._errors.close()
+            finally:  # also of a call that is cancelled meanwhile
+                self._process.kill()
+                self._errors.close()
+                self._process.wait(process.REAP_S)
