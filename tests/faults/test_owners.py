@@ -39,6 +39,7 @@ lib = als.load_library("breaking", {library!r})
 print(*[worker.pid for worker in als.list_workers()], flush=True)
 {then}
 """
+SAVES = "try: time.sleep(60)\nfinally: time.sleep(3.5); print(time.monotonic(), flush=True)"
 
 
 # --- the manager ---
@@ -161,7 +162,7 @@ def ends(
     [
         ("kill -9, gang idle", "time.sleep(60)", lambda program: program.process.kill()),
         ("kill -9, gang computing", "lib.churn(60.0)", lambda program: program.process.kill()),
-        ("SIGTERM", "time.sleep(60)", lambda program: program.process.terminate()),
+        ("SIGTERM", SAVES, lambda program: (program.process.terminate(), program.line())[1]),
         (
             "sys.exit without closing the session",
             "time.sleep(1.0); print(time.monotonic(), flush=True); raise SystemExit(3)",

@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import platform
+import signal
 import stat
 import tempfile
 import threading
@@ -116,7 +117,20 @@ def join_ray(workers: int | None, *, start: bool = True, limit_s: float = START_
         If a new one does not start in time.
     """
     with _joining:
-        return _joined(workers, start, limit_s)
+        started = _joined(workers, start, limit_s)
+    _keep_sigterm()
+    return started
+
+
+def _keep_sigterm() -> None:
+    """Give this program the time that it needs after SIGTERM to save its state and to end.
+
+    `ray.init` sets a handler, which exits, and then another one over it (abseil's of failures),
+    which calls the first, but aborts the program 3 s later. Setting the first again removes that.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _joined(workers: int | None, start: bool, limit_s: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -36,20 +37,20 @@ class Program:
         address = ray.get_runtime_context().gcs_address
         begin = f"import ray\nray.init(address={address!r}, log_to_driver=False, **{init!r})\n"
         begin += "from alchemist_ray import AlchemistSession\nimport numpy as np, time\n"
-        command = [sys.executable, "-c", begin + textwrap.dedent(text)]
+        command = [sys.executable, "-X", "faulthandler", "-c", begin + textwrap.dedent(text)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self.said = self.line()
 
     def line(self) -> str:
         return self.process.stdout.readline().strip()
 
-    def kill(self) -> None:
-        self.process.kill()
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
         self.process.wait()
 
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.kill()
+    def __exit__(self, *failed: object) -> None:
+        self.kill(signal.SIGABRT if any(failed) else signal.SIGKILL)  # that shows its stacks
         self.process.stdout.close()
