@@ -162,7 +162,7 @@ def ends(
     [
         ("kill -9, gang idle", "time.sleep(60)", lambda program: program.process.kill()),
         ("kill -9, gang computing", "lib.churn(60.0)", lambda program: program.process.kill()),
-        ("SIGTERM", SAVES, lambda program: (program.process.terminate(), program.line())[1]),
+        ("SIGTERM", SAVES, lambda program: program.process.terminate() or float(program.line())),
         (
             "sys.exit without closing the session",
             "time.sleep(1.0); print(time.monotonic(), flush=True); raise SystemExit(3)",
