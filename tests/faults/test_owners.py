@@ -39,6 +39,7 @@ lib = als.load_library("breaking", {library!r})
 print(*[worker.pid for worker in als.list_workers()], flush=True)
 {then}
 """
+EXITS = "time.sleep(1.0); print(time.monotonic(), flush=True); raise SystemExit(3)"
 SAVES = "try: time.sleep(60)\nfinally: time.sleep(3.5); print(time.monotonic(), flush=True)"
 
 
@@ -145,8 +146,7 @@ def ends(
     """Check that ranks end with their program, and that the CPUs are free again."""
     assert len(ranks) == 2
     traces.note_segments()
-    start = time.monotonic()
-    start = float(cause() or start)
+    start = float(cause() or time.monotonic())
     gone = traces.wait_until(lambda: not any(map(traces.alive, ranks)), ERROR_LIMIT_S)
     assert gone is not None
     error_s = time.monotonic() - start
@@ -163,11 +163,7 @@ def ends(
         ("kill -9, gang idle", "time.sleep(60)", lambda program: program.process.kill()),
         ("kill -9, gang computing", "lib.churn(60.0)", lambda program: program.process.kill()),
         ("SIGTERM", SAVES, lambda program: program.process.terminate() or float(program.line())),
-        (
-            "sys.exit without closing the session",
-            "time.sleep(1.0); print(time.monotonic(), flush=True); raise SystemExit(3)",
-            lambda program: program.line(),
-        ),
+        ("sys.exit, session not closed", EXITS, lambda program: float(program.line())),
     ],
 )
 def test_a_program_that_ends_leaves_nothing(

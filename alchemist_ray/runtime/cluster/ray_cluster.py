@@ -118,11 +118,11 @@ def join_ray(workers: int | None, *, start: bool = True, limit_s: float = START_
     """
     with _joining:
         started = _joined(workers, start, limit_s)
-    _keep_sigterm()
+    _no_abort_after_sigterm()
     return started
 
 
-def _keep_sigterm() -> None:
+def _no_abort_after_sigterm() -> None:
     """Give this program the time that it needs after SIGTERM to save its state and to end.
 
     `ray.init` sets a handler, which exits, and then another one over it (abseil's of failures),

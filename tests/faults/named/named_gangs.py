@@ -13,6 +13,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.runtime.cluster.actors import GROUP_PREFIX
+from tests.support import traces
 
 ROOT = Path(__file__).parents[3]
 END_LIMIT_S = 5.0
@@ -44,13 +45,16 @@ class Program:
     def line(self) -> str:
         return self.process.stdout.readline().strip()
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
+    def kill(self) -> None:
+        self.process.kill()
         self.process.wait()
 
     def __enter__(self) -> Program:
         return self
 
     def __exit__(self, *failed: object) -> None:
-        self.kill(signal.SIGABRT if any(failed) else signal.SIGKILL)  # that shows its stacks
+        if any(failed):
+            self.process.send_signal(signal.SIGABRT)  # faulthandler prints its stacks
+            traces.wait_until(lambda: self.process.poll() is not None, END_LIMIT_S)
+        self.kill()
         self.process.stdout.close()
