@@ -186,7 +186,6 @@ class Engine:
         value = self._operand(op, A, other)
         if value is NotImplemented:
             return value
-        A.forget_elements()
         if isinstance(value, MatrixRef):
             self.call("update", op, A, [], value)
         elif isinstance(value, np.ndarray):

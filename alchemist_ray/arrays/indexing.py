@@ -132,7 +132,6 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     if type(value) in (float, complex):  # others are checked on the ranks
         check_range(np.asarray(value), A.dtype, "the value of an assignment")
     filling = engine.matrix(value, A)
-    A.forget_elements()
     if mask is not None:
         engine.call("assign_elements", A, mask, filling)
         return

@@ -39,7 +39,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Grid, default_grid
 from mpi_workers.wire import sockets
 from mpi_workers.wire.blocking import connect
-from mpi_workers.wire.commands import COMMANDS, Turn
+from mpi_workers.wire.commands import COMMANDS, Turn, matrices_of
 from mpi_workers.wire.frames import Body, WireError
 from mpi_workers.wire.names import ARRAYS
 
@@ -49,6 +49,8 @@ R = TypeVar("R", bound=MatrixRef)
 FIRST_S = 2.0  # for a loss of ranks that its GroupManager has not noticed yet
 POLL_INTERVAL_S = 0.05
 NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
+READS = 3  # of a matrix that is changed meanwhile
+COPY_LAYOUTS = ("VC_STAR", "VR_STAR")  # to another layout than its own a matrix is copied
 TOUCHES = 10  # signs of life within the idle timeout of a gang
 
 
@@ -251,6 +253,7 @@ class GangConnection:
         if isinstance(value, dict) and isinstance(value.get("matrix"), int):
             kept = bool(value.get("pinned"))
             value["lease"] = self.leases.lease(value["matrix"], kept=kept)
+            self.leases.share(value.get("aliases", ()))
 
     def on_renewal(self, fields: Body) -> None:
         """The dispatcher has told that the gang has other ranks now: started again, or resized."""
@@ -312,6 +315,7 @@ class GangConnection:
                 "routine directly"
             )
         self.before_commands()
+        self.leases.share(_changed(body))
         return self.part(self._result_type).call(body)
 
     # --- commands ---
@@ -328,7 +332,8 @@ class GangConnection:
         body = body if self.options.output else {**body, "output": False}
         try:
             self.leases.sweep()
-            return self._exchange(body, on_progress)
+            with self.leases.changing(_changed(body)):
+                return self._exchange(body, on_progress)
         except GroupFailedError:
             self.nodes.trim()  # a mapping would keep the memory of a rank that is gone
             raise
@@ -394,7 +399,8 @@ class GangConnection:
     def handle(self, record: Body) -> Any:
         """The handle of a matrix as the dispatcher describes it, with a lease on the matrix."""
         lease = self.leases.lease(record["matrix"], kept=bool(record.get("pinned")))
-        lease.elements = record.get("elements")
+        if "elements" in record:
+            lease.remember(record["elements"], lease.version)
         return self.handle_type.from_record(record, self.address, lease)
 
     def lease(self, matrix: int) -> MatrixLease:
@@ -424,23 +430,30 @@ class GangConnection:
         self._touch()
         return ref
 
-    def read(self, ref: MatrixRef, transfer: Callable[[], T]) -> T:
-        """Run a transfer from the ranks: on a shared gang, not while a call changes the matrix.
+    def read(self, ref: MatrixRef, transfer: Callable[[MatrixRef], T]) -> T:
+        """Run a transfer from the ranks, again if a command has changed the matrix meanwhile.
 
-        The dispatcher frees the lock when the control connection breaks, while the data
-        connections go on. A call may have changed the matrix since: the transfer is repeated.
+        A matrix that changes faster than it can be read is copied in a turn among the commands.
         """
-        if not self.address.shared:
-            return transfer()
-        while True:
-            number = self.request({"op": "begin_read", "matrix": ref.id})["read"]
-            try:
-                result = transfer()
-            except BaseException:
-                self.tell({"op": "end_read", "read": number})
-                raise
-            if self.request({"op": "end_read", "read": number})["whole"]:
+        version = ref.version
+        if version is not None:
+            result = transfer(ref)
+            if ref.version == version:
                 return result
+        before = self._version(ref)
+        for _ in range(READS):
+            result = transfer(ref)
+            after = self._version(ref)
+            if after == before:
+                return result
+            before = after
+        layout = next(name for name in COPY_LAYOUTS if name != ref.layout)
+        copy = {"op": "redistribute", "source": ref.id, "layout": layout}
+        return transfer(self.handle(self.request(copy)))
+
+    def _version(self, ref: MatrixRef) -> int:
+        """The version of a matrix on the gang; waits while a command may change it."""
+        return int(self.request({"op": "version", "matrix": ref.id})["version"])
 
     def _touch(self) -> None:
         """Tell a gang with a time limit that it is used: data goes directly to its ranks."""
@@ -450,8 +463,7 @@ class GangConnection:
             self.tell({"op": "ping"})
 
     def argument(self, ref: MatrixRef) -> int:
-        """The id of a matrix for a call that may write to it. Raises as `check`."""
-        ref.forget_elements()
+        """The id of a matrix for a call. Raises as `check`."""
         return self.check(ref).id
 
     def free(self, ref: MatrixRef) -> None:
@@ -465,7 +477,7 @@ WRITE_ARRAYS = frozenset({"assign", "assign_elements", "put_elements", "update"}
 
 
 # A command that cancels or lists calls must not wait behind one of them.
-SEE_NO_ARRAYS = frozenset({"ping", "load", "begin_read", "end_read", "cancel_calls", "status"})
+SEE_NO_ARRAYS = frozenset({"ping", "load", "version", "cancel_calls", "status"})
 
 
 def _sees_arrays(body: Body) -> bool:
@@ -475,7 +487,22 @@ def _sees_arrays(body: Body) -> bool:
     return body["op"] not in SEE_NO_ARRAYS
 
 
+def _changed(body: Body) -> list[int]:
+    """The matrices that a command may change, as far as this process knows."""
+    match body:
+        case {"op": "call", "library": library, "routine": routine} if library == ARRAYS:
+            return matrices_of(body) if routine in WRITE_ARRAYS else []
+        case {"op": "call" | "run"}:
+            return matrices_of(body)
+    return []
+
+
 _connections: weakref.WeakSet[GangConnection] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for connection in list(_connections):
+        connection.leases.shared = True  # the child may change the matrices
 
 
 def _after_fork_in_child() -> None:
@@ -485,4 +512,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from alchemist_ray.errors import AlchemistError
 
@@ -27,21 +27,29 @@ class MatrixLease:
     Attributes
     ----------
     elements : bytes or None
-        The elements of a small matrix, C-ordered and little-endian, if they are known here and
-        no other process or library can have changed them: never on a gang that is shared.
+        The elements of a small matrix, C-ordered and little-endian, if they are known here.
     kept : bool
         Whether the matrix stays when no handle refers to it.
+    shared : bool
+        Whether others may change it: another process, a call for which nothing here waits, or a
+        call with another matrix that has the same memory. Then only the gang knows its version.
     originals : tuple of (str, weak reference or None)
         Name and lease of the matrices of which NumPy would make this one a view; None: of a
         matrix that other programs may know.
     """
 
-    __slots__ = ("__weakref__", "_elements", "_leases", "_matrix", "kept", "originals")
+    __slots__ = (
+        "__weakref__", "_changes", "_changing", "_elements", "_leases", "_matrix", "_shared",
+        "kept", "originals",
+    )  # fmt: skip
 
     def __init__(self, matrix: int, leases: MatrixLeases, *, kept: bool) -> None:
         self._matrix = matrix
         self._leases = leases
         self._elements: bytes | None = None
+        self._shared = False
+        self._changes = 0  # raised at the begin and the end of each command that may change it
+        self._changing = 0  # such commands of this process, under way
         self.kept = kept
         self.originals: tuple[tuple[str, weakref.ref[MatrixLease] | None], ...] = ()
 
@@ -52,16 +60,40 @@ class MatrixLease:
         return next(alive, "")
 
     @property
-    def elements(self) -> bytes | None:
-        return self._elements
+    def shared(self) -> bool:
+        return self._shared or self.kept or self._leases.shared
 
-    @elements.setter
-    def elements(self, value: bytes | None) -> None:
-        self._elements = None if self.kept or self._leases.shared else value
+    def share(self) -> None:
+        """Others may change it from now on."""
+        with self._leases.changes:
+            self._shared, self._elements = True, None
+
+    def change(self, under_way: int) -> None:
+        """A command of this process that may change it begins (1) or has ended (-1)."""
+        with self._leases.changes:
+            self._elements = None
+            self._changes += 1
+            self._changing += under_way
+
+    @property
+    def version(self) -> int | None:
+        """A number that each change raises; None if only the gang knows, or it changes now."""
+        with self._leases.changes:
+            return None if self._changing or self.shared else self._changes
+
+    @property
+    def elements(self) -> bytes | None:
+        return None if self.shared else self._elements
+
+    def remember(self, elements: bytes | None, version: int | None) -> None:
+        """These are the elements of a version."""
+        with self._leases.changes:
+            if version == self._changes and not (self._changing or self.shared):
+                self._elements = elements
 
     def keep(self) -> None:
         """Have the matrix stay until it is freed by name, or its gang ends."""
-        self._elements = None  # other processes may refer to it from now on
+        self.share()  # other processes may refer to it from now on
         if not self.kept:
             self.kept = True
             self._leases.pin(self._matrix)
@@ -74,8 +106,12 @@ class ResultLease:
     """Of a handle that a GroupManager made for its caller, who takes a `MatrixLease` instead."""
 
     kept = False
+    version: int | None = None
     elements: bytes | None = None
     part_of = ""
+
+    def remember(self, elements: bytes | None, version: int | None) -> None:
+        """Not here: the caller takes the handle."""
 
     def keep(self) -> None:
         """The dispatcher keeps the matrix as long as the ObjectRef of the call."""
@@ -101,6 +137,7 @@ class MatrixLeases:
         self._tell = tell
         self.shared = shared
         self._table = threading.Lock()  # guards `_live`; never held while something is sent
+        self.changes = threading.Lock()  # guards what leases know of elements and versions
         self._live: weakref.WeakValueDictionary[int, MatrixLease] = weakref.WeakValueDictionary()
         self._over: deque[int] = deque()
         self._news: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the end
@@ -118,6 +155,26 @@ class MatrixLeases:
                 found = self._live[matrix] = MatrixLease(matrix, self, kept=kept)
             found.kept = found.kept or kept
             return found
+
+    @contextlib.contextmanager
+    def changing(self, matrices: Iterable[int]) -> Iterator[None]:
+        """While a command is under way that may change these matrices."""
+        with self._table:
+            changed = [lease for m in matrices if (lease := self._live.get(m)) is not None]
+        for lease in changed:
+            lease.change(1)
+        try:
+            yield
+        finally:
+            for lease in changed:
+                lease.change(-1)
+
+    def share(self, matrices: Iterable[int]) -> None:
+        """Others may change these matrices from now on."""
+        with self._table:
+            shared = [lease for m in matrices if (lease := self._live.get(m)) is not None]
+        for lease in shared:
+            lease.share()
 
     def over(self, matrix: int) -> None:
         """Called by finalizers: takes no lock that another thread could hold."""

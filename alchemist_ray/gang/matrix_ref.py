@@ -95,16 +95,16 @@ class MatrixRef:
         kind = self.dtype.newbyteorder("<")
         return np.frombuffer(elements, kind).astype(self.dtype).reshape(self.shape)
 
-    def remember_elements(self, values: NDArray[Any]) -> None:
-        """The elements have been fetched: keep those of a small matrix."""
-        if self._lease is not None and not self._lease.kept and values.nbytes <= REMEMBERED_NBYTES:
-            kind = self.dtype.newbyteorder("<")
-            self._lease.elements = values.astype(kind, copy=False).tobytes()
+    @property
+    def version(self) -> int | None:
+        """The version that this process knows of the elements; see `MatrixLease.version`."""
+        return None if self._lease is None else self._lease.version
 
-    def forget_elements(self) -> None:
-        """The elements may change now."""
-        if self._lease is not None:
-            self._lease.elements = None
+    def remember_elements(self, values: NDArray[Any], version: int | None) -> None:
+        """The elements of a version have been fetched: keep those of a small matrix."""
+        if self._lease is not None and version is not None and values.nbytes <= REMEMBERED_NBYTES:
+            kind = self.dtype.newbyteorder("<")
+            self._lease.remember(values.astype(kind, copy=False).tobytes(), version)
 
     def forget_lease(self) -> None:
         """The matrix is freed: there is nothing left to lease."""

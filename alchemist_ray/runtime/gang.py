@@ -545,7 +545,6 @@ class Gang:
         """Let the next incarnation take the place of the present one."""
         if new.failure is not None:
             raise new.failure
-        new.nodes.unreferenced += self._now.nodes.unreferenced  # freed there, too
         self._elastic.watch(new.request, new.nodes)
         self._now = new
         self.request = new.request

@@ -58,17 +58,18 @@ def _fetched(
         )
     selected = _selected(rows, length, "rows"), _selected(cols, width, "cols")
     # Small results come with the routine's reply; for a table of times, they are fetched.
+    version = ref.version
     known = None if print_times else ref.known_elements()
     if known is not None:
         return known.reshape(length, width)[np.ix_(*selected)].reshape(_shape_of(ref, selected))
     row0, m, row_step = _bounding_range(selected[0])
     col0, n, col_step = _bounding_range(selected[1])
     out = _result_array((m, n), ref.dtype)
-    distribution = Distribution(ref.layout, ref.stored_shape, connection.grid)
-    target = TransferTarget(ref.id, distribution, ref.dtype)
     shown = connection.options
 
-    def read() -> dict[int, NodeTimes]:
+    def read(of: MatrixRef) -> dict[int, NodeTimes]:
+        distribution = Distribution(of.layout, of.stored_shape, connection.grid)
+        target = TransferTarget(of.id, distribution, of.dtype)
         with (
             transfer_bar("fetch", out.nbytes, shown.progress) as progress,
             MatrixReader(connection.nodes, target, progress, shown.buffer_bytes) as reader,
@@ -77,14 +78,14 @@ def _fetched(
                 reader.read_block(out, (row0, col0))
         return reader.times
 
-    times = connection.read(ref, lambda: watched(connection, read))
+    times = connection.read(ref, lambda of: watched(connection, lambda: read(of)))
     if not row_step == col_step == 1:
         out = np.ascontiguousarray(out[::row_step, ::col_step])
     counted("fetch", times, begun)
     if print_times:
         print(times_table(times, sending=False))
     if rows is None and cols is None:
-        ref.remember_elements(out)
+        ref.remember_elements(out, version)
     return out.reshape(_shape_of(ref, selected))
 
 

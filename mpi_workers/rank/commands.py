@@ -170,6 +170,8 @@ class RankCommands:
             raise Failure("AlchemistError", f"rank {self.gang.rank} got a bad command: {body!r}")
         for matrix_id in body.get("unreferenced", ()):
             self._storage.free(matrix_id)
+        if "discard" in body:  # results of a call that has failed on other ranks
+            self._storage.free_from(body["discard"])
         handler: Callable[[Body], Body | None] = getattr(self, body["op"])
         return handler(body) or {}
 
@@ -190,18 +192,13 @@ class RankCommands:
         self._storage.seal(body["matrix"])
 
     def free(self, body: Body) -> None:
-        for matrix_id in body["matrices"]:
-            self._storage.free(matrix_id)
+        """Free what `execute` has freed before."""
 
     def redistribute(self, body: Body) -> None:
         self._enter(body)
         source = self._storage.sealed(body["source"])
         result = self.gang.to_layout(source, body["layout"])
         self._storage.put(body["matrix"], result, sealed=True)
-
-    def discard(self, body: Body) -> None:
-        """Free what a call has made under ids from `first`: it failed on other ranks."""
-        self._storage.free_from(body["first"])
 
     # --- code ---
 

@@ -55,7 +55,8 @@ class Command:
     rerun : Rerun
     ranks : str or None
         What the ranks get. Each such command also has ``op`` and ``seq``, and may have
-        ``unreferenced``: ids of matrices to free first. None: ranks take no part.
+        ``unreferenced`` and ``discard``: ids of matrices to free first, one by one, and from an id
+        on. None: ranks take no part.
     prints : bool
         Its code on the ranks may print.
     """
@@ -96,7 +97,7 @@ COMMANDS: dict[str, Command] = {
         "shape dtype layout name? source? columns?", "matrix layout shape dtype", audited=True
     ),
     "seal": _queued("matrix", "matrix", rerun=Rerun.NEVER),
-    "free": _queued("matrices", "matrices", audited=True),
+    "free": _queued("matrices", "", audited=True),
     "redistribute": _queued("source layout name?", "source matrix layout"),
     # Code.
     "load": _queued("library path? reload?", "library", audited=True, prints=True),
@@ -108,7 +109,6 @@ COMMANDS: dict[str, Command] = {
         "task uses pure?", "name first", _CODE, audited=True, prints=True, rerun=Rerun.IF_PURE
     ),
     "keep_result": _queued("", "matrix layout shape dtype", None, internal=True),
-    "discard": _queued("", "first", None, internal=True),
     # Leases, and what the gang holds.
     "release": _at_once("matrices"),
     "hold": _at_once("matrices"),
@@ -127,8 +127,7 @@ COMMANDS: dict[str, Command] = {
     "cancel": _connection("call"),
     "cancel_calls": _connection("all?", audited=True),
     "status": _connection("", repeatable=True),
-    "begin_read": _connection("matrix", repeatable=True),
-    "end_read": _connection("read", repeatable=True),
+    "version": _connection("matrix", repeatable=True),
 }  # fmt: skip
 
 
@@ -150,6 +149,18 @@ def checked(body: Body) -> Command:
     if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s > 0):
         raise Failure("BadArgumentError", f"timeout_s={limit_s!r}: it must be greater than 0")
     return command
+
+
+def matrices_of(body: Body) -> list[int]:
+    """Ids of the matrices that a command takes."""
+    match body:
+        case {"op": "call", "arguments": arguments}:
+            return [value["matrix"] for value in arguments.values() if isinstance(value, dict)]
+        case {"op": "run", "uses": uses}:
+            return list(uses)
+        case {"op": "redistribute", "source": source}:
+            return [source]
+    return []
 
 
 def command_name(body: Body) -> str:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from alchemist_ray.background import in_task
 from alchemist_ray.errors import AlchemistError, failure_of, to_failure
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
-from alchemist_ray.runtime.commands.jobs import Job, JobQueue, Reads, calls_of, late, log
+from alchemist_ray.runtime.commands.jobs import Changes, Job, JobQueue, calls_of, late, log
 from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.nodes import DRAIN_S, Nodes, recovered_words
@@ -185,7 +186,8 @@ class Dispatcher:
         self._active: Job | None = None
         self._task: asyncio.Task[None] | None = None
         self._used = time.monotonic()
-        self._reads = Reads()
+        self._changes = Changes()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._there = asyncio.Event()  # not while ranks are lost and others are being started
         self._there.set()
         self._restored = ""
@@ -215,6 +217,7 @@ class Dispatcher:
 
     def use(self, nodes: Nodes) -> None:
         """Run commands on another incarnation from now on."""
+        self.nodes.dead, nodes.dead = None, self.commands.dead
         self.nodes = self.commands.nodes = nodes
 
     # --- connections ---
@@ -237,7 +240,6 @@ class Dispatcher:
             self._queue.drop(protocol)
             if self._active is not None and self._active.connection is protocol:
                 self._end_early(self._active, "the caller has disconnected")
-            self._reads.lost(protocol)
             self._processes.left(peer)
             if peer.owner and not self.nodes.closed:
                 self._on_orphaned()
@@ -259,7 +261,7 @@ class Dispatcher:
             log([(-1, STDERR, text)])
 
     def _progress(self, body: Body) -> None:
-        if self._active is not None:
+        if self._active is not None and body["seq"] >= self._active.first_round:
             self._active.show(fraction=body["fraction"], text=body["text"])
 
     def _output(self, body: Body) -> None:
@@ -280,11 +282,8 @@ class Dispatcher:
     def _session(self, job: Job, connection: FrameProtocol) -> None:
         connection.peer.session = True
 
-    def _begin_read(self, job: Job, connection: FrameProtocol) -> None:
-        self._reads.begin(job)
-
-    def _end_read(self, job: Job, connection: FrameProtocol) -> None:
-        job.answer({"whole": self._reads.end(job.body["read"])})
+    def _version(self, job: Job, connection: FrameProtocol) -> None:
+        self._changes.tell(job, self.commands.known(job.body["matrix"]))
 
     def _cancel_calls(self, job: Job, connection: FrameProtocol) -> None:
         everyone = job.body.get("all")
@@ -373,11 +372,11 @@ class Dispatcher:
 
     async def _attempt(self, job: Job) -> Body | Failure | None:
         """Run a command; None if ranks were lost meanwhile, and others are being started."""
-        job.first_round = self.nodes.last_round + 1
+        job.first_round, changes = self.nodes.last_round + 1, object()
         try:
             if self.nodes.busy:  # ranks are still in the call before
                 await self._noticed(job, self.nodes.idle(), BUSY_NOTICE)
-            await self._reads.begin_write(self.commands.libraries.written(job.body), job)
+            changes = self._changes.begin(self.commands.changed(job.body))
             if job.cancelled is not None:
                 return job.cancelled
             if job.work is not None:
@@ -391,7 +390,14 @@ class Dispatcher:
                 return None
             return failure_of(error, f"command {job.body['op']!r}")
         finally:
-            self._reads.end_write()
+            if self.nodes.busy:  # ranks that are still in it go on changing its matrices
+                in_task(self._end_changes(changes), self._tasks)
+            else:
+                self._changes.end(changes)
+
+    async def _end_changes(self, changes: object) -> None:
+        await self.nodes.idle()
+        self._changes.end(changes)
 
     async def _after_loss(self, job: Job) -> Failure | None:
         """Wait until the gang is there again; None: run the command once more."""
@@ -423,7 +429,6 @@ class Dispatcher:
             self._next()  # others may have waited for it
         elif not self.nodes.cancel(job.first_round, failure):
             job.cancelled = failure  # it runs nothing on the ranks that could be left
-            self._reads.changed.set()
             job.answer(failure)
 
     def cancel_calls(self, holder: str | None = None) -> int:

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,14 +18,15 @@ from alchemist_ray.runtime.commands.matrix_records import (
     FILES,
     NOT_KEPT,
     CommandLog,
+    DeadMatrices,
     Record,
-    matrices_of,
     sent,
 )
 from alchemist_ray.runtime.launch.nodes import Nodes, table_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.matrix.sizes import readable
+from mpi_workers.wire.commands import matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import ARRAYS, LOAD_STATE, SAVE_STATE, places
 
@@ -36,7 +35,6 @@ Work = Callable[[], Awaitable[Any]]  # what the gang itself does in a turn among
 NO_HOLDER = ""  # of commands that come through Ray: their results are pinned
 # Errors of bad input, which the library of expressions finds before it changes a matrix.
 REFUSALS = ("BadArgumentError", "BadIndexError", "DtypeError", "ShapeError")
-FREE_DELAY_S = 0.02  # in which the next command may take a free along
 
 
 @dataclass(eq=False)
@@ -73,10 +71,12 @@ class Commands:
     next_id: int = 1
     matrices: dict[int, Record] = field(default_factory=dict)
     libraries: LoadedLibraries = field(init=False)
+    dead: DeadMatrices = field(init=False)
     quota_nbytes: int | None = None
 
     def __post_init__(self) -> None:
         self.libraries = LoadedLibraries(self.users)
+        self.dead = DeadMatrices(lambda: self.soon("free", lambda: self.nodes.round("free")))
 
     # --- matrices ---
 
@@ -90,7 +90,7 @@ class Commands:
 
     async def seal(self, body: Body, holder: str) -> Body:
         """A matrix has arrived: ranks check that every element is there."""
-        record = self._known(body["matrix"])
+        record = self.known(body["matrix"])
         await self.nodes.round("seal", matrix=record.id)
         record.sealed = True
         data, record.kept = record.kept, None
@@ -108,23 +108,21 @@ class Commands:
                     f"{record.name} was not freed: {', '.join(found)} still uses it. Free it after "
                     "that program drops its handles or detaches",
                 )
-        await self._free([record.id for record in known])
+        self.drop(*(record.id for record in known))
+        if known:
+            await self.nodes.round("free")
         return {"freed": len(known)}
 
-    async def _free(self, idents: Sequence[int]) -> None:
+    def drop(self, *idents: int) -> None:
+        """Forget matrices, and free them soon; also if only some ranks have them."""
         for ident in idents:
             self.matrices.pop(ident, None)
-        if idents:
-            await self.nodes.round("free", matrices=idents)
-
-    def drop(self, *idents: int) -> None:
-        """Free matrices soon, of which no process knows; also if only some ranks have them."""
-        self.soon("free", lambda: self._free(idents))
+        self.dead.add(idents)
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
         begin = time.monotonic()
-        source = self._known(body["source"])
+        source = self.known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
         origin = {"kind": "layout", "of": source.id}
         record = await self._make(
@@ -190,7 +188,7 @@ class Commands:
         """Call a routine of a library."""
         library, routine, arguments = body["library"], body["routine"], body["arguments"]
         self.libraries.check(library, holder)
-        used = [self._known(ident) for ident in matrices_of(body)]
+        used = [self.known(ident) for ident in matrices_of(body)]
         about = {"library": library, "routine": routine, "arguments": arguments}
         again, origin = {"op": "call", **about}, {"kind": "routine", **about}
         done, described = await self._logged(again, used, origin, holder, body.get("columns"))
@@ -207,7 +205,7 @@ class Commands:
     async def run(self, body: Body, holder: str) -> Body:
         """Run a user's function, script or program."""
         task = body["task"]
-        used = [self._known(ident) for ident in body["uses"]]
+        used = [self.known(ident) for ident in body["uses"]]
         origin = {"kind": "run", "name": task["name"], "uses": body["uses"]}
         again = {**task, "op": "run", "uses": body["uses"], "pure": bool(body.get("pure"))}
         done, made = await self._logged(again, used, origin, holder)
@@ -238,7 +236,7 @@ class Commands:
         try:
             done = await self.nodes.round(collective=True, first=first, **again)
         except Failure as failure:
-            self.soon("discard", partial(self.discard, self.nodes, first))
+            self.dead.add_results(first)
             if again.get("library") != ARRAYS or failure.kind not in REFUSALS:
                 words = "a call that failed may have changed it in place"
                 self.log.add(again, changed=changed, reason=words)
@@ -250,12 +248,15 @@ class Commands:
         self.log.add(again, used, made, changed, code=code, seconds=seconds)
         return done, described
 
+    def changed(self, body: Body) -> list[Record]:
+        """The matrices that a command may change, with those that have the same memory."""
+        found = [self.matrices[i] for i in self.libraries.changed(body) if i in self.matrices]
+        idents = set[int]().union(*({record.id, *record.aliases} for record in found))
+        return [self.matrices[ident] for ident in sorted(idents) if ident in self.matrices]
+
     def _affected(self, body: Body, used: list[Record]) -> tuple[list[Record], list[Record]]:
         """The inputs of a command, and its changes: matrices, their aliases, a library's state."""
-        idents = self.libraries.changed(body) if used else []
-        found = [self.matrices[ident] for ident in idents]
-        shared = set[int]().union(*(record.aliases for record in found)) - set(idents)
-        found += filter(None, map(self.matrices.get, sorted(shared)))
+        found = self.changed(body)
         state = self.libraries.state(body.get("library", ""))
         if state is None:
             return used, found
@@ -263,17 +264,10 @@ class Commands:
             found.append(state)
         return [*used, state], found
 
-    async def discard(self, nodes: Nodes, first: int) -> None:
-        """Free the results of a call on ranks where it succeeded: it failed on others.
-
-        Ranks that were started since have none of them.
-        """
-        if nodes is self.nodes:
-            await nodes.round("discard", first=first)
-
     # --- what is held ---
 
-    def _known(self, ident: Any) -> Record:
+    def known(self, ident: Any) -> Record:
+        """A matrix. Raises `Failure` if it is not there, with the reason."""
         record = self.matrices.get(ident)
         if record is None:
             if ident in self.stale:
@@ -329,22 +323,10 @@ class Commands:
         self.libraries.lost(holder)
 
     def _release(self, records: Iterable[Record], holder: str) -> None:
-        unheld = []
         for record in list(records):
             record.holders.discard(holder)
             if not record.holders and not record.pinned:
-                unheld.append(record.id)
-                del self.matrices[record.id]
-        if unheld:
-            if not self.nodes.unreferenced:
-                asyncio.get_running_loop().call_later(FREE_DELAY_S, self._free_unreferenced)
-            self.nodes.unreferenced += unheld
-
-    def _free_unreferenced(self) -> None:
-        """Free matrices, if no command has taken their numbers to the ranks meanwhile."""
-        unheld, self.nodes.unreferenced = self.nodes.unreferenced, []
-        if unheld:
-            self.drop(*unheld)
+                self.drop(record.id)
 
     def sharing(self, record: Record) -> list[Record]:
         """The other matrices that have the memory of one: a change of one changes all."""
@@ -384,7 +366,7 @@ class Commands:
 
     def describe(self, body: Body, holder: str) -> Body:
         """A matrix, which gets a name, and origin and columns where they are known better."""
-        record = self._known(body["matrix"])
+        record = self.known(body["matrix"])
         record.name = str(body.get("name", record.name))
         record.pinned = record.pinned or body.get("pin", False)
         record.source = body.get("source", record.source)
@@ -401,7 +383,7 @@ class Commands:
 
     def sources(self, body: Body, holder: str) -> Body:
         """Provenance of matrices."""
-        return {"sources": [self._known(ident).source for ident in body["matrices"]]}
+        return {"sources": [self.known(ident).source for ident in body["matrices"]]}
 
     def list_libraries(self, body: Body, holder: str) -> Body:
         """The libraries that are loaded, with their signatures."""
@@ -444,5 +426,5 @@ class Commands:
 
     def file_stamp(self, body: Body, holder: str) -> Body:
         """The state of the file that a matrix was loaded from."""
-        self.log.stamp(self._known(body["matrix"]), str(body["stamp"]))
+        self.log.stamp(self.known(body["matrix"]), str(body["stamp"]))
         return {}

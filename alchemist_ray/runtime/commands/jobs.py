@@ -1,4 +1,4 @@
-"""Commands on their way through the dispatcher: jobs, their queue, and fetches beside them."""
+"""Commands on their way through the dispatcher: jobs, their queue, and what they change."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from alchemist_ray.gang.progress import as_text
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
+from alchemist_ray.runtime.commands.matrix_records import Record
 from alchemist_ray.runtime.launch.nodes import CONTINUES, Round
 from mpi_workers.failures import Failure
 from mpi_workers.node.rank_output import dropped_note
@@ -227,60 +228,41 @@ class JobQueue:
         return waiting
 
 
-class Reads:
-    """Fetches of a gang that several programs use, and the matrices that a command changes.
+class Changes:
+    """The matrices that the command under way may change.
 
-    Fetches go directly to the ranks beside the commands. So a fetch asks for a number first, and
-    a command that changes its matrix waits for its end. At its end a fetch asks whether its number
-    still counted: it ends with its control connection, while its data connections go on.
-
-    Attributes
-    ----------
-    changed : Event
-        Set it when a command that waits for fetches has been cancelled.
+    Fetches go directly to the ranks beside the commands. A fetch asks for the version of its matrix
+    before and after, and is repeated if that has been raised. No command waits for a fetch.
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[int, tuple[FrameProtocol | None, int]] = {}
-        self._numbers = itertools.count(1)
-        self._written: frozenset[int] = frozenset()
-        self._waiting: list[Job] = []
-        self.changed = asyncio.Event()
+        self._records: list[Record] = []
+        self._waiting: list[tuple[Job, Record]] = []
 
-    def begin(self, job: Job) -> None:
-        """Answer with the number of a read: at once, or after the command that writes."""
-        matrix = job.body["matrix"]
-        if matrix in self._written:
-            self._waiting.append(job)
-        else:
-            number = next(self._numbers)
-            self._under_way[number] = job.connection, matrix
-            job.answer({"read": number})
+    def begin(self, records: Iterable[Record]) -> object:
+        """A command begins, and ranks have left the one before; returns what `end` takes."""
+        self.end(self._records)
+        self._records = list(records)
+        self._raise()
+        return self._records
 
-    def end(self, number: int) -> bool:
-        """A read has ended; whether it counted until now."""
-        self.changed.set()
-        return self._under_way.pop(number, None) is not None
-
-    def lost(self, sender: FrameProtocol | None) -> None:
-        """A connection is gone: its reads do not count any longer."""
-        self._under_way = {n: read for n, read in self._under_way.items() if read[0] is not sender}
-        self._waiting = [job for job in self._waiting if job.connection is not sender]
-        self.changed.set()
-
-    async def begin_write(self, matrices: Iterable[int], job: Job) -> None:
-        """Wait until no process reads the matrices, or the job is cancelled; see `changed`.
-
-        New readers wait until `end_write`.
-        """
-        self._written = frozenset(matrices)
-        while job.cancelled is None and self._written & {m for _, m in self._under_way.values()}:
-            self.changed.clear()
-            await self.changed.wait()
-
-    def end_write(self) -> None:
-        """The command has ended."""
-        self._written = frozenset()
+    def end(self, command: object) -> None:
+        """A command has ended on all ranks. It may have been ended by the next one."""
+        if command is not self._records:
+            return
+        self._raise()
+        self._records = []
         waiting, self._waiting = self._waiting, []
-        for job in waiting:
-            self.begin(job)
+        for job, record in waiting:
+            self.tell(job, record)
+
+    def _raise(self) -> None:
+        for record in self._records:
+            record.changes += 1
+
+    def tell(self, job: Job, record: Record) -> None:
+        """Answer with the version of a matrix, when no command changes it."""
+        if record in self._records:
+            self._waiting.append((job, record))
+        else:
+            job.answer({"version": record.changes})

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from alchemist_ray.background import in_time
-from alchemist_ray.runtime.commands.matrix_records import Record, matrices_of
+from alchemist_ray.runtime.commands.matrix_records import Record
 from mpi_workers.failures import Failure
-from mpi_workers.wire.commands import COMMANDS, Rerun
+from mpi_workers.wire.commands import COMMANDS, Rerun, matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
 
@@ -153,25 +153,20 @@ class LoadedLibraries(dict[str, LoadedLibrary]):
         declared = self._called(body) if body["op"] == "call" else body
         return bool(declared.get("pure"))
 
-    def written(self, body: Body) -> list[int]:
-        """The matrices that a command is declared to change in place."""
-        match body:
-            case {"op": "run", "uses": uses} if not self.pure(body):
-                return list(uses)
-            case {"op": "resize", "matrices": matrices}:
-                return list(matrices)  # the old ranks end: nothing must be read from them
-            case {"op": "call", "arguments": arguments}:
-                given = [arguments.get(name) for name in self._called(body).get("writes") or ()]
-                return [value["matrix"] for value in given if isinstance(value, dict)]
-        return []
-
     def changed(self, body: Body) -> list[int]:
         """The matrices that a command may change: all that it gets, where nothing is declared."""
-        if body["op"] == "call":
-            declared = self._called(body)
-            if not declared.get("pure") and declared.get("writes") is None:
-                return matrices_of(body)
-        return self.written(body)
+        match body:
+            case {"op": "resize", "matrices": matrices}:  # the old ranks end
+                return list(matrices)
+            case {"op": "run", "uses": uses} if not self.pure(body):
+                return list(uses)
+            case {"op": "call", "arguments": arguments}:
+                writes = self._called(body).get("writes")
+                if writes is None:
+                    return [] if self.pure(body) else matrices_of(body)
+                given = [arguments.get(name) for name in writes]
+                return [value["matrix"] for value in given if isinstance(value, dict)]
+        return []
 
     def repeatable(self, body: Body) -> bool:
         """Whether a command that was lost with a rank can be run again: no other effects."""

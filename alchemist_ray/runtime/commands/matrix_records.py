@@ -6,8 +6,9 @@ sources: files, blocks in the object store, arrays that were kept, checkpoints.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -15,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.wire.commands import command_name
+from mpi_workers.wire.commands import command_name, matrices_of
 from mpi_workers.wire.frames import Body
 
 LOSSES = 2  # a command during which ranks were lost so often is not run again
 FILES = "files"  # the library that reads and writes files
 DEPTH_LIMIT = 100_000
+FREE_DELAY_S = 0.02  # in which the next command may take a free along
 CODES = 64  # functions whose code commands share
 NOT_KEPT = (
     "it was sent from the memory of a process: send_matrix(..., durable=True) keeps a copy in the "
@@ -94,18 +96,6 @@ class LoggedCommand:
         return self.reason
 
 
-def matrices_of(body: Body) -> list[int]:
-    """Ids of the matrices that a command takes."""
-    match body:
-        case {"op": "call", "arguments": arguments}:
-            return [value["matrix"] for value in arguments.values() if isinstance(value, dict)]
-        case {"op": "run", "uses": uses}:
-            return list(uses)
-        case {"op": "redistribute", "source": source}:
-            return [source]
-    return []
-
-
 @dataclass(slots=True)
 class Record:
     """A matrix of the gang: its facts, its origin, and which processes refer to it.
@@ -128,6 +118,8 @@ class Record:
         The last command that made or changed it, on a gang that recovers.
     aliases : set of int
         Matrices with the same memory, itself included.
+    changes : int
+        Raised when a command that may change it begins, and when that ends.
     """
 
     id: int
@@ -143,6 +135,7 @@ class Record:
     kept: Any = None
     made_by: LoggedCommand | None = None
     aliases: set[int] = field(default_factory=set)
+    changes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -169,8 +162,60 @@ class Record:
             "layout": self.layout,
             "pinned": self.pinned,
             **({"columns": self.columns} if self.columns else {}),
+            **({"aliases": sorted(self.aliases)} if self.aliases else {}),
             **({"version": self.version} if self.version else {}),
         }
+
+
+class DeadMatrices:
+    """Matrices to which no process refers, until the ranks have been told.
+
+    The next command takes them along. If none comes soon, they have one of their own.
+
+    Parameters
+    ----------
+    flush : callable()
+        Sends a command to the ranks.
+    """
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self._flush = flush
+        self._idents: set[int] = set()
+        self._first: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, idents: Iterable[int]) -> None:
+        """Free these soon."""
+        self._idents.update(idents)
+        self._begin()
+
+    def add_results(self, first: int) -> None:
+        """A call has failed: free what some ranks have made, under this id and later ones."""
+        self._first = first
+        self._begin()
+
+    def _begin(self) -> None:
+        if self and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FREE_DELAY_S, self._late)
+
+    def _late(self) -> None:
+        self._timer = None
+        if self:
+            self._flush()
+
+    def __bool__(self) -> bool:
+        return bool(self._idents) or self._first is not None
+
+    @property
+    def fields(self) -> Body:
+        """The fields of the command that takes them along; call `told` when it is encoded."""
+        discard = {} if self._first is None else {"discard": self._first}
+        return {"unreferenced": sorted(self._idents), **discard} if self else {}
+
+    def told(self) -> None:
+        """A command to all ranks has taken them along."""
+        self._idents.clear()
+        self._first = None
 
 
 class CommandLog:

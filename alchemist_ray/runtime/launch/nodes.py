@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from alchemist_ray.background import in_task, in_time
 from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, LaunchError
+from alchemist_ray.runtime.commands.matrix_records import DeadMatrices
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
 from mpi_workers.node.command_relay import Replies
@@ -251,7 +252,7 @@ class Nodes:
         self.last_round = 0
         self._renew = False
         self.leave: Callable[[AlchemistError], bool] | None = None
-        self.unreferenced: list[int] = []  # matrices that the next round frees
+        self.dead: DeadMatrices | None = None  # of a gang whose commands these nodes carry out
         self._crashed: set[int] = set()  # nodes with a rank that crashed
         self._tasks: set[asyncio.Task[None]] = set()
         self._pmi_nodes = 0
@@ -496,9 +497,11 @@ class Nodes:
             raise self.failure.with_traceback(None)  # those of earlier ones would pile up
         self.last_round += 1
         body: Body = {"op": op, "seq": self.last_round, **fields}
-        if self.unreferenced:
-            body["unreferenced"], self.unreferenced = self.unreferenced, []
+        if self.dead is not None:
+            body |= self.dead.fields
         data = encode(Kind.COMMAND, {**body, "renew": True} if collective and self._renew else body)
+        if self.dead is not None:
+            self.dead.told()
         if collective:
             self._renew = False
         doing = command_name(body) if COMMANDS[op].prints else ""  # code of users and libraries

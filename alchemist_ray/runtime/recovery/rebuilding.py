@@ -8,7 +8,7 @@ that descend from it stale; all others are rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from alchemist_ray.arrays.handle import Handle
@@ -65,14 +65,13 @@ class Rebuilding:
         try:
             commands = self._possible()
             await self._load_libraries(commands)
-            unused = self._unused_after(commands)
+            last = {i: command for command in commands for i in (*command.made, *command.used)}
             for command in commands:
                 if not self._blocked(command):
                     await self._repeat(command)
-                # The next round takes their numbers along.
-                self._nodes.unreferenced += self._there & unused[command.number]
-                self._there -= unused[command.number]
-            await self._nodes.round("free", matrices=[])  # notices ranks that were lost just now
+                # Also those that have been released since the loss.
+                self._free(i for i in self._there - matrices.keys() if last[i] is command)
+            await self._nodes.round("free")  # notices ranks that were lost just now
         finally:
             if self._connection is not None:
                 await in_pool(self._connection.close)
@@ -99,20 +98,15 @@ class Rebuilding:
             self._obstacles[command] = reason
         return True
 
-    def _unused_after(self, commands: Sequence[LoggedCommand]) -> dict[int, set[int]]:
-        """By command: the matrices that no later one takes, and no process refers to."""
-        last: dict[int, int] = {}
-        for command in commands:
-            last.update(dict.fromkeys((*command.made, *command.used), command.number))
-        unused: dict[int, set[int]] = {command.number: set() for command in commands}
-        for ident, number in last.items():
-            if ident not in self._commands.matrices:
-                unused[number].add(ident)
-        return unused
+    def _free(self, idents: Iterable[int]) -> None:
+        unused = set(idents)
+        self._there -= unused
+        self._commands.dead.add(unused)
 
     def _settle(self) -> str:
         """Note which matrices are stale; the result in words."""
         matrices, stale = self._commands.matrices, self._commands.stale
+        self._free(self._there - matrices.keys())  # released after the last command that took them
         lost: list[Record] = []
         for record in list(matrices.values()):
             reason = self._obstacles.get(record.made_by) if record.made_by else "it was not logged"
@@ -163,8 +157,7 @@ class Rebuilding:
             if isinstance(error, GroupFailedError):
                 raise
             self._obstacles[command] = f"{command.name} could not be repeated: {error}"
-            await self._nodes.round("free", matrices=[*command.made, *command.changed])
-            self._there -= {*command.made, *command.changed}
+            self._free((*command.made, *command.changed))
             return
         self._there |= set(command.made)
 

@@ -101,7 +101,7 @@ class IncarnationCopy:
             for saved in self._states:
                 await saved.load(nodes, commands.next_id)
         finally:  # free them on both
-            self.old.nodes.unreferenced += [r.id for saved in self._states for r in saved.records]
+            commands.dead.add(r.id for saved in self._states for r in saved.records)
 
     # --- matrices ---
 
@@ -144,13 +144,13 @@ class IncarnationCopy:
         moves = [(record, self._created.pop(record.id)) for record, *_ in groups]
         if self._created:  # freed since then
             gone = [target.matrix for target in self._created.values()]
-            await nodes.round("free", matrices=gone)
+            await nodes.round("free", unreferenced=gone)
         await self._move(moves)
         for record, target in moves:
             await nodes.round("seal", matrix=target.matrix)
             if target.matrix != record.id:
                 await self._redistribute(target.matrix, record)
-                await nodes.round("free", matrices=[target.matrix])
+                await nodes.round("free", unreferenced=[target.matrix])
         for first, *others in groups:
             for record in others:
                 await self._redistribute(first.id, record)  # shares its memory

@@ -72,7 +72,7 @@ async def save_state(commands: Commands, library: str) -> SavedState:
     try:
         done = await call_on(commands.nodes, commands.next_id, library, SAVE_STATE, {})
     except Failure:
-        await commands.nodes.round("discard", first=commands.next_id)
+        commands.dead.add_results(commands.next_id)
         raise
     records = commands.unlisted(done.matrices)
     left = iter(records)
@@ -178,7 +178,7 @@ class Snapshots:
                 commands.keep_state(library, saved.arguments, saved.records)
         finally:
             self._state_costs_s[library] = time.monotonic() - begin
-            commands.nodes.unreferenced += [record.id for record in saved.records]
+            commands.dead.add(record.id for record in saved.records)
 
     # --- checkpoints ---
 

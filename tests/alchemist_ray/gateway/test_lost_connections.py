@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from alchemist_ray import AlchemistSession
+from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import SessionError, TransferError
 from alchemist_ray.gateway import node, protocol
 from alchemist_ray.gateway.client import ask
@@ -98,7 +98,7 @@ def test_a_fetch_over_a_link_that_breaks_is_repeated_and_keeps_no_writer_waiting
 
         reads: list[int] = []
 
-        def transfer() -> int:
+        def transfer(of: Handle) -> int:
             reads.append(len(reads))
             if len(reads) == 1:
                 link.cut()

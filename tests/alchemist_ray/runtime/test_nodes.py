@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
 from alchemist_ray.errors import AlchemistError
+from alchemist_ray.runtime.commands.dispatcher import Dispatcher
+from alchemist_ray.runtime.commands.matrix_records import FREE_DELAY_S
 from alchemist_ray.runtime.launch.nodes import BLAME_S, Nodes
-from mpi_workers.wire.frames import Body, Frame, Kind
+from mpi_workers.wire.frames import HEADER, Body, Frame, Kind, decode_body
 
 KILLED, CRASHED = "was killed by signal 9 (SIGKILL)", "was killed by signal 11 (SIGSEGV)"
 
@@ -50,15 +53,18 @@ def test_a_crash_that_follows_another_loss_is_not_named(
 
 
 class Proxy:
-    """The connection to a node's proxy, which answers every command at once."""
+    """The connection to a node's proxy, which answers every command at once.
+
+    `commands` are those that it has got.
+    """
 
     def __init__(self, nodes: Nodes, node: int) -> None:
         self._reply = lambda seq: nodes.receive(node, Frame(Kind.REPLY, {"seq": seq}, 0))
-        self._seq = 0
+        self.commands: list[Body] = []
 
     def send_encoded(self, data: bytes) -> None:
-        self._seq += 1
-        asyncio.get_running_loop().call_soon(self._reply, self._seq)
+        self.commands.append(decode_body(memoryview(data)[HEADER.size :]))
+        asyncio.get_running_loop().call_soon(self._reply, self.commands[-1]["seq"])
 
     def close(self) -> None:
         """Nothing to close."""
@@ -71,10 +77,54 @@ def test_a_command_right_after_a_crash_is_not_complete_without_the_lost_node() -
         nodes = Nodes(2, 4, print, print, print)
         for node in range(2):
             nodes.joined(node, Proxy(nodes, node))  # type: ignore[arg-type]
-        await asyncio.wait_for(nodes.round("free", matrices=[]), 5)
+        await asyncio.wait_for(nodes.round("free"), 5)
         nodes.receive(1, ended(3, CRASHED))
         nodes.left(1)
         with pytest.raises(AlchemistError, match="SIGSEGV"):
-            await asyncio.wait_for(nodes.round("free", matrices=[]), 5)
+            await asyncio.wait_for(nodes.round("free"), 5)
 
     asyncio.run(lose())
+
+
+def told(proxy: Proxy) -> list[Any]:
+    """The matrices that a node was told to free, by command."""
+    return [body.get("unreferenced", []) for body in proxy.commands]
+
+
+def test_every_matrix_without_a_process_is_freed_once() -> None:
+    async def free() -> list[Any]:
+        dispatcher = Dispatcher(lambda _: False, lambda: None)
+        nodes = dispatcher.new_nodes(1, 1)
+        nodes.joined(0, proxy := Proxy(nodes, 0))  # type: ignore[arg-type]
+        dispatcher.use(nodes)
+        dead = dispatcher.commands.dead
+        dead.add([1, 2])
+        with pytest.raises(TypeError):
+            await nodes.round("call", library=object())  # it cannot be sent: nothing is forgotten
+        await nodes.round("seal", matrix=9)
+        dead.add([3])
+        await asyncio.sleep(4 * FREE_DELAY_S)  # no command comes
+        dead.add_results(7)
+        dead.add([])
+        await asyncio.sleep(4 * FREE_DELAY_S)
+        assert proxy.commands[-1]["discard"] == 7
+        assert not dead
+        return told(proxy)
+
+    assert asyncio.run(free()) == [[1, 2], [3], []]
+
+
+def test_matrices_released_while_others_run_the_commands_are_freed_there() -> None:
+    async def free() -> tuple[list[Any], list[Any]]:
+        dispatcher = Dispatcher(lambda _: False, lambda: None)
+        old, new = dispatcher.new_nodes(1, 1), dispatcher.new_nodes(1, 1)
+        old.joined(0, before := Proxy(old, 0))  # type: ignore[arg-type]
+        new.joined(0, after := Proxy(new, 0))  # type: ignore[arg-type]
+        dispatcher.use(old)
+        dispatcher.commands.dead.add([1])
+        await new.round("create", matrix=5)  # of a resize
+        dispatcher.use(new)
+        await new.round("seal", matrix=5)
+        return told(before), told(after)
+
+    assert asyncio.run(free()) == ([], [[], [1]])

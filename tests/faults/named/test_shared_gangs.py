@@ -16,7 +16,6 @@ import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import (
-    CallTimeoutError,
     CancelledError,
     LibraryLoadError,
     LibraryNotFoundError,
@@ -383,7 +382,7 @@ def test_a_matrix_is_not_fetched_while_a_call_changes_it(climate: AlchemistSessi
 def test_a_fetch_whose_control_connection_breaks_is_whole(
     climate: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock ends with the control connection, while the data connections go on."""
+    """The data connections go on, and a call changes the matrix in between."""
     A = climate.send_matrix(np.zeros((4000, 3)), name="whole")
     whole = MatrixReader.read_block
     broken: list[float] = []
@@ -403,12 +402,12 @@ def test_a_fetch_whose_control_connection_breaks_is_whole(
 
 
 @pytest.mark.cell("client", "fetching", "named", "goes on")
-def test_a_reader_that_dies_does_not_hold_up_calls(climate: AlchemistSession) -> None:
+def test_a_reader_that_stops_does_not_hold_up_calls(climate: AlchemistSession) -> None:
     text = """
         als = AlchemistSession.attach("climate")
         A = als.matrix("A")
 
-        def read():
+        def read(of):
             print("reading", flush=True)
             time.sleep(60)
 
@@ -417,8 +416,6 @@ def test_a_reader_that_dies_does_not_hold_up_calls(climate: AlchemistSession) ->
     A = climate.matrix("A")
     with Program(text) as program:
         assert program.said == "reading"
-        with pytest.raises(CallTimeoutError):
-            climate.run(lambda comm, A: None, A, timeout_s=1.0)
-        assert climate.library("linalg").norm(A) > 0  # changes nothing
+        climate.run(lambda comm, A: None, A, timeout_s=10.0)
         program.kill()
         climate.run(lambda comm, A: None, A, timeout_s=10.0)
