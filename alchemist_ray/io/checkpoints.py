@@ -1,74 +1,39 @@
 """Checkpoints: all matrices and states of a session in a folder, and a session from such a folder.
 
-The ranks write and read the matrices (`ali.files`); this module writes and reads the manifest.
+`runtime.commands.checkpoints` writes them; the ranks write and read the matrices (`ali.files`).
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
 from alchemist_ray.arrays.sparse import PARTS, find_sparse
 from alchemist_ray.errors import (
-    AlchemistError,
     BadArgumentError,
     FileError,
-    GroupFailedError,
-    GroupRecoveredError,
     MatrixError,
     MatrixNotFoundError,
 )
-from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.libraries import Library
 from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.gang.owner import GangOwner
-from alchemist_ray.io.saving import as_path, files_library, leaving_nothing, renamed
+from alchemist_ray.io.saving import as_path, files_library, renamed
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import CHECKPOINT_FORMAT, LOAD_STATE, MANIFEST, SAVE_STATE
+from mpi_workers.wire.names import (
+    AUTOMATIC,
+    CHECKPOINT_FORMAT,
+    CHECKPOINT_VERSION,
+    LOAD_STATE,
+    MANIFEST,
+)
 
-VERSION = 1
 KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in the manifest
-
-
-def _saved_states(connection: GangConnection) -> list[Body]:
-    """Save the states of all libraries that can. Raises the errors of their routines.
-
-    Of each: its name, its file if it was loaded from one, a version, which tells as that of a
-    matrix whether the state has been changed since, and the arguments of `load_state`: values and
-    handles.
-    """
-    states = []
-    for described in connection.request({"op": "list_libraries"})["libraries"]:
-        if "version" not in described:
-            continue
-        saved = Library(connection, described).routine(SAVE_STATE)()
-        routines = {fields["name"]: fields for fields in described["routines"]}
-        values = saved if len(routines[SAVE_STATE]["results"]) > 1 else [saved]
-        names = [parameter[0] for parameter in routines[LOAD_STATE]["parameters"]]
-        about = {"library": described["name"], "path": described["path"]}
-        arguments = dict(zip(names, values, strict=True))
-        states.append({**about, "version": described["version"], "arguments": arguments})
-    return states
-
-
-def _to_json(value: Any) -> Any:
-    """An argument of `load_state` as JSON, a matrix as its file."""
-    match value:
-        case MatrixRef():
-            return {"file": f"{value.id}.npy"}
-        case bytes():
-            return {"bytes": base64.b64encode(value).decode()}
-        case complex():
-            return {"complex": [value.real, value.imag]}
-        case list():
-            return [_to_json(item) for item in value]
-    return value
 
 
 def _from_json(value: Any, matrices: Mapping[str, MatrixRef]) -> Any:
@@ -84,67 +49,8 @@ def _from_json(value: Any, matrices: Mapping[str, MatrixRef]) -> Any:
     return value
 
 
-def write_checkpoint(connection: GangConnection, where: str, *, cut_log: bool = False) -> None:
-    """Write all matrices and states of libraries of a gang; see `AlchemistSession.checkpoint`.
-
-    `cut_log`: from now on the matrices are rebuilt from the checkpoint after a failure.
-    """
-    token = uuid.uuid4().hex[:12]
-    if "://" in where:
-        raise BadArgumentError(f"{where}: a checkpoint is a folder, not a URL")
-    library = files_library(connection)
-    states = _saved_states(connection)
-    told = connection.request({"op": "list_matrices"})["matrices"]
-    with leaving_nothing(where, token):
-        hidden = library.routine("begin_folder")(where, token)
-        try:
-            entries = []
-            for about in told:
-                file = f"{about['matrix']}.npy"
-                origin = connection.request({"op": "sources", "matrices": [about["matrix"]]})
-                about["source"] = origin["sources"][0]
-                library.routine("save")(connection.handle(about), f"{hidden}/{file}")
-                kept = {key: about[key] for key in KEPT}
-                entries.append({"file": file, **kept, "columns": about.get("columns", [])})
-            manifest = {
-                "format": CHECKPOINT_FORMAT,
-                "version": VERSION,
-                "workers": connection.address.size,
-                "matrices": entries,
-                "states": [state | {"arguments": _mapped(_to_json, state)} for state in states],
-            }
-            text = json.dumps(manifest, indent=1, default=repr)
-            library.routine("end_folder")(where, token, text)
-        except BaseException as error:
-            if not isinstance(error, GroupFailedError):
-                with contextlib.suppress(AlchemistError):
-                    library.routine("end_folder")(where, token)
-            raise
-    if cut_log:
-        with contextlib.suppress(GroupRecoveredError):  # the log is as good as before
-            _cut_log(connection, where, told, states)
-
-
-def _mapped(convert: Callable[[Any], Any], state: Body) -> dict[str, Any]:
-    """The arguments of a state, each converted."""
-    return {name: convert(value) for name, value in state["arguments"].items()}
-
-
-def _cut_log(
-    connection: GangConnection, where: str, told: list[dict[str, Any]], states: list[Body]
-) -> None:
-    """Have matrices and states rebuilt from a checkpoint, if they have not been changed since."""
-    stamp = files_library(connection).routine("stamp")
-    saved = []
-    for about in told:
-        path = f"{where}/{about['matrix']}.npy"
-        saved.append([about["matrix"], about.get("version", 0), path, stamp(path)])
-
-    def by_id(value: Any) -> Any:
-        return {"matrix": value.id} if isinstance(value, MatrixRef) else value
-
-    kept = [[state["library"], state["version"], _mapped(by_id, state)] for state in states]
-    connection.request({"op": "checkpointed", "matrices": saved, "states": kept})
+def _arguments(state: Body, matrices: Mapping[str, MatrixRef]) -> dict[str, Any]:
+    return {name: _from_json(value, matrices) for name, value in state["arguments"].items()}
 
 
 class SessionCheckpoints(GangOwner):
@@ -196,7 +102,9 @@ class SessionCheckpoints(GangOwner):
         Notes
         -----
         The folder has a ``.npy`` file for each matrix, and ``manifest.json`` with names, layouts
-        and provenance. `restore` loads it.
+        and provenance. `restore` loads it. All matrices are written as they are between two calls:
+        those of other processes wait meanwhile. Automatic checkpoints of a gang with a
+        `checkpoint_folder` have a folder of their own, ``checkpoint_folder.automatic``.
         """
         own = self.connection.address.checkpoint_folder
         wanted = own if folder is None else folder
@@ -206,7 +114,7 @@ class SessionCheckpoints(GangOwner):
                 "checkpoint_folder='/shared/folder')"
             )
         where = as_path(wanted)
-        write_checkpoint(self.connection, where, cut_log=where == own)
+        self.connection.request({"op": "checkpoint", "path": where, "cut": where == own})
 
     def _check_started(self) -> None:
         """Refuse a checkpoint folder that not all nodes see. Raises `FileError`."""
@@ -225,7 +133,8 @@ class SessionCheckpoints(GangOwner):
         Parameters
         ----------
         folder : path_like
-            As given to `checkpoint`.
+            As given to `checkpoint`; or the `checkpoint_folder` of a gang, whose automatic
+            checkpoint (``folder.automatic``) is restored if there is no other.
         num_workers : int, optional
             Default: the number at the time of the checkpoint.
         **options
@@ -243,6 +152,8 @@ class SessionCheckpoints(GangOwner):
             closed.
         """
         where = as_path(folder)
+        if not os.path.exists(where) and os.path.exists(where + AUTOMATIC):
+            where += AUTOMATIC
         if num_workers is None:
             try:
                 text = Path(where, MANIFEST).read_text(encoding="utf-8")
@@ -278,7 +189,7 @@ class SessionCheckpoints(GangOwner):
             for entry in states:
                 asked = {"op": "load", "library": entry["library"], "path": entry["path"]}
                 loaded = Library(connection, connection.request(asked))
-                loaded.routine(LOAD_STATE)(**_mapped(lambda value: _from_json(value, found), entry))
+                loaded.routine(LOAD_STATE)(**_arguments(entry, found))
         except BaseException:
             session.close()
             raise
@@ -297,9 +208,10 @@ def _checked(text: str, where: str) -> dict[str, Any]:
         format, version, whole = None, None, False
     if format != CHECKPOINT_FORMAT or not isinstance(version, int):
         whole = False
-    elif version > VERSION:
+    elif version > CHECKPOINT_VERSION:
         raise FileError(
-            f"{where} has checkpoint format {version}; this version of Alchemist reads {VERSION}",
+            f"{where} has checkpoint format {version}; this version of Alchemist reads "
+            f"{CHECKPOINT_VERSION}",
             path=where,
         )
     if not whole:

@@ -75,11 +75,16 @@ def leaving_nothing(path: str, token: str) -> Iterator[None]:
     try:
         yield
     except GroupFailedError:
-        whole = Path(os.path.realpath(path))
-        for left in glob.glob(f"{glob.escape(str(whole.parent))}/.*.{token}.part*"):
-            if os.path.isdir(left):
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    os.unlink(left)
+        remove_hidden(path, token)
         raise
+
+
+def remove_hidden(path: str, token: str) -> None:
+    """Remove what ranks that are lost have written under hidden names; see `ali.files`."""
+    whole = Path(os.path.realpath(path))
+    for left in glob.glob(f"{glob.escape(str(whole.parent))}/.*.{token}.part*"):
+        if os.path.isdir(left):
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(left)

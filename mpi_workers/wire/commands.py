@@ -109,6 +109,7 @@ COMMANDS: dict[str, Command] = {
         "task uses pure?", "name first", _CODE, audited=True, prints=True, rerun=Rerun.IF_PURE
     ),
     "keep_result": _queued("", "matrix layout shape dtype", None, internal=True),
+    "checkpoint": Command("path cut?", scope="files", audited=True, rerun=Rerun.NEVER),
     # Leases, and what the gang holds.
     "release": _at_once("matrices"),
     "hold": _at_once("matrices"),
@@ -119,7 +120,6 @@ COMMANDS: dict[str, Command] = {
     "list_libraries": _at_once("", repeatable=True),
     "sources": _at_once("matrices", repeatable=True),
     "ping": _at_once("wait? workers?", repeatable=True),
-    "checkpointed": _at_once("matrices states?", None),
     "file_stamp": _at_once("matrix stamp", None),
     # The connection and the calls of its process.
     "session": _connection(""),

@@ -31,7 +31,8 @@ SUFFIXES = {  # of a path, and the module of `ali.files` for its format
 }
 TABLES = (".csv", ".parquet")  # formats whose columns have names
 MANIFEST = "manifest.json"  # of a checkpoint
-CHECKPOINT_FORMAT = "alchemist-on-ray checkpoint"
+CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "alchemist-on-ray checkpoint", 1
+AUTOMATIC = ".automatic"  # added to a gang's checkpoint folder: the folder of its automatic ones
 ALIGNMENT = 64
 STDOUT, STDERR = 1, 2
 Line = tuple[int, int, str]  # that a rank has printed: rank, stream, text without its newline

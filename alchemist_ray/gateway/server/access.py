@@ -298,7 +298,8 @@ def check(token: Token, body: Body, *, own: bool, changes: bool = True) -> None:
     if scope is None:
         raise Failure("AuthError", f"a gateway does not pass on the command {op!r}")
     if scope:
-        _require(token, scope, f"{op!r} runs your own code on the ranks")
+        why = dict(NEEDED.values()).get(scope, "") if scope == "files" else ""
+        _require(token, scope, why or f"{op!r} runs your own code on the ranks")
     if not changes and _changes(body):
         raise Failure("AuthError", READ_ONLY)
     match op:

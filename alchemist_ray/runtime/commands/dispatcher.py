@@ -283,7 +283,7 @@ class Dispatcher:
         connection.peer.session = True
 
     def _version(self, job: Job, connection: FrameProtocol) -> None:
-        self._changes.tell(job, self.commands.known(job.body["matrix"]))
+        self._changes.tell(job, self.commands.matrices.get(job.body["matrix"]))
 
     def _cancel_calls(self, job: Job, connection: FrameProtocol) -> None:
         everyone = job.body.get("all")

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from alchemist_ray.runtime.commands import checkpoints
 from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
 from alchemist_ray.runtime.commands.matrix_records import (
-    FILES,
     NOT_KEPT,
     CommandLog,
     DeadMatrices,
@@ -54,6 +54,9 @@ class Commands:
         Matrices that were lost with ranks and could not be rebuilt, and why.
     next_id : int
         The id that the next matrix gets.
+    dead : DeadMatrices
+    unsettled : Checkpoint or None
+        Ranks were lost while it replaced the one before: it is whole, or was not there at all.
     quota_nbytes : int or None
         Bytes that all matrices may have at the moment: what the other gangs of the user leave of
         the limit of the cluster.
@@ -72,6 +75,7 @@ class Commands:
     matrices: dict[int, Record] = field(default_factory=dict)
     libraries: LoadedLibraries = field(init=False)
     dead: DeadMatrices = field(init=False)
+    unsettled: checkpoints.Checkpoint | None = None
     quota_nbytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +94,7 @@ class Commands:
 
     async def seal(self, body: Body, holder: str) -> Body:
         """A matrix has arrived: ranks check that every element is there."""
-        record = self.known(body["matrix"])
+        record = self._known(body["matrix"])
         await self.nodes.round("seal", matrix=record.id)
         record.sealed = True
         data, record.kept = record.kept, None
@@ -122,7 +126,7 @@ class Commands:
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
         begin = time.monotonic()
-        source = self.known(body["source"])
+        source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
         origin = {"kind": "layout", "of": source.id}
         record = await self._make(
@@ -188,7 +192,7 @@ class Commands:
         """Call a routine of a library."""
         library, routine, arguments = body["library"], body["routine"], body["arguments"]
         self.libraries.check(library, holder)
-        used = [self.known(ident) for ident in matrices_of(body)]
+        used = [self._known(ident) for ident in matrices_of(body)]
         about = {"library": library, "routine": routine, "arguments": arguments}
         again, origin = {"op": "call", **about}, {"kind": "routine", **about}
         done, described = await self._logged(again, used, origin, holder, body.get("columns"))
@@ -205,7 +209,7 @@ class Commands:
     async def run(self, body: Body, holder: str) -> Body:
         """Run a user's function, script or program."""
         task = body["task"]
-        used = [self.known(ident) for ident in body["uses"]]
+        used = [self._known(ident) for ident in body["uses"]]
         origin = {"kind": "run", "name": task["name"], "uses": body["uses"]}
         again = {**task, "op": "run", "uses": body["uses"], "pure": bool(body.get("pure"))}
         done, made = await self._logged(again, used, origin, holder)
@@ -264,10 +268,18 @@ class Commands:
             found.append(state)
         return [*used, state], found
 
+    async def checkpoint(self, body: Body, holder: str) -> Body:
+        """Write all matrices and states into a folder; how long that took.
+
+        `cut`: they are rebuilt from there after a loss of ranks.
+        """
+        begin = time.monotonic()
+        await checkpoints.write(self, str(body["path"]), cut_log=bool(body.get("cut")))
+        return {"seconds": time.monotonic() - begin}
+
     # --- what is held ---
 
-    def known(self, ident: Any) -> Record:
-        """A matrix. Raises `Failure` if it is not there, with the reason."""
+    def _known(self, ident: Any) -> Record:
         record = self.matrices.get(ident)
         if record is None:
             if ident in self.stale:
@@ -366,7 +378,7 @@ class Commands:
 
     def describe(self, body: Body, holder: str) -> Body:
         """A matrix, which gets a name, and origin and columns where they are known better."""
-        record = self.known(body["matrix"])
+        record = self._known(body["matrix"])
         record.name = str(body.get("name", record.name))
         record.pinned = record.pinned or body.get("pin", False)
         record.source = body.get("source", record.source)
@@ -383,7 +395,7 @@ class Commands:
 
     def sources(self, body: Body, holder: str) -> Body:
         """Provenance of matrices."""
-        return {"sources": [self.known(ident).source for ident in body["matrices"]]}
+        return {"sources": [self._known(ident).source for ident in body["matrices"]]}
 
     def list_libraries(self, body: Body, holder: str) -> Body:
         """The libraries that are loaded, with their signatures."""
@@ -394,28 +406,16 @@ class Commands:
         ranks = {"workers": table_of(self.nodes)} if body.get("workers") else {}
         return {"busy": self.nodes.busy, **ranks}
 
-    def checkpointed(self, body: Body, holder: str) -> Body:
-        """Matrices and states are in files now, in these versions: they are rebuilt from there."""
-        log, loaded = self.log, dict[int, Record]()
-        for ident, version, path, stamp in body["matrices"]:
-            record = self.matrices.get(ident)
-            if record is None or record.version != version:
-                continue
-            owner = next((one for one in self.sharing(record) if one.id in loaded), None)
+    def cut(self, records: Iterable[Record], keep: Callable[[Record], None]) -> None:
+        """The commands that led to matrices are forgotten: `keep` logs where each is kept."""
+        kept: set[Record] = set()
+        for record in records:
+            owner = next((other for other in self.sharing(record) if other in kept), None)
             if owner is not None:
-                log.shared(record, owner)
+                self.log.shared(record, owner)
             else:
-                loaded[ident] = record
-                arguments = {"path": path, "layout": record.layout}
-                again = {"op": "call", "library": FILES, "routine": "load", "arguments": arguments}
-                log.add(again, made=[record], code=self.libraries.stamp(FILES))
-                log.stamp(record, stamp)
-        for library, version, arguments in body.get("states", []):
-            if (state := self.libraries.state(library)) is not None and state.version == version:
-                used = matrices_of({"op": "call", "arguments": arguments})
-                self.keep_state(library, arguments, [self.matrices[ident] for ident in used])
-        log.seconds = 0.0
-        return {}
+                keep(record)
+                kept.add(record)
 
     def keep_state(self, library: str, arguments: Body, records: Iterable[Record]) -> None:
         """Log the arguments of a library's `load_state`, not the calls that led to its state."""
@@ -426,5 +426,5 @@ class Commands:
 
     def file_stamp(self, body: Body, holder: str) -> Body:
         """The state of the file that a matrix was loaded from."""
-        self.log.stamp(self.known(body["matrix"]), str(body["stamp"]))
+        self.log.stamp(self._known(body["matrix"]), str(body["stamp"]))
         return {}

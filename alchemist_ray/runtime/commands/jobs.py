@@ -260,9 +260,9 @@ class Changes:
         for record in self._records:
             record.changes += 1
 
-    def tell(self, job: Job, record: Record) -> None:
-        """Answer with the version of a matrix, when no command changes it."""
-        if record in self._records:
+    def tell(self, job: Job, record: Record | None) -> None:
+        """Answer with the version of a matrix, when no command changes it; 0: it is not known."""
+        if record is not None and record in self._records:
             self._waiting.append((job, record))
         else:
-            job.answer({"version": record.changes})
+            job.answer({"version": 0 if record is None else record.changes})

@@ -20,7 +20,12 @@ from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
 
 STAT_LIMIT_S = 2.0  # to read the file of a library
 
-Stamp = tuple[str | None, str]  # path, hash of the content
+Stamp = tuple[str | None, str | None]  # path, hash of the content; None: not known
+
+
+def same(stamp: Stamp, other: Stamp) -> bool:
+    """Whether both are of one version of a file, as far as is known."""
+    return stamp == other or (stamp[0] == other[0] and None in (stamp[1], other[1]))
 
 
 @dataclass(slots=True)
@@ -69,13 +74,8 @@ class LoadedLibraries(dict[str, LoadedLibrary]):
         self._lost: dict[str, str] = {}  # libraries whose state could not be rebuilt, and why
 
     def described(self) -> list[Body]:
-        """The libraries with their signatures; file and version of a state that can be saved."""
-        return [
-            {**loaded.described, "path": loaded.stamp[0], "version": loaded.state.version}
-            if loaded.state is not None
-            else loaded.described
-            for loaded in self.values()
-        ]
+        """The libraries with their signatures."""
+        return [loaded.described for loaded in self.values()]
 
     def in_use(self, name: str, stamp: Stamp, holder: str, *, replace: bool) -> Body | None:
         """The library if it is loaded from the same file; None: load it.
@@ -90,7 +90,7 @@ class LoadedLibraries(dict[str, LoadedLibrary]):
         known = self.get(name)
         if known is None:
             return None
-        if known.stamp == stamp and not replace:
+        if same(known.stamp, stamp) and not replace:
             known.holders.add(holder)
             return known.described
         if users := self._users(known.holders - {holder}):
@@ -182,7 +182,9 @@ async def stamp_of(path: str | None) -> Stamp:
         return None, ""
     try:
         return path, await in_time(asyncio.to_thread(_digest, path), STAT_LIMIT_S)
-    except (OSError, TimeoutError):  # the ranks report what is wrong with it
+    except TimeoutError:  # a slow file system
+        return path, None
+    except OSError:  # the ranks report what is wrong with it
         return path, ""
 
 

@@ -96,7 +96,7 @@ class LoggedCommand:
         return self.reason
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Record:
     """A matrix of the gang: its facts, its origin, and which processes refer to it.
 
@@ -135,17 +135,12 @@ class Record:
     kept: Any = None
     made_by: LoggedCommand | None = None
     aliases: set[int] = field(default_factory=set)
-    changes: int = 0
+    changes: int = 1
 
     @property
     def nbytes(self) -> int:
         """Bytes of the matrix, each element counted once."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    @property
-    def version(self) -> int:
-        """Number of the last command that made or changed it; 0: not logged."""
-        return self.made_by.number if self.made_by is not None else 0
 
     def shares_with(self, other: Record) -> None:
         """It has the memory of another matrix: a routine returned its argument."""
@@ -163,7 +158,6 @@ class Record:
             "pinned": self.pinned,
             **({"columns": self.columns} if self.columns else {}),
             **({"aliases": sorted(self.aliases)} if self.aliases else {}),
-            **({"version": self.version} if self.version else {}),
         }
 
 
@@ -282,6 +276,13 @@ class CommandLog:
     def copied(self, record: Record, array: NDArray[Any]) -> None:
         """A copy of a matrix is kept: what led to it is no longer needed."""
         self.add(sent(record), made=[record], source=np.atleast_1d(array))
+
+    def loaded(self, record: Record, path: str, stamp: str, code: Any) -> None:
+        """It is in a file: what led to it is no longer needed. `code`: see `LoggedCommand`."""
+        arguments = {"path": path, "layout": record.layout}
+        again = {"op": "call", "library": FILES, "routine": "load", "arguments": arguments}
+        self.add(again, made=[record], code=code)
+        self.stamp(record, stamp)
 
     def shared(self, record: Record, owner: Record) -> None:
         """A matrix has the memory of another one, which can be rebuilt."""

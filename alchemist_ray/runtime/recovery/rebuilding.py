@@ -17,10 +17,10 @@ from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.runtime.commands.handlers import Commands
-from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
+from alchemist_ray.runtime.commands.loaded_libraries import same, stamp_of
 from alchemist_ray.runtime.commands.matrix_records import FILES, LoggedCommand, Record, history
+from alchemist_ray.runtime.commands.saved_states import call_on
 from alchemist_ray.runtime.launch.nodes import Nodes
-from alchemist_ray.runtime.recovery.snapshots import call_on
 from alchemist_ray.transfer.sources import source_for
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.failures import Failure
@@ -63,6 +63,9 @@ class Rebuilding:
         for record in [r for r in matrices.values() if not r.sealed]:
             del matrices[record.id]  # its sender sends it again
         try:
+            if (checkpoint := self._commands.unsettled) is not None:
+                await checkpoint.settle(self._commands)
+                self._commands.unsettled = None
             commands = self._possible()
             await self._load_libraries(commands)
             last = {i: command for command in commands for i in (*command.made, *command.used)}
@@ -139,7 +142,7 @@ class Rebuilding:
         later = {command.body["library"] for command in commands if command.body["op"] == "load"}
         for name, library in list(libraries.items()):  # some are removed
             path, _ = library.stamp
-            if await stamp_of(path) != library.stamp:
+            if not same(await stamp_of(path), library.stamp):
                 libraries.remove(name)
             elif name not in later:
                 try:

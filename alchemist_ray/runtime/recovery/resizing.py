@@ -38,13 +38,13 @@ from alchemist_ray.runtime.cluster.actors import result_of, told
 from alchemist_ray.runtime.cluster.placement import Growth, room
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
-from alchemist_ray.runtime.commands.loaded_libraries import stamp_of
+from alchemist_ray.runtime.commands.loaded_libraries import same, stamp_of
 from alchemist_ray.runtime.commands.matrix_records import Record
+from alchemist_ray.runtime.commands.saved_states import SavedState, save_state
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import Incarnation
 from alchemist_ray.runtime.launch.nodes import Nodes
-from alchemist_ray.runtime.recovery.snapshots import SavedState, save_state
 from alchemist_ray.transfer.node_jobs import MoveJob
 from alchemist_ray.transfer.sending import BASE_LAYOUT
 from mpi_workers.data.description import DataEndpoints, TransferTarget
@@ -89,7 +89,7 @@ class IncarnationCopy:
         commands, nodes = self.commands, self.new.nodes
         for name, library in commands.libraries.items():
             path, _ = library.stamp
-            if await stamp_of(path) != library.stamp:
+            if not same(await stamp_of(path), library.stamp):
                 raise LibraryLoadError(
                     f"{path} has changed since library {name!r} was loaded: load it again first"
                 )

@@ -4,8 +4,9 @@
   have led to would be rebuilt by all of them. Once these have taken more than `COPY_LEAST_S`, or
   cannot be repeated, the vector is fetched, to be sent again after a failure. So is the state of a
   library.
-- In the gang's checkpoint folder: all matrices, when the commands since the last checkpoint have
-  taken more than `CHECKPOINT_LEAST_S`, and `CHECKPOINT_FACTOR` times as long as writing takes.
+- Beside the gang's checkpoint folder, which only its users write: all matrices, when the commands
+  since the last checkpoint have taken more than `CHECKPOINT_LEAST_S`, and `CHECKPOINT_FACTOR` times
+  as long as writing takes.
 """
 
 from __future__ import annotations
@@ -15,25 +16,21 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.background import in_pool
-from alchemist_ray.errors import GroupFailedError, GroupRecoveredError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.io.checkpoints import write_checkpoint
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
-from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record
-from alchemist_ray.runtime.launch.nodes import Nodes
+from alchemist_ray.runtime.commands.saved_states import save_state
 from alchemist_ray.transfer.fetching import fetch
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
+from mpi_workers.wire.names import AUTOMATIC
 
 COPY_INTERVAL_S = 0.1
 COPY_LEAST_S = 0.1  # of commands that have led to a matrix
@@ -42,54 +39,8 @@ SMALL = 1 << 20  # 1 MiB
 TOGETHER = 64 << 20  # 64 MiB, of one gang; also of one state
 CHECKPOINT_INTERVAL_S = 1.0
 CHECKPOINT_LEAST_S = 10.0  # of commands: less is repeated
-CHECKPOINT_FACTOR = 2.0
+CHECKPOINT_FACTOR = 4.0
 FIRST_RATE = 200e6  # bytes/s, until it has been measured
-
-
-@dataclass(frozen=True, slots=True)
-class SavedState:
-    """The results of a library's `save_state`, which are the arguments of its `load_state`.
-
-    Attributes
-    ----------
-    arguments : dict
-        Values; of a matrix, its id.
-    records : list of Record
-        The matrices, which no process has: free them.
-    """
-
-    library: str
-    arguments: Body
-    records: list[Record]
-
-    async def load(self, nodes: Nodes, next_id: int) -> None:
-        """Load it, on ranks that have its matrices. Raises as `Nodes.round`."""
-        await call_on(nodes, next_id, self.library, LOAD_STATE, self.arguments)
-
-
-async def save_state(commands: Commands, library: str) -> SavedState:
-    """Have the ranks save the state of a library. Raises as `Nodes.round`."""
-    try:
-        done = await call_on(commands.nodes, commands.next_id, library, SAVE_STATE, {})
-    except Failure:
-        commands.dead.add_results(commands.next_id)
-        raise
-    records = commands.unlisted(done.matrices)
-    left = iter(records)
-    values = [
-        {"matrix": next(left).id} if isinstance(value, dict) else value
-        for value in done.value or []
-    ]
-    parameters = commands.libraries[library].routines[LOAD_STATE]["parameters"]
-    names = [parameter[0] for parameter in parameters]
-    return SavedState(library, dict(zip(names, values, strict=True)), records)
-
-
-async def call_on(nodes: Nodes, first: int, library: str, routine: str, arguments: Body) -> Any:
-    """Call a routine for the GroupManager itself; its matrices have the ids from `first` on."""
-    return await nodes.round(
-        "call", collective=True, library=library, routine=routine, arguments=arguments, first=first
-    )
 
 
 class Snapshots:
@@ -161,10 +112,11 @@ class Snapshots:
 
     async def _copy_matrices(self, address: GangAddress, records: list[Record]) -> None:
         arrays = await in_pool(_fetched, address, [record.described() for record in records])
-        for record, array in zip(records, arrays, strict=True):
-            self._commands.log.copied(record, array)
-            for other in self._commands.sharing(record):
-                self._commands.log.shared(other, record)
+        found = dict(zip(records, arrays, strict=True))
+        together = [r for record in records for r in (record, *self._commands.sharing(record))]
+        self._commands.cut(
+            together, lambda record: self._commands.log.copied(record, found[record])
+        )
 
     async def _copy_state(self, address: GangAddress, library: str) -> None:
         commands, begin = self._commands, time.monotonic()
@@ -192,26 +144,20 @@ class Snapshots:
             due_s = max(CHECKPOINT_LEAST_S, CHECKPOINT_FACTOR * nbytes / rate, not_before_s)
             if address is None or spent_s < due_s:
                 continue
-            begin = time.monotonic()
+            body = {"op": "checkpoint", "path": folder + AUTOMATIC, "cut": True}
             try:
-                await in_pool(_write, address, folder)
-            except (GroupFailedError, GroupRecoveredError):
-                continue
-            except Exception as error:  # such as OSError: the next one may succeed
+                done = await self._dispatcher.submit(body)
+            except Failure as failure:  # the next one may succeed
                 not_before_s = 2 * spent_s
-                sys.stderr.write(
-                    f"no checkpoint could be written to {folder}: {error}. The last one and the "
-                    "log of commands are kept\n"
-                )
+                if failure.kind != "GroupRecoveredError":
+                    sys.stderr.write(
+                        f"no checkpoint could be written to {body['path']}: {failure.message}. The "
+                        "last one and the log of commands are kept\n"
+                    )
                 continue
-            rate, not_before_s = max(1.0, nbytes / (time.monotonic() - begin)), 0.0
+            rate, not_before_s = max(1.0, nbytes / max(done["seconds"], 1e-3)), 0.0
 
 
 def _fetched(address: GangAddress, records: list[Body]) -> list[NDArray[Any]]:
     with contextlib.closing(GangConnection(address, Handle)) as connection:
         return [fetch(connection, connection.handle(record)) for record in records]
-
-
-def _write(address: GangAddress, folder: str) -> None:
-    with contextlib.closing(GangConnection(address, Handle)) as connection:
-        write_checkpoint(connection, folder, cut_log=True)

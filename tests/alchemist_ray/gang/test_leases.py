@@ -108,7 +108,7 @@ def test_a_kept_matrix_is_not_freed(session: AlchemistSession) -> None:
     B.free()
     B.free()
     assert held(session) == {number}
-    with pytest.raises(MatrixNotFoundError, match="has no matrix"):
+    with pytest.raises(MatrixNotFoundError, match="holds no matrix"):
         B.fetch()
 
 

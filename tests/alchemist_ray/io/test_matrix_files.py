@@ -324,7 +324,7 @@ def test_an_invalid_checkpoint_is_not_restored(session: AlchemistSession, tmp_pa
     session.checkpoint(tmp_path / "all")
     told = json.loads((tmp_path / "all" / "manifest.json").read_text())
     (tmp_path / "later").mkdir()
-    later = json.dumps({**told, "version": checkpoints.VERSION + 1})
+    later = json.dumps({**told, "version": checkpoints.CHECKPOINT_VERSION + 1})
     (tmp_path / "later" / "manifest.json").write_text(later)
     for folder, words in (
         ("none", "No such file"),

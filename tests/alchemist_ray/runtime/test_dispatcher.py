@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from pathlib import Path
 
 import pytest
 
+from alchemist_ray.runtime.commands import loaded_libraries
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.jobs import Job, JobQueue
+from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
 from mpi_workers.failures import Failure
 from mpi_workers.rank.commands import RankCommands
 from mpi_workers.wire.commands import COMMANDS, Turn
@@ -82,3 +86,33 @@ def test_a_resize_that_is_dropped_holds_up_no_other_matrix() -> None:
     queue.remove(resize)
     assert [job.body["op"] for job in queue] == ["create"]
     assert queue.next() is not None
+
+
+def test_a_library_whose_file_cannot_be_read_in_time_has_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow file system it was loaded again, and lost its state."""
+    file, digest = tmp_path / "mine.py", loaded_libraries._digest
+    file.write_text("state = 1")
+
+    def slow(path: str) -> str:
+        time.sleep(0.2)
+        return digest(path)
+
+    async def load_again() -> list[bool]:
+        libraries = LoadedLibraries(lambda holders: [])
+        stamp = await stamp_of(str(file))
+        libraries.add("mine", stamp, {"name": "mine", "routines": []}, "ben")
+        monkeypatch.setattr(loaded_libraries, "_digest", slow)
+        monkeypatch.setattr(loaded_libraries, "STAT_LIMIT_S", 0.05)
+        found = [await stamp_of(str(file))]
+        monkeypatch.setattr(loaded_libraries, "STAT_LIMIT_S", 10.0)
+        file.write_text("state = 2")
+        found.append(await stamp_of(str(file)))
+        file.unlink()
+        found.append(await stamp_of(str(file)))
+        return [
+            libraries.in_use("mine", stamp, "ben", replace=False) is not None for stamp in found
+        ]
+
+    assert asyncio.run(load_again()) == [True, False, False]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,12 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import BadArgumentError, FileError, StaleHandleError
+from alchemist_ray.errors import (
+    BadArgumentError,
+    FileError,
+    GroupRecoveredError,
+    StaleHandleError,
+)
 from alchemist_ray.runtime.recovery import snapshots
 from tests.faults.conftest import variables
 from tests.faults.recovery.conftest import LARGE, Recovering, X
@@ -130,10 +133,10 @@ def test_a_checkpoint_is_written_when_repeating_would_cost_more(
     with variables(saving.manager, snapshots, CHECKPOINT_LEAST_S=1.0):
         B = lib.slow(A, 0.1)
         time.sleep(1.5)
-        assert not (tmp_path / "checkpoint").exists()  # 0.1 s are repeated
+        assert not list(tmp_path.iterdir())  # 0.1 s are repeated
         for _ in range(3):
             B = lib.slow(B, 0.5)
-        wrote = tmp_path / "checkpoint" / "manifest.json"
+        wrote = tmp_path / "checkpoint.automatic" / "manifest.json"
         assert traces.wait_until(wrote.exists, 10) is not None
     time.sleep(0.5)
     begin = time.monotonic()
@@ -164,31 +167,114 @@ def test_a_checkpoint_needs_a_folder(gang: Recovering) -> None:
         gang.als.checkpoint()
 
 
-def test_a_checkpoint_that_fails_for_any_reason_is_followed_by_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_matrix_that_is_changed_all_the_time_is_rebuilt_from_the_last_checkpoint(
+    saving: Recovering, tmp_path: Path
 ) -> None:
-    commands = SimpleNamespace(log=SimpleNamespace(seconds=100.0), matrices={})
-    written: list[str] = []
+    """One that was cut at a checkpoint and changed during the next one became stale."""
+    lib = saving.counting
+    A, B = (saving.als.send_matrix(LARGE, durable=True) for _ in range(2))
+    steps = 40
+    with variables(
+        saving.manager, snapshots, CHECKPOINT_LEAST_S=0.05, CHECKPOINT_INTERVAL_S=0.1,
+        CHECKPOINT_FACTOR=0.1,
+    ):  # fmt: skip
+        time.sleep(1.1)  # the interval before
+        for step in range(steps):
+            lib.increment(A)
+            lib.increment(B)
+            time.sleep(0.03)
+            if step in (15, 30):
+                saving.back_s(saving.kill)
+        wrote = tmp_path / "checkpoint.automatic" / "manifest.json"
+        assert traces.wait_until(wrote.exists, 10) is not None
+        saving.back_s(saving.kill)
+    for handle in (A, B):
+        np.testing.assert_allclose(handle.fetch(), LARGE + steps)
 
-    def write(address: object, folder: str) -> None:
-        if commands.log.seconds < 1000.0:
-            commands.log.seconds = 1000.0  # more has been computed since then
-            raise ValueError("a manifest that fits no JSON")
-        written.append(folder)
 
-    monkeypatch.setattr(snapshots, "_write", write)
-    monkeypatch.setattr(snapshots, "CHECKPOINT_INTERVAL_S", 0.01)
+def test_automatic_checkpoints_are_of_one_moment_and_replace_no_other(
+    saving: Recovering, tmp_path: Path
+) -> None:
+    als = saving.als
+    A, B = als.send_matrix(0 * LARGE, name="A"), als.send_matrix(0 * LARGE, name="B")
+    als.checkpoint()
+    folder = tmp_path / "checkpoint"
+    automatic = tmp_path / "checkpoint.automatic" / "manifest.json"
+    with variables(
+        saving.manager, snapshots, CHECKPOINT_LEAST_S=0.05, CHECKPOINT_INTERVAL_S=0.1,
+        CHECKPOINT_FACTOR=0.1,
+    ):  # fmt: skip
+        time.sleep(1.1)  # the interval before
+        begin, first = time.monotonic(), 0.0
+        while time.monotonic() < begin + 3:
+            als.run(_both, A, B)
+            first = first or (automatic.exists() and A.fetch()[0, 0])
+    assert first
+    als.close()
+    for where, most in ((folder, 0.0), (tmp_path / "checkpoint.automatic", 1e9)):
+        with AlchemistSession.restore(where) as restored:
+            found = [restored.matrix(name).fetch() for name in "AB"]
+            np.testing.assert_array_equal(*found)
+            assert found[0].min() == found[0].max() <= most
+    (folder / "manifest.json").unlink()
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    with AlchemistSession.restore(folder) as restored:  # there is no other
+        assert len(restored.list_matrices()) == 2
 
-    async def run() -> None:
-        dispatcher: Any = SimpleNamespace(commands=commands)
-        address: Any = object()
-        writing = asyncio.create_task(
-            snapshots.Snapshots(dispatcher, lambda: address).write_checkpoints("/folder")
-        )
-        while not written:
-            assert not writing.done()
-            await asyncio.sleep(0.01)
-        writing.cancel()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
-    assert "no checkpoint could be written to /folder: a manifest" in capsys.readouterr().err
+def _both(comm: Any, A: Any, B: Any) -> None:
+    time.sleep(0.02)
+    A.local[...] += 1
+    B.local[...] += 1
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_ranks_that_are_lost_while_a_checkpoint_is_replaced(
+    saving: Recovering, tmp_path: Path, replaced: bool
+) -> None:
+    """Matrices are rebuilt from the old or the new files, whichever are there."""
+    lib, A = saving.counting, saving.als.send_matrix(LARGE)  # in no other place
+    saving.als.checkpoint()
+    lib.increment(A)
+    saving.als.run(_die_when_it_is_replaced, replaced)
+    with pytest.raises(GroupRecoveredError):
+        saving.als.checkpoint()
+    np.testing.assert_array_equal(A.fetch(), LARGE + 1)
+    name = saving.als.connection.address.gang
+    log = ray.get(saving.manager.__ray_call__.remote(_made_by, name), timeout=30)
+    assert log == (["files.load"] if replaced else ["counting.increment"])
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    saving.als.checkpoint()
+    saving.kill()
+    np.testing.assert_array_equal(A.fetch(), LARGE + 1)
+
+
+def _die_when_it_is_replaced(comm: Any, replaced: bool) -> None:
+    from ali.files import paths  # noqa: PLC0415 - on the ranks
+
+    swap = paths._swap
+
+    def swap_and_die(*ends: str) -> None:
+        if replaced:
+            swap(*ends)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    paths._swap = swap_and_die
+
+
+def test_a_checkpoint_that_fails_is_followed_by_others(saving: Recovering, tmp_path: Path) -> None:
+    als, lib = saving.als, saving.counting
+    A = als.send_matrix(LARGE, durable=True)
+    place = tmp_path / "checkpoint.automatic"
+    place.write_text("in the way")
+    with variables(saving.manager, snapshots, CHECKPOINT_LEAST_S=0.1, CHECKPOINT_INTERVAL_S=0.1):
+        time.sleep(1.1)  # the interval before
+        lib.slow(A, 0.3)
+        time.sleep(1.0)
+        place.unlink()
+        begin = time.monotonic()
+        while not place.is_dir() and time.monotonic() < begin + 20:
+            lib.slow(A, 0.3)
+        assert (place / "manifest.json").exists()
