@@ -11,19 +11,18 @@ import contextlib
 import json
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from alchemist_ray.background import in_pool
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.io.saving import remove_hidden
+from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.matrix_records import FILES, Record
 from alchemist_ray.runtime.commands.saved_states import SavedState, call_on, save_state
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
-
-if TYPE_CHECKING:
-    from alchemist_ray.runtime.commands.handlers import Commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Checkpoint:
                 self.cut_log(commands)
 
 
-async def write(commands: Commands, where: str, *, cut_log: bool) -> None:
+async def write(commands: Commands, where: str, cut_log: bool) -> None:
     """Write a checkpoint into a folder, which is replaced in one step.
 
     Raises
@@ -77,7 +76,7 @@ async def write(commands: Commands, where: str, *, cut_log: bool) -> None:
     Failure
         If it cannot be written; an earlier one is unchanged.
     GroupFailedError
-        If ranks are lost meanwhile. `Commands.unsettled` is the checkpoint, if it may be whole.
+        If ranks are lost meanwhile. `Commands.unsettled` is set if the checkpoint may be whole.
     """
     if "://" in where:
         raise Failure("BadArgumentError", f"{where}: a checkpoint is a folder, not a URL")
@@ -102,7 +101,7 @@ async def write(commands: Commands, where: str, *, cut_log: bool) -> None:
             stamps[record] = await call("stamp", path=path)
         checkpoint = Checkpoint(where, token, stamps, states)
         if cut_log:
-            commands.unsettled = checkpoint
+            commands.unsettled = partial(checkpoint.settle, commands)
         await call("end_folder", path=where, token=token, manifest=_manifest(commands, checkpoint))
         commands.unsettled = None
         if cut_log:

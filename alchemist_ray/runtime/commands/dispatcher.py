@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from alchemist_ray.background import in_task
 from alchemist_ray.errors import AlchemistError, failure_of, to_failure
+from alchemist_ray.runtime.commands import checkpoints
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
 from alchemist_ray.runtime.commands.jobs import Changes, Job, JobQueue, calls_of, late, log
 from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
@@ -176,7 +177,9 @@ class Dispatcher:
         self._measures = measures or GangMeasures()
         self._processes = AttachedProcesses(lease_grace_s, lambda ident: self.commands.lost(ident))
         log = CommandLog(enabled=recovers)
-        self.commands = Commands(self.nodes, self._soon, self._processes.users, log)
+        self.commands = Commands(
+            self.nodes, self._soon, self._processes.users, log, checkpoints.write
+        )
         self._on_failure = on_failure
         self._on_orphaned = on_orphaned
         self._connections: set[FrameProtocol] = set()

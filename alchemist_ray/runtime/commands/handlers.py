@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.runtime.commands import checkpoints
 from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
 from alchemist_ray.runtime.commands.matrix_records import (
     NOT_KEPT,
@@ -49,14 +48,15 @@ class Commands:
         Has work of the gang done before all commands that wait.
     users : callable(holders)
         Descriptions of the other programs among these holders.
+    write_checkpoint : callable(commands, folder, cut_log)
     log : CommandLog
     stale : dict of int to str
         Matrices that were lost with ranks and could not be rebuilt, and why.
     next_id : int
         The id that the next matrix gets.
     dead : DeadMatrices
-    unsettled : Checkpoint or None
-        Ranks were lost while it replaced the one before: it is whole, or was not there at all.
+    unsettled : callable() or None
+        Ranks were lost while a checkpoint replaced the one before: looks which of them is there.
     quota_nbytes : int or None
         Bytes that all matrices may have at the moment: what the other gangs of the user leave of
         the limit of the cluster.
@@ -70,12 +70,13 @@ class Commands:
     soon: Callable[[str, Work], None]
     users: Callable[[set[str]], list[str]]
     log: CommandLog
+    write_checkpoint: Callable[[Commands, str, bool], Awaitable[None]]
     stale: dict[int, str] = field(default_factory=dict)
     next_id: int = 1
     matrices: dict[int, Record] = field(default_factory=dict)
     libraries: LoadedLibraries = field(init=False)
     dead: DeadMatrices = field(init=False)
-    unsettled: checkpoints.Checkpoint | None = None
+    unsettled: Callable[[], Awaitable[None]] | None = None
     quota_nbytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -274,7 +275,7 @@ class Commands:
         `cut`: they are rebuilt from there after a loss of ranks.
         """
         begin = time.monotonic()
-        await checkpoints.write(self, str(body["path"]), cut_log=bool(body.get("cut")))
+        await self.write_checkpoint(self, str(body["path"]), bool(body.get("cut")))
         return {"seconds": time.monotonic() - begin}
 
     # --- what is held ---

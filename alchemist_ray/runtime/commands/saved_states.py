@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.matrix_records import Record
 from alchemist_ray.runtime.launch.nodes import Nodes
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
-
-if TYPE_CHECKING:
-    from alchemist_ray.runtime.commands.handlers import Commands
 
 
 @dataclass(frozen=True, slots=True)

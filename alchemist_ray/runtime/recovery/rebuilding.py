@@ -63,8 +63,8 @@ class Rebuilding:
         for record in [r for r in matrices.values() if not r.sealed]:
             del matrices[record.id]  # its sender sends it again
         try:
-            if (checkpoint := self._commands.unsettled) is not None:
-                await checkpoint.settle(self._commands)
+            if (settle := self._commands.unsettled) is not None:
+                await settle()
                 self._commands.unsettled = None
             commands = self._possible()
             await self._load_libraries(commands)
