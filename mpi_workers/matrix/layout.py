@@ -16,7 +16,7 @@ Distributed Memory Dense Matrix Computations", ACM TOMS 39(2), 2013.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, isqrt, lcm, prod
@@ -441,33 +441,45 @@ def local_indices(layout: str, shape: Shape, grid: Grid, rank: int) -> LocalIndi
 
 
 @lru_cache(maxsize=256)
-def _groups(layout: str, grid: Grid) -> tuple[Shape, dict[Shape, tuple[int, ...]]]:
-    """Groups of ranks as `owners` describes them, by the first block of the part; its periods."""
-    groups: dict[Shape, list[int]] = {}
-    periods = ELEMENTS  # those of all ranks
-    for rank in range(grid[0] * grid[1]):
-        both = rank_runs(layout, grid, rank)
-        if both is not None:
-            rows, cols = both
-            periods = rows.period, cols.period
-            groups.setdefault((rows.first, cols.first), []).append(rank)
-    return periods, {first: tuple(group) for first, group in groups.items()}
-
-
-@lru_cache(maxsize=256)
 def owners(layout: str, grid: Grid) -> tuple[tuple[int, ...], ...]:
     """Groups of ranks that hold copies of the same part.
 
     In a layout without copies each group has one rank. Ranks that take no part are in no group.
     Cost: O(ranks), once per layout and grid.
     """
-    return tuple(_groups(layout, grid)[1].values())
+    groups: dict[tuple[Runs, Runs], list[int]] = {}
+    for rank in range(grid[0] * grid[1]):
+        both = rank_runs(layout, grid, rank)
+        if both is not None:
+            groups.setdefault(both, []).append(rank)
+    return tuple(tuple(group) for group in groups.values())
 
 
-def _first_blocks(start: int, stop: int, size: int, period: int) -> Iterable[int]:
-    """The first blocks of the ranks that hold indices in the half-open interval."""
-    blocks = range(start // size, -(-stop // size)) if start < stop else range(0)
-    return range(period) if len(blocks) >= period else [block % period for block in blocks]
+GridPlace: TypeAlias = tuple[int | None, int | None]  # row and column; None: all of them
+
+
+def _grid_places(dist: str, grid: Grid, size: int, start: int, stop: int) -> Iterator[GridPlace]:
+    """Where in the grid the ranks are that hold indices of an interval, in blocks of `size`."""
+    height, width = grid
+    runs = _runs(dist, grid, 0)
+    if start >= stop or runs is None:  # not of rank 0: it always takes part
+        return
+    for block in range(start // size, -(-stop // size))[: runs.period]:
+        match dist:
+            case "MC":
+                yield block % height, None
+            case "MR":
+                yield None, block % width
+            case "VC":
+                yield block % height, block // height % width
+            case "VR":
+                yield block // width % height, block % width
+            case "MD":
+                yield block % height, block % width
+            case "STAR":
+                yield None, None
+            case "CIRC":
+                yield 0, 0
 
 
 def copies(layout: str, grid: Grid) -> int:
@@ -542,12 +554,15 @@ class Distribution:
     def holders(self, row0: int, row1: int, col0: int, col1: int) -> Iterator[tuple[int, ...]]:
         """Those groups of `owners` that hold elements of a region of the matrix.
 
-        Cost: O(groups found), and that of `owners` once.
+        Cost: O(ranks found).
         """
-        (height, width), (periods, groups) = self.block, _groups(self.layout, self.grid)
-        cols = _first_blocks(col0, col1, width, periods[1])
-        for row in _first_blocks(row0, row1, height, periods[0]):
-            for col in cols:
-                group = groups.get((row, col))
-                if group is not None:  # MD: not every rank has a part
-                    yield group
+        (row_dist, col_dist), (m, n) = distributions(self.layout), self.block
+        height, width = self.grid
+        across = list(_grid_places(col_dist, self.grid, n, col0, col1))
+        for row, col in _grid_places(row_dist, self.grid, m, row0, row1):
+            for other_row, other_col in across:  # of the two, one says where, or none
+                i = other_row if row is None else row
+                j = other_col if col is None else col
+                rows = range(height) if i is None else (i,)
+                cols = range(width) if j is None else (j,)
+                yield tuple(r + c * height for c in cols for r in rows)
