@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection as Pipe
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+import numpy as np
+
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.connection import Transport
@@ -36,7 +38,11 @@ from benchmarks.simulated_gang import (
     manager,
     memory,
 )
+from mpi_workers.data.description import DataEndpoints, NodeAddress, NodeTimes, TransferTarget
+from mpi_workers.data.node_connections import Array, NodeConnection, NodeConnections
+from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.matrix.layout import Distribution, default_grid
+from mpi_workers.matrix.node_shares import Region
 from mpi_workers.matrix.redistribution import exchanges
 from mpi_workers.wire.frames import Body
 
@@ -182,6 +188,52 @@ class _Limited:
             raise RuntimeError(f"{self._name} ended with code {code}: see its error") from None
 
 
+# --- data: a client's work for a row ---
+
+
+class _SilentNode(NodeConnection):
+    """The connections to a node that moves nothing: what is left is the work of the client."""
+
+    def get(
+        self, target: TransferTarget, ranks: list[int], region: Region, array: Array, stream: int
+    ) -> NodeTimes:
+        return NodeTimes(self.node, self.route, array.nbytes)
+
+    put = get
+
+    def sync(self) -> NodeTimes:
+        return NodeTimes(self.node, self.route)
+
+
+def row_cpu_s(kind: type[MatrixReader | MatrixWriter], ranks: int) -> tuple[float, int]:
+    """CPU time to plan the transfer of a row that one rank holds; in how many nodes it looked."""
+    nodes = tuple(
+        NodeAddress(first, 32, ("tcp:127.0.0.1:1",)) for first in range(0, max(ranks, 32), 32)
+    )
+    connections = NodeConnections(DataEndpoints("", nodes), connection_type=_SilentNode)
+    distribution = Distribution("VC_STAR", (1_000_000, 100), default_grid(ranks))
+    target, row = TransferTarget(1, distribution, np.dtype(float)), np.zeros((1, 100))
+
+    def move() -> None:
+        with kind(connections, target, region=Region(7, 8, 0, 100)) as transfer:
+            visited.append(len(transfer.times))
+            if isinstance(transfer, MatrixReader):
+                transfer.read_block(row, (7, 0))
+            else:
+                transfer.write_block(row, (7, 0))
+
+    visited: list[int] = []
+    move()  # the first one also fills the caches
+    cpu_s = []
+    for _ in range(BATCHES):
+        begin = time.process_time()
+        for _ in range(CALLS):
+            move()
+        cpu_s.append((time.process_time() - begin) / CALLS)
+    connections.close()
+    return min(cpu_s), visited[0]
+
+
 # --- the report ---
 
 
@@ -235,6 +287,13 @@ def run() -> Report:
         detail=f"{last.address_nbytes} and {few.address_nbytes} bytes",
     )  # fmt: skip
     _add_plans(report)
+    for what, kind in (("fetch", MatrixReader), ("send", MatrixWriter)):
+        (small_s, _), (large_s, count) = row_cpu_s(kind, 64), row_cpu_s(kind, 4096)
+        report.add(
+            f"{what} of a row: CPU of the client, 4096 ranks to 64", large_s / small_s, 1.5, "x",
+            at_most=True,
+            detail=f"{large_s * 1e3:.2f} and {small_s * 1e3:.2f} ms; nodes with a part: {count}",
+        )  # fmt: skip
     sizes = [float(one.nodes) for one in found[1:]]
     for name, what in (("call_s", "empty call"), ("start_s", "start")):
         values = [getattr(one, name) for one in found[1:]]

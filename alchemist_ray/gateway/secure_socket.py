@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import random
 import select
 import socket
 import ssl
@@ -17,11 +16,11 @@ from typing import Any, TypeVar, cast
 from alchemist_ray.gateway.protocol import OLDEST_PROTOCOL, PROTOCOL, ClientSide, GatewayAddress
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.blocking import Connection, introduce
+from mpi_workers.wire.blocking import DROPPED, Connection, introduce, persist
 from mpi_workers.wire.frames import Body
 
 CONNECT_TIMEOUT_S = 10.0
-ATTEMPTS, RETRY_S = 3, 0.5  # to connect, and the mean pause before the second one
+ATTEMPTS_S = 15.0  # for attempts to connect to begin
 READ_BYTES = 64 << 10  # 64 KiB: several records of TLS
 TURN_NBYTES = 1 << 20  # 1 MiB that a thread receives at once, if they are there
 T = TypeVar("T")
@@ -186,28 +185,18 @@ def connect(
     -----
     A gateway to which too many connect at once drops some of them: then this tries again.
     """
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            return _connect(address, token, fields, shared=shared)
-        except (frames.ConnectionLost, ConnectionError, TimeoutError, ssl.SSLEOFError) as error:
-            if attempt == ATTEMPTS or isinstance(error, ConnectionRefusedError):
-                raise
-        time.sleep(random.uniform(0.5, 1.5) * attempt * RETRY_S)
 
+    def attempt() -> tuple[Connection, Body]:
+        side = ClientSide(token, fields, (OLDEST_PROTOCOL, PROTOCOL))
+        sock, side.binding = _secured(address, sockets.CONTROL if shared else sockets.DATA)
+        connection = (
+            SharedConnection(SharedSocket(sock))
+            if shared
+            else Connection(sock, map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
+        )
+        return connection, introduce(connection, side, CONNECT_TIMEOUT_S)
 
-def _connect(
-    address: GatewayAddress, token: str, fields: Body, *, shared: bool
-) -> tuple[Connection, Body]:
-    side = ClientSide(token, fields, (OLDEST_PROTOCOL, PROTOCOL))
-    sock, side.binding = _secured(address, sockets.CONTROL if shared else sockets.DATA)
-    connection = (
-        SharedConnection(SharedSocket(sock))
-        if shared
-        else Connection(sock, map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
-    )
-    return connection, introduce(connection, side, CONNECT_TIMEOUT_S)
+    return persist(attempt, ATTEMPTS_S, (*DROPPED, TimeoutError, ssl.SSLEOFError))
 
 
 def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[socket.socket, bytes]:

@@ -26,6 +26,7 @@ from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.node_shares import Region
 from mpi_workers.wire.frames import WireError
 
 
@@ -65,6 +66,7 @@ def _fetched(
     row0, m, row_step = _bounding_range(selected[0])
     col0, n, col_step = _bounding_range(selected[1])
     out = _result_array((m, n), ref.dtype)
+    region = Region(row0, row0 + m, col0, col0 + n)
     shown = connection.options
 
     def read(of: MatrixRef) -> dict[int, NodeTimes]:
@@ -72,7 +74,7 @@ def _fetched(
         target = TransferTarget(of.id, distribution, of.dtype)
         with (
             transfer_bar("fetch", out.nbytes, shown.progress) as progress,
-            MatrixReader(connection.nodes, target, progress, shown.buffer_bytes) as reader,
+            MatrixReader(connection.nodes, target, progress, shown.buffer_bytes, region) as reader,
         ):
             if out.size:
                 reader.read_block(out, (row0, col0))

@@ -31,6 +31,7 @@ from alchemist_ray.object_refs import ObjectRef
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
+from mpi_workers.matrix.node_shares import Region
 
 
 class MatrixSource(Protocol):
@@ -297,11 +298,11 @@ class IteratorSource:
         Nothing of the gang is held while the next is made: it may be made from matrices there.
         """
         times: dict[int, NodeTimes] = {}
-        for block, place in self._placed():
-            with MatrixWriter(
-                connection.nodes, target, progress, connection.options.buffer_bytes
-            ) as writer:
-                writer.write_block(block, place)
+        for block, (row, col) in self._placed():
+            (m, n), steps = block.shape, connection.options.buffer_bytes
+            region = Region(row, row + m, col, col + n)
+            with MatrixWriter(connection.nodes, target, progress, steps, region) as writer:
+                writer.write_block(block, (row, col))
             add_times(times, writer.times)
         return times
 

@@ -70,7 +70,9 @@ class DataEndpoint:
         self._lock = threading.Lock()
         welcome = {"ranks": [ranks.start, ranks.stop]}
         known = partial(authenticate, token=token, welcome=welcome)
-        self._acceptor = Acceptor(listeners, known, self._serve, keepalive=sockets.DATA)
+        self._acceptor = Acceptor(
+            listeners, known, self._serve, keepalive=sockets.DATA, expected=len(ranks)
+        )
 
     def serve(self) -> None:
         """Accept ranks and clients. Does not return."""

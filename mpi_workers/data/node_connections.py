@@ -25,7 +25,7 @@ from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.mapping import SharedMapping
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.wire import frames, sockets
-from mpi_workers.wire.blocking import MAX_FDS, Connection, connect
+from mpi_workers.wire.blocking import DROPPED, MAX_FDS, Connection, connect, persist
 from mpi_workers.wire.frames import Body, Kind
 
 Array = NDArray[Any]
@@ -87,23 +87,19 @@ class NodeConnection:
                 f"{self.name} has no address that this process can reach: check the network "
                 "between the two (alchemist doctor)",
             )
-        deadline = time.monotonic() + sockets.DATA.timeout_s
-        while not self.shut.is_set():
-            try:
-                return connect(
-                    self._address,
-                    self._token,
-                    {"role": "data"},
-                    timeout_s=CONNECT_STEP_S,
-                    keepalive=sockets.DATA,
-                )[0]
-            except (OSError, frames.WireError) as error:
-                if not isinstance(error, TimeoutError) or time.monotonic() > deadline:
-                    raise Failure(
-                        "TransferError",
-                        f"cannot connect to {self.name} at {self._address}: {error}",
-                    ) from error
-        raise closed()
+        address, fields = self._address, {"role": "data"}
+
+        def attempt() -> Connection:
+            if self.shut.is_set():
+                raise closed()
+            keepalive, step_s = sockets.DATA, CONNECT_STEP_S
+            return connect(address, self._token, fields, timeout_s=step_s, keepalive=keepalive)[0]
+
+        try:
+            return persist(attempt, sockets.DATA.timeout_s, (*DROPPED, TimeoutError))
+        except (OSError, frames.WireError) as error:
+            words = f"cannot connect to {self.name} at {self._address}: {error}"
+            raise Failure("TransferError", words) from error
 
     def check(self) -> None:
         """Raise `Failure` if a rank is gone: its memory stays writable after its death."""

@@ -23,6 +23,7 @@ from mpi_workers.data.streams import IN_PLACE_BYTES, Step, stackable, stacked, s
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import Array, ArrayBlock
 from mpi_workers.matrix.layout import spacing
+from mpi_workers.matrix.node_shares import Region
 
 __all__ = ["MatrixReader", "MatrixWriter", "Progress"]
 
@@ -35,6 +36,7 @@ POPULATED_SHARE = 0.25  # of a matrix: larger fetches map all pages at once
 UNMAPPED_BYTES = 1 << 20  # 1 MiB: up to this size a fetch from this node does not map memory
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
+_Share = tuple[Step, list[int]]  # a step, and the ranks of one node that hold elements of it
 
 
 class _Transfer:
@@ -42,6 +44,8 @@ class _Transfer:
 
     Another transfer with the same nodes waits for this one: do not start it on the same thread.
     After an error the transfer is over: leave the context.
+
+    Its work grows with the ranks and nodes that hold elements of `region`, not with the gang.
     """
 
     write: bool
@@ -52,13 +56,16 @@ class _Transfer:
         target: TransferTarget,
         progress: Progress | None = None,
         buffer_bytes: int | None = None,
+        region: Region | None = None,
     ) -> None:
         self._nodes = nodes
         self._target = target
+        m, n = target.distribution.shape
+        self._region = region or Region(0, m, 0, n)
         self._progress = progress
         self._buffer_bytes = buffer_bytes  # moved in one step; None: `steps_of` chooses
-        self._near: list[tuple[NodeConnection, list[int]]] = []
-        self._far: list[tuple[NodeConnection, list[int]]] = []
+        self._near: dict[NodeConnection, list[int]] = {}  # with the ranks that hold a part
+        self._far: dict[int, NodeConnection] = {}  # by node
         self._mapped: dict[int, tuple[NodeConnection, copy_kernels.RankPart]] = {}  # by rank
         self._locked: list[NodeConnection] = []
         self._running: list[Future[None]] = []
@@ -67,23 +74,29 @@ class _Transfer:
         self._adding = threading.Lock()
         self.times: dict[int, NodeTimes] = {}  # by node
 
-    def _select(self) -> Iterator[int]:
-        """The ranks that the transfer needs."""
+    def _select(self, groups: Iterable[tuple[int, ...]]) -> Iterator[int]:
+        """The ranks that the transfer needs, of groups that hold the same part."""
         raise NotImplementedError
 
+    def _by_node(self, region: Region) -> dict[int, list[int]]:
+        """The ranks that the transfer needs for a region, by node; both ascend."""
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for rank in sorted(self._select(self._target.distribution.holders(*region))):
+            found[self._nodes.endpoints.node_of(rank)].append(rank)
+        return found
+
     def __enter__(self) -> Self:
-        by_node: defaultdict[int, list[int]] = defaultdict(list)
-        for rank in self._select():
-            if self._target.distribution.local_indices(rank).size:
-                by_node[self._nodes.endpoints.node_of(rank)].append(rank)
         try:
-            for node in sorted(by_node):  # in the same order, so that two cannot deadlock
+            # In the same order, so that two cannot deadlock.
+            for node, ranks in self._by_node(self._region).items():
                 connection = self._nodes.connection(node)
                 connection.lock.acquire()
                 self._locked.append(connection)
                 self.times[node] = NodeTimes(node, connection.route)
-                side = self._near if connection.near else self._far
-                side.append((connection, sorted(by_node[node])))
+                if connection.near:
+                    self._near[connection] = ranks
+                else:
+                    self._far[node] = connection
         except BaseException:
             self._abandon()
             raise
@@ -95,7 +108,7 @@ class _Transfer:
             return
         try:
             mapped, self._mapped = {r: c for r, (c, _) in self._mapped.items()}, {}
-            for connection, _ in self._near:
+            for connection in self._near:
                 ranks = [rank for rank, its in mapped.items() if its is connection]
                 if ranks:
                     written = {r: self._written[r] for r in ranks if r in self._written}
@@ -168,6 +181,8 @@ class _Transfer:
         shape = self._target.distribution.shape
         watched = self._progress is not None
         for steps in steps_of(blocks, shape, watched=watched, buffer_bytes=self._buffer_bytes):
+            for step in steps:
+                step.region.check_within(self._region)
             self._move_far(steps)
             if self._near:
                 self._move_near(steps)
@@ -176,13 +191,14 @@ class _Transfer:
     def _move_near(self, steps: Sequence[Step]) -> None:
         nbytes = sum(step.array.nbytes for step in steps)
         if not self.write and nbytes <= UNMAPPED_BYTES:
-            for connection, ranks in self._near:
-                self._stream(connection, ranks, steps, 0)
+            for connection, ranks in self._near.items():
+                shares = ((step, step.holders(self._target, ranks)) for step in steps)
+                self._stream(connection, ((step, its) for step, its in shares if its), 0)
             return
         m, n = self._target.distribution.shape
         itemsize = self._target.dtype.itemsize
         populate = self.write or nbytes >= POPULATED_SHARE * m * n * itemsize
-        for connection, ranks in self._near:
+        for connection, ranks in self._near.items():
             missing = {rank for rank in ranks if rank not in self._mapped}
             held: set[int] = set()
             for step in steps:
@@ -224,30 +240,29 @@ class _Transfer:
         """Start streams with every node that has a share of the regions."""
         if not self._far:
             return
-        steps = stacked(steps, self._target.dtype)
+        steps, nodes = stacked(steps, self._target.dtype), self._far.values()
         nbytes = sum(step.array.nbytes for step in steps)
-        for connection, ranks in self._far:
-            streams = connection.streams if nbytes >= MIN_STREAM_BYTES * len(self._far) else 1
-            parts = [list(step.cut(streams)) for step in steps]
-            for stream in range(streams):
-                mine = [some[stream] for some in parts if stream < len(some)]
-                if mine:
-                    self._streamed[connection] = None
-                    self._start(self._stream, connection, ranks, mine, stream)
-
-    def _stream(
-        self, connection: NodeConnection, ranks: list[int], steps: Iterable[Step], stream: int
-    ) -> None:
-        move = connection.put if self.write else connection.get
+        many = nbytes >= MIN_STREAM_BYTES * len(nodes)
+        count = min(node.streams for node in nodes) if many else 1
+        shares: defaultdict[tuple[int, int], list[_Share]] = defaultdict(list)
         for step in steps:
-            holders = step.holders(self._target, ranks)
-            if holders:
-                with attributed(connection):
-                    times = move(self._target, holders, step.region, step.array, stream)
-                with self._adding:
-                    self.times[times.node].add(times)
-                if self._progress is not None:
-                    self._progress(times.nbytes)
+            for stream, part in enumerate(step.cut(count)):
+                for node, ranks in self._by_node(part.region).items():
+                    if node in self._far:
+                        shares[node, stream].append((part, ranks))
+        for (node, stream), some in shares.items():
+            self._streamed[self._far[node]] = None
+            self._start(self._stream, self._far[node], some, stream)
+
+    def _stream(self, connection: NodeConnection, shares: Iterable[_Share], stream: int) -> None:
+        move = connection.put if self.write else connection.get
+        for step, ranks in shares:
+            with attributed(connection):
+                times = move(self._target, ranks, step.region, step.array, stream)
+            with self._adding:
+                self.times[times.node].add(times)
+            if self._progress is not None:
+                self._progress(times.nbytes)
 
 
 class MatrixWriter(_Transfer):
@@ -255,8 +270,8 @@ class MatrixWriter(_Transfer):
 
     write = True
 
-    def _select(self) -> Iterator[int]:
-        return chain.from_iterable(self._target.distribution.owners())  # all copies
+    def _select(self, groups: Iterable[tuple[int, ...]]) -> Iterator[int]:
+        return chain.from_iterable(groups)  # all copies
 
     def write_block(self, block: Array, origin: tuple[int, int]) -> None:
         """Send a block whose first element is global `origin`: `write_blocks` of one."""
@@ -305,7 +320,7 @@ class MatrixWriter(_Transfer):
     @cached_property
     def _least_bytes(self) -> tuple[int, int]:
         """Bytes of a block and of a column that are not small for the ranks of this node."""
-        ranks = [rank for _, ranks in self._near for rank in ranks]
+        ranks = list(chain.from_iterable(self._near.values()))
         indices = map(self._target.distribution.local_indices, ranks)
         apart = max((spacing(its.rows) for its in indices), default=1)
         return MIN_BYTES_PER_RANK * len(ranks), MIN_COLUMN_BYTES * apart
@@ -316,10 +331,10 @@ class MatrixReader(_Transfer):
 
     write = False
 
-    def _select(self) -> Iterator[int]:
-        """One rank of each group that holds the same part: on this node if there is one."""
+    def _select(self, groups: Iterable[tuple[int, ...]]) -> Iterator[int]:
+        """One rank of each group: on this node if there is one."""
         endpoints = self._nodes.endpoints
-        for group in self._target.distribution.owners():
+        for group in groups:
             near = (
                 rank
                 for rank in group[:MAX_COPIES]

@@ -455,6 +455,33 @@ def owners(layout: str, grid: Grid) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(group) for group in groups.values())
 
 
+GridPlace: TypeAlias = tuple[int | None, int | None]  # row and column; None: all of them
+
+
+def _grid_places(dist: str, grid: Grid, size: int, start: int, stop: int) -> Iterator[GridPlace]:
+    """Where in the grid the ranks are that hold indices of an interval, in blocks of `size`."""
+    height, width = grid
+    runs = _runs(dist, grid, 0)
+    if start >= stop or runs is None:  # not of rank 0: it always takes part
+        return
+    for block in range(start // size, -(-stop // size))[: runs.period]:
+        match dist:
+            case "MC":
+                yield block % height, None
+            case "MR":
+                yield None, block % width
+            case "VC":
+                yield block % height, block // height % width
+            case "VR":
+                yield block // width % height, block % width
+            case "MD":
+                yield block % height, block % width
+            case "STAR":
+                yield None, None
+            case "CIRC":
+                yield 0, 0
+
+
 def copies(layout: str, grid: Grid) -> int:
     """How many ranks hold each element."""
     return len(owners(layout, grid)[0])
@@ -523,3 +550,19 @@ class Distribution:
 
     def owners(self) -> tuple[tuple[int, ...], ...]:
         return owners(self.layout, self.grid)
+
+    def holders(self, row0: int, row1: int, col0: int, col1: int) -> Iterator[tuple[int, ...]]:
+        """Those groups of `owners` that hold elements of a region of the matrix.
+
+        Cost: O(ranks found).
+        """
+        (row_dist, col_dist), (m, n) = distributions(self.layout), self.block
+        height, width = self.grid
+        across = list(_grid_places(col_dist, self.grid, n, col0, col1))
+        for row, col in _grid_places(row_dist, self.grid, m, row0, row1):
+            for other_row, other_col in across:  # of the two, one says where, or none
+                i = other_row if row is None else row
+                j = other_col if col is None else col
+                rows = range(height) if i is None else (i,)
+                cols = range(width) if j is None else (j,)
+                yield tuple(r + c * height for c in cols for r in rows)

@@ -49,6 +49,16 @@ class Region(NamedTuple):
     def shape(self) -> Shape:
         return self.row1 - self.row0, self.col1 - self.col0
 
+    def check_within(self, other: Region) -> None:
+        """Raise `Failure` (ShapeError) unless this is a part of another region."""
+        if (
+            self.row0 < other.row0
+            or self.row1 > other.row1
+            or (self.col0 < other.col0 or self.col1 > other.col1)
+        ):
+            words = f"{list(self)} is not in the region {list(other)} of the transfer"
+            raise Failure("ShapeError", words)
+
     def parts(self, most: int) -> Iterator[Region]:
         """Parts of at most `most` elements, but at least one: whole rows, where one fits."""
         width = max(1, min(self.col1 - self.col0, most))

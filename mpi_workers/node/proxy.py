@@ -109,7 +109,7 @@ class Proxy:
             os.set_blocking(pipe, False)
             loop.add_reader(pipe, self._read_output, source)
         handlers = self._rank_hello, self._from_rank, self._rank_lost
-        listen([self._listener], self._plan.token, *handlers)
+        listen([self._listener], self._plan.token, *handlers, expected=len(self._ranks))
         await self._connect_to_manager()
         loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
         for rank, sock in self._local.pmi.items():

@@ -6,11 +6,12 @@ A thread for each peer authenticates it. Then that thread serves it, or an event
 A peer that has not proved that it knows the token is a stranger. It costs a socket and, once it has
 said something, a thread, for `handshake.TIMEOUT_S` at most. There are at most `MAX_STRANGERS`; a
 newcomer displaces the oldest of the source that has most. A flood from one host displaces itself.
+Many peers that come at the same time displace each other, too: a displaced peer connects again
+(`blocking.persist`), and a listener has a place for each peer that it expects.
 """
 
 from __future__ import annotations
 
-import errno
 import selectors
 import socket
 import threading
@@ -35,8 +36,6 @@ from mpi_workers.wire.handshake import ListeningSide
 
 MAX_STRANGERS = 128
 ACCEPTS_AT_ONCE = 16  # then those that are connected get their turn
-FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-FULL_S = 0.05  # pause when there are no file descriptors left
 
 
 class AcceptedPeer:
@@ -50,8 +49,11 @@ class AcceptedPeer:
         Whether it has said nothing yet: it has no thread.
     """
 
-    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, sock: socket.socket, selector: selectors.BaseSelector, strangers: Strangers
+    ) -> None:
         self.sock = sock
+        self._strangers = strangers
         self.source = source_of(sock.getpeername())
         self.silent = True
         self._selector = selector
@@ -62,6 +64,14 @@ class AcceptedPeer:
     def left_s(self) -> float:
         """What is left of the time for the handshake."""
         return max(0.0, self._deadline - time.monotonic())
+
+    def proved(self) -> None:
+        """It is no stranger any more. Raises `ConnectionLost` if it was displaced just before.
+
+        To be called before it is welcome: later, it would not connect again.
+        """
+        if not self._strangers.discard(self):
+            raise ConnectionLost("too many others have connected")
 
     def drop(self) -> None:
         """End its connection."""
@@ -95,8 +105,9 @@ class Strangers:
         if len(self._members) > self._limit:
             self.displace()
 
-    def discard(self, stranger: AcceptedPeer) -> None:
-        self._members.pop(stranger, None)
+    def discard(self, stranger: AcceptedPeer) -> bool:
+        """Remove one; whether it was there, and not displaced."""
+        return self._members.pop(stranger, self) is None
 
     def displace(self) -> None:
         """Drop the oldest of the source that has most, if there is one."""
@@ -105,7 +116,7 @@ class Strangers:
             return
         ((source, _count),) = Counter(member.source for member in members).most_common(1)
         oldest = next(member for member in members if member.source == source)
-        if self._members.pop(oldest, self) is None:  # else its own thread was faster: it has proved
+        if self.discard(oldest):  # else its own thread was faster: it has proved
             oldest.drop()
 
 
@@ -124,6 +135,7 @@ def authenticate(peer: AcceptedPeer, token: str, welcome: Body | None = None) ->
     try:
         connection.send(Kind.CHALLENGE, side.receive(connection.recv(peer.left_s)))
         side.receive(connection.recv(peer.left_s))
+        peer.proved()
     except ConnectionLost:
         raise
     except (WireError, TimeoutError) as error:
@@ -154,6 +166,8 @@ class Acceptor(Generic[P]):
         Serves a peer, with whatever `authenticate` has returned. It owns the connection.
     keepalive : KeepAlive
         For accepted connections.
+    expected : int
+        Peers that are known to come, perhaps all at once.
     strangers : Strangers
         The peers that are not authenticated yet.
     """
@@ -163,11 +177,13 @@ class Acceptor(Generic[P]):
     serve: Callable[[P], object]
     _: KW_ONLY
     keepalive: sockets.KeepAlive = sockets.CONTROL
-    strangers: Strangers = field(default_factory=Strangers)
+    expected: int = 0
+    strangers: Strangers = field(init=False)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
+        self.strangers = Strangers(MAX_STRANGERS + self.expected)
         self._closing, self._closed = socket.socketpair()
         for listener in self.listeners:
             listener.setblocking(False)
@@ -220,17 +236,14 @@ class Acceptor(Generic[P]):
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno == errno.ECONNABORTED:
-                    continue
-                if error.errno not in FULL:
-                    raise
-                self.strangers.displace()
-                time.sleep(FULL_S)  # its thread closes it
+                if error.errno in sockets.EXHAUSTED:
+                    self.strangers.displace()  # its thread closes it
+                sockets.keep_listening(error)
                 return
             try:
                 sockets.check_peer(sock)
                 sockets.tune(sock, self.keepalive)
-                self.strangers.add(AcceptedPeer(sock, self._selector))
+                self.strangers.add(AcceptedPeer(sock, self._selector, self.strangers))
             except OSError:  # another user's, or gone already
                 sock.close()
 

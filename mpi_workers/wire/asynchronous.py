@@ -136,6 +136,7 @@ def listen(
     on_hello: Callable[[FrameProtocol, Body], Body],
     on_frame: Callable[[FrameProtocol, Frame], None],
     on_lost: Callable[[FrameProtocol], None],
+    expected: int = 0,
 ) -> Acceptor[AuthenticatedPeer]:
     """Accept peers, which the running event loop serves; connections outlive the acceptor.
 
@@ -150,6 +151,8 @@ def listen(
         `Failure` to refuse this peer. Any other exception refuses it as one with malformed fields.
     on_frame, on_lost : callable
         See `FrameProtocol`.
+    expected : int
+        See `Acceptor`.
     """
     loop = asyncio.get_running_loop()
 
@@ -175,7 +178,8 @@ def listen(
             work.close()
             peer[0].close()
 
-    return Acceptor(listeners, partial(authenticate, token=token), hand_over).start()
+    known = partial(authenticate, token=token)
+    return Acceptor(listeners, known, hand_over, expected=expected).start()
 
 
 async def open_connection(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import random
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
@@ -31,6 +33,7 @@ LINGER_S = 1.0  # time for a refused peer to read the reason
 MAX_FDS = 128  # file descriptors with one frame; the kernel's limit is 253
 SPIN_S = 50e-6
 MOST_SKIPPED = 512  # waits
+T = TypeVar("T")
 
 
 class Connection:
@@ -285,7 +288,7 @@ def connect(
     fields : dict
         What the listening side learns about this process.
     timeout_s : float
-        For the connection, and for each answer.
+        For the connection, and for each answer; for further attempts to begin, see `persist`.
     take_fds : bool
         See `Connection`. A connection without descriptors is faster.
     keepalive : KeepAlive
@@ -299,13 +302,42 @@ def connect(
     OSError, WireError
         If it cannot be reached, belongs to another user, or violates the protocol.
     """
-    side = ConnectingSide(token, fields)
-    connection = Connection(
-        dial(address, timeout_s, keepalive), map_limit=frames.UNAUTHENTICATED_MAP_LIMIT
-    )
-    welcome = introduce(connection, side, timeout_s)
+
+    def attempt() -> tuple[Connection, Body]:
+        sock = dial(address, timeout_s, keepalive)
+        connection = Connection(sock, map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
+        return connection, introduce(connection, ConnectingSide(token, fields), timeout_s)
+
+    connection, welcome = persist(attempt, timeout_s)
     connection.take_fds = take_fds and connection.unix
     return connection, welcome
+
+
+DROPPED = (ConnectionLost, ConnectionError, BlockingIOError)  # by a listener to which many connect
+RETRY_S, MAX_RETRY_S = 0.01, 0.5  # longest pause before the second attempt, and before any
+
+
+def persist(
+    attempt: Callable[[], T], timeout_s: float, dropped: tuple[type[Exception], ...] = DROPPED
+) -> T:
+    """Attempt to connect, again if too many others have done so at the same time.
+
+    A full listener drops newcomers, or strangers (`acceptor`). Attempts begin within `timeout_s`,
+    after pauses that are random, so that not all come back at once, and grow.
+
+    Raises the last error; at once that nothing listens, or any that is not `dropped`.
+    """
+    deadline, longest_s = time.monotonic() + timeout_s, RETRY_S
+    while True:
+        try:
+            return attempt()
+        except dropped as error:
+            pause_s = random.uniform(0, longest_s)
+            late = time.monotonic() + pause_s > deadline
+            if late or isinstance(error, ConnectionRefusedError):
+                raise
+        time.sleep(pause_s)
+        longest_s = min(2 * longest_s, MAX_RETRY_S)
 
 
 def introduce(connection: Connection, side: ConnectingSide, timeout_s: float) -> Body:

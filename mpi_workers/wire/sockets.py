@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import socket
@@ -17,7 +18,9 @@ from typing import NamedTuple
 CONNECT_TIMEOUT_S = 10.0
 BACKLOG = 1024
 UNIX = getattr(socket, "AF_UNIX", None)  # None where a thin client has none
-RETRY_S = 0.002
+CLOSED = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)  # `accept`: the socket does not listen
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTED_S = 0.05  # pause when there are no file descriptors left
 PATH_BYTES = 107  # of a Unix socket's address, without the zero
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -66,6 +69,20 @@ def hang_up(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
+def keep_listening(error: OSError) -> None:
+    """Let a listener go on after an error of `accept`.
+
+    Linux also reports there what has happened to the connection that was to be accepted: that it
+    was reset, a network that cannot be reached, a firewall. Others must not suffer from it.
+    Pauses if the system has no resources for a connection. Raises the error if it is about the
+    listener.
+    """
+    if error.errno in CLOSED:
+        raise error
+    if error.errno in EXHAUSTED:
+        time.sleep(EXHAUSTED_S)
+
+
 def listen_tcp(host: str) -> tuple[socket.socket, str]:
     """Listen on a free port of `host`; returns the socket and its address ``tcp:host:port``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -105,7 +122,8 @@ def dial(
     Raises
     ------
     OSError
-        If it cannot be reached. PermissionError, if a Unix socket is not this user's.
+        If it cannot be reached. PermissionError, if a Unix socket is not this user's;
+        BlockingIOError, if too many wait at it.
     ValueError
         If it is not an address.
     """
@@ -119,7 +137,7 @@ def dial(
         try:
             sock.settimeout(timeout_s)
             with _short(path) as name:
-                _connect_unix(sock, name, timeout_s)
+                sock.connect(name)
             check_peer(sock)
         except BaseException:
             sock.close()
@@ -146,19 +164,6 @@ def _short(path: str) -> Iterator[str]:
         yield f"/proc/self/fd/{opened}/{name}"
     finally:
         os.close(opened)
-
-
-def _connect_unix(sock: socket.socket, path: str, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            sock.connect(path)
-        except BlockingIOError:  # the listener's queue is full
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(RETRY_S)
-        else:
-            return
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from benchmarks import scale
+from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from tests.support import commands, traces
 
 LIMIT_S = 60
@@ -56,6 +57,15 @@ def test_a_plan_of_a_redistribution_visits_partners_only() -> None:
     seconds, exchanges = scale.planned(2048, "MC_MR", "VC_STAR")
     assert exchanges == 64  # the ranks of a grid row
     assert seconds < 1.0
+
+
+@pytest.mark.parametrize("kind", [MatrixReader, MatrixWriter])
+def test_a_row_costs_a_client_no_more_in_a_larger_gang(
+    kind: type[MatrixReader | MatrixWriter],
+) -> None:
+    (small_s, few), (large_s, many) = scale.row_cpu_s(kind, 64), scale.row_cpu_s(kind, 4096)
+    assert few == many == 1
+    assert large_s < 3 * small_s  # 60 times, if it looks at all ranks
 
 
 def test_growth_is_the_factor_per_doubling() -> None:

@@ -12,8 +12,8 @@ import time
 class BreakableLink:
     """Passes bytes on between clients and a port of this machine, until it is cut."""
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._target = host, port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.passed = 0
@@ -42,7 +42,7 @@ class BreakableLink:
         if not self.plugged:
             near.close()
             return
-        far = socket.create_connection(("127.0.0.1", self._target))
+        far = socket.create_connection(self._target)
         with self._lock:
             for one, other in ((near, far), (far, near)):
                 self._pairs[one] = other

@@ -98,6 +98,19 @@ def in_thread(action: Callable[[], Any]) -> Iterator[None]:
         raise errors[0]
 
 
+class Faulty(socket.socket):
+    """A listener, which is detached for it, on which `accept` fails with some errors first."""
+
+    def __init__(self, listener: socket.socket, errors: list[int]) -> None:
+        super().__init__(fileno=listener.detach())
+        self.errors = errors
+
+    def accept(self) -> Any:
+        if self.errors:
+            raise OSError(self.errors.pop(), "an error of the network")
+        return super().accept()
+
+
 DISTRIBUTION = Distribution("CIRC_CIRC", (20, 30), (1, 1))
 SEALED, UNSEALED = 1, 2  # ids of matrices
 ALL = [0, 20, 0, 30]

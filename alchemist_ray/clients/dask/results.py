@@ -22,6 +22,7 @@ from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution, distributions
+from mpi_workers.matrix.node_shares import Region
 
 
 class LostMatrix:
@@ -57,7 +58,8 @@ class AttachedMatrix:
         if out.size:
             nodes = NodeConnections(self._endpoints, threads=1)  # Dask uses the other cores
             try:
-                with MatrixReader(nodes, self._target) as reader:
+                region = Region(row0, row1, col0, col1)
+                with MatrixReader(nodes, self._target, region=region) as reader:
                     reader.read_block(out, (row0, col0))
             except Failure as failure:
                 raise TransferError(

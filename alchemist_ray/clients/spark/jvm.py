@@ -215,9 +215,9 @@ def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, A
     if target.dtype.kind in "uc" or target.dtype == np.float16:
         raise DtypeError(f"Spark has no columns of dtype {target.dtype}: convert with astype first")
     by_node: dict[int, list[int]] = {}
-    for rank, *_copies in target.distribution.owners():
-        if target.distribution.local_indices(rank).size:
-            by_node.setdefault(endpoints.node_of(rank), []).append(rank)
+    rows, cols = target.distribution.shape
+    for rank, *_copies in target.distribution.holders(0, rows, 0, cols):
+        by_node.setdefault(endpoints.node_of(rank), []).append(rank)
     nodes = []
     for number, some in sorted(by_node.items()):
         addresses = endpoints.nodes[number].addresses
@@ -233,7 +233,6 @@ def description(endpoints: DataEndpoints, target: TransferTarget) -> dict[str, A
                 "products": shares,
             }
         )
-    rows, cols = target.distribution.shape
     return {
         "token": endpoints.token,
         "matrix": target.matrix,

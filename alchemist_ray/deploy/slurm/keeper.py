@@ -274,7 +274,7 @@ class RayInJob:
             ip = address_towards(other)
         listener, address = listen_tcp(ip)
         known = partial(authenticate, token=token, welcome={})
-        self._acceptor = Acceptor([listener], known, self._serve).start()
+        self._acceptor = Acceptor([listener], known, self._serve, expected=len(nodes)).start()
         return address
 
     def _serve(self, peer: AuthenticatedPeer) -> None:

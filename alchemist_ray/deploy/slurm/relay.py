@@ -22,8 +22,10 @@ import subprocess
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 from alchemist_ray.deploy.slurm.signals import end, exit_code
+from mpi_workers.wire.sockets import keep_listening
 
 VARIABLE = "ALCHEMIST_RELAY"  # path of the socket
 POLL_INTERVAL_S = 0.1
@@ -41,6 +43,13 @@ class Relay(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: str) -> None:
         super().__init__(path, _Caller)
         threading.Thread(target=self.serve_forever, args=(POLL_INTERVAL_S,), daemon=True).start()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            keep_listening(error)
+            raise  # the base waits for the next caller
 
     def close(self) -> None:
         """Accept no more callers."""

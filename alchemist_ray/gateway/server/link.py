@@ -106,6 +106,7 @@ def authenticate(peer: AcceptedPeer, binding: bytes, tokens: TokenFile) -> Link:
         failure = _refusal(error)
         connection.refuse(failure)
         raise failure from None
+    peer.proved()
     connection.map_limit = frames.MAP_LIMIT if token.allows("run_code") else MAP_LIMIT
     return Link(connection, token, fields, peer.source)
 

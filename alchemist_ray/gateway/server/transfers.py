@@ -195,20 +195,22 @@ class _DataClient:
         order = "F" if frame.body.get("order") == "F" else "C"
         pieces = self._pieces(target, region, order)
         if frame.kind == Kind.GET:
-            self._send(target, pieces, nbytes)
+            self._send(target, region, pieces, nbytes)
             metrics.count("alchemist_gateway_bytes_total", ("fetch",), nbytes)
             return
         if frame.payload_nbytes != nbytes:
             raise frames.WireError(f"got {frame.payload_nbytes} bytes, not {nbytes}")
         with arrivals.writing(region, self._connection) as wanted:
-            times = self._receive(target, pieces, wanted=wanted)
+            times = self._receive(target, region, pieces, wanted=wanted)
         metrics.count("alchemist_gateway_bytes_total", ("send",), nbytes)
         self._connection.send(Kind.SYNC, times)
 
-    def _send(self, target: TransferTarget, pieces: Iterator[_Piece], nbytes: int) -> None:
+    def _send(
+        self, target: TransferTarget, region: Region, pieces: Iterator[_Piece], nbytes: int
+    ) -> None:
         begun = False
         try:
-            with MatrixReader(self._own_nodes(), target) as reader:
+            with MatrixReader(self._own_nodes(), target, region=region) as reader:
                 for raw, block, origin in pieces:
                     reader.read_block(block, origin)
                     if not begun:
@@ -222,12 +224,13 @@ class _DataClient:
             raise frames.ConnectionLost(failure.message) from failure
 
     def _receive(
-        self, target: TransferTarget, pieces: Iterator[_Piece], *, wanted: bool
+        self, target: TransferTarget, region: Region, pieces: Iterator[_Piece], *, wanted: bool
     ) -> dict[str, float]:
         receive_s = place_s = 0.0
         with contextlib.ExitStack() as stack:
             if wanted:
-                writer = stack.enter_context(MatrixWriter(self._own_nodes(), target))
+                nodes = self._own_nodes()
+                writer = stack.enter_context(MatrixWriter(nodes, target, region=region))
             for raw, block, origin in pieces:
                 begun = time.perf_counter()
                 self._connection.read_into(raw)

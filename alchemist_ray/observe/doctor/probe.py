@@ -44,6 +44,7 @@ from alchemist_ray.observe.doctor.finding import BAD, OK, Finding, graded, named
 from alchemist_ray.plural import listed
 from mpi_workers.node.processes import die_with_parent
 from mpi_workers.wire.interfaces import interfaces
+from mpi_workers.wire.sockets import keep_listening
 
 ALL_PAIRS = 16
 DIAL_TIMEOUT_S = 5.0
@@ -67,7 +68,11 @@ class Listener:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                caller, _ = self._socket.accept()
+                try:
+                    caller, _ = self._socket.accept()
+                except OSError as error:
+                    keep_listening(error)
+                    continue
                 with caller, contextlib.suppress(OSError):
                     caller.settimeout(DIAL_TIMEOUT_S)
                     caller.sendall(json.dumps([self._name, time.time()]).encode() + b"\n")

@@ -215,7 +215,8 @@ class Dispatcher:
         tcp, tcp_address = sockets.listen_tcp(host)
         unix, unix_address = sockets.listen_unix(unix_path)
         joined = partial(self._on_hello, nodes)
-        acceptor = listen([unix, tcp], token, joined, self._on_frame, self._on_lost)
+        handlers = joined, self._on_frame, self._on_lost
+        acceptor = listen([unix, tcp], token, *handlers, expected=nodes.count)
         return acceptor, (unix_address, tcp_address)
 
     def use(self, nodes: Nodes) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from alchemist_ray.observe.doctor.finding import BAD, OK, WARN
 from tests.faults.conftest import HOSTLESS, needs_hosts
 from tests.faults.hosts import GCS_PORT, NETWORK, Host, Hosts
 from tests.support import commands, traces
+from tests.support.frames import Faulty
 
 # A clock that goes wrong by as many seconds as AHEAD says.
 CLOCK = """
@@ -184,6 +187,17 @@ def test_a_clock_that_goes_wrong_is_seen(tmp_path: Path) -> None:
         assert abs(dialled["near"][0]["ahead"] - ahead) < 0.5
         if ahead:
             assert "far is" in found.message
+
+
+def test_a_listener_outlives_errors_of_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = Faulty(socket.create_server(("127.0.0.1", 0)), [errno.EPROTO, errno.EMFILE])
+    monkeypatch.setattr(probe.socket, "create_server", lambda *_, **__: listening)
+    listener = probe.Listener("far", "127.0.0.1")
+    for _ in range(2):
+        (told,) = probe.dial("near", {"near": ["", 0], "far": listener.address})
+        assert told["why"] == ""
+    assert not listening.errors
+    listener.close()
 
 
 def test_doors_that_are_shut_or_anothers() -> None:

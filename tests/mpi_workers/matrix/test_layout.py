@@ -184,6 +184,21 @@ def test_a_group_of_owners_holds_the_same_part_and_groups_are_disjoint(
         assert distribution.local_indices(rank).size == 0
 
 
+@given(st.data(), layouts, shapes, grids)
+def test_the_holders_of_a_region_are_the_groups_with_an_element_of_it(
+    data: st.DataObject, layout: str, shape: tuple[int, int], grid: tuple[int, int]
+) -> None:
+    distribution = Distribution(layout, shape, grid)
+    bounds = [sorted(data.draw(st.tuples(*2 * [st.integers(0, n)]))) for n in shape]
+    found = list(distribution.holders(*bounds[0], *bounds[1]))
+    held = (
+        (group, [clip(its, *ends) for its, ends in zip(part, bounds, strict=True)])
+        for group in distribution.owners()
+        for part in [distribution.local_indices(group[0])]
+    )
+    assert sorted(found) == sorted(group for group, (rows, cols) in held if rows and cols)
+
+
 @given(progressions, st.integers(0, 90), st.integers(0, 90))
 def test_clip_keeps_the_members_in_the_interval(owned: range, start: int, stop: int) -> None:
     kept = clip(owned, start, stop)

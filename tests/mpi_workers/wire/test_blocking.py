@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import threading
@@ -16,11 +17,11 @@ import pytest
 
 from mpi_workers.failures import Failure
 from mpi_workers.wire import blocking, frames, sockets
-from mpi_workers.wire.acceptor import Acceptor, authenticate
+from mpi_workers.wire.acceptor import MAX_STRANGERS, Acceptor, authenticate
 from mpi_workers.wire.blocking import Connection, ShortWait, connect
 from mpi_workers.wire.frames import Body, Kind
-from mpi_workers.wire.handshake import ConnectingSide
-from tests.support.frames import SOON_S, TOKEN
+from mpi_workers.wire.handshake import ConnectingSide, ListeningSide
+from tests.support.frames import SOON_S, TOKEN, Faulty
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -118,6 +119,120 @@ def test_only_data_connections_have_patience() -> None:
             connection, _ = connect(address, TOKEN, {}, keepalive=keepalive)
         with connection, accepted.get(timeout=SOON_S)[0] as other:
             assert user_timeout_s(connection.sock) == user_timeout_s(other.sock) == expected_s
+
+
+# --- many peers at once, and errors of `accept` ---
+
+
+def connected_at_once(address: str, count: int, timeout_s: float = SOON_S) -> list[Connection]:
+    """The connections of those of so many peers that got one."""
+    opened: list[Connection] = []
+
+    def one() -> None:
+        with contextlib.suppress(OSError, frames.WireError):
+            opened.append(connect(address, TOKEN, {}, timeout_s=timeout_s)[0])
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * SOON_S)
+        assert not thread.is_alive()
+    return opened
+
+
+@pytest.mark.parametrize("host", ["unix", "127.0.0.1"])
+@pytest.mark.parametrize("expected", [0, 32])
+def test_more_peers_at_once_than_strangers_are_allowed_all_get_in(
+    host: str, expected: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello, attempts = ConnectingSide.hello, SimpleQueue[None]()
+
+    def slow_hello(side: ConnectingSide) -> Body:
+        attempts.put(None)
+        time.sleep(0.3)  # of a peer on a busy node
+        return hello(side)
+
+    monkeypatch.setattr(ConnectingSide, "hello", slow_hello)
+    where = f"{folder}/s.sock" if host == "unix" else host
+    listen = sockets.listen_unix if host == "unix" else sockets.listen_tcp
+    listener, address = listen(where)
+    acceptor, _ = accepting(listener, expected=expected)
+    with acceptor, contextlib.ExitStack() as stack:
+        opened = connected_at_once(address, MAX_STRANGERS + 32)
+        assert len(opened) == MAX_STRANGERS + 32
+        for connection in opened:
+            stack.enter_context(connection)
+            assert not connection.readable()  # none was displaced later
+    assert not expected or attempts.qsize() == len(opened)  # each had its place
+
+
+def test_peers_wait_for_a_place_in_a_full_queue_of_a_listener(folder: Path) -> None:
+    listener, address = sockets.listen_unix(f"{folder}/s.sock")
+    listener.listen(1)
+    waiting = [sockets.dial(address) for _ in range(2)]
+    with pytest.raises(BlockingIOError):
+        sockets.dial(address)
+    with contextlib.ExitStack() as stack:
+        timer = threading.Timer(0.3, lambda: stack.enter_context(accepting(listener)[0]))
+        timer.start()
+        opened = connected_at_once(address, 20)
+        timer.join()
+        for connection in (*opened, *waiting):
+            connection.close()
+    assert len(opened) == 20
+
+
+def test_a_peer_is_never_displaced_after_its_welcome(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others come in the moment in which its proof is found right: it connects again."""
+    listener, address = sockets.listen_unix(f"{folder}/s.sock")
+    receive, proofs = ListeningSide.receive, []
+
+    def displaced(side: ListeningSide, frame: frames.Frame) -> Body:
+        answer = receive(side, frame)
+        if frame.kind == Kind.PROOF:
+            proofs.append(frame)
+            if len(proofs) == 1:
+                acceptor.thing.strangers.displace()
+        return answer
+
+    monkeypatch.setattr(ListeningSide, "receive", displaced)
+    acceptor, accepted = accepting(listener)
+    with acceptor, connect(address, TOKEN, {})[0] as connection:
+        other, _ = accepted.get(timeout=SOON_S)
+        other.send(Kind.GET, {"matrix": 1})
+        assert connection.recv(SOON_S).body == {"matrix": 1}
+        other.close()
+    assert len(proofs) == 2
+
+
+def test_a_listener_that_ends_or_refuses_is_not_asked_again(folder: Path) -> None:
+    listener, address = sockets.listen_unix(f"{folder}/s.sock")
+    with accepting(listener)[0], pytest.raises(Failure, match="same token"):
+        connect(address, "another", {})
+    for place in (address, f"unix:{BOOT_ID}:{folder}/nothing"):
+        begun = time.monotonic()
+        with pytest.raises(OSError, match=r".+"):
+            connect(place, TOKEN, {})
+        assert time.monotonic() - begun < 1
+
+
+# What Linux reports of a connection that is to be accepted, and that resources are missing.
+ODD = "EPROTO EHOSTUNREACH ENETUNREACH ENETDOWN EHOSTDOWN ENONET ENOPROTOOPT EOPNOTSUPP EPERM"
+ODD += " ECONNABORTED ECONNRESET ETIMEDOUT EMFILE ENFILE ENOBUFS ENOMEM"
+
+
+@pytest.mark.parametrize("name", ODD.split())
+def test_a_listener_outlives_errors_of_accept(name: str) -> None:
+    listener, address = sockets.listen_tcp("127.0.0.1")
+    faulty = Faulty(listener, [getattr(errno, name)] * 3)
+    acceptor, accepted = accepting(faulty)
+    with acceptor:
+        for _ in range(2):
+            with connect(address, TOKEN, {})[0], accepted.get(timeout=SOON_S)[0]:
+                assert not faulty.errors
 
 
 # --- short waits ---

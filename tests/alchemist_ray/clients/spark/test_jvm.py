@@ -13,6 +13,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import TransferError
 from tests.alchemist_ray.clients.spark.conftest import Reports
 from tests.alchemist_ray.conftest import refused
+from tests.support.breakable_link import BreakableLink
 from tests.support.sparks import SPARK
 
 pytest.importorskip("pyspark", reason="needs alchemist-on-ray[spark]")
@@ -116,6 +117,40 @@ def test_columns_of_all_kinds_are_joined(als: AlchemistSession, spark: Any, jvm:
     k = np.arange(100.0)
     want = np.column_stack([k, k, k / 2, k, np.full(100, 0.5), k % 2 == 0, k])
     np.testing.assert_array_equal(als.send_matrix(frame).fetch(), want)
+
+
+class DroppingLink(BreakableLink):
+    """Drops the first connections, and passes on the others."""
+
+    dropped = 0
+
+    def _accept(self) -> None:
+        self.plugged = self.dropped == 3
+        self.dropped += not self.plugged
+        super()._accept()
+
+
+def test_an_executor_that_an_endpoint_drops_connects_again(
+    als: AlchemistSession, spark: Any, jvm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint to which many connect at the same time drops some (`wire/acceptor.py`)."""
+    description, links = jvm.description, list[DroppingLink]()
+
+    def through_links(*given: Any) -> dict[str, Any]:
+        found = description(*given)
+        for node in found["nodes"]:
+            links.append(DroppingLink(node["port"], node["host"]))
+            node["host"], node["port"] = "127.0.0.1", links[-1].port
+        return found
+
+    monkeypatch.setattr(jvm, "description", through_links)
+    monkeypatch.setattr(jvm, "MAPPED", False)
+    X = values("float64")
+    A = als.send_matrix(X).to_spark(spark)
+    np.testing.assert_array_equal(als.send_matrix(A).fetch(), X)
+    assert [link.dropped for link in links] == [3, 3]  # to Spark and back
+    for link in links:
+        link.close()
 
 
 def test_an_error_in_the_data_is_spark_s_own(als: AlchemistSession, spark: Any, jvm: Any) -> None:

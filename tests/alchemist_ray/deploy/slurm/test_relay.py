@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import select
 import signal
@@ -17,7 +19,9 @@ import pytest
 
 from alchemist_ray.deploy.slurm import relay
 from alchemist_ray.deploy.slurm.relay import OUTSIDE, VARIABLE, Relay
+from mpi_workers.wire import sockets
 from tests.support import traces
+from tests.support.frames import Faulty
 
 GONE_S = 10.0
 
@@ -81,6 +85,21 @@ def test_a_command_that_cannot_start_says_why(ask: Any, tmp_path: Path) -> None:
         _, err = process.communicate(timeout=30)
         assert process.returncode == code
         assert said in err
+
+
+def test_a_relay_without_file_descriptors_rests_and_then_serves(tmp_path: Path) -> None:
+    served = Relay(str(tmp_path / "relay"))
+    served.socket = faulty = Faulty(served.socket, [errno.EMFILE] * 5)
+    # The thread that serves has the number of the socket, which stays.
+    with socket.socket(socket.AF_UNIX) as caller:
+        begun = time.monotonic()
+        caller.connect(str(served.server_address))
+        assert traces.wait_until(lambda: not faulty.errors, GONE_S, 0.01) is not None
+        assert time.monotonic() - begun > 4 * sockets.EXHAUSTED_S
+        asked = json.dumps({"argv": ["true"], "env": {}}) + "\n"
+        socket.send_fds(caller, [asked.encode()], [1, 2])
+        assert caller.recv(10) == b"0"
+    served.close()
 
 
 def test_an_answer_before_the_end_of_the_request_counts(

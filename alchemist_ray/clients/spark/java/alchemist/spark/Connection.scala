@@ -1,16 +1,18 @@
 package alchemist.spark
 
 import java.io._
-import java.net.{InetSocketAddress, SocketTimeoutException, StandardSocketOptions}
+import java.net.{ConnectException, InetSocketAddress, SocketTimeoutException, StandardSocketOptions}
 import java.nio.{BufferUnderflowException, ByteBuffer}
 import java.nio.channels.SocketChannel
 import java.nio.charset.StandardCharsets.{US_ASCII, UTF_8}
 import java.nio.file.{Files, InvalidPathException, Paths}
 import java.security.{MessageDigest, SecureRandom}
 import java.util.Arrays
+import java.util.concurrent.ThreadLocalRandom
 import javax.crypto.Mac
 import javax.crypto.spec.SecretKeySpec
 
+import scala.annotation.tailrec
 import scala.collection.mutable.ArrayBuffer
 
 /** An authenticated connection to a node's data endpoint: frames and payloads.
@@ -36,13 +38,16 @@ private[spark] final class Connection private (target: Target, val node: Target.
   private var payload = 0L // bytes of the last frame's payload
   private var left = 0L // of them, not yet read
 
-  private def open(write: Boolean): Unit = {
+  private def open(): Unit = {
     channel.setOption(StandardSocketOptions.SO_SNDBUF, Int.box(SOCKET_BYTES))
     channel.socket.connect(new InetSocketAddress(node.host, node.port), CONNECT_TIMEOUT_MS)
     channel.socket.setSoTimeout(STALL_TIMEOUT_MS)
     channel.setOption(StandardSocketOptions.TCP_NODELAY, Boolean.box(true))
     channel.setOption(StandardSocketOptions.SO_KEEPALIVE, Boolean.box(true))
     authenticate()
+  }
+
+  private def mapIfNear(write: Boolean): Unit = {
     val local = channel.socket.getInetAddress == channel.socket.getLocalAddress
     if (target.mapped && local && sameNode()) map(write)
   }
@@ -263,6 +268,8 @@ private[spark] object Connection {
   private val MAP_LIMIT = 64 << 20
   private val NONCE_BYTES = 32
   private val CONNECT_TIMEOUT_MS = 10000
+  private val RETRY_MS = 10 // longest pause before the second attempt, and before any
+  private val MAX_RETRY_MS = 500
   private val STALL_TIMEOUT_MS = 600000 // as STALL_TIMEOUT_S of node_connection.py
   private val SOCKET_BYTES = 1 << 20
   private val STAGING_BYTES = 512 << 10
@@ -271,14 +278,43 @@ private[spark] object Connection {
     * mapped, to read it, or to write it until `beginUnmap`.
     */
   def all(target: Target, write: Boolean): List[Connection] = {
-    val found = target.nodes.map(new Connection(target, _))
-    try found.foreach(_.open(write))
-    catch {
+    val found = new ArrayBuffer[Connection]
+    try {
+      for (node <- target.nodes) {
+        found += opened(target, node, System.nanoTime + 1000000L * CONNECT_TIMEOUT_MS)
+        found.last.mapIfNear(write)
+      }
+    } catch {
       case error: Throwable =>
         found.foreach(_.close())
         throw error
     }
-    found
+    found.toList
+  }
+
+  /** A connection to a node; again after a random pause, if the endpoint drops it because many connect
+    * at the same time (`persist` of `mpi_workers/wire/blocking.py`).
+    */
+  @tailrec
+  private def opened(
+      target: Target, node: Target.Node, deadline: Long, longestMs: Int = RETRY_MS): Connection = {
+    val one = new Connection(target, node)
+    val dropped =
+      try { one.open(); false }
+      catch {
+        case error: Throwable =>
+          one.close()
+          error match {
+            case _: Failure | _: ConnectException => throw error
+            case _: IOException if System.nanoTime < deadline => true
+            case _ => throw error
+          }
+      }
+    if (!dropped) one
+    else {
+      Thread.sleep(1L + ThreadLocalRandom.current.nextInt(longestMs))
+      opened(target, node, deadline, math.min(2 * longestMs, MAX_RETRY_MS))
+    }
   }
 }
 
