@@ -5,12 +5,13 @@ Commands go through the control channel, data through connections to the nodes. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from alchemist_ray.errors import (
@@ -435,25 +436,45 @@ class GangConnection:
 
         A matrix that changes faster than it can be read is copied in a turn among the commands.
         """
-        version = ref.version
-        if version is not None:
-            result = transfer(ref)
-            if ref.version == version:
-                return result
-        before = self._version(ref)
-        for _ in range(READS):
-            result = transfer(ref)
-            after = self._version(ref)
-            if after == before:
-                return result
-            before = after
-        layout = next(name for name in COPY_LAYOUTS if name != ref.layout)
-        copy = {"op": "redistribute", "source": ref.id, "layout": layout}
-        return transfer(self.handle(self.request(copy)))
+        with self._used():
+            version = ref.version
+            if version is not None:
+                result = transfer(ref)
+                if ref.version == version:
+                    return result
+            before = self._version(ref)
+            for _ in range(READS):
+                result = transfer(ref)
+                after = self._version(ref)
+                if after == before:
+                    return result
+                before = after
+            layout = next(name for name in COPY_LAYOUTS if name != ref.layout)
+            copy = {"op": "redistribute", "source": ref.id, "layout": layout}
+            return transfer(self.handle(self.request(copy)))
 
     def _version(self, ref: MatrixRef) -> int:
         """The version of a matrix on the gang; waits while a command may change it."""
         return int(self.request({"op": "version", "matrix": ref.id})["version"])
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        """While data come from the ranks: a gang with a time limit is told that it is used."""
+        limit_s = self.address.idle_timeout_s
+        if limit_s is None:
+            yield
+            return
+        over = threading.Event()
+
+        def touch() -> None:
+            while not over.wait(limit_s / TOUCHES):
+                self.tell({"op": "ping"})
+
+        threading.Thread(target=touch, name="alchemist-in-use", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def _touch(self) -> None:
         """Tell a gang with a time limit that it is used: data goes directly to its ranks."""
