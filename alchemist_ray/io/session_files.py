@@ -143,13 +143,13 @@ class SessionFiles(GangOwner):
         path : path_like
             ``.nc`` or ``.zarr``; this process and all nodes see it.
         variables : sequence of str, optional
-            Default: all variables of numbers.
+            Default: all variables of numbers; a warning names the others.
 
         Returns
         -------
         xarray.Dataset
-            Coordinates are in this process, decoded (CF times); variables are handles. Missing
-            values are NaN, and packed numbers are unpacked, in xarray's dtypes.
+            Coordinates are in this process, as `xarray.open_dataset` decodes them; variables are
+            handles. Missing values are NaN, and packed numbers are unpacked, in xarray's dtypes.
 
         Raises
         ------

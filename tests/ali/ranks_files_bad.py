@@ -124,6 +124,7 @@ def spoil(folder: Path) -> None:
     (folder / "cut.h5").write_bytes(whole[: len(whole) // 2])
     with h5py.File(folder / "null.h5", "w") as file:
         file["x"] = h5py.Empty("f8")
+        file["link"] = h5py.SoftLink("/nothing")
     (folder / "cut.zarr").mkdir()
     (folder / "cut.zarr" / "zarr.json").write_text("{")
     whole = (folder / "one.parquet").read_bytes()
@@ -169,6 +170,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("many.h5", {"dataset": "words"}, "DtypeError: {}: /words: elements of dtype"),
     ("null.h5", {}, "DtypeError: {} has no data set of numbers"),
     ("null.h5", {"dataset": "x"}, "ShapeError: {}: data set 'x' is empty"),
+    ("null.h5", {"dataset": "link"}, "FileError: {} has no data set 'link'; it has "),
     ("cut.zarr", {}, "FileError: {}"),
     ("group.zarr", {"dataset": "no", "dtype": "int32"}, "FileError: {} has no array 'no'"),
     ("cut.parquet", {}, "FileError: {} is not a complete Parquet file"),
