@@ -107,6 +107,7 @@ class About:
     grain: Grain
     names: Sequence[str] = ()  # of its columns, where they have any
     order: Literal["C", "F"] = "C"  # of the arrays that `Source.read` returns
+    named: bool = True  # else the names only number the columns, and no matrix gets them
 
     @property
     def shape(self) -> Shape:

@@ -151,7 +151,7 @@ def load(
         A = ctx.empty(
             shape[:ndim] if ndim < 3 else (shape[0], *there.array_shape[1:]), kind, layout
         )
-        names = [there.names[j] for j in across] if there.names else []
+        names = [there.names[j] for j in across] if there.names and there.named else []
         one_cache = len(set(nodes)) == 1 and not place.is_url
         if one_cache and exchange.pays(source, A, down, across, ctx.size):
             exchange.fill(ctx, A, source, down, across, path)  # type: ignore[arg-type]  # ranges
