@@ -100,7 +100,7 @@ def _from_arrow(data: Any) -> tuple[NDArray[Any], list[str]]:
 def check_unmasked(data: Any, what: str) -> None:
     """Refuse masked elements, also of a list of arrays: `numpy.asarray` takes what is below a mask.
 
-    Nulls of Arrow, polars and pandas are refused too: `numpy.asarray` makes NaN, and floats, of them.
+    Nulls of Arrow, polars and pandas are refused too, of which `numpy.asarray` makes NaN.
 
     Raises
     ------

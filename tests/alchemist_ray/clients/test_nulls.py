@@ -1,4 +1,4 @@
-"""One rule for columns of every producer: no null becomes a number, no integer is rounded for one."""
+"""One rule for columns of every producer: no null becomes a number, no integer is rounded."""
 
 from __future__ import annotations
 
