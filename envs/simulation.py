@@ -487,6 +487,8 @@ class Simulation:
                 NEXT_START,
             ) from error
         spec = SimulatorSpec.from_json(text)
+        if spec.warning and config.simulator() not in _specs:
+            warnings.warn(f"simulator {config.lib_name!r}: {spec.warning}", stacklevel=2)
         if spec != _specs.setdefault(config.simulator(), spec):
             raise EnvError(
                 f"the spec of simulator {config.lib_name!r} has changed: it must depend on its "

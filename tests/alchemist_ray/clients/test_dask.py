@@ -298,7 +298,7 @@ def test_data_frames_of_numbers(als: AlchemistSession) -> None:
     frame["gaps"] = pd.array([1, None] * 25, dtype="Int64")
     frame["nan"] = np.nan
     frame["text"] = "a"
-    for columns, words in ((["whole", "gaps"], "'gaps' has missing"), (["text"], "'text'")):
+    for columns, words in ((["whole", "gaps"], "'gaps' has nulls"), (["text"], "'text'")):
         for source in (frame[columns], dd.from_pandas(frame[columns], npartitions=2)):
             refused(als, source, DtypeError, words)
     gaps = frame[["gaps", "nan"]].fillna({"gaps": 7})
