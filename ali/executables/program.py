@@ -16,6 +16,7 @@ import io
 import os
 import pickle
 import socket
+import sys
 import tempfile
 import uuid
 from bisect import bisect
@@ -227,6 +228,7 @@ class Program:
             send=self._answer,
             barrier=self._reach_barrier,
             abort=self._abort,
+            say=lambda rank, text: sys.stderr.write(f"{text}\n"),
         )
         # Noted, because a rank that is killed cannot remove what its process has left.
         node = bisect(list(accumulate(counts)), gang.rank)

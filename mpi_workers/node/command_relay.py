@@ -17,6 +17,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.node.processes import RankProcess
 from mpi_workers.node.stacks import of_main_thread
 from mpi_workers.rank.interruption import InterruptWord
+from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 ERRORS_SENT = 4  # failing ranks whose tracebacks are sent
@@ -97,9 +98,10 @@ class Replies:
 class Pending(Replies):
     """A command under way on this node."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int], *, prints: bool) -> None:
         super().__init__()
         self.left = set(ranks)
+        self.prints = prints
 
 
 @dataclass(eq=False)
@@ -127,8 +129,8 @@ class CommandRelay:
 
     @property
     def newest(self) -> int | None:
-        """Number of the newest command under way, or None."""
-        return max(self._pending, default=None)
+        """Number of the newest command under way whose code may print, or None."""
+        return max((seq for seq, pending in self._pending.items() if pending.prints), default=None)
 
     def close(self) -> None:
         """Send no more signals: the ranks are exiting."""
@@ -136,7 +138,9 @@ class CommandRelay:
 
     def relay(self, body: Body, encoded: bytes) -> None:
         """Send a command's frame to all ranks."""
-        self._pending[body["seq"]] = Pending(self.ranks)
+        command = COMMANDS.get(body["op"])
+        prints = command is not None and command.prints
+        self._pending[body["seq"]] = Pending(self.ranks, prints=prints)
         for process in self.ranks.values():
             if process.control is not None:
                 process.control.send_encoded(encoded)

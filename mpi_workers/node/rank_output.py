@@ -176,6 +176,8 @@ class RankOutput:
         self._logs = RankLogs(log_folder)
         self.pipes: dict[Source, int] = {}
         self.lines = OutputLines()
+        self._held: list[Line] = []  # printed between calls; they are in the log files
+        self._held_nbytes = self._dropped = 0
         self._tails: defaultdict[int, bytearray] = defaultdict(bytearray)  # the ends of outputs
         self._poll: select.poll | None = None
 
@@ -210,6 +212,25 @@ class RankOutput:
 
     def take(self) -> list[Line]:
         """Remove and return the lines so far; they are appended to the log files first."""
+        lines = self._held + self._logged()
+        if self._dropped:
+            text = (
+                f"... {self._dropped} bytes of output between calls are only in the log files ..."
+            )
+            lines.append((LAUNCHER, STDERR, text))
+        self._held, self._held_nbytes, self._dropped = [], 0, 0
+        return lines
+
+    def hold(self) -> None:
+        """Append the lines so far to the log files, and keep them for the next call."""
+        for line in self._logged():
+            if self._held_nbytes + len(line[2]) > HELD_LIMIT:
+                self._dropped += len(line[2])
+            else:
+                self._held_nbytes += len(line[2])
+                self._held.append(line)
+
+    def _logged(self) -> list[Line]:
         lines = self.lines.take()
         self._logs.write(lines)
         return lines
