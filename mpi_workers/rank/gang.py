@@ -203,6 +203,10 @@ class Gang:
         # MPICH uses the handler of COMM_SELF for communicators that MPI_Comm_create has made.
         return self._comm, MPI.COMM_WORLD, MPI.COMM_SELF
 
+    def note_wait(self, seconds: float) -> None:
+        """Count time that native code has waited for other ranks, for traces."""
+        interruption.note_wait(seconds)
+
     def span(self, name: str) -> Span:
         """A part of a routine that `AlchemistSession.trace` shows."""
         return Span(name)

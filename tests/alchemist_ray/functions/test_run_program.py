@@ -149,6 +149,26 @@ def test_an_unknown_matrix_is_named_by_the_client(
     )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "layout", "words"),
+    [
+        ("float32", "VC_STAR", 'it is float32, and the program expects float64: pass astype('),
+        ("float64", "STAR_VC", 'in layout STAR_VC, and the program expects VC_STAR: pass to'),
+        ("float64", "VC_STAR:BLOCK", "in layout VC_STAR:BLOCK, and the program expects VC_STAR"),
+    ],
+)  # fmt: skip
+def test_a_matrix_that_would_be_read_wrongly_is_refused(
+    als: AlchemistSession, ring: Path, capfd: pytest.CaptureFixture[str], dtype: str, layout: str,
+    words: str,
+) -> None:  # fmt: skip
+    A = als.send_matrix(np.eye(8), dtype=dtype, layout=layout)
+    with pytest.raises(RoutineError, match="exited with code 1"):
+        als.run_program([ring, "attach"], matrices={"A": A})
+    assert words in capfd.readouterr().err
+    right = A.astype("float64").to_layout("VC_STAR")
+    assert als.run_program([ring, "attach"], matrices={"A": right}).exit_codes == [0, 0, 0]
+
+
 def test_the_client_outside_of_a_gang_says_so(ring: Path) -> None:
     done = commands.run(ring, "attach", code=1)
     assert "matrix A: this program was not started by run_program" in done.stderr
