@@ -37,6 +37,9 @@ class Uplink(Protocol):
     def send_output(self, rank: int | None = None) -> None:
         """Read and send what a rank (or all) printed before its reply."""
 
+    def tail_of_call(self, rank: int) -> str:
+        """The end of a rank's output in the call under way."""
+
 
 class Replies:
     """The replies to one command so far: of a node's ranks, or of the nodes.
@@ -200,6 +203,9 @@ class CommandRelay:
             return
         pending.left.discard(rank)
         first = not pending.errors
+        for error in body.get("errors", ()):
+            if "exit_code" in error["facts"]:  # of a program or script, whose output says why
+                error["facts"]["output"] = self.uplink.tail_of_call(rank)
         pending.add(body, f"rank {rank}")
         if first and pending.errors:
             if pending.left:  # the others may wait for this rank in MPI

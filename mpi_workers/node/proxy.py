@@ -294,6 +294,9 @@ class Proxy:
         self._local.output.read_all(rank)
         self._send_lines(finished=True)
 
+    def tail_of_call(self, rank: int) -> str:
+        return self._local.output.tail_of_call(rank)
+
     def _send_lines(self, *, finished: bool = False) -> None:
         """Send lines to the caller of the call under way; between calls, keep them for the next."""
         if self._output_timer is not None:
@@ -328,6 +331,8 @@ class Proxy:
             case "shutdown":
                 self._shutting_down = asyncio.ensure_future(self._shutdown())
             case _:
+                if self._relay.newest is None:
+                    self._local.output.begin_call()
                 self._relay.relay(body, frame.encoded)
                 self._send_lines()  # those that were printed since the last call
 

@@ -84,7 +84,7 @@ def one(ctx: Context) -> int:
     [
         (no_context, (), "must be the Context"),
         (no_type, (), "parameter 'x' has no annotation"),
-        (a_dict, (), "cannot be the type of a parameter"),
+        (a_dict, (), "a_dict: parameter 'x': dict[str, int] cannot be the type of a parameter"),
         (matrices, (), "cannot be the type of a parameter"),
         (an_array, (), "cannot be the type of a parameter"),
         (a_union, (), "the only supported union is `T | None = None`"),

@@ -89,6 +89,25 @@ def test_a_failure_on_one_rank_ends_all_processes(
     assert error.value.facts.get("exit_code") == code
 
 
+def test_the_error_of_a_program_or_script_has_its_last_lines(
+    als: AlchemistSession, tmp_path: Path
+) -> None:
+    als.run(lambda comm: print("of an earlier call"))
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('bad input')\nsys.exit(3)\n")
+    for call in (
+        lambda: als.run_program(["sh", "-c", "echo bad input; exit 3"]),
+        lambda: als.run_script(script),
+    ):
+        with pytest.raises(RoutineError, match="exited with code 3") as error:
+            call()
+        rank = error.value.facts["rank"]
+        assert str(error.value).endswith(f"--- last output of rank {rank} ---\nbad input")
+    with pytest.raises(RoutineError) as error:
+        als.run_program(["sh", "-c", "exit 3"])
+    assert "last output" not in str(error.value)
+
+
 def test_exit_codes_may_be_asked_for(als: AlchemistSession, ring: Path) -> None:
     done = als.run_program(["sh", "-c", "exit $((PMI_RANK * 2))"], check=False)
     assert done.exit_codes == [0, 2, 4]
