@@ -151,7 +151,7 @@ def _check_expected(matrix: DistMatrix, request: Any) -> None:
 def _dtype(request: Any) -> str:
     if not 0 < request.dtype <= len(DTYPES):
         raise ValueError(f"dtype {request.dtype} does not exist")
-    return DTYPES[request.dtype - 1]
+    return DTYPES[int(request.dtype) - 1]
 
 
 def _shape_and_kind(request: Any) -> tuple[tuple[int, ...], str, str]:

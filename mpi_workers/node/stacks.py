@@ -27,6 +27,7 @@ BELOW_MPI = re.compile(r"\((libc|libpthread|libuc|libfabric|\[vdso\])")  # and w
 INTERPRETER = re.compile(r"\((libffi|_ctypes|libpython|python)")  # what has called the C code
 PYTHON_FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 C_FRAME = re.compile(r"^(?P<path>/.+)\((?P<name>\w*)(?P<offset>\+0x[0-9a-f]+)?\) ?\[0x[0-9a-f]+\]$")
+SYSTEM = ("/lib", "/usr/lib")  # stripped, large, and not what the user looks for
 OF_HANDLER = 2  # innermost frames of a crash: the handler, and the kernel's way into it
 
 
@@ -133,7 +134,7 @@ def _located(frames: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
     From binutils' addr2line, where it is installed; lines if the object was built with ``-g``.
     """
     found: dict[tuple[str, int], str] = {}
-    for path in dict.fromkeys(path for path, _ in frames):
+    for path in dict.fromkeys(path for path, _ in frames if not path.startswith(SYSTEM)):
         offsets = [offset for of, offset in frames if of == path]
         command = ["addr2line", "--functions", "--demangle", "--exe", path, *map(hex, offsets)]
         try:
