@@ -31,7 +31,7 @@ def is_users_own(name: str, file: object) -> bool:
     return isinstance(file, str) and not is_ours(name) and not file.startswith(_INSTALLED)
 
 
-def callers_traceback(error: Exception, shown: Exception) -> list[str]:
+def callers_traceback(error: BaseException, shown: BaseException) -> list[str]:
     """Return an error's traceback in IPython with the frames of the user's code only.
 
     `traceback.print_exc` prints all frames. `shown` is a copy of `error` without its context: that

@@ -207,28 +207,30 @@ class Context:
         return matrix
 
 
-def _type_name(annotation: Any) -> str:
+def _type_name(annotation: Any, what: str) -> str:
+    """The name of a type; `what` has it, for the message of the error."""
     if annotation in _SCALARS:
         return _SCALARS[annotation]
     if typing.get_origin(annotation) is list:
         (item,) = typing.get_args(annotation)
         if item in _SCALARS and item is not DistMatrix:
             return f"list[{_SCALARS[item]}]"
+    name = annotation.__name__ if isinstance(annotation, type) else repr(annotation)
     raise TypeError(
-        f"{annotation!r} cannot be the type of a parameter or result: use DistMatrix, int, float, "
+        f"{what}: {name} cannot be the type of a parameter or result: use DistMatrix, int, float, "
         "complex, bool, str, bytes or a list of one of the scalars"
     )
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
+def _parameter(routine: str, name: str, annotation: Any, default: Any) -> Parameter:
+    what = f"{routine}: parameter {name!r}"
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         options = [a for a in typing.get_args(annotation) if a is not type(None)]
         if len(options) != 1 or default is not None:
-            raise TypeError(f"parameter {name!r}: the only supported union is `T | None = None`")
-        return Parameter(name, _type_name(options[0]), None)
-    return Parameter(
-        name, _type_name(annotation), REQUIRED if default is inspect.Parameter.empty else default
-    )
+            raise TypeError(f"{what}: the only supported union is `T | None = None`")
+        return Parameter(name, _type_name(options[0], what), None)
+    default = REQUIRED if default is inspect.Parameter.empty else default
+    return Parameter(name, _type_name(annotation, what), default)
 
 
 def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
@@ -249,7 +251,9 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
             raise TypeError(f"{function.__name__}: its parameters must be named, without *")
         if parameter.name not in hints:
             raise TypeError(f"{function.__name__}: parameter {parameter.name!r} has no annotation")
-        taken.append(_parameter(parameter.name, hints[parameter.name], parameter.default))
+        taken.append(
+            _parameter(function.__name__, parameter.name, hints[parameter.name], parameter.default)
+        )
     given = hints.get("return", type(None))
     if given is type(None):
         kinds: tuple[Any, ...] = ()
@@ -264,7 +268,10 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
     return Signature(
         function.__name__,
         tuple(taken),
-        tuple(Result(name, _type_name(kind)) for name, kind in zip(results, kinds, strict=True)),
+        tuple(
+            Result(name, _type_name(kind, f"{function.__name__}: result {name!r}"))
+            for name, kind in zip(results, kinds, strict=True)
+        ),
         inspect.getdoc(function) or "",
     )
 

@@ -22,7 +22,7 @@ from alchemist_ray.gang.progress import RoutineBar, call_text, narrated
 from alchemist_ray.gang.registry import gang_of
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.signature import MATRIX, REQUIRED, Signature
+from mpi_workers.wire.signature import MATRIX, REQUIRED, Signature, no_routine
 
 _SCALARS = {
     "int": int, "float": float, "complex": complex, "bool": bool, "string": str, "bytes": bytes,
@@ -276,10 +276,7 @@ class Library:
         try:
             return self._routines[name]
         except KeyError:
-            raise NoSuchRoutineError(
-                f"library {self.name!r} has no routine {name!r}; it has "
-                + ", ".join(sorted(self._routines))
-            ) from None
+            raise NoSuchRoutineError(no_routine(self.name, name, self._routines)) from None
 
     def __getattr__(self, name: str) -> Routine:
         if name.startswith("_"):

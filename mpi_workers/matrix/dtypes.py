@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The dtypes of libraries in C and Fortran; their codes (alchemist.h) are places here, from 1.
-NATIVE_DTYPES: tuple[str, ...] = (
-    "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
-)  # fmt: skip
+# Their codes in C and Fortran (alchemist.h) are places here, from 1.
 DTYPES: tuple[str, ...] = (
-    *NATIVE_DTYPES, "int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16",
+    "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
+    "int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16",
 )  # fmt: skip
 ADVICE = {  # for elements that a dtype cannot hold
     "int64": "choose float64, which rounds, or subtract an offset",

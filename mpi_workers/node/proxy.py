@@ -38,6 +38,7 @@ from mpi_workers.node.stacks import of_crash
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, listen, open_connection
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
+from mpi_workers.wire.names import STDERR
 from mpi_workers.wire.pmi import PmiNode, process_mapping
 
 EXIT_GRACE_S = 4.0  # for libraries to close and ranks to exit; the GroupManager waits for 5
@@ -69,6 +70,7 @@ class Proxy:
             send=self._to_pmi,
             barrier=lambda puts: self.send_event("pmi_barrier", puts=puts),
             abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
+            say=self._say,
         )
         self._pmi_input = {rank: bytearray() for rank in self._ranks}
         self._leaving = False
@@ -162,6 +164,10 @@ class Proxy:
     def _to_pmi(self, rank: int, line: str) -> None:
         with contextlib.suppress(OSError):  # the rank has ended: its pidfd reports it
             self._local.pmi[rank].send((line + "\n").encode())
+
+    def _say(self, rank: int, text: str) -> None:
+        self._local.output.lines.add(rank, STDERR, f"{text}\n".encode())
+        self._send_lines()
 
     def _from_pmi(self, rank: int) -> None:
         try:
@@ -288,23 +294,24 @@ class Proxy:
         self._local.output.read_all(rank)
         self._send_lines(finished=True)
 
+    def tail_of_call(self, rank: int) -> str:
+        return self._local.output.tail_of_call(rank)
+
     def _send_lines(self, *, finished: bool = False) -> None:
-        """Send lines to the caller of the command under way, or write them to our own log."""
+        """Send lines to the caller of the call under way; between calls, keep them for the next."""
         if self._output_timer is not None:
             self._output_timer.cancel()
             self._output_timer = None
-        lines = self._local.output.lines
+        output = self._local.output
         transport = self._manager.transport if self._manager is not None else None
         behind = transport is not None and transport.get_write_buffer_size() > OUTPUT_BACKLOG
         if behind and not finished:
             loop = asyncio.get_running_loop()
             self._output_timer = loop.call_later(OUTPUT_S, self._send_lines)
-        elif not lines:
-            return
-        elif (newest := self._relay.newest) is not None:
-            self.send_event("output", seq=newest, lines=self._local.output.take())
-        else:
-            self._log_lines()
+        elif (newest := self._relay.newest) is None:
+            output.hold()
+        elif lines := output.take():
+            self.send_event("output", seq=newest, lines=lines)
 
     def _log_lines(self) -> None:
         for rank, _, text in self._local.output.take():
@@ -324,7 +331,10 @@ class Proxy:
             case "shutdown":
                 self._shutting_down = asyncio.ensure_future(self._shutdown())
             case _:
+                if self._relay.newest is None:
+                    self._local.output.begin_call()
                 self._relay.relay(body, frame.encoded)
+                self._send_lines()  # those that were printed since the last call
 
     def _from_rank(self, protocol: FrameProtocol, frame: Frame) -> None:
         self._relay.receive(protocol.peer.rank, frame)
