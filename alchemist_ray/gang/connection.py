@@ -156,6 +156,8 @@ class GangConnection:
         self._sessions = 0
         self.closed = False
         self._begin(process)
+        # What ends a private gang when nothing refers to it: the session, handles and libraries do.
+        self.holder: Callable[[], object] = lambda: None
         _connections.add(self)
 
     def _begin(self, process: str | None = None) -> None:
@@ -400,6 +402,7 @@ class GangConnection:
     def handle(self, record: Body) -> Any:
         """The handle of a matrix as the dispatcher describes it, with a lease on the matrix."""
         lease = self.leases.lease(record["matrix"], kept=bool(record.get("pinned")))
+        lease.holder = self.holder()
         if "elements" in record:
             lease.remember(record["elements"], lease.version)
         return self.handle_type.from_record(record, self.address, lease)

@@ -141,6 +141,9 @@ class Routine:
         read_only: bool = False,
     ) -> None:
         self._connection = connection
+        # Read-only libraries are parts of the connection.
+        own = not (read_only or isinstance(connection, _Received))
+        self._holder = connection.holder() if own else None
         self._columns = columns
         self._read_only = read_only
         self._library = library
