@@ -254,7 +254,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         LibraryNotFoundError
             If it is not loaded.
         """
-        connection, loaded = self.connection, self._held.libraries
+        connection = self.connection
+        loaded: dict[str, Library] = self._held.libraries
         if name not in loaded or connection.address.shared:  # others may have replaced it
             told = connection.request({"op": "list_libraries"})["libraries"]
             found = [described for described in told if described["name"] == name]
