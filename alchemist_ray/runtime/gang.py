@@ -120,6 +120,7 @@ class Gang:
         self._wanted: dict[str, bool] = {}  # by token of a `.remote` call: is its ObjectRef there?
         self._dropped = False
         self._tasks: set[asyncio.Task[Any]] = set()  # `drop` ends them
+        self._ends: set[asyncio.Task[None]] = set()  # and waits for these
         self._watches: list[asyncio.Task[None]] = []  # the end of the ranks ends them
 
     # --- its state ---
@@ -575,7 +576,7 @@ class Gang:
         await self._leaves(GangState.ENDING)
         if self.state is not GangState.NONE:  # to the end, also if the caller goes away
             self._enter(GangState.ENDING)
-            await asyncio.shield(in_task(self._end(why), self._tasks))
+            await asyncio.shield(in_task(self._end(why), self._ends))
 
     async def _end(self, why: str) -> None:
         try:
