@@ -76,6 +76,8 @@ def _computed(engine: Engine, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
     name = OURS.get(ufunc.__name__, ufunc.__name__)
     if name == "matmul":
         return engine.matmul(*inputs)
+    if name in ("matvec", "vecmat"):
+        return getattr(linear, name)(engine, *inputs)
     if name == "positive":
         return engine.copy(inputs[0])
     if name == "divmod":

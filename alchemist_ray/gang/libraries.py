@@ -22,6 +22,7 @@ from alchemist_ray.gang.progress import RoutineBar, call_text, narrated
 from alchemist_ray.gang.registry import gang_of
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.names import SLICE_WARNINGS
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Signature
 
 _SCALARS = {
@@ -104,22 +105,33 @@ def calling_frame() -> FrameType:
 
 
 def _report_floating(flags: int, where: str) -> None:
-    """Treat floating-point errors on the ranks as `numpy.errstate` of this thread says."""
+    """Treat floating-point errors on the ranks as `numpy.errstate` of this thread says.
+
+    NumPy's warnings of empty slices do not depend on it.
+    """
+    for text, flag in SLICE_WARNINGS.items():
+        if flags & flag:
+            _warn(text)
     for kind, (flag, text) in FLOATING.items():
         action = np.geterr()[kind] if flags & flag else "ignore"  # type: ignore[literal-required]
         message = f"{text} encountered in {where}"
         if action == "raise":
             raise FloatingPointError(message)
         if action == "warn":
-            frame = calling_frame()
-            seen = frame.f_globals.setdefault("__warningregistry__", {})
-            where_from = frame.f_code.co_filename, frame.f_lineno
-            warnings.warn_explicit(message, RuntimeWarning, *where_from, registry=seen)
+            _warn(message)
         elif action == "call":
             np.geterrcall()(text, flags)  # type: ignore[operator, misc]
         elif action in ("print", "log"):
             target: Any = sys.stdout if action == "print" else np.geterrcall()
             target.write(f"Warning: {message}\n")
+
+
+def _warn(message: str) -> None:
+    """Warn of the line of the program that is carried out."""
+    frame = calling_frame()
+    seen = frame.f_globals.setdefault("__warningregistry__", {})
+    where_from = frame.f_code.co_filename, frame.f_lineno
+    warnings.warn_explicit(message, RuntimeWarning, *where_from, registry=seen)
 
 
 class Routine:

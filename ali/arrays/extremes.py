@@ -19,6 +19,7 @@ from ali.linalg.reductions import (
     extreme,
     join_moments,
     mean,
+    moments,
     real_kind,
     reduce_matrix,
     result_matrix,
@@ -63,12 +64,18 @@ def _folded(
 
 def nanmin(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """Smallest elements, nan only where there is nothing else. One pass; words as `sum`."""
-    return extreme(ctx, A, axis, np.fmin)
+    return _not_all_nan(ctx, extreme(ctx, A, axis, np.fmin))
 
 
 def nanmax(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """Largest elements, nan only where there is nothing else. One pass; words as `sum`."""
-    return extreme(ctx, A, axis, np.fmax)
+    return _not_all_nan(ctx, extreme(ctx, A, axis, np.fmax))
+
+
+def _not_all_nan(ctx: Context, R: DistMatrix) -> DistMatrix:
+    if np.isnan(R.local).any():
+        ctx.warn_of_slice("All-NaN slice encountered")
+    return R
 
 
 def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
@@ -80,6 +87,8 @@ def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     if not ctx.comm.allreduce(int(np.isnan(R.local).any())):
         return R
     values, layout, shape = _nan_moments(ctx, A, axis)
+    if not values[0].all():
+        ctx.warn_of_slice("Mean of empty slice")
     kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype
     return result_matrix(ctx, np.where(values[0] == 0, np.nan, values[1]), kind, layout, shape)
 
@@ -99,6 +108,8 @@ def _nan_deviation(
 ) -> DistMatrix:
     values, layout, shape = _nan_moments(ctx, A, axis)
     left = values[0].real - ddof
+    if (left <= 0).any():
+        ctx.warn_of_slice("Degrees of freedom <= 0 for slice")
     with np.errstate(all="ignore"):
         found = np.where(left > 0, values[2].real / left, np.nan)
     return result_matrix(ctx, np.sqrt(found) if root else found, real_kind(A.dtype), layout, shape)
@@ -107,19 +118,20 @@ def _nan_deviation(
 def _nan_moments(
     ctx: Context, A: DistMatrix, axis: int | None
 ) -> tuple[Array, str, tuple[int, int]]:
-    """Count, mean and sum of squared deviations; see `join_moments`."""
+    """As `moment_measure`, without nan."""
     wide = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
 
     def measure(part: Array, along: int | None) -> Array:
         there = ~np.isnan(part)
         count = there.sum(axis=along, keepdims=True)
+        some = np.maximum(count, 1)
         part = np.where(there, part, 0).astype(wide, copy=False)
-        mean = part.sum(axis=along, keepdims=True) / np.maximum(count, 1)
+        mean = part.sum(axis=along, keepdims=True) / some
         apart = np.where(there, part - mean, 0)
         squares = (apart.real**2 + apart.imag**2).sum(axis=along, keepdims=True)
-        return np.stack([x.reshape(-1).astype(wide) for x in (count, mean, squares)])
+        return moments(count, mean, squares, apart.sum(axis=along, keepdims=True) / some)
 
-    return reduce_matrix(ctx, A, axis, measure, np.zeros((3, 1), wide), join_moments)
+    return reduce_matrix(ctx, A, axis, measure, np.zeros((4, 1), wide), join_moments)
 
 
 # --- places of extreme elements ---------------------------------------------------------

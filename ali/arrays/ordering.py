@@ -503,14 +503,22 @@ def quantile(
             with np.errstate(all="ignore"):
                 for part in panels(Q.local.shape[1], width):
                     _of_columns(columns[:, part], Q.local[:, part], q, method, skip_nan)
+            _warn_of_nan(ctx, A, Q.local, skip_nan)
             return reshaped(ctx, replied(ctx, Q), shape)
         rows = ctx.to_layout(work, "VC_STAR")
         lines = [
             _interpolated(*_selected(ctx, x, q, method, skip_nan), method) for x in block(rows).T
         ]
         values = np.stack(lines, axis=1)
+    _warn_of_nan(ctx, A, values, skip_nan)
     with np.errstate(all="ignore"):
         return reshaped(ctx, ctx.new_replicated(values.astype(dtype)), shape)
+
+
+def _warn_of_nan(ctx: Context, A: DistMatrix, values: Array, skip_nan: bool) -> None:
+    """As NumPy warns of quantiles of no elements."""
+    if (skip_nan or not A.nbytes) and np.isnan(values).any():
+        ctx.warn_of_slice("All-NaN slice encountered" if skip_nan else "Mean of empty slice")
 
 
 def _own_elements(ctx: Context, A: DistMatrix) -> Array:

@@ -33,6 +33,11 @@ TABLES = (".csv", ".parquet")  # formats whose columns have names
 MANIFEST = "manifest.json"  # of a checkpoint
 CHECKPOINT_FORMAT = "alchemist-on-ray checkpoint"
 ALIGNMENT = 64
+# Warnings of NumPy's reductions, in replies beside NumPy's four flags of floating-point errors.
+SLICE_WARNINGS = {
+    "Mean of empty slice": 16, "Degrees of freedom <= 0 for slice": 32,
+    "All-NaN slice encountered": 64,
+}  # fmt: skip
 STDOUT, STDERR = 1, 2
 Line = tuple[int, int, str]  # that a rank has printed: rank, stream, text without its newline
 

@@ -321,3 +321,28 @@ def test_rows_are_chosen_and_shuffled(session: AlchemistSession) -> None:
         random.choice(2, 3, p=[0.5, 0.1])
     with pytest.raises(BadArgumentError, match="the range"):
         random.integers(3, 3)
+
+
+def test_weights_of_integers_are_added_as_integers(session: AlchemistSession) -> None:
+    a, big = np.array([1.0, 2, 3, 4, 5]), np.array([2**60 + 1, 1, 2, 3, 4])
+    A, B = session.send_matrix(a), session.send_matrix(big)
+    for bins in (2, [1, 3, 5]):
+        same(np.histogram(A, bins, weights=B)[0], np.array([2**60 + 2, 9]))
+    for kind in ("int8", "uint64", "bool", "float32", "complex128"):
+        weights = (big % 100).astype(kind)
+        for bins in (2, [0, 2, 9])[: 1 if kind == "bool" else 2]:  # NumPy adds no bool up
+            expected = np.histogram(a, bins, weights=weights)[0]
+            same(np.histogram(A, bins, weights=session.send_matrix(weights))[0], expected)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 4])
+def test_counts_of_fewer_elements_than_ranks(session: AlchemistSession, n: int) -> None:
+    x, weights = np.arange(n) % 3, np.full(n, 0.5)
+    X = session.send_matrix(x)
+    same(np.bincount(X, minlength=2), np.bincount(x, minlength=2))
+    if n:  # NumPy takes no weights of nothing for floats
+        same(np.bincount(X, weights=weights), np.bincount(x, weights=weights))
+        same(np.bincount(X, weights=X + 1), np.bincount(x, weights=x + 1))
+    y = session.send_matrix(np.arange(100.0))
+    few = y[y > 97]
+    same(np.bincount(few.astype("i8") % 3, weights=few), np.bincount([2, 0], weights=[98.0, 99]))
