@@ -27,7 +27,7 @@ from ali.linalg.reductions import (
 )
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import as_array, distributions, sibling
+from mpi_workers.matrix.layout import distributions, sibling
 
 Reduction = Callable[[Context, DistMatrix, int | None], DistMatrix]
 
@@ -145,7 +145,8 @@ def argmin(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 def argmax(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """Index of the first largest element, or of the first nan; along axis None in C order.
 
-    One pass. Ranks combine an element and its index for each result up a tree.
+    One pass. Ranks combine an element and its index for each result up a tree. Memory: a piece of 1
+    MiB and, for each result (axis None: each row or column, whichever are fewer), some numbers.
     """
     return _place(ctx, A, axis, np.argmax)
 
@@ -156,16 +157,20 @@ def _place(
     if not all(dist in SUPPORTED for dist in distributions(A.layout)):
         A = ctx.to_layout(A, "VC_STAR")
     dists, local = distributions(A.layout), block(A)
-    along = 1 if axis == 1 else 0  # then over the columns of that, if axis is None
-    width = local.shape[1 - along]
-    values, index = np.zeros(width, A.dtype), np.full(width, -1, np.int64)
+    tall = local.shape[0] >= local.shape[1]  # fewer results to compare
+    along = (0 if tall else 1) if axis is None else axis
     if local.size:
         found, values = _places(function, local, along)
-        index = as_array((A.rows, A.cols)[along])[found]
+        index = _indices(A, along, found)
+        if axis is None:
+            others = _indices(A, 1 - along, np.arange(len(found)))
+            rows, cols = (index, others) if along == 0 else (others, index)
+            index = rows * A.shape[1] + cols
+    else:
+        values = np.zeros(local.shape[1 - along], A.dtype)
+        index = np.full(len(values), -1, np.int64)
     better = np.greater if function is np.argmax else np.less
     if axis is None:
-        if local.size:
-            index = index * A.shape[1] + as_array(A.cols)
         values, index = _best(values, index, better)
     packed = _packed(values, index)
     kind, count = A.dtype, len(index)
@@ -188,6 +193,15 @@ def _place(
     return result_matrix(ctx, index, np.int64, layout, shape)
 
 
+def _indices(A: DistMatrix, axis: int, positions: Array) -> Array:
+    """Indices along an axis of positions in this rank's part: an array of all would be large."""
+    both = A.distribution.runs(A.rank)
+    assert both is not None
+    runs = both[axis]
+    run, place = np.divmod(positions, runs.width)
+    return np.asarray(runs.first + run * runs.period + place)
+
+
 def _places(function: Callable[..., Array], local: Array, along: int) -> tuple[Array, Array]:
     """Indices and extreme elements along an axis.
 
@@ -197,13 +211,23 @@ def _places(function: Callable[..., Array], local: Array, along: int) -> tuple[A
         found = function(local, axis=0)
         return found, local[found, np.arange(local.shape[1])]
     found, values = np.empty(len(local), np.int64), np.empty(len(local), local.dtype)
-    height = max(64, CHUNK // max(1, local[:1].nbytes))
-    room = np.empty((min(height, len(local)), local.shape[1]), local.dtype)
+    better = np.greater if function is np.argmax else np.less
+    width = min(local.shape[1], LARGE // (64 * local.itemsize))
+    height = min(len(local), max(64, CHUNK // (width * local.itemsize)))
+    room = np.empty((height, width), local.dtype)
     for part in panels(len(local), height):
-        rows = room[: part.stop - part.start]
-        copy_kernels.copy(rows, local[part], stream=False)
-        found[part] = function(rows, axis=1)
-        values[part] = rows[np.arange(len(rows)), found[part]]
+        for across in panels(local.shape[1], width):
+            piece = local[part, across]
+            rows = room[: piece.shape[0], : piece.shape[1]]
+            copy_kernels.copy(rows, piece, stream=False)
+            place = function(rows, axis=1)
+            value = rows[np.arange(len(rows)), place]
+            place += across.start
+            if across.start:
+                ahead = _better(value, place, values[part], found[part], better)
+                value = np.where(ahead, value, values[part])
+                place = np.where(ahead, place, found[part])
+            found[part], values[part] = place, value
     return found, values
 
 

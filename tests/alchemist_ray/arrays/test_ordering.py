@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -346,3 +347,37 @@ def test_counts_of_fewer_elements_than_ranks(session: AlchemistSession, n: int) 
     y = session.send_matrix(np.arange(100.0))
     few = y[y > 97]
     same(np.bincount(few.astype("i8") % 3, weights=few), np.bincount([2, 0], weights=[98.0, 99]))
+
+
+@pytest.mark.parametrize("shape", [(48 << 20,), (2, 24 << 20), (6 << 20, 8)])
+def test_places_of_extreme_elements_take_little_memory(
+    session: AlchemistSession, shape: tuple[int, ...]
+) -> None:
+    a = np.zeros(shape, "int8")
+    a.flat[a.size - 5] = 1
+    A = session.send_matrix(a)
+
+    def status(comm: Any, field: str, reset: bool) -> int:
+        if reset:  # the peak begins here
+            Path("/proc/self/clear_refs").write_text("5")
+        text = Path("/proc/self/status").read_text()
+        return comm.allreduce(int(text.split(f"{field}:")[1].split()[0]) << 10)
+
+    int(A.argmax())  # what it needs once
+    before = session.run(status, "VmRSS", True)
+    assert (int(A.argmax()), int(A.argmin())) == (a.size - 5, 0)
+    if shape[0] == 2:  # few results
+        assert A.argmax(axis=-1)[-1].item() == a.argmax(axis=-1)[-1]
+    assert session.run(status, "VmHWM", False) - before < a.nbytes / 2
+
+
+def test_distinct_small_integers(session: AlchemistSession) -> None:
+    for kind in ("int8", "uint8", "int16", "uint16", "bool"):
+        a = (
+            np.random.default_rng(0)
+            .integers(0, 2 if kind == "bool" else 200, (40, 30))
+            .astype(kind)
+        )
+        for layout in ("VC_STAR", "STAR_VR", "MC_MR"):
+            same(np.unique(session.send_matrix(a, layout=layout)), np.unique(a))
+        same(np.unique(session.send_matrix(a[:0])), np.unique(a[:0]))
