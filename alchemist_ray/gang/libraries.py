@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import sys
 import warnings
@@ -44,7 +45,27 @@ def _named(*names: str) -> Any:
     make: Any = namedtuple  # names are not literals
     kind = make("Results", names, rename=True)
     kind.__reduce__ = lambda self: (_unpickled, (names, tuple(self)))
+    kind.__repr__ = _results_text
+    kind._repr_html_ = _results_html
     return kind
+
+
+def _results_text(results: Any) -> str:
+    """A line for each result: of matrices, their description without elements."""
+    lines = [f"  {name}={_line(value)}" for name, value in results._asdict().items()]
+    return "Results(\n" + ",\n".join(lines) + ",\n)"
+
+
+def _results_html(results: Any) -> str:
+    rows = "".join(
+        f"<tr><th>{name}</th><td>{html.escape(_line(value))}</td></tr>"
+        for name, value in results._asdict().items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def _line(value: Any) -> str:
+    return value.described() if isinstance(value, MatrixRef) else repr(value)
 
 
 def _unpickled(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:

@@ -177,6 +177,9 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
         ) from None
     if any(math.isnan(size) for sizes in normal for size in sizes):
         raise ShapeError(f"chunks={chunks!r}: NaN is not a size of chunks")
+    for sizes, length in zip(normal, handle.shape, strict=True):
+        if length and 0 in sizes:
+            raise ShapeError(f"chunks={chunks!r} of an array of shape {handle.shape}: 0 is no size")
     return da.from_array(
         source,
         chunks=normal,

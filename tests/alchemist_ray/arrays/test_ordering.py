@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession, Handle
-from alchemist_ray.arrays.function_dispatch import INSTEAD
+from alchemist_ray.arrays.rules import INSTEAD
 from alchemist_ray.errors import (
     BadArgumentError,
     BadIndexError,
@@ -209,8 +209,7 @@ def test_methods_are_the_functions(session: AlchemistSession) -> None:
 def test_advice_of_what_is_missing_runs(session: AlchemistSession, tmp_path: Any) -> None:
     A = session.send_matrix(np.random.default_rng(0).standard_normal((6, 6)))
     for name, advice in INSTEAD.items():
-        code = re.split(r", a | for ", advice)[0]
-        code = code.replace("matrix.npy", str(tmp_path / "matrix.npy"))
+        code = re.split(r", a | for ", advice)[0].replace("matrix.", f"{tmp_path}/matrix.")
         exec(code, {"np": np, "A": A.copy()})  # the code that users are told to write
         assert not hasattr(np, name) or name not in dir(session.xp)
     with pytest.raises(BadArgumentError, match=r"A\.T\[::-1\]"):
