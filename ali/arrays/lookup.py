@@ -472,8 +472,10 @@ def histogram(
     regular = bins and (
         weight is None or weight.dtype.kind not in "iu"
     )  # which NumPy adds as floats
-    spread: Any = (bins, (limits[0], limits[-1])) if regular else (limits,)
-    counts, _ = np.histogram(mine, *spread, weights=weight)
+    if regular:
+        counts, _ = np.histogram(mine, bins, (limits[0], limits[-1]), weights=weight)
+    else:
+        counts, _ = np.histogram(mine, limits, weights=weight)
     return ctx.new_replicated(sum_over_ranks(ctx.comm, counts))
 
 
