@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import BLOCK, Grid, selector, taken
+from mpi_workers.wire.names import SLICE_WARNINGS
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature
 
 if typing.TYPE_CHECKING:
@@ -87,6 +88,10 @@ class Context:
         The caller's `numpy.errstate` decides between warnings, errors and silence.
         """
         return np.errstate(all="call", call=self.gang.note_floating)
+
+    def warn_of_slice(self, text: str) -> None:
+        """Have the call's caller warned, once for all ranks, by a text of `SLICE_WARNINGS`."""
+        self.gang.note_floating(text, SLICE_WARNINGS[text])
 
     def zeros(self, shape: Sequence[int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
         """A distributed matrix of zeros; every rank must pass the same arguments.

@@ -143,11 +143,7 @@ class FetchedValues(MatrixRef):
         return self._numbers(np.array2string)
 
     def __repr__(self) -> str:
-        length = " x ".join(map(str, self.shape)) if len(self.shape) > 1 else str(self.shape)
-        return (
-            f"<Handle {self.name}: {length} {self.dtype}, {self.layout}, "
-            f"{readable(self.nbytes)}, in gang {self.gang} (epoch {self.epoch})>\n{self}"
-        )
+        return f"{self.described()}\n{self}"
 
     def _repr_html_(self) -> str:
         rows = {

@@ -45,7 +45,11 @@ def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
     dtype = check_dtype(have if wanted is None else wanted)
     integers = have.kind in "iu" and dtype.kind == "u"  # which elements fit is checked
     if have.kind not in "biufc" or not (integers or np.can_cast(have, dtype, "same_kind")):
-        raise ValueError(f"elements of dtype {have} cannot become {dtype} without loss")
+        remedy = ".real" if have.kind == "c" else f".astype({dtype.name!r})"
+        raise ValueError(
+            f"elements of dtype {have} cannot become {dtype} without loss: leave out dtype=, and "
+            f"{remedy} of the handle converts"
+        )
     return np.dtype(dtype.name)
 
 

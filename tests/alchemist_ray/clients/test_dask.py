@@ -230,6 +230,8 @@ def test_to_dask_is_lazy_and_takes_chunks_in_every_spelling(als: AlchemistSessio
     for chunks in ("a lot", (3, 3, 3), ((100, 99), 30)):
         with pytest.raises(ShapeError, match="chunks="):
             handle.to_dask(chunks=chunks)
+    with pytest.raises(ShapeError, match="0 is not a length of chunks"):
+        handle.to_dask(chunks=(0, 3))
     handle.free()
 
 
