@@ -59,9 +59,12 @@ class Transport:
     ----------
     resume_s : float
         How long a call tries to restore a control channel that was lost.
+    token : str
+        The token whose rights the process has; empty without a gateway.
     """
 
     resume_s = 10.0
+    token = ""
 
     def open_channel(
         self, address: GangAddress, hello: Body, on_frame: OnFrame
@@ -147,7 +150,7 @@ class GangConnection:
         self._current = current
         self.keeper = keeper
         self.handle_type = handle_type
-        self._transport = transport or Transport()
+        self.transport = transport or Transport()
         self._result_type = result_type
         self._touched = time.monotonic()
         self._sessions = 0
@@ -163,7 +166,7 @@ class GangConnection:
         self._lock, self._making = threading.RLock(), threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: SocketChannel | None = None
-        self.nodes = self._transport.open_nodes(self.address, self.ping)
+        self.nodes = self.transport.open_nodes(self.address, self.ping)
         self.leases = MatrixLeases(self._lock, self._tell_lease, shared=self.address.shared)
         if self.owner or not self._forked:
             self._open_channel()
@@ -216,7 +219,7 @@ class GangConnection:
             "process": self.process,
             "where": this_process(),
         }
-        return self._transport.open_channel(self.address, hello, self._on_frame)
+        return self.transport.open_channel(self.address, hello, self._on_frame)
 
     def _address_now(self, error: GroupFailedError) -> GangAddress:
         """What the GroupManager says. Raises `error` if that has ended, too."""
@@ -262,7 +265,7 @@ class GangConnection:
         """Use the next incarnation of the gang, which has carried over the matrices."""
         with self._lock:
             self._at(address)
-            old, self.nodes = self.nodes, self._transport.open_nodes(self.address, self.ping)
+            old, self.nodes = self.nodes, self.transport.open_nodes(self.address, self.ping)
         old.close()
 
     @property
@@ -362,7 +365,7 @@ class GangConnection:
             if self._channel is not lost:
                 return  # another thread has done it
             ended = lost.same_node and self._current is None  # a link cannot break on one node
-            channel = self._dial(0.0 if ended else self._transport.resume_s, error)
+            channel = self._dial(0.0 if ended else self.transport.resume_s, error)
             # First of all: the gang frees matrices of this process that are not named here.
             channel.tell({"op": "resume", "matrices": self.leases.live()})
             self._channel = channel

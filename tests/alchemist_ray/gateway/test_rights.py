@@ -108,15 +108,36 @@ def test_a_resize_needs_the_quota_and_a_gang_of_the_user(
 def test_another_user_cannot_resize_a_gang(there: dict[str, Any], tokens: TokenFile) -> None:
     other = there | {"token": tokens.create("olga", ("call",))}
     with AlchemistSession(1, **there, name="anna-resizes", lifetime="detached") as als:
-        A = als.send_matrix(np.ones((30, 30)), name="A")
-        with AlchemistSession.attach("anna-resizes", **other) as attached:
-            with pytest.raises(AuthError, match="admin"):
-                attached.resize(2)
-            als.resize(2)
-            assert len(attached.list_workers()) == 2
-            assert attached.matrix("A").fetch().sum() == 900
-        assert A.fetch().sum() == 900
-        AlchemistSession.stop_gang("anna-resizes", **there)
+        als.send_matrix(np.ones((30, 30)), name="A")
+    with AlchemistSession.attach("anna-resizes", **other) as attached:
+        with pytest.raises(AuthError, match="admin"):
+            attached.resize(2)
+        assert len(attached.list_workers()) == 1
+        assert attached.matrix("A").fetch().sum() == 900
+    with AlchemistSession.attach("anna-resizes", **there) as als:
+        als.resize(2)
+        assert als.matrix("A").fetch().sum() == 900
+    AlchemistSession.stop_gang("anna-resizes", **there)
+
+
+def test_two_tokens_of_a_process_do_not_share_the_connection_to_a_gang(
+    there: dict[str, Any], tokens: TokenFile
+) -> None:
+    """The second session would have the rights of the first: a web service has many users."""
+    other = there | {"token": tokens.create("otto", ("call",))}
+    with AlchemistSession(1, **there, name="anna-s", lifetime="detached") as als:
+        als.send_matrix(np.ones(3), name="A")
+        with pytest.raises(AuthError, match="connected to gang .* with another token"):
+            AlchemistSession.attach("anna-s", **other)
+        with AlchemistSession.attach("anna-s", **there) as again:
+            assert again.matrix("A").fetch().sum() == 3
+        assert als.matrix("A").fetch().sum() == 3  # the refusal has not closed it
+    with (
+        AlchemistSession.attach("anna-s", **other) as attached,
+        pytest.raises(AuthError, match="you may read its matrices"),
+    ):
+        attached.matrix("A").free()
+    AlchemistSession.stop_gang("anna-s", **there)
 
 
 def test_others_may_only_read_a_named_gang_and_its_group_may_change_it(
