@@ -30,6 +30,7 @@ from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
 from alchemist_ray.deploy.slurm.relay import Relay
 from alchemist_ray.errors import JobError
 from alchemist_ray.runtime.cluster.network import local_address
+from alchemist_ray.tracebacks import without_native_frames
 from mpi_workers.failures import describe_status
 from mpi_workers.node import cleanup, processes
 from mpi_workers.node.processes import descendants, end_descendants
@@ -291,7 +292,8 @@ class RayNode:
         }
         if not ended:
             return None
-        self._failures += 1
+        # A raylet gives its agents 15 s: on a busy machine it dies of that.
+        self._failures += time.monotonic() - self._began < QUICK_S
         (name, (_, state, status)), *_ = ended.items()
         known = state != ""  # otherwise its parent has read the status
         # Before `ray start` ends the others, it notes which one died; it has read its status.
@@ -375,7 +377,7 @@ def _tail(path: Path, nbytes: int) -> bytes:
 
 def _end_of(path: Path) -> str:
     try:
-        return _tail(path, OUTPUT_NBYTES).decode(errors="replace").strip()
+        return without_native_frames(_tail(path, OUTPUT_NBYTES).decode(errors="replace"))
     except OSError:
         return ""
 
