@@ -17,6 +17,7 @@ from alchemist_ray.errors import AuthError, GroupFailedError, ResourceError, Ses
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
+from alchemist_ray.gateway.server.gangs import SessionCommands
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
@@ -118,6 +119,23 @@ def test_another_user_cannot_resize_a_gang(there: dict[str, Any], tokens: TokenF
         als.resize(2)
         assert als.matrix("A").fetch().sum() == 900
     AlchemistSession.stop_gang("anna-resizes", **there)
+
+
+def test_a_detached_gang_is_its_owners_after_a_restart_of_the_gateway(
+    there: dict[str, Any], tokens: TokenFile
+) -> None:
+    with AlchemistSession(1, **there, name="anna-stops", lifetime="detached"):
+        pass
+    restarted, body = SessionCommands(tokens), {"op": "stop_gang", "name": "anna-stops"}
+    with pytest.raises(Failure, match="was not started by odo through a gateway"):
+        restarted.carry_out(Token("0", "odo", ("call",)), body)
+    restarted.carry_out(Token("0", "anna", ("call",)), body)
+    assert all(gang.name != "anna-stops" for gang in AlchemistSession.list())
+
+
+def test_a_launcher_whose_ports_are_open_needs_admin(there: dict[str, Any]) -> None:
+    with pytest.raises(AuthError, match="launcher='hydra': this requires a token with"):
+        AlchemistSession(1, **there, launcher="hydra")
 
 
 def test_two_tokens_of_a_process_do_not_share_the_connection_to_a_gang(

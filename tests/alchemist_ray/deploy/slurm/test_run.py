@@ -136,7 +136,7 @@ def test_a_keeper_that_is_told_to_end_or_killed_leaves_nothing(
     # The program's code: Ray has it leave with that.
     said = ended(process, number if number == signal.SIGTERM else -number)
     if number == signal.SIGTERM:
-        assert "SIGTERM: ending the program" in said
+        assert "SIGTERM: the program has 45 s to end" in said
         assert said.splitlines()[-1] == "alchemist: the job was ended by SIGTERM; exit code 15"
     assert time.monotonic() - begin < 30
 
