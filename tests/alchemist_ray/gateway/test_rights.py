@@ -80,6 +80,7 @@ def test_quotas_of_ranks_gangs_and_bytes(gateway: GatewayInfo, tokens: TokenFile
         kept = first.send_matrix(np.zeros((300, 300)))
         with pytest.raises(ResourceError, match="quota"):
             first.send_matrix(np.zeros((300, 300)))
+        assert "quota" in str(kept + 1)  # not that its session has ended
         kept.free()
         first.send_matrix(np.zeros((300, 300)))
     with AlchemistSession(3, **there):
