@@ -147,6 +147,10 @@ class TokenFile:
                 )
         if unknown := [scope for scope in scopes if scope not in SCOPES]:
             raise BadArgumentError(f"unknown scope {unknown[0]!r}; scopes: {', '.join(SCOPES)}")
+        if not {"call", "admin"} & set(scopes):
+            raise BadArgumentError(
+                f"scopes {', '.join(scopes) or '(none)'} allow nothing without 'call': add it"
+            )
         if days is not None and not 0 < days <= MOST_DAYS:
             raise BadArgumentError(
                 f"days must be greater than 0, and at most {MOST_DAYS:,}; got {days:g}"
