@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from alchemist_ray.errors import (
     AlchemistError,
+    AuthError,
     GroupFailedError,
     MatrixNotFoundError,
     SessionError,
@@ -62,9 +63,12 @@ class Transport:
     ----------
     resume_s : float
         How long a call tries to restore a control channel that was lost.
+    token : str
+        The token whose rights the process has; empty without a gateway.
     """
 
     resume_s = 10.0
+    token = ""
 
     def open_channel(
         self, address: GangAddress, hello: Body, on_frame: OnFrame
@@ -150,7 +154,7 @@ class GangConnection:
         self._current = current
         self.keeper = keeper
         self.handle_type = handle_type
-        self._transport = transport or Transport()
+        self.transport = transport or Transport()
         self._result_type = result_type
         self._touched = time.monotonic()
         self._sessions = 0
@@ -168,7 +172,7 @@ class GangConnection:
         self._lock, self._making = threading.RLock(), threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: SocketChannel | None = None
-        self.nodes = self._transport.open_nodes(self.address, self.ping)
+        self.nodes = self.transport.open_nodes(self.address, self.ping)
         self.leases = MatrixLeases(self._lock, self._tell_lease, shared=self.address.shared)
         if self.owner or not self._forked:
             self._open_channel()
@@ -221,7 +225,7 @@ class GangConnection:
             "process": self.process,
             "where": this_process(),
         }
-        return self._transport.open_channel(self.address, hello, self._on_frame)
+        return self.transport.open_channel(self.address, hello, self._on_frame)
 
     def _address_now(self, error: GroupFailedError) -> GangAddress:
         """What the GroupManager says. Raises `error` if that has ended, too."""
@@ -268,7 +272,7 @@ class GangConnection:
         """Use the next incarnation of the gang, which has carried over the matrices."""
         with self._lock:
             self._at(address)
-            old, self.nodes = self.nodes, self._transport.open_nodes(self.address, self.ping)
+            old, self.nodes = self.nodes, self.transport.open_nodes(self.address, self.ping)
         old.close()
 
     @property
@@ -370,7 +374,7 @@ class GangConnection:
             if self._channel is not lost:
                 return  # another thread has done it
             ended = lost.same_node and self._current is None  # a link cannot break on one node
-            channel = self._dial(0.0 if ended else self._transport.resume_s, error)
+            channel = self._dial(0.0 if ended else self.transport.resume_s, error)
             # First of all: the gang frees matrices of this process that are not named here.
             channel.tell({"op": "resume", "matrices": self.leases.live()})
             self._channel = channel
@@ -454,7 +458,13 @@ class GangConnection:
                 before = after
             layout = next(name for name in COPY_LAYOUTS if name != ref.layout)
             copy = {"op": "redistribute", "source": ref.id, "layout": layout}
-            return transfer(self.handle(self.request(copy)))
+            try:
+                return transfer(self.handle(self.request(copy)))
+            except AuthError:  # a token that only reads
+                raise TransferError(
+                    f"{ref.name} changes faster than it can be fetched: fetch it between the calls "
+                    "that change it"
+                ) from None
 
     def _version(self, ref: MatrixRef) -> int:
         """The version of a matrix on the gang; waits while a command may change it."""

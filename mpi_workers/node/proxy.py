@@ -35,6 +35,7 @@ from mpi_workers.node.processes import (
 from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import GangPlan, RankConfig
 from mpi_workers.node.stacks import of_crash
+from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, listen, open_connection
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
@@ -113,7 +114,8 @@ class Proxy:
         handlers = self._rank_hello, self._from_rank, self._rank_lost
         listen([self._listener], self._plan.token, *handlers, expected=len(self._ranks))
         await self._connect_to_manager()
-        loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
+        if not outlive_sigterm():
+            loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
         for rank, sock in self._local.pmi.items():
             sock.setblocking(False)
             loop.add_reader(sock, self._from_pmi, rank)
@@ -385,7 +387,8 @@ def main(plan: GangPlan, node: int, run_rank: Callable[[RankConfig], None]) -> N
     proxy = None
     try:
         with contextlib.suppress(SystemExit):
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            if not outlive_sigterm():
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             proxy = Proxy(plan, node, run_rank)
             uvloop.run(proxy.serve())
     finally:

@@ -47,6 +47,7 @@ from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runne
 from mpi_workers.rank.foreign_code import ProcessSettings, flush_python, users_part
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
+from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.commands import COMMANDS, command_name
 from mpi_workers.wire.frames import Body, Kind
@@ -345,6 +346,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
     status = 1
     try:
         faulthandler.enable()
+        outlive_sigterm()
         buffer_lines()
         allow_open_files()  # a launcher may have started this process
         threadpool_limits(config.threads)
