@@ -255,7 +255,7 @@ def _truncated(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
             10,
             "%",
             at_most=True,
-            detail="the paper: 20 %",
+            detail="from NumPy on the same node; the paper's 20 % is from Spark to other nodes",
         )
 
 

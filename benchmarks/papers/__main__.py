@@ -30,7 +30,7 @@ from benchmarks.papers import (
     table1,
     transfer_shapes,
 )
-from benchmarks.papers.experiment import PAGES, SCALES, Setting
+from benchmarks.papers.experiment import PAGES, SCALES, Page, Setting
 
 EXPERIMENTS = {
     "session": session,
@@ -64,11 +64,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-spark", action="store_true", help="leave Spark out")
     parser.add_argument("--spark-master", help="cluster of Spark alone, else this machine's cores")
     parser.add_argument("--address", help="Ray cluster to join; at scale cluster: auto")
+    parser.add_argument(
+        "--redraw", action="store_true", help="write pages and figures from the stored data"
+    )
     parser.add_argument("--out", type=Path, default=PAGES, help="folder of the pages")
     options = parser.parse_args(argv)
     unknown = [name for name in options.names if name not in EXPERIMENTS]
     if unknown:
         parser.error(f"no experiment {', '.join(unknown)}; there are {', '.join(EXPERIMENTS)}")
+    if options.redraw:
+        for name in options.names or EXPERIMENTS:
+            redraw(name, options.out)
+        return 0
     setting = Setting(
         options.scale, options.runs, options.divide, not options.no_spark, options.spark_master
     )
@@ -99,6 +106,13 @@ def main(argv: list[str] | None = None) -> int:
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def redraw(name: str, out: Path) -> None:
+    """Text, verdicts and figure of a page again, from the data that its run has stored."""
+    page = Page.read(name)
+    EXPERIMENTS[name].fill(page)
+    page.save(Setting(page.stored["scale"] if page.stored else "small"), out)
 
 
 if __name__ == "__main__":

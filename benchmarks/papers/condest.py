@@ -20,7 +20,7 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import TransferError
 from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting, repeated
-from benchmarks.papers.phases import Phases, measured
+from benchmarks.papers.phases import Phases, measured, stored
 from benchmarks.papers.spark import missing
 
 PROGRAM = Path(__file__).with_name("CondEst.scala")
@@ -64,25 +64,6 @@ def run(setting: Setting) -> Page:
             numpys.append(repeated(lambda: np.linalg.cond(A), setting.runs))  # noqa: B023
     reason = missing(setting)
     scala = _scala(sides, ranks, setting.runs) if reason is None else reason
-    add = page.table(
-        "n x n", "CondEst(alA) in Scala: send / compute, s", "from NumPy: send / compute, s",
-        'by estimate, ord="1": compute, s', "numpy.linalg.cond, s",
-    )  # fmt: skip
-    for i, n in enumerate(sides):
-        theirs = scala if isinstance(scala, str) else f"{scala[n][0]} / {scala[n][1]}"
-        mine = f"{ours[i].send} / {ours[i].compute}"
-        add(f"{n} x {n}", theirs, mine, estimates[i], numpys[i])
-    claim = "a Spark program gets a condition number by a call of a wrapper object"
-    if isinstance(scala, str):
-        page.conclude(None, claim, f"the Scala program did not run: {scala}")
-    else:
-        errors += [abs(cond / COND - 1) for n in sides for cond in scala[n][2]]
-        page.conclude(
-            max(errors) < TOLERANCE,
-            claim,
-            f"the Scala program compiles, runs, and its numbers differ from the known one by at "
-            f"most {max(errors):.0e} of it",
-        )
     page.data = {
         "sides": sides, "from_numpy": [phases.values for phases in ours],
         "estimate": [sample.values for sample in estimates],
@@ -91,6 +72,37 @@ def run(setting: Setting) -> Page:
             n: [scala[n][0].values, scala[n][1].values] for n in sides
         },
     }  # fmt: skip
+    if not isinstance(scala, str):
+        errors += [abs(cond / COND - 1) for n in sides for cond in scala[n][2]]
+    fill(page)
+    return page
+
+
+def fill(page: Page) -> None:
+    """Table, verdict and figure of the times that the page has."""
+    sides, errors, found = (page.data[key] for key in ("sides", "relative_errors", "scala"))
+    ours = list(map(stored, page.data["from_numpy"]))
+    estimates, numpys = ([Sample(s) for s in page.data[key]] for key in ("estimate", "numpy"))
+    scala = found if isinstance(found, str) else [list(map(Sample, its)) for its in found.values()]
+    add = page.table(
+        "n x n", "CondEst(alA) in Scala: send / compute, s", "from NumPy: send / compute, s",
+        'by estimate, ord="1": compute, s', "numpy.linalg.cond, s",
+    )  # fmt: skip
+    for i, n in enumerate(sides):
+        theirs = scala if isinstance(scala, str) else f"{scala[i][0]} / {scala[i][1]}"
+        mine = f"{ours[i].send} / {ours[i].compute}"
+        add(f"{n} x {n}", theirs, mine, estimates[i], numpys[i])
+    claim = "a Spark program gets a condition number by a call of a wrapper object"
+    if isinstance(scala, str):
+        page.conclude(None, claim, "2018, III-D", f"the Scala program did not run: {scala}")
+    else:
+        page.conclude(
+            max(errors) < TOLERANCE,
+            claim,
+            "2018, III-D",
+            f"the Scala program compiles, runs, and its numbers differ from the known one by at "
+            f"most {max(errors):.0e} of it",
+        )
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -99,7 +111,7 @@ def run(setting: Setting) -> Page:
             ("from NumPy", BLUE, [phases.total for phases in ours]),
         ]
         if not isinstance(scala, str):
-            whole = [scala[n][0].mean + scala[n][1].mean for n in sides]
+            whole = [send.mean + compute.mean for send, compute in scala]
             lines.append(("CondEst(alA) in Scala", ORANGE, whole))
         for name, colour, times in lines:
             axes.loglog(sides, times, "o-", color=colour, label=name)
@@ -108,7 +120,6 @@ def run(setting: Setting) -> Page:
         axes.legend()
 
     page.draw = draw
-    return page
 
 
 def matrix(n: int) -> Any:

@@ -35,6 +35,12 @@ SCALES = ("small", "node", "cluster")
 PAGES = RESULTS / "papers"
 GREY = "#9a9a9a"  # the paper's values in figures
 PACKAGES = ("numpy", "ray", "pyspark")
+PAPERS = {
+    "2018": "https://arxiv.org/abs/1806.01270",  # Gittens et al., CUG
+    "KDD 2018": "https://arxiv.org/abs/1805.11800",  # Gittens et al., KDD
+    "2019": "https://arxiv.org/abs/1910.01354",  # Rothauge et al., CUG
+    "report": "https://doi.org/10.2172/1367280",  # Younge et al., SAND2017-5325
+}
 
 __all__ = ["BLUE", "GREY", "ORANGE", "PAGES", "SCALES", "Page", "Sample", "Setting", "repeated"]
 
@@ -104,6 +110,21 @@ class Sample:
         return f"{self.mean:.3g} ± {self.spread:.1g}"
 
 
+def told(found: Sample | str) -> Any:
+    """Values of a measurement for JSON, or why there are none."""
+    return found if isinstance(found, str) else found.values
+
+
+def known(stored: Any) -> Any:
+    """What `told` has stored."""
+    return stored if isinstance(stored, str) else Sample(stored)
+
+
+def cited(where: str) -> str:
+    """A link to a place in a paper, as ``2018, IV-B``."""
+    return f"[{where}]({PAPERS[where.partition(',')[0]]})"
+
+
 def repeated(work: Callable[[], object], runs: int) -> Sample:
     """Seconds of several runs, after one that is not counted."""
     work()
@@ -134,6 +155,7 @@ class Page:
     draw: Callable[[Any], None] | None = None  # on a matplotlib figure
     figure_inches: tuple[float, float] = (8.0, 4.0)
     once: bool = False  # each measurement is a single run, whatever the setting says
+    stored: dict[str, Any] | None = None  # the JSON of the run that the data is from
     load: float = field(default_factory=lambda: os.getloadavg()[0])  # when it began
     begun: float = field(default_factory=time.monotonic)
 
@@ -150,18 +172,29 @@ class Page:
 
         return add
 
-    def conclude(self, holds: bool | None, claim: str, because: str) -> None:
-        """State whether a claim of the paper holds here; None: it cannot be tested here."""
+    @classmethod
+    def read(cls, name: str, folder: Path = PAGES) -> Page:
+        """The page of a run that is stored, with its data only."""
+        stored = json.loads((folder / f"{name}.json").read_text())
+        page = cls(name, stored["source"], stored["rule"], stored=stored)
+        page.data = stored["data"]
+        return page
+
+    def conclude(self, holds: bool | None, claim: str, where: str, because: str) -> None:
+        """State whether a claim of the paper holds here; None: it cannot be tested here.
+
+        `where` is the section of the claim (`cited`).
+        """
         said = {
             True: "The paper's claim holds here",
             False: "The paper's claim does not hold here",
             None: "The paper's claim cannot be tested here",
         }[holds]
-        self._say(f"**{said}:** {claim}, because {because}.")
+        self._say(f"**{said}:** {claim} ({cited(where)}), because {because}.")
 
-    def not_comparable(self, claim: str, because: str) -> None:
+    def not_comparable(self, claim: str, where: str, because: str) -> None:
         """The setting differs too much from the paper's to judge a claim by it."""
-        self._say(f"**Not comparable with the paper:** {claim}; {because}.")
+        self._say(f"**Not comparable with the paper:** {claim} ({cited(where)}); {because}.")
 
     def measured(self, text: str) -> None:
         """State a result that no paper makes a claim about."""
@@ -173,7 +206,8 @@ class Page:
 
     def text(self, setting: Setting) -> str:
         """What stands between the markers of the page."""
-        parts = [self._where(setting), f"Scale `{setting.scale}`: {self.rule}."]
+        where = self.stored["where"] if self.stored else self._where(setting)
+        parts = [where, f"Scale `{setting.scale}`: {self.rule}."]
         for head, rows in self.tables:
             parts.append("\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)]))
         parts += self.notes + self.verdicts
@@ -201,12 +235,15 @@ class Page:
         folder.mkdir(parents=True, exist_ok=True)
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": self.load}
         machine |= {name: _version(name) for name in PACKAGES}
-        told = {
-            "name": self.name, "source": self.source, "scale": setting.scale, "rule": self.rule,
-            "machine": machine, "data": self.data, "verdicts": self.verdicts,
-        }  # fmt: skip
-        (folder / f"{self.name}.json").write_text(json.dumps(told, indent=1) + "\n")
-        if self.draw is not None:
+        run = {"scale": setting.scale, "machine": machine, "where": self._where(setting)}
+        if self.stored:
+            run = {key: self.stored[key] for key in run}
+        record = {"name": self.name, "source": self.source, "rule": self.rule}
+        record |= run | {"data": self.data, "verdicts": self.verdicts}
+        (folder / f"{self.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+        if self.draw is None:
+            (folder / f"{self.name}.png").unlink(missing_ok=True)
+        else:
             save_figure(self.draw, folder / f"{self.name}.png", self.figure_inches)
         page = folder / f"{self.name}.md"
         if not page.exists():

@@ -70,7 +70,6 @@ def run(setting: Setting) -> Page:
         f"{n} x {n} ({8e-6 * n * n:.3g} MB) and products of {', '.join(map(str, sides))} rows and "
         "columns; two hosts are network namespaces of one machine, joined by `link.c` (packets of "
         f"up to {MTU} bytes; none is lost)",
-        figure_inches=(8.0, 4.5),
     )
     if (reason := missing()) is not None:
         page.notes.append(f"Not measured: {reason}.")
@@ -85,10 +84,17 @@ def run(setting: Setting) -> Page:
             found[link] = hosts[1].call(
                 "benchmarks.papers.links:measured", plain, n, sides, setting.runs, limit_s=LIMIT_S
             )
-    _tables(page, found, n, sides)
-    page.data = {str(link): its for link, its in found.items()}
-    page.draw = lambda figure: _draw(figure, found, n)
+    page.data = {str(link): its for link, its in found.items()} | {"n": n, "sides": sides}
+    fill(page)
     return page
+
+
+def fill(page: Page) -> None:
+    """Tables, verdicts and figure of the times that the page has."""
+    found = {link: page.data[str(link)] for link in LINKS}
+    _tables(page, found, page.data["n"], page.data["sides"])
+    page.figure_inches = (8.0, 4.5)
+    page.draw = lambda figure: _draw(figure, found, page.data["n"])
 
 
 @contextmanager

@@ -6,11 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Sample
-
-COLOURS = (BLUE, GREY, ORANGE)
+from benchmarks.papers.experiment import Sample
 
 
 class Phases(NamedTuple):
@@ -72,19 +68,6 @@ def measured(
     return Phases(*(Sample(times) for times in zip(*found[1:], strict=True)))
 
 
-def bars(
-    axes: Any, heights: Sequence[Sequence[float]], at: Any, width: float = 0.6, *, named: bool
-) -> Any:
-    """Stacked bars, one for each job; the heights of the whole."""
-    bottom = np.zeros(len(heights))
-    for phase, (name, colour) in enumerate(zip(Phases._fields, COLOURS, strict=True)):
-        parts = np.array([job[phase] for job in heights])
-        axes.bar(at, parts, width, bottom, color=colour, label=name if named else None)
-        bottom += parts
-    axes.set_ylabel("seconds")
-    return bottom
-
-
-def means(jobs: Sequence[Phases]) -> list[list[float]]:
-    """The mean seconds of each phase of each job."""
-    return [[phase.mean for phase in job] for job in jobs]
+def stored(phases: list[list[float]]) -> Phases:
+    """The phases whose `values` were kept as JSON."""
+    return Phases(*map(Sample, phases))

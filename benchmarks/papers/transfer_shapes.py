@@ -23,7 +23,8 @@ PRINTED = {
     "wide": "53-60 s with 8 receiving nodes, 12-19 s with 40 to 56",
 }
 MARGIN = 1.5
-CELLS = "1.04 to 6.8 times as long as wide, median 2.5"  # cell by cell of Tables II and III
+CELLS, MIDDLE = (1.04, 6.8), 2.5  # times as long as wide, cell by cell of Tables II and III
+FAR, NOISE = 2, 1.05  # "far less" is at most half; smaller differences are noise
 EXECUTOR_MEMORY = {"small": "2GB", "node": "4GB", "cluster": "8GB"}
 Times = dict[tuple[str, int, int], Sample]  # shape, executors (0: NumPy), ranks
 
@@ -52,6 +53,21 @@ def run(setting: Setting) -> Page:
     if reason is None:
         for executors in counts:
             _from_executors(setting, sizes, executors, counts, times)
+    page.data = {", ".join(map(str, case)): found.values for case, found in times.items()}
+    page.data |= {"sizes": sizes, "bytes": nbytes, "without Spark": reason}
+    fill(page)
+    return page
+
+
+def fill(page: Page) -> None:
+    """Table, verdicts and figure of the times that the page has."""
+    sizes, reason = page.data["sizes"], page.data["without Spark"]
+    times: Times = {}
+    for case, values in page.data.items():
+        if case.count(", ") == 2:
+            shape, senders, ranks = case.split(", ")
+            times[shape, int(senders), int(ranks)] = Sample(values)
+    counts = sorted({ranks for _, _, ranks in times})
     receivers = [f"to {counted(ranks, 'rank')}, s" for ranks in counts]
     add = page.table("shape", "size", "senders", *receivers, "the paper, 400 GB")
     for name, (m, n) in sizes.items():
@@ -59,10 +75,8 @@ def run(setting: Setting) -> Page:
             who = "NumPy, 1 process" if senders == 0 else counted(senders, "Spark executor")
             cells = [times.get((name, senders, ranks), reason or "-") for ranks in counts]
             add(name, f"{m} x {n}", who, *cells, PRINTED[name])
-    _conclude(page, times, reason, nbytes)
-    page.data = {", ".join(map(str, case)): found.values for case, found in times.items()}
-    page.draw = lambda figure: _draw(figure, times, counts)
-    return page
+    _conclude(page, times, reason, page.data["bytes"])
+    page.draw = lambda figure: _draw(figure, times)
 
 
 def _send(als: AlchemistSession, data: Any) -> None:
@@ -106,21 +120,26 @@ def _conclude(page: Page, times: Times, reason: str | None, nbytes: int) -> None
         ]
         for _, senders, _ in times
     }
+    where = "2018, IV-C"
     if True not in ratios:
-        page.conclude(None, claim, f"of Spark there are no times: {reason}")
+        page.conclude(None, claim, where, f"of Spark there are no times: {reason}")
     else:
         middle = statistics.median(ratios[True])
         page.conclude(
             middle > MARGIN,
             claim,
+            where,
             f"from Spark tall takes {middle:.2f} times as long as wide (median of all numbers of "
-            f"senders and receivers; by the paper's cells {CELLS}): "
+            f"senders and receivers; by the paper's cells {CELLS[0]} to {CELLS[1]}, median "
+            f"{MIDDLE}): "
             + (
                 "each row is an object of the JVM that is copied into a block"
                 if middle > MARGIN
                 else "rows travel in blocks of 8 MiB, not one in each message"
             ),
         )
+        _variability(page, times)
+        _receivers(page, times)
     fastest = max(nbytes / found.mean / 1e6 for (_, s, _), found in times.items() if s == 0)
     page.notes.append(
         f"From NumPy tall takes {statistics.median(ratios[False]):.2f} times as long as wide; the "
@@ -128,22 +147,52 @@ def _conclude(page: Page, times: Times, reason: str | None, nbytes: int) -> None
     )
 
 
-def _draw(figure: Any, times: Times, counts: list[int]) -> None:
-    panels = figure.subplots(1, len(SHAPES), sharey=True)
-    colours = (GREY, BLUE, ORANGE, "#2f9e44", "#9c36b5", "#5f3dc4", "#0b7285")
-    senders = sorted({case[1] for case in times})
-    for axes, name in zip(panels, SHAPES, strict=True):
-        for colour, who in zip(colours, senders, strict=False):
-            found = [times[name, who, ranks] for ranks in counts]
-            axes.errorbar(
-                counts, [sample.mean for sample in found], [sample.spread for sample in found],
-                fmt="o-", color=colour, capsize=3,
-                label="NumPy" if who == 0 else counted(who, "Spark executor"),
-            )  # fmt: skip
-        axes.set_title(name)
-        axes.set_xlabel("receiving ranks")
-        axes.set_yscale("log")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(counts, list(map(str, counts)))
-    panels[0].set_ylabel("seconds")
-    panels[0].legend(fontsize=7)
+def _variability(page: Page, times: Times) -> None:
+    tall, wide = (
+        statistics.median(
+            1e3 * found.spread
+            for (shape, s, _), found in times.items()
+            if (shape, s > 0) == (name, True)
+        )
+        for name in SHAPES
+    )
+    page.conclude(
+        wide <= tall / FAR, "wide matrices vary far less than tall ones", "2018, IV-C",
+        f"from Spark the standard deviation is {wide:.0f} ms for wide, and {tall:.0f} ms for tall "
+        f"(medians of all numbers of senders and receivers; far less: "
+        f"at most 1/{FAR})",
+    )  # fmt: skip
+
+
+def _receivers(page: Page, times: Times) -> None:
+    counts = sorted({ranks for _, _, ranks in times})
+    if len(counts) < 2:
+        return
+    falls = [
+        times["wide", s, counts[-1]].mean / times["wide", s, counts[0]].mean
+        for s in sorted({s for _, s, _ in times} - {0})
+    ]
+    page.conclude(
+        max(falls) < 1 / NOISE, "the times of wide matrices fall as receivers are added",
+        "2018, IV-C",
+        f"{counts[-1]} ranks take {', '.join(f'{fall:.2f}' for fall in falls)} of the time of "
+        f"{counts[0]}, from 1 executor and from more; with so few ranks this is a weak test",
+    )  # fmt: skip
+
+
+def _draw(figure: Any, times: Times) -> None:
+    """How many times as long tall takes as wide; a band for the paper's cells."""
+    axes = figure.subplots()
+    cases = sorted(case[1:] for case in times if case[0] == "tall")
+    ratios = [times["tall", *case].mean / times["wide", *case].mean for case in cases]
+    names = [
+        f"{'NumPy' if s == 0 else counted(s, 'executor')}\nto {counted(ranks, 'rank')}"
+        for s, ranks in cases
+    ]
+    axes.axhspan(*CELLS, color=GREY, alpha=0.25, lw=0, label="the paper's cells")
+    axes.axhline(MIDDLE, color=GREY, label="their median")
+    axes.bar(range(len(cases)), ratios, 0.6, color=[BLUE if s else ORANGE for s, _ in cases])
+    axes.axhline(1, color="black", lw=0.8)
+    axes.set_xticks(range(len(cases)), names, fontsize=8)
+    axes.set_ylabel("time of tall / time of wide")
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)

@@ -324,8 +324,8 @@ def draw_on(figure: Any, runs: Runs) -> None:
                 level = float(np.mean(run["nusselt"]))
                 axes.axhline(level, color="#404040", lw=0.8, ls="--")
                 beside = axes.get_yaxis_transform()
-                axes.annotate(NAMES[method], (0.99, level), xycoords=beside, fontsize=8,
-                              ha="right", va="bottom")  # fmt: skip
+                axes.annotate(NAMES[method], (1.01, level), xycoords=beside, fontsize=8,
+                              va="center", annotation_clip=False)  # fmt: skip
         axes.set_xlabel("control steps")
         axes.set_ylabel("Nusselt number (lower is better)")
         axes.set_title(f"Ra = {rayleigh:.1e}; mean and range of the seeds", fontsize=9)

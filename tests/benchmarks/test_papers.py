@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks import papers
 from benchmarks.papers import condest, factors, layouts, links, rl, session, spark, svd_scaling
-from benchmarks.papers.__main__ import EXPERIMENTS, main
-from benchmarks.papers.experiment import PAGES, Page, Sample, Setting, repeated, side
+from benchmarks.papers.__main__ import EXPERIMENTS, main, redraw
+from benchmarks.papers.experiment import PAGES, PAPERS, Page, Sample, Setting, repeated, side
 from benchmarks.papers.phases import measured
 
 TINY = Setting("small", runs=2, divide=1e5, spark=False)
@@ -46,8 +46,8 @@ def page_of(folder: Path, **values: Any) -> str:
     page = Page("trial", "Nobody 2000, Table I", "half of it", **values)
     add = page.table("a", "b")
     add(1, Sample([1.0, 3.0]))
-    page.conclude(True, "it is fast", "it took a second")
-    page.conclude(None, "it is cheap", "no price is known")
+    page.conclude(True, "it is fast", "2018, IV-A", "it took a second")
+    page.conclude(None, "it is cheap", "2019, II", "no price is known")
     page.data = {"seconds": [1.0, 3.0]}
     page.draw = lambda figure: figure.subplots().plot([1, 2])
     page.save(TINY, folder)
@@ -57,7 +57,9 @@ def page_of(folder: Path, **values: Any) -> str:
 def test_a_page_has_table_verdicts_figure_and_json(tmp_path: Path) -> None:
     text = page_of(tmp_path, load=0.0)
     assert "| 1 | 2 ± 1 |" in text
-    assert "**The paper's claim holds here:** it is fast, because it took a second." in text
+    place = f"[2018, IV-A]({PAPERS['2018']})"
+    claim = "**The paper's claim holds here:** it is fast"
+    assert f"{claim} ({place}), because it took a second." in text
     assert "**The paper's claim cannot be tested here:** it is cheap" in text
     assert "Scale `small`: half of it." in text
     assert "![Nobody 2000, Table I](trial.png)" in text
@@ -130,6 +132,7 @@ def test_the_listing_of_the_paper_runs_and_its_values_are_checked(cluster: str) 
 
 def test_layouts_buffers_and_routes_are_all_measured(cluster: str, tmp_path: Path) -> None:
     page = layouts.run(TINY)
+    assert page.data.pop(layouts.WITHOUT_SPARK) == "left out (`--no-spark`)"
     assert len(page.data) == 2 * 2 * len(layouts.LAYOUTS) * len(layouts.BUFFERS)
     assert all(len(times) == TINY.runs for times in page.data.values())
     assert "larger buffers are faster (TCP)" in "".join(page.verdicts)
@@ -202,6 +205,27 @@ def test_learning_curves_are_drawn_from_the_stored_runs(tmp_path: Path) -> None:
     assert page.verdicts[0].startswith("**Measured here, no claim of the papers:** ")
     draws(page, tmp_path)
     assert "there are no runs" in rl.run(TINY, tmp_path).verdicts[0]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_page_is_what_its_stored_data_say(name: str, tmp_path: Path) -> None:
+    page = PAGES / f"{name}.md"
+    (tmp_path / page.name).write_text(page.read_text())
+    redraw(name, tmp_path)
+    assert (tmp_path / page.name).read_text() == page.read_text()
+    figure = PAGES / f"{name}.png"
+    assert (
+        figure.exists()
+        == (tmp_path / figure.name).exists()
+        == (f"({name}.png)" in page.read_text())
+    )
+
+
+def test_every_verdict_on_a_claim_links_its_section() -> None:
+    for name in EXPERIMENTS:
+        for verdict in json.loads((PAGES / f"{name}.json").read_text())["verdicts"]:
+            if not verdict.startswith("**Measured here"):
+                assert any(f"]({url})" in verdict for url in PAPERS.values()), verdict
 
 
 def test_every_experiment_has_a_page_and_a_line_in_the_readme() -> None:

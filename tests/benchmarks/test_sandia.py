@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,11 @@ def test_guests_are_beside_native_in_every_row_and_missing_ones_are_dashes(tmp_p
         Measure("spark-perf, count", 1.0, "s", more=False),
     ]
     guest = [Measure("TeraSort", 8.0, "s", more=False), Measure("hpl", 10.0, "GFLOP/s", more=True)]
-    guests._page(page, native, guest, {"`als.resize(3)`": 1.5})
+    page.data = {
+        "native": [asdict(one) for one in native], "guest": [asdict(one) for one in guest],
+        "changes, s": {"`als.resize(3)`": 1.5}, "emulated": False,
+    }  # fmt: skip
+    guests.fill(page)
     page.save(TINY, tmp_path)
     text = (tmp_path / "guests.md").read_text()
     for row in (
@@ -62,7 +67,6 @@ def test_guests_are_beside_native_in_every_row_and_missing_ones_are_dashes(tmp_p
         "| `als.resize(3)` | 1.5 |",
     ):
         assert row in text
-    assert (tmp_path / "guests.png").stat().st_size > 1_000
 
 
 def write(folder: Path, *files: list[bytes]) -> Path:

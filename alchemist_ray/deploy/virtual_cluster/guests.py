@@ -48,7 +48,7 @@ class Options:
     network : str
         The guests' network; they get its addresses from number `first` on.
     mtu : int
-        MTU of the bridge (65520 on IP over InfiniBand, as in the report; 9000 on good Ethernet).
+        MTU of the bridge (65520 on Ethernet over Aries, as in the report; 9000 on good Ethernet).
     emulate : bool
         ``type='qemu'``, without KVM: for tests; many times slower.
     huge_pages : bool

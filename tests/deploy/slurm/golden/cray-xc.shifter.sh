@@ -21,7 +21,7 @@ module load PrgEnv-gnu cray-mpich-abi cray-libsci
 export MPICH_MAX_THREAD_SAFETY=multiple
 export ALCHEMIST_LAUNCHER=srun
 export ALCHEMIST_SRUN_MPI=cray_shasta
-export MPI4PY_LIBMPI=/opt/udiImage/modules/mpich/lib64/libmpi.so.12
+export MPI4PY_LIBMPI=/opt/udiImage/modules/mpich-cle6/lib64/libmpi.so.12
 
 # Token, address and log of this job; for this user only.
 export ALCHEMIST_JOB_FOLDER=/home/ada/jobs/svd
@@ -29,5 +29,5 @@ export PATH=/home/ada/venv/bin:"$PATH"
 
 # Starts Ray on every node, runs the program on the first, and stops Ray when the program
 # ends. The job ends with the program's exit code.
-# In the image: shifter --image=docker:me/alchemist-on-ray:0.1.0 --module=mpich ...
+# In the image: shifter --image=docker:me/alchemist-on-ray:0.1.0 --module=mpich-cle6 ...
 exec alchemist slurm run --site cray-xc --container-runtime shifter --container docker:me/alchemist-on-ray:0.1.0 -- python cray/truncated_svd.py --name 'it'"'"'s'
