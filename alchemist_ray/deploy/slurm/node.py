@@ -346,7 +346,7 @@ class RayNode:
         self._daemons.clear()
         env = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED)}
         env |= {"TMPDIR": str(self.folder.path), "RAY_USAGE_STATS_ENABLED": "0"}
-        env |= self._metrics | self.variables
+        env |= {**self._metrics, **self.variables}
         env[KEPT_VARIABLE] = "1"
         env.setdefault("RAY_agent_register_timeout_ms", "120000")
         env.setdefault("RAY_enable_metrics_collection", str(int(self.task.metrics)))
