@@ -169,8 +169,8 @@ def accumulate(engine: Engine, in_place: Any, A: Any, key: Any, value: Any) -> N
     keys = expanded(A, _plain(key))
     if not any(_is_list(one) and not _mask_axes(one) for one in keys):  # nothing is repeated
         part = get(engine, A, key)
-        part = part.copy() if part.shape else part.flatten()  # numbers have no operators in place
-        put(engine, A, key, in_place(part, value))
+        own = part.copy() if part.shape else part.flatten()  # numbers have no operators in place
+        put(engine, A, key, engine.reshape(in_place(own, value), part.shape))
         return
     first = keys[0]
     if _is_list(first) and len(np.shape(first)) == 1 and all(map(_is_whole, keys[1:])):
