@@ -194,9 +194,11 @@ def columnSimilarities(
 
 
 def CondEst(matrix: Any, *, session: AlchemistSession | None = None) -> float:
-    """Condition number: largest over smallest singular value; inf for a singular matrix.
+    """Condition number in the 2-norm, of any shape: largest over smallest singular value.
 
-    Named after the wrapper of the paper (Gittens et al. 2018).
+    It is inf for a matrix without full rank. Named after the wrapper of the paper (Gittens et al.
+    2018). `linalg.condest` alone estimates the condition number in the 1-norm, of square matrices;
+    ``ord="2"`` is this one.
     """
     with _sent(session, matrix) as (linalg, A):
         return float(linalg.condest(A, ord="2"))
