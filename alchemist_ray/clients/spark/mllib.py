@@ -268,7 +268,7 @@ def _as_mllib(handle: Handle, like: Any, other: Any = None) -> Any:
     block = (int(like.rowsPerBlock), int(other.colsPerBlock)) if blocks else None
     found = to_spark(handle, kind=kind, block=block)
     if kind == "IndexedRowMatrix":  # rows that the argument does not have are zero on the gang
-        spark = SparkSession.builder.getOrCreate()
+        spark: Any = SparkSession.builder.getOrCreate()
         present = spark._jvm.alchemist.spark.Matrices.present
         javas = [matrix._java_matrix_wrapper._java_model for matrix in (found, like)]
         what = "find the rows of an IndexedRowMatrix"
