@@ -134,6 +134,8 @@ class RoutineError(LibraryError):
         message = str(self.args[0])
         if self.traceback:
             return f"{message}\n\n--- traceback of rank {self.rank} ---\n{self.traceback}"
+        if output := self.facts.get("output"):  # of a program or script
+            return f"{message}\n--- last output of rank {self.rank} ---\n{output}"
         return message
 
 

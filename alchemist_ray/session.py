@@ -17,7 +17,6 @@ from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.sparse import is_sparse, is_sparse_blocks, send_sparse
 from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
-from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gang.info import CallInfo, GangInfo, WorkerInfo, gang_html
 from alchemist_ray.gang.libraries import Library, checked_timeout, named
 from alchemist_ray.gang.matrix_ref import MatrixRef
@@ -46,11 +45,6 @@ class ProgramResult:
 
     exit_codes: list[int]
     matrices: dict[str, Handle]
-
-
-def _loaded(connection: GangConnection) -> dict[str, Library]:
-    """Libraries by name that this process has used on a gang."""
-    return {}
 
 
 @documented(GangOptions, ConnectionOptions)
@@ -240,7 +234,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
                 {"op": "load", "library": name, "path": given, "reload": bool(reload)}
             )
         library = Library(connection, described)
-        connection.part(_loaded)[name] = library
+        self._held.libraries[name] = library
         return library
 
     def list_libraries(self) -> list[str]:
@@ -261,8 +255,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             If it is not loaded.
         """
         connection = self.connection
-        loaded = connection.part(_loaded)
-        if name not in loaded:
+        loaded: dict[str, Library] = self._held.libraries
+        if name not in loaded or connection.address.shared:  # others may have replaced it
             told = connection.request({"op": "list_libraries"})["libraries"]
             found = [described for described in told if described["name"] == name]
             if not found:

@@ -1,14 +1,16 @@
-"""Which modules are the user's own, and tracebacks in IPython of these alone."""
+"""Which modules are the user's own, and tracebacks in IPython of these alone. Logs of Ray."""
 
 from __future__ import annotations
 
 import os
+import re
 import site
 import sysconfig
 import traceback
 from types import TracebackType
 
 OURS = ("alchemist_ray", "mpi_workers", "ali")
+NATIVE_FRAME = re.compile(r"\[0x[0-9a-f]+\]|^\*\*\* StackTrace")
 
 
 def _installed() -> tuple[str, ...]:
@@ -31,7 +33,7 @@ def is_users_own(name: str, file: object) -> bool:
     return isinstance(file, str) and not is_ours(name) and not file.startswith(_INSTALLED)
 
 
-def callers_traceback(error: Exception, shown: Exception) -> list[str]:
+def callers_traceback(error: BaseException, shown: BaseException) -> list[str]:
     """Return an error's traceback in IPython with the frames of the user's code only.
 
     `traceback.print_exc` prints all frames. `shown` is a copy of `error` without its context: that
@@ -62,3 +64,8 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
     for part in reversed(frames):
         kept = TracebackType(kept, part.tb_frame, part.tb_lasti, part.tb_lineno)
     return kept
+
+
+def without_native_frames(text: str) -> str:
+    """Return a log of Ray's processes without the C++ stacks: a line above them has the cause."""
+    return "\n".join(line for line in text.splitlines() if not NATIVE_FRAME.search(line)).strip()

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import BLOCK, Grid, selector, taken
+from mpi_workers.wire.names import SLICE_WARNINGS
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature
 
 if typing.TYPE_CHECKING:
@@ -87,6 +88,10 @@ class Context:
         The caller's `numpy.errstate` decides between warnings, errors and silence.
         """
         return np.errstate(all="call", call=self.gang.note_floating)
+
+    def warn_of_slice(self, text: str) -> None:
+        """Have the call's caller warned, once for all ranks, by a text of `SLICE_WARNINGS`."""
+        self.gang.note_floating(text, SLICE_WARNINGS[text])
 
     def zeros(self, shape: Sequence[int], dtype: Any, layout: str = "VC_STAR") -> DistMatrix:
         """A distributed matrix of zeros; every rank must pass the same arguments.
@@ -207,28 +212,30 @@ class Context:
         return matrix
 
 
-def _type_name(annotation: Any) -> str:
+def _type_name(annotation: Any, what: str) -> str:
+    """The name of a type; `what` has it, for the message of the error."""
     if annotation in _SCALARS:
         return _SCALARS[annotation]
     if typing.get_origin(annotation) is list:
         (item,) = typing.get_args(annotation)
         if item in _SCALARS and item is not DistMatrix:
             return f"list[{_SCALARS[item]}]"
+    name = annotation.__name__ if isinstance(annotation, type) else repr(annotation)
     raise TypeError(
-        f"{annotation!r} cannot be the type of a parameter or result: use DistMatrix, int, float, "
+        f"{what}: {name} cannot be the type of a parameter or result: use DistMatrix, int, float, "
         "complex, bool, str, bytes or a list of one of the scalars"
     )
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
+def _parameter(routine: str, name: str, annotation: Any, default: Any) -> Parameter:
+    what = f"{routine}: parameter {name!r}"
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         options = [a for a in typing.get_args(annotation) if a is not type(None)]
         if len(options) != 1 or default is not None:
-            raise TypeError(f"parameter {name!r}: the only supported union is `T | None = None`")
-        return Parameter(name, _type_name(options[0]), None)
-    return Parameter(
-        name, _type_name(annotation), REQUIRED if default is inspect.Parameter.empty else default
-    )
+            raise TypeError(f"{what}: the only supported union is `T | None = None`")
+        return Parameter(name, _type_name(options[0], what), None)
+    default = REQUIRED if default is inspect.Parameter.empty else default
+    return Parameter(name, _type_name(annotation, what), default)
 
 
 def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
@@ -249,7 +256,9 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
             raise TypeError(f"{function.__name__}: its parameters must be named, without *")
         if parameter.name not in hints:
             raise TypeError(f"{function.__name__}: parameter {parameter.name!r} has no annotation")
-        taken.append(_parameter(parameter.name, hints[parameter.name], parameter.default))
+        taken.append(
+            _parameter(function.__name__, parameter.name, hints[parameter.name], parameter.default)
+        )
     given = hints.get("return", type(None))
     if given is type(None):
         kinds: tuple[Any, ...] = ()
@@ -264,7 +273,10 @@ def describe(function: Callable[..., Any], results: Sequence[str]) -> Signature:
     return Signature(
         function.__name__,
         tuple(taken),
-        tuple(Result(name, _type_name(kind)) for name, kind in zip(results, kinds, strict=True)),
+        tuple(
+            Result(name, _type_name(kind, f"{function.__name__}: result {name!r}"))
+            for name, kind in zip(results, kinds, strict=True)
+        ),
         inspect.getdoc(function) or "",
     )
 

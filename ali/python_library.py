@@ -14,7 +14,7 @@ from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
-from mpi_workers.wire.signature import MATRIX, Result, Signature, coerce
+from mpi_workers.wire.signature import MATRIX, Result, Signature, coerce, no_routine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 def no_such_routine(library: str, routine: str, known: Iterable[str]) -> Failure:
     """The error for a routine that a library does not have."""
-    return Failure(
-        "NoSuchRoutineError",
-        f"library {library!r} has no routine {routine!r}; it has {', '.join(sorted(known))}",
-    )
+    return Failure("NoSuchRoutineError", no_routine(library, routine, known))
 
 
 def check_state_routines(library: str, routines: Mapping[str, Signature]) -> None:

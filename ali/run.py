@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import io
 import linecache
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +169,7 @@ def _packed(result: Any, task: dict[str, Any], rank: int) -> tuple[Sequence[Dist
 
 
 def _run_script(ctx: Context, task: dict[str, Any], text: bytes) -> None:
-    """Run a script's text as `__main__`. Its `atexit` functions run at its end.
+    """Run a script's text as `__main__`, with its threads and `atexit` functions, to its end.
 
     Raises
     ------
@@ -194,8 +197,9 @@ def _run_script(ctx: Context, task: dict[str, Any], text: bytes) -> None:
 def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
     """Set up a script's `__main__`, argv, path, folder, environment, MPI.COMM_WORLD.
 
-    The ranks outlive the script: MPI stays initialised, all settings are restored, and the modules
-    of its folder are forgotten, because another script may have others of the same names.
+    The ranks outlive the script: MPI stays initialised, and the modules of its folder are
+    forgotten, because another script may have others of the same names. The rank's loop restores
+    other settings of the process (`mpi_workers.rank.foreign_code`), also those of functions.
     """
     from mpi4py import MPI  # noqa: PLC0415  (imported with ali, it would initialise MPI)
 
@@ -212,7 +216,6 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
         at_exit[:] = [entry for entry in at_exit if entry[0] != function]
 
     with contextlib.ExitStack() as put_back:
-        put_back.callback(os.chdir, os.getcwd())
         if (cwd := working_folder(task, ctx.rank)) is not None:
             os.chdir(cwd)
         before = dict(os.environ)
@@ -235,12 +238,24 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
         put_back.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         sys.modules["__main__"] = main
         put_back.callback(_forget_modules, folder, set(sys.modules))
+        threads = threading.enumerate()
         try:
             yield main
         finally:
+            if not isinstance(sys.exception(), Interrupted):
+                _join_threads(threads)
             while at_exit:
                 function, args, kwargs = at_exit.pop()
                 function(*args, **kwargs)
+
+
+def _join_threads(known: Collection[threading.Thread]) -> None:
+    """Wait for threads that a script has left, as Python does at the end of a program."""
+    while left := {t for t in threading.enumerate() if t not in known and not t.daemon}:
+        for pool in gc.get_objects():
+            if issubclass(type(pool), ThreadPoolExecutor) and pool._threads & left:
+                pool.shutdown(wait=False)  # its idle threads would wait for work
+        left.pop().join()
 
 
 def _forget_modules(folder: str, kept: set[str]) -> None:

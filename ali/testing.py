@@ -199,8 +199,9 @@ class LibraryTests(GangTests):
             file = Path(folder, "suite.pickle")
             file.write_bytes(pickle.dumps(suite))
             found: dict[str, Any] = local_gang.run(
-                "ali.conformance:check", size, str(file), timeout=self.timeout_s
-            )
+                "ali.conformance:check", size, str(file), timeout=self.timeout_s,
+                timeout_name=f"{type(self).__name__}.timeout_s",
+            )  # fmt: skip
             return found
 
 

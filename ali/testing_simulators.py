@@ -101,7 +101,7 @@ class SimulatorTests(GangTests):
             _found[key] = local_gang.run(
                 "ali.conformance:episodes", size, self.library, self._file(),
                 json.dumps(dict(self.sim)), [1, 2, 1], self.steps, copies,
-                timeout=self.timeout_s,
+                timeout=self.timeout_s, timeout_name=f"{type(self).__name__}.timeout_s",
             )  # fmt: skip
         return _found[key]
 

@@ -11,6 +11,7 @@ from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
 from envs.errors import BadActionError, EnvConfigError, EnvError
+from envs.hpc_env import check_options
 from envs.vector_env import HPCSimulatorVectorEnv
 
 Agent = str
@@ -82,6 +83,7 @@ class AgentsByName:
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
         """Begin an episode. Raises as `HPCSimulatorEnv.reset`."""
+        check_options(options)
         observations, infos = self._env.reset(seed=seed)
         self.agents = list(self.possible_agents)
         return self._each(observations), self._infos(infos)

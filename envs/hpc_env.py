@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -25,9 +26,36 @@ from envs.errors import (
 from envs.simulation import Simulation
 from envs.spec import ActionCheck, Records, SimulatorSpec
 
-SEEDS = 1 << 31
+SEEDS = 1 << 31  # seeds of simulators are below: their generators may take no more bits
 
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+def seed_of_episode(random: np.random.Generator, seed: int | None) -> int:
+    """The seed that a simulator gets: the user's, if it is below `SEEDS`, or a hash of it.
+
+    Without one it is the next number of `random`.
+    """
+    if seed is None:
+        return int(random.integers(SEEDS))
+    return seed if seed < SEEDS else int(np.random.SeedSequence(seed).generate_state(1)[0]) % SEEDS
+
+
+def check_options(options: Any, known: Sequence[str] = ()) -> None:
+    """Warn of options of ``reset`` other than those `known`. Raises `ValueError` for no dict.
+
+    No error: PettingZoo's test of an API gives some.
+    """
+    example = f", for example with {known[0]}" if known else ""
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(f"options={options!r}: it must be a dict{example}")
+    for name in options or ():
+        if name not in known:
+            warnings.warn(
+                f"reset ignores the option {name!r}: options of the simulator are in "
+                "config['sim'], for all episodes of an environment",
+                stacklevel=3,
+            )
 
 
 class Stepped(Protocol):
@@ -217,8 +245,8 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. The same seed gives the same observation.
 
-        Without a seed, the episode follows from the last seed. `options` are not used; the
-        config's ``sim`` has the options of the simulator.
+        Without a seed, the episode follows from the last seed. `options` are not used, and a
+        warning says so; the config's ``sim`` has the options of the simulator.
 
         Raises
         ------
@@ -230,8 +258,9 @@ class HPCSimulatorEnv(SteppedEnv[Simulation], gymnasium.Env[Any, Any], EzPickle)
             If a new gang is needed and cannot be started.
         """
         simulation = self._idle()
+        check_options(options)
         super().reset(seed=seed)
-        number = int(self.np_random.integers(SEEDS)) if seed is None else seed % SEEDS
+        number = seed_of_episode(self.np_random, seed)
         attempts = 1 + (simulation.config.max_restarts if self._truncates else 0)
         for left in reversed(range(attempts)):
             try:

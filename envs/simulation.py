@@ -240,7 +240,7 @@ class Simulation:
         self._channel: RankChannel | None = None
         self._shared: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._begun = False  # an episode on this gang
-        self._raised = False  # a rank, in the last call
+        self._raised = False  # the last call, so ranks may stay in it
         self.running = False
         self.steps = np.zeros(0, np.int64)
         self._closed = False
@@ -401,7 +401,8 @@ class Simulation:
             self._drop_channel()
             raise SimulationError(f"{error}\ncall reset() to begin again", **error.facts) from error
         except BaseException:
-            self.running = False  # Ctrl-C: the state of the simulation is unknown
+            # Ctrl-C: the state of the simulation is unknown, and ranks may stay in native code.
+            self.running, self._raised = False, True
             self._drop_channel()
             raise
 
@@ -487,6 +488,8 @@ class Simulation:
                 NEXT_START,
             ) from error
         spec = SimulatorSpec.from_json(text)
+        if spec.warning and config.simulator() not in _specs:
+            warnings.warn(f"simulator {config.lib_name!r}: {spec.warning}", stacklevel=2)
         if spec != _specs.setdefault(config.simulator(), spec):
             raise EnvError(
                 f"the spec of simulator {config.lib_name!r} has changed: it must depend on its "

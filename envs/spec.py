@@ -183,6 +183,8 @@ class SimulatorSpec:
         observation and action.
     episode_length : int or None
         Steps after which an episode is truncated.
+    warning : str or None
+        About the options; shown once in a process.
     """
 
     name: str
@@ -194,6 +196,7 @@ class SimulatorSpec:
     score: str
     info: tuple[str, ...]
     render: dict[str, Any] | None
+    warning: str | None
 
     @classmethod
     def from_json(cls, text: str) -> SimulatorSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
+from envs.hpc_env import check_options
 from envs.vector_env import HPCSimulatorVectorEnv
 
 
@@ -20,7 +23,9 @@ class HPCSimulatorVecEnv(VecEnv):
 
     Its sub-environments are those of `HPCSimulatorVectorEnv`, which is in `env`: the agents of all
     copies. A sub-environment whose episode ends begins the next one in the same step, as
-    Stable-Baselines3 expects; the last observation is in ``info["terminal_observation"]``.
+    Stable-Baselines3 expects; the last observation is in ``info["terminal_observation"]``. Return,
+    length and time of the episode are in ``info["episode"]``, from which Stable-Baselines3 logs its
+    means: a `VecMonitor` is not needed.
 
     Parameters
     ----------
@@ -40,14 +45,19 @@ class HPCSimulatorVecEnv(VecEnv):
             config, num_envs=num_envs, render_mode=render_mode, **options
         )
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+        self._returns, self._lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)
+        self._started = time.monotonic()
 
     def reset(self) -> Any:
         """Begin an episode in every copy; returns the observations."""
+        for options in self._options:
+            check_options(options)
         seeds = list(self._seeds)
         observations, infos = self.env.reset(seed=None if None in seeds else seeds)
         self.reset_infos = self.env.infos_by_env(infos)
         self._reset_seeds()
         self._reset_options()
+        self._returns[:], self._lengths[:] = 0, 0
         return observations
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -61,10 +71,17 @@ class HPCSimulatorVecEnv(VecEnv):
         each = self.env.infos_by_env(infos)
         for info, cut in zip(each, truncated & ~terminated, strict=True):
             info["TimeLimit.truncated"] = bool(cut)
+        self._returns += rewards
+        self._lengths += 1
         if over.any():
             last = list(iterate(self.env.observation_space, observations))
             for number in np.flatnonzero(over).tolist():
                 each[number]["terminal_observation"] = last[number]
+                each[number]["episode"] = {
+                    "r": float(self._returns[number]), "l": int(self._lengths[number]),
+                    "t": round(time.monotonic() - self._started, 6),
+                }  # fmt: skip
+                self._returns[number] = self._lengths[number] = 0
             observations, first = self.env.reset(options={"reset_mask": over})
             for number, info in enumerate(self.env.infos_by_env(first)):
                 if over[number]:
@@ -99,5 +116,5 @@ class HPCSimulatorVecEnv(VecEnv):
         wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
         indices: VecEnvIndices = None,
     ) -> list[bool]:
-        """No sub-environment is wrapped."""
-        return [False] * len(list(self._get_indices(indices)))
+        """Whether a sub-environment has what a wrapper adds: `Monitor`'s episodes, nothing else."""
+        return [wrapper_class is Monitor] * len(list(self._get_indices(indices)))

@@ -24,7 +24,7 @@ from envs.errors import (
     for_caller,
     of_failure,
 )
-from envs.hpc_env import SEEDS, SteppedEnv
+from envs.hpc_env import SteppedEnv, check_options, seed_of_episode
 from envs.losses import Losses
 from envs.simulation import Simulation
 from envs.spec import Records, SimulatorSpec
@@ -315,8 +315,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
             As `HPCSimulatorEnv.reset`.
         """
         gangs = self._idle()
-        if options is not None and not isinstance(options, Mapping):
-            raise ValueError(f"options={options!r}: it must be a dict, for example with reset_mask")
+        check_options(options, ["reset_mask"])
         chosen = self._masked((options or {}).get("reset_mask")).tolist()
         seeds = self._given(seed)
         # A new gang has no episodes to continue.
@@ -493,7 +492,7 @@ class HPCSimulatorVectorEnv(SteppedEnv[Gangs], VectorEnv[Any, Any, NDArray[Any]]
         """The seed of the simulation for its next episode; it may follow from an earlier one."""
         if seed is not None or copy not in self._random:
             self._random[copy], _ = seeding.np_random(seed)
-        return int(self._random[copy].integers(SEEDS)) if seed is None else seed % SEEDS
+        return seed_of_episode(self._random[copy], seed)
 
     # --- pictures, closing ---
 

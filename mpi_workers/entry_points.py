@@ -31,6 +31,7 @@ def main(argv: list[str]) -> None:
         case ["fork-server", fd]:
             for name in PRELOADED:
                 importlib.import_module(name)
+            process.refuse_spawned_pools()
             agent = Connection(int(fd))
             fork_server.main(agent, lambda plan, node: proxy.main(plan, node, run_rank))
         case ["rank", pattern]:

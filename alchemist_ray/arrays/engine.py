@@ -118,6 +118,8 @@ class Engine:
         if op in COMPARISONS and type(other) is int and _beyond(other, A):
             found = COMPARISONS[op](*((other, 0) if reflected else (0, other)))
             return self.call("filled", list(A.shape), complex(found), "bool", A.layout)
+        if op in ("equal", "not_equal") and (other is None or isinstance(other, str | bytes)):
+            return self.call("filled", list(A.shape), complex(op != "equal"), "bool", A.layout)
         value = self._operand(op, A, other, reflected=reflected)
         if isinstance(value, MatrixRef):
             pair = (value, A) if reflected else (A, value)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.errors import (
     AlchemistError,
-    AuthError,
     CallTimeoutError,
+    GroupFailedError,
     MatrixNotFoundError,
+    SessionError,
     StaleHandleError,
 )
 from alchemist_ray.gang.matrix_ref import MatrixRef
@@ -143,11 +144,7 @@ class FetchedValues(MatrixRef):
         return self._numbers(np.array2string)
 
     def __repr__(self) -> str:
-        length = " x ".join(map(str, self.shape)) if len(self.shape) > 1 else str(self.shape)
-        return (
-            f"<Handle {self.name}: {length} {self.dtype}, {self.layout}, "
-            f"{readable(self.nbytes)}, in gang {self.gang} (epoch {self.epoch})>\n{self}"
-        )
+        return f"{self.described()}\n{self}"
 
     def _repr_html_(self) -> str:
         rows = {
@@ -171,10 +168,10 @@ class FetchedValues(MatrixRef):
             return "(freed)"
         except CallTimeoutError:
             return f"(no answer within {TEXT_TIMEOUT_S:g} s)"
-        except AuthError as error:
-            return f"({error})"
-        except AlchemistError:
+        except (GroupFailedError, SessionError):
             return "(its session has ended)"
+        except AlchemistError as error:
+            return f"({error})"
         if corners is None:
             return "(a call is running on the gang)"
         if not self.shape:

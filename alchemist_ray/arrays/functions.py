@@ -62,10 +62,17 @@ def _may_share_memory(engine: Engine, a: Any, b: Any, max_work: Any = None) -> b
 # --- shapes and pieces ------------------------------------------------------------------
 
 
-@implements(np.trace, np.linalg.trace)
-def _trace(engine: Engine, a: Any, /, offset: int = 0, *, dtype: Any = None) -> Any:
-    found = _diagonal(engine, a if dtype is None else engine.astype(a, dtype), offset)
+@implements(np.trace)
+def _trace(
+    engine: Engine, a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None
+) -> Any:
+    found = _diagonal(engine, a if dtype is None else engine.astype(a, dtype), offset, axis1, axis2)
     return engine.reduce("sum", found, -1)
+
+
+@implements(np.linalg.trace)
+def _trace_of_each(engine: Engine, x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+    return _trace(engine, x, offset, -2, -1, dtype)
 
 
 @implements(np.transpose, np.permute_dims)
@@ -169,25 +176,33 @@ def _with_axes(engine: Engine, x: Any, ndim: int, *, front: bool = False) -> Any
     return engine.reshape(x, wanted) if isinstance(x, MatrixRef) else np.reshape(x, wanted)
 
 
-@implements(np.diagonal, np.linalg.diagonal)
-def _diagonal(
-    engine: Engine, a: Any, /, offset: int = 0, axis1: int | None = None, axis2: int | None = None
-) -> Any:
+@implements(np.diagonal)
+def _diagonal(engine: Engine, a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    if a.ndim < 2:
+        raise ShapeError(f"np.diagonal of an array of shape {a.shape}: it must have two axes")
+    first, second = (rules.axis_index(axis, a.ndim) for axis in (axis1, axis2))
+    if first == second:
+        raise ShapeError(f"np.diagonal: axis1={axis1} and axis2={axis2} are the same axis")
     if a.ndim > 2:
-        first, second = (0 if axis1 is None else axis1), (1 if axis2 is None else axis2)
         whole = np.moveaxis(a, (first, second), (0, 1))
         index = np.arange(len(np.diagonal(np.empty(whole.shape[:2], np.bool_), offset)))
         found = whole[index - min(offset, 0), index + max(offset, 0)]
         return np.moveaxis(found, 0, -1)
-    _require_matrix("np.diagonal", a)
+    offset = offset if first < second else -offset
     if offset:  # the main diagonal of a part
         a = a[:, offset:] if offset > 0 else a[-offset:]
     return engine.call("diagonal", a).mark_part_of(a)
 
 
+@implements(np.linalg.diagonal)
+def _diagonal_of_each(engine: Engine, x: Any, /, *, offset: int = 0) -> Any:
+    return _diagonal(engine, x, offset, -2, -1)
+
+
 @implements(np.diag)
 def _diag(engine: Engine, v: Any, k: int = 0) -> Any:
     if v.ndim != 1:
+        _require_matrix("np.diag", v)
         return _diagonal(engine, v, k)
     found = engine.call("diag", v)
     if not k:
@@ -520,10 +535,19 @@ def _broadcast_arrays(engine: Engine, *args: Any, subok: bool = False) -> tuple[
     return tuple(_broadcast_to(engine, engine.matrix(x), shape) for x in args)
 
 
-@implements(np.outer, np.linalg.outer)
+@implements(np.outer)
 def _outer(engine: Engine, a: Any, b: Any, /) -> Any:
     left = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    return engine.call("outer", "multiply", left, engine.matrix(b, left))
+    factors = [np.ravel(x) if x.ndim > 2 else x for x in (left, engine.matrix(b, left))]
+    return engine.call("outer", "multiply", *factors)
+
+
+@implements(np.linalg.outer)
+def _outer_of_vectors(engine: Engine, x1: Any, x2: Any, /) -> Any:
+    if np.ndim(x1) != 1 or np.ndim(x2) != 1:
+        shapes = f"{np.shape(x1)} and {np.shape(x2)}"
+        raise ShapeError(f"np.linalg.outer of shapes {shapes}: it takes vectors, np.outer all")
+    return _outer(engine, x1, x2)
 
 
 @implements(np.unstack)

@@ -92,6 +92,7 @@ def _count(selection: Selection) -> int:
 
 def get(engine: Engine, A: Any, key: Any) -> Any:
     """See `Handle.__getitem__`."""
+    copied = any(isinstance(one, np.ndarray) for one in (key if isinstance(key, tuple) else (key,)))
     key = _plain(key)
     mask = _whole_mask(engine, A, key)
     if mask is not None:
@@ -112,7 +113,7 @@ def get(engine: Engine, A: Any, key: Any) -> Any:
         return engine.recorder.view(engine.astype(whole, whole.dtype), whole)
     found = engine.call("part", whole, shape=part.shape, columns=_columns(whole, part),
                         **part.arguments())  # fmt: skip
-    return found.mark_part_of(A) if part.is_view else found
+    return found.mark_part_of(A) if part.is_view and not copied else found
 
 
 def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
@@ -136,11 +137,19 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
         engine.call("assign_elements", A, mask, filling)
         return
     keys = expanded(A, key)
+    dots = any(one is Ellipsis for one in (key if isinstance(key, tuple) else (key,)))
+    if keys and filling.ndim and all(map(_is_integer, keys)) and not dots:
+        raise ShapeError(f"a value of shape {filling.shape} does not broadcast to one element")
     first: Any = keys[0] if keys else None
     rest = keys[1:]
     if _mask_axes(first) > 1 and filling.ndim <= len(rest) and all(map(_is_whole, rest)):
         chosen = engine.reshape(engine.matrix(first), (*first.shape, *(1,) * len(rest)))
         put(engine, A, ..., engine.where(chosen, filling, A))
+        return
+    if any(_mask_axes(one) > 1 for one in keys):
+        whole, keys = _without_tables(engine, A, keys)
+        put(engine, whole.mark_copy(), tuple(keys), filling)
+        put(engine, A, ..., engine.reshape(whole, A.shape))
         return
     lists = [one for one in keys if _is_list(one)]
     single = len(lists) == 1 and len(np.shape(lists[0])) == 1 and _together(keys)
@@ -208,12 +217,18 @@ def _mask_axes(one: Any) -> int:
 
 
 def _plain(key: Any) -> Any:
-    """A key with arrays of other libraries, such as pandas, as NumPy's; masked ones are refused."""
+    """A key with arrays of other libraries, such as pandas, as NumPy's; masked ones are refused.
+
+    An integer array of shape () selects like its number.
+    """
     several = key if isinstance(key, tuple) else (key,)
+    found = []
     for one in several:
         check_unmasked(one, "the index")
-    found = tuple(np.asarray(one) if rules.is_foreign(one) else one for one in several)
-    return found if isinstance(key, tuple) else found[0]
+        one = np.asarray(one) if rules.is_foreign(one) else one
+        number = isinstance(one, MatrixRef | np.ndarray) and not one.shape
+        found.append(operator.index(one) if number and one.dtype.kind in "iu" else one)
+    return tuple(found) if isinstance(key, tuple) else found[0]
 
 
 def _columns(A: Any, part: _Part) -> list[str]:

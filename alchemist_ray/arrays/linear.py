@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from string import ascii_letters
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
-from alchemist_ray.arrays.rules import implements
+from alchemist_ray.arrays.rules import Implementation, implements
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.gang.matrix_ref import MatrixRef
 
@@ -21,10 +22,34 @@ QR: Any = type(np.linalg.qr(_ONE))
 SVD: Any = type(np.linalg.svd(_ONE))
 EIGH: Any = type(np.linalg.eigh(_ONE))
 SLOGDET: Any = type(np.linalg.slogdet(_ONE))
-NORMS = {None: "fro", "fro": "fro", 1: "1", np.inf: "inf", 2: "2", "nuc": "nuc"}
+NORMS = {None: "fro", "fro": "fro", "f": "fro", 1: "1", np.inf: "inf", 2: "2", "nuc": "nuc"}
 
 
-@implements(np.linalg.qr)
+def _require_matrix(name: str, a: Any) -> None:
+    if len(a.shape) < 2:
+        raise ShapeError(f"np.linalg.{name} of an array of shape {a.shape}: it must have two axes")
+    if len(a.shape) > 2:
+        raise ShapeError(
+            f"np.linalg.{name} takes one matrix on ranks, and an array of shape {a.shape} is a "
+            f"stack of them: np.linalg.{name} of A[i] computes one, of A.fetch() all of them here"
+        )
+
+
+def _of_matrix(function: Any) -> Callable[[Implementation], Implementation]:
+    """`implements` for a function of one matrix: vectors and stacks of matrices are refused."""
+
+    def register(implementation: Implementation) -> Implementation:
+        @functools.wraps(implementation)
+        def checked(engine: Engine, a: Any, *args: Any, **kwargs: Any) -> Any:
+            _require_matrix(function.__name__, a)
+            return implementation(engine, a, *args, **kwargs)
+
+        return implements(function)(checked)
+
+    return register
+
+
+@_of_matrix(np.linalg.qr)
 def _qr(engine: Engine, a: Any, mode: str = "reduced") -> Any:
     if mode not in ("reduced", "r") and not (mode == "complete" and a.shape[0] <= a.shape[1]):
         raise rules.unsupported(f"np.linalg.qr with mode={mode!r}", "mode='reduced' gives Q (m, k)")
@@ -32,7 +57,7 @@ def _qr(engine: Engine, a: Any, mode: str = "reduced") -> Any:
     return R if mode == "r" else QR(Q, R)
 
 
-@implements(np.linalg.svd)
+@_of_matrix(np.linalg.svd)
 def _svd(
     engine: Engine,
     a: Any,
@@ -52,12 +77,12 @@ def _svd(
     return SVD(U, S, engine.transpose(V, conjugate=True))
 
 
-@implements(np.linalg.svdvals)
+@_of_matrix(np.linalg.svdvals)
 def _svdvals(engine: Engine, x: Any, /) -> Any:
     return engine.call("svdvals", x)
 
 
-@implements(np.linalg.eigh)
+@_of_matrix(np.linalg.eigh)
 def _eigh(engine: Engine, a: Any, UPLO: str = "L") -> Any:
     if UPLO not in "LlUu":
         raise rules.unsupported(f"UPLO={UPLO!r}", "it is 'L' or 'U'")
@@ -65,12 +90,12 @@ def _eigh(engine: Engine, a: Any, UPLO: str = "L") -> Any:
     return EIGH(W, V)
 
 
-@implements(np.linalg.eigvalsh)
+@_of_matrix(np.linalg.eigvalsh)
 def _eigvalsh(engine: Engine, a: Any, UPLO: str = "L") -> Any:
     return _eigh(engine, a, UPLO).eigenvalues
 
 
-@implements(np.linalg.cholesky)
+@_of_matrix(np.linalg.cholesky)
 def _cholesky(engine: Engine, a: Any, /, *, upper: bool = False) -> Any:
     L = engine.call("cholesky", a.H if upper else a)
     return engine.transpose(L, conjugate=True) if upper else L
@@ -79,7 +104,9 @@ def _cholesky(engine: Engine, a: Any, /, *, upper: bool = False) -> Any:
 @implements(np.linalg.solve)
 def _solve(engine: Engine, a: Any, b: Any) -> Any:
     A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    return engine.call("solve", A, engine.matrix(b, A))
+    B = engine.matrix(b, A)
+    _require_matrix("solve", A if B.ndim < 3 else B)
+    return engine.call("solve", A, B)
 
 
 @implements(np.linalg.lstsq)
@@ -87,17 +114,18 @@ def _lstsq(engine: Engine, a: Any, b: Any, rcond: Any = None) -> Any:
     """Solution, sums of squared residuals, rank and singular values."""
     A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
     B = engine.matrix(b, A)
+    _require_matrix("lstsq", A if B.ndim < 3 else B)
     X, residuals, rank, S = engine.call("least_squares", A, B, rcond=_rcond(rcond, None))
     full = rank == A.shape[1] and A.shape[0] > A.shape[1]
     return X, residuals if full else residuals[:0], rank, S
 
 
-@implements(np.linalg.inv)
+@_of_matrix(np.linalg.inv)
 def _inv(engine: Engine, a: Any) -> Any:
     return engine.call("inv", a)
 
 
-@implements(np.linalg.pinv)
+@_of_matrix(np.linalg.pinv)
 def _pinv(engine: Engine, a: Any, rcond: Any = None, hermitian: bool = False, *,
           rtol: Any = None) -> Any:  # fmt: skip
     return engine.call("pinv", a, rcond=_rcond(rcond, rtol))
@@ -110,6 +138,9 @@ def _matrix_rank(engine: Engine, A: Any, tol: Any = None, hermitian: bool = Fals
         raise rules.unsupported(
             "np.linalg.matrix_rank with tol=", "use the relative tolerance rtol="
         )
+    if A.ndim < 2:
+        return np.intp(bool(A.any()))
+    _require_matrix("matrix_rank", A)
     return np.intp(engine.call("matrix_rank", A, rcond=_rcond(None, rtol)))
 
 
@@ -118,12 +149,12 @@ def _rcond(rcond: Any, rtol: Any) -> float:
     return -1.0 if given is None else float(given)
 
 
-@implements(np.linalg.det)
+@_of_matrix(np.linalg.det)
 def _det(engine: Engine, a: Any) -> Any:
     return _number(engine.call("det", a), a)
 
 
-@implements(np.linalg.slogdet)
+@_of_matrix(np.linalg.slogdet)
 def _slogdet(engine: Engine, a: Any) -> Any:
     sign, logabsdet = engine.call("slogdet", a)
     return SLOGDET(_number(sign, a), _number(logabsdet, a, real=True))
@@ -137,7 +168,7 @@ def _number(value: Any, a: Any, *, real: bool = False) -> Any:
     return kind.type(value)
 
 
-@implements(np.linalg.cond)
+@_of_matrix(np.linalg.cond)
 def _cond(engine: Engine, x: Any, p: Any = None) -> Any:
     if p not in (None, 2):
         raise rules.unsupported(
@@ -157,6 +188,12 @@ def _cond(engine: Engine, x: Any, p: Any = None) -> Any:
 def _multi_dot(engine: Engine, arrays: Any) -> Any:
     """The product of several; of the neighbours, the cheapest are multiplied first."""
     parts = [engine.matrix(x) for x in arrays]
+    ndims = [x.ndim for x in parts]
+    if len(parts) < 2 or not {*ndims[1:-1]} <= {2} or not {ndims[0], ndims[-1]} <= {1, 2}:
+        raise ShapeError(
+            f"np.linalg.multi_dot of shapes {', '.join(str(x.shape) for x in parts)}: give two "
+            "matrices or more; only the first and the last may be vectors"
+        )
     while len(parts) > 1:
         flops = [a.size * (b.shape[1] if b.ndim > 1 else 1) for a, b in pairwise(parts)]
         i = flops.index(min(flops))
@@ -164,17 +201,28 @@ def _multi_dot(engine: Engine, arrays: Any) -> Any:
     return parts[0]
 
 
-@implements(np.dot, np.linalg.matmul)
+@implements(np.linalg.matmul)
+def _matmul(engine: Engine, x1: Any, x2: Any, /) -> Any:
+    return engine.matmul(x1, x2)
+
+
+@implements(np.dot)
 def _dot(engine: Engine, a: Any, b: Any, /) -> Any:
+    """Sums over the last axis of a and the last but one of b, with all other axes of both."""
     if not np.ndim(a) or not np.ndim(b):
         return engine.binary("multiply", a, b)
+    if np.ndim(a) > 1 and np.ndim(b) > 2:
+        return _contracted(engine, "np.dot", a, b, (-1, -2))
     return engine.matmul(a, b)
 
 
 @implements(np.inner)
 def _inner(engine: Engine, a: Any, b: Any, /) -> Any:
+    """Sums over the last axes of both, with all other axes."""
     if not np.ndim(a) or not np.ndim(b):
         return engine.binary("multiply", a, b)
+    if np.ndim(b) > 2:
+        return _contracted(engine, "np.inner", a, b, (-1, -1))
     return engine.matmul(a, b.T if np.ndim(b) == 2 else b)
 
 
@@ -202,6 +250,11 @@ def _kron(engine: Engine, a: Any, b: Any) -> Any:
 
 @implements(np.tensordot, np.linalg.tensordot)
 def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
+    return _contracted(engine, "np.tensordot", a, b, axes)
+
+
+def _contracted(engine: Engine, name: str, a: Any, b: Any, axes: Any) -> Any:
+    """Sums over axes of a and b, by one product of matrices; first the other axes of a."""
     A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
     B = engine.matrix(b, A)
     if np.ndim(axes) == 0 and isinstance(axes, int):
@@ -213,7 +266,7 @@ def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
     lengths = [A.shape[i] for i in left], [B.shape[i] for i in right]
     if lengths[0] != lengths[1]:
         raise ShapeError(
-            f"np.tensordot of shapes {A.shape} and {B.shape} over the axes {left} and {right}: "
+            f"{name} of shapes {A.shape} and {B.shape} over the axes {left} and {right}: "
             "lengths must match"
         )
     free = [[i for i in range(x.ndim) if i not in own] for x, own in ((A, left), (B, right))]
@@ -241,7 +294,8 @@ def _einsum(engine: Engine, subscripts: Any, *operands: Any, optimize: Any = "gr
     common = np.result_type(*(x.dtype for x in arrays))
     subscripts = _with_letters(subscripts.replace(" ", ""), [x.ndim for x in arrays])
     inputs, _, output = subscripts.partition("->")
-    terms = list(zip(inputs.split(","), arrays, strict=True))
+    terms = _of_equal_lengths(engine, list(zip(inputs.split(","), arrays, strict=True)))
+    subscripts = f"{','.join(term for term, _ in terms)}->{output}"
     shapes = [np.broadcast_to(np.float64(0), x.shape) for _, x in terms]
     for step in np.einsum_path(subscripts, *shapes, optimize=optimize or "greedy")[0][1:]:
         taken = [terms.pop(i) for i in sorted(step, reverse=True)]
@@ -270,6 +324,28 @@ def _with_letters(subscripts: str, ndims: Sequence[int]) -> str:
         for term in terms
     ]
     return f"{','.join(terms)}->{output.replace('...', ''.join(free))}"
+
+
+def _of_equal_lengths(engine: Engine, terms: list[Operand]) -> list[Operand]:
+    """Operands without axes of length 1 that are longer in another one, as NumPy has it."""
+    longest: dict[str, int] = {}
+    for term, A in terms:
+        for letter, length in zip(term, A.shape, strict=True):
+            other = longest.get(letter, length)
+            if other != length and 1 not in (other, length):
+                raise ShapeError(
+                    f"np.einsum: axis {letter!r} has the lengths {other} and {length} in arrays "
+                    f"of shapes {', '.join(str(x.shape) for _, x in terms)}"
+                )
+            longest[letter] = other if length == 1 else length
+    found = []
+    for term, A in terms:
+        kept = [n == longest[letter] for letter, n in zip(term, A.shape, strict=True)]
+        if not all(kept):
+            term = "".join(x for x, stays in zip(term, kept, strict=True) if stays)
+            A = engine.reshape(A, [n for n, stays in zip(A.shape, kept, strict=True) if stays])
+        found.append((term, A))
+    return found
 
 
 def _summed(engine: Engine, operand: Operand, needed: str, common: np.dtype[Any]) -> Operand:
@@ -339,18 +415,39 @@ def vecdot(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     """Sums along an axis of the conjugate of `x1` times `x2`."""
     if not np.ndim(x1) or not np.ndim(x2):
         raise ShapeError("vecdot: a number is not a vector: use * to multiply by it")
+    shapes = np.shape(x1), np.shape(x2)
+    along = [rules.axis_index(axis, len(shape)) for shape in shapes]
+    if shapes[0][along[0]] != shapes[1][along[1]]:
+        raise ShapeError(
+            f"vecdot of shapes {shapes[0]} and {shapes[1]}: lengths along axis {axis} must match"
+        )
+    left, right = np.moveaxis(x1, axis, -1), np.moveaxis(x2, axis, -1)
+    left = np.conj(left) if np.iscomplexobj(left) else left
+    product = engine.binary("multiply", left, right)
+    return engine.astype(engine.reduce("sum", product, -1), product.dtype, copy=False)
+
+
+def matvec(engine: Engine, x1: Any, x2: Any) -> Any:
+    """Matrices times vectors, of stacks of both."""
+    if np.ndim(x1) < 2 or not np.ndim(x2):
+        raise ShapeError(f"matvec of shapes {np.shape(x1)} and {np.shape(x2)}: give matrix, vector")
+    return engine.matmul(x1, x2[..., None])[..., 0]
+
+
+def vecmat(engine: Engine, x1: Any, x2: Any) -> Any:
+    """Conjugates of vectors times matrices, of stacks of both."""
+    if not np.ndim(x1) or np.ndim(x2) < 2:
+        raise ShapeError(f"vecmat of shapes {np.shape(x1)} and {np.shape(x2)}: give vector, matrix")
     left = np.conj(x1) if np.iscomplexobj(x1) else x1
-    product = engine.binary("multiply", left, x2)
-    return engine.astype(engine.reduce("sum", product, axis), product.dtype, copy=False)
+    return engine.matmul(left[..., None, :], x2)[..., 0, :]
 
 
 @implements(np.cross, np.linalg.cross)
 def _cross(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     left = engine.matrix(x1, x2 if isinstance(x2, MatrixRef) else None)
     right = engine.matrix(x2, left)
-    shape = np.broadcast_shapes(left.shape, right.shape)
-    along = rules.axis_index(axis, len(shape))
-    if shape[along] != 3 or 1 in (left.shape[axis], right.shape[axis]):
+    along = [rules.axis_index(axis, x.ndim) for x in (left, right)]
+    if (left.shape[along[0]], right.shape[along[1]]) != (3, 3):
         raise ShapeError(f"a cross product of shapes {left.shape} and {right.shape}: axis {axis} "
                          "must have length 3")  # fmt: skip
 
@@ -363,7 +460,7 @@ def _cross(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return engine.binary("subtract", ahead, back)
 
 
-@implements(np.linalg.matrix_power)
+@_of_matrix(np.linalg.matrix_power)
 def _matrix_power(engine: Engine, a: Any, n: int) -> Any:
     if a.shape[0] != a.shape[1]:
         raise ShapeError(f"a power of a matrix of shape {a.shape}: it must be square")
@@ -385,19 +482,49 @@ def _matrix_power(engine: Engine, a: Any, n: int) -> Any:
 
 @implements(np.linalg.norm)
 def _norm(engine: Engine, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    if axis is None and (x.ndim == 2 or (ord is None and x.ndim < 3)):
-        return _matrix_norm(engine, x, ord=ord, keepdims=keepdims)
-    if x.ndim == 2 and len(rules.axes_of(axis, 2)) == 2:
-        return _matrix_norm(engine, x, ord=ord, keepdims=keepdims)
-    return _vector_norm(engine, x, axis=axis, ord=2 if ord is None else ord, keepdims=keepdims)
+    if axis is None and ord is None:
+        return _vector_norm(engine, x, keepdims=keepdims)
+    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    if len(axes) == 1:
+        return _vector_norm(engine, x, axis=axes, ord=2 if ord is None else ord, keepdims=keepdims)
+    if len(axes) != 2:
+        raise ShapeError(
+            f"np.linalg.norm of shape {x.shape} with ord={ord!r} and axis={axis!r}: give the axis "
+            "of vectors, or two of matrices"
+        )
+    return _norms(engine, x, ord, axes, keepdims)
 
 
 @implements(np.linalg.matrix_norm)
 def _matrix_norm(engine: Engine, x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
-    if ord not in NORMS:
-        known = ", ".join(repr(key) for key in NORMS if key is not None)
-        raise rules.unsupported(f"a matrix norm with ord={ord!r}", f"it can be one of {known}")
-    found = _number(engine.call("norm", x, NORMS[ord]), x, real=True)
+    if x.ndim < 2:
+        raise ShapeError(f"np.linalg.matrix_norm of an array of shape {x.shape}: it has no matrix")
+    return _norms(engine, x, ord, (-2, -1), keepdims)
+
+
+def _norms(engine: Engine, x: Any, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    """Norms of the matrices with these axes of rows and columns."""
+    row, col = (rules.axis_index(axis, x.ndim) for axis in axes)
+    if ord in NORMS and x.ndim == 2 and row < col:
+        return _whole_norm(engine, x, NORMS[ord], keepdims)
+    if row == col or ord not in (None, "fro", "f", 1, -1, np.inf, -np.inf):
+        one = "also 2 and 'nuc'" if x.ndim == 2 else "2 and 'nuc' of one matrix, A[i]"
+        raise rules.unsupported(
+            f"a matrix norm of shape {x.shape} with ord={ord!r} and axis={axes}",
+            f"it can be one of 'fro', 1, -1, inf, -inf of two axes, and {one}",
+        )
+    size = abs(x if x.dtype.kind in "fc" else x.astype(np.float64))
+    if ord in (None, "fro", "f"):
+        return np.sqrt(engine.reduce("sum", np.square(size), (row, col), keepdims=keepdims))
+    added, compared = (row, col) if abs(ord) == 1 else (col, row)
+    sums = engine.reduce("sum", size, added, keepdims=True)
+    found = engine.reduce("max" if ord > 0 else "min", sums, compared, keepdims=True)
+    return found if keepdims else np.squeeze(found, (row, col))
+
+
+def _whole_norm(engine: Engine, x: Any, ord: str, keepdims: bool) -> Any:
+    """Of one matrix or vector: a number."""
+    found = _number(engine.call("norm", x, ord), x, real=True)
     return engine.matrix(np.full((1,) * x.ndim if keepdims else (), found))
 
 
@@ -406,7 +533,7 @@ def _vector_norm(
     engine: Engine, x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2
 ) -> Any:
     if x.ndim < 3 and len(rules.axes_of(axis, x.ndim)) == x.ndim and ord == 2:
-        return _matrix_norm(engine, x, keepdims=keepdims)
+        return _whole_norm(engine, x, "fro", keepdims)
     size = abs(x if x.dtype.kind in "fc" else x.astype(np.float64))
     match ord:
         case 1:

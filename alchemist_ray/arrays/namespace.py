@@ -15,9 +15,8 @@ import numpy as np
 
 from alchemist_ray.arrays import creation
 from alchemist_ray.arrays.engine import LAYOUT, Engine
-from alchemist_ray.arrays.function_dispatch import INSTEAD
 from alchemist_ray.arrays.generator import Generator
-from alchemist_ray.arrays.rules import FUNCTIONS
+from alchemist_ray.arrays.rules import FUNCTIONS, INSTEAD
 from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.gang.connection import GangConnection

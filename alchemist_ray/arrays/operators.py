@@ -403,9 +403,9 @@ class ArrayOperators(ArrayMethods):
         """
         return self._engine.astype(self, dtype, copy=copy)
 
-    def diagonal(self, offset: int = 0) -> Any:
-        """The main diagonal, or the one `offset` columns further right, a vector."""
-        return np.diagonal(self, offset)
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        """The main diagonal of two axes, or the one `offset` columns further right."""
+        return np.diagonal(self, offset, axis1, axis2)
 
     def clip(self, min: Any = None, max: Any = None) -> Any:
         """Elements below `min` or above `max` become these."""
@@ -421,7 +421,7 @@ class ArrayOperators(ArrayMethods):
         return round(self.item()) if ndigits is None else self.round(ndigits)
 
     def dot(self, other: Any) -> Any:
-        """Matrix product; a number is a factor."""
+        """`numpy.dot`: the product of matrices and vectors, of more axes not that of ``@``."""
         return np.dot(self, other)
 
     # --- reductions ---
@@ -473,9 +473,9 @@ class ArrayOperators(ArrayMethods):
         """Whether all elements are not 0; `keepdims`, `where` as in `sum`."""
         return np.all(self, axis, out, **options)
 
-    def trace(self, offset: int = 0) -> Any:
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
         """Sum of a diagonal, see `diagonal`."""
-        return np.trace(self, offset)
+        return np.trace(self, offset, axis1, axis2)
 
     def norm(self, ord: Any = None) -> Any:
         """A norm, as `numpy.linalg.norm` has it: "fro" (default), 1, inf, 2, "nuc"."""

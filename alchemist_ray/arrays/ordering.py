@@ -58,11 +58,16 @@ def _argpartition(engine: Engine, a: Any, kth: Any, axis: Any = -1) -> Any:
 
 
 @implements(np.lexsort)
-def _lexsort(engine: Engine, keys: Any) -> Any:
+def _lexsort(engine: Engine, keys: Any, axis: int = -1) -> Any:
     keys = [engine.matrix(key) for key in keys]
-    order = _argsort(engine, keys[0])
+    if len({key.shape for key in keys}) != 1:
+        raise ShapeError("np.lexsort: give one key or more, all of the same shape")
+    if not keys[0].ndim:
+        return engine.matrix(np.int64(0))
+    order = _argsort(engine, keys[0], axis)
     for key in keys[1:]:
-        order = order[_argsort(engine, key[order])]
+        ordered = _take_along_axis(engine, key, order, axis)
+        order = _take_along_axis(engine, order, _argsort(engine, ordered, axis), axis)
     return order
 
 
@@ -262,6 +267,11 @@ def _take_along_axis(engine: Engine, arr: Any, indices: Any, axis: Any = -1) -> 
         along = rules.axis_index(axis, table.ndim)
     if index.dtype.kind != "i":
         raise BadArgumentError(f"np.take_along_axis: indices are {index.dtype}, not integers")
+    if index.ndim != table.ndim:
+        raise ShapeError(
+            f"np.take_along_axis of shape {arr.shape} by indices of {index.shape}: they must have "
+            "as many axes"
+        )
     if table.ndim < 3:
         return engine.call("take_along_axis", table, index, axis=along)
     order = [*(i for i in range(table.ndim) if i != along), along]
@@ -297,7 +307,7 @@ def _histogram(
     engine: Engine, a: Any, bins: Any = 10, range: Any = None, density: Any = None,
     weights: Any = None,
 ) -> Any:  # fmt: skip
-    a = _flat(a)
+    shape, a = np.shape(a), _flat(a)
     whole = engine.astype(a, np.int32) if a.dtype.kind == "b" else a
     if isinstance(bins, str):
         if weights is not None:
@@ -309,6 +319,8 @@ def _histogram(
         edges = np.histogram_bin_edges(np.array(ends, whole.dtype), bins)
     else:
         edges = np.histogram_bin_edges(np.zeros(0, whole.dtype), bins, range)
+    if weights is not None and np.shape(weights) != shape:
+        raise ShapeError(f"np.histogram: weights of {np.shape(weights)} for an array of {shape}")
     weight = None if weights is None else engine.matrix(_flat(weights))
     made = engine.matrix(edges)
     counts = engine.call("histogram", whole, made, int(bins) if regular else 0, weight)

@@ -48,6 +48,31 @@ Number = int | float | complex
 Implementation = Callable[..., Any]
 FUNCTIONS: dict[Any, Implementation] = {}  # NumPy's functions that handles implement
 
+INSTEAD = {  # of functions that are missing: code that runs as it is here, and when it is the same
+    "save": "A.save('matrix.npy')",
+    "eig": "np.linalg.eigh(A) for Hermitian A, else np.linalg.eig(A.fetch())",
+    "eigvals": "np.linalg.eigvalsh(A) for Hermitian A, else np.linalg.eigvals(A.fetch())",
+    "sort_complex": "np.sort(A)",
+    "delete": "A[np.arange(len(A)) != 2], a mask of the rows that stay",
+    "insert": "np.concatenate([A[:2], A[:1], A[2:]])",
+    "compress": "A[A[:, 0] > 0], a mask of rows", "extract": "A[A > 0], a mask of elements",
+    "place": "A[A > 0] = 1", "putmask": "A[A > 0] = 1", "copyto": "A[...] = 1",
+    "rot90": "A.T[::-1]",
+    "trapezoid": "(A[1:] + A[:-1]).sum(axis=0) / 2", "ediff1d": "np.diff(A.ravel())",
+    "piecewise": "np.where(A > 0, A, -A)",
+    "setxor1d": "np.setdiff1d(np.union1d(A, A), np.intersect1d(A, A))",
+    "block": "np.vstack([np.hstack([A, A]), np.hstack([A, A])])",
+    "dstack": "np.stack([A, A], axis=2) for matrices",
+    "atleast_3d": "A[:, :, None] for a matrix", "dsplit": "np.split(A[None], 2, axis=2)",
+    "rollaxis": "np.moveaxis(A, 1, 0)", "vander": "A[:, :1] ** np.arange(3)",
+    "heaviside": "np.where(A > 0, 1.0, np.where(A < 0, 0.0, 0.5))",
+    "choose": "np.where(A > 0, A, -A) for two choices",
+    "histogram_bin_edges": "np.histogram(A)[1]", "isposinf": "A == np.inf",
+    "isneginf": "A == -np.inf", "fix": "np.trunc(A)", "resize": "np.tile(A, 2)",
+    "put": "A[[0, 1], [1, 0]] = 1", "array2string": "str(A)", "array_str": "str(A)",
+    "array_repr": "repr(A)", "savetxt": "A.save('matrix.csv')",
+}  # fmt: skip
+
 
 def implements(*functions: Any) -> Callable[[Implementation], Implementation]:
     """Register an implementation of NumPy functions; its first parameter is the engine."""
@@ -204,3 +229,23 @@ def unsupported(what: str, instead: str = "") -> BadArgumentError:
     """The error for what handles cannot do: it says what can be done."""
     hint = instead or "take what you need with .fetch(), or run your own code with als.run"
     return BadArgumentError(f"{what} is not supported for matrices on ranks: {hint}")
+
+
+def fetching(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The call as code that fetches the handles in it, which are named A, B, ..."""
+    letters: dict[int, str] = {}
+
+    def told(value: Any) -> str:
+        if isinstance(value, MatrixRef):
+            return letters.setdefault(value.id, chr(ord("A") + len(letters))) + ".fetch()"
+        if isinstance(value, tuple | list):
+            inner = ", ".join(map(told, value))
+            left, right = "()" if isinstance(value, tuple) else "[]"
+            return f"{left}{inner}{',' if left == '(' and len(value) == 1 else ''}{right}"
+        if value is None or isinstance(value, bool | int | float | complex | str):
+            return repr(value)
+        return getattr(value, "__name__", "...")
+
+    given = [told(x) for x in args]
+    given += [f"{key}={told(x)}" for key, x in kwargs.items() if x is not np._NoValue]
+    return f"{name}({', '.join(given)})"

@@ -23,6 +23,11 @@ REDUCTIONS: dict[str, Any] = {  # of ufunc.reduce
     "add": np.sum, "multiply": np.prod, "minimum": np.min, "maximum": np.max,
     "logical_and": np.all, "logical_or": np.any,
 }  # fmt: skip
+INSTEAD_OF_METHODS = {
+    "accumulate": "np.cumsum(A, axis=0) and np.cumprod add and multiply",
+    "outer": "np.outer, or operands of shapes (m, 1) and (n,)",
+    "reduceat": "als.xp.segment_sum adds groups",
+}
 ADDED: dict[np.ufunc, Any] = {np.add: operator.iadd, np.subtract: operator.isub}  # by ufunc.at
 
 
@@ -46,7 +51,7 @@ def apply_ufunc(
     if method == "at" and ufunc in ADDED and isinstance(inputs[0], MatrixRef):
         return indexing.accumulate(engine, ADDED[ufunc], *inputs)
     if method != "__call__":
-        raise rules.unsupported(f"{name}.{method}")
+        raise rules.unsupported(f"{name}.{method}", INSTEAD_OF_METHODS.get(method, ""))
     if ufunc.__name__ == "vecdot":
         return linear.vecdot(engine, *inputs, **kwargs)
     outs, where = kwargs.pop("out", ()), kwargs.pop("where", True)
@@ -76,6 +81,8 @@ def _computed(engine: Engine, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
     name = OURS.get(ufunc.__name__, ufunc.__name__)
     if name == "matmul":
         return engine.matmul(*inputs)
+    if name in ("matvec", "vecmat"):
+        return getattr(linear, name)(engine, *inputs)
     if name == "positive":
         return engine.copy(inputs[0])
     if name == "divmod":
@@ -89,8 +96,9 @@ def _computed(engine: Engine, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
     called = _name(ufunc)
     raise rules.unsupported(
         called,
-        f"{called}(A.fetch()) computes it here, and als.run(f, A) runs your own f on the ranks' "
-        "parts A.local",
+        rules.INSTEAD.get(ufunc.__name__)
+        or f"{rules.fetching(called, inputs, {})} computes it here, and als.run(f, A) runs your "
+        "own f on the ranks' parts A.local",
     )
 
 

@@ -10,15 +10,11 @@ from numpy.typing import NDArray
 from alchemist_ray.errors import DtypeError, ShapeError
 from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.sources import NumPySource
+from mpi_workers.matrix.arrow_columns import not_numeric, nulls
 
 
 def inspect(source: Any, wanted: Any, connection: GangConnection) -> NumPySource:
-    """A source for a pandas DataFrame or Series, or an Arrow table of which pandas makes one.
-
-    Raises `DtypeError`, `ShapeError`.
-    """
-    if hasattr(source, "to_pandas"):
-        source = source.to_pandas()
+    """A source for a pandas DataFrame or Series. Raises `DtypeError`, `ShapeError`."""
     if not hasattr(source, "dtypes") or getattr(source, "ndim", 0) not in (1, 2):
         return NumPySource.inspect(np.asarray(source), wanted)
     found = matrix(source, common_dtype(source))
@@ -58,9 +54,7 @@ def common_dtype(frame: Any) -> np.dtype[Any]:
     for name, dtype in zip(names(frame), dtypes, strict=True):
         plain = _plain(dtype)
         if plain is None:
-            raise DtypeError(
-                f"column {name!r} has dtype {dtype}, which is not numeric: drop or convert it"
-            )
+            raise DtypeError(not_numeric(name, dtype))
         found.append(plain)
     return np.result_type(*found)
 
@@ -116,7 +110,8 @@ def matrix(frame: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
             missing = np.asarray(column.isna())
             if missing.any():
                 raise DtypeError(
-                    f"column {name!r} has missing values ({int(missing.sum())}, the first in row "
-                    f"{int(missing.argmax())}): fill them (fillna) or drop their rows (dropna)"
+                    nulls(
+                        name, int(missing.sum()), "fill them (fillna) or drop their rows (dropna)"
+                    )
                 )
     return np.asarray(frame.to_numpy(dtype=dtype))

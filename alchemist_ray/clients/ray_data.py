@@ -30,7 +30,7 @@ from alchemist_ray.transfer.node_jobs import SourceBlock, task_failure
 from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
-from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix import arrow_columns, copy_kernels
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape
 
 try:
@@ -103,10 +103,8 @@ def _column(value: Any, name: str) -> NDArray[Any]:
         return _tensor_rows(column.chunk(0))
     floats = isinstance(getattr(column, "dtype", None), np.dtype)  # pandas: NaN is a number
     if nulls and not floats:
-        raise DtypeError(
-            f"column {name!r} has nulls ({nulls}), which a matrix cannot represent: fill them or "
-            "drop their rows (pandas turns NaN into null)"
-        )
+        remedy = "fill them or drop their rows (pandas turns NaN into null)"
+        raise DtypeError(arrow_columns.nulls(name, nulls, remedy))
     array = np.asarray(BlockAccessor.for_block(value).to_numpy(name))
     if array.dtype.kind == "O":
         first = array[0] if len(array) else None
@@ -122,9 +120,7 @@ def _column(value: Any, name: str) -> NDArray[Any]:
                 array = np.stack([np.asarray(row) for row in array])
     if array.dtype.kind not in "biufc":
         kind = getattr(column, "type", None) or getattr(column, "dtype", array.dtype)
-        raise DtypeError(
-            f"column {name!r} has type {kind}, which is not numeric: drop or convert it"
-        )
+        raise DtypeError(arrow_columns.not_numeric(name, kind))
     return array
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,6 @@ import numpy as np
 from alchemist_ray.errors import BadArgumentError, FileError, SessionError
 
 Load = Callable[..., Any]
-MISSING = ("_FillValue", "missing_value")
-PACKED = ("scale_factor", "add_offset", "_Unsigned", *MISSING)
 
 
 def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[str] | None) -> Any:
@@ -27,36 +26,77 @@ def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[s
     opening: Any = {"engine": "zarr", "consolidated": False} if in_folder else {
         "engine": "h5netcdf"}  # fmt: skip
     try:
-        there = xr.open_dataset(path, mask_and_scale=False, **opening)
+        stored = xr.open_dataset(path, decode_cf=False, **opening)
     except OSError as error:
         raise FileError(f"{os.fspath(path)}: not a Dataset: {error}", path=path) from error
-    with there:
-        decoded = xr.decode_cf(there)
-        numeric = [str(name) for name, one in there.data_vars.items() if one.dtype.kind in "biuf"]
+    with stored:
+        try:
+            decoded = xr.decode_cf(stored)
+            coords = decoded.coords.to_dataset().load().coords
+        except (ValueError, OverflowError) as error:
+            which = "".join(getattr(error, "__notes__", ())).partition(" with ")[0]  # the variable
+            words = f"{os.fspath(path)} cannot be decoded: {error} {which}"
+            raise FileError(words.rstrip(), path=path) from error
+        kinds = {str(name): one.dtype for name, one in decoded.data_vars.items()}
+        numeric = [name for name, dtype in kinds.items() if dtype.kind in "biufc"]
         wanted = list(numeric if variables is None else variables)
-        unknown = [name for name in wanted if name not in numeric]
-        if unknown:
+        if unknown := [name for name in wanted if name not in numeric]:
             raise BadArgumentError(
                 f"{path} has no variable of numbers {unknown[0]!r}; it has {', '.join(numeric)}"
+                + _as_stored(stored, kinds, unknown[0])
             )
-        found = {name: _variable(load, path, there[name], decoded[name].dtype) for name in wanted}
-        coords = there.coords.to_dataset().load().coords
-        return xr.Dataset(found, coords=coords, attrs=there.attrs)
+        left = [name for name in kinds if variables is None and name not in numeric]
+        if left:
+            shown = ", ".join(f"{name!r} ({kinds[name]})" for name in left)
+            warnings.warn(
+                f"{path}: open_dataset leaves out {shown}: a handle has numbers or bools"
+                + "".join(_as_stored(stored, kinds, name) for name in left),
+                stacklevel=3,
+            )
+        found = {name: _variable(load, path, stored[name], decoded[name]) for name in wanted}
+        return xr.Dataset(found, coords=coords, attrs=decoded.attrs)
 
 
-def _variable(load: Load, path: str | os.PathLike[str], there: Any, dtype: np.dtype[Any]) -> Any:
-    """Dimensions, handle and attributes; packed numbers in the dtype in which xarray has them."""
-    attrs = {**there.encoding, **there.attrs}
-    unsigned = attrs.get("_Unsigned") == "true"  # integers that netCDF's classic model calls signed
-    wide = np.dtype(np.int64) if unsigned else None
-    A = load(path, dataset=there.name, dtype=dtype if dtype.kind == "f" else wide)
-    marks = [x for key in MISSING for x in np.ravel(attrs.get(key, ())) if x == x]
-    for mark in marks if dtype.kind == "f" else ():
-        A = np.where(np.asarray(mark, dtype) == A, np.asarray(np.nan, dtype), A)
-    if unsigned:
-        A = A % (1 << 8 * there.dtype.itemsize)
-    if {"scale_factor", "add_offset"} & attrs.keys():
-        scale, offset = attrs.get("scale_factor", 1), attrs.get("add_offset", 0)
-        A = A * np.asarray(scale, dtype) + np.asarray(offset, dtype)
+def _as_stored(stored: Any, kinds: dict[str, np.dtype[Any]], name: str) -> str:
+    """The remedy for numbers in the file that xarray decodes to something else; or nothing."""
+    if name not in kinds or stored[name].dtype.kind not in "biufc":
+        return ""
+    return f"; load_matrix(path, dataset={name!r}) loads the numbers that are stored"
+
+
+def _variable(load: Load, path: str | os.PathLike[str], stored: Any, decoded: Any) -> Any:
+    """Dimensions, handle and attributes of a variable, in the dtype in which xarray has it."""
+    attrs, dtype = stored.attrs, decoded.dtype
+    A = load(path, dataset=stored.name)
+    if A.dtype.kind + str(attrs.get("_Unsigned")) in ("itrue", "ufalse"):
+        A = _other_sign(A)
+    if dtype.kind in "fc":
+        missing = [np.equal(A, mark) for mark in _marks(attrs, stored.dtype, A.dtype)]
+        A = A.astype(dtype, copy=False)
+        for there in missing:
+            A = np.where(there, np.asarray(np.nan, dtype), A)
+    for name, compute in (("scale_factor", np.multiply), ("add_offset", np.add)):
+        if name in attrs:
+            A = compute(A, np.asarray(np.ravel(attrs[name])[0], dtype))
     A = A != 0 if dtype.kind == "b" else A.astype(dtype, copy=False)
-    return there.dims, A, {key: x for key, x in there.attrs.items() if key not in PACKED}
+    return decoded.dims, A, decoded.attrs
+
+
+def _other_sign(A: Any) -> Any:
+    """The same bits as unsigned integers, or as signed ones; `astype` would refuse some."""
+    half, signed = 1 << (8 * A.dtype.itemsize - 1), A.dtype.kind == "u"
+    other = np.dtype(f"{'i' if signed else 'u'}{A.dtype.itemsize}").type
+    first_bit = A.dtype.type(half) <= A if signed else A < 0
+    return (A & A.dtype.type(half - 1)).astype(other) + first_bit * other(-half if signed else half)
+
+
+def _marks(attrs: Any, stored: np.dtype[Any], dtype: np.dtype[Any]) -> list[Any]:
+    """The elements, of `dtype`, that mark a missing value; `stored` has the sign of the file."""
+    fills = np.ravel(attrs.get("_FillValue", ()))
+    if dtype.kind != stored.kind:  # `_Unsigned`: a fill value is stored as the elements are
+        fills = fills.astype(stored).astype(dtype)
+    given = [*fills, *np.ravel(attrs.get("missing_value", ()))]
+    given = [mark for mark in given if mark.dtype.kind in "biufc" and mark == mark]
+    with np.errstate(invalid="ignore"):  # 1e20 marks no integer
+        marks = [(mark, mark.astype(dtype)) for mark in given]
+    return [element for mark, element in marks if dtype.kind in "fc" or element == mark]

@@ -5,16 +5,18 @@ Commands go through the control channel, data through connections to the nodes. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from alchemist_ray.errors import (
     AlchemistError,
+    AuthError,
     GroupFailedError,
     MatrixNotFoundError,
     SessionError,
@@ -61,9 +63,12 @@ class Transport:
     ----------
     resume_s : float
         How long a call tries to restore a control channel that was lost.
+    token : str
+        The token whose rights the process has; empty without a gateway.
     """
 
     resume_s = 10.0
+    token = ""
 
     def open_channel(
         self, address: GangAddress, hello: Body, on_frame: OnFrame
@@ -149,12 +154,14 @@ class GangConnection:
         self._current = current
         self.keeper = keeper
         self.handle_type = handle_type
-        self._transport = transport or Transport()
+        self.transport = transport or Transport()
         self._result_type = result_type
         self._touched = time.monotonic()
         self._sessions = 0
         self.closed = False
         self._begin(process)
+        # What ends a private gang when nothing refers to it: the session, handles and libraries do.
+        self.holder: Callable[[], object] = lambda: None
         _connections.add(self)
 
     def _begin(self, process: str | None = None) -> None:
@@ -165,7 +172,7 @@ class GangConnection:
         self._lock, self._making = threading.RLock(), threading.RLock()
         self._parts: dict[Any, Any] = {}
         self._channel: SocketChannel | None = None
-        self.nodes = self._transport.open_nodes(self.address, self.ping)
+        self.nodes = self.transport.open_nodes(self.address, self.ping)
         self.leases = MatrixLeases(self._lock, self._tell_lease, shared=self.address.shared)
         if self.owner or not self._forked:
             self._open_channel()
@@ -218,7 +225,7 @@ class GangConnection:
             "process": self.process,
             "where": this_process(),
         }
-        return self._transport.open_channel(self.address, hello, self._on_frame)
+        return self.transport.open_channel(self.address, hello, self._on_frame)
 
     def _address_now(self, error: GroupFailedError) -> GangAddress:
         """What the GroupManager says. Raises `error` if that has ended, too."""
@@ -265,7 +272,7 @@ class GangConnection:
         """Use the next incarnation of the gang, which has carried over the matrices."""
         with self._lock:
             self._at(address)
-            old, self.nodes = self.nodes, self._transport.open_nodes(self.address, self.ping)
+            old, self.nodes = self.nodes, self.transport.open_nodes(self.address, self.ping)
         old.close()
 
     @property
@@ -367,7 +374,7 @@ class GangConnection:
             if self._channel is not lost:
                 return  # another thread has done it
             ended = lost.same_node and self._current is None  # a link cannot break on one node
-            channel = self._dial(0.0 if ended else self._transport.resume_s, error)
+            channel = self._dial(0.0 if ended else self.transport.resume_s, error)
             # First of all: the gang frees matrices of this process that are not named here.
             channel.tell({"op": "resume", "matrices": self.leases.live()})
             self._channel = channel
@@ -399,6 +406,7 @@ class GangConnection:
     def handle(self, record: Body) -> Any:
         """The handle of a matrix as the dispatcher describes it, with a lease on the matrix."""
         lease = self.leases.lease(record["matrix"], kept=bool(record.get("pinned")))
+        lease.holder = self.holder()
         if "elements" in record:
             lease.remember(record["elements"], lease.version)
         return self.handle_type.from_record(record, self.address, lease)
@@ -435,25 +443,51 @@ class GangConnection:
 
         A matrix that changes faster than it can be read is copied in a turn among the commands.
         """
-        version = ref.version
-        if version is not None:
-            result = transfer(ref)
-            if ref.version == version:
-                return result
-        before = self._version(ref)
-        for _ in range(READS):
-            result = transfer(ref)
-            after = self._version(ref)
-            if after == before:
-                return result
-            before = after
-        layout = next(name for name in COPY_LAYOUTS if name != ref.layout)
-        copy = {"op": "redistribute", "source": ref.id, "layout": layout}
-        return transfer(self.handle(self.request(copy)))
+        with self._used():
+            version = ref.version
+            if version is not None:
+                result = transfer(ref)
+                if ref.version == version:
+                    return result
+            before = self._version(ref)
+            for _ in range(READS):
+                result = transfer(ref)
+                after = self._version(ref)
+                if after == before:
+                    return result
+                before = after
+            layout = next(name for name in COPY_LAYOUTS if name != ref.layout)
+            copy = {"op": "redistribute", "source": ref.id, "layout": layout}
+            try:
+                return transfer(self.handle(self.request(copy)))
+            except AuthError:  # a token that only reads
+                raise TransferError(
+                    f"{ref.name} changes faster than it can be fetched: fetch it between the calls "
+                    "that change it"
+                ) from None
 
     def _version(self, ref: MatrixRef) -> int:
         """The version of a matrix on the gang; waits while a command may change it."""
         return int(self.request({"op": "version", "matrix": ref.id})["version"])
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        """While data come from the ranks: a gang with a time limit is told that it is used."""
+        limit_s = self.address.idle_timeout_s
+        if limit_s is None:
+            yield
+            return
+        over = threading.Event()
+
+        def touch() -> None:
+            while not over.wait(limit_s / TOUCHES):
+                self.tell({"op": "ping"})
+
+        threading.Thread(target=touch, name="alchemist-in-use", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def _touch(self) -> None:
         """Tell a gang with a time limit that it is used: data goes directly to its ranks."""

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from signal import SIGINT
 from types import FrameType
 from typing import Any, Self
@@ -24,6 +25,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang import progress
 from alchemist_ray.observe import events
+from alchemist_ray.tracebacks import callers_traceback
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
@@ -152,6 +154,9 @@ class SocketChannel:
         except BaseException as error:
             if not isinstance(error, AlchemistError):  # Ctrl-C, or another signal's handler raised
                 self._cancel(call)
+            if isinstance(error, KeyboardInterrupt):  # IPython shows 79 lines of this package
+                shown = partial(callers_traceback, error, error)
+                error._render_traceback_ = shown  # type: ignore[attr-defined]
             raise
         finally:
             events.note_span(events.COMMAND, command_name(body), begun)

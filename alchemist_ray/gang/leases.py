@@ -40,7 +40,7 @@ class MatrixLease:
 
     __slots__ = (
         "__weakref__", "_changes", "_changing", "_elements", "_leases", "_matrix", "_shared",
-        "kept", "originals",
+        "holder", "kept", "originals",
     )  # fmt: skip
 
     def __init__(self, matrix: int, leases: MatrixLeases, *, kept: bool) -> None:
@@ -50,6 +50,7 @@ class MatrixLease:
         self._shared = False
         self._changes = 0  # raised at the begin and the end of each command that may change it
         self._changing = 0  # such commands of this process, under way
+        self.holder: object = None  # of the gang; see `GangConnection`
         self.kept = kept
         self.originals: tuple[tuple[str, weakref.ref[MatrixLease] | None], ...] = ()
 

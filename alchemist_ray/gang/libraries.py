@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import sys
 import warnings
@@ -22,7 +23,8 @@ from alchemist_ray.gang.progress import RoutineBar, call_text, narrated
 from alchemist_ray.gang.registry import gang_of
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.signature import MATRIX, REQUIRED, Signature
+from mpi_workers.wire.names import SLICE_WARNINGS
+from mpi_workers.wire.signature import MATRIX, REQUIRED, Signature, no_routine
 
 _SCALARS = {
     "int": int, "float": float, "complex": complex, "bool": bool, "string": str, "bytes": bytes,
@@ -43,7 +45,27 @@ def _named(*names: str) -> Any:
     make: Any = namedtuple  # names are not literals
     kind = make("Results", names, rename=True)
     kind.__reduce__ = lambda self: (_unpickled, (names, tuple(self)))
+    kind.__repr__ = _results_text
+    kind._repr_html_ = _results_html
     return kind
+
+
+def _results_text(results: Any) -> str:
+    """A line for each result: of matrices, their description without elements."""
+    lines = [f"  {name}={_line(value)}" for name, value in results._asdict().items()]
+    return "Results(\n" + ",\n".join(lines) + ",\n)"
+
+
+def _results_html(results: Any) -> str:
+    rows = "".join(
+        f"<tr><th>{name}</th><td>{html.escape(_line(value))}</td></tr>"
+        for name, value in results._asdict().items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def _line(value: Any) -> str:
+    return value.described() if isinstance(value, MatrixRef) else repr(value)
 
 
 def _unpickled(names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
@@ -104,22 +126,33 @@ def calling_frame() -> FrameType:
 
 
 def _report_floating(flags: int, where: str) -> None:
-    """Treat floating-point errors on the ranks as `numpy.errstate` of this thread says."""
+    """Treat floating-point errors on the ranks as `numpy.errstate` of this thread says.
+
+    NumPy's warnings of empty slices do not depend on it.
+    """
+    for text, flag in SLICE_WARNINGS.items():
+        if flags & flag:
+            _warn(text)
     for kind, (flag, text) in FLOATING.items():
         action = np.geterr()[kind] if flags & flag else "ignore"  # type: ignore[literal-required]
         message = f"{text} encountered in {where}"
         if action == "raise":
             raise FloatingPointError(message)
         if action == "warn":
-            frame = calling_frame()
-            seen = frame.f_globals.setdefault("__warningregistry__", {})
-            where_from = frame.f_code.co_filename, frame.f_lineno
-            warnings.warn_explicit(message, RuntimeWarning, *where_from, registry=seen)
+            _warn(message)
         elif action == "call":
             np.geterrcall()(text, flags)  # type: ignore[operator, misc]
         elif action in ("print", "log"):
             target: Any = sys.stdout if action == "print" else np.geterrcall()
             target.write(f"Warning: {message}\n")
+
+
+def _warn(message: str) -> None:
+    """Warn of the line of the program that is carried out."""
+    frame = calling_frame()
+    seen = frame.f_globals.setdefault("__warningregistry__", {})
+    where_from = frame.f_code.co_filename, frame.f_lineno
+    warnings.warn_explicit(message, RuntimeWarning, *where_from, registry=seen)
 
 
 class Routine:
@@ -141,6 +174,9 @@ class Routine:
         read_only: bool = False,
     ) -> None:
         self._connection = connection
+        # Read-only libraries are parts of the connection.
+        own = not (read_only or isinstance(connection, _Received))
+        self._holder = connection.holder() if own else None
         self._columns = columns
         self._read_only = read_only
         self._library = library
@@ -276,10 +312,7 @@ class Library:
         try:
             return self._routines[name]
         except KeyError:
-            raise NoSuchRoutineError(
-                f"library {self.name!r} has no routine {name!r}; it has "
-                + ", ".join(sorted(self._routines))
-            ) from None
+            raise NoSuchRoutineError(no_routine(self.name, name, self._routines)) from None
 
     def __getattr__(self, name: str) -> Routine:
         if name.startswith("_"):

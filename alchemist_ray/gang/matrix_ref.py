@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.gang.leases import MatrixLease, ResultLease
 from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
+from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
 
 REMEMBERED_NBYTES = 1 << 16  # 64 KiB
@@ -110,6 +111,14 @@ class MatrixRef:
         """The matrix is freed: there is nothing left to lease."""
         if isinstance(self._lease, MatrixLease):
             self._lease.kept = True
+
+    def described(self) -> str:
+        """Name, shape, dtype, layout, memory and gang: a line without elements."""
+        length = " x ".join(map(str, self.shape)) if len(self.shape) > 1 else str(self.shape)
+        return (
+            f"<Handle {self.name}: {length} {self.dtype}, {self.layout}, "
+            f"{readable(self.nbytes)}, in gang {self.gang} (epoch {self.epoch})>"
+        )
 
     @property
     def part_of(self) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import logging
 import os
 import threading
 import uuid
+import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol, Self
 
 from alchemist_ray.arguments import checked_address, positive_int
@@ -85,17 +86,93 @@ class SessionGangs(Protocol):
         """A channel to all ranks, or None if they cannot connect to this process."""
 
 
+class HeldGang:
+    """The gang of a session. When nothing refers to this object any more, the gang is given back.
+
+    The session refers to it, and so do its handles and libraries.
+
+    Attributes
+    ----------
+    gangs : SessionGangs
+        Set when the session has joined a cluster.
+    connection : GangConnection or None
+        While there are workers.
+    attached : bool
+        Whether another session has started the gang.
+    libraries : dict of str to Library
+        Those that the session has loaded on it.
+    """
+
+    gangs: SessionGangs
+
+    def __init__(self) -> None:
+        self.connection: GangConnection | None = None
+        self.attached = False
+        self.libraries: dict[str, Any] = {}
+        self._pid = os.getpid()
+        _held.add(self)
+
+    @property
+    def detaches(self) -> bool:
+        """Whether the gang outlives the session."""
+        return self.attached or self.gangs.detached
+
+    def use(self, connection: GangConnection | None) -> None:
+        """The session has these workers now."""
+        self.connection, self.libraries = connection, {}
+        if connection is not None:
+            connection.holder = weakref.ref(self)
+
+    def drop_client(self) -> None:
+        """Leave the gang."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            leave = registry.leave if self.detaches else registry.detach
+            leave(connection)
+
+    def end(self) -> bool:
+        """End the gang, if there is one; whether its manager is fit for another."""
+        try:
+            return self.gangs.end(running=self.connection is not None)
+        finally:
+            self.drop_client()
+
+    def close(self, changing: threading.RLock) -> None:
+        """Leave the gang, and end it unless it is detached. `changing`: see `GangOwner`."""
+        reusable = False
+        try:
+            if changing.acquire(timeout=END_TIMEOUT_S):
+                try:
+                    if self.detaches:
+                        self.drop_client()
+                    reusable = self.end()
+                finally:
+                    changing.release()
+        finally:
+            self.gangs.close(reusable=reusable)  # not after Ctrl-C, or during another's start
+
+    def __del__(self) -> None:
+        connection = self.connection
+        if connection is None or self._pid != os.getpid():
+            return
+        name = connection.address.gang
+        text = f"the session of gang {name} was not closed: use als.stop(), or with"
+        warnings.warn(text, ResourceWarning, stacklevel=2)
+        left = HeldGang()  # this one is gone
+        left.gangs, left.connection, left.attached = self.gangs, connection, self.attached
+        # In a thread: garbage may be collected in the middle of a command.
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending, and the gang with it
+            threading.Thread(target=left.close, args=(threading.RLock(),), daemon=True).start()
+
+
 class GangOwner:
     """Owns a gang until it is closed. `AlchemistSession` adds the methods that use the gang."""
-
-    _gangs: SessionGangs
-    _connection: GangConnection | None
 
     @with_options(GangOptions, "AlchemistSession")
     def __init__(self, options: GangOptions) -> None:
         self._begin(options)
         gangs = registry.access(options.address, options.token)
-        self._gangs = gangs.open_gangs(self.id, options)
+        self._held.gangs = gangs.open_gangs(self.id, options)
         _sessions.add(self)
         if options.num_workers is not None:
             try:
@@ -107,18 +184,17 @@ class GangOwner:
     def _begin(self, options: ConnectionOptions) -> None:
         self._options = options
         self.id = f"s{uuid.uuid4().hex[:10]}"
-        self._connection = None
+        self._held = HeldGang()
         self._closed = False
-        self._attached = False  # to a gang that another session has started
         self._changing = threading.RLock()  # one thread at a time starts or ends the gang
         self._pid = os.getpid()
 
     def _attach_to(self, gangs: SessionGangs, connection: GangConnection) -> None:
         """Use a gang of another session."""
         self.id = connection.address.session
-        self._gangs = gangs
-        self._attached = True
-        self._connection = connection
+        self._held.gangs = gangs
+        self._held.attached = True
+        self._held.use(connection)
         connection.options = self._options
         _sessions.add(self)
 
@@ -179,20 +255,20 @@ class GangOwner:
                     f"the session has {counted(self._connection.address.size, 'worker')} already: "
                     "yield_workers() first, or open another session"
                 )
-            if self._attached:
+            if self._held.attached:
                 raise SessionError(
                     "this session was attached to a gang of another session, which has ended: "
                     "start a gang with AlchemistSession(num_workers, ...)"
                 )
-            self._drop_client()
-            self._connection = self._gangs.start(num_workers)
+            self._held.drop_client()
+            self._held.use(self._gangs.start(num_workers))
             try:
                 self._check_started()
             except BaseException:
-                self._end_gang()
+                self._held.end()
                 raise
             if self._closed:  # by another thread, which did not wait for this start
-                self._drop_client()
+                self._held.drop_client()
                 self._gangs.close(reusable=False)
             workers = self.list_workers()
             if self._options.verbose:
@@ -203,9 +279,16 @@ class GangOwner:
         """Check what only a gang that is ready can tell."""
 
     @property
+    def _gangs(self) -> SessionGangs:
+        return self._held.gangs
+
+    @property
+    def _connection(self) -> GangConnection | None:
+        return self._held.connection
+
+    @property
     def _detaches(self) -> bool:
-        """Whether the gang outlives the session."""
-        return self._attached or self._gangs.detached
+        return self._held.detaches
 
     def _check_own(self) -> None:
         self._check_open()
@@ -223,14 +306,14 @@ class GangOwner:
         """
         self._check_own()
         with self._changing_workers():
-            self._end_gang()
+            self._held.end()
 
     def kill_workers(self, why: str = "its session ended it") -> None:
         """End the gang at once, also if its ranks hang; otherwise like `yield_workers`."""
         self._check_own()
         if self._connection is not None:
             self._gangs.kill(why)
-        self._drop_client()
+        self._held.drop_client()
 
     def list_workers(self) -> list[WorkerInfo]:
         """The ranks of the gang: where each runs, and whether it is idle or busy."""
@@ -247,17 +330,7 @@ class GangOwner:
             return
         self._closed = True
         _sessions.discard(self)
-        reusable = False
-        try:
-            if self._changing.acquire(timeout=END_TIMEOUT_S):
-                try:
-                    if self._detaches:
-                        self._drop_client()
-                    reusable = self._end_gang()
-                finally:
-                    self._changing.release()
-        finally:
-            self._gangs.close(reusable=reusable)  # not after Ctrl-C, or during another's start
+        self._held.close(self._changing)
 
     stop = close
 
@@ -282,7 +355,7 @@ class GangOwner:
 
     # --- inside ---
 
-    @contextmanager
+    @contextlib.contextmanager
     def _changing_workers(self) -> Iterator[None]:
         """Start or end workers in this thread only. Raises `GroupError` if another one does not
         finish in the time that a start may take.
@@ -322,19 +395,6 @@ class GangOwner:
         except AlchemistError:
             return False
         return True
-
-    def _drop_client(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            leave = registry.leave if self._detaches else registry.detach
-            leave(connection)
-
-    def _end_gang(self) -> bool:
-        """End the gang, if there is one; whether its manager is fit for another."""
-        try:
-            return self._gangs.end(running=self._connection is not None)
-        finally:
-            self._drop_client()
 
 
 class SharedGangs(GangOwner):
@@ -511,6 +571,7 @@ class SharedGangs(GangOwner):
 
 
 _sessions: weakref.WeakSet[GangOwner] = weakref.WeakSet()
+_held: weakref.WeakSet[HeldGang] = weakref.WeakSet()
 
 
 def open_sessions() -> list[GangOwner]:
@@ -525,3 +586,7 @@ def _close_all() -> None:
             session.close()
         except Exception:  # the others are closed all the same
             log.exception("%r was not closed in good order", session)
+    for held in list(_held):  # of sessions that are gone, while a handle is there
+        if held.connection is not None:
+            with contextlib.suppress(Exception):
+                held.close(threading.RLock())

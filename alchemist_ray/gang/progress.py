@@ -108,12 +108,23 @@ def as_text(lines: Iterable[Line]) -> str:
 def show(lines: Iterable[Line]) -> None:
     """Write lines to this process's stdout and stderr, above a progress bar if one is shown."""
     for name, together in itertools.groupby(lines, lambda line: line[1]):
-        stream: TextIO = sys.stderr if name == STDERR else sys.stdout
-        # A reader that is gone (`| head`) or a closed stream must not cost the call its result.
-        above = contextlib.nullcontext() if tqdm is None else tqdm.external_write_mode(file=stream)
-        with contextlib.suppress(BrokenPipeError, ValueError), above:
-            stream.write(as_text(together))
-            stream.flush()
+        _write(sys.stderr if name == STDERR else sys.stdout, as_text(together))
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write and flush, as far as there is a stream: a service has none, and one may be closed.
+
+    A reader that is gone (`| head`) or a full disk must not cost the call its result.
+    """
+    if stream is None:
+        return
+    with contextlib.suppress(OSError, ValueError), _above_bars(stream):
+        stream.write(text)
+        stream.flush()
+
+
+def _above_bars(stream: TextIO) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if tqdm is None else tqdm.external_write_mode(file=stream)
 
 
 # --- steps of a verbose session ---
@@ -137,8 +148,7 @@ def narrated(verbose: bool, what: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """Print a line at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    _write(sys.stdout, f"{text}\n")
 
 
 def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

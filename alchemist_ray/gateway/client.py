@@ -89,12 +89,26 @@ class GatewayGangs:
         return self.connect(described, process)
 
     def connect(self, described: Body, process: str | None = None) -> GangConnection:
-        """This process's connection to a gang that the gateway has described."""
+        """This process's connection to a gang that the gateway has described.
+
+        Raises
+        ------
+        AuthError
+            If another session of this process is connected to it with another token.
+        """
         gateway = _known(self._address)
-        return registry.join(
+        connection = registry.join(
             address_of(gateway, described),
             lambda: connection_to(gateway, self._token, described, process, self._shown),
         )
+        if connection.transport.token != _checked(self._token):
+            registry.leave(connection)
+            raise AuthError(
+                f"this process is connected to gang {described['gang']} with another token, whose "
+                "rights this session would have: close that session first, or use a process for "
+                "each user"
+            )
+        return connection
 
     def _ask(self, op: str, **fields: Any) -> Body:
         return ask(_known(self._address), self._token, {"op": op, **fields})
@@ -218,7 +232,7 @@ class GatewayTransport(Transport):
 
     def __init__(self, gateway: GatewayAddress, token: str, gang: str) -> None:
         self._gateway = gateway
-        self._token = token
+        self.token = token
         self._gang = gang
         self._process = ""
 
@@ -228,7 +242,7 @@ class GatewayTransport(Transport):
         self._process = hello["process"]
         fields = {**self._fields("client"), "where": hello["where"]}
         try:
-            connection, _ = connect(self._gateway, self._token, fields)
+            connection, _ = connect(self._gateway, self.token, fields)
         except (OSError, frames.WireError):
             return None
         except Failure as failure:
@@ -240,7 +254,7 @@ class GatewayTransport(Transport):
         return NodeConnections(
             DataEndpoints("", (NodeAddress(0, 1, address.addresses),)),
             watch=watch,
-            connection_type=lambda node, _: GatewayNode(self._gateway, self._token, fields),
+            connection_type=lambda node, _: GatewayNode(self._gateway, self.token, fields),
         )
 
     def _fields(self, role: str) -> Body:

@@ -41,6 +41,8 @@ class SessionFiles(GangOwner):
         *,
         header: bool | None = None,
         delimiter: str = ",",
+        decimal: str = ".",
+        na_values: str | Sequence[str] = (),
         index: bool = False,
         format: str | None = None,
         variable: str | None = None,
@@ -72,6 +74,11 @@ class SessionFiles(GangOwner):
             number.
         delimiter : str
             Separator of the fields of a CSV file.
+        decimal : {".", ","}
+            Decimal point of a CSV file.
+        na_values : str or sequence of str
+            Fields of a CSV file that mark a missing value, such as ``"-999"``, besides the empty
+            one, ``NA``, ``null``, ... (``docs/files.md``). Missing values are NaN.
         index : bool
             Whether the index that pandas or Dask wrote into Parquet, or pandas into CSV (a first
             column without a name), is a column of the matrix. Default: it is left out, as by
@@ -105,7 +112,9 @@ class SessionFiles(GangOwner):
         checked_matrix_name(name)
         options = {
             "dataset": dataset if variable is None else variable, "header": header,
-            "delimiter": delimiter, "index": index, "format": format,
+            "delimiter": delimiter, "decimal": None if decimal == "." else decimal,
+            "na_values": [na_values] if isinstance(na_values, str) else list(na_values),
+            "index": index, "format": format,
         }  # fmt: skip
         chosen = {**_chosen("rows", "row", rows), **_chosen("columns", "column", columns)}
         library = files_library(connection)
@@ -143,13 +152,13 @@ class SessionFiles(GangOwner):
         path : path_like
             ``.nc`` or ``.zarr``; this process and all nodes see it.
         variables : sequence of str, optional
-            Default: all variables of numbers.
+            Default: all variables of numbers; a warning names the others.
 
         Returns
         -------
         xarray.Dataset
-            Coordinates are in this process, decoded (CF times); variables are handles. Missing
-            values are NaN, and packed numbers are unpacked, in xarray's dtypes.
+            Coordinates are in this process, as `xarray.open_dataset` decodes them; variables are
+            handles. Missing values are NaN, and packed numbers are unpacked, in xarray's dtypes.
 
         Raises
         ------

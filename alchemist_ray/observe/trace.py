@@ -108,18 +108,20 @@ class Profile:
 
     connection: GangConnection
     ranks: list[RankHistory] = field(default_factory=list)
-    _since: float = 0.0
+    _since: float | None = None
 
     def __enter__(self) -> Self:
         self._since = time.time()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
+        if kind is None and self._since is not None:
             self.ranks = histories(self.connection, self._since)
 
     def __str__(self) -> str:
         """A table: for each call and rank its time, that in MPI, and the growth of memory."""
+        if self._since is None:  # not used in `with`
+            self.ranks = histories(self.connection, time.time() - EARLIER_S)
         head = f"{'call':<32} {'rank':>6} {'calls':>6} {'s':>10} {'in MPI':>10} {'memory':>10}"
         lines = [head, "-" * len(head)]
         entries = [entry for one in self.ranks for entry in one.entries]
@@ -186,9 +188,10 @@ class SessionTraces:
         Notes
         -----
         Clocks of several nodes are compared as they are: keep them synchronized. The time in MPI
-        is that of waits of `ali.Context`'s communicator and of ``alchemist_wait``; waits inside a
-        native library are part of its own time. Cost: a call that gathers 100 bytes per command
-        on rank 0; keeping the history costs 3 us per command and rank.
+        is that of waits of `ali.Context`'s communicator and of ``alchemist_wait`` and its family;
+        other waits inside a native library are not measured: they are part of its own time. Cost:
+        a call that gathers 100 bytes per command on rank 0; keeping the history costs 3 us per
+        command and rank.
         """
         since = time.time() - last_s
         rows = [*_process_events(since), *_rank_events(histories(self.connection, since))]
@@ -198,6 +201,8 @@ class SessionTraces:
 
     def profile(self) -> Profile:
         """Where the time of calls goes, per rank: ``with als.profile() as p: ...; print(p)``.
+
+        Without ``with``, ``print(als.profile())`` shows the last `EARLIER_S` seconds.
 
         Returns
         -------

@@ -142,8 +142,8 @@ class Driver:
         if died and self._for_one_gang:
             await asyncio.sleep(DYING_S)  # no later gang sweeps its folder away
         if died and node_id in self._agents:
-            with contextlib.suppress(RayError):
-                await result_of(self._agents[node_id].sweep.remote())
+            with contextlib.suppress(RayError, TimeoutError):  # the node may be lost, too
+                await in_time(result_of(self._agents[node_id].sweep.remote()), ANSWER_S)
         del self._reservations[run]
         self._limits.remove(run)
         if died and self._for_one_gang:

@@ -44,13 +44,14 @@ from alchemist_ray.observe import events, logs
 from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.plural import counted
 from alchemist_ray.runtime.cluster.actors import find_gang, result_of
+from alchemist_ray.runtime.cluster.placement import alive_nodes
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.driver import end_own_driver, find_driver
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.gang_request import GangRequest
-from alchemist_ray.runtime.launch.incarnation import LOST_NODE_TIMEOUT_S, Incarnation
+from alchemist_ray.runtime.launch.incarnation import Incarnation
 from alchemist_ray.runtime.recovery.rebuilding import Rebuilding
 from alchemist_ray.runtime.recovery.resizing import Elastic, Resizing
 from alchemist_ray.runtime.recovery.snapshots import Snapshots
@@ -62,6 +63,7 @@ FAILED_KEPT_S = 600.0  # a detached gang that has failed tells its attached proc
 EXPECTED_S = 30.0
 DROP_LIMIT_S = 10.0  # for cancelled tasks to end
 LEAVE_S = 0.2  # for answers that are under way
+AGENT_ANSWER_S = 4.0  # for the agent of a node that may be lost, or only busy
 MEMORY_ANSWER_S = 2.0  # for the agents to report their nodes' free memory
 QUOTA_INTERVAL_S = 1.0
 YIELDED = "the session released its workers (yield_workers)"
@@ -118,6 +120,7 @@ class Gang:
         self._wanted: dict[str, bool] = {}  # by token of a `.remote` call: is its ObjectRef there?
         self._dropped = False
         self._tasks: set[asyncio.Task[Any]] = set()  # `drop` ends them
+        self._ends: set[asyncio.Task[None]] = set()  # and waits for these
         self._watches: list[asyncio.Task[None]] = []  # the end of the ranks ends them
 
     # --- its state ---
@@ -165,8 +168,8 @@ class Gang:
             raise GroupError(f"gang {self._name} {self.state.words}")
         if self.state is GangState.FAILED:
             await self._release(SessionError("the session has started another gang"))
-        self._enter(GangState.STARTING)
         self._prepare(request)
+        self._enter(GangState.STARTING)
         begun = time.monotonic()
         try:
             self.request = await self._elastic.started(request)
@@ -177,19 +180,23 @@ class Gang:
             self._enter(GangState.READY)
         except BaseException as error:
             self._measures.note(events.NOT_STARTED, outcome="failed", error=error)
-            await self._clear(serve=False)
-            self._enter(GangState.NONE)
-            self._leave_later(LEAVE_S)
+            try:
+                await self._clear(serve=False)
+            finally:
+                self._enter(GangState.NONE)
+                self._leave_later(LEAVE_S)
             raise
         ranks = f"{counted(self.request.workers, 'rank')} on {', '.join(self.nodes)}"
         seconds = time.monotonic() - begun
         self._measures.note(events.STARTED, outcome="ok", seconds=seconds, ranks=ranks)
         self.dispatcher.use(self._now.nodes)
+        self.dispatcher.used()  # the start, and the wait for CPUs, were no idle time
         self._begin_watches()
         return self.address
 
     def _prepare(self, request: GangRequest) -> None:
-        """What this launch has of its own."""
+        """What this launch has of its own. If it fails, there is no launch."""
+        self._driver = find_driver(self._name if request.options.detached else "")
         self.request = request
         self._created = time.time()
         self._first_epoch = self.epoch = max(self.epoch, request.after) + 1
@@ -207,7 +214,6 @@ class Gang:
             recovers=request.options.max_failures > 0,
             measures=self._measures,
         )
-        self._driver = find_driver(self._name if request.options.detached else "")
         run = f"{self._ident}.{self.epoch}"
         self.cpus = GangCpus(self._name, run, request, self._driver)
         self._token = secrets.token_hex(32)
@@ -482,17 +488,18 @@ class Gang:
 
     async def _node_lost(self, error: AlchemistError) -> bool:
         """Whether a node of the gang is gone, or is being taken away."""
-        node = error.facts.get("node")
-        if node is None or node >= len(self._now.agents):
-            return False
         if error.facts.get("cause") == "node leaving":
             return True
-        try:
-            answer = result_of(self._now.agents[node].memory.remote())
-            await in_time(answer, LOST_NODE_TIMEOUT_S)
-        except (RayError, TimeoutError):
-            return True
-        return False
+        node = error.facts.get("node")
+        if node is not None and node < len(self._now.agents):
+            try:
+                answer = result_of(self._now.agents[node].memory.remote())
+                await in_time(answer, AGENT_ANSWER_S)
+            except (RayError, TimeoutError):
+                return True
+        # Also one that was lost during a start, whose error names no node.
+        nodes = {ident for ident, _ in self.cpus.nodes(self.request.workers)}
+        return not nodes <= await in_pool(alive_nodes)
 
     # --- another number of ranks ---
 
@@ -567,13 +574,18 @@ class Gang:
         if self.state is GangState.STARTING:
             raise GroupError(f"gang {self._name} {self.state.words}: wait until it is ready")
         await self._leaves(GangState.ENDING)
-        if self.state is not GangState.NONE:
+        if self.state is not GangState.NONE:  # to the end, also if the caller goes away
             self._enter(GangState.ENDING)
+            await asyncio.shield(in_task(self._end(why), self._ends))
+
+    async def _end(self, why: str) -> None:
+        try:
             self.resizing.stop(SessionError(f"gang {self._name} is being ended: start another one"))
             await self.resizing.ended()
             await self._stop_recovery()
             await self._now.shutdown()
-        await self._release(SessionError(why))
+        finally:
+            await self._release(SessionError(why))
 
     async def kill(self, why: str) -> None:
         """End the ranks at once, and give the CPUs back."""

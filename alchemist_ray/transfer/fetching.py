@@ -20,7 +20,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
 from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.progress import times_table, transfer_bar
+from alchemist_ray.gang.progress import say, times_table, transfer_bar
 from alchemist_ray.observe import events
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
@@ -85,7 +85,7 @@ def _fetched(
         out = np.ascontiguousarray(out[::row_step, ::col_step])
     counted("fetch", times, begun)
     if print_times:
-        print(times_table(times, sending=False))
+        say(times_table(times, sending=False))
     if rows is None and cols is None:
         ref.remember_elements(out, version)
     return out.reshape(_shape_of(ref, selected))

@@ -25,7 +25,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
-from alchemist_ray.dtypes import as_numbers, check_range, check_unmasked
+from alchemist_ray.dtypes import as_array, as_numbers, check_range
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError, from_failure
 from alchemist_ray.gang.connection import NODE_FAILED
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
@@ -80,10 +80,9 @@ class ArrayDecoder:
     max_axes: int = 2
 
     def arrays(self, value: Any) -> list[Array]:
-        check_unmasked(value, "it")
         if hasattr(value, "tocsr") or hasattr(value, "todense"):
             raise DtypeError("it is sparse: make it dense first")
-        array = as_numbers(np.asarray(value))
+        array = as_numbers(as_array(value, "it")[0])
         if not 1 <= array.ndim <= self.max_axes:
             most = "two" if self.max_axes == 2 else f"one to {self.max_axes}"
             raise ShapeError(f"it has shape {array.shape}, and must have {most} dimensions")

@@ -21,7 +21,7 @@ from alchemist_ray.errors import (
     MatrixError,
 )
 from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.progress import times_table, transfer_bar
+from alchemist_ray.gang.progress import say, times_table, transfer_bar
 from alchemist_ray.observe import events
 from alchemist_ray.transfer.fetching import RECOVERED, counted, repeated, watched
 from alchemist_ray.transfer.sources import IteratorSource, KeptSource, MatrixSource, source_for
@@ -149,7 +149,7 @@ def _send(
         raise
     counted("send", times, begun)
     if print_times:
-        print(times_table(times, sending=True))
+        say(times_table(times, sending=True))
     made = connection.handle(record)
     del lease
     return made

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.dtypes import as_numbers, check_range, check_unmasked, chosen_dtype
+from alchemist_ray.dtypes import as_array, as_numbers, check_range, chosen_dtype
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
@@ -30,6 +30,7 @@ from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.object_refs import ObjectRef
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
+from mpi_workers.matrix.arrow_columns import is_arrow
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
 from mpi_workers.matrix.node_shares import Region
 
@@ -77,7 +78,6 @@ CLIENTS: dict[str, str] = {
     "dask": "alchemist_ray.clients.dask.chunks",
     "dask_expr": "alchemist_ray.clients.dask.chunks",
     "pandas": "alchemist_ray.clients.pandas",
-    "pyarrow": "alchemist_ray.clients.pandas",
     "ray.data": "alchemist_ray.clients.ray_data",
     "pyspark": "alchemist_ray.clients.spark.sources",
 }
@@ -142,7 +142,7 @@ def _inspect(module: str, data: Any, dtype: Any, connection: GangConnection) -> 
 
 # --- arrays of this process ---
 
-WIDENED = ("bfloat16",)  # dtypes of ml_dtypes, which NumPy takes for no numbers
+WIDENED = ("bfloat16", "torch.bfloat16")  # no dtypes of NumPy: of ml_dtypes and torch
 
 
 class NumPySource:
@@ -160,14 +160,13 @@ class NumPySource:
     @classmethod
     def inspect(cls, data: Any, wanted: Any, columns: Sequence[str] = ()) -> NumPySource:
         """A source for an array or what NumPy makes one of. Raises `DtypeError`, `ShapeError`."""
-        array = _as_array(data)
-        if array.dtype.name in WIDENED:
-            if wanted is None:
-                raise DtypeError(
-                    f"a matrix cannot have dtype {array.dtype}: choose one to convert to, e.g. "
-                    "dtype='float32'"
-                )
-            array = array.astype(np.float32)
+        wide = _wide(data)
+        if wide is not None and wanted is None:
+            raise DtypeError(
+                f"a matrix cannot have dtype {data.dtype}: choose one to convert to, e.g. "
+                "dtype='float32'"
+            )
+        array, names = _as_array(data if wide is None else wide)
         array = as_numbers(array)
         if array.ndim > MAX_AXES:
             raise ShapeError(
@@ -175,7 +174,7 @@ class NumPySource:
             )
         dtype = chosen_dtype(array.dtype, wanted)
         check_range(array, dtype, "the array")
-        return cls(array, dtype, columns)
+        return cls(array, dtype, columns or names)
 
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""
@@ -198,21 +197,24 @@ class NumPySource:
         return writer.times
 
 
-def _as_array(data: Any) -> NDArray[Any]:
-    check_unmasked(data, "the array")
-    if isinstance(data, np.ndarray):
-        return np.asarray(data)
+def _wide(data: Any) -> Any:
+    """Numbers of a dtype that NumPy does not have, as float32; None for others."""
+    if str(getattr(data, "dtype", None)) not in WIDENED:
+        return None
+    return data.astype(np.float32) if hasattr(data, "astype") else data.float()
+
+
+def _as_array(data: Any) -> tuple[NDArray[Any], list[str]]:
+    """The array, and the names of its columns. Raises `DtypeError`, `ShapeError`."""
     if hasattr(data, "tocsr"):
         raise DtypeError("a sparse matrix cannot be one of several blocks: send it alone")
     if isinstance(data, str):
         raise DtypeError("a str is not a matrix: a file is loaded with load_matrix(path)")
     if isinstance(data, bytes | dict | set) or data is None:
         raise DtypeError(f"a {type(data).__name__} is not a matrix")
-    if isinstance(data, Sequence) or hasattr(data, "__array__"):
-        try:
-            return np.asarray(data)
-        except (ValueError, TypeError) as error:
-            raise ShapeError(f"not a matrix: {error}") from None
+    arrays = ("__array__", "to_numpy")  # the second of a `pyarrow.Tensor`
+    if isinstance(data, Sequence) or is_arrow(data) or any(hasattr(data, a) for a in arrays):
+        return as_array(data, "the array")
     raise DtypeError(
         f"a {type(data).__name__} cannot be sent: give a NumPy array, or a list of "
         "(ObjectRef, first row, first column); send_blocks takes an iterator of row blocks"
@@ -340,19 +342,16 @@ class IteratorSource:
     def _checked(self) -> Iterator[Array]:
         (m, n), row = self.shape, 0
         for number, block in enumerate(_theirs(self.blocks)):
-            check_unmasked(block, f"block {number} (row {row})")
+            name = f"block {number} (row {row})"
             try:
-                array = np.asarray(block)
-            except (ValueError, TypeError) as error:
-                raise ShapeError(f"block {number} is not an array: {error}") from None
+                array, _ = as_array(block, "it")
+            except (DtypeError, ShapeError) as error:
+                raise type(error)(f"{name}: {error}") from None
             rows = self._in_rows(array)
             if rows is None:
                 inner = self.array_shape[1:]
                 told = f"{n} elements" if len(inner) < 2 else f"shape {inner}"
-                raise ShapeError(
-                    f"block {number} (row {row}) has shape {np.shape(block)}: its rows must have "
-                    f"{told}"
-                )
+                raise ShapeError(f"{name} has shape {array.shape}: its rows must have {told}")
             if row + len(rows) > m:
                 raise ShapeError(
                     f"block {number} ends at row {row + len(rows)}; shape= has {m} rows"
@@ -360,8 +359,8 @@ class IteratorSource:
             try:
                 chosen_dtype(rows.dtype, self.dtype)
             except DtypeError as error:
-                raise DtypeError(f"block {number} (row {row}): {error}") from None
-            check_range(rows, self.dtype, f"block {number} (row {row})")
+                raise DtypeError(f"{name}: {error}") from None
+            check_range(rows, self.dtype, name)
             if rows.size:
                 yield rows
             row += len(rows)

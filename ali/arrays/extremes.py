@@ -19,6 +19,7 @@ from ali.linalg.reductions import (
     extreme,
     join_moments,
     mean,
+    moments,
     real_kind,
     reduce_matrix,
     result_matrix,
@@ -26,7 +27,7 @@ from ali.linalg.reductions import (
 )
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import as_array, distributions, sibling
+from mpi_workers.matrix.layout import distributions, sibling
 
 Reduction = Callable[[Context, DistMatrix, int | None], DistMatrix]
 
@@ -63,12 +64,18 @@ def _folded(
 
 def nanmin(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """Smallest elements, nan only where there is nothing else. One pass; words as `sum`."""
-    return extreme(ctx, A, axis, np.fmin)
+    return _not_all_nan(ctx, extreme(ctx, A, axis, np.fmin))
 
 
 def nanmax(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """Largest elements, nan only where there is nothing else. One pass; words as `sum`."""
-    return extreme(ctx, A, axis, np.fmax)
+    return _not_all_nan(ctx, extreme(ctx, A, axis, np.fmax))
+
+
+def _not_all_nan(ctx: Context, R: DistMatrix) -> DistMatrix:
+    if np.isnan(R.local).any():
+        ctx.warn_of_slice("All-NaN slice encountered")
+    return R
 
 
 def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
@@ -80,6 +87,8 @@ def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     if not ctx.comm.allreduce(int(np.isnan(R.local).any())):
         return R
     values, layout, shape = _nan_moments(ctx, A, axis)
+    if not values[0].all():
+        ctx.warn_of_slice("Mean of empty slice")
     kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype
     return result_matrix(ctx, np.where(values[0] == 0, np.nan, values[1]), kind, layout, shape)
 
@@ -99,6 +108,8 @@ def _nan_deviation(
 ) -> DistMatrix:
     values, layout, shape = _nan_moments(ctx, A, axis)
     left = values[0].real - ddof
+    if (left <= 0).any():
+        ctx.warn_of_slice("Degrees of freedom <= 0 for slice")
     with np.errstate(all="ignore"):
         found = np.where(left > 0, values[2].real / left, np.nan)
     return result_matrix(ctx, np.sqrt(found) if root else found, real_kind(A.dtype), layout, shape)
@@ -107,19 +118,20 @@ def _nan_deviation(
 def _nan_moments(
     ctx: Context, A: DistMatrix, axis: int | None
 ) -> tuple[Array, str, tuple[int, int]]:
-    """Count, mean and sum of squared deviations; see `join_moments`."""
+    """As `moment_measure`, without nan."""
     wide = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
 
     def measure(part: Array, along: int | None) -> Array:
         there = ~np.isnan(part)
         count = there.sum(axis=along, keepdims=True)
+        some = np.maximum(count, 1)
         part = np.where(there, part, 0).astype(wide, copy=False)
-        mean = part.sum(axis=along, keepdims=True) / np.maximum(count, 1)
+        mean = part.sum(axis=along, keepdims=True) / some
         apart = np.where(there, part - mean, 0)
         squares = (apart.real**2 + apart.imag**2).sum(axis=along, keepdims=True)
-        return np.stack([x.reshape(-1).astype(wide) for x in (count, mean, squares)])
+        return moments(count, mean, squares, apart.sum(axis=along, keepdims=True) / some)
 
-    return reduce_matrix(ctx, A, axis, measure, np.zeros((3, 1), wide), join_moments)
+    return reduce_matrix(ctx, A, axis, measure, np.zeros((4, 1), wide), join_moments)
 
 
 # --- places of extreme elements ---------------------------------------------------------
@@ -133,7 +145,8 @@ def argmin(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 def argmax(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     """Index of the first largest element, or of the first nan; along axis None in C order.
 
-    One pass. Ranks combine an element and its index for each result up a tree.
+    One pass. Ranks combine an element and its index for each result up a tree. Memory: a piece of 1
+    MiB and, for each result (axis None: each row or column, whichever are fewer), some numbers.
     """
     return _place(ctx, A, axis, np.argmax)
 
@@ -144,16 +157,20 @@ def _place(
     if not all(dist in SUPPORTED for dist in distributions(A.layout)):
         A = ctx.to_layout(A, "VC_STAR")
     dists, local = distributions(A.layout), block(A)
-    along = 1 if axis == 1 else 0  # then over the columns of that, if axis is None
-    width = local.shape[1 - along]
-    values, index = np.zeros(width, A.dtype), np.full(width, -1, np.int64)
+    tall = local.shape[0] >= local.shape[1]  # fewer results to compare
+    along = (0 if tall else 1) if axis is None else axis
     if local.size:
         found, values = _places(function, local, along)
-        index = as_array((A.rows, A.cols)[along])[found]
+        index = _indices(A, along, found)
+        if axis is None:
+            others = _indices(A, 1 - along, np.arange(len(found)))
+            rows, cols = (index, others) if along == 0 else (others, index)
+            index = rows * A.shape[1] + cols
+    else:
+        values = np.zeros(local.shape[1 - along], A.dtype)
+        index = np.full(len(values), -1, np.int64)
     better = np.greater if function is np.argmax else np.less
     if axis is None:
-        if local.size:
-            index = index * A.shape[1] + as_array(A.cols)
         values, index = _best(values, index, better)
     packed = _packed(values, index)
     kind, count = A.dtype, len(index)
@@ -176,6 +193,15 @@ def _place(
     return result_matrix(ctx, index, np.int64, layout, shape)
 
 
+def _indices(A: DistMatrix, axis: int, positions: Array) -> Array:
+    """Indices along an axis of positions in this rank's part: an array of all would be large."""
+    both = A.distribution.runs(A.rank)
+    assert both is not None
+    runs = both[axis]
+    run, place = np.divmod(positions, runs.width)
+    return np.asarray(runs.first + run * runs.period + place)
+
+
 def _places(function: Callable[..., Array], local: Array, along: int) -> tuple[Array, Array]:
     """Indices and extreme elements along an axis.
 
@@ -185,13 +211,23 @@ def _places(function: Callable[..., Array], local: Array, along: int) -> tuple[A
         found = function(local, axis=0)
         return found, local[found, np.arange(local.shape[1])]
     found, values = np.empty(len(local), np.int64), np.empty(len(local), local.dtype)
-    height = max(64, CHUNK // max(1, local[:1].nbytes))
-    room = np.empty((min(height, len(local)), local.shape[1]), local.dtype)
+    better = np.greater if function is np.argmax else np.less
+    width = min(local.shape[1], LARGE // (64 * local.itemsize))
+    height = min(len(local), max(64, CHUNK // (width * local.itemsize)))
+    room = np.empty((height, width), local.dtype)
     for part in panels(len(local), height):
-        rows = room[: part.stop - part.start]
-        copy_kernels.copy(rows, local[part], stream=False)
-        found[part] = function(rows, axis=1)
-        values[part] = rows[np.arange(len(rows)), found[part]]
+        for across in panels(local.shape[1], width):
+            piece = local[part, across]
+            rows = room[: piece.shape[0], : piece.shape[1]]
+            copy_kernels.copy(rows, piece, stream=False)
+            place = function(rows, axis=1)
+            value = rows[np.arange(len(rows)), place]
+            place += across.start
+            if across.start:
+                ahead = _better(value, place, values[part], found[part], better)
+                value = np.where(ahead, value, values[part])
+                place = np.where(ahead, place, found[part])
+            found[part], values[part] = place, value
     return found, values
 
 

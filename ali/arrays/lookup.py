@@ -323,6 +323,11 @@ def bincount(
         "DtypeError",
         f"bincount: elements are {A.dtype}; they must be integers",
     )
+    require(
+        weights is None or weights.dtype.kind != "c",
+        "DtypeError",
+        "bincount: weights are complex; they must be real",
+    )
     mine, weight = _with_weights(ctx, "bincount", A, weights)
     mine = mine.astype(np.int64, copy=False)
     ends = np.array([mine.min(initial=0), -mine.max(initial=-1)])
@@ -330,7 +335,8 @@ def bincount(
     require(ends[0] >= 0, "BadArgumentError", f"bincount: element {ends[0]} is negative")
     bins = max(minlength, 1 - int(ends[1]))
     if bins * 8 <= COUNTED_NBYTES:
-        counts = sum_over_ranks(ctx.comm, np.bincount(mine, weight, bins))
+        found = np.bincount(mine, weight, bins)  # of integers, also of weights, if there are none
+        counts = sum_over_ranks(ctx.comm, found if weight is None else found.astype(np.float64))
         return replied(ctx, ctx.new_replicated(counts, "VC_STAR"))
     R = ctx.empty((bins,), np.int64 if weight is None else np.float64, "VC_STAR")
     owner = mine % ctx.size  # VC_STAR is cyclic
@@ -450,7 +456,7 @@ def histogram(
 
     Returns
     -------
-    counts : vector of int64; of weights float64
+    counts : vector of int64; of weights their dtype
 
     Raises
     ------
@@ -459,11 +465,14 @@ def histogram(
 
     Notes
     -----
-    One pass; the counts of all ranks are summed.
+    One pass; the counts of all ranks are summed. Sums of integers are exact.
     """
     mine, weight = _with_weights(ctx, "histogram", A, weights)
     limits = ctx.to_layout(edges, "STAR_STAR").local.reshape(-1)
-    if bins:
+    regular = bins and (
+        weight is None or weight.dtype.kind not in "iu"
+    )  # which NumPy adds as floats
+    if regular:
         counts, _ = np.histogram(mine, bins, (limits[0], limits[-1]), weights=weight)
     else:
         counts, _ = np.histogram(mine, limits, weights=weight)
@@ -484,7 +493,4 @@ def _with_weights(
         "ShapeError",
         f"{name}: weights have shape {weights.array_shape}; they must have {A.array_shape}",
     )
-    require(
-        weights.dtype.kind != "c", "DtypeError", f"{name}: weights are complex; they must be real"
-    )
-    return mine, ctx.to_layout(weights, A.layout).local.reshape(-1, order="F").astype(np.float64)
+    return mine, ctx.to_layout(weights, A.layout).local.reshape(-1, order="F")

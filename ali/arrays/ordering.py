@@ -373,9 +373,24 @@ def unique(ctx: Context, A: DistMatrix, equal_nan: bool = True) -> DistMatrix:
     -----
     Every rank finds its own distinct elements; those are sorted as in `sort`.
     """
-    own = sorted_copy(ctx, block(ctx.to_layout(A, "VC_STAR")))
-    values = merged(ctx, own[_differs(own, equal_nan)])
+    local = block(ctx.to_layout(A, "VC_STAR"))
+    if local.dtype.kind in "biu" and local.itemsize < 4:
+        own = _present(local)
+    else:
+        own = sorted_copy(ctx, local)
+        own = own[_differs(own, equal_nan)]
+    values = merged(ctx, own)
     return replied(ctx, in_order(ctx, values[_firsts(ctx, values, equal_nan)]))
+
+
+def _present(local: Array) -> Array:
+    """The distinct ones of integers of one or two bytes, sorted: a fifth of the time of a sort."""
+    unsigned = np.dtype(f"u{local.itemsize}")
+    seen = np.zeros(1 << (8 * local.itemsize), bool)
+    for column in local.T:
+        for part in panels(len(column), CHUNK // 8):  # NumPy copies an index as int64
+            seen[column[part].view(unsigned)] = True
+    return np.sort(np.flatnonzero(seen).astype(unsigned).view(local.dtype))
 
 
 @routine("values", "indices", "inverse", "counts")
@@ -503,14 +518,22 @@ def quantile(
             with np.errstate(all="ignore"):
                 for part in panels(Q.local.shape[1], width):
                     _of_columns(columns[:, part], Q.local[:, part], q, method, skip_nan)
+            _warn_of_nan(ctx, A, Q.local, skip_nan)
             return reshaped(ctx, replied(ctx, Q), shape)
         rows = ctx.to_layout(work, "VC_STAR")
         lines = [
             _interpolated(*_selected(ctx, x, q, method, skip_nan), method) for x in block(rows).T
         ]
         values = np.stack(lines, axis=1)
+    _warn_of_nan(ctx, A, values, skip_nan)
     with np.errstate(all="ignore"):
         return reshaped(ctx, ctx.new_replicated(values.astype(dtype)), shape)
+
+
+def _warn_of_nan(ctx: Context, A: DistMatrix, values: Array, skip_nan: bool) -> None:
+    """As NumPy warns of quantiles of no elements."""
+    if (skip_nan or not A.nbytes) and np.isnan(values).any():
+        ctx.warn_of_slice("All-NaN slice encountered" if skip_nan else "Mean of empty slice")
 
 
 def _own_elements(ctx: Context, A: DistMatrix) -> Array:

@@ -16,6 +16,7 @@ import io
 import os
 import pickle
 import socket
+import sys
 import tempfile
 import uuid
 from bisect import bisect
@@ -39,7 +40,7 @@ from ali.executables.process import (
 from ali.native.host import STRUCTURES, declared, described
 from mpi_workers.failures import Failure, Interrupted, describe_status
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.dtypes import NATIVE_DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import layout_of
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
@@ -122,6 +123,7 @@ class MatrixService:
             if name not in known:
                 names = ", ".join(sorted(known)) or "none"
                 raise ValueError(f"there is no matrix {name!r}: run_program was given {names}")
+            _check_expected(known[name], request)
             return known[name]
         if name in known or not name:
             raise ValueError(f"a matrix {name!r} cannot be created: the name is empty or in use")
@@ -130,13 +132,33 @@ class MatrixService:
         return made
 
 
-def _shape_and_kind(request: Any) -> tuple[tuple[int, ...], str, str]:
-    if not 0 < request.dtype <= len(NATIVE_DTYPES):
+def _check_expected(matrix: DistMatrix, request: Any) -> None:
+    """Refuse a matrix whose elements the program would read wrongly; 0: it takes any."""
+    if request.dtype:
+        dtype = _dtype(request)
+        if matrix.dtype.name != dtype:
+            raise ValueError(
+                f'it is {matrix.dtype}, and the program expects {dtype}: pass astype("{dtype}") '
+                "of it"
+            )
+    if request.layout and (layout := layout_of(request.layout)) != matrix.layout:
+        raise ValueError(
+            f"it is in layout {matrix.layout}, and the program expects {layout}: pass "
+            f'to_layout("{layout}") of it'
+        )
+
+
+def _dtype(request: Any) -> str:
+    if not 0 < request.dtype <= len(DTYPES):
         raise ValueError(f"dtype {request.dtype} does not exist")
+    return DTYPES[int(request.dtype) - 1]
+
+
+def _shape_and_kind(request: Any) -> tuple[tuple[int, ...], str, str]:
     if request.dimensions not in (1, 2) or request.rows < 0 or request.cols < 0:
         raise ValueError(f"{request.rows} x {request.cols} is not a shape")
     shape = (request.rows, request.cols)[: request.dimensions]
-    return shape, NATIVE_DTYPES[request.dtype - 1], layout_of(request.layout)
+    return shape, _dtype(request), layout_of(request.layout)
 
 
 CHECK_S = 0.1  # between two looks whether the call was cancelled
@@ -227,6 +249,7 @@ class Program:
             send=self._answer,
             barrier=self._reach_barrier,
             abort=self._abort,
+            say=lambda rank, text: sys.stderr.write(f"{text}\n"),
         )
         # Noted, because a rank that is killed cannot remove what its process has left.
         node = bisect(list(accumulate(counts)), gang.rank)

@@ -82,6 +82,10 @@ class Options:
         Whether the first line of a CSV file has names; None: decided from its fields.
     delimiter : str
         The separator of fields in a CSV file.
+    decimal : str, optional
+        The decimal point of a CSV file.
+    na_values : sequence of str
+        Fields of a CSV file that mark a missing value, besides those of `text.MISSING`.
     names : sequence of str
         Names of the columns to write.
     append : bool
@@ -93,6 +97,8 @@ class Options:
     dataset: str | None = None
     header: bool | None = None
     delimiter: str = ","
+    decimal: str | None = None
+    na_values: Sequence[str] = ()
     names: Sequence[str] = ()
     append: bool = False
     index: bool = False
@@ -107,6 +113,7 @@ class About:
     grain: Grain
     names: Sequence[str] = ()  # of its columns, where they have any
     order: Literal["C", "F"] = "C"  # of the arrays that `Source.read` returns
+    named: bool = True  # else the names only number the columns, and no matrix gets them
 
     @property
     def shape(self) -> Shape:
@@ -200,9 +207,18 @@ class Format:
         return False
 
 
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+
+
 def format_of(place: Place) -> Format:
     """The format by a path's suffix. Raises `Failure` (BadArgumentError)."""
     name = SUFFIXES.get(place.suffix)
+    if place.suffix in COMPRESSED:
+        raise Failure(
+            "BadArgumentError",
+            f"{place.path}: ranks cannot read or write parts of a compressed file: decompress it, "
+            "or read it yourself, for example als.send_matrix(pandas.read_csv(path))",
+        )
     if name is None:
         raise Failure(
             "BadArgumentError",
@@ -265,6 +281,8 @@ def checked(shape: Sequence[int], dtype: np.dtype[Any], path: str) -> ArrayShape
 REFUSED = {
     "dataset": "data sets inside",
     "header": "header lines",
+    "decimal": "decimal points",
+    "na_values": "texts for missing values",
     "names": "names of columns",
     "append": "other data sets to keep",
     "index": "index",

@@ -102,10 +102,11 @@ def _dataset(h5py: Any, file: Any, name: str | None, path: str) -> Any:
             found.append(inner)
 
     if name is not None:
-        if name in file and isinstance(file[name], h5py.Dataset):
-            if file[name].shape is None:
+        there = file.get(name)  # None, too, for a link to nothing
+        if isinstance(there, h5py.Dataset):
+            if there.shape is None:
                 raise Failure("ShapeError", f"{path}: data set {name!r} is empty: it has no shape")
-            return file[name]
+            return there
         file.visititems(visit)
         raise Failure(
             "FileError",

@@ -7,7 +7,6 @@ and without dictionaries, which would merge all NaNs into one.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -21,6 +20,7 @@ from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, 
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.arrow_columns import UNNAMED, Columns, columns_of
 from mpi_workers.matrix.layout import IndexArray, as_slice
 from mpi_workers.matrix.pairwise import Buffers
 
@@ -83,7 +83,7 @@ class Parquet(Format):
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
 
-        def look() -> tuple[list[str], dict[int, tuple[list[tuple[str, str]], list[int]]]]:
+        def look() -> tuple[list[str], dict[int, tuple[Columns, list[int]]]]:
             pyarrow = pyarrow_with("parquet", place.path)
             paths = place.members(".parquet")
             found = {}
@@ -102,29 +102,31 @@ class Parquet(Format):
         def make() -> ParquetSource:
             if sorted(told) != list(range(len(paths))) or not paths:
                 raise Failure("FileError", f"{place.path} is a folder without Parquet files")
-            schemas = [told[k][0] for k in range(len(paths))]
-            for path, schema in zip(paths, schemas, strict=True):
-                if schema != schemas[0]:
+            first = told[0][0]
+            for k, path in enumerate(paths):
+                if [c[:2] for c in told[k][0].columns] != [c[:2] for c in first.columns]:
                     raise Failure(
                         "FileError", f"{path} has different columns than {Path(paths[0]).name}"
                     )
             groups = [(k, g, rows) for k in range(len(paths)) for g, rows in enumerate(told[k][1])]
-            return ParquetSource(place, paths, schemas[0], [g for g in groups if g[2]])
+            return ParquetSource(
+                place, paths, [told[k][0] for k in range(len(paths))], [g for g in groups if g[2]]
+            )
 
         return together(ctx, place.path, make)
 
-    def create(self, path: str, spec: Spec, old: str) -> list[str]:
-        names = names_of(spec, old)
+    def create(self, path: str, spec: Spec, old: str) -> tuple[list[str], bool]:
+        created = names_of(spec, old), bool(spec.options.names)
         pyarrow = pyarrow_with("parquet", old)
         os.mkdir(path)
         if not spec.shape[0]:  # no rank has rows: this file has the columns
-            sink = ParquetSink(pyarrow, _part(path, 0), names)
-            sink.write(Box(range(0), range(len(names))), np.empty(spec.shape, spec.dtype))
+            sink = ParquetSink(pyarrow, _part(path, 0), *created)
+            sink.write(Box(range(0), range(spec.shape[1])), np.empty(spec.shape, spec.dtype))
             sink.close()
-        return names
+        return created
 
     def sink(self, path: str, spec: Spec, created: Any, rank: int) -> ParquetSink:
-        return ParquetSink(pyarrow_with("parquet", path), _part(path, rank), created)
+        return ParquetSink(pyarrow_with("parquet", path), _part(path, rank), *created)
 
     def owns(self, folder: Path) -> bool:
         return all(
@@ -144,25 +146,11 @@ def _opened(pyarrow: Any, place: Place, path: str) -> Any:
     return pyarrow.parquet.ParquetFile(path)
 
 
-def _look(file: Any, *, index: bool) -> tuple[list[tuple[str, str]], list[int]]:
-    """Names and types of a file's columns, and the rows of its row groups.
-
-    What pandas or Dask wrote as the index is a column only if `index` says so.
-    """
-    schema, about = file.schema_arrow, file.metadata
-    described = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
-    # A range is no column; pandas describes it by a dict.
-    hidden = set() if index else {str(name) for name in described.get("index_columns", ())}
-    columns = [(str(f.name), str(f.type)) for f in schema if f.name not in hidden]
-    return columns, [about.row_group(g).num_rows for g in range(about.num_row_groups)]
-
-
-# NumPy's dtypes of Arrow's types that are numbers.
-DTYPES_OF_ARROW = {
-    "bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64",
-    "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64",
-    "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64",
-}  # fmt: skip
+def _look(file: Any, *, index: bool) -> tuple[Columns, list[int]]:
+    """A file's columns, and the rows of its row groups."""
+    about = file.metadata
+    rows = [about.row_group(g).num_rows for g in range(about.num_row_groups)]
+    return columns_of(file.schema_arrow, index=index), rows
 
 
 class ParquetSource:
@@ -170,12 +158,13 @@ class ParquetSource:
         self,
         place: Place,
         paths: list[str],
-        schema: list[tuple[str, str]],
+        schemas: list[Columns],
         groups: list[tuple[int, int, int]],
     ) -> None:
         self._place = place
         self._paths = paths
-        self._schema = schema
+        self._schemas = schemas
+        self._columns = schemas[0].columns
         self._groups = groups
         self._starts = list(accumulate((rows for _, _, rows in groups), initial=0))
         self._open_number = -1
@@ -184,22 +173,17 @@ class ParquetSource:
         self._buffers = Buffers()
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
-        names = [name for name, _ in self._schema]
+        names = [column.name for column in self._columns]
         shape = (self._starts[-1], len(names))
         if cols is not None:
-            kinds = []
-            for j in cols:
-                name, arrow = self._schema[int(j)]
-                if arrow not in DTYPES_OF_ARROW:
-                    raise Failure(
-                        "DtypeError",
-                        f"{self._place.path}: column {name!r} has type {arrow}, which is not a "
-                        "number: choose other columns with columns=[...], or convert it",
-                    )
-                kinds.append(np.dtype(DTYPES_OF_ARROW[arrow]))
+            try:
+                kinds = [self._columns[int(j)].dtype() for j in cols]
+            except ValueError as error:
+                words = f"{self._place.path}: {error}; columns=[...] chooses others"
+                raise Failure("DtypeError", words) from None
             self._dtype = np.result_type(*kinds) if kinds else self._dtype
         grain = Grain(bands=tuple(self._starts[:-1]), columns_apart=True)
-        return About(shape, self._dtype, grain, names, order="F")
+        return About(shape, self._dtype, grain, names, "F", self._schemas[0].named)
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         out = self._buffers.take("read", (len(cols), len(rows)), self._dtype).T
@@ -217,7 +201,7 @@ class ParquetSource:
                 self.close()
                 self._file = _opened(pyarrow, self._place, self._paths[number])
                 self._open_number = number
-            names = list(dict.fromkeys(self._schema[int(j)][0] for j in cols))
+            names = list(dict.fromkeys(self._columns[int(j)].name for j in cols))
             table = self._file.read_row_group(inside, columns=names, use_threads=False)
         except pyarrow.ArrowException as error:
             raise Failure("FileError", f"{self._paths[number]}: {error}") from None
@@ -228,16 +212,12 @@ class ParquetSource:
         return table
 
     def _values(self, table: Any, j: int, g: int) -> Array:
-        name = self._schema[j][0]
-        column = table.column(name)
-        if column.null_count and self._dtype.kind != "f":
-            raise Failure(
-                "DtypeError",
-                f"{self._paths[self._groups[g][0]]}: column {name!r} has missing values, which "
-                f"{self._dtype} cannot represent: drop them, or convert the column to floats",
-            )
-        values: Array = column.to_numpy()
-        return values
+        number = self._groups[g][0]
+        column = self._schemas[number].columns[j]
+        try:
+            return column.values(table.column(column.name))
+        except ValueError as error:
+            raise Failure("DtypeError", f"{self._paths[number]}: {error}") from None
 
     def close(self) -> None:
         if self._file is not None:
@@ -248,14 +228,16 @@ class ParquetSource:
 class ParquetSink:
     """The file of a rank, created by its first box: a rank without boxes creates none."""
 
-    def __init__(self, pyarrow: Any, path: str, names: list[str]) -> None:
+    def __init__(self, pyarrow: Any, path: str, names: list[str], named: bool) -> None:
         self._pyarrow = pyarrow
         self._path = path
         self._names = names
+        self._metadata = None if named else {UNNAMED: b"c0, c1, ..."}
         self._writer: Any = None
 
     def write(self, box: Box, values: Array) -> None:
         table = table_of(self._pyarrow, values, self._names)
+        table = table.replace_schema_metadata(self._metadata)
         if self._writer is None:
             self._writer = self._pyarrow.parquet.ParquetWriter(
                 self._path, table.schema, compression="none", use_dictionary=False

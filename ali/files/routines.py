@@ -57,6 +57,8 @@ def load(
     dtype: str | None = None,
     header: bool | None = None,
     delimiter: str = ",",
+    decimal: str | None = None,
+    na_values: list[str] | None = None,
     index: bool = False,
     format: str | None = None,
 ) -> tuple[DistMatrix, list[str]]:
@@ -86,6 +88,10 @@ def load(
         neither a number nor a missing value; a first line 0,1,2 needs an explicit value.
     delimiter : str
         The separator of fields in a CSV file.
+    decimal : str, optional
+        Its decimal point, "," or ".".
+    na_values : list of str, optional
+        Its fields that mark a missing value, which is NaN, besides the empty one, NA, null, ...
     index : bool
         Whether the index that pandas or Dask wrote into Parquet, or pandas into CSV (a first
         column without a name), is a column of the matrix.
@@ -124,7 +130,10 @@ def load(
     place = place_to_read(path, format)
     require_layout("load", layout)
     nodes = agree_on(ctx, place)
-    options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
+    options = Options(
+        dataset=dataset, header=header, delimiter=delimiter, decimal=decimal,
+        na_values=na_values or (), index=index,
+    )  # fmt: skip
     source = _source(ctx, place, options)
     try:
 
@@ -151,7 +160,7 @@ def load(
         A = ctx.empty(
             shape[:ndim] if ndim < 3 else (shape[0], *there.array_shape[1:]), kind, layout
         )
-        names = [there.names[j] for j in across] if there.names else []
+        names = [there.names[j] for j in across] if there.names and there.named else []
         one_cache = len(set(nodes)) == 1 and not place.is_url
         if one_cache and exchange.pays(source, A, down, across, ctx.size):
             exchange.fill(ctx, A, source, down, across, path)  # type: ignore[arg-type]  # ranges
@@ -310,6 +319,8 @@ def inspect(
     dataset: str | None = None,
     header: bool | None = None,
     delimiter: str = ",",
+    decimal: str | None = None,
+    na_values: list[str] | None = None,
     index: bool = False,
     format: str | None = None,
 ) -> tuple[int, int, str, list[str]]:
@@ -317,7 +328,7 @@ def inspect(
 
     Parameters
     ----------
-    path, dataset, header, delimiter, index, format
+    path, dataset, header, delimiter, decimal, na_values, index, format
         See `load`.
 
     Returns
@@ -336,7 +347,10 @@ def inspect(
     """
     place = place_to_read(path, format)
     agree_on(ctx, place)
-    options = Options(dataset=dataset, header=header, delimiter=delimiter, index=index)
+    options = Options(
+        dataset=dataset, header=header, delimiter=delimiter, decimal=decimal,
+        na_values=na_values or (), index=index,
+    )  # fmt: skip
     source = _source(ctx, place, options)
     try:
 

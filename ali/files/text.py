@@ -3,7 +3,7 @@
 The file is cut into stretches of bytes. Every rank counts the lines of its own stretches, so that
 all know the first row of each, and parses stretches independently. A line is a row: line breaks
 inside quotes are not supported, and blank lines are allowed only at the end. A field that is empty
-or marks a missing value (`MISSING`) is NaN.
+or marks a missing value (`MISSING`) is NaN. The bools of pandas, True and False, are 1 and 0.
 
 Numbers are written as the shortest decimals that read back as the same number; the payload of a NaN
 is lost.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+from collections.abc import Collection
 from itertools import accumulate
 from typing import Any
 
@@ -33,13 +34,19 @@ COPY = 4 << 20
 LINE = 64 << 20  # 64 MiB: no line of numbers is longer
 PARSED = set(DTYPES) - {"complex64", "complex128", "float16"}
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
+BOOLS = ("True", "False", "TRUE", "FALSE", "true", "false")
+OTHER_DELIMITERS = ";\t| ,"
 NUMBER = re.compile(
     r"[+-]?(\d+\.?\d*(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|inf|infinity|nan)", re.ASCII | re.IGNORECASE
 )
 
 
+# Arrow's words about a field that it cannot convert.
+CONVERTED = re.compile(r"In CSV column #(\d+):(?: Row #(\d+):)?.*?invalid value '(.*?)'")
+
+
 class Csv(Format):
-    takes = ("header", "names", "index")
+    takes = ("header", "decimal", "na_values", "names", "index")
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
         source = together(ctx, place.path, lambda: CsvSource(place, options))
@@ -101,7 +108,21 @@ def _delimiter(path: str, options: Options) -> str:
     return options.delimiter
 
 
-def _is_header(fields: list[str], path: str) -> bool:
+def _numbers_apart(text: str, decimal: str) -> str | None:
+    """The delimiter at which text falls into several numbers, if there is one."""
+    for delimiter in OTHER_DELIMITERS.replace(decimal, ""):
+        fields = text.replace(decimal, ".").strip().split(delimiter)
+        if len(fields) > 1 and all(NUMBER.fullmatch(field.strip()) for field in fields):
+            return delimiter
+    return None
+
+
+def _separated(text: str, delimiter: str) -> str:
+    option = "decimal=','" if delimiter == "," else f"delimiter={delimiter!r}"
+    return f"{text.strip()[:40]!r} is not a number: set {option}"
+
+
+def _is_header(fields: list[str], missing: Collection[str], decimal: str, path: str) -> bool:
     """Whether the first line has names: if a field is neither a number nor a missing value.
 
     Raises
@@ -117,13 +138,25 @@ def _is_header(fields: list[str], path: str) -> bool:
             f"{path}: cannot tell whether the first line ({','.join(fields[:4])}...) is data or "
             "pandas' column numbers: set header=False or header=True",
         )
-    return not all(field in MISSING or NUMBER.fullmatch(field) for field in fields)
+    known = {*missing, *BOOLS}
+    return not all(
+        field in known or NUMBER.fullmatch(field.replace(decimal, ".")) for field in fields
+    )
 
 
 class CsvSource:
     def __init__(self, place: Place, options: Options) -> None:
         self._path = place.path
         self._delimiter = _delimiter(place.path, options)
+        self._decimal = options.decimal or "."
+        if self._decimal not in ".," or self._decimal == self._delimiter:
+            words = f"decimal={options.decimal!r} with delimiter={self._delimiter!r}: it must be "
+            raise Failure("BadArgumentError", f"{place.path}: {words}'.' or ',', and not both")
+        self._missing = [*MISSING, *options.na_values]
+        end = f"(?=[{re.escape(self._delimiter)}\r\n]|$)"
+        self._bool = re.compile(
+            f"(?<![^{re.escape(self._delimiter)}\n])({'|'.join(BOOLS)}){end}".encode()
+        )
         self._pyarrow = pyarrow_with("csv", place.path)
         self._dtype = np.dtype(np.float64)
         self._starts: list[int] = []  # first row of each stretch, then the number of rows
@@ -147,8 +180,15 @@ class CsvSource:
             )
         fields = next(csv.reader([text], delimiter=self._delimiter))
         if header is None:
-            header = _is_header(fields, self._path)
+            for field in fields:
+                if apart := _numbers_apart(field, self._decimal):
+                    raise Failure("BadArgumentError", f"{self._path}: {_separated(field, apart)}")
+            header = _is_header(fields, self._missing, self._decimal, self._path)
+        if header:
+            fields[0] = fields[0].removeprefix("#")  # as numpy.savetxt writes a header
         self._names = [field.strip() for field in fields] if header else []
+        others = [one for one in OTHER_DELIMITERS[:3] if one in text and one != self._delimiter]
+        self._advice = f": set delimiter={others[0]!r}" if others else ""
         self._cols = len(fields)
         # The index that pandas and R write has no name in the header.
         self._first = int(bool(header) and not fields[0].strip() and not index)
@@ -198,7 +238,7 @@ class CsvSource:
                 if column.null_count and self._dtype.kind in "biu":
                     raise Failure(
                         "DtypeError",
-                        f"{self._path}: {self._column(int(j))} has empty fields between rows "
+                        f"{self._path}: {self._column(int(j))} has missing values between rows "
                         f"{self._starts[k]} and {self._starts[k + 1]}, which {self._dtype} cannot "
                         "represent: load it as float64",
                     )
@@ -211,7 +251,7 @@ class CsvSource:
         """Refuse numbers that Arrow has parsed as infinities, such as 1e400."""
         column = self._parsed(k, range(j, j + 1), as_text=True).column(f"f{j}").to_pylist()
         for row in np.arange(len(column))[rows].tolist():
-            number = (column[row] or "").strip()
+            number = (column[row] or "").strip().replace(self._decimal, ".")
             if re.fullmatch(r"[+-]?(inf|infinity)", number, re.I):
                 continue
             if NUMBER.fullmatch(number) and np.isinf(np.array(number).astype(self._dtype)):
@@ -221,10 +261,14 @@ class CsvSource:
                     f"out of range of {self._dtype}",
                 )
 
-    def _parsed(self, k: int, cols: Pick, *, as_text: bool = False) -> Any:
+    def _parsed(
+        self, k: int, cols: Pick, *, as_text: bool = False, with_bools: bool = False
+    ) -> Any:
         pyarrow = self._pyarrow
         kind = pyarrow.string() if as_text else pyarrow.from_numpy_dtype(self._dtype)
         text = self._file.read(self._bytes[k], self._bytes[k + 1])
+        if with_bools:
+            text = self._bool.sub(lambda found: b"1" if found[1][:1] in b"Tt" else b"0", text)
         wanted = [f"f{j}" for j in dict.fromkeys(int(j) for j in cols)]
         ragged: list[Any] = []
 
@@ -248,10 +292,14 @@ class CsvSource:
                 pyarrow.csv.ConvertOptions(
                     include_columns=wanted,
                     column_types=dict.fromkeys(wanted, kind),
-                    null_values=list(MISSING),
+                    null_values=self._missing,
+                    decimal_point=self._decimal,
                 ),
             )
         except pyarrow.ArrowException as error:
+            found = CONVERTED.search(str(error))
+            if found and found[3] in BOOLS and not with_bools:
+                return self._parsed(k, cols, with_bools=True)
             raise self._unreadable(k, ragged, str(error)) from None
         if any(column.null_count for column in table.columns) and (blank := _blank(text)) >= 0:
             row = self._starts[k] + text.count(b"\n", 0, blank)
@@ -273,18 +321,21 @@ class CsvSource:
             return Failure(
                 "FileError",
                 f"{self._path} is ragged: row{number} has {row.actual_columns} fields; the first "
-                f"has {row.expected_columns}",
+                f"has {row.expected_columns}{self._advice}",
             )
-        found = re.search(r"In CSV column #(\d+):(?: Row #(\d+):)?.*?invalid value '(.*?)'", said)
+        found = CONVERTED.search(said)
         if found is None:
             return Failure("FileError", f"{self._path}: {said}")
         column, row_number, value = found.groups()
         where = "" if row_number is None else f"row {self._starts[k] + int(row_number) - 1}, "
-        return Failure(
-            "DtypeError",
-            f"{self._path}: {where}{self._column(int(column))}: {value!r} is not a number of "
-            f"{self._dtype}: choose other columns, or another dtype",
-        )
+        where = f"{self._path}: {where}{self._column(int(column))}: "
+        if apart := _numbers_apart(value, self._decimal):
+            return Failure("DtypeError", where + _separated(value, apart))
+        remedy = "choose other columns or another dtype, or name it in na_values=[...]"
+        if value.startswith("#"):
+            remedy = "lines of comments are not supported: remove them"
+        words = f"{where}{value!r} is not a number of {self._dtype}: {remedy}"
+        return Failure("DtypeError", words)
 
     def _column(self, j: int) -> str:
         return f"column {self._names[j]!r}" if self._names else f"column {j}"

@@ -67,7 +67,10 @@ module alchemist
 
   integer(c_int), parameter, public :: ALCHEMIST_FLOAT32 = 1, ALCHEMIST_FLOAT64 = 2, &
       ALCHEMIST_COMPLEX64 = 3, ALCHEMIST_COMPLEX128 = 4, ALCHEMIST_INT32 = 5, &
-      ALCHEMIST_INT64 = 6, ALCHEMIST_BOOL8 = 7
+      ALCHEMIST_INT64 = 6, ALCHEMIST_BOOL8 = 7, ALCHEMIST_INT8 = 8, ALCHEMIST_INT16 = 9, &
+      ALCHEMIST_UINT8 = 10, ALCHEMIST_UINT16 = 11, ALCHEMIST_UINT32 = 12, ALCHEMIST_UINT64 = 13, &
+      ALCHEMIST_FLOAT16 = 14, &
+      ALCHEMIST_ANY = 0  ! for alchemist_attach, also as layout
 
   integer(c_int), parameter, public :: ALCHEMIST_MC_MR = 1, ALCHEMIST_MC_STAR = 2, &
       ALCHEMIST_MD_STAR = 3, ALCHEMIST_MR_MC = 4, ALCHEMIST_MR_STAR = 5, ALCHEMIST_STAR_MC = 6, &
@@ -113,7 +116,7 @@ module alchemist
   ! without elements gets an array with 0 rows or columns.
   interface alchemist_local
     module procedure local_float32, local_float64, local_complex64, local_complex128
-    module procedure local_int32, local_int64
+    module procedure local_int32, local_int64, local_int8, local_int16  ! also of uint of the size
   end interface
 
   ! call alchemist_set(out(1), x): a matrix on every rank; a number or logical on rank 0.
@@ -253,9 +256,11 @@ module alchemist
       type(c_ptr), value :: call, out, in
       integer(c_int), value :: to, from, count
     end function
-    integer(c_int) function f_attach(name, matrix) bind(c, name="alchemist_attach") result(code)
+    integer(c_int) function f_attach(name, dtype, layout, matrix) &
+        bind(c, name="alchemist_attach") result(code)
       import
       character(kind=c_char), intent(in) :: name(*)
+      integer(c_int32_t), value :: dtype, layout
       type(alchemist_matrix), intent(out) :: matrix
     end function
     integer(c_int) function f_create(name, rows, cols, dimensions, dtype, layout, matrix) &
@@ -453,6 +458,18 @@ contains
     call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
+  subroutine local_int8(A, array)
+    type(alchemist_matrix), intent(in) :: A
+    integer(c_int8_t), pointer, intent(out) :: array(:, :)
+    call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
+  end subroutine
+
+  subroutine local_int16(A, array)
+    type(alchemist_matrix), intent(in) :: A
+    integer(c_int16_t), pointer, intent(out) :: array(:, :)
+    call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
+  end subroutine
+
   subroutine local_int64(A, array)
     type(alchemist_matrix), intent(in) :: A
     integer(c_int64_t), pointer, intent(out) :: array(:, :)
@@ -585,10 +602,12 @@ contains
 
   ! --- programs that als.run_program has started (alchemist_client.h) ---
 
-  integer(c_int) function alchemist_attach(name, matrix) result(code)
+  ! dtype and layout: those that the program expects; another one is refused.
+  integer(c_int) function alchemist_attach(name, dtype, layout, matrix) result(code)
     character(*), intent(in) :: name
+    integer, intent(in) :: dtype, layout
     type(alchemist_matrix), intent(out) :: matrix
-    code = f_attach(name // c_null_char, matrix)
+    code = f_attach(name // c_null_char, int(dtype, c_int32_t), int(layout, c_int32_t), matrix)
   end function
 
   integer(c_int) function alchemist_create(name, rows, cols, dimensions, dtype, layout, matrix) &

@@ -43,7 +43,7 @@ extern "C" {
 
 /* A host loads only libraries with the same number; it increases when anything below changes, but
  * for functions at the end of alchemist_host. */
-#define ALCHEMIST_ABI 3
+#define ALCHEMIST_ABI 4
 
 enum { ALCHEMIST_OK = 0, ALCHEMIST_FAILED = 1, ALCHEMIST_ENDED = 2 };
 
@@ -73,7 +73,14 @@ typedef enum {
     ALCHEMIST_COMPLEX128 = 4, /* two doubles */
     ALCHEMIST_INT32 = 5,
     ALCHEMIST_INT64 = 6,
-    ALCHEMIST_BOOL8 = 7 /* one byte, 0 or 1, as C's bool */
+    ALCHEMIST_BOOL8 = 7, /* one byte, 0 or 1, as C's bool */
+    ALCHEMIST_INT8 = 8,
+    ALCHEMIST_INT16 = 9,
+    ALCHEMIST_UINT8 = 10,
+    ALCHEMIST_UINT16 = 11,
+    ALCHEMIST_UINT32 = 12,
+    ALCHEMIST_UINT64 = 13,
+    ALCHEMIST_FLOAT16 = 14 /* two bytes, as C23's _Float16 */
 } alchemist_dtype;
 
 /* Elemental's layouts: the distribution of rows and columns over the grid of ranks. VC_STAR: row i
@@ -163,7 +170,7 @@ typedef struct {
 /* Functions of the host. A return value other than 0, or NULL, means failure: the host has recorded
  * the cause; return ALCHEMIST_FAILED. */
 struct alchemist_host {
-    int32_t abi; /* 2, or 3 if it has the functions that are marked with 3 */
+    int32_t abi; /* of the host: it has the functions that are marked with this number or less */
     /* A distributed matrix of zeros. Every rank passes the same arguments; no communication. */
     alchemist_matrix *(*new_matrix)(alchemist_call *, int64_t rows, int64_t cols, alchemist_dtype,
                                     alchemist_layout);
@@ -179,6 +186,7 @@ struct alchemist_host {
      * (BadArgumentError). */
     void (*fail)(alchemist_call *, int32_t kind, const char *message);
     void (*span)(alchemist_call *, const char *name); /* 3; begins one; NULL: ends the last one */
+    void (*waited)(alchemist_call *, double seconds); /* 4; for als.trace and als.profile */
 };
 
 typedef struct {
@@ -343,13 +351,17 @@ ALCHEMIST_API int alchemist_descriptor(const alchemist_matrix *matrix, int conte
  * ended after 30 s. With non-blocking calls and this wait, only the call fails. MPI still owns the
  * buffers of an interrupted wait: use static or call->state memory, not the stack. */
 ALCHEMIST_API int alchemist_wait(alchemist_call *call, MPI_Request *request) {
-    int done = 0;
-    for (unsigned turn = 1;; turn++) {
+    int done = 0, code = ALCHEMIST_OK;
+    double begun = 0;
+    for (unsigned turn = 0; !done && code == ALCHEMIST_OK; turn++) {
+        if (turn == 1) begun = MPI_Wtime();
         if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-            return alchemist_fail(call, "MPI_Test failed");
-        if (done) return ALCHEMIST_OK;
-        if (turn % 64 == 0 && alchemist_check(call)) return ALCHEMIST_ENDED;
+            code = alchemist_fail(call, "MPI_Test failed");
+        else if (!done && turn % 64 == 63 && alchemist_check(call))
+            code = ALCHEMIST_ENDED;
     }
+    if (begun > 0 && call->host->abi >= 4) call->host->waited(call, MPI_Wtime() - begun);
+    return code;
 }
 
 /* MPI_Allreduce over call->comm that can be interrupted; in and out may be equal. Both are copied,

@@ -66,11 +66,18 @@ ALCHEMIST_DTYPE_OF(std::complex<double>, ALCHEMIST_COMPLEX128, MPI_C_DOUBLE_COMP
 ALCHEMIST_DTYPE_OF(int32_t, ALCHEMIST_INT32, MPI_INT32_T);
 ALCHEMIST_DTYPE_OF(int64_t, ALCHEMIST_INT64, MPI_INT64_T);
 ALCHEMIST_DTYPE_OF(bool, ALCHEMIST_BOOL8, MPI_C_BOOL);
+ALCHEMIST_DTYPE_OF(int8_t, ALCHEMIST_INT8, MPI_INT8_T);
+ALCHEMIST_DTYPE_OF(int16_t, ALCHEMIST_INT16, MPI_INT16_T);
+ALCHEMIST_DTYPE_OF(uint8_t, ALCHEMIST_UINT8, MPI_UINT8_T);
+ALCHEMIST_DTYPE_OF(uint16_t, ALCHEMIST_UINT16, MPI_UINT16_T);
+ALCHEMIST_DTYPE_OF(uint32_t, ALCHEMIST_UINT32, MPI_UINT32_T);
+ALCHEMIST_DTYPE_OF(uint64_t, ALCHEMIST_UINT64, MPI_UINT64_T);
 #undef ALCHEMIST_DTYPE_OF
 
 inline const char *name_of(alchemist_dtype dtype) {
     static const char *names[] = {"?", "float32", "float64", "complex64", "complex128", "int32",
-                                  "int64", "bool"};
+                                  "int64", "bool", "int8", "int16", "uint8", "uint16", "uint32",
+                                  "uint64", "float16"};
     return names[dtype];
 }
 

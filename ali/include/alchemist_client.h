@@ -4,8 +4,8 @@
  *
  *     MPI_Init(&argc, &argv);
  *     alchemist_matrix A, B;
- *     if (alchemist_attach("A", &A) || alchemist_create("B", A.rows, 1, 1, ALCHEMIST_FLOAT64,
- *                                                       ALCHEMIST_VC_STAR, &B)) {
+ *     if (alchemist_attach("A", ALCHEMIST_FLOAT64, ALCHEMIST_VC_STAR, &A) ||
+ *         alchemist_create("B", A.rows, 1, 1, ALCHEMIST_FLOAT64, ALCHEMIST_VC_STAR, &B)) {
  *         fprintf(stderr, "%s\n", alchemist_client_error());
  *         MPI_Abort(MPI_COMM_WORLD, 1);
  *     }
@@ -29,6 +29,9 @@ extern "C" {
 #endif
 
 enum { ALCHEMIST_CLIENT_VERSION = 2 };
+
+/* For alchemist_attach: the program handles any dtype, or any layout, as the matrix tells it. */
+enum { ALCHEMIST_ANY = 0 };
 
 struct alchemist_client_request {
     int32_t version, operation, dtype, layout, dimensions;
@@ -101,12 +104,16 @@ ALCHEMIST_API int alchemist_client_ask(struct alchemist_client_request *request,
     return ALCHEMIST_OK;
 }
 
-/* This process's part of a matrix of the session. It stays mapped until the process ends; elements
- * that are written are the session's at once. */
-ALCHEMIST_API int alchemist_attach(const char *name, alchemist_matrix *matrix) {
+/* This process's part of a matrix of the session, which must have this dtype and layout: another
+ * one is refused, because its elements would be read wrongly. It stays mapped until the process
+ * ends; elements that are written are the session's at once. */
+ALCHEMIST_API int alchemist_attach(const char *name, int32_t dtype, int32_t layout,
+                                   alchemist_matrix *matrix) {
     struct alchemist_client_request request;
     memset(&request, 0, sizeof request);
     request.operation = 1;
+    request.dtype = dtype;
+    request.layout = layout;
     return alchemist_client_ask(&request, name, matrix);
 }
 

@@ -14,15 +14,18 @@ from ali.blocks import Array, block, keep_triangle, require, shape_text
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import Distribution, Runs, Shape, evenly
+from mpi_workers.matrix.layout import Distribution, Runs, Shape, as_array, evenly
 from mpi_workers.matrix.pairwise import NOTHING, Share, exchange, serves
 
 
 class IndexMap(NamedTuple):
-    """Index ``source[k]`` of one matrix is copied to index ``target[k]`` of the other (int64)."""
+    """Index ``source[k]`` of one matrix is copied to index ``target[k]`` of the other (int64).
+
+    Of a target that is a range, those of a rank are found without a comparison.
+    """
 
     source: Array
-    target: Array
+    target: Array | range
 
 
 def transfer(
@@ -64,12 +67,21 @@ def _pairs(
     return [(rows, down), (cols, across)]
 
 
-def _narrow(side: Array, index_map: IndexMap, owned: Runs | None) -> IndexMap:
+def _narrow(side: Array | range, index_map: IndexMap, owned: Runs | None) -> IndexMap:
     """The part of a map whose `side` is among the indices that a rank owns."""
+    source, target = index_map
     if owned is None:
-        return IndexMap(side[:0], side[:0])
-    mine = owned.holds(side)
-    return IndexMap(index_map.source[mine], index_map.target[mine])
+        return IndexMap(source[:0], target[:0])
+    if owned.width == owned.period:
+        return index_map
+    if isinstance(side, range):
+        if owned.width == 1 and (side.start, side.step) == (0, 1):
+            return IndexMap(source[owned.first :: owned.period], side[owned.first :: owned.period])
+        side = as_array(side)
+    places = np.flatnonzero(owned.holds(side))  # a quarter of the time of a mask
+    if isinstance(target, range):
+        return IndexMap(source[places], target.start + target.step * places)
+    return IndexMap(source[places], target[places])
 
 
 def _selection(
@@ -82,7 +94,8 @@ def _selection(
         return NOTHING
     for index_map, owned, runs in zip(maps, theirs, mine, strict=True):
         part = _narrow(index_map.target if giving else index_map.source, index_map, owned)
-        found.append(evenly(runs.positions(part.source if giving else part.target)))
+        side = part.source if giving else part.target
+        found.append(evenly(runs.positions(as_array(side) if isinstance(side, range) else side)))
     return Share(matrix.stored, *found)
 
 
@@ -299,8 +312,8 @@ def concatenate(ctx: Context, A: DistMatrix, B: DistMatrix, axis: int = 0) -> Di
         if part.dtype != dtype:
             converted = ctx.empty(part.shape, dtype, part.layout)
             converted.stored[...] = part.stored
-        maps = [IndexMap(np.arange(n), np.arange(n)) for n in part.shape]
-        maps[axis] = IndexMap(maps[axis].source, maps[axis].target + offset)
+        maps = [IndexMap(np.arange(n), range(n)) for n in part.shape]
+        maps[axis] = IndexMap(maps[axis].source, maps[axis].source + offset)
         transfer(ctx, converted, C, maps[0], maps[1])
         offset += part.shape[axis]
     return C.with_shape((C.shape[0], *A.array_shape[1:])) if A.ndim > 2 else C.with_ndim(A.ndim)
@@ -426,7 +439,7 @@ def taken(
         for index, length in zip((rows, cols), A.shape, strict=True)
     )
     B = ctx.empty((down.size, across.size), A.dtype, layout or A.layout)
-    maps = [IndexMap(index, np.arange(index.size)) for index in (down, across)]
+    maps = [IndexMap(index, range(index.size)) for index in (down, across)]
     transfer(ctx, A, B, maps[0], maps[1])
     return B
 

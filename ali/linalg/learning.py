@@ -400,11 +400,11 @@ def pca(
         "LinAlgError",
         "pca: A contains NaN or infinity, or its squares overflow",
     )
-    mean = found[1] if center else np.zeros(n)
+    mean, rest = (found[1], found[3]) if center else (np.zeros(n), np.zeros(n))
     total = math.fsum((squares / deviation**2).tolist()) / (m - 1)
     X = ctx.empty(A.shape, dtype)
     for j in range(n):  # in float64, a column at a time
-        column = (block(rows)[:, j] - mean[j]) / deviation[j]
+        column = (block(rows)[:, j] - mean[j] - rest[j]) / deviation[j]
         block(X)[:, j] = 0 if center and constant[j] else column
     S, U, V = truncated_svd(ctx, X, k, method=method, seed=seed)
     components = np.ascontiguousarray(ctx.to_layout(V, "STAR_STAR").local.T)

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.dtypes import NATIVE_DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import Runs, layout_of, number_of
 from mpi_workers.wire.signature import MATRIX
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
 
 
-ABI = 3
-HOST = 3  # of the functions that libraries may call
+ABI = 4
+HOST = 4  # of the functions that libraries may call
 SYMBOL = "alchemist_library_describe"
 OK, FAILED, ENDED = 0, 1, 2
 REFUSED = 1  # the kind of a failure: bad arguments
@@ -257,12 +257,10 @@ class Host:
 
     def _new_matrix(self, _: Any, rows: int, cols: int, dtype: int, layout: int) -> Any:
         def make(frame: Frame) -> int:
-            if not 1 <= dtype <= len(NATIVE_DTYPES):
+            if not 1 <= dtype <= len(DTYPES):
                 raise Failure("RoutineError", f"the library requested the unknown dtype {dtype}")
             shape = (rows, cols)
-            return frame.address(
-                frame.context.zeros(shape, NATIVE_DTYPES[dtype - 1], _layout(layout))
-            )
+            return frame.address(frame.context.zeros(shape, DTYPES[dtype - 1], _layout(layout)))
 
         return self._guarded(make)
 
@@ -294,6 +292,9 @@ class Host:
         if self.frame is not None:
             self.frame.refused, self.frame.message = kind == REFUSED, text_of(message)
 
+    def _waited(self, _: Any, seconds: float) -> None:
+        self._guarded(lambda frame: frame.context.gang.note_wait(seconds))
+
     def _span(self, _: Any, name: bytes | None) -> None:
         def mark(frame: Frame) -> None:
             if name is not None:
@@ -317,18 +318,12 @@ def _layout(number: int) -> str:
 
 def described(matrix: DistMatrix) -> Any:
     """A rank's part of a matrix as C sees it; `data` is its address in this process."""
-    if matrix.dtype.name not in NATIVE_DTYPES:
-        raise Failure(
-            "DtypeError",
-            f"libraries in C and Fortran have no dtype {matrix.dtype}: convert the matrix with "
-            f"astype to one of {', '.join(NATIVE_DTYPES)}",
-        )
     both = matrix.distribution.runs(matrix.rank)
     rows, cols = both or (Runs(0, 1, 1), Runs(0, 1, 1))
     m, n = matrix.shape if both else (0, 0)
     return CMatrix(
         *matrix.shape,
-        NATIVE_DTYPES.index(matrix.dtype.name) + 1,
+        DTYPES.index(matrix.dtype.name) + 1,
         number_of(matrix.layout),
         *matrix.grid,
         matrix.ndim,

@@ -17,7 +17,7 @@ from mpi_workers.failures import Failure
 
 KEYS = {
     "name", "observation", "action", "agents", "episode_length", "time_step", "score", "info",
-    "render",
+    "render", "warning",
 }  # fmt: skip
 DTYPES = ("float32", "float64", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 UNFIT = math.nan  # instead of the end of the episode: an integer of the observation does not fit
@@ -43,6 +43,7 @@ OPTIONS: tuple[tuple[str, Any, Callable[[Any], bool], str], ...] = (
     ("time_step", 1.0, lambda value: isinstance(value, int | float), "a number"),
     ("info", [], _names, "a list of names"),
     ("render", None, lambda value: isinstance(value, dict | None), "an object or null"),
+    ("warning", None, lambda value: isinstance(value, str | None), "a text or null"),
 )
 
 

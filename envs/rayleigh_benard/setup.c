@@ -82,7 +82,7 @@ ROUTINE(routine_spec) {
     const task_parameters *task = &S->task;
     const long long seen = (long long)(3 * task->probe_rows * task->heaters);
     char observed[64], acted[64];
-    size_t room = 1200 + 40 * (size_t)task->heaters;
+    size_t room = 1600 + 40 * (size_t)task->heaters;
     char *text = call->host->allocate(call, room);
     if (text == NULL) return ALCHEMIST_FAILED;
     if (task->agents == 1) {
@@ -112,7 +112,15 @@ ROUTINE(routine_spec) {
     for (int64_t j = 0; j < task->heaters; j++)
         length += (size_t)snprintf(text + length, room - length, ", \"nusselt_above_%lld\"",
                                    (long long)j);
-    snprintf(text + length, room - length, "]}");
+    length += (size_t)snprintf(text + length, room - length, "]");
+    if (S->transient)
+        length += (size_t)snprintf(
+            text + length, room - length,
+            ", \"warning\": \"rewards are counted from a flow that has not developed: after "
+            "spin_up=%g its Nusselt number is %.3f, and %.3f through the plates, so that the return "
+            "of doing nothing is not 0. Choose a longer spin_up (default 100) or set reference\"",
+            task->spin_up, S->reference, S->carried);
+    snprintf(text + length, room - length, "}");
     out[0].string = text;
     return ALCHEMIST_OK;
 }

@@ -33,6 +33,8 @@ typedef struct {
     task_parameters task;
     int64_t substeps;  /* lattice steps between actions */
     double reference;  /* Nusselt number from which rewards are counted */
+    double carried;    /* through the plates after the spin-up */
+    int transient;     /* whether the reference is of a flow that had not developed */
     double *developed; /* this rank's columns (lattice_record each) after the spin-up */
     uint64_t random;   /* state of the generator */
     int64_t actions;   /* in this episode */

@@ -24,7 +24,7 @@ from alchemist_ray.runtime.cluster.placement import Reservation, within
 from envs.agents import Agent, AgentsByName, StepResult
 from envs.config import MAX_RESTARTS
 from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError
-from envs.losses import EVENTS, RestartRate, in_this_process
+from envs.losses import DROPPED, EVENTS, Losses, RestartRate, in_this_process
 
 # Errors that a new environment may fix. Other errors of this package end the sampling.
 TRANSIENT = (SimulationError, GangLostError, GroupFailedError)
@@ -145,6 +145,9 @@ class _GangRunner:
             self._reported = in_this_process.copy()
         settings = dict(self.config.env_config)
         if cause is not None:
+            # RLlib drops what it has sampled of the episodes in progress, besides the failed step.
+            ongoing = sum(map(len, getattr(self, "_ongoing_episodes", None) or ()))
+            Losses(settings.get("lib_name", "")).add(DROPPED, ongoing, "RLlib drops its episodes")
             self._recreated.add()
             if self._recreated.recent() > (most := settings.get("max_restarts", MAX_RESTARTS)):
                 raise RestartLimitError(

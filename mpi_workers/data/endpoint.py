@@ -39,6 +39,7 @@ from mpi_workers.matrix.node_shares import (
     place,
     row_groups,
 )
+from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer, authenticate
 from mpi_workers.wire.blocking import MAX_FDS, Connection
@@ -321,7 +322,8 @@ def _is_int(value: object) -> TypeGuard[int]:
 
 def main(listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
     """Run the data endpoint in a process of its own. Does not return."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not outlive_sigterm():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     DataEndpoint(listeners, token, ranks).serve()

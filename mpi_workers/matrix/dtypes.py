@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The dtypes of libraries in C and Fortran; their codes (alchemist.h) are places here, from 1.
-NATIVE_DTYPES: tuple[str, ...] = (
-    "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
-)  # fmt: skip
+# Their codes in C and Fortran (alchemist.h) are places here, from 1.
 DTYPES: tuple[str, ...] = (
-    *NATIVE_DTYPES, "int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16",
+    "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
+    "int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16",
 )  # fmt: skip
 ADVICE = {  # for elements that a dtype cannot hold
     "int64": "choose float64, which rounds, or subtract an offset",
@@ -47,7 +45,11 @@ def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
     dtype = check_dtype(have if wanted is None else wanted)
     integers = have.kind in "iu" and dtype.kind == "u"  # which elements fit is checked
     if have.kind not in "biufc" or not (integers or np.can_cast(have, dtype, "same_kind")):
-        raise ValueError(f"elements of dtype {have} cannot become {dtype} without loss")
+        remedy = ".real" if have.kind == "c" else f".astype({dtype.name!r})"
+        raise ValueError(
+            f"elements of dtype {have} cannot become {dtype} without loss: leave out dtype=, and "
+            f"{remedy} of the handle converts"
+        )
     return np.dtype(dtype.name)
 
 

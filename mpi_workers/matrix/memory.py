@@ -41,10 +41,11 @@ _ids = itertools.count(1)
 class Segment:
     """Mapped memory with all its pages present: a memfd, or private to this process."""
 
-    __slots__ = ("fd", "id", "memory", "nbytes", "tainted")
+    __slots__ = ("fd", "id", "memory", "nbytes", "pid", "tainted")
 
     def __init__(self, nbytes: int, *, shared: bool) -> None:
         self.id = next(_ids)
+        self.pid = os.getpid()
         self.nbytes = max(PAGE, -(-nbytes // PAGE) * PAGE)
         self.tainted = False
         self.fd = -1
@@ -160,6 +161,8 @@ class Pool:
         return block
 
     def _give_back(self, segment: Segment) -> None:
+        if segment.pid != os.getpid():
+            return  # in a forked child: the parent still uses the pages
         self._returned.append(segment)
         if segment.nbytes > UNCHECKED_BYTES:
             self._large_returned.put(None)
@@ -256,6 +259,9 @@ class Pool:
         """In a forked child: another thread of the parent may have held the lock."""
         self._lock = threading.Lock()
         self._trimmer = None
+        if self.shared:  # its segments are the parent's: releasing one would clear the parent's
+            self._idle.clear()
+            self._returned.clear()
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

@@ -17,6 +17,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.node.processes import RankProcess
 from mpi_workers.node.stacks import of_main_thread
 from mpi_workers.rank.interruption import InterruptWord
+from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 ERRORS_SENT = 4  # failing ranks whose tracebacks are sent
@@ -35,6 +36,9 @@ class Uplink(Protocol):
 
     def send_output(self, rank: int | None = None) -> None:
         """Read and send what a rank (or all) printed before its reply."""
+
+    def tail_of_call(self, rank: int) -> str:
+        """The end of a rank's output in the call under way."""
 
 
 class Replies:
@@ -97,9 +101,10 @@ class Replies:
 class Pending(Replies):
     """A command under way on this node."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int], *, prints: bool) -> None:
         super().__init__()
         self.left = set(ranks)
+        self.prints = prints
 
 
 @dataclass(eq=False)
@@ -127,8 +132,8 @@ class CommandRelay:
 
     @property
     def newest(self) -> int | None:
-        """Number of the newest command under way, or None."""
-        return max(self._pending, default=None)
+        """Number of the newest command under way whose code may print, or None."""
+        return max((seq for seq, pending in self._pending.items() if pending.prints), default=None)
 
     def close(self) -> None:
         """Send no more signals: the ranks are exiting."""
@@ -136,7 +141,9 @@ class CommandRelay:
 
     def relay(self, body: Body, encoded: bytes) -> None:
         """Send a command's frame to all ranks."""
-        self._pending[body["seq"]] = Pending(self.ranks)
+        command = COMMANDS.get(body["op"])
+        prints = command is not None and command.prints
+        self._pending[body["seq"]] = Pending(self.ranks, prints=prints)
         for process in self.ranks.values():
             if process.control is not None:
                 process.control.send_encoded(encoded)
@@ -196,6 +203,9 @@ class CommandRelay:
             return
         pending.left.discard(rank)
         first = not pending.errors
+        for error in body.get("errors", ()):
+            if "exit_code" in error["facts"]:  # of a program or script, whose output says why
+                error["facts"]["output"] = self.uplink.tail_of_call(rank)
         pending.add(body, f"rank {rank}")
         if first and pending.errors:
             if pending.left:  # the others may wait for this rank in MPI

@@ -20,6 +20,7 @@ from mpi_workers.failures import Failure, describe_status
 from mpi_workers.node import cleanup
 from mpi_workers.node.processes import adopt_orphans, allow_open_files, end_descendants, fork
 from mpi_workers.node.specs import GangPlan
+from mpi_workers.sigterm import outlive_sigterm
 
 RunProxy = Callable[[GangPlan, int], None]
 REASON_LIMIT = 4 << 10  # 4 KiB of what a proxy failed with reach the user
@@ -33,6 +34,7 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
     ``("gone", gang, why)``: what the proxy failed with, or its status in words.
     """
     adopt_orphans()
+    outlive_sigterm()
     allow_open_files()
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):

@@ -35,9 +35,11 @@ from mpi_workers.node.processes import (
 from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import GangPlan, RankConfig
 from mpi_workers.node.stacks import of_crash
+from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, listen, open_connection
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
+from mpi_workers.wire.names import STDERR
 from mpi_workers.wire.pmi import PmiNode, process_mapping
 
 EXIT_GRACE_S = 4.0  # for libraries to close and ranks to exit; the GroupManager waits for 5
@@ -69,6 +71,7 @@ class Proxy:
             send=self._to_pmi,
             barrier=lambda puts: self.send_event("pmi_barrier", puts=puts),
             abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
+            say=self._say,
         )
         self._pmi_input = {rank: bytearray() for rank in self._ranks}
         self._leaving = False
@@ -111,7 +114,8 @@ class Proxy:
         handlers = self._rank_hello, self._from_rank, self._rank_lost
         listen([self._listener], self._plan.token, *handlers, expected=len(self._ranks))
         await self._connect_to_manager()
-        loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
+        if not outlive_sigterm():
+            loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
         for rank, sock in self._local.pmi.items():
             sock.setblocking(False)
             loop.add_reader(sock, self._from_pmi, rank)
@@ -162,6 +166,10 @@ class Proxy:
     def _to_pmi(self, rank: int, line: str) -> None:
         with contextlib.suppress(OSError):  # the rank has ended: its pidfd reports it
             self._local.pmi[rank].send((line + "\n").encode())
+
+    def _say(self, rank: int, text: str) -> None:
+        self._local.output.lines.add(rank, STDERR, f"{text}\n".encode())
+        self._send_lines()
 
     def _from_pmi(self, rank: int) -> None:
         try:
@@ -288,23 +296,24 @@ class Proxy:
         self._local.output.read_all(rank)
         self._send_lines(finished=True)
 
+    def tail_of_call(self, rank: int) -> str:
+        return self._local.output.tail_of_call(rank)
+
     def _send_lines(self, *, finished: bool = False) -> None:
-        """Send lines to the caller of the command under way, or write them to our own log."""
+        """Send lines to the caller of the call under way; between calls, keep them for the next."""
         if self._output_timer is not None:
             self._output_timer.cancel()
             self._output_timer = None
-        lines = self._local.output.lines
+        output = self._local.output
         transport = self._manager.transport if self._manager is not None else None
         behind = transport is not None and transport.get_write_buffer_size() > OUTPUT_BACKLOG
         if behind and not finished:
             loop = asyncio.get_running_loop()
             self._output_timer = loop.call_later(OUTPUT_S, self._send_lines)
-        elif not lines:
-            return
-        elif (newest := self._relay.newest) is not None:
-            self.send_event("output", seq=newest, lines=self._local.output.take())
-        else:
-            self._log_lines()
+        elif (newest := self._relay.newest) is None:
+            output.hold()
+        elif lines := output.take():
+            self.send_event("output", seq=newest, lines=lines)
 
     def _log_lines(self) -> None:
         for rank, _, text in self._local.output.take():
@@ -324,7 +333,10 @@ class Proxy:
             case "shutdown":
                 self._shutting_down = asyncio.ensure_future(self._shutdown())
             case _:
+                if self._relay.newest is None:
+                    self._local.output.begin_call()
                 self._relay.relay(body, frame.encoded)
+                self._send_lines()  # those that were printed since the last call
 
     def _from_rank(self, protocol: FrameProtocol, frame: Frame) -> None:
         self._relay.receive(protocol.peer.rank, frame)
@@ -375,7 +387,8 @@ def main(plan: GangPlan, node: int, run_rank: Callable[[RankConfig], None]) -> N
     proxy = None
     try:
         with contextlib.suppress(SystemExit):
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            if not outlive_sigterm():
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             proxy = Proxy(plan, node, run_rank)
             uvloop.run(proxy.serve())
     finally:

@@ -176,7 +176,11 @@ class RankOutput:
         self._logs = RankLogs(log_folder)
         self.pipes: dict[Source, int] = {}
         self.lines = OutputLines()
+        self._held: list[Line] = []  # printed between calls; they are in the log files
+        self._held_nbytes = self._dropped = 0
         self._tails: defaultdict[int, bytearray] = defaultdict(bytearray)  # the ends of outputs
+        self._printed: defaultdict[int, int] = defaultdict(int)  # bytes, by rank
+        self._printed_before: dict[int, int] = {}  # the call under way
         self._poll: select.poll | None = None
 
     def read(self, source: Source) -> bool:
@@ -189,6 +193,7 @@ class RankOutput:
                 break
             if not data:
                 return False
+            self._printed[rank] += len(data)
             self._tails[rank] += data
             del self._tails[rank][:-TAIL_LIMIT]
             self.lines.add(rank, stream, data)
@@ -210,6 +215,25 @@ class RankOutput:
 
     def take(self) -> list[Line]:
         """Remove and return the lines so far; they are appended to the log files first."""
+        lines = self._held + self._logged()
+        if self._dropped:
+            text = (
+                f"... {self._dropped} bytes of output between calls are only in the log files ..."
+            )
+            lines.append((LAUNCHER, STDERR, text))
+        self._held, self._held_nbytes, self._dropped = [], 0, 0
+        return lines
+
+    def hold(self) -> None:
+        """Append the lines so far to the log files, and keep them for the next call."""
+        for line in self._logged():
+            if self._held_nbytes + len(line[2]) > HELD_LIMIT:
+                self._dropped += len(line[2])
+            else:
+                self._held_nbytes += len(line[2])
+                self._held.append(line)
+
+    def _logged(self) -> list[Line]:
         lines = self.lines.take()
         self._logs.write(lines)
         return lines
@@ -222,6 +246,16 @@ class RankOutput:
                     self.read(source)
         texts = (self._tails[each].decode(errors="replace").strip() for each in (rank, LAUNCHER))
         return next(filter(None, texts), "")
+
+    def begin_call(self) -> None:
+        """A call begins: its output is what `tail_of_call` is about."""
+        self._printed_before = dict(self._printed)
+
+    def tail_of_call(self, rank: int) -> str:
+        """The end of what a rank has printed in the call under way."""
+        self.tail(rank)  # reads
+        nbytes = self._printed[rank] - self._printed_before.get(rank, 0)
+        return self._tails[rank][-nbytes:].decode(errors="replace").strip() if nbytes else ""
 
     def aborted(self) -> tuple[int, str] | None:
         """The rank that MPI says, in what ranks have printed, has ended all others; and why."""

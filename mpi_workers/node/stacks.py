@@ -27,6 +27,7 @@ BELOW_MPI = re.compile(r"\((libc|libpthread|libuc|libfabric|\[vdso\])")  # and w
 INTERPRETER = re.compile(r"\((libffi|_ctypes|libpython|python)")  # what has called the C code
 PYTHON_FRAME = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 C_FRAME = re.compile(r"^(?P<path>/.+)\((?P<name>\w*)(?P<offset>\+0x[0-9a-f]+)?\) ?\[0x[0-9a-f]+\]$")
+SYSTEM = ("/lib", "/usr/lib")  # stripped, large, and not what the user looks for
 OF_HANDLER = 2  # innermost frames of a crash: the handler, and the kernel's way into it
 
 
@@ -109,15 +110,43 @@ def of_crash(folder: str, rank: int) -> list[str]:
         told = Path(crash_file(folder, rank)).read_text(errors="replace")
     except OSError:
         return []
-    in_c = [
-        f"{match['name'] or match['offset']} ({os.path.basename(match['path'])})"
-        for line in told.splitlines()
-        if (match := C_FRAME.match(line))
-    ][OF_HANDLER:]
-    ours = itertools.takewhile(lambda frame: not INTERPRETER.search(frame), in_c)
+    in_c = [match for line in told.splitlines() if (match := C_FRAME.match(line))][OF_HANDLER:]
+    ours = list(itertools.takewhile(lambda one: not INTERPRETER.search(_c_frame(one)), in_c))
+    # Of a caller the offset is that of its next instruction.
+    places = [(one["path"], int(one["offset"] or "0", 16) - (i > 0)) for i, one in enumerate(ours)]
+    found = _located([at for at, one in zip(places, ours, strict=True) if not one["name"]])
     frames = [
         {"name": match["name"], "line": match["line"], "filename": match["path"]}
         for line in told.splitlines()
         if (match := PYTHON_FRAME.match(line))
     ]
-    return [*ours, *shown(frames)][:FRAMES]
+    named_c = [found.get(at) or _c_frame(one) for at, one in zip(places, ours, strict=True)]
+    return [*named_c, *shown(frames)][:FRAMES]
+
+
+def _c_frame(match: re.Match[str]) -> str:
+    return f"{match['name'] or match['offset']} ({os.path.basename(match['path'])})"
+
+
+def _located(frames: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """Names and lines of frames for which the loader has no name: functions that are hidden.
+
+    From binutils' addr2line, where it is installed; lines if the object was built with ``-g``.
+    """
+    found: dict[tuple[str, int], str] = {}
+    for path in dict.fromkeys(path for path, _ in frames if not path.startswith(SYSTEM)):
+        offsets = [offset for of, offset in frames if of == path]
+        command = ["addr2line", "--functions", "--demangle", "--exe", path, *map(hex, offsets)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT_S, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        lines = done.stdout.splitlines()
+        for offset, name, place in zip(offsets, lines[::2], lines[1::2], strict=False):
+            number = re.search(r":(\d+)", place.rpartition("/")[2] or place)
+            if name != "??":
+                where = os.path.basename(path) + (f":{number[1]}" if number else "")
+                found[path, offset] = f"{name} ({where})"
+    return found

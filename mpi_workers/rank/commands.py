@@ -21,6 +21,7 @@ from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank import interruption
 from mpi_workers.rank.cells import run_cell
+from mpi_workers.rank.foreign_code import called, isolated
 from mpi_workers.rank.gang import Gang
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
@@ -77,7 +78,7 @@ class Libraries:
         """
         library, error = None, None
         try:
-            library = self._loader(name, path)
+            library = called(self._loader, name, path)
         except BaseException as caught:  # a module may call sys.exit
             error = caught
         try:
@@ -214,7 +215,7 @@ class RankCommands:
             name: self._storage.sealed(value["matrix"]) if isinstance(value, dict) else value
             for name, value in body["arguments"].items()
         }
-        results = library.call(self.gang, body["routine"], arguments)
+        results = called(isolated, library.call, self.gang, body["routine"], arguments)
         used = {v["matrix"]: arguments[k] for k, v in body["arguments"].items() if type(v) is dict}
         found = [result for result in results if isinstance(result, DistMatrix)]
         reply = self._keep(found, body["first"], used)
@@ -239,7 +240,7 @@ class RankCommands:
             return used.setdefault(matrix_id, self._storage.sealed(matrix_id))
 
         self._result = []
-        results, value = self._runner.run(self.gang, body, matrix)
+        results, value = called(isolated, self._runner.run, self.gang, body, matrix)
         reply = self._keep(results, body["first"], used)
         if self.gang.rank == 0:
             reply["value"] = value
@@ -294,7 +295,5 @@ def _elements(matrix: DistMatrix) -> Body:
     return {"elements": matrix.local.astype(kind, copy=False).tobytes()}
 
 
-# Only code below these handlers may be interrupted by a signal.
-INTERRUPTIBLE = frozenset(
-    {RankCommands.call.__code__, RankCommands.run.__code__, run_cell.__code__}
-)
+# Only code below these functions may be interrupted by a signal.
+INTERRUPTIBLE = frozenset({isolated.__code__, run_cell.__code__})

@@ -22,9 +22,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
+import cloudpickle
 import numpy as np
 from mpi4py import MPI
 
+from mpi_workers.failures import Interrupted
 from mpi_workers.rank.interruption import until
 
 T = TypeVar("T")
@@ -114,6 +116,22 @@ class GangRequest(MPI.Request):
         return _outcome(lambda: cls.Testany(requests, status)[::-1])  # done, index
 
 
+def pickled(obj: Any, protocol: int | None = None) -> bytes:
+    """An object as a pickle: by reference where the ranks can import its class, else by value.
+
+    Classes of a session's program exist on the ranks only as values that came with a function.
+    """
+    try:
+        return pickle.dumps(obj, protocol)
+    except Interrupted:
+        raise
+    except Exception:  # any class may raise any error
+        by_value: bytes = cloudpickle.dumps(obj, protocol)
+        return by_value
+
+
+# For mpi4py's own communicators, and `isend` and `recv` of ours.
+MPI.pickle.__init__(pickled, pickle.loads)  # type: ignore[misc]
 FLAT_SIZE = 16  # ranks up to which a reduction of objects gathers them
 
 
@@ -148,7 +166,7 @@ class ObjectMessages(MPI.Intracomm):
         self.Barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        data = np.frombuffer(pickle.dumps(obj), np.uint8) if self.rank == root else None
+        data = np.frombuffer(pickled(obj), np.uint8) if self.rank == root else None
         size = np.array([0 if data is None else data.size], np.int64)
         self.Bcast(size, root)
         buffer = np.empty(int(size[0]), np.uint8) if data is None else data.copy()
@@ -156,7 +174,7 @@ class ObjectMessages(MPI.Intracomm):
         return obj if self.rank == root else pickle.loads(buffer.tobytes())
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        data = np.frombuffer(pickle.dumps(sendobj), np.uint8)
+        data = np.frombuffer(pickled(sendobj), np.uint8)
         sizes = np.empty(self.size, np.int64)
         self.Gather(np.array([data.size], np.int64), sizes, root)
         if self.rank != root:
@@ -167,7 +185,7 @@ class ObjectMessages(MPI.Intracomm):
         return _unpickled(buffer, sizes)
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        data = np.frombuffer(pickle.dumps(sendobj), np.uint8)
+        data = np.frombuffer(pickled(sendobj), np.uint8)
         sizes = np.empty(self.size, np.int64)
         self.Allgather(np.array([data.size], np.int64), sizes)
         buffer = np.empty(int(sizes.sum()), np.uint8)
@@ -197,7 +215,7 @@ class ObjectMessages(MPI.Intracomm):
         self, name: str, objects: Iterable[Any]
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """An object for each rank, pickled; their sizes."""
-        parts = [pickle.dumps(item) for item in objects]
+        parts = [pickled(item) for item in objects]
         if len(parts) != self.size:
             raise ValueError(
                 f"{name} needs {self.size} objects, one for each rank; got {len(parts)}"
@@ -335,8 +353,24 @@ class GangComm(ObjectMessages):
     """An `mpi4py.MPI.Intracomm` with waits that can be interrupted."""
 
     Request = GangRequest  # the type that its non-blocking calls return
+    kept = False  # by the gang, for later calls
     Probe = polling("Probe")
     Mprobe = polling("Mprobe")
+
+    def Free(self) -> None:
+        self._check_own()
+        super().Free()
+
+    def Disconnect(self) -> None:
+        self._check_own()
+        super().Disconnect()
+
+    def _check_own(self) -> None:
+        if self.kept:
+            raise RuntimeError(
+                "this is the gang's own communicator, which later calls need: free only "
+                "communicators that you have made (comm.Dup(), comm.Split())"
+            )
 
     def Split(self, color: int = 0, key: int = 0) -> GangComm:
         return GangComm(super().Split(color, key))

@@ -72,7 +72,11 @@ class Gang:
         self.rank: int = self.world.rank
         self.size: int = self.world.size
         self.grid: Grid = default_grid(self.world.size)
-        self._comm = GangComm(self.world.Dup())
+        self._use(GangComm(self.world.Dup()))
+
+    def _use(self, comm: GangComm) -> None:
+        comm.kept = True
+        self._comm = comm
 
     @property
     def comm(self) -> GangComm:
@@ -101,7 +105,7 @@ class Gang:
         """
         used = self.world.allreduce(self._used, MPI.LOR)
         if used:
-            self._comm = self.duplicate()
+            self._use(self.duplicate())
         communicator.release_finished()
         self._used = False
 
@@ -198,6 +202,10 @@ class Gang:
     def _reporting(self) -> tuple[MPI.Comm, ...]:
         # MPICH uses the handler of COMM_SELF for communicators that MPI_Comm_create has made.
         return self._comm, MPI.COMM_WORLD, MPI.COMM_SELF
+
+    def note_wait(self, seconds: float) -> None:
+        """Count time that native code has waited for other ranks, for traces."""
+        interruption.note_wait(seconds)
 
     def span(self, name: str) -> Span:
         """A part of a routine that `AlchemistSession.trace` shows."""

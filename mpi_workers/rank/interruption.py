@@ -177,6 +177,11 @@ def waited_s() -> float:
     return _Process.waited_s
 
 
+def note_wait(seconds: float) -> None:
+    """Count a wait of native code."""
+    _Process.waited_s += seconds
+
+
 def _waited(ready: Callable[[], T]) -> T:
     turns = 0
     while not (answer := ready()):

@@ -44,13 +44,16 @@ from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
 from mpi_workers.rank import history, interruption
 from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runner
+from mpi_workers.rank.foreign_code import ProcessSettings, flush_python, users_part
 from mpi_workers.rank.gang import Gang
 from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
+from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.commands import COMMANDS, command_name
 from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.interfaces import interface_of
 from mpi_workers.wire.names import STDERR, STDOUT
+from mpi_workers.wire.pmi import NO_SPAWN
 from mpi_workers.wire.sockets import peer
 
 ORPHANED = 98  # exit code of a rank whose proxy has ended
@@ -58,13 +61,6 @@ TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback are sent
 FINALIZED = (
     "a library has called MPI_Finalize, which ends MPI for all ranks of the gang: remove that call "
     "from its routines"
-)
-# Frames of these modules, above the user's own code, are left out of tracebacks.
-HIDDEN_MODULES = (
-    "mpi_workers.rank.process",
-    "mpi_workers.rank.commands",
-    "ali.interface",
-    "ali.run",
 )
 
 
@@ -80,6 +76,7 @@ class RankLoop:
         self._memory = RankMemory(storage, config.token, config.data)
         interruption.watch(InterruptWord(folder / "interrupt"), crowded=config.crowded)
         end_on_signal(interruption.interrupted, INTERRUPTIBLE)
+        self._settings = ProcessSettings()
         gang = Gang(world, storage, self._report, folder)
         self._rank = gang.rank
         self._peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -98,6 +95,7 @@ class RankLoop:
             },
             take_fds=False,
         )
+        os.register_at_fork(after_in_child=self._control.close)
         let_trace(peer(self._control.sock)[0])
         threading.Thread(target=_end_with_proxy, args=(self._control,), daemon=True).start()
 
@@ -130,6 +128,7 @@ class RankLoop:
             sys.stderr.flush()
             os._exit(1)
         self._reply(body, reply)
+        self._restore_settings(body["op"])
         mpi_s = interruption.waited_s() - waited_s
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         grown, self._peak_kib = peak_kib - self._peak_kib, peak_kib
@@ -150,6 +149,14 @@ class RankLoop:
             flush()
         return reply
 
+    def _restore_settings(self, op: str) -> None:
+        """Undo what a call has changed in this process, while its reply travels."""
+        if op in ("call", "run"):
+            self._settings.restore()
+        elif op == "load":  # filters of warnings and the like are part of a library
+            self._settings.restore_process()
+            self._settings.keep()
+
     def _failure(self, error: BaseException, body: Body) -> Failure:
         if isinstance(error, Failure):
             error.facts.setdefault("rank", self._rank)
@@ -160,12 +167,7 @@ class RankLoop:
         return self._routine_failure(error, body)
 
     def _routine_failure(self, error: BaseException, body: Body) -> Failure:
-        where = error.__traceback__
-        while (
-            where and where.tb_next and where.tb_frame.f_globals.get("__name__") in HIDDEN_MODULES
-        ):
-            where = where.tb_next
-        shown = traceback.format_exception(type(error), error, where)
+        shown = traceback.format_exception(type(error), error, users_part(error))
         return Failure(
             "RoutineError",
             f"{command_name(body)} failed on rank {self._rank}: {type(error).__name__}: {error}",
@@ -214,9 +216,7 @@ def use_rank_pipes(folder: str, rank: int) -> None:
 
 def flush() -> None:
     """Write out the output that Python and C have buffered."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a routine may have closed it
-            stream.flush()
+    flush_python()
     _libc.fflush(None)
 
 
@@ -346,6 +346,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
     status = 1
     try:
         faulthandler.enable()
+        outlive_sigterm()
         buffer_lines()
         allow_open_files()  # a launcher may have started this process
         threadpool_limits(config.threads)
@@ -355,6 +356,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
             signal.alarm(math.ceil(config.start_timeout_s) + INIT_SLACK_S)
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
             signal.alarm(0)
+        leave_mpi_to_children()
         if MPI.COMM_WORLD.size != config.size:
             _report_wrong_world(config)
         use_rank_pipes(config.directory, MPI.COMM_WORLD.rank)
@@ -366,9 +368,29 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         traceback.print_exc()
     finally:
         # Not MPI_Finalize: it is collective, and would wait for ranks that have ended.
-        sys.stderr.flush()
-        sys.stdout.flush()
+        flush_python()
         os._exit(status)
+
+
+# Variables that connect a process to the server of its launcher's PMI.
+PMI_SERVER = ("PMI_FD", "PMI_PORT", "PMIX_")
+
+
+def leave_mpi_to_children(env: MutableMapping[str, str] = os.environ) -> None:
+    """Let programs that this rank starts call MPI_Init: they are no ranks, and have no PMI."""
+    for name in [name for name in env if name.startswith(PMI_SERVER)]:
+        del env[name]
+
+
+def refuse_spawned_pools() -> None:
+    """Have MPIPoolExecutor raise where it would spawn: it waits for ever when that fails."""
+    from mpi4py.futures import MPIPoolExecutor  # noqa: PLC0415 - slow, and for the fork server only
+
+    def refused(_executor: MPIPoolExecutor) -> NoReturn:
+        raise RuntimeError(NO_SPAWN)
+
+    # Not used by MPICommExecutor, which sets its own.
+    MPIPoolExecutor._make_pool = staticmethod(refused)  # type: ignore[attr-defined]
 
 
 def _report_wrong_world(config: RankConfig) -> NoReturn:

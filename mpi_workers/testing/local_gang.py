@@ -38,6 +38,7 @@ def run(
     ranks: int,
     *arguments: Any,
     timeout: float = 60.0,
+    timeout_name: str = "timeout",
     under: Sequence[str] | None = None,
 ) -> Any:
     """Run ``module:function`` on `ranks` MPI ranks.
@@ -52,6 +53,8 @@ def run(
         Values that JSON can represent.
     timeout : float
         Seconds; then all ranks are killed.
+    timeout_name : str
+        What the caller calls it, for the error.
     under : sequence of str, optional
         A command that starts each rank, such as ``["gdb", "--args"]``. The ranks then have the
         standard streams of this process.
@@ -90,7 +93,7 @@ def run(
             sys.stderr.write(_where(Path(folder), tested=under is None))
             _kill(process.pid, folder)
             output, _ = process.communicate()
-            what = f"over {timeout} s"
+            what = f"over {timeout:g} s ({timeout_name})"
         finally:
             _kill(process.pid, folder)
         done = len(list(Path(folder).glob("done*")))

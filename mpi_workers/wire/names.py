@@ -34,6 +34,11 @@ MANIFEST = "manifest.json"  # of a checkpoint
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "alchemist-on-ray checkpoint", 1
 AUTOMATIC = ".automatic"  # added to a gang's checkpoint folder: the folder of its automatic ones
 ALIGNMENT = 64
+# Warnings of NumPy's reductions, in replies beside NumPy's four flags of floating-point errors.
+SLICE_WARNINGS = {
+    "Mean of empty slice": 16, "Degrees of freedom <= 0 for slice": 32,
+    "All-NaN slice encountered": 64,
+}  # fmt: skip
 STDOUT, STDERR = 1, 2
 Line = tuple[int, int, str]  # that a rank has printed: rank, stream, text without its newline
 

@@ -15,6 +15,10 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from itertools import groupby
 
 VALUE_LIMIT = 1024  # bytes of a value
+NO_SPAWN = (
+    "MPI_Comm_spawn is refused: a gang has a fixed number of ranks. Open a session with more "
+    "workers, and divide them with MPI_Comm_split; mpi4py.futures.MPICommExecutor does so"
+)
 
 
 def process_mapping(counts: list[int]) -> str:
@@ -59,6 +63,8 @@ class PmiNode:
         All local ranks have reached a barrier; `puts` are the keys put since the last.
     abort : callable(rank, code)
         A rank called MPI_Abort.
+    say : callable(rank, text)
+        Prints a line as the rank would.
     """
 
     kvs_name: str
@@ -69,9 +75,11 @@ class PmiNode:
     send: Callable[[int, str], None]
     barrier: Callable[[dict[str, str]], None]
     abort: Callable[[int, int], None]
+    say: Callable[[int, str], object]
     _keys: dict[str, str] = field(default_factory=dict)
     _fresh: dict[str, str] = field(default_factory=dict)
     _waiting: int = 0
+    _spawning: set[int] = field(default_factory=set)
 
     def __post_init__(self, mapping: str) -> None:
         if len(mapping) < VALUE_LIMIT:  # if it is missing, MPICH compares host names
@@ -86,6 +94,14 @@ class PmiNode:
 
     def line(self, rank: int, line: str) -> None:
         """Answer one line of a rank."""
+        if line.startswith("mcmd=spawn"):
+            self._spawning.add(rank)
+        if rank in self._spawning:  # a request of many lines
+            if line.strip() == "endcmd":
+                self._spawning.discard(rank)
+                self.say(rank, NO_SPAWN)
+                self.send(rank, "cmd=spawn_result rc=-1 msg=not_supported")
+            return
         fields = dict(token.partition("=")[::2] for token in line.split())
         constant = {
             "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",

@@ -6,8 +6,9 @@ the same code, so a wrong argument is refused before anything is sent.
 
 from __future__ import annotations
 
+import difflib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,13 @@ MATRIX = "matrix"
 SCALARS = ("int", "float", "complex", "bool", "string", "bytes")
 TYPES = (MATRIX, *SCALARS, *(f"list[{scalar}]" for scalar in SCALARS))
 _INT_RANGE = range(-(1 << 63), 1 << 63)
+
+
+def no_routine(library: str, name: str, known: Iterable[str]) -> str:
+    """The message for a routine that a library does not have."""
+    near = difflib.get_close_matches(name, list(known := sorted(known)), 1)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"library {library!r} has no routine {name!r}{meant}; it has {', '.join(known)}"
 
 
 class _Missing:

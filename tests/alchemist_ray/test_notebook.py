@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -98,6 +101,12 @@ def test_a_traceback_has_the_frames_of_the_user_only(
         assert "TransferError: chunk (" in told
         assert ", in boom" in told
         assert len(told.splitlines()) < 25, told
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    told = shown("als.run(lambda comm: __import__('time').sleep(60))")
+    timer.join()
+    assert "KeyboardInterrupt" in told
+    assert len(told.splitlines()) < 25, told
     told = shown("try:\n    1 / 0\nexcept ZeroDivisionError:\n    als.load_matrix('/no/such.csv')")
     assert "During handling of the above exception" in told
     assert "ZeroDivisionError: division by zero" in told

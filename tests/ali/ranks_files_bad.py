@@ -121,9 +121,11 @@ def spoil(folder: Path) -> None:
     np.save(folder / "long.npy", np.zeros((2, 3), np.longdouble))
     np.save(folder / "complex.npy", np.zeros((2, 3), np.complex64))
     whole = (folder / "many.h5").read_bytes()
+    (folder / "a.csv.gz").touch()
     (folder / "cut.h5").write_bytes(whole[: len(whole) // 2])
     with h5py.File(folder / "null.h5", "w") as file:
         file["x"] = h5py.Empty("f8")
+        file["link"] = h5py.SoftLink("/nothing")
     (folder / "cut.zarr").mkdir()
     (folder / "cut.zarr" / "zarr.json").write_text("{")
     whole = (folder / "one.parquet").read_bytes()
@@ -160,6 +162,8 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("big.npy", {"row_list": [3, 29]}, "BadArgumentError: {}: rows: index 29 is out of range"),
     ("big.npy", {"column_names": ["x0"]}, "BadArgumentError: {}: its columns have no names"),
     ("big.npy", {"dataset": "a"}, "BadArgumentError: {}: .npy files have no data sets"),
+    ("a.csv.gz", {}, "BadArgumentError: {}: ranks cannot read or write parts of a compressed file"),
+    ("big.npy", {"decimal": ","}, "BadArgumentError: {}: .npy files have no decimal points"),
     ("m.mat", {}, "BadArgumentError: {}: unknown suffix '.mat'"),
     ("pipe.npy", {}, "FileError: {} is neither a file nor a folder"),
     ("group.npy", {}, "FileError: {}"),
@@ -169,6 +173,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("many.h5", {"dataset": "words"}, "DtypeError: {}: /words: elements of dtype"),
     ("null.h5", {}, "DtypeError: {} has no data set of numbers"),
     ("null.h5", {"dataset": "x"}, "ShapeError: {}: data set 'x' is empty"),
+    ("null.h5", {"dataset": "link"}, "FileError: {} has no data set 'link'; it has "),
     ("cut.zarr", {}, "FileError: {}"),
     ("group.zarr", {"dataset": "no", "dtype": "int32"}, "FileError: {} has no array 'no'"),
     ("cut.parquet", {}, "FileError: {} is not a complete Parquet file"),
@@ -178,7 +183,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("ragged.csv", {}, "FileError: {} is ragged: row 2 has 1 fields"),
     ("late.csv", {}, "DtypeError: {}: row 60, column 0: 'x' is not a number"),
     ("late.csv", {"dtype": "int32"}, "DtypeError: {}: row 60, column 0: 'x' is not a number"),
-    ("gap.csv", {"dtype": "int64"}, "DtypeError: {}: column 0 has empty fields"),
+    ("gap.csv", {"dtype": "int64"}, "DtypeError: {}: column 0 has missing values"),
     ("blank.csv", {}, "FileError: {} is ragged: row 1 is blank"),
     ("empty.csv", {}, "FileError: {} has no rows"),
     ("binary.csv", {}, "FileError: {} is not text in UTF-8"),

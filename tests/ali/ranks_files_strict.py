@@ -225,6 +225,23 @@ TEXTS: tuple[tuple[str, dict[str, Any], Any], ...] = (  # text, options, what it
     ("1,2\n1e400,4\n", {}, "DtypeError: {}: row 1, column 0: 1e400 is out of range of float64"),
     ("1,2\n3,-1e39\n", {"dtype": "float32"}, "DtypeError: {}: row 1, column 1: -1e39 is out of"),
     ("1,2\n3,4294967296\n", {"dtype": "int32"}, "DtypeError: {}: row 1, column 1: '4294967296'"),
+    ("a,b\nTrue,2.5\n,3\nFalse,4\n", {}, [[1, 2.5], [nan, 3], [0, 4]]),  # pandas' bools
+    ("True,2\nFalse,4\n", {"dtype": "int8"}, [[1, 2], [0, 4]]),
+    ("true\nfalse\n", {"dtype": "bool"}, [[1], [0]]),
+    ("True,Trues\n7,4\n", {"header": False, "columns": ":1"}, [[1], [7]]),
+    ("True,Trues\n7,4\n", {"header": False}, "DtypeError: {}: row 0, column 1: 'Trues' is not"),
+    ("1;2\n3;4\n", {}, "BadArgumentError: {}: '1;2' is not a number: set delimiter=';'"),
+    ("a;b\n1;2\n", {}, "DtypeError: {}: row 0, column 'a;b': '1;2' is not a number: set delim"),
+    ("# a b\n1.5 2e3\n", {}, "DtypeError: {}: row 0, column 'a b': '1.5 2e3' is not a number: set"),
+    ("# a,b\n1,2\n", {"column_names": ["a"]}, [[1]]),  # as numpy.savetxt writes names
+    ("1,2\n# c\n", {}, "FileError: {} is ragged: row 1 has 1 fields"),
+    ("1\n# c\n", {}, "DtypeError: {}: row 1, column 0: '# c' is not a number of float64: lines of"),
+    ("a;b\n1,5;2,5\n", {}, "FileError: {} is ragged: row 0 has 3 fields; the first has 1: set d"),
+    ("a;b\n1,5;2,5\n", {"delimiter": ";"}, "DtypeError: {}: row 0, column 'a': '1,5' is not a n"),
+    ("1,5;-2,5e1\n;3\n", {"delimiter": ";", "decimal": ","}, [[1.5, -25], [nan, 3]]),
+    ("1,2\n", {"decimal": ","}, "BadArgumentError: {}: decimal=',' with delimiter=','"),
+    ("1,-\n-999,4\n", {"na_values": ["-", "-999"]}, [[1, nan], [nan, 4]]),
+    ("1,?\n3,4\n", {"header": False}, "DtypeError: {}: row 0, column 1: '?' is not a number of f"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.matrix.dtypes import NATIVE_DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import Runs, number_of
 from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.interruption import waited_s
 from mpi_workers.testing.local_gang import begin, interrupt
 from tests.support.layouts import SOME_LAYOUTS
 from tests.support.ranks_shared import failure_of
@@ -26,12 +28,12 @@ def descriptions(gang: Gang, path: str) -> list[Any]:
     wrong = []
     for layout in SOME_LAYOUTS:
         for shape in ((5, 3), (1, 1), (2, 9), (4,), (), (0, 3), (3, 0), (0,)):
-            for dtype in NATIVE_DTYPES:
+            for dtype in DTYPES:
                 A = gang.new(shape, dtype, layout)
                 (told,) = library.call(gang, "about", {"A": A})
                 m, n = len(A.rows), len(A.cols)
                 if told[:6] + told[15:] != [
-                    *A.shape, NATIVE_DTYPES.index(dtype) + 1, number_of(layout), *gang.grid,
+                    *A.shape, DTYPES.index(dtype) + 1, number_of(layout), *gang.grid,
                     len(shape),
                 ]:  # fmt: skip
                     wrong.append([layout, shape, dtype, told])
@@ -133,3 +135,13 @@ def cancelled_messages(gang: Gang, path: str, turns: int) -> list[float]:
         found += library.call(gang, "exchange", {"count": count, "fails": -1})
         gang.renew()  # all ranks have left the call before one fails in the next
     return found
+
+
+def waits(gang: Gang, path: str) -> Any:
+    """By rank: whether half a second's wait for rank 0 was counted as time in MPI."""
+    library = load("every", path)
+    before = waited_s()
+    if gang.rank == 0:
+        time.sleep(0.5)
+    library.call(gang, "fail", {"rank": gang.size, "how": "fail"})  # an allreduce, no failure
+    return gang.comm.allgather(0.4 < waited_s() - before < 5)

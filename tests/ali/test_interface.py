@@ -17,7 +17,7 @@ from ali.interface import describe
 from ali.native.host import TYPES
 from ali.python_library import PythonLibrary
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dtypes import NATIVE_DTYPES
+from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, layout_of, number_of
 from mpi_workers.wire import signature as wire
 from mpi_workers.wire.signature import Signature
@@ -84,7 +84,7 @@ def one(ctx: Context) -> int:
     [
         (no_context, (), "must be the Context"),
         (no_type, (), "parameter 'x' has no annotation"),
-        (a_dict, (), "cannot be the type of a parameter"),
+        (a_dict, (), "a_dict: parameter 'x': dict[str, int] cannot be the type of a parameter"),
         (matrices, (), "cannot be the type of a parameter"),
         (an_array, (), "cannot be the type of a parameter"),
         (a_union, (), "the only supported union is `T | None = None`"),
@@ -239,7 +239,7 @@ def test_the_conformance_tests_are_an_attribute_of_the_package() -> None:
 
 def test_the_twins_of_the_header_agree_with_the_rest() -> None:
     header = (Path(__file__).parents[2] / "ali/include/alchemist.h").read_text()
-    for i, name in enumerate(NATIVE_DTYPES, 1):
+    for i, name in enumerate(DTYPES, 1):
         code = "BOOL8" if name == "bool" else name.upper()
         assert f"ALCHEMIST_{code} = {i}" in header
     for i, name in enumerate(LAYOUTS, 1):

@@ -193,7 +193,7 @@ def parameter(words: str) -> str:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (library(abi="ALCHEMIST_ABI + 1"), "built for ABI version 4; this is"),
+        (library(abi="ALCHEMIST_ABI + 1"), "built for ABI version 5; this is"),
         (library(entry="some_other_name"), f"undefined symbol: {ENTRY}"),
         (library(""), "declares no routine"),
         (library(table="NULL"), "declares no routine"),
@@ -309,3 +309,7 @@ def test_a_rebuilt_library_is_opened_again(tmp_path: Path) -> None:
         shared_object(source, path)
         for _ in range(2):
             assert [r["name"] for r in load("x", str(path)).describe()["routines"]] == [name]
+
+
+def test_waits_of_native_code_are_counted_as_time_in_mpi() -> None:
+    assert local_gang.run("tests.ali.ranks_native:waits", 2, str(built("every.c"))) == [False, True]

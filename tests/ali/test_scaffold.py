@@ -126,7 +126,7 @@ program sums
   implicit none
   type(alchemist_matrix) :: A, S
   real(c_double), pointer :: x(:, :), y(:, :)
-  if (alchemist_attach("A", A) /= ALCHEMIST_OK) call give_up()
+  if (alchemist_attach("A", ALCHEMIST_FLOAT64, ALCHEMIST_VC_STAR, A) /= ALCHEMIST_OK) call give_up()
   if (alchemist_create("S", A%rows, 1_c_int64_t, 1, ALCHEMIST_FLOAT64, ALCHEMIST_VC_STAR, S) &
       /= ALCHEMIST_OK) call give_up()
   call alchemist_local(A, x)

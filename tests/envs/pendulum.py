@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import time
 
 import numpy as np
@@ -19,6 +20,7 @@ OPTIONS = {"length": 20, "agents": 1, "limit": 1.5, "choices": 0, "size": 3, "dt
 FAULTS = {
     "hang_at": 0, "native_hang_at": 0, "raise_at": 0, "exit_at": 0, "on_rank": -1,
     "native_others_at": 0,  # all but on_rank wait in native code
+    "deaf_at": 0,  # waits in native code that no signal ends
     "nan_push": None,  # the push after which the state, or the reward, is not finite
     "nan_reward": False,
     "sleep_s": 0.0,
@@ -100,6 +102,9 @@ def step(ctx: Context, action: list[float]) -> None:
         if n == o["hang_at"]:
             while True:
                 time.sleep(60)
+        if n == o["deaf_at"]:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            ctypes.PyDLL(None).sleep(3600)
         if n == o["native_hang_at"]:
             ctypes.PyDLL(None).pause()  # no signal handler of Python's ever runs
             ctypes.PyDLL(None).sleep(3600)

@@ -30,12 +30,13 @@ def sb3(cluster: str) -> Iterator[Any]:
 
 
 def test_copies_are_a_dummy_vec_env(sb3: Any) -> None:
+    from stable_baselines3.common.monitor import Monitor  # noqa: PLC0415
     from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: PLC0415
 
     sim = {"length": 5, "limit": 0.9}
     ours, theirs = (
         sb3(sim, copies=3, num_workers=2),
-        DummyVecEnv([lambda: LocalPendulum(**sim)] * 3),
+        DummyVecEnv([lambda: Monitor(LocalPendulum(**sim))] * 3),
     )
     ours.seed(4), theirs.seed(4)
     np.testing.assert_array_equal(ours.reset(), theirs.reset())
@@ -53,25 +54,31 @@ def test_copies_are_a_dummy_vec_env(sb3: Any) -> None:
             if "terminal_observation" in b:
                 ends += 1
                 np.testing.assert_array_equal(a["terminal_observation"], b["terminal_observation"])
+                assert a["episode"]["r"] == pytest.approx(b["episode"]["r"], abs=1e-5)
+                assert a["episode"]["l"] == b["episode"]["l"]
     assert ends > 3
     assert ours.get_attr("num_envs") == [3] * 3
     assert ours.get_attr("num_envs", 1) == [3]
     assert ours.env_is_wrapped(type(None)) == [False] * 3
+    ours.set_options({"length": 4})
+    with pytest.warns(UserWarning, match="reset ignores the option 'length'"):
+        ours.reset()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch and of a small n_steps
 def test_ppo_learns_on_the_agents_of_copies_and_survives_a_loss(sb3: Any, tmp_path: Path) -> None:
     from stable_baselines3 import PPO  # noqa: PLC0415
-    from stable_baselines3.common.vec_env import VecMonitor  # noqa: PLC0415
 
     env = sb3({"agents": 2}, copies=2, num_workers=2, on_failure="truncate")
     model = PPO(
-        "MlpPolicy", VecMonitor(env), n_steps=32, batch_size=64, n_epochs=1, device="cpu",
+        "MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, device="cpu",
         tensorboard_log=str(tmp_path),
     )  # fmt: skip
     before = [p.detach().clone() for p in model.policy.parameters()]
     model.learn(256)
+    assert len(model.ep_info_buffer) > 0
+    assert all(info["l"] > 0 for info in model.ep_info_buffer)
     os.kill(pids(env.env)[1], signal.SIGKILL)
     model.learn(256, reset_num_timesteps=False)
     assert model.num_timesteps == 512

@@ -107,6 +107,8 @@ def test_seeds_and_options_of_a_vector_environment(make_vector: Any) -> None:
             envs.reset(seed=seed)
     with pytest.raises(ValueError, match="options=5: it must be a dict"):
         envs.reset(options=5)
+    with pytest.warns(UserWarning, match=r"ignores the option 'length': .*config\['sim'\]"):
+        envs.reset(options={"length": 3})
     expected = envs.reset(seed=[4, 5])[0]
     np.testing.assert_array_equal(envs.reset(seed=np.arange(4, 6))[0], expected)
     for copy in (1.0, "1", None, 2, -1):

@@ -116,6 +116,24 @@ def test_ranks_that_do_not_leave_a_failed_step_are_replaced_by_the_next_reset(
         assert gone(ranks)
 
 
+def test_ctrl_c_while_a_rank_stays_in_native_code_is_followed_by_another_gang(
+    bystander: HPCSimulatorEnv,
+) -> None:
+    sim = {"deaf_at": 2, "on_rank": 1}
+    with new(sim=sim, num_workers=2, step_timeout_s=60.0) as env:
+        env.reset(seed=1)
+        env.step(ACTION)
+        ranks = pids(env)
+        me = threading.main_thread().ident
+        assert me is not None
+        threading.Timer(0.5, signal.pthread_kill, (me, signal.SIGINT)).start()
+        told_of(KeyboardInterrupt, lambda: env.step(ACTION))
+        with traces.within(NEWS_S + RESTART_S):
+            env.reset(seed=1)
+        env.step(ACTION)
+        assert gone(ranks)
+
+
 def test_a_reset_that_hangs_is_ended_too(bystander: HPCSimulatorEnv) -> None:
     with new(num_workers=2, step_timeout_s=1.0) as env:
         env.reset()

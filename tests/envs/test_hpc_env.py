@@ -254,3 +254,16 @@ def test_it_runs_in_a_ray_actor_inside_of_its_cpus(cluster: str) -> None:
     assert ray.get(runner.run.remote(), timeout=60) == 2.0
     ray.kill(runner)
     time.sleep(0.1)
+
+
+def test_large_seeds_are_episodes_of_their_own_and_options_are_not_ignored_silently(
+    make: Make,
+) -> None:
+    env = make()
+    seeds = [1, 1 + (1 << 31), 1 + (1 << 32), 1 + (1 << 70)]
+    first = [env.reset(seed=seed)[0].tolist() for seed in seeds]
+    assert len({str(each) for each in first}) == len(seeds)
+    assert [env.reset(seed=seed)[0].tolist() for seed in seeds] == first
+    assert env.reset(seed=1, options={})[0].tolist() == first[0]
+    with pytest.warns(UserWarning, match=r"ignores the option 'length': .*config\['sim'\]"):
+        env.reset(options={"length": 3})

@@ -116,11 +116,13 @@ def start_head(*options: str, **more: str) -> str:
 
 
 @pytest.mark.alone  # other tests' programs would join it, too
-@pytest.mark.parametrize("by", ["RAY_TMPDIR", "--temp-dir"])
+@pytest.mark.parametrize("by", ["RAY_TMPDIR", "--temp-dir", "auto"])
 def test_a_head_of_ray_start_is_joined(place: Path, by: str) -> None:
     """Ray's folder is ray below RAY_TMPDIR; a second cluster was started beside the user's."""
     env = {"RAY_TMPDIR": str(place)} if by == "RAY_TMPDIR" else {}
     port = start_head(*([] if env else ["--temp-dir", str(place)]), **env)
+    if by == "auto":  # as `ray.init` would, whatever RAY_TMPDIR says
+        env = {"RAY_ADDRESS": "auto", "RAY_TMPDIR": str(place / "mine")}
     program = """
         import ray
         from alchemist_ray import AlchemistSession
@@ -269,7 +271,17 @@ def test_a_ray_that_does_not_start_is_one_error_with_its_log(place: Path) -> Non
     """
     with traces.within(60):
         done = outside(program, RAY_TMPDIR=str(place))
-        assert done.stdout.startswith("Ray did not start in "), done.stdout + done.stderr[-2000:]
+        wanted = r"Ray did not start in \d+ s: its raylet has ended"
+        assert re.match(wanted, done.stdout), done.stdout + done.stderr[-2000:]
+    assert done.stderr.count("Ray does not start: its raylet has ended") == 1  # said at once
+
+
+def test_auto_starts_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_cluster, "heads", list)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(SessionError, match="set RAY_ADDRESS to that of one, or start one with"):
+        ray_cluster.join_ray(1)
 
 
 @pytest.fixture

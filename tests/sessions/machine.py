@@ -40,7 +40,8 @@ from alchemist_ray.errors import (
     StaleHandleError,
     TransferError,
 )
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, group_name
+from alchemist_ray.runtime.cluster.actors import NAMESPACE, find_gang, group_name
+from alchemist_ray.runtime.recovery import snapshots
 from mpi_workers.node.processes import descendants
 from tests.faults.conftest import agent_pids, pid_of
 from tests.sessions.user import STEP_LIMIT_S, Elsewhere, Here, values
@@ -69,6 +70,11 @@ class Model:
     holders: set[str] = field(default_factory=set)
 
 
+def checkpoint_often(manager: Any) -> None:
+    """Have the gangs of a GroupManager write automatic checkpoints all the time."""
+    snapshots.CHECKPOINT_LEAST_S, snapshots.CHECKPOINT_INTERVAL_S = 0.2, 0.1
+
+
 class World:
     """The gang and its users, which all runs of the machine share; starting them takes seconds."""
 
@@ -93,8 +99,10 @@ class World:
         while True:
             try:
                 als = AlchemistSession(
-                    WORKERS, name=NAME, lifetime="detached", max_failures=1_000_000
-                )
+                    WORKERS, name=NAME, lifetime="detached", max_failures=1_000_000,
+                    checkpoint_folder=self.folder / "checkpoint",
+                )  # fmt: skip
+                ray.get(find_gang(NAME).actor.__ray_call__.remote(checkpoint_often), timeout=20)
                 break
             except (AlchemistError, ray.exceptions.RayError):
                 assert time.monotonic() < deadline, "no other gang could be started"
@@ -209,7 +217,7 @@ class Sessions(RuleBasedStateMachine):
     def new(self, user: str, value: np.ndarray[Any, Any], step: str, *arguments: Any) -> None:
         self.world.keys += 1
         key = self.world.keys
-        value = values(key) if step == "send" else value
+        value = values(key) if step in ("send", "stream") else value
         self.ask(user, step, key, *arguments)
         named = step == "send" and bool(arguments[-1])
         self.matrices[key] = Model(value, named, {user})
@@ -221,6 +229,26 @@ class Sessions(RuleBasedStateMachine):
     )
     def send(self, user: str, layout: str, named: bool) -> None:
         self.new(user, np.empty(0), "send", layout, named)
+
+    @step(user=st.sampled_from(USERS))
+    def stream(self, user: str) -> None:
+        self.new(user, np.empty(0), "stream")
+
+    @step(choose=CHOICES)
+    def change_while_threads_fetch(self, choose: random.Random) -> None:
+        key, user = self.choice(choose)
+        self.ask(user, "watched_change", key, 0.5)
+        model = self.matrices[key]
+        model.value = model.value + 0.5
+        np.testing.assert_allclose(self.ask(user, "fetch", key), model.value, rtol=1e-9)
+
+    @step()
+    def restore(self) -> None:
+        """A checkpoint has what was done to each matrix."""
+        found = self.ask("owner", "restored", str(self.world.folder / "elsewhere"))
+        for key, model in self.matrices.items():
+            if model.named and f"m{key}" in found:  # else it was lost; see `LOST`
+                np.testing.assert_allclose(found[f"m{key}"], model.value, rtol=1e-9)
 
     @step(choose=CHOICES, step=st.sampled_from(("double", "gram")))
     def compute(self, choose: random.Random, step: str) -> None:

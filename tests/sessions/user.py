@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
@@ -78,6 +78,30 @@ class Steps:
 
     def change(self, key: int, value: float) -> None:
         self.als.run(add_to, self.held[key], value)
+
+    def watched_change(self, key: int, value: float) -> None:
+        """Change a matrix while threads of this process fetch it."""
+        with ThreadPoolExecutor(3) as pool:
+            for _ in range(3):
+                pool.submit(self.fetch, key)
+            self.change(key, value)
+            for _ in range(3):
+                pool.submit(self.fetch, key)
+
+    def stream(self, key: int) -> None:
+        """Send a matrix in blocks, each of which needs another matrix."""
+
+        def blocks() -> Iterator[Any]:
+            for row in values(key):
+                yield row[None] * self.als.send_matrix(np.ones((1, 1))).fetch()
+
+        self.held[key] = self.als.send_blocks(blocks(), shape=values(key).shape)
+
+    def restored(self, folder: str) -> dict[str, np.ndarray[Any, Any]]:
+        """The matrices of a checkpoint that is written now."""
+        self.als.checkpoint(folder)
+        with AlchemistSession.restore(folder, 1) as als:
+            return {handle.name: handle.fetch() for handle in als.list_matrices()}
 
     def assign(self, key: int, value: float) -> None:
         self.held[key][0] = value

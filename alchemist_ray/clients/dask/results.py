@@ -174,8 +174,9 @@ def to_dask(handle: MatrixRef, chunks: Any = "auto") -> Any:
             dtype=handle.dtype,
         )
     except (ValueError, TypeError, ZeroDivisionError) as error:
+        told = "0 is not a length of chunks" if isinstance(error, ZeroDivisionError) else error
         raise ShapeError(
-            f"chunks={chunks!r} do not fit an array of shape {handle.shape}: {error}"
+            f"chunks={chunks!r} do not fit an array of shape {handle.shape}: {told}"
         ) from None
     if any(math.isnan(size) for sizes in normal for size in sizes):
         raise ShapeError(f"chunks={chunks!r}: NaN is not a size of chunks")

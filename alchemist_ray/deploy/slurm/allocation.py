@@ -135,14 +135,23 @@ ASK_TIMEOUT_S = 5.0
 
 def squeue(job: str, fields: str) -> list[str]:
     """Return fields of a job (``"%T|%L"``) as squeue shows them; empty where it does not answer."""
-    words = ["squeue", "--noheader", "--jobs", job, "--format", fields]
+    said = _asked("squeue", "--noheader", "--jobs", job, "--format", fields)
+    return said.splitlines()[0].split("|") if said else []
+
+
+def slurm_settings() -> dict[str, str]:
+    """Return Slurm's own settings (``KillWait``: ``30 sec``); empty where it does not answer."""
+    pairs = (line.partition("=") for line in _asked("scontrol", "show", "config").splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _asked(*words: str) -> str:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False
         )
-        if done.returncode == 0 and (said := done.stdout.strip()):
-            return said.splitlines()[0].split("|")
-    return []
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""
 
 
 FIRST, END = 10240, 32768
@@ -159,6 +168,10 @@ NAMES = (
     "metrics-export-port",
     "dashboard-port",
 )
+# Metrics of the head's own processes: variables, not options, whose defaults are the same numbers
+# for every Ray. With a number that is no port, Ray's process logs the failure and serves none.
+METRICS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
+NO_PORT = 65536
 
 
 def block(job: str, attempt: int = 0) -> int:
@@ -176,10 +189,16 @@ def ports(first: int) -> dict[str, int]:
     return {name: first + i for i, name in enumerate(NAMES)}
 
 
+def metrics_ports(first: int, *, are_open: bool) -> dict[str, int]:
+    """Return the variables for the ports of the head's metrics."""
+    start = first + len(NAMES)
+    return {name: start + i if are_open else NO_PORT for i, name in enumerate(METRICS)}
+
+
 def is_free(first: int, address: str) -> bool:
     """Return whether every port of a block is free on this node, at this address."""
     with contextlib.ExitStack() as stack:
-        for port in ports(first).values():
+        for port in range(first, first + len(NAMES) + len(METRICS)):
             for host in ("", address):
                 sock = stack.enter_context(socket.socket())
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections

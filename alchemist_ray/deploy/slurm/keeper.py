@@ -11,6 +11,7 @@ import os
 import queue
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -313,6 +314,8 @@ class RayInJob:
             while True:
                 news.append(self._events.get_nowait())
         self._broken |= {name for name, body in news if body["op"] == "lost"}
+        if any(body["op"] == "signalled" for _, body in news):  # the step, or all of the job
+            os.kill(os.getpid(), signal.SIGTERM)
         return news
 
     # --- while it runs ---

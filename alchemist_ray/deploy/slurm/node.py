@@ -1,8 +1,8 @@
 """A node's supervisor: starts Ray on its node of a job, and removes every trace of it.
 
 One process per node, started by a single step of the job. It receives its commands from the keeper
-(`keeper`). When that connection breaks, or the batch system sends SIGTERM, it stops Ray, kills
-all descendants, and removes the node's folder.
+(`keeper`). When that connection breaks, or the keeper says so, it stops Ray, kills all descendants,
+and removes the node's folder. It reports SIGTERM to the keeper, whose program may still need Ray.
 
     python -m alchemist_ray.deploy.slurm.node '{"keeper": "tcp:10.0.0.1:4000", ...}'
 """
@@ -30,9 +30,11 @@ from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
 from alchemist_ray.deploy.slurm.relay import Relay
 from alchemist_ray.errors import JobError
 from alchemist_ray.runtime.cluster.network import local_address
+from alchemist_ray.tracebacks import without_native_frames
 from mpi_workers.failures import describe_status
 from mpi_workers.node import cleanup, processes
 from mpi_workers.node.processes import descendants, end_descendants
+from mpi_workers.sigterm import KEPT_VARIABLE
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind, WireError
 
@@ -132,10 +134,18 @@ DROPPED = ("RAY_ADDRESS", "PMI_", "PMIX_")  # variables of another Ray, or of a 
 NO_PROGRAM = 127
 # Ray starts a server for Ray Client on the head whenever gRPC is installed, at all interfaces, and
 # has no option against it. Sessions do not use it.
+# scancel sends SIGTERM to all processes of a job. Ray's own ones would end at once: they and their
+# children block it. Ray's workers run user code, whose children need it: `ray_worker` unblocks it.
 RAY_START = """
-import sys
+import functools, signal, sys
+from importlib.util import find_spec
+from pathlib import Path
+from ray._private import parameter
 from ray.scripts import scripts
 scripts.get_ray_client_dependency_error = lambda: "not used"
+worker = str(Path(find_spec("alchemist_ray").origin).with_name("deploy") / "slurm/ray_worker.py")
+parameter.RayParams = functools.partial(parameter.RayParams, worker_path=worker)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 scripts.cli(["start", *sys.argv[1:]])
 """
 STARTED = "ray_current_cluster"  # `ray start` writes it when the GCS knows the node
@@ -165,7 +175,7 @@ class NodeTask:
     object_store : float
         Share of the job's memory on the node for Ray's object store.
     metrics : bool
-        Whether Ray's metrics port is open; it requires no token.
+        Whether Ray's metrics ports are open; they require no token.
     container : list of str
         Command prefix that runs a program in the job's image; empty without an image.
     """
@@ -203,6 +213,7 @@ class RayNode:
     variables: Mapping[str, str]
     task: NodeTask
     _command: list[str] = field(default_factory=list, init=False)
+    _metrics: dict[str, str] = field(default_factory=dict, init=False)  # variables with ports
     _failures: int = field(default=0, init=False)  # quick ones
     _began: float = field(default=0.0, init=False)
     _ray: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -243,6 +254,8 @@ class RayNode:
             *role,
             *(f"--{name}={port}" for name, port in ports.items()),
         ]  # fmt: skip
+        metrics = allocation.metrics_ports(first, are_open=self.task.metrics)
+        self._metrics = {name: str(port) for name, port in metrics.items()}
         self._try()
 
     def news(self) -> Iterator[News]:
@@ -279,7 +292,8 @@ class RayNode:
         }
         if not ended:
             return None
-        self._failures += 1
+        # A raylet gives its agents 15 s: on a busy machine it dies of that.
+        self._failures += time.monotonic() - self._began < QUICK_S
         (name, (_, state, status)), *_ = ended.items()
         known = state != ""  # otherwise its parent has read the status
         # Before `ray start` ends the others, it notes which one died; it has read its status.
@@ -312,18 +326,28 @@ class RayNode:
         return f"\nRay's logs of this node are kept in {self.kept}"
 
     def end(self) -> None:
-        """Stop Ray, orderly if it ends in time."""
-        if self._ray is not None and self._ray.poll() is None:
-            self._ray.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._ray.wait(END_TIMEOUT_S)
+        """Kill Ray's own processes, and wait a while for others to end with them.
+
+        The gangs' proxies remove their files and end their srun then.
+        """
+        own = {pid for pid in self._daemons if _process(pid)[1] not in ENDED}
+        others = descendants(own)
+        for pid in own:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while own and time.monotonic() < deadline:
+            if all(_process(pid)[1] in ENDED for pid in others):
+                return
+            time.sleep(POLL_INTERVAL_S)
 
     def _try(self) -> None:
         self._began = time.monotonic()
         self._daemons.clear()
         env = {k: v for k, v in os.environ.items() if not k.startswith(DROPPED)}
         env |= {"TMPDIR": str(self.folder.path), "RAY_USAGE_STATS_ENABLED": "0"}
-        env |= self.variables
+        env |= {**self._metrics, **self.variables}
+        env[KEPT_VARIABLE] = "1"
         env.setdefault("RAY_agent_register_timeout_ms", "120000")
         env.setdefault("RAY_enable_metrics_collection", str(int(self.task.metrics)))
         # A shell reports a missing container runtime, and ends with 127.
@@ -353,7 +377,7 @@ def _tail(path: Path, nbytes: int) -> bytes:
 
 def _end_of(path: Path) -> str:
     try:
-        return _tail(path, OUTPUT_NBYTES).decode(errors="replace").strip()
+        return without_native_frames(_tail(path, OUTPUT_NBYTES).decode(errors="replace"))
     except OSError:
         return ""
 
@@ -364,7 +388,9 @@ KEPT = "ray-logs"  # in the job's folder, by node
 
 
 def supervise(task: NodeTask, signals: Sequence[int]) -> None:
-    """Obey the keeper until it ends this or a signal has arrived; remove every trace then.
+    """Obey the keeper until it ends this, or has ended; remove every trace then.
+
+    The keeper is told of the first of `signals`.
 
     Raises
     ------
@@ -402,7 +428,11 @@ def supervise(task: NodeTask, signals: Sequence[int]) -> None:
 
 
 def _obey(connection: Connection, ray: RayNode, signals: Sequence[int]) -> None:
-    while not signals:
+    told = False
+    while True:
+        if signals and not told:
+            told = True
+            _tell(connection, "signalled")
         if connection.readable(POLL_INTERVAL_S):
             try:
                 order = dict(connection.recv().body)
@@ -411,8 +441,8 @@ def _obey(connection: Connection, ray: RayNode, signals: Sequence[int]) -> None:
             if order.pop("op") == "stop":
                 return
             ray.start(**order)
-        for op, told in ray.news():
-            _tell(connection, op, **told)
+        for op, about in ray.news():
+            _tell(connection, op, **about)
 
 
 def _tell(connection: Connection, op: str, **fields: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ POLL_INTERVAL_S = 0.1
 TEARDOWN_S = 15  # of a job's spare time, to stop Ray
 LEAST_GRACE_S = 5
 GATEWAY_TIMEOUT_S = 120.0
+KILL_WAIT_S = 30.0  # Slurm's default
 
 
 def on_head(
@@ -61,7 +63,7 @@ def run(
     cluster : RayInJob, optional
         The cluster to watch meanwhile.
     grace_s : float
-        Time that the program has to end after SIGTERM.
+        Time that the program has to end after SIGTERM; half of Slurm's KillWait after scancel.
 
     Raises
     ------
@@ -91,12 +93,15 @@ def run(
         state, *times = allocation.squeue(base.get("SLURM_JOB_ID", ""), "%T|%L|%l") or [""]
         if times:
             signals.time_left = " with {} left of the job's time limit of {}".format(*times)
-        said = f"{ending}: ending the program{signals.time_left}"
+        has_it = False
+        if state == "COMPLETING":  # cancelled: Slurm kills the job after KillWait
+            has_it, kill_wait_s = _cancellation()
+            grace_s = min(grace_s, kill_wait_s / 2)
+        said = f"{ending}: the program has {grace_s:.0f} s to end{signals.time_left}"
         print(f"alchemist: {said}", file=sys.stderr, flush=True)
-        # At scancel and at the time limit itself Slurm signals every process of the job.
-        if state != "COMPLETING":
+        if not has_it:
             program.terminate()
-        _end(program, grace_s)
+        _end(program, signals.arrived + grace_s - time.monotonic())
     except BaseException:
         program.terminate()
         _end(program, LEAST_GRACE_S)
@@ -135,9 +140,20 @@ def serve_gateway(address: JobCluster, folder: JobFolder, port: int) -> str:
     return done.stdout.strip()
 
 
+def _cancellation() -> tuple[bool, float]:
+    """Return whether scancel has sent SIGTERM to all processes of the job, and KillWait.
+
+    With ``proctrack/cgroup`` it goes to the processes that Slurm itself has started.
+    """
+    settings = allocation.slurm_settings()
+    seconds = re.match(r"\d+", settings.get("KillWait", ""))
+    to_all = settings.get("ProctrackType") != "proctrack/cgroup"
+    return to_all, float(seconds[0]) if seconds else KILL_WAIT_S
+
+
 def _end(program: subprocess.Popen[bytes], grace_s: float) -> None:
     try:
-        program.wait(grace_s)
+        program.wait(max(0.0, grace_s))
     except subprocess.TimeoutExpired:
         program.kill()
         program.wait()

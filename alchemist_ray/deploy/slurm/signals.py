@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -30,6 +31,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.arrived = 0.0  # when, by the monotonic clock
         self.time_left = ""  # of the job when the signal came, if known
         self.program_has_terminal = False
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -38,6 +40,7 @@ class Signals:
     def _take(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGINT or not self.program_has_terminal:
             self.received = signal.Signals(number)
+            self.arrived = self.arrived or time.monotonic()
 
     def check(self) -> None:
         """Raise `Terminated` if a signal has arrived."""

@@ -46,6 +46,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "podman-hpc": ("podman-hpc", *PODMAN, OPTIONS, IMAGE),
     "charliecloud": ("ch-run", "--home", "--bind={tmp}:{tmp}", OPTIONS, IMAGE, "--"),
 }
+FAMILIES = {"singularity": "apptainer"}  # one program under two names: the same options and paths
 # The image gets the caller's environment, but not its Python.
 INSIDE = (
     "/usr/bin/env", "-u", "PYTHONPATH", "-u", "PYTHONHOME", "-u", "VIRTUAL_ENV",
@@ -361,7 +362,7 @@ def image(site: Site, name: str | None, runtime: str | None) -> Image | None:
     Raises
     ------
     JobError
-        If no runtime is known.
+        If no runtime is known, or the site's options are for another one.
     """
     if not name:
         return None
@@ -371,9 +372,18 @@ def image(site: Site, name: str | None, runtime: str | None) -> Image | None:
         if not runs:
             problem = f"site {site.name} names no container runtime (container.runtime)"
         raise JobError(f"{problem}: --container-runtime takes {', '.join(RECIPES)}")
-    # The options are those of the site's own runtime.
-    options = site.container.options if runs == site.container.runtime else ()
-    return Image(name, runs, options, site.nodes.tmp)
+    own = site.container
+    if _family(runs) != _family(own.runtime or runs) and (own.options or own.library):
+        raise JobError(
+            f"container.options and container.library of site {site.name} are for {own.runtime}, "
+            f"not for {runs}: copy its file to {OWN}, and set both for {runs} there (--site)"
+        )
+    return Image(name, runs, own.options, site.nodes.tmp)
+
+
+def _family(runtime: str) -> str:
+    """Return the runtime whose options and paths this one takes."""
+    return FAMILIES.get(runtime, runtime)
 
 
 def launchers_outside(words: list[str], env: Mapping[str, str]) -> dict[str, str]:

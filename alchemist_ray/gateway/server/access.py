@@ -147,6 +147,10 @@ class TokenFile:
                 )
         if unknown := [scope for scope in scopes if scope not in SCOPES]:
             raise BadArgumentError(f"unknown scope {unknown[0]!r}; scopes: {', '.join(SCOPES)}")
+        if not {"call", "admin"} & set(scopes):
+            raise BadArgumentError(
+                f"scopes {', '.join(scopes) or '(none)'} allow nothing without 'call': add it"
+            )
         if days is not None and not 0 < days <= MOST_DAYS:
             raise BadArgumentError(
                 f"days must be greater than 0, and at most {MOST_DAYS:,}; got {days:g}"
@@ -299,7 +303,7 @@ def check(token: Token, body: Body, *, own: bool, changes: bool = True) -> None:
         raise Failure("AuthError", f"a gateway does not pass on the command {op!r}")
     if scope:
         why = dict(NEEDED.values()).get(scope, "") if scope == "files" else ""
-        _require(token, scope, why or f"{op!r} runs your own code on the ranks")
+        require(token, scope, why or f"{op!r} runs your own code on the ranks")
     if not changes and _changes(body):
         raise Failure("AuthError", READ_ONLY)
     match op:
@@ -308,7 +312,7 @@ def check(token: Token, body: Body, *, own: bool, changes: bool = True) -> None:
         case "call":
             _check_shipped(token, body.get("library"))
         case "cancel_calls" if body.get("all") and not own:
-            _require(token, "admin", "cancelling the calls of everyone on another user's gang")
+            require(token, "admin", "cancelling the calls of everyone on another user's gang")
 
 
 def _changes(body: Body) -> bool:
@@ -319,19 +323,19 @@ def _changes(body: Body) -> bool:
 
 def _check_load(token: Token, name: object, path: object) -> None:
     if path is not None:
-        _require(token, "run_code", f"the library is loaded from the server's file {path}")
+        require(token, "run_code", f"the library is loaded from the server's file {path}")
     elif name in SHIPPED or name == ARRAYS:
         _check_shipped(token, name)
     elif name not in entry_points(group=ENTRY_POINTS).names:
-        _require(token, "run_code", f"{name!r} is neither shipped nor installed as a library")
+        require(token, "run_code", f"{name!r} is neither shipped nor installed as a library")
 
 
 def _check_shipped(token: Token, name: object) -> None:
     if (needed := NEEDED.get(str(name))) is not None:
-        _require(token, *needed)
+        require(token, *needed)
 
 
-def _require(token: Token, scope: str, why: str) -> None:
+def require(token: Token, scope: str, why: str) -> None:
     if not token.allows(scope):
         raise Failure(
             "AuthError",

@@ -265,11 +265,10 @@ CREATE: tuple[tuple[Any, ...], ...] = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``alchemist gateway`` or ``alchemist token``. Returns 0."""
+    """Run ``alchemist gateway`` or ``alchemist token``. Returns the exit code."""
     if argv[0] == "gateway":
         about = "Start the gateway of this machine's Ray cluster, for clients without Ray."
-        _gateway(parser_of("alchemist gateway", about, GATEWAY).parse_args(argv[1:]))
-        return 0
+        return _gateway(parser_of("alchemist gateway", about, GATEWAY).parse_args(argv[1:]))
     about = "Create, list and revoke tokens of the gateway's users."
     parser = parser_of("alchemist token", about, [("--tokens", str, TOKENS)])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -288,19 +287,20 @@ def _as_text(info: GatewayInfo) -> str:
     return "\n".join([f"address      {info.address}", *lines[3:]])
 
 
-def _gateway(asked: argparse.Namespace) -> None:
+def _gateway(asked: argparse.Namespace) -> int:
     join_ray(None, start=False)
     if asked.stop:
         print("the gateway has ended" if stop() else "no gateway runs")
-        return
+        return 0
     if asked.status:
         running = find()
         print("no gateway runs" if running is None else _as_text(running))
-        return
+        return int(running is None)
     files = {name: getattr(asked, name) for name in FILES}
     started = serve(asked.host, asked.port, tls=not asked.no_tls, **files)
     print(_as_text(started))
     print(f"Accepting connections on {asked.host}:{started.port}")
+    return 0
 
 
 def _token(asked: argparse.Namespace) -> None:

@@ -27,8 +27,9 @@ from alchemist_ray.gang.options import (
     through_gateway,
 )
 from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S
-from alchemist_ray.gateway.server.access import Token, TokenFile
+from alchemist_ray.gateway.server.access import Token, TokenFile, require
 from alchemist_ray.gateway.server.transfers import GangTransfers
+from alchemist_ray.launchers.mpmd import HydraLauncher
 from alchemist_ray.runtime import ray_gangs
 from alchemist_ray.runtime.cluster.actors import PRIVATE_GANG
 from alchemist_ray.runtime.cluster.user_limits import check_limits
@@ -358,6 +359,10 @@ class SessionCommands:
     def _start_gang(self, token: Token, body: Body) -> Body:
         workers = checked_workers(body["workers"])
         options = gang_options(body["options"], workers)
+        if options.launcher == HydraLauncher.name:
+            require(
+                token, "admin", "Hydra's control ports have no authentication: launcher='hydra'"
+            )
         ident = f"{token.user}:{str(body['process'])[:64]}"
         self._forget_ended(token.user)
         with self.quotas.starting(token, most_of(workers)):
@@ -446,8 +451,8 @@ class SessionCommands:
             later(0.0, partial(gang.close, end=bool(gang.owner)))
 
     def _stop_gang(self, token: Token, name: str) -> Body:
-        gang = self.gangs.get(name)
-        _check_own(token, name, gang, "stopping")
+        gang = self.gangs.get(name)  # none after the gateway was started again
+        _check_own(token, name, _starter_of(name) if gang is None else gang.user, "stopping")
         ray_gangs.stop_gang(name, address=None, token=None)
         if (gang := self.gangs.pop(name, None)) is not None:
             gang.close(end=bool(gang.owner))  # its GroupManager, and with it the name
@@ -455,18 +460,22 @@ class SessionCommands:
 
     def _own_gang(self, token: Token, name: object, doing: str) -> HostedGang:
         gang = self.gang_of(token, name)
-        _check_own(token, name, gang, doing)
+        _check_own(token, name, gang.user, doing)
         return gang
 
     def gang_of(self, token: Token, name: object) -> HostedGang:
         """A gang that a user may attach to. Raises `Failure`."""
         gang = self.gangs.get(str(name))
         if gang is None:
-            raise Failure(
-                "GroupFailedError",
-                f"gang {name} is not open at this gateway: it has ended, or was never attached "
-                "here. AlchemistSession.list() shows the gangs",
+            why = (
+                "it has ended, or was never attached here. AlchemistSession.list() shows the gangs"
             )
+            if PRIVATE_GANG.fullmatch(str(name)):
+                why = (
+                    "it has ended. Gangs without a name end with their gateway too, and that may "
+                    "have been started again: make another session"
+                )
+            raise Failure("GroupFailedError", f"gang {name} is not open at this gateway: {why}")
         if not gang.connection.address.shared and gang.user != token.user:
             raise Failure(
                 "AuthError",
@@ -489,11 +498,11 @@ def gang_options(given: object, workers: Workers) -> GangOptions:
     return GangOptions(workers, progress=False, output=False, **given)
 
 
-def _check_own(token: Token, name: object, gang: HostedGang | None, doing: str) -> None:
-    if not token.allows("admin") and (gang is None or gang.user != token.user):
+def _check_own(token: Token, name: object, user: str, doing: str) -> None:
+    if not token.allows("admin") and user != token.user:
         raise Failure(
             "AuthError",
-            f"gang {name} was not started by {token.user} through this gateway: {doing} it needs "
+            f"gang {name} was not started by {token.user} through a gateway: {doing} it needs "
             "a token with the scope 'admin'",
         )
 

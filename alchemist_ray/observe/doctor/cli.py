@@ -17,7 +17,12 @@ from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.gang.options import START_TIMEOUT_S
 from alchemist_ray.observe.doctor import finding, node, probe, ranks
 from alchemist_ray.observe.doctor.finding import BAD, INFO, NOTHING, OK, WARN, Finding, named
-from alchemist_ray.observe.doctor.node import auth_mode, token_path, usable_cores
+from alchemist_ray.observe.doctor.node import (
+    auth_mode,
+    running_modes,
+    token_path,
+    usable_cores,
+)
 from alchemist_ray.observe.doctor.probe import Probe, RayProbes, StepProbes
 from alchemist_ray.runtime.cluster import ray_cluster
 from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
@@ -29,7 +34,12 @@ JOIN = "start Ray (`ray start --head`, `alchemist slurm start`), or set --addres
 def authentication() -> Iterator[Finding]:
     """Check this process's authentication with Ray."""
     path, mode = token_path(), auth_mode()
-    if mode != "token":
+    if mode != "token" and running_modes() == {"token"}:
+        yield Finding(
+            BAD, f"mode {mode}, but the Ray that runs here requires its token",
+            "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the cluster's token",
+        )  # fmt: skip
+    elif mode != "token":
         yield Finding(
             WARN,
             f"mode {mode}: anyone who can connect to Ray's ports runs code as this user",

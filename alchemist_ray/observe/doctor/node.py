@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -454,9 +454,29 @@ def token_path() -> Path:
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN).expanduser()
 
 
-def auth_mode() -> str:
-    """Return Ray's authentication mode, ``token`` or ``disabled``."""
-    return os.environ.get("RAY_AUTH_MODE") or ("token" if token_path().is_file() else "disabled")
+def auth_mode(env: Mapping[str, str] = os.environ) -> str:
+    """Return the mode, ``token`` or ``disabled``, of a Ray process with this environment."""
+    path = Path(env.get("RAY_AUTH_TOKEN_PATH") or TOKEN).expanduser()
+    return env.get("RAY_AUTH_MODE") or ("token" if path.is_file() else "disabled")
+
+
+def running_modes() -> set[str]:
+    """Return the modes of this user's Ray daemons on this machine."""
+    pids = [pid for pid, (name, _) in own_commands().items() if name in DAEMONS]
+    return {mode for pid in pids if (mode := _mode_of(pid))}
+
+
+def _mode_of(pid: int) -> str:
+    """Return the mode of a running Ray process; empty if it has ended.
+
+    Workers and agents overwrite their environment with a title: their raylet's counts.
+    """
+    try:
+        process = psutil.Process(pid)
+        above = (each for each in (process, *process.parents()) if each.name() in DAEMONS)
+        return auth_mode(next(above, process).environ())
+    except (psutil.Error, OSError):
+        return ""
 
 
 def own_commands() -> dict[int, tuple[str, str]]:
@@ -485,29 +505,35 @@ def is_local(address: str) -> bool:
 def open_ports(site: Site) -> Iterator[Finding]:
     """Check which ports of Ray and gangs can be reached from other machines."""
     commands = own_commands()
-    by_process: dict[str, set[str]] = defaultdict(set)
+    guarded: dict[str, set[str]] = defaultdict(set)
+    unguarded: dict[str, set[str]] = defaultdict(set)  # of a Ray without a token
     for address, port, pid in reachable_ports():
         name, command = commands.get(pid or 0, ("", ""))
         if OURS.search(command):
+            of_gang = "mpi_workers" in command
+            by_process = guarded if of_gang or _mode_of(pid or 0) == "token" else unguarded
             everywhere = address in ("0.0.0.0", "::")
             by_process[name].add(f"{'*' if everywhere else address}:{port}")
-    if not by_process:
+    if not guarded and not unguarded:
         yield Finding(OK, "Ray and gangs can be reached from this machine only")
-        return
-    told = [f"{name} {', '.join(sorted(ports))}" for name, ports in sorted(by_process.items())]
-    text = f"reachable from other machines: {listed(told, SHOWN, '; ')}"
-    if auth_mode() == "token":
+    if guarded:
         yield Finding(
             INFO,
-            f"{text}. Ray's ports require its token (metrics do not), gangs' ports the gang's "
-            "token; MPI's own ports of gangs on several nodes require none",
-        )  # fmt: skip
-    else:
+            f"reachable from other machines: {_told(guarded)}. Ray's ports require its token "
+            "(metrics do not), gangs' ports the gang's token; MPI's own ports of gangs on several "
+            "nodes require none",
+        )
+    if unguarded:
         yield Finding(
-            WARN, f"{text}. Ray requires no token",
+            WARN, f"reachable from other machines: {_told(unguarded)}. This Ray requires no token",
             "set RAY_AUTH_MODE=token before Ray starts, start Ray at 127.0.0.1 "
             "(--node-ip-address) on a single machine, or close the ports with a firewall",
         )  # fmt: skip
+
+
+def _told(by_process: Mapping[str, set[str]]) -> str:
+    told = [f"{name} {', '.join(sorted(ports))}" for name, ports in sorted(by_process.items())]
+    return listed(told, SHOWN, "; ")
 
 
 def is_private(path: Path) -> bool:

@@ -144,6 +144,11 @@ class Reservation:
         return self
 
 
+def alive_nodes() -> set[str]:
+    """Ids of the nodes that Ray does not know to be lost."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
 def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
     """Whether the cluster, empty and grown, could hold the workers. Raises `ResourceError`."""
     alive = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]

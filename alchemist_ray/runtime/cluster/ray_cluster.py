@@ -4,8 +4,8 @@ A head is asked for its version first, with a time limit.
 
 A session joins the cluster of its own process (`ray.init`, a Ray worker, a batch job), the one
 that `RAY_ADDRESS` names, or a head that runs on this machine as this user: one in Ray's folder
-(that of ``RAY_TMPDIR``, if it is set), or, without ``RAY_TMPDIR``, any that ``ray start`` has
-started. Where such a head runs and cannot be joined, an error says so.
+(that of ``RAY_TMPDIR``, if it is set), or, without ``RAY_TMPDIR`` or with ``RAY_ADDRESS=auto``, any
+that ``ray start`` has started. Where such a head runs and cannot be joined, an error says so.
 
 A cluster of another user is never joined: its owner could run code here, and would run functions
 and data of this user there. Where there is no such cluster, a session starts one of its own, whose
@@ -42,6 +42,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from alchemist_ray.errors import AuthError, LaunchError, SessionError
 from alchemist_ray.runtime.cluster.batch_job import adopt
+from alchemist_ray.tracebacks import without_native_frames
 from mpi_workers.node.processes import descendants, physical_cores
 
 PROBE_TIMEOUT_S = 4.0
@@ -68,6 +69,7 @@ def _token() -> tuple[tuple[str, str], ...]:
 
 LAPTOP_CPUS = 4  # a Ray that a session starts has room for at least this many workers
 ADDRESS_VARIABLE = "RAY_ADDRESS"
+AUTO = "auto"  # any cluster of this machine
 TMPDIR_VARIABLE = "RAY_TMPDIR"
 NICENESS_VARIABLE = "RAY_worker_niceness"
 SOCKET_PATH_LIMIT = 107  # bytes of the path of a Unix socket
@@ -77,6 +79,8 @@ SOCKET_PATH = "r/session_2026-11-22_00-00-00_000000_0000000/sockets/plasma_store
 START_TIMEOUT_S = 60.0  # Ray gives its node 30 s
 SLOW_START_S = 8.0  # a start that takes longer is reported
 CPU_PARTS = 10_000  # Ray divides a CPU into these
+WATCH_INTERVAL_S = 0.2  # between looks at Ray's processes while they start
+DAEMONS = ("raylet", "gcs_server")
 QUOTED_LINES = 12  # of the log of a process that did not start
 
 log = logging.getLogger(__name__)
@@ -145,7 +149,7 @@ def _joined(workers: int | None, start: bool, limit_s: float) -> bool:
         )
     level = logging.INFO if start else logging.WARNING  # commands print their own lines only
     given = os.environ.get(ADDRESS_VARIABLE, "")
-    if given not in ("", "auto", "local"):
+    if given not in ("", AUTO, "local"):
         check(given, f"{ADDRESS_VARIABLE}={given}")
         _init(given, level)
         return False
@@ -162,10 +166,10 @@ def _joined(workers: int | None, start: bool, limit_s: float) -> bool:
         _init(head.address, level)
         log.info("joined the Ray cluster at %s", head.address)
         return False
-    if not start:
+    if not start or given == AUTO:  # Ray starts none either
         raise SessionError(
-            "no Ray cluster of this user runs on this machine: set RAY_ADDRESS, or start one with "
-            "`ray start --head`"
+            "no Ray cluster of this user runs on this machine: set RAY_ADDRESS"
+            f"{' to that of one' if given == AUTO else ''}, or start one with `ray start --head`"
         )
     start_ray(max(os.cpu_count() or 1, LAPTOP_CPUS, workers or 0), limit_s)
     return True
@@ -184,7 +188,8 @@ def _init(address: str, level: int) -> None:
 def start_ray(cpus: int, limit_s: float = START_TIMEOUT_S) -> None:
     """Start a Ray cluster for this process, in a folder that only this user can enter.
 
-    Ray gives up after 30 s. The start is repeated once, if half of `limit_s` is left.
+    Ray gives up after 30 s. The start is repeated once, if half of `limit_s` is left, or, after the
+    death of one of Ray's processes, any of it.
 
     Linux ends Ray's processes with the thread that has started them. If the caller is not the main
     thread, a thread that does not end starts them.
@@ -221,11 +226,7 @@ def _start(cpus: int, limit_s: float) -> None:
     tighten()
     for attempt in (1, 2):
         others = descendants([os.getpid()])
-        logs = f"{folder or _ray_folder()}/session_latest/logs"
-        words = "Ray has been starting for %.0f s; its logs are in %s"
-        slow = threading.Timer(SLOW_START_S, log.warning, (words, SLOW_START_S, logs))
-        slow.daemon = True
-        slow.start()
+        watch = _StartWatch(others, folder or _ray_folder())
         try:
             # Without "local", Ray joins the cluster that a file in its folder names, also another
             # user's.
@@ -233,16 +234,55 @@ def _start(cpus: int, limit_s: float) -> None:
             break
         except Exception as error:  # Ray has no type of its own for it
             taken = time.monotonic() - begun
-            said = f"Ray did not start in {taken:.0f} s: {error}. {_logs_of(folder)}"
+            why = watch.died or f"{error}. {_logs_of(folder or _ray_folder())}"
+            said = f"Ray did not start in {taken:.0f} s: {why}"
             ray.shutdown()
             _end_left(others, folder or _ray_folder())
-            if attempt == 2 or taken > limit_s / 2:
-                raise LaunchError(said) from error
-            log.warning("%s. It is started once more", said)
+            if attempt == 2 or taken > (limit_s if watch.died else limit_s / 2):
+                raise LaunchError(said) from (None if watch.died else error)
+            log.warning("%s\nRay is started once more", said.rstrip())
         finally:
-            slow.cancel()
+            watch.over.set()
     tighten()
     log.info("started a Ray cluster at %s", ray.get_runtime_context().gcs_address)
+
+
+class _StartWatch:
+    """Reports a slow start of Ray, and at once a process that dies: `ray.init` waits for 30 s.
+
+    Attributes
+    ----------
+    died : str
+        Which process has ended, and the end of its log; empty if none has.
+    over : Event
+        Ends the watch.
+    """
+
+    def __init__(self, others: Collection[int], folder: Path) -> None:
+        self.died = ""
+        self.over = threading.Event()
+        self._others, self._folder = set(others), folder
+        threading.Thread(target=self._watch, name="alchemist-ray-start", daemon=True).start()
+
+    def _watch(self) -> None:
+        begun, running = time.monotonic(), dict[int, str]()
+        slow = f"; its logs are in {self._folder}/session_latest/logs"
+        while not self.over.wait(WATCH_INTERVAL_S) and not self.died:
+            alive = set[int]()
+            for pid in descendants([os.getpid()]) - self._others:
+                with suppress(psutil.Error):  # it has ended
+                    process = psutil.Process(pid)
+                    if process.name() in DAEMONS:
+                        running[pid] = process.name()
+                        alive |= {pid} if process.status() != psutil.STATUS_ZOMBIE else set()
+            for pid, name in running.items():
+                if pid not in alive:
+                    self.died = f"its {name} has ended. {_logs_of(self._folder, name)}"
+                    log.warning("Ray does not start: %s", self.died)
+                    break
+            if slow and time.monotonic() > begun + SLOW_START_S:
+                log.warning("Ray has been starting for %.0f s%s", SLOW_START_S, slow)
+                slow = ""
 
 
 def _end_left(others: Collection[int], folder: Path) -> None:
@@ -254,17 +294,17 @@ def _end_left(others: Collection[int], folder: Path) -> None:
                 process.kill()
 
 
-def _logs_of(folder: Path | None) -> str:
-    """The processes of Ray that ended or never answered, by their logs."""
-    logs = (folder or _ray_folder()) / "session_latest" / "logs"
-    for name in ("raylet", "gcs_server"):
+def _logs_of(folder: Path, *names: str) -> str:
+    """The end of the first log of Ray's daemons, or of these, that says something."""
+    logs = folder / "session_latest" / "logs"
+    for name in names or DAEMONS:
         for suffix in ("err", "out"):
             with suppress(OSError):
-                text = (logs / f"{name}.{suffix}").read_text(errors="replace").strip()
-                if text:
-                    last = "\n".join(text.splitlines()[-QUOTED_LINES:])
+                text = (logs / f"{name}.{suffix}").read_text(errors="replace")
+                if lines := without_native_frames(text).splitlines():
+                    last = "\n".join(lines[-QUOTED_LINES:])
                     return f"The end of {logs / name}.{suffix}:\n{last}\n"
-    return f"{logs} has no log of raylet or gcs_server"
+    return f"{logs} has no log of {' or '.join(names or DAEMONS)}"
 
 
 def shared_cpus(workers: int, cpus: float) -> float:
@@ -386,7 +426,7 @@ def heads() -> list[Head]:
         near = [_ray_folder(), Path(given).resolve(), *([] if private is None else [private])]
     chosen = [head for head in found if head.folder in near]
     others = [head for head in found if head.by_command and head not in chosen]
-    if given is None or not given:
+    if not given or os.environ.get(ADDRESS_VARIABLE) == AUTO:
         return chosen + others
     for head in others if not chosen else ():
         log.warning(

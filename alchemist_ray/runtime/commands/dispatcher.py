@@ -19,7 +19,7 @@ from alchemist_ray.background import in_task
 from alchemist_ray.errors import AlchemistError, failure_of, to_failure
 from alchemist_ray.runtime.commands import checkpoints
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
-from alchemist_ray.runtime.commands.jobs import Changes, Job, JobQueue, calls_of, late, log
+from alchemist_ray.runtime.commands.jobs import HELD_S, Changes, Job, JobQueue, calls_of, late, log
 from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
 from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.nodes import DRAIN_S, Nodes, recovered_words
@@ -32,6 +32,7 @@ from mpi_workers.wire.frames import Body, Frame, Kind
 from mpi_workers.wire.names import STDERR
 
 QUEUE_LIMIT = 100_000
+SENDING_LIMIT_S = 60.0  # for which a resize waits for matrices that are being sent
 NOTICE_S = 1.0  # a caller that waits longer is told so
 LOST_NOTICE = "ranks were lost: waiting until the gang is started again (max_failures)"
 BUSY_NOTICE = (
@@ -183,9 +184,7 @@ class Dispatcher:
         self._on_failure = on_failure
         self._on_orphaned = on_orphaned
         self._connections: set[FrameProtocol] = set()
-        self._queue = JobQueue(
-            lambda: not all(record.sealed for record in self.commands.matrices.values())
-        )
+        self._queue = JobQueue(lambda holder: bool(self.commands.being_sent(holder)))
         self._active: Job | None = None
         self._task: asyncio.Task[None] | None = None
         self._used = time.monotonic()
@@ -307,9 +306,13 @@ class Dispatcher:
     async def submit(self, body: Body, holder: str = NO_HOLDER, work: Work | None = None) -> Body:
         """Run a command that came through Ray, or `work` of the gang. Raises `Failure`."""
         self.used()
-        future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Body] = loop.create_future()
         job = Job(body, holder, future=future, work=work)
         self._accept(job)
+        if body["op"] == "resize":  # see `JobQueue`
+            loop.call_later(HELD_S, self._next)
+            job.timer = loop.call_later(SENDING_LIMIT_S, self._still_sending, job)
         try:
             return await future
         except asyncio.CancelledError:
@@ -435,6 +438,13 @@ class Dispatcher:
             job.cancelled = failure  # it runs nothing on the ranks that could be left
             job.answer(failure)
 
+    def _still_sending(self, resize: Job) -> None:
+        """A resize has waited long enough for matrices that are being sent."""
+        if resize is not self._active:
+            names = ", ".join(record.name for record in self.commands.being_sent())
+            words = f"{names} has been sent for {SENDING_LIMIT_S:.0f} s: resize when it has arrived"
+            self._end_early(resize, Failure("GroupError", words))
+
     def cancel_calls(self, holder: str | None = None) -> int:
         """Cancel the calls of one process, or all; their number."""
         chosen = [
@@ -450,8 +460,8 @@ class Dispatcher:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last command, 0 while one runs."""
-        busy = self._active is not None or not self._there.is_set()
+        """Seconds since the last command, 0 while one runs or a matrix is being sent."""
+        busy = self._active or not self._there.is_set() or self.commands.being_sent()
         return 0.0 if busy else time.monotonic() - self._used
 
     def used(self) -> None:
@@ -488,6 +498,7 @@ class Dispatcher:
     def resume(self, restored: str) -> None:
         """Ranks are there again; `restored`: the words for callers of commands that were lost."""
         self._restored = restored
+        self.used()
         self._recovering_is_over()
         self._next()
 

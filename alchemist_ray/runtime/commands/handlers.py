@@ -354,6 +354,14 @@ class Commands:
         self._release(self._there(body), holder)
         return {}
 
+    def being_sent(self, holder: str | None = None) -> list[Record]:
+        """Matrices that have not arrived, of one process or all."""
+        return [
+            record
+            for record in self.matrices.values()
+            if not record.sealed and holder in (None, *record.holders)
+        ]
+
     def _there(self, body: Body) -> list[Record]:
         return [self.matrices[ident] for ident in body["matrices"] if ident in self.matrices]
 

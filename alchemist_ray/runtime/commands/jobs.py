@@ -23,6 +23,7 @@ from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.names import STDERR, Line
 
+HELD_S = 2.0  # for which a resize holds up matrices that would be sent
 BACKLOG_NBYTES = 8 << 20  # 8 MiB that a process has not read yet; further lines are dropped
 
 
@@ -165,13 +166,16 @@ def late(limit_s: float) -> Failure:
 class JobQueue:
     """Waiting commands. Work of the GroupManager comes first, then the senders in turn.
 
+    A resize waits until no matrix is being sent. So that this moment comes, further matrices wait
+    for `HELD_S`; not those of a process that is sending, because its stream may need them.
+
     Parameters
     ----------
-    sending : callable() -> bool
-        Whether matrices are being sent. A resize waits for them, and further ones wait for it.
+    sending : callable(holder) -> bool
+        Whether a process is sending a matrix; None: whether any is.
     """
 
-    def __init__(self, sending: Callable[[], bool]) -> None:
+    def __init__(self, sending: Callable[[str | None], bool]) -> None:
         self._sending = sending
         self._urgent: list[Job] = []
         self._by_sender: OrderedDict[FrameProtocol | None, deque[Job]] = OrderedDict()
@@ -192,15 +196,15 @@ class JobQueue:
 
     def next(self) -> Job | None:
         """Take the next command that may run."""
-        resizing = False
+        held = False
         for job in self._urgent:
-            if job.body["op"] != "resize" or not self._sending():
+            if job.body["op"] != "resize" or not self._sending(None):
                 self._urgent.remove(job)
                 return job
-            resizing = True
+            held = time.monotonic() - job.since < HELD_S
         for sender, queue in self._by_sender.items():
             for job in queue:
-                if not resizing or job.body["op"] != "create":
+                if not held or job.body["op"] != "create" or self._sending(job.holder):
                     self._by_sender.move_to_end(sender)  # the others come first
                     self.remove(job)
                     return job

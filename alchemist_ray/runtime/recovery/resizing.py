@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,6 +55,7 @@ from mpi_workers.matrix.layout import Distribution, copies, default_grid, stored
 # What the loss of ranks means for a gang, but not for one that goes on with others.
 ENDED = re.compile(r"[.,] (so )?the gang was ended.*", re.IGNORECASE | re.DOTALL)
 POLL_INTERVAL_S = 2.0  # between looks at the free CPUs
+MOST_PAUSE_S = 300.0  # between attempts to grow that fail
 FREE_LIMIT_S = 5.0  # to reserve CPUs that were free a moment ago
 NODE_LIMIT_S = 600.0  # for an autoscaler to bring a node; then it is asked again
 
@@ -69,14 +71,14 @@ class IncarnationCopy:
     old, new : Incarnation
         Both run; no command runs during `copy`.
     source, target : GangAddress
-        Their addresses.
+        Their addresses; that of `new` from its start on.
     """
 
     commands: Commands
     old: Incarnation
     new: Incarnation
     source: GangAddress
-    target: GangAddress
+    target: GangAddress = field(init=False)
     _created: dict[int, TransferTarget] = field(default_factory=dict)  # by the old matrix's number
     _states: list[SavedState] = field(default_factory=list)  # of libraries
 
@@ -87,13 +89,9 @@ class IncarnationCopy:
     async def copy(self) -> None:
         """Copy everything. Raises `Failure`, `AlchemistError` and `RayError`."""
         commands, nodes = self.commands, self.new.nodes
+        await self.check_libraries()
         for name, library in commands.libraries.items():
-            path, _ = library.stamp
-            if not same(await stamp_of(path), library.stamp):
-                raise LibraryLoadError(
-                    f"{path} has changed since library {name!r} was loaded: load it again first"
-                )
-            await nodes.round("load", collective=True, library=name, path=path)
+            await nodes.round("load", collective=True, library=name, path=library.stamp[0])
         try:
             for name in commands.libraries.states():
                 self._states.append(await save_state(commands, name))
@@ -102,6 +100,15 @@ class IncarnationCopy:
                 await saved.load(nodes, commands.next_id)
         finally:  # free them on both
             commands.dead.add(r.id for saved in self._states for r in saved.records)
+
+    async def check_libraries(self) -> None:
+        """Raise `LibraryLoadError` if the new ranks would load another library."""
+        for name, library in list(self.commands.libraries.items()):
+            path, _ = library.stamp
+            if not same(await stamp_of(path), library.stamp):
+                raise LibraryLoadError(
+                    f"{path} has changed since library {name!r} was loaded: load it again first"
+                )
 
     # --- matrices ---
 
@@ -232,8 +239,11 @@ class Resizing:
 
     async def _run(self, old: Incarnation, new: Incarnation, address: GangAddress) -> None:
         try:
-            target = await new.start(self.cpus, address.first_epoch, next_token(address.token))
-            copy = IncarnationCopy(self.dispatcher.commands, old, new, address, target)
+            copy = IncarnationCopy(self.dispatcher.commands, old, new, address)
+            await copy.check_libraries()  # before ranks are started
+            token = next_token(address.token)
+            target = await new.start(self.cpus, address.first_epoch, token)
+            copy.target = target
             await copy.unless_lost(copy.create_matrices())
             await self._in_turn(copy, new, target)
         finally:
@@ -333,8 +343,9 @@ class Elastic:
             self._growing.cancel()
 
     async def _grow(self, cpus: float, most: int) -> None:
+        pause_s, said = POLL_INTERVAL_S, ""
         while True:
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(pause_s)
             address = self.address()
             if address is None or address.size >= most:
                 continue
@@ -348,8 +359,14 @@ class Elastic:
                 else:
                     continue
                 await self.resize(min(most, self.cpus.count))
-            except (AlchemistError, RayError, TimeoutError):
-                continue  # the gang goes on as it was
+                pause_s = POLL_INTERVAL_S
+            except (ResourceError, TimeoutError):
+                continue  # others were faster
+            except (AlchemistError, RayError) as error:  # it may come again: less and less often
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+                await self.cpus.keep(address.size)
+                if said != (said := str(error)):
+                    sys.stderr.write(f"the gang does not grow; it is tried again later: {error}\n")
 
     def _leave(self, nodes: Nodes, least: int, error: AlchemistError) -> bool:
         """Move to the other nodes, if they have CPUs for enough ranks."""

@@ -18,7 +18,13 @@ BITWISE = {"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shif
 BINARY_UFUNCS = sorted(rules.BINARY - BITWISE)
 UFUNCS = [
     getattr(np, name)
-    for name in {**dict.fromkeys(rules.UNARY - {"abs", "conj", "real", "imag"}), "absolute": 0}
+    for name in {
+        **dict.fromkeys(rules.UNARY - {"abs", "conj", "real", "imag"}),
+        "absolute": 0,
+        "positive": 0,
+        "deg2rad": 0,
+        "rad2deg": 0,
+    }
 ]
 ALONG = [
     "sort", "argmax", "argmin", "cumsum", "cumprod", "prod", "median", "nansum", "nanmean",
@@ -158,6 +164,7 @@ def filled_diagonal(x: Any, value: Any) -> Any:
 
 
 PAIRS: list[Callable[[Any, Any], Any]] = [  # of a matrix and another one with as many columns
+    lambda x, y: np.matvec(y, x[0]), lambda x, y: np.vecmat(x, y.T), lambda x, y: np.vecdot(x, x),
     lambda x, y: np.concatenate([x, y, x]), lambda x, y: np.concatenate([x.T, y.T], axis=1),
     lambda x, y: np.vstack([x, y]), lambda x, y: np.hstack([x, y.T]),
     lambda x, y: np.where(x > 1, x, 0), lambda x, y: np.where(x > 1, 2.5, x[:1]),
@@ -267,7 +274,9 @@ REFUSED = {  # and words of the message, which names what to do
     "np.nanargmax(A * np.nan)": "only NaN",
     "np.frexp(A)": r"np\.frexp\(A\.fetch\(\)\).*als\.run",
     "np.hypot.reduce(A)": r"\.fetch\(\)",
-    "np.multiply.outer(A, A)": "outer",
+    "np.multiply.outer(A, A)": r"np\.outer",
+    "np.add.accumulate(A)": "cumsum",
+    "np.add.reduceat(A, [0, 2])": "segment_sum",
     "np.add(A, 1, out=B)": r"x\[\.\.\.\] = \(A \+ C\)\.fetch\(\)",
     "np.add(A, 1, out=A[0])": "do not broadcast to out=",
     "np.add(A, 0.5, out=(A > 1))": r"B\[\.\.\.\] = result\.astype\('bool'\)",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import textwrap
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays.function_dispatch import INSTEAD
+from alchemist_ray.arrays.rules import FUNCTIONS, INSTEAD
+from alchemist_ray.arrays.ufuncs import INSTEAD_OF_METHODS
 from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.arrays import cases
 from tests.alchemist_ray.arrays.checks import REFUSALS, elements, values
@@ -125,6 +127,15 @@ def name_of(function: Any) -> str:
     return f"{module.replace('numpy', 'np')}.{function.__name__}"
 
 
+def absent() -> list[Any]:
+    """NumPy's functions that ask their arguments for an implementation, and handles have none."""
+    kinds = type(np.sum), np.ufunc
+    given = {f for module in (np, np.linalg, np.fft) for f in vars(module).values()
+             if isinstance(f, kinds)}  # fmt: skip
+    compared = recorded()
+    return [f for f in given if f not in compared and f not in FUNCTIONS]  # can_cast takes dtypes
+
+
 def page() -> str:
     """The page, as Markdown."""
     rows = []
@@ -135,7 +146,16 @@ def page() -> str:
             which = f"all but {', '.join(missing)}" if missing else "all"
         told = ", ".join(f"`{one}`" for one in sorted(given))
         rows.append(f"| `{name_of(function)}` | {told} | {which} |")
-    instead = [f"| `np.{name}` | {_code(advice)} |" for name, advice in sorted(INSTEAD.items())]
+    lacking = sorted(absent(), key=name_of)
+    instead = [
+        f"| `{name_of(f)}` | {_code(INSTEAD[f.__name__])} |"
+        for f in lacking
+        if f.__name__ in INSTEAD
+    ]
+    instead += [
+        f"| `ufunc.{name}` | {advice} |" for name, advice in sorted(INSTEAD_OF_METHODS.items())
+    ]
+    fetching = ", ".join(f"`{name_of(f)}`" for f in lacking if f.__name__ not in INSTEAD)
     refused = [f"- `{code}`" for code in sorted(cases.REFUSED)]
     return "\n".join([
         "# Coverage of NumPy's functions",
@@ -159,6 +179,9 @@ def page() -> str:
         "| function | instead |",
         "|---|---|",
         *instead,
+        "",
+        "The others take what `A.fetch()` gives, and the error says so:",
+        textwrap.fill(f"{fetching}.", 100, break_on_hyphens=False),
         "",
         "## Forms that are refused",
         "",

@@ -180,7 +180,6 @@ def test_a_handle_is_itself_in_sets_and_lists(session: AlchemistSession) -> None
     A, B = session.xp.ones((2, 2)), session.xp.ones((2, 2))
     assert len({A, B, A}) == 2
     assert A in [A, B]
-    assert A != None  # noqa: E711 - of no use to it, but no error
     assert bool((A == B).all())
 
 
@@ -240,3 +239,14 @@ def test_numpy_on_the_left_asks_the_handle(session: AlchemistSession) -> None:
         np.ones((1, 3)) @ A, np.float32(1) < A,
     ):  # fmt: skip
         assert isinstance(found, Handle)
+
+
+def test_comparisons_with_none_and_text_are_element_by_element(session: AlchemistSession) -> None:
+    a = np.ones((2, 3))
+    A = session.send_matrix(a)
+    for other in (None, "a"):
+        same(other == A, a == other)
+        same(other != A, a != other)
+        same(other == A, other == a)
+    assert not (A == None).any()  # noqa: E711
+    assert (object() == A) is False

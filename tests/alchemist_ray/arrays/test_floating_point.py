@@ -74,3 +74,36 @@ def test_in_place_operators_report_and_quiet_functions_do_not(session: Alchemist
         assert np.isclose(B, B).tolist() == [True, False, True]
         assert np.isclose(B, B, equal_nan=True).all()
         (B < 1).any() or (B == B).any() or np.sqrt(B) + np.where(B > 2, B, 0)
+
+
+NOTHING, ONE, HOLES = np.ones((0, 3)), np.ones((1, 3)), np.array([[1, np.nan], [2, np.nan]])
+SLICES: list[tuple[str, Callable[[Any], Any], Any]] = [
+    ("Mean of empty slice", lambda x: np.mean(x, axis=0), NOTHING),
+    ("Mean of empty slice", lambda x: x.mean(), NOTHING),
+    ("Mean of empty slice", lambda x: x[x > 5].mean(), ONE),
+    ("Mean of empty slice", lambda x: np.nanmean(x, axis=0), HOLES),
+    ("Mean of empty slice", np.median, NOTHING),
+    ("Mean of empty slice", np.average, NOTHING),
+    ("Degrees of freedom <= 0", np.var, NOTHING),
+    ("Degrees of freedom <= 0", lambda x: np.std(x, axis=0, ddof=1), ONE),
+    ("Degrees of freedom <= 0", lambda x: np.nanvar(x, axis=0), HOLES),
+    ("All-NaN slice", lambda x: np.nanmax(x, axis=0), HOLES),
+    ("All-NaN slice", lambda x: np.nanmedian(x, axis=0), HOLES),
+    ("All-NaN slice", lambda x: np.nanquantile(x, 0.5, axis=0), HOLES),
+]
+
+
+@pytest.mark.parametrize(("message", "work", "given"), SLICES)
+def test_reductions_of_nothing_warn(
+    session: AlchemistSession, message: str, work: Callable[[Any], Any], given: Any
+) -> None:
+    with np.errstate(all="ignore"):  # it does not decide on these
+        for x in (given, session.send_matrix(given)):
+            with pytest.warns(RuntimeWarning, match=f"^{message}") as caught:
+                np.asarray(work(x))
+            if x is not given:
+                assert [one.filename for one in caught] == [__file__]
+        full = session.send_matrix(np.ones((4, 2)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            np.asarray(work(full * 9))

@@ -21,7 +21,8 @@ slices = st.builds(slice, bounds, bounds, steps)
 integers = st.integers(-9, 8)
 lists = st.lists(integers, max_size=5)
 masks = st.lists(st.booleans(), min_size=1, max_size=9)
-indices = slices | integers | lists | lists.map(np.array) | masks.map(np.array)
+numbers = integers.map(np.array)  # arrays of shape (): they select like integers
+indices = slices | integers | numbers | lists | lists.map(np.array) | masks.map(np.array)
 
 
 @given(
@@ -74,7 +75,7 @@ def test_any_assignment(
         B = session.send_matrix(b, layout=layout)
         try:
             b[key] = value
-        except ValueError:
+        except (ValueError, TypeError):
             with pytest.raises(ShapeError, match="does not broadcast"):
                 B[key] = filling
             continue
@@ -228,6 +229,55 @@ def test_a_wrong_index_is_an_index_error_that_names_the_fault(
 def test_other_wrong_indices(session: AlchemistSession, key: Any, words: str) -> None:
     with pytest.raises(ShapeError, match=words):
         session.send_matrix(values((5, 4), "float32"))[key]
+
+
+def test_an_array_of_shape_nothing_is_an_integer_whose_part_is_a_copy(
+    session: AlchemistSession,
+) -> None:
+    a = values((5, 4), "float64")
+    A, i = session.send_matrix(a), np.array(2)
+    for one in (i, session.send_matrix(i), A[:, 0].argmax(), np.array(2, "uint8")):
+        j = int(one)
+        for mine, numpys in (
+            (A[one], a[j]), (A[:, one], a[:, j]), (A[one, one], a[j, j]), (A[..., one], a[..., j]),
+            (A[one, [0, 2]], a[j, [0, 2]]), (A[one, None], a[j, None]), (A[one, 1:], a[j, 1:]),
+            (np.take(A, one, axis=1), a[:, j]), (np.take(A, one), a.ravel()[j]),
+        ):  # fmt: skip
+            same(mine, numpys)
+    part = A[i]
+    part[0] = 7  # as in NumPy: it is no view
+    same(A, a)
+    A[i] = a[2] = 9
+    A[:, i] += 1
+    a[:, 2] += 1
+    np.add.at(A, i, 1)
+    np.add.at(a, i, 1)
+    same(A, a)
+    with pytest.raises(BadIndexError):
+        A[np.array(2.0)]
+    with pytest.raises(BadIndexError):
+        A[np.array(5)]
+
+
+@pytest.mark.parametrize("on_ranks", [False, True])
+def test_a_mask_of_several_axes_beside_others(session: AlchemistSession, on_ranks: bool) -> None:
+    image = np.random.default_rng(0).random((8, 6, 3))
+    chosen, planes = image[..., 1] > 0.5, image[0] > 0.5
+    count = int(chosen.sum())
+    for key, value in (
+        ((chosen, 0), 0), ((chosen, 1), np.arange(count)), ((chosen, slice(1, 3)), [1, 2]),
+        ((chosen, slice(None, None, -1)), [[7, 8, 9]]), ((2, planes), -1), ((chosen, None, 0), 3),
+        ((chosen, np.array(2)), 4), ((slice(2, 4), planes), 5),
+    ):  # fmt: skip
+        for layout in ("VC_STAR", "MC_MR"):
+            b, B = image.copy(), session.send_matrix(image, layout=layout)
+            mine = tuple(
+                session.send_matrix(one) if on_ranks and np.ndim(one) == 2 else one for one in key
+            )
+            same(B[mine], b[key])
+            b[key] = value
+            B[mine] = value
+            same(B, b)
 
 
 def test_long_lists_go_to_the_gang(session: AlchemistSession) -> None:

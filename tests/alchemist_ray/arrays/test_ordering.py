@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession, Handle
-from alchemist_ray.arrays.function_dispatch import INSTEAD
+from alchemist_ray.arrays.rules import INSTEAD
 from alchemist_ray.errors import (
     BadArgumentError,
     BadIndexError,
@@ -208,8 +209,7 @@ def test_methods_are_the_functions(session: AlchemistSession) -> None:
 def test_advice_of_what_is_missing_runs(session: AlchemistSession, tmp_path: Any) -> None:
     A = session.send_matrix(np.random.default_rng(0).standard_normal((6, 6)))
     for name, advice in INSTEAD.items():
-        code = re.split(r", a | for ", advice)[0]
-        code = code.replace("matrix.npy", str(tmp_path / "matrix.npy"))
+        code = re.split(r", a | for ", advice)[0].replace("matrix.", f"{tmp_path}/matrix.")
         exec(code, {"np": np, "A": A.copy()})  # the code that users are told to write
         assert not hasattr(np, name) or name not in dir(session.xp)
     with pytest.raises(BadArgumentError, match=r"A\.T\[::-1\]"):
@@ -321,3 +321,62 @@ def test_rows_are_chosen_and_shuffled(session: AlchemistSession) -> None:
         random.choice(2, 3, p=[0.5, 0.1])
     with pytest.raises(BadArgumentError, match="the range"):
         random.integers(3, 3)
+
+
+def test_weights_of_integers_are_added_as_integers(session: AlchemistSession) -> None:
+    a, big = np.array([1.0, 2, 3, 4, 5]), np.array([2**60 + 1, 1, 2, 3, 4])
+    A, B = session.send_matrix(a), session.send_matrix(big)
+    for bins in (2, [1, 3, 5]):
+        same(np.histogram(A, bins, weights=B)[0], np.array([2**60 + 2, 9]))
+    for kind in ("int8", "uint64", "bool", "float32", "complex128"):
+        weights = (big % 100).astype(kind)
+        for bins in (2, [0, 2, 9])[: 1 if kind == "bool" else 2]:  # NumPy adds no bool up
+            expected = np.histogram(a, bins, weights=weights)[0]
+            same(np.histogram(A, bins, weights=session.send_matrix(weights))[0], expected)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 4])
+def test_counts_of_fewer_elements_than_ranks(session: AlchemistSession, n: int) -> None:
+    x, weights = np.arange(n) % 3, np.full(n, 0.5)
+    X = session.send_matrix(x)
+    same(np.bincount(X, minlength=2), np.bincount(x, minlength=2))
+    if n:  # NumPy takes no weights of nothing for floats
+        same(np.bincount(X, weights=weights), np.bincount(x, weights=weights))
+        same(np.bincount(X, weights=X + 1), np.bincount(x, weights=x + 1))
+    y = session.send_matrix(np.arange(100.0))
+    few = y[y > 97]
+    same(np.bincount(few.astype("i8") % 3, weights=few), np.bincount([2, 0], weights=[98.0, 99]))
+
+
+@pytest.mark.parametrize("shape", [(48 << 20,), (2, 24 << 20), (6 << 20, 8)])
+def test_places_of_extreme_elements_take_little_memory(
+    session: AlchemistSession, shape: tuple[int, ...]
+) -> None:
+    a = np.zeros(shape, "int8")
+    a.flat[a.size - 5] = 1
+    A = session.send_matrix(a)
+
+    def status(comm: Any, field: str, reset: bool) -> int:
+        if reset:  # the peak begins here
+            Path("/proc/self/clear_refs").write_text("5")
+        text = Path("/proc/self/status").read_text()
+        return comm.allreduce(int(text.split(f"{field}:")[1].split()[0]) << 10)
+
+    int(A.argmax())  # what it needs once
+    before = session.run(status, "VmRSS", True)
+    assert (int(A.argmax()), int(A.argmin())) == (a.size - 5, 0)
+    if shape[0] == 2:  # few results
+        assert A.argmax(axis=-1)[-1].item() == a.argmax(axis=-1)[-1]
+    assert session.run(status, "VmHWM", False) - before < a.nbytes / 2
+
+
+def test_distinct_small_integers(session: AlchemistSession) -> None:
+    for kind in ("int8", "uint8", "int16", "uint16", "bool"):
+        a = (
+            np.random.default_rng(0)
+            .integers(0, 2 if kind == "bool" else 200, (40, 30))
+            .astype(kind)
+        )
+        for layout in ("VC_STAR", "STAR_VR", "MC_MR"):
+            same(np.unique(session.send_matrix(a, layout=layout)), np.unique(a))
+        same(np.unique(session.send_matrix(a[:0])), np.unique(a[:0]))

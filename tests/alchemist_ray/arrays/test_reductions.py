@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,8 @@ def test_a_reduction(
             with pytest.raises(ShapeError, match="no elements"):
                 getattr(A, what)(axis=axis, keepdims=keepdims)
             return
-    if function:
-        found = getattr(np, what)(A, axis=axis, keepdims=keepdims)
-    else:
-        found = getattr(A, what)(axis=axis, keepdims=keepdims)
+        work = partial(getattr(np, what), A) if function else getattr(A, what)
+        found = work(axis=axis, keepdims=keepdims)
     if what in ("mean", "var", "std", "sum") and dtype in ("float32", "complex64"):
         np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-4, atol=1e-5)
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
@@ -76,6 +75,48 @@ def test_further_reductions(session: AlchemistSession, dtype: str) -> None:
                 np.linalg.norm(1.0 * a, ord, axis=axis),
                 rtol=1e-5,
             )
+
+
+@pytest.mark.parametrize("mean", [1e6, 1.7e9, 1e12])
+@pytest.mark.parametrize("shape", [(1000,), (300, 7), (7, 40_000)])
+def test_a_large_mean_costs_deviations_no_digits(
+    session: AlchemistSession, mean: float, shape: tuple[int, ...]
+) -> None:
+    random = np.random.default_rng(0)
+    a = mean + random.random(shape)
+    holes = np.where(random.random(shape) < 0.1, np.nan, a)
+    A, H = session.send_matrix(a), session.send_matrix(holes)
+    exact, rest = a.astype(np.longdouble), holes.astype(np.longdouble)
+    some = a > mean + 0.3
+    pairs = [
+        *((np.var(A, axis=i), np.var(exact, axis=i)) for i in (None, 0, -1)),
+        *((np.nanvar(H, axis=i), np.nanvar(rest, axis=i)) for i in (None, 0, -1)),
+        (np.std(A, axis=0, ddof=1), np.std(exact, axis=0, ddof=1)),
+        (np.nanstd(H, axis=0), np.nanstd(rest, axis=0)),
+        ((A + 0.0).var(), np.var(exact)), (A[mean + 0.3 < A].var(), np.var(exact[some])),
+        (session.send_matrix(a + 1j * a).var(), 2 * np.var(exact)),
+    ]  # fmt: skip
+    for found, expected in pairs:
+        np.testing.assert_allclose(np.asarray(found), expected.astype(float), rtol=1e-11)
+
+
+def test_covariances_are_no_less_accurate_than_those_of_numpy(session: AlchemistSession) -> None:
+    a = 1.7e9 + np.random.default_rng(0).random((300, 7))
+    A, apart = session.send_matrix(a), a.astype(np.longdouble)
+    apart = apart - apart.mean(axis=0)
+    exact = (apart.T @ apart / 299).astype(float)
+    deviations = np.sqrt(np.diag(exact))
+    near = {"rtol": 0, "atol": 1e-11}
+    np.testing.assert_allclose(np.cov(A, rowvar=False).fetch(), exact, **near)
+    correlated = exact / deviations / deviations[:, None]
+    np.testing.assert_allclose(np.corrcoef(A, rowvar=False).fetch(), correlated, **near)
+    linalg = session.load_library("linalg")
+    variances = np.linalg.eigvalsh(exact)[::-1]
+    np.testing.assert_allclose(
+        linalg.pca(A, 7).explained_variance.fetch(), variances, rtol=1e-13, atol=0
+    )
+    found = linalg.column_stats(A)[1].fetch().ravel()
+    np.testing.assert_allclose(found, np.sqrt((apart**2).mean(0)).astype(float), rtol=1e-13)
 
 
 def test_long_results_have_the_shapes_of_short_ones(session: AlchemistSession) -> None:

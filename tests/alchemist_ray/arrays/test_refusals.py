@@ -84,6 +84,13 @@ def test_the_advice_can_be_followed(als: AlchemistSession) -> None:
     with pytest.raises(ShapeError, match=r"A\.reshape\(len\(A\), -1\)"):
         als.load_library("linalg").svd(cube)
     assert cube.reshape(len(cube), -1).shape == (4, 6)
+    squares = als.send_matrix(np.stack([np.eye(2), 2 * np.eye(2)]))
+    for work in (np.linalg.inv, lambda x: np.linalg.solve(x, np.ones((2, 2, 1)))):
+        with pytest.raises(ShapeError, match=r"is a stack.* of A\[i\] .* of A\.fetch\(\)"):
+            work(squares)
+    np.testing.assert_array_equal(np.linalg.inv(squares[1]).fetch(), np.eye(2) / 2)
+    with pytest.raises(BadArgumentError, match=r"np\.ldexp\(A\.fetch\(\), 2\)"):
+        np.ldexp(a, 2)
     objects = A.astype(object)
     for wrong in (lambda: als.send_matrix(objects), lambda: a + objects):
         with pytest.raises(DtypeError, match=r"x\.astype\(float\)"):

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn import config_context, metrics
+from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.linear_model import Ridge, RidgeClassifier, RidgeCV
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.linear_model import LinearRegression, Ridge, RidgeClassifier, RidgeCV
 from sklearn.metrics import pairwise
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import (
@@ -102,6 +104,21 @@ def test_the_result_is_that_of_arrays_and_stays_on_the_ranks(
                             strict=True):  # fmt: skip
         assert isinstance(mine, Handle) == isinstance(arrays, np.ndarray)
         np.testing.assert_allclose(np.asarray(mine), arrays, rtol=1e-8, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [LinearRegression(), KMeans(3, random_state=0), RandomForestRegressor(3, random_state=0)],
+)
+def test_estimators_without_dispatch_compute_here_on_a_copy(
+    session: AlchemistSession, estimator: Any
+) -> None:
+    wanted = estimator.fit(x, t).predict(x)
+    X, T = session.send_matrix(x), session.send_matrix(t)
+    with config_context(array_api_dispatch=False):
+        found = estimator.fit(X, T).predict(X)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, wanted)
 
 
 def test_what_does_not_run_says_why(session: AlchemistSession) -> None:

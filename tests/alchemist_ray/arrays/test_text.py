@@ -73,3 +73,15 @@ def test_a_small_expression_is_one_command(session: AlchemistSession, sent: list
         sent.clear()
         work()
         assert len(sent) == 1
+
+
+def test_several_results_are_a_line_each(als: AlchemistSession) -> None:
+    A = als.send_matrix(np.random.default_rng(0).random((40, 5)))
+    found = als.load_library("linalg").pca(A, 2)
+    lines = str(found).splitlines()
+    assert repr(found) == str(found)
+    assert len(lines) == 2 + len(found)
+    assert lines[1].startswith("  components=<Handle matrix")
+    assert "2 x 5 float64" in lines[1]
+    assert "<tr><th>scores</th><td>&lt;Handle matrix" in found._repr_html_()
+    assert max(map(len, lines)) < 120

@@ -230,6 +230,8 @@ def test_to_dask_is_lazy_and_takes_chunks_in_every_spelling(als: AlchemistSessio
     for chunks in ("a lot", (3, 3, 3), ((100, 99), 30)):
         with pytest.raises(ShapeError, match="chunks="):
             handle.to_dask(chunks=chunks)
+    with pytest.raises(ShapeError, match="0 is not a length of chunks"):
+        handle.to_dask(chunks=(0, 3))
     handle.free()
 
 
@@ -298,7 +300,7 @@ def test_data_frames_of_numbers(als: AlchemistSession) -> None:
     frame["gaps"] = pd.array([1, None] * 25, dtype="Int64")
     frame["nan"] = np.nan
     frame["text"] = "a"
-    for columns, words in ((["whole", "gaps"], "'gaps' has missing"), (["text"], "'text'")):
+    for columns, words in ((["whole", "gaps"], "'gaps' has nulls"), (["text"], "'text'")):
         for source in (frame[columns], dd.from_pandas(frame[columns], npartitions=2)):
             refused(als, source, DtypeError, words)
     gaps = frame[["gaps", "nan"]].fillna({"gaps": 7})

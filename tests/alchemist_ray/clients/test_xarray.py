@@ -69,7 +69,11 @@ def test_a_dataset_of_handles(session: AlchemistSession, tmp_path: Path, suffix:
     else:
         written.drop_vars("name").to_zarr(path, encoding={"packed": packed}, consolidated=False)
         expected = xr.open_dataset(path, engine="zarr", consolidated=False).load()
-    found = session.open_dataset(path)
+    if suffix == ".nc":
+        with pytest.warns(UserWarning, match=r"leaves out 'name' \(.*\): a handle has numbers"):
+            found = session.open_dataset(path)
+    else:
+        found = session.open_dataset(path)
     assert sorted(found.data_vars) == ["depth", "packed", "sst"]
     assert (found.attrs, found.sst.attrs) == ({"title": "made"}, {"units": "K"})
     for name in found.data_vars:
@@ -101,6 +105,14 @@ def test_variables_have_the_values_and_dtypes_of_xarray(
     stored["flag"] = np.array([-1, 0, 1], "i1"), {"_Unsigned": "true"}
     stored["radiance"] = signed, {"_Unsigned": "true", "scale_factor": np.float32(0.5)}
     stored["masked"] = signed, {"_Unsigned": "true", "_FillValue": np.int16(-1)}
+    stored["wide"] = np.array([-1, 5, -7], "i8"), {"_Unsigned": "true"}
+    stored["small"] = np.array([255, 5, 7], "u1"), {"_Unsigned": "false"}
+    stored["small_masked"] = stored["small"][0], {"_Unsigned": "false", "_FillValue": np.uint8(255)}
+    stored["no_mark"] = np.array([1, 2, 3]), {"missing_value": 1e20}
+    stored["half"] = np.array([1, 2, 3], "f2"), {"_FillValue": np.float16(2)}
+    stored["turned"] = (
+        np.array([1, 2, 3], ">i4"), {"scale_factor": np.array([0.1]), "add_offset": np.float32(3.3)}
+    )  # fmt: skip
     stored["marks"] = np.array([-9.0, -99, 1], "f4"), {"missing_value": np.array([-9, -99], "f4")}
     xr.Dataset({"yes": ("x", [True, False, True])}).to_netcdf(path, engine="h5netcdf")
     with h5netcdf.File(path, "a") as file:
@@ -117,3 +129,55 @@ def test_variables_have_the_values_and_dtypes_of_xarray(
     for other in ("text.nc", "missing.nc", "missing.zarr"):
         with pytest.raises(FileError, match=f"{other}: not a Dataset"):
             session.open_dataset(tmp_path / other)
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_coordinates_are_those_of_xarray(
+    session: AlchemistSession, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"packed{suffix}"
+    lat = np.array([[50.0, 50.1, np.nan], [51.0, 51.1, 51.2]])
+    days = pd.to_datetime(["1900-01-01", "1900-01-02", None])
+    written = xr.Dataset(
+        {"t": (("y", "x"), np.arange(6.0).reshape(2, 3))},
+        coords={"x": [10.0, 10.5, 11.0], "y": [50.0, 51.0], "lat": (("y", "x"), lat),
+                "day": ("x", days), "level": ("y", np.array([200, 100], "u1"))},
+    )  # fmt: skip
+    encoding: dict[str, Any] = {
+        "lat": {"dtype": "i2", "scale_factor": 0.1, "add_offset": 40.0, "_FillValue": -99},
+        "x": {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -99},
+        "day": {"units": "days since 1900-01-01", "dtype": "f8", "_FillValue": 1e30},
+        "level": {"dtype": "i1", "_Unsigned": "true", "_FillValue": 100},
+    }
+    opening: dict[str, Any] = {"engine": "h5netcdf"}
+    if suffix == ".nc":
+        written.to_netcdf(path, engine="h5netcdf", encoding=encoding)
+    else:
+        written.to_zarr(path, encoding=encoding, consolidated=False)
+        opening = {"engine": "zarr", "consolidated": False}
+    found, expected = session.open_dataset(path), xr.open_dataset(path, **opening).load()
+    xr.testing.assert_identical(found.coords.to_dataset(), expected.coords.to_dataset())
+    assert found.lat.encoding["scale_factor"] == 0.1
+    np.testing.assert_array_equal(found.t.sel(x=10.5).as_numpy(), [1.0, 4.0])
+    assert float(found.t.where(found.lat > 50.5).sum()) == 12
+    assert found.day.isnull().sum() == 1
+
+
+def test_what_no_handle_can_be_is_named(session: AlchemistSession, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", reason="needs alchemist-on-ray[files]")
+    path = tmp_path / "flags.zarr"
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    for name, dtype, fill in (("flag", "bool", True), ("v", "f8", 0.0)):
+        array = group.create_array(name, shape=(2,), dtype=dtype, fill_value=fill)
+        array.attrs["_ARRAY_DIMENSIONS"] = ["x"]
+        array[:] = 1
+    with pytest.warns(UserWarning, match=r"leaves out 'flag' \(object\).*dataset='flag'"):
+        assert list(session.open_dataset(path)) == ["v"]
+    with pytest.raises(BadArgumentError, match=r"of numbers 'flag'; it has v; load_matrix\(path"):
+        session.open_dataset(path, ["flag"])
+    assert session.load_matrix(path, dataset="flag").dtype == bool
+    times = xr.Dataset({"t": ("time", [1.0, 2.0])}, coords={"time": [0.0, 1.0]})
+    times.time.attrs.update(units="months since 1900-01-01", calendar="360_days_in_a_year")
+    times.to_netcdf(tmp_path / "times.nc", engine="h5netcdf")
+    with pytest.raises(FileError, match=r"times.nc cannot be decoded: .* variable 'time'"):
+        session.open_dataset(tmp_path / "times.nc")

@@ -11,7 +11,7 @@ static void stop_unless(int code, int line) {
 
 static void scale(const char *name) {
     alchemist_matrix A, B, sums;
-    stop_unless(alchemist_attach(name, &A), __LINE__);
+    stop_unless(alchemist_attach(name, ALCHEMIST_FLOAT64, ALCHEMIST_ANY, &A), __LINE__);
     stop_unless(alchemist_create("B", A.rows, A.cols, 2, A.dtype, A.layout, &B), __LINE__);
     stop_unless(alchemist_create("sums", A.rows, 1, 1, ALCHEMIST_FLOAT64, ALCHEMIST_VC_STAR, &sums),
                 __LINE__);
@@ -29,7 +29,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "no-init")) return argc > 2 ? atoi(argv[2]) : 0;
     if (!strcmp(what, "attach")) { /* before MPI_Init: an abort leaves a file in /dev/shm */
         alchemist_matrix A;
-        if (alchemist_attach("A", &A) == ALCHEMIST_OK) return 0;
+        if (alchemist_attach("A", ALCHEMIST_FLOAT64, ALCHEMIST_VC_STAR, &A) == ALCHEMIST_OK) return 0;
         fprintf(stderr, "%s\n", alchemist_client_error());
         return 1;
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import signal
@@ -114,6 +115,38 @@ def test_partials_methods_and_classes_of_ones_own_travel(als: AlchemistSession) 
     found = als.run(Adder(1).add, 2)
     assert isinstance(found, Adder)
     assert found.n == 3
+
+
+def test_objects_of_ones_own_classes_travel_between_ranks(als: AlchemistSession) -> None:
+    @dataclasses.dataclass
+    class Part:
+        rank: int
+
+        def __add__(self, other: Part) -> Part:
+            return Part(self.rank + other.rank)
+
+    def exchange(comm: Any) -> Any:
+        from mpi4py import MPI  # noqa: PLC0415
+
+        found = {}
+        mine, left, right = Part(comm.rank), (comm.rank - 1) % 3, (comm.rank + 1) % 3
+        for name, over in (("comm", comm), ("world", MPI.COMM_WORLD)):
+            request = over.isend(mine, right)
+            arrived = [over.recv(source=left), over.sendrecv(mine, right, source=left)]
+            request.wait()
+            assert all(isinstance(part, Part) for part in arrived)
+            found[name] = [
+                over.gather(mine), over.allgather(mine), over.bcast(mine, 1), over.allreduce(mine),
+                over.scatter([Part(i) for i in range(3)]), over.alltoall([mine] * 3)[2], *arrived,
+                over.bcast(lambda: 5)(),
+            ]  # fmt: skip
+        return found
+
+    parts = [Part(0), Part(1), Part(2)]
+    expected = [parts, parts, Part(1), Part(3), Part(0), Part(2), Part(2), Part(2), 5]
+    assert als.run(exchange) == {"comm": expected, "world": expected}
+    with pytest.raises(RoutineError, match="pickle"):
+        als.run(lambda comm: comm.bcast(threading.Lock()))
 
 
 def test_a_module_of_the_users_own_folder_need_not_be_on_the_nodes(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import re
 import sys
+import threading
 import time
 from typing import Any
 
@@ -92,6 +94,50 @@ def test_a_flood_of_output_is_cut_and_the_loss_reported(
     shown = sum(len(line) - len("[rank 0] ") + 1 for line in told.out.splitlines())
     assert shown + dropped == nbytes
     assert als.run(total) == 3
+
+
+def test_lines_between_calls_come_with_the_next_call(
+    als: AlchemistSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def starts(comm: Any) -> None:
+        def ticks() -> None:
+            for i in range(8):
+                time.sleep(0.05)
+                print("tick", i)
+
+        threading.Thread(target=ticks, daemon=True).start()
+
+    als.run(starts)
+    time.sleep(0.2)
+    als.run(total)
+    time.sleep(1.0)
+    als.send_matrix([[1.0]]).free()  # is no call
+    als.run(total)
+    told = capsys.readouterr().out.splitlines()
+    for rank in range(3):
+        mine = [line for line in told if line.startswith(f"[rank {rank}]")]
+        assert mine == [f"[rank {rank}] tick {i}" for i in range(8)]
+
+
+@pytest.mark.parametrize("kind", ["none", "closed"])
+def test_a_process_without_streams_gets_its_results(
+    als: AlchemistSession, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def speaks(comm: Any) -> int:
+        print("hello")
+        sys.stderr.write("hello\n")
+        return 7
+
+    stream = None if kind == "none" else io.StringIO()
+    if stream is not None:
+        stream.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stream)
+        patched.setattr(sys, "stderr", stream)
+        found = als.run(speaks)
+        A = als.send_matrix([[1.0]], print_times=True)
+        fetched = als.fetch_matrix(A, print_times=True)
+    assert (found, fetched.tolist()) == (7, [[1.0]])
 
 
 def test_output_can_be_silenced(cluster: str, capfd: pytest.CaptureFixture[str]) -> None:

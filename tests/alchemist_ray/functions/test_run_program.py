@@ -89,6 +89,25 @@ def test_a_failure_on_one_rank_ends_all_processes(
     assert error.value.facts.get("exit_code") == code
 
 
+def test_the_error_of_a_program_or_script_has_its_last_lines(
+    als: AlchemistSession, tmp_path: Path
+) -> None:
+    als.run(lambda comm: print("of an earlier call"))
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('bad input')\nsys.exit(3)\n")
+    for call in (
+        lambda: als.run_program(["sh", "-c", "echo bad input; exit 3"]),
+        lambda: als.run_script(script),
+    ):
+        with pytest.raises(RoutineError, match="exited with code 3") as error:
+            call()
+        rank = error.value.facts["rank"]
+        assert str(error.value).endswith(f"--- last output of rank {rank} ---\nbad input")
+    with pytest.raises(RoutineError) as error:
+        als.run_program(["sh", "-c", "exit 3"])
+    assert "last output" not in str(error.value)
+
+
 def test_exit_codes_may_be_asked_for(als: AlchemistSession, ring: Path) -> None:
     done = als.run_program(["sh", "-c", "exit $((PMI_RANK * 2))"], check=False)
     assert done.exit_codes == [0, 2, 4]
@@ -147,6 +166,26 @@ def test_an_unknown_matrix_is_named_by_the_client(
     assert "matrix nothing: there is no matrix 'nothing': run_program was given A" in str(
         capfd.readouterr()
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "words"),
+    [
+        ("float32", "VC_STAR", 'it is float32, and the program expects float64: pass astype('),
+        ("float64", "STAR_VC", 'in layout STAR_VC, and the program expects VC_STAR: pass to'),
+        ("float64", "VC_STAR:BLOCK", "in layout VC_STAR:BLOCK, and the program expects VC_STAR"),
+    ],
+)  # fmt: skip
+def test_a_matrix_that_would_be_read_wrongly_is_refused(
+    als: AlchemistSession, ring: Path, capfd: pytest.CaptureFixture[str], dtype: str, layout: str,
+    words: str,
+) -> None:  # fmt: skip
+    A = als.send_matrix(np.eye(8), dtype=dtype, layout=layout)
+    with pytest.raises(RoutineError, match="exited with code 1"):
+        als.run_program([ring, "attach"], matrices={"A": A})
+    assert words in capfd.readouterr().err
+    right = A.astype("float64").to_layout("VC_STAR")
+    assert als.run_program([ring, "attach"], matrices={"A": right}).exit_codes == [0, 0, 0]
 
 
 def test_the_client_outside_of_a_gang_says_so(ring: Path) -> None:

@@ -145,3 +145,31 @@ def test_a_script_that_hangs_is_cancelled(als: AlchemistSession, tmp_path: Path,
     with pytest.raises(CallTimeoutError):
         als.run_script(path, timeout_s=0.3)
     assert time.monotonic() - start < 3
+
+
+def test_a_script_ends_with_its_threads(
+    als: AlchemistSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        tmp_path,
+        """
+        import atexit, threading, time
+        from concurrent.futures import ThreadPoolExecutor
+
+        def work(name):
+            time.sleep(0.3)
+            print(name)
+
+        atexit.register(print, "the end")
+        threading.Thread(target=work, args=["thread"]).start()
+        pool = ThreadPoolExecutor(1)
+        pool.submit(work, "pool")
+        pool.submit(work, "pool again")
+        """,
+    )
+    als.run_script(path, timeout_s=20)
+    told = capsys.readouterr().out.splitlines()
+    for rank in range(3):
+        mine = [line.partition("] ")[2] for line in told if line.startswith(f"[rank {rank}]")]
+        assert sorted(mine[:2]) == ["pool", "thread"]
+        assert mine[2:] == ["pool again", "the end"]

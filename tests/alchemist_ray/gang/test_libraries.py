@@ -106,6 +106,8 @@ def test_errors_for_unknown_names_list_the_known_ones(als: AlchemistSession) -> 
         als.load_library("mine", "/nowhere/mine.py")
     with pytest.raises(NoSuchRoutineError, match=r"it has .*who"):
         _ = als.load_library("echo").whom
+    with pytest.raises(NoSuchRoutineError, match=r"no routine 'whoo' \(did you mean 'who'\?\)"):
+        _ = als.load_library("echo").whoo
     assert not hasattr(als.load_library("echo"), "whom")
 
 

@@ -17,6 +17,7 @@ from alchemist_ray.errors import AuthError, GroupFailedError, ResourceError, Ses
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
+from alchemist_ray.gateway.server.gangs import SessionCommands
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
@@ -79,6 +80,7 @@ def test_quotas_of_ranks_gangs_and_bytes(gateway: GatewayInfo, tokens: TokenFile
         kept = first.send_matrix(np.zeros((300, 300)))
         with pytest.raises(ResourceError, match="quota"):
             first.send_matrix(np.zeros((300, 300)))
+        assert "quota" in str(kept + 1)  # not that its session has ended
         kept.free()
         first.send_matrix(np.zeros((300, 300)))
     with AlchemistSession(3, **there):
@@ -108,15 +110,53 @@ def test_a_resize_needs_the_quota_and_a_gang_of_the_user(
 def test_another_user_cannot_resize_a_gang(there: dict[str, Any], tokens: TokenFile) -> None:
     other = there | {"token": tokens.create("olga", ("call",))}
     with AlchemistSession(1, **there, name="anna-resizes", lifetime="detached") as als:
-        A = als.send_matrix(np.ones((30, 30)), name="A")
-        with AlchemistSession.attach("anna-resizes", **other) as attached:
-            with pytest.raises(AuthError, match="admin"):
-                attached.resize(2)
-            als.resize(2)
-            assert len(attached.list_workers()) == 2
-            assert attached.matrix("A").fetch().sum() == 900
-        assert A.fetch().sum() == 900
-        AlchemistSession.stop_gang("anna-resizes", **there)
+        als.send_matrix(np.ones((30, 30)), name="A")
+    with AlchemistSession.attach("anna-resizes", **other) as attached:
+        with pytest.raises(AuthError, match="admin"):
+            attached.resize(2)
+        assert len(attached.list_workers()) == 1
+        assert attached.matrix("A").fetch().sum() == 900
+    with AlchemistSession.attach("anna-resizes", **there) as als:
+        als.resize(2)
+        assert als.matrix("A").fetch().sum() == 900
+    AlchemistSession.stop_gang("anna-resizes", **there)
+
+
+def test_a_detached_gang_is_its_owners_after_a_restart_of_the_gateway(
+    there: dict[str, Any], tokens: TokenFile
+) -> None:
+    with AlchemistSession(1, **there, name="anna-stops", lifetime="detached"):
+        pass
+    restarted, body = SessionCommands(tokens), {"op": "stop_gang", "name": "anna-stops"}
+    with pytest.raises(Failure, match="was not started by odo through a gateway"):
+        restarted.carry_out(Token("0", "odo", ("call",)), body)
+    restarted.carry_out(Token("0", "anna", ("call",)), body)
+    assert all(gang.name != "anna-stops" for gang in AlchemistSession.list())
+
+
+def test_a_launcher_whose_ports_are_open_needs_admin(there: dict[str, Any]) -> None:
+    with pytest.raises(AuthError, match="launcher='hydra': this requires a token with"):
+        AlchemistSession(1, **there, launcher="hydra")
+
+
+def test_two_tokens_of_a_process_do_not_share_the_connection_to_a_gang(
+    there: dict[str, Any], tokens: TokenFile
+) -> None:
+    """The second session would have the rights of the first: a web service has many users."""
+    other = there | {"token": tokens.create("otto", ("call",))}
+    with AlchemistSession(1, **there, name="anna-s", lifetime="detached") as als:
+        als.send_matrix(np.ones(3), name="A")
+        with pytest.raises(AuthError, match="to gang anna-s with another token"):
+            AlchemistSession.attach("anna-s", **other)
+        with AlchemistSession.attach("anna-s", **there) as again:
+            assert again.matrix("A").fetch().sum() == 3
+        assert als.matrix("A").fetch().sum() == 3  # the refusal has not closed it
+    with (
+        AlchemistSession.attach("anna-s", **other) as attached,
+        pytest.raises(AuthError, match="you may read its matrices"),
+    ):
+        attached.matrix("A").free()
+    AlchemistSession.stop_gang("anna-s", **there)
 
 
 def test_others_may_only_read_a_named_gang_and_its_group_may_change_it(

@@ -65,6 +65,13 @@ def test_a_cluster_has_one_gateway_which_is_found(
     assert "gateway --stop" in capsys.readouterr().err
 
 
+def test_the_status_of_no_gateway_is_an_exit_code(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "find", lambda: None)
+    assert main(["gateway", "--status"]) == 1
+
+
 def test_without_tls_only_loopback_is_possible() -> None:
     with pytest.raises(SessionError, match="loopback only"):
         actor.serve("0.0.0.0", tls=False)

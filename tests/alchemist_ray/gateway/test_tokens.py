@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alchemist_ray.errors import AuthError
+from alchemist_ray.errors import AuthError, BadArgumentError
 from alchemist_ray.gateway.protocol import parts_of
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import MOST, Audit, TokenFile
@@ -38,6 +38,15 @@ def test_a_lock_that_another_process_holds_is_not_waited_for_without_end(
         with pytest.raises(AuthError, match=r"tokens\.json\.lock has been held by another process"):
             TokenFile(path).create("anna")
     assert TokenFile(path).create("anna")
+
+
+@pytest.mark.parametrize("scopes", [("files",), ("run_code", "files"), ()])
+def test_a_token_needs_the_scope_call_or_admin(tmp_path: Path, scopes: tuple[str, ...]) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    with pytest.raises(BadArgumentError, match="allow nothing without 'call'"):
+        file.create("ben", scopes)
+    assert not file.list()
+    file.create("ben", ("admin",))
 
 
 def test_a_file_that_cannot_be_read_is_an_error_of_tokens(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_pmi_barriers_meet_above_the_node() -> None:
         send=lambda rank, line: sent.append((rank, line)),
         barrier=barriers.append,
         abort=lambda rank, code: sent.append((rank, f"abort {code}")),
+        say=lambda rank, text: sent.append((rank, text)),
     )  # fmt: skip
     node.line(2, "cmd=put kvsname=job key=a value=x=1;y z")
     node.line(2, "cmd=barrier_in")

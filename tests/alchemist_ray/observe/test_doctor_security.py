@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from alchemist_ray.observe.doctor import cli as doctor_cli
 from alchemist_ray.observe.doctor import node
-from alchemist_ray.observe.doctor.finding import INFO, NOTHING, OK, WARN, Finding
+from alchemist_ray.observe.doctor.finding import BAD, INFO, NOTHING, OK, WARN, Finding
 from tests.alchemist_ray.observe.test_doctor import expect
 
 LISTENS = """
@@ -41,25 +42,46 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
-def listener() -> Iterator[subprocess.Popen[str]]:
-    """A process with "mpi_workers" on its command line that listens at all interfaces."""
-    command = [sys.executable, "-c", LISTENS, "0.0.0.0", "mpi_workers"]
+@contextmanager
+def listener(word: str, **env: str) -> Iterator[str]:
+    """A process with this word on its command line that listens at all interfaces; its port."""
+    command = [sys.executable, "-c", LISTENS, "0.0.0.0", word]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
     ) as process:
-        yield process
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        assert process.stdin is not None
+        process.stdin.close()
 
 
-def test_a_port_that_others_can_reach_is_named(
-    listener: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("caller", ["token", "disabled"])
+def test_open_ports_are_judged_by_the_ray_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, caller: str
 ) -> None:
-    assert listener.stdout is not None
-    port = listener.stdout.readline().strip()
+    """Not by the variables of the caller: its Ray may have been started with others."""
+    monkeypatch.setenv("RAY_AUTH_MODE", caller)
+    with (
+        listener("raylet", RAY_AUTH_MODE="disabled") as unguarded,
+        listener("raylet", RAY_AUTH_MODE="token") as guarded,
+        listener("mpi_workers", RAY_AUTH_MODE="disabled") as of_gang,
+    ):
+        found = list(node.open_ports(NOTHING))
+    (warned,) = (each for each in found if f"*:{unguarded}" in each.message)
+    expect(warned, WARN, "This Ray requires no token", "RAY_AUTH_MODE=token")
+    for port in (guarded, of_gang):
+        (told,) = (each for each in found if f"*:{port}" in each.message)
+        expect(told, INFO, "require its token")
+
+
+def test_a_caller_without_the_token_of_the_running_ray_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    expect(only(node.open_ports(NOTHING)), WARN, f"*:{port}", "RAY_AUTH_MODE=token")
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    expect(only(node.open_ports(NOTHING)), INFO)
+    for modes, status in ({"token"}, BAD), ({"token", "disabled"}, WARN), (set[str](), WARN):
+        monkeypatch.setattr(doctor_cli, "running_modes", lambda modes=modes: modes)
+        (found,) = doctor_cli.authentication()
+        expect(found, status, "mode disabled")
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])

@@ -66,6 +66,8 @@ def test_the_time_in_mpi_is_that_of_the_ranks_that_wait(session: AlchemistSessio
     table = str(profile).splitlines()
     assert table[0].split() == ["call", "rank", "calls", "s", "in", "MPI", "memory"]
     assert sum(line.startswith("late ") for line in table) == len(by_rank)
+    without_with = str(session.profile()).splitlines()
+    assert sum(line.startswith("late ") for line in without_with) == len(by_rank)
 
 
 def test_memory_and_failures_are_seen(session: AlchemistSession) -> None:

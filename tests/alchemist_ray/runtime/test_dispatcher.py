@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from alchemist_ray.runtime.commands import loaded_libraries
+from alchemist_ray.runtime.commands import dispatcher, loaded_libraries
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
-from alchemist_ray.runtime.commands.jobs import Job, JobQueue
+from alchemist_ray.runtime.commands.jobs import HELD_S, Job, JobQueue
 from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
+from alchemist_ray.runtime.commands.matrix_records import Record
 from mpi_workers.failures import Failure
 from mpi_workers.rank.commands import RankCommands
 from mpi_workers.wire.commands import COMMANDS, Turn
@@ -23,15 +25,12 @@ def test_a_command_that_meets_a_system_error_fails_alone() -> None:
     async def full() -> None:
         raise OSError(28, "No space left on device")
 
-    async def well() -> None:
-        pass
-
     async def both() -> None:
-        dispatcher = Dispatcher(lambda _: False, lambda: None)
+        gang = Dispatcher(lambda _: False, lambda: None)
         with pytest.raises(Failure, match="No space left"):
-            await asyncio.wait_for(dispatcher.submit({"op": "keep_copies"}, work=full), 1)
+            await asyncio.wait_for(gang.submit({"op": "keep_copies"}, work=full), 1)
         body: Body = {"op": "resize", "matrices": {}}
-        assert await asyncio.wait_for(dispatcher.submit(body, work=well), 1) == {}
+        assert await asyncio.wait_for(gang.submit(body, work=well), 1) == {}
 
     asyncio.run(both())
 
@@ -52,40 +51,60 @@ def test_every_command_has_its_handlers(op: str) -> None:
 )
 def test_operations_of_the_manager_are_refused_from_others(op: str) -> None:
     async def ask() -> None:
-        dispatcher = Dispatcher(lambda _: False, lambda: None)
-        await asyncio.wait_for(dispatcher.submit({"op": op, "matrices": [], "names": []}), 1)
+        gang = Dispatcher(lambda _: False, lambda: None)
+        await asyncio.wait_for(gang.submit({"op": op, "matrices": [], "names": []}), 1)
 
     with pytest.raises(Failure, match=f"unknown command '{op}'"):
         asyncio.run(ask())
 
 
-def test_matrices_that_are_made_wait_for_a_resize_which_waits_for_those_that_are_sent() -> None:
-    async def well() -> None:
-        """A resize."""
+async def well() -> None:
+    """A resize."""
 
-    sending = True
-    queue = JobQueue(sending=lambda: sending)
-    for job in (Job({"op": "create"}), Job({"op": "seal"}), Job({"op": "resize"}, work=well)):
+
+def ops(*jobs: Job | None) -> list[Any]:
+    return [job and job.body["op"] for job in jobs]
+
+
+def test_matrices_that_are_made_wait_for_a_resize_which_waits_for_those_that_are_sent() -> None:
+    sending = {"ben"}
+    queue = JobQueue(lambda holder: bool(sending) if holder is None else holder in sending)
+    first = Job({"op": "create"}, "carl"), Job({"op": "seal"}, "ben")
+    for job in (*first, Job({"op": "resize"}, work=well)):
         queue.add(job)
-    order = [queue.next(), queue.next()]
-    sending = False
-    order += [queue.next(), queue.next(), queue.next()]
-    assert [job and job.body["op"] for job in order] == ["seal", None, "resize", "create", None]
+    assert ops(queue.next(), queue.next()) == ["seal", None]
+    queue.add(Job({"op": "create"}, "ben"))  # a stream that needs another matrix goes on
+    assert ops(queue.next(), queue.next()) == ["create", None]
+    sending.clear()
+    assert ops(queue.next(), queue.next(), queue.next()) == ["resize", "create", None]
     assert len(queue) == 0
 
 
-def test_a_resize_that_is_dropped_holds_up_no_other_matrix() -> None:
-    async def well() -> None:
-        """A resize."""
-
-    queue = JobQueue(sending=lambda: True)
+def test_a_resize_holds_up_no_matrix_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = JobQueue(lambda holder: holder is None)
     resize = Job({"op": "resize"}, work=well)
     for job in (resize, Job({"op": "create"})):
         queue.add(job)
     assert queue.next() is None
-    queue.remove(resize)
-    assert [job.body["op"] for job in queue] == ["create"]
-    assert queue.next() is not None
+    resize.since -= HELD_S
+    assert ops(queue.next()) == ["create"]
+    assert list(queue) == [resize]
+
+
+def test_a_resize_is_given_up_when_a_matrix_does_not_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def resize() -> None:
+        gang = Dispatcher(lambda _: False, lambda: None)
+        matrix = Record(1, "endless", (2, 2), "float64", "VC_STAR", sealed=False)
+        gang.commands.matrices[1] = matrix
+        assert gang.idle_s == 0.0
+        body: Body = {"op": "resize", "matrices": {}}
+        with pytest.raises(Failure, match="endless has been sent for"):
+            await asyncio.wait_for(gang.submit(body, work=well), 5)
+
+    monkeypatch.setattr(dispatcher, "SENDING_LIMIT_S", 0.1)
+    asyncio.run(resize())
 
 
 def test_a_library_whose_file_cannot_be_read_in_time_has_not_changed(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from alchemist_ray.errors import LibraryLoadError
+from alchemist_ray.runtime.recovery import resizing
 from tests.support import commands
 
 X = np.random.default_rng(0).random((300, 40))
@@ -125,3 +129,38 @@ def test_a_gang_starts_with_what_there_is_and_grows() -> None:
 def test_a_gang_leaves_a_node_that_is_taken_away() -> None:
     told = ran(LEAVING)
     assert (told["before"], told["after"], told["there"]) == (4, 2, False)
+
+
+def test_growth_that_fails_is_tried_less_and_less_often_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A library whose file had been edited started an incarnation every 3 s, without a word."""
+    tries: list[float] = []
+
+    async def resize(workers: int) -> None:
+        tries.append(asyncio.get_running_loop().time())
+        raise LibraryLoadError("mine.py has changed since library 'mine' was loaded")
+
+    class Cpus:
+        count = 4
+
+        async def reserve(self, workers: int, limit_s: float) -> None:
+            """They are free."""
+
+        async def keep(self, workers: int) -> None:
+            assert workers == 2
+
+    async def grow() -> None:
+        address: Any = SimpleNamespace(size=2)
+        cpus: Any = Cpus()
+        elastic = resizing.Elastic(cpus, resize, lambda: address, asyncio.create_task)
+        growing = asyncio.create_task(elastic._grow(1.0, 4))
+        await asyncio.wait([growing], timeout=2.0)
+        growing.cancel()
+
+    monkeypatch.setattr(resizing, "POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(resizing, "free_ranks", lambda cpus: 2)
+    monkeypatch.setattr(resizing.Growth, "here", lambda: None)
+    asyncio.run(grow())
+    assert 2 <= len(tries) <= 7
+    assert capsys.readouterr().err.count("mine.py has changed") == 1

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
 from alchemist_ray.errors import GroupFailedError, LaunchError, SessionError
 from alchemist_ray.gang.options import GangOptions
 from alchemist_ray.gang.states import GangState
+from alchemist_ray.runtime import gang as gang_module
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.gang import Gang
 from alchemist_ray.runtime.launch.gang_request import GangRequest
@@ -37,6 +39,56 @@ def test_a_loss_with_the_last_ready_rank_is_a_failed_start(
         assert gang.state is GangState.NONE
 
     asyncio.run(launch())
+
+
+def test_a_launch_without_a_driver_leaves_no_state(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gang stayed in STARTING, and whatever waited for its end waited for ever."""
+
+    def lost(gang: str) -> Any:
+        raise RayError("the head is gone")
+
+    monkeypatch.setattr(gang_module, "find_driver", lost)
+
+    async def launch() -> None:
+        request = GangRequest(GangOptions(2), 2, "s0", "ben@host", {})
+        gang = Gang("g0", "g0")
+        with pytest.raises(RayError, match="the head is gone"):
+            await asyncio.wait_for(gang.launch(request), 10)
+        assert gang.state is GangState.NONE
+        await asyncio.wait_for(gang.kill("it hangs"), 5)
+        await asyncio.wait_for(gang.drop(), 5)
+
+    asyncio.run(launch())
+
+
+def test_the_end_of_a_gang_does_not_need_its_caller(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled call left the gang in ENDING."""
+
+    async def start(incarnation: Incarnation, *_: Any) -> Any:
+        return SimpleNamespace(hosts=("here",), size=2, addresses=())
+
+    async def shutdown(incarnation: Incarnation) -> None:
+        await asyncio.sleep(0.3)
+
+    monkeypatch.setattr(Incarnation, "start", start)
+    monkeypatch.setattr(Incarnation, "shutdown", shutdown)
+
+    async def end() -> None:
+        gang = Gang("g0", "g0")
+        request = GangRequest(GangOptions(2), 2, "s0", "ben@host", {})
+        await asyncio.wait_for(gang.launch(request), 10)
+        ending = asyncio.create_task(gang.end())
+        await asyncio.sleep(0.05)
+        assert gang.state is GangState.ENDING
+        ending.cancel()
+        await asyncio.wait_for(gang._leaves(GangState.ENDING), 5)
+        assert gang.state is GangState.NONE
+
+    asyncio.run(end())
 
 
 def test_no_state_is_skipped(cluster: str) -> None:

@@ -79,7 +79,7 @@ def broken() -> Iterator[np.ndarray[Any, Any]]:
         (lambda: blocks(), IncompleteMatrixError, "have 0 rows"),
         (lambda: [A, A[:1]], ShapeError, "block 1 ends at row 101; shape= has 100 rows"),
         (lambda: [A[:5], A[:5, :6]], ShapeError, r"block 1 \(row 5\) has shape \(5, 6\)"),
-        (lambda: [[[1, 2], [3]]], ShapeError, "block 0 is not an array"),
+        (lambda: [[[1, 2], [3]]], ShapeError, r"block 0 \(row 0\): not a matrix"),
         (lambda: [A[:5] + 1j], DtypeError, "block 0.*without loss"),
         (lambda: [A[:5].astype(str)], DtypeError, "block 0"),
         (lambda: [A[:5], np.ma.masked_less(A[:5], 0)], DtypeError, r"block 1 \(row 5\).*masked"),

@@ -57,7 +57,7 @@ SlurmdParameters=config_overrides
 MailProg=/bin/true
 MpiDefault=none
 ReturnToService=2
-KillWait=5
+KillWait=16
 SlurmdTimeout=300
 MessageTimeout=20
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0

@@ -85,19 +85,21 @@ def _kill_last(comm: Any) -> None:
     comm.barrier()
 
 
-def save() -> int:
+def save(workers: str = "1", launcher: str = "auto") -> int:
     """Told to end by SIGTERM, it saves what it has and leaves with its own code."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(5)
 
-    with AlchemistSession(1) as als:
+    with AlchemistSession(int(workers), launcher=launcher) as als:
         signal.signal(signal.SIGTERM, leave)  # only now: Ray sets its own when it is joined
         A = als.send_matrix(np.arange(6.0).reshape(2, 3))
         tell("address", os.environ["RAY_ADDRESS"])
         try:
             time.sleep(600)
         finally:
+            time.sleep(1)  # Slurm has signalled all processes of the job
+            tell("ranks", als.run(lambda comm: comm.allreduce(1)))
             tell("saved", A.fetch().tolist())
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.deploy.slurm.cluster import Slurm
 from tests.deploy.slurm.conftest import ALCHEMIST, PROGRAM, START_S, SUBMIT, Submitted, assert_clean
+from tests.faults.hosts import Host
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,37 @@ def test_a_wrong_pmi_is_refused_with_the_flag_to_try(job: Submitted) -> None:
     assert wrong["seconds"] < 40
 
 
+# Ports that answer a request without a token; asked from another node.
+ASKS = """
+import http.client, sys
+ip, *ports = sys.argv[1:]
+for port in ports:
+    for path in ("/", "/metrics", "/api/version"):
+        connection = http.client.HTTPConnection(ip, int(port), timeout=5)
+        try:
+            connection.request("GET", path)
+            if (status := connection.getresponse().status) not in (401, 403, 404):
+                print(port, path, status)
+        except (OSError, http.client.HTTPException):
+            pass  # gRPC, or a port of this package
+        finally:
+            connection.close()
+"""
+LISTENING = """
+import psutil
+for found in psutil.net_connections("tcp"):
+    if found.status == "LISTEN" and not found.laddr.ip.startswith("127."):
+        print(found.laddr.port)
+"""
+
+
+def answering(asking: Host, asked: Host) -> list[str]:
+    """The ports of a host that answer HTTP requests without a token, except slurmd's."""
+    ports = asked.run(sys.executable, "-c", LISTENING).split()
+    assert len(ports) > 10
+    return asking.run(sys.executable, "-c", ASKS, asked.ip, *ports, limit_s=240).splitlines()
+
+
 def test_two_jobs_share_a_node_and_one_is_told_to_end(slurm: Slurm, submit: Any) -> None:
     """As the time limit does: SIGTERM to the job script alone, a while before the end."""
     node = slurm.nodes[1]
@@ -90,6 +123,7 @@ def test_two_jobs_share_a_node_and_one_is_told_to_end(slurm: Slurm, submit: Any)
     addresses = {job.wait_told("address") for job in (first, second)}
     assert len(addresses) == 2
     assert {address.split(":")[0] for address in addresses} == {node.ip}
+    assert answering(slurm.nodes[0], node) == []
     slurm.login("scancel", "--batch", "--signal=TERM", first.number)
     assert first.wait_told("saved", 30) == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert first.wait() == 5
@@ -115,8 +149,26 @@ def test_cancelled_jobs_leave_nothing_and_their_programs_get_one_sigterm(
     for job in (counting, sending):
         assert slurm.wait(job.number, 30)["JobState"] == "CANCELLED"
     assert counting.told("signals") == 1, counting.log
-    said = r"SIGTERM: ending the program with 9:\d\d left of the job's time limit of 10:00"
-    assert re.search(said, counting.log)
+    said = r"SIGTERM: the program has 8 s to end with 9:\d\d left of the job's time limit of 10:00"
+    assert re.search(said, counting.log)  # half of KillWait
+    assert_clean(slurm.nodes)
+
+
+def test_a_cancelled_program_saves_from_its_gangs(slurm: Slurm, submit: Any) -> None:
+    """scancel signals all processes of the job: those of Ray and of the gangs wait for it."""
+    jobs = [
+        submit("-N", 2, "-c", 1, program=["save", "2", launcher]) for launcher in ("auto", "srun")
+    ]
+    for job in jobs:
+        job.wait_told("address")
+    slurm.login("scancel", *(job.number for job in jobs))
+    for job in jobs:
+        job.wait(30)
+        assert job.told("ranks") == 2, job.log
+        assert job.told("saved") == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+        last = job.log.strip().splitlines()[-1]
+        assert re.fullmatch(r"alchemist: the job was ended by SIGTERM .*; exit code 5", last)
+        assert not (Path(job.script).parent / "token").exists()
     assert_clean(slurm.nodes)
 
 

@@ -28,7 +28,7 @@ def test_time_that_is_up(slurm: Slurm, submit: Any) -> None:
 
     assert saving.wait(LIMIT_S) == 5, saving.log  # its own exit code
     assert saving.told("saved") == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
-    assert "SIGTERM: ending the program" in saving.log
+    assert "SIGTERM: the program has 45 s to end" in saving.log
 
     assert deaf.wait(LIMIT_S) == 128 + 9, deaf.log  # killed by us, with time left to clean up
     assert slurm.state(deaf.number)["JobState"] == "FAILED"

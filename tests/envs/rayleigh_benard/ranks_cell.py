@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,11 @@ def bits(*values: Any) -> str:
 
 # One pair of rolls of the critical wavelength, as in Clever & Busse (J. Fluid Mech. 65, 625, 1974).
 ROLLS = {"height": 48, "width": 97, "prandtl": 0.71, "velocity": 0.15, "heaters": 1}
+
+
+def spec(gang: Gang, sim: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Cell(gang, **sim)("spec")[0])
+    return found
 
 
 def rolls(gang: Gang, rayleigh: float, free_falls: float) -> dict[str, float]:

@@ -137,3 +137,14 @@ def test_a_call_that_is_ended_leaves_a_simulator_that_resets(ranks: int) -> None
     assert found["the same"]
     for routine in ("get_state", "run", "render", "save_state"):
         assert "reset() first" in found[routine]
+
+
+@pytest.mark.parametrize(
+    ("sim", "warned"),
+    [({"spin_up": 5.0}, True), ({"spin_up": 5.0, "reference": 4.9}, False), ({}, False)],
+)
+def test_a_reference_from_a_flow_that_has_not_developed_is_warned_of(
+    sim: dict[str, float], warned: bool
+) -> None:
+    warning = launches.run(f"{RANKS}:spec", 1, sim).get("warning", "")
+    assert ("after spin_up=5 its Nusselt number is 9.996, and 5.159 through" in warning) == warned

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.runtime.cluster.actors import NAMESPACE, ask_manager, find_gang, group_name
+from mpi_workers.data.transfers import MatrixReader
 from tests.faults.conftest import Call, pid_of
 from tests.faults.named.named_gangs import Program, gangs
 from tests.support import traces
@@ -183,6 +185,30 @@ def test_a_gang_without_commands_ends(nothing_of_it_left: None) -> None:
 def test_a_long_call_is_no_idleness(nothing_of_it_left: None) -> None:
     with AlchemistSession(1, name="busy", lifetime="detached", idle_timeout_s=3.0) as als:
         als.run(lambda comm: time.sleep(5.0))
+        assert als.run(lambda comm: comm.size) == 1
+
+
+def test_the_wait_for_cpus_and_transfers_are_no_idleness(
+    nothing_of_it_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = AlchemistSession(8)
+    threading.Timer(3.5, rest.close).start()
+    block, read = np.ones((100, 10)), MatrixReader.read_block
+
+    def blocks() -> Iterator[Any]:
+        for _ in range(7):
+            time.sleep(0.5)
+            yield block
+
+    def slowly(self: MatrixReader, out: Any, origin: tuple[int, int]) -> None:
+        time.sleep(4.0)
+        read(self, out, origin)
+
+    with AlchemistSession(1, name="slow", lifetime="detached", idle_timeout_s=2.0) as als:
+        A = als.send_blocks(blocks(), shape=(700, 10), name="A")
+        with monkeypatch.context() as patch:
+            patch.setattr(MatrixReader, "read_block", slowly)
+            assert A.fetch().sum() == 7000
         assert als.run(lambda comm: comm.size) == 1
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +248,23 @@ def test_a_resized_gang_is_rebuilt_on_its_ranks(gang: Recovering, tmp_path: Path
         np.testing.assert_allclose(changed.fetch(), X)
         np.testing.assert_array_equal(seeded.fetch(), numbers)
     assert als.connection.address.recovers
+
+
+def test_a_stream_that_needs_other_matrices_and_a_resize_do_not_wait_for_each_other(
+    plain: Recovering,
+) -> None:
+    als = plain.als
+    with ThreadPoolExecutor(1) as pool:
+        resizes = []
+
+        def blocks() -> Iterator[Any]:
+            for first in range(0, 300, 60):
+                if first == 60:
+                    resizes.append(pool.submit(als.resize, 3))
+                    time.sleep(1.0)  # it waits for this stream now
+                scale = als.send_matrix(np.ones((2, 2)))
+                yield X[first : first + 60] * scale.fetch()[0, 0]
+
+        A = als.send_blocks(blocks(), shape=X.shape)
+        assert len(resizes[0].result(60)) == 3
+    same_numbers({"streamed": A})

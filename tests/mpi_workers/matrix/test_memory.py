@@ -183,6 +183,26 @@ def test_a_forked_child_can_use_the_pool_of_a_busy_parent() -> None:
         thread.join()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_releases_nothing_of_its_parents() -> None:
+    pool = Pool(MIB, shared=True)
+    idle, block = pool.take(PAGE), pool.take(PAGE)
+    block.array()[:] = 5
+    del idle  # back in the pool
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(5)
+        del block
+        gc.collect()
+        for _ in range(4):
+            pool.take(PAGE).array()[:] = 9
+        pool.trim()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (block.array() == 5).all()
+    assert (pool.take(PAGE).array() != 9).all()
+
+
 def test_every_segment_of_a_dropped_block_closes_its_descriptor() -> None:
     pool = Pool(0, shared=True)
     before = len(os.listdir("/proc/self/fd"))

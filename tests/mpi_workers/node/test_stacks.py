@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,17 @@ routine()
 SOLVER = """
 #include <string.h>
 int solver(long address) { return 2 * (int)strlen((char *)address); }
+"""
+HIDDEN = """\
+static int bad(long *address) {
+    *address += 1;
+    return (int)*address; }
+static int between(long *address) {
+    int found =
+        bad(address);
+    return 2 * found; }
+__attribute__((visibility("default"))) int solver(long address) {
+    return between((long *)address); }
 """
 CRASH = """
 import ctypes, sys
@@ -122,3 +134,20 @@ def test_a_crash_in_c_leaves_its_frames(tmp_path: Path, compiled: bool) -> None:
     assert ("solver (solver.so)" in found) == compiled, found
     assert found[-2:] == ["routine (<string>:11)", "<module> (<string>:12)"]
     assert of_crash(str(tmp_path), 4) == []
+
+
+@pytest.mark.parametrize("flags", [["-g"], []])
+def test_hidden_functions_have_names_and_lines_in_a_crash(tmp_path: Path, flags: list[str]) -> None:
+    if shutil.which("addr2line") is None or shutil.which("cc") is None:
+        pytest.skip("needs a C compiler and binutils")
+    source, library, frames = (tmp_path / name for name in ("inner.c", "inner.so", "frames.so"))
+    source.write_text(HIDDEN)
+    subprocess.run(
+        ["cc", *flags, "-shared", "-fPIC", "-fvisibility=hidden", "-o", library, source], check=True
+    )
+    build_native.build(process.LIBRARY.with_suffix(".c"), frames)
+    command = [sys.executable, "-c", CRASH, crash_file(str(tmp_path), 0), frames, library]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -11
+    found = of_crash(str(tmp_path), 0)
+    lines = (":2", ":6") if flags else ("", "")
+    assert found[:2] == [f"bad (inner.so{lines[0]})", f"between (inner.so{lines[1]})"], found

@@ -61,6 +61,10 @@ def shown() -> str:
 IMAGES = [
     ("cray-xc", "shifter", "docker:me/alchemist-on-ray:0.1.0"),
     ("cray-cs", "apptainer", "/home/ada/alchemist.sif"),
+    ("cray-cs", "singularity", "/home/ada/alchemist.sif"),
+    ("cray-cs-slurm", "apptainer", "/home/ada/alchemist.sif"),
+    ("cray-cs-slurm", "singularity", "/home/ada/alchemist.sif"),  # the 2019 paper's case
+    ("generic-slurm", "apptainer", "docker://me/alchemist-on-ray:0.1.0"),
     ("generic-slurm", "singularity", "docker://me/alchemist-on-ray:0.1.0"),
     ("generic-slurm", "podman", "me/alchemist-on-ray:0.1.0"),
     ("cray-ex", "podman-hpc", "me/alchemist-on-ray:0.1.0"),
@@ -92,6 +96,9 @@ def test_what_is_missing_for_an_image_is_said() -> None:
         sites.image(site, "x", None)
     with pytest.raises(JobError, match="unknown container runtime 'docker'"):
         sites.image(site, "x", "docker")
+    for name, runtime in ("cray-xc", "podman"), ("cray-ex", "podman"), ("cray-cs", "shifter"):
+        with pytest.raises(JobError, match=f"of site {name} are for .*, not for {runtime}: copy"):
+            sites.image(sites.load(name), "x", runtime)
     image = sites.image(sites.load("cray-cs"), "x.sif", None)
     assert image is not None
     with pytest.raises(JobError, match="I_MPI_ROOT is not set: see"):
