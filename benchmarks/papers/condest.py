@@ -19,7 +19,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import TransferError
-from benchmarks.papers.experiment import BLUE, GREY, ORANGE, Page, Sample, Setting, repeated
+from benchmarks.papers.experiment import BLUE, ORANGE, Page, Sample, Setting, repeated
 from benchmarks.papers.phases import Phases, measured, stored
 from benchmarks.papers.spark import missing
 
@@ -106,18 +106,19 @@ def fill(page: Page) -> None:
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        lines = [
-            ("NumPy", GREY, [sample.mean for sample in numpys]),
-            ("from NumPy", BLUE, [phases.total for phases in ours]),
-        ]
+        lines = [("from NumPy", BLUE, [phases.total for phases in ours])]
         if not isinstance(scala, str):
             whole = [send.mean + compute.mean for send, compute in scala]
             lines.append(("CondEst(alA) in Scala", ORANGE, whole))
-        for name, colour, times in lines:
-            axes.loglog(sides, times, "o-", color=colour, label=name)
-        axes.set_xlabel("n")
-        axes.set_ylabel("seconds, with transfers")
-        axes.legend()
+        at = np.arange(len(sides))
+        for shift, (name, colour, times) in enumerate(lines):
+            ratios = [took / numpy.mean for took, numpy in zip(times, numpys, strict=True)]
+            bars = axes.bar(at + 0.4 * shift, ratios, 0.36, color=colour, label=name)
+            axes.bar_label(bars, [f"{ratio:.1f}" for ratio in ratios])
+        axes.axhline(1, color="black", lw=0.8)
+        axes.set_xticks(at + 0.2 * (len(lines) - 1), [f"{n} x {n}" for n in sides])
+        axes.set_ylabel("time with transfers / numpy.linalg.cond")
+        axes.legend(frameon=False)
 
     page.draw = draw
 

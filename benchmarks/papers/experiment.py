@@ -236,10 +236,9 @@ class Page:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": self.load}
         machine |= {name: _version(name) for name in PACKAGES}
         run = {"scale": setting.scale, "machine": machine, "where": self._where(setting)}
-        if self.stored:
-            run = {key: self.stored[key] for key in run}
+        self.stored = {key: self.stored[key] for key in run} if self.stored else run
         record = {"name": self.name, "source": self.source, "rule": self.rule}
-        record |= run | {"data": self.data, "verdicts": self.verdicts}
+        record |= self.stored | {"data": self.data, "verdicts": self.verdicts}
         (folder / f"{self.name}.json").write_text(json.dumps(record, indent=1) + "\n")
         if self.draw is None:
             (folder / f"{self.name}.png").unlink(missing_ok=True)

@@ -21,11 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pyspark.mllib.linalg import DenseMatrix, DenseVector, QRDecomposition
 from pyspark.mllib.linalg import distributed as theirs
+from pyspark.sql import SparkSession
 
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.clients.default_session import current_session
+from alchemist_ray.clients.spark import jvm
 from alchemist_ray.clients.spark.results import MLLIB, to_spark
 from alchemist_ray.errors import BadArgumentError, DtypeError
+from alchemist_ray.gang.registry import gang_of
 from alchemist_ray.session import AlchemistSession
 
 __all__ = [
@@ -75,8 +78,8 @@ def computeSVD(
     Returns
     -------
     SingularValueDecomposition
-        `U` has the matrix's type (or is None), `s` is a DenseVector, descending, `V` a DenseMatrix
-        of n rows. The signs of vectors are not determined.
+        `U` has the matrix's type and row numbers (or is None), `s` is a DenseVector, descending,
+        `V` a DenseMatrix of n rows. The signs of vectors are not determined.
 
     Raises
     ------
@@ -194,9 +197,11 @@ def columnSimilarities(
 
 
 def CondEst(matrix: Any, *, session: AlchemistSession | None = None) -> float:
-    """Condition number: largest over smallest singular value; inf for a singular matrix.
+    """Condition number in the 2-norm, of any shape: largest over smallest singular value.
 
-    Named after the wrapper of the paper (Gittens et al. 2018).
+    It is inf for a matrix without full rank. Named after the wrapper of the paper (Gittens et al.
+    2018). `linalg.condest` alone estimates the condition number in the 1-norm, of square matrices;
+    ``ord="2"`` is this one.
     """
     with _sent(session, matrix) as (linalg, A):
         return float(linalg.condest(A, ord="2"))
@@ -262,6 +267,13 @@ def _as_mllib(handle: Handle, like: Any, other: Any = None) -> Any:
     blocks = kind == "BlockMatrix"
     block = (int(like.rowsPerBlock), int(other.colsPerBlock)) if blocks else None
     found = to_spark(handle, kind=kind, block=block)
+    if kind == "IndexedRowMatrix":  # rows that the argument does not have are zero on the gang
+        spark: Any = SparkSession.builder.getOrCreate()
+        present = spark._jvm.alchemist.spark.Matrices.present
+        javas = [matrix._java_matrix_wrapper._java_model for matrix in (found, like)]
+        what = "find the rows of an IndexedRowMatrix"
+        some = jvm.run(spark, what, lambda: present(*javas), gang_of(handle).ping)
+        found = found if some is None else theirs.IndexedRowMatrix(some)
     if type(like).__module__ == __name__:
         # A second wrapper of the JVM's matrix would release it when the first is dropped.
         found.__class__ = type(like)

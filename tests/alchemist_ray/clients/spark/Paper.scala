@@ -4,7 +4,7 @@
 import alchemist.{Alchemist, AlMatrix}
 import alchemist.AlchemistException
 import alchemist.libA.QRDecomposition
-import alchemist.linalg.{CondEst, GEMM, TruncatedSVD}
+import alchemist.linalg.{CondEst, GEMM, SingularValueDecomposition, TruncatedSVD}
 
 import org.apache.spark.mllib.linalg.Vectors
 import org.apache.spark.mllib.linalg.distributed.{IndexedRow, IndexedRowMatrix, RowMatrix}
@@ -53,7 +53,7 @@ object Paper {
     check("Q R = A", close(rows(Q.multiply(R.toBlockMatrix().toLocalMatrix())), a))
     check("GEMM", close(rows(GEMM(alQ, alR).toIndexedRowMatrix()), a))
     check("condest", math.abs(condNum.asInstanceOf[Double] / CondEst(alA) - 1) < 1e-8)
-    val (s, u, v) = TruncatedSVD(alA, 2)
+    val SingularValueDecomposition(u, s, v) = TruncatedSVD(alA, 2)
     val sigma = A.computeSVD(2).s.toArray
     check("singular values", close(rows(s.toIndexedRowMatrix()), sigma.map(Array(_))))
     check("shapes", Seq(u, v).map(m => (m.numRows, m.numCols)) == Seq((40, 2), (5, 2)))

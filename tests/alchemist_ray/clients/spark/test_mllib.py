@@ -39,11 +39,29 @@ def row_matrix(spark: Any, package: str, array: np.ndarray[Any, Any] = X) -> Any
     return importlib.import_module(package).RowMatrix(rows)
 
 
-def indexed_matrix(spark: Any, package: str, array: np.ndarray[Any, Any] = X) -> Any:
-    rows = [(i, Vectors.dense(row)) for i, row in enumerate(array)]
+def indexed_matrix(spark: Any, package: str, array: np.ndarray[Any, Any] = X, step: int = 1) -> Any:
+    rows = [(step * i, Vectors.dense(row)) for i, row in enumerate(array)]
     frame = spark.createDataFrame(rows, ["index", "vector"]).coalesce(2)
-    java = callMLlibFunc("createIndexedRowMatrix", frame, *map(int, array.shape))
+    shape = step * (len(array) - 1) + 1, array.shape[1]
+    java = callMLlibFunc("createIndexedRowMatrix", frame, *shape)
     return importlib.import_module(package).IndexedRowMatrix(java)
+
+
+def test_rows_that_an_argument_does_not_have_are_not_in_a_result(
+    als: AlchemistSession, spark: Any
+) -> None:
+    array = X.copy()
+    array[5] = 0  # a row that is there stays, though it is zero
+    numbers, shapes = [], []
+    for package in (THEIRS, OURS):
+        matrix = indexed_matrix(spark, package, array, step=3)
+        local = DenseMatrix(X.shape[1], 2, [1.0] * (2 * X.shape[1]))
+        for found in (matrix.computeSVD(3, computeU=True).U, matrix.multiply(local)):
+            assert isinstance(found, type(matrix))
+            numbers.append(sorted(row.index for row in found.rows.collect()))
+            shapes.append((found.numRows(), found.numCols()))
+    assert numbers == 4 * [list(range(0, 3 * len(X), 3))]
+    assert shapes[:2] == shapes[2:]
 
 
 @pytest.mark.parametrize("make", [row_matrix, indexed_matrix])

@@ -64,6 +64,7 @@ IMAGES = [
     ("cray-cs", "singularity", "/home/ada/alchemist.sif"),
     ("cray-cs-slurm", "apptainer", "/home/ada/alchemist.sif"),
     ("cray-cs-slurm", "singularity", "/home/ada/alchemist.sif"),  # the 2019 paper's case
+    ("generic-slurm", "apptainer", "docker://me/alchemist-on-ray:0.1.0"),
     ("generic-slurm", "singularity", "docker://me/alchemist-on-ray:0.1.0"),
     ("generic-slurm", "podman", "me/alchemist-on-ray:0.1.0"),
     ("cray-ex", "podman-hpc", "me/alchemist-on-ray:0.1.0"),

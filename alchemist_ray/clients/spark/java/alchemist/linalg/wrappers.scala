@@ -19,11 +19,13 @@ object GEMM {
   }
 }
 
-/** A is approximately U diag(S) V^T; S, descending, is a matrix of one column. */
+/** A is approximately U diag(s) V^T, with MLlib's names and order; s, descending, is one column. */
+final case class SingularValueDecomposition(U: AlMatrix, s: AlMatrix, V: AlMatrix)
+
 object TruncatedSVD {
-  def apply(A: AlMatrix, rank: Int): (AlMatrix, AlMatrix, AlMatrix) =
+  def apply(A: AlMatrix, rank: Int): SingularValueDecomposition =
     Linalg.run(A, "truncated_svd", "rank" -> rank) match {
-      case Array(s: AlMatrix, u: AlMatrix, v: AlMatrix) => (s, u, v)
+      case Array(s: AlMatrix, u: AlMatrix, v: AlMatrix) => SingularValueDecomposition(u, s, v)
     }
 }
 
@@ -34,7 +36,9 @@ object QRDecomposition {
   }
 }
 
-/** Condition number: largest over smallest singular value. */
+/** Condition number in the 2-norm, of a matrix of any shape: largest over smallest singular value.
+  * (The routine `condest` by itself estimates that in the 1-norm, of square matrices.)
+  */
 object CondEst {
   def apply(A: AlMatrix): Double = Linalg.run(A, "condest", "ord" -> "2") match {
     case Array(value: Double) => value

@@ -20,6 +20,7 @@ import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation
 import org.apache.spark.sql.types.{StructField, StructType}
 import org.apache.spark.sql.util.CaseInsensitiveStringMap
 import org.apache.spark.unsafe.Platform
+import org.roaringbitmap.RoaringBitmap
 
 /** A matrix as one of MLlib's: lazy, tasks fetch the elements. The session calls it through py4j. */
 object Matrices {
@@ -37,6 +38,16 @@ object Matrices {
       byRow[IndexedRow](spark, spec, partitions, (row, values) =>
         IndexedRow(row, new DenseVector(values))),
       target.rows, target.cols)
+  }
+
+  /** The rows whose numbers `like` has, as MLlib's results; null: these are all rows. */
+  def present(matrix: IndexedRowMatrix, like: IndexedRowMatrix): IndexedRowMatrix = {
+    val there = like.rows.treeAggregate(new RoaringBitmap)(
+      (bits, row) => { bits.add(row.index.toInt); bits }, (a, b) => { a.or(b); a })
+    if (there.getLongCardinality == matrix.numRows()) return null
+    val known = matrix.rows.sparkContext.broadcast(there)
+    val rows = matrix.rows.filter(row => known.value.contains(row.index.toInt))
+    new IndexedRowMatrix(rows, matrix.numRows(), matrix.numCols().toInt)
   }
 
   /** The nonzero elements. */
