@@ -135,8 +135,8 @@ def _conclude(page: Page, times: dict[Levels, list[float]], ratios: Ratios) -> N
     strongest = max(middle, key=lambda factor: abs(log(middle[factor])))
     page.measured(
         f"the strongest factor is the {strongest}; where smallest and largest are on both sides of "
-        "1, the other factors decide the sign. The route is no factor of the paper's, and "
-        "interactive against batch jobs is none here: there is one machine"
+        "1, the other factors decide the sign. The paper does not vary the route. Interactive "
+        "against batch jobs is not compared here, on one machine"
     )
 
 

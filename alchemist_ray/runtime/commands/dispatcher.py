@@ -440,10 +440,14 @@ class Dispatcher:
 
     def _still_sending(self, resize: Job) -> None:
         """A resize has waited long enough for matrices that are being sent."""
-        if resize is not self._active:
-            names = ", ".join(record.name for record in self.commands.being_sent())
-            words = f"{names} has been sent for {SENDING_LIMIT_S:.0f} s: resize when it has arrived"
+        if resize is self._active or resize.answered:
+            return
+        if names := ", ".join(record.name for record in self.commands.being_sent()):
+            words = f"{names} did not arrive in {SENDING_LIMIT_S:.0f} s: resize when it is there"
             self._end_early(resize, Failure("GroupError", words))
+        else:  # it waits for a call
+            loop = asyncio.get_running_loop()
+            resize.timer = loop.call_later(SENDING_LIMIT_S, self._still_sending, resize)
 
     def cancel_calls(self, holder: str | None = None) -> int:
         """Cancel the calls of one process, or all; their number."""

@@ -100,11 +100,27 @@ def test_a_resize_is_given_up_when_a_matrix_does_not_arrive(
         gang.commands.matrices[1] = matrix
         assert gang.idle_s == 0.0
         body: Body = {"op": "resize", "matrices": {}}
-        with pytest.raises(Failure, match="endless has been sent for"):
+        with pytest.raises(Failure, match="endless did not arrive in"):
             await asyncio.wait_for(gang.submit(body, work=well), 5)
 
     monkeypatch.setattr(dispatcher, "SENDING_LIMIT_S", 0.1)
     asyncio.run(resize())
+
+
+def test_a_resize_that_waits_for_a_call_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call() -> None:
+        await asyncio.sleep(0.5)
+
+    async def both() -> None:
+        gang = Dispatcher(lambda _: False, lambda: None)
+        running = asyncio.create_task(gang.submit({"op": "keep_copies"}, work=call))
+        await asyncio.sleep(0.05)
+        body: Body = {"op": "resize", "matrices": {}}
+        assert await asyncio.wait_for(gang.submit(body, work=well), 5) == {}
+        await running
+
+    monkeypatch.setattr(dispatcher, "SENDING_LIMIT_S", 0.1)
+    asyncio.run(both())
 
 
 def test_a_library_whose_file_cannot_be_read_in_time_has_not_changed(
