@@ -88,7 +88,7 @@ class World:
         self.trail: deque[str] = deque(maxlen=60)  # for the message of a failure
         self.failure: BaseException | None = None  # the first one
         self.lingering: set[int] = set()  # ids of matrices that lost processes had
-        self.refused: set[int] = set()  # keys of named ones among them
+        self.named: set[int] = set()  # keys of those that have names: freed at the end
         self.start()
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class World:
                     AlchemistSession.stop_gang(NAME)
                 time.sleep(0.2)
         self.lingering.clear()
-        self.refused.clear()
+        self.named.clear()
         self.users = {"owner": Here(als)}
         for user in self.programs:
             self.replace(user)
@@ -316,7 +316,7 @@ class Sessions(RuleBasedStateMachine):
         if model.named and model.holders == {user}:  # a name holds a matrix
             if refused := self.ask(user, "free", key):
                 assert self.processes_lost, f"{refused}; {user} of {self.world.pids()}"
-                self.world.refused.add(key)
+                self.world.named.add(key)
         else:
             self.ask(user, "drop", key)
         model.holders.discard(user)
@@ -395,7 +395,9 @@ class Sessions(RuleBasedStateMachine):
         for key, model in list(self.matrices.items()):
             model.holders.discard(user)
             if not model.holders:
-                del self.matrices[key]  # a name may hold it until the end
+                del self.matrices[key]
+                if model.named:  # it stays without holders
+                    self.world.named.add(key)
         self.world.replace(user)
 
     @step(

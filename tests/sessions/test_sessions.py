@@ -68,13 +68,18 @@ def test_random_sessions(world: World) -> None:
     told = ", ".join(f"{what} {count}" for what, count in sorted(world.done.items()))
     record(f"{RUNS} random sessions", 0.0, None, told)
 
+    left: list[int] = []
+
     def freed() -> bool:
         owner = world.users["owner"]
-        for key in list(world.refused):
+        for key in list(world.named):
             owner.begin("take", key).result(60)
             if not owner.begin("free", key).result(60):
-                world.refused.discard(key)
-        return not owner.begin("ids").result(60)
+                world.named.discard(key)
+        left[:] = owner.begin("ids").result(60)
+        return not left
 
-    assert traces.wait_until(freed, LEASE_LIMIT_S, 1.0) is not None
+    assert traces.wait_until(freed, LEASE_LIMIT_S, 1.0) is not None, (
+        f"not freed: {left}; those of lost processes were {world.lingering}"
+    )
     assert measure.excess(report) == [], measure.table(report)
