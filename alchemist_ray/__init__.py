@@ -49,7 +49,7 @@ __all__ = [
     "WorkerInfo",
     "__version__",
 ]
-if importlib.util.find_spec("alchemist_ray.ray_access.mpi_function"):  # not in alchemist-client
+if importlib.util.find_spec("alchemist_ray.ray_access"):  # not in alchemist-client
     __all__ += ["MpiFunction", "mpi_function", "status"]
 
 
