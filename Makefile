@@ -66,16 +66,16 @@ TEST_WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS)
 QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ray/test_errors.py \
 	tests/alchemist_ray/deploy tests/deploy/kuberay tests/deploy/virtual/test_render.py \
-	tests/alchemist_ray/test_session.py \
+	tests/alchemist_ray/session/test_alchemist_session.py \
 	--ignore=tests/alchemist_ray/deploy/slurm/test_run.py --ignore=tests/deploy/kuberay/test_gateway.py
 
 # Tests that start clusters of several nodes or whole systems, and the documentation's programs.
 # `make test` is for each change; CI runs both.
 SYSTEMS = tests/deploy tests/docs tests/benchmarks tests/envs tests/test_distribution.py \
 	tests/alchemist_ray/clients/spark tests/alchemist_ray/deploy/slurm/test_run.py \
-	tests/alchemist_ray/observe/test_doctor_nodes.py tests/alchemist_ray/runtime/test_autoscaled.py \
-	tests/alchemist_ray/runtime/test_bundles.py tests/alchemist_ray/runtime/test_elastic.py \
-	tests/alchemist_ray/runtime/test_placement.py tests/ali/test_scaffold.py \
+	tests/alchemist_ray/observe/test_doctor_nodes.py tests/alchemist_ray/cluster/test_autoscaled.py \
+	tests/alchemist_ray/cluster/test_bundles.py tests/alchemist_ray/runtime/test_elastic.py \
+	tests/alchemist_ray/cluster/test_placement.py tests/ali/test_scaffold.py \
 	tests/ali/test_standalone.py tests/faults/recovery/test_lost_hosts.py \
 	tests/faults/test_gateway_hosts.py tests/faults/test_hosts.py tests/faults/test_spark.py \
 	tests/security/test_clusters.py

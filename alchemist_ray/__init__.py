@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from alchemist_ray.runtime.cluster.batch_job import adopt
+from alchemist_ray.cluster.batch_job import adopt
 from alchemist_ray.version import __version__
 
 if "ray" not in sys.modules:  # Ray reads how to authenticate itself when it is imported
@@ -17,21 +17,26 @@ if "ray" not in sys.modules:  # Ray reads how to authenticate itself when it is 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.handle import Handle
     from alchemist_ray.errors import AlchemistError
-    from alchemist_ray.functions.mpi_function import MpiFunction, mpi_function
     from alchemist_ray.observe.status import status
-    from alchemist_ray.session import AlchemistSession, CallInfo, GangInfo, WorkerInfo
+    from alchemist_ray.ray_access.mpi_function import MpiFunction, mpi_function
+    from alchemist_ray.session.alchemist_session import (
+        AlchemistSession,
+        CallInfo,
+        GangInfo,
+        WorkerInfo,
+    )
 
-# Loaded at first use: `alchemist_ray.gang` and `.arrays` can be imported without Ray, and the
+# Loaded at first use: `alchemist_ray.attached` and `.arrays` can be imported without Ray, and the
 # command line starts quickly.
 _PUBLIC = {
     "AlchemistError": "alchemist_ray.errors",
-    "AlchemistSession": "alchemist_ray.session",
-    "CallInfo": "alchemist_ray.session",
-    "GangInfo": "alchemist_ray.session",
+    "AlchemistSession": "alchemist_ray.session.alchemist_session",
+    "CallInfo": "alchemist_ray.session.alchemist_session",
+    "GangInfo": "alchemist_ray.session.alchemist_session",
     "Handle": "alchemist_ray.arrays.handle",
-    "MpiFunction": "alchemist_ray.functions.mpi_function",
-    "WorkerInfo": "alchemist_ray.session",
-    "mpi_function": "alchemist_ray.functions.mpi_function",
+    "MpiFunction": "alchemist_ray.ray_access.mpi_function",
+    "WorkerInfo": "alchemist_ray.session.alchemist_session",
+    "mpi_function": "alchemist_ray.ray_access.mpi_function",
     "status": "alchemist_ray.observe.status",
 }
 
@@ -44,7 +49,7 @@ __all__ = [
     "WorkerInfo",
     "__version__",
 ]
-if importlib.util.find_spec("alchemist_ray.functions.mpi_function"):  # not in alchemist-client
+if importlib.util.find_spec("alchemist_ray.ray_access"):  # not in alchemist-client
     __all__ += ["MpiFunction", "mpi_function", "status"]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.session import AlchemistSession
+from alchemist_ray.session.alchemist_session import AlchemistSession
 from alchemist_ray.subcommands import parser_of
 
 RANK = 100

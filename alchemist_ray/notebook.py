@@ -11,7 +11,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.status import status, table
-from alchemist_ray.session import AlchemistSession
+from alchemist_ray.session.alchemist_session import AlchemistSession
 from alchemist_ray.subcommands import names
 from mpi_workers.rank.cells import run_cell
 

@@ -33,9 +33,9 @@ from mpi_workers.wire.names import SLICE_WARNINGS
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature
 
 if typing.TYPE_CHECKING:
-    from mpi_workers.rank.communicator import GangComm
     from mpi_workers.rank.gang import Gang
     from mpi_workers.rank.history import Span
+    from mpi_workers.waits.communicator import GangComm
 
 F = TypeVar("F", bound=Callable[..., Any])
 

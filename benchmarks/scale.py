@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from alchemist_ray.attached.address import GangAddress
+from alchemist_ray.attached.connection import Transport
+from alchemist_ray.attached.control_channel import SocketChannel
+from alchemist_ray.cluster.placement import per_node
 from alchemist_ray.errors import GroupFailedError
-from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.gang.connection import Transport
-from alchemist_ray.gang.control_channel import SocketChannel
-from alchemist_ray.runtime.cluster.placement import per_node
 from benchmarks.harness import Report, timed
 from benchmarks.simulated_gang import (
     LIMIT_S,

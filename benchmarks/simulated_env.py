@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.gang.rank_channel import RankChannel
+from alchemist_ray.attached.rank_channel import RankChannel
 from ali.simulator.spec import parse
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import ConnectionLost, Kind

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 
-from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.attached.address import GangAddress
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from benchmarks.harness import timed
 from mpi_workers.node import proxy

@@ -20,8 +20,8 @@ from alchemist_ray.arguments import (
     near,
     positive_int,
 )
-from alchemist_ray.gang.options import START_TIMEOUT_S
-from alchemist_ray.runtime.cluster.placement import Reservation
+from alchemist_ray.attached.options import START_TIMEOUT_S
+from alchemist_ray.cluster.placement import Reservation
 from envs.errors import EnvConfigError
 
 VECTOR_ONLY = ("copies", "num_envs", "agents", "gangs")

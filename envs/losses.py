@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 
-from alchemist_ray.observe import events, metrics
+from alchemist_ray.measures import events, metrics
 
 HOUR_S = 3600.0
 RESTARTS, TIMEOUTS, DROPPED = "gang_restarts", "step_timeouts", "dropped_steps"

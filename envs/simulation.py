@@ -22,6 +22,16 @@ from numpy.typing import NDArray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.attached.rank_channel import RankChannel
+from alchemist_ray.cluster.placement import (
+    Reservation,
+    inherited,
+    not_free,
+    reserved,
+    within,
+)
+from alchemist_ray.cluster.ray_cluster import check, join_ray
+from alchemist_ray.cluster.ray_connection import forked, while_connected
 from alchemist_ray.errors import (
     AlchemistError,
     AuthError,
@@ -34,16 +44,6 @@ from alchemist_ray.errors import (
     SessionError,
     advising,
 )
-from alchemist_ray.gang.rank_channel import RankChannel
-from alchemist_ray.runtime.cluster.placement import (
-    Reservation,
-    inherited,
-    not_free,
-    reserved,
-    within,
-)
-from alchemist_ray.runtime.cluster.ray_cluster import check, join_ray
-from alchemist_ray.runtime.cluster.ray_connection import forked, while_connected
 from envs.config import EnvConfig
 from envs.errors import (
     BadActionError,

@@ -11,10 +11,10 @@ import numpy as np
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import LAYOUT, Engine
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import check_range, check_unmasked
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.functions import run
-from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.matrix import dtypes
 from mpi_workers.matrix.layout import stored_shape
 

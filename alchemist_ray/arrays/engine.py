@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.recording import Recorder
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.libraries import Library, Routine
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import ResourceError, ShapeError
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.libraries import Library, Routine
-from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.transfer.sending import send
 from mpi_workers.wire.names import ARRAYS
 

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import (
     AlchemistError,
     CallTimeoutError,
@@ -20,8 +22,6 @@ from alchemist_ray.errors import (
     SessionError,
     StaleHandleError,
 )
-from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.registry import gang_of
 from alchemist_ray.transfer import fetching
 from mpi_workers.matrix.sizes import readable
 

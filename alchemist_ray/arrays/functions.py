@@ -17,8 +17,8 @@ import numpy as np
 from alchemist_ray.arrays import creation, rules
 from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.rules import implements
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.errors import BadIndexError, DtypeError, ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.matrix.layout import MAX_AXES
 
 WHOLE = (slice(None),) * MAX_AXES

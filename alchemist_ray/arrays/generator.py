@@ -9,8 +9,8 @@ import numpy as np
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.errors import BadArgumentError, ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
 
 
 class Generator:

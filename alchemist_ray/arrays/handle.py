@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from alchemist_ray.arguments import named_after
+from alchemist_ray.arrays import saving
 from alchemist_ray.arrays.operators import ArrayOperators
+from alchemist_ray.attached.leases import ResultLease
+from alchemist_ray.attached.registry import gang_of, lease_of
 from alchemist_ray.errors import SessionError
-from alchemist_ray.gang.leases import ResultLease
-from alchemist_ray.gang.registry import gang_of, lease_of
-from alchemist_ray.io import saving
 from alchemist_ray.transfer.sending import checked_layout
 
 

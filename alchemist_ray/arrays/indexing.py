@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import check_range, check_unmasked
 from alchemist_ray.errors import BadIndexError, MatrixError, ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
 
 WHOLE = slice(None)
 NEW = -1  # in place of an axis of A: an axis of length 1

@@ -14,8 +14,8 @@ import numpy as np
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.rules import Implementation, implements
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.errors import ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
 
 _ONE = np.eye(1)
 QR: Any = type(np.linalg.qr(_ONE))

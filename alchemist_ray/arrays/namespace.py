@@ -17,9 +17,9 @@ from alchemist_ray.arrays import creation
 from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.generator import Generator
 from alchemist_ray.arrays.rules import FUNCTIONS, INSTEAD
+from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import BadArgumentError
-from alchemist_ray.gang.connection import GangConnection
 from mpi_workers.matrix.layout import MAX_AXES
 
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")

@@ -15,8 +15,8 @@ from alchemist_ray.arrays.fetched_values import FetchedValues
 from alchemist_ray.arrays.function_dispatch import apply_function
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.ufuncs import apply_ufunc, write_whole
+from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import MatrixError
-from alchemist_ray.gang.registry import gang_of
 
 
 class ArrayMethods(FetchedValues):

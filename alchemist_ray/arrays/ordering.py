@@ -10,8 +10,8 @@ import numpy as np
 from alchemist_ray.arrays import rules, statistics
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.rules import Implementation, implements
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.errors import BadArgumentError, ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
 
 _ONE = np.zeros(1)
 UNIQUE_ALL: Any = type(np.unique_all(_ONE))

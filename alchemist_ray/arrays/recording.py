@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.libraries import calling_frame
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.libraries import calling_frame
-from alchemist_ray.gang.matrix_ref import MatrixRef
 
 MAX_OPERANDS = 8  # of a command
 MAX_STEPS = 48

@@ -13,8 +13,8 @@ import numpy as np
 from alchemist_ray.arrays import creation
 from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.rules import Implementation, implements
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.errors import BadArgumentError, ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
 
 IDENTITY: dict[str, Any] = {"sum": 0, "prod": 1, "any": False, "all": True}
 

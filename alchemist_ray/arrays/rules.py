@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import DTYPES, check_unmasked
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
 from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.layout import MAX_AXES
 

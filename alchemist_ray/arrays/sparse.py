@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.rules import matrix_dtype, unsupported
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.libraries import Library
+from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.dtypes import check_range, check_unmasked, chosen_dtype
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.libraries import Library
-from alchemist_ray.gang.registry import gang_of
 from alchemist_ray.object_refs import resolved
 from alchemist_ray.transfer.sending import send
 from mpi_workers.matrix.sizes import readable

@@ -15,8 +15,8 @@ import numpy as np
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.rules import Implementation, implements
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.errors import BadArgumentError, ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
 
 # --- along the elements -----------------------------------------------------------------
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from alchemist_ray.arrays import indexing, linear, rules
 from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.errors import DtypeError, ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
 
 OURS = {
     "absolute": "abs", "conjugate": "conj", "true_divide": "divide", "deg2rad": "radians",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alchemist_ray.errors import SessionError
-from alchemist_ray.gang.owner import open_sessions
-from alchemist_ray.session import AlchemistSession
+from alchemist_ray.session.alchemist_session import AlchemistSession
+from alchemist_ray.session.owner import open_sessions
 
 
 def current_session() -> AlchemistSession:

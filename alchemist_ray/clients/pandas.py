@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.errors import DtypeError, ShapeError
-from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.sources import NumPySource
 from mpi_workers.matrix.arrow_columns import not_numeric, nulls
 

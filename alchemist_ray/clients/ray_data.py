@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
 from alchemist_ray.arguments import positive_int
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.clients.ray_tasks import fetch, wait_for_cpu
+from alchemist_ray.cluster.node_jobs import SourceBlock, task_failure
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.transfer.node_jobs import SourceBlock, task_failure
 from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress

@@ -11,10 +11,10 @@ from typing import Any
 import ray
 from numpy.typing import NDArray
 
+from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.registry import gang_of
+from alchemist_ray.cluster.placement import Growth
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.registry import gang_of
-from alchemist_ray.runtime.cluster.placement import Growth
 from alchemist_ray.transfer import fetching
 
 FREE_CPU_S = 30.0  # time limit

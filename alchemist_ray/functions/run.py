@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arguments import checked_mapping, checked_path
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.libraries import Library, Routine, checked_timeout
+from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.progress import RoutineBar, narrated
 from alchemist_ray.errors import AlchemistError, BadArgumentError
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.libraries import Library, Routine, checked_timeout
-from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.progress import RoutineBar, narrated
 from alchemist_ray.object_refs import ObjectRef, resolved
 from alchemist_ray.tracebacks import is_users_own
 from alchemist_ray.transfer.fetching import fetch

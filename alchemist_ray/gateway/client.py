@@ -1,4 +1,4 @@
-"""Gangs through a gateway: a `gang.owner.SessionGangs`, and the connections to one gang.
+"""Gangs through a gateway: a `session.owner.SessionGangs`, and the connections to one gang.
 
 Also `.remote` calls as futures.
 """
@@ -16,6 +16,14 @@ from functools import partial
 from typing import Any
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.attached import registry
+from alchemist_ray.attached.address import GangAddress, OnGang, this_process
+from alchemist_ray.attached.connection import GangConnection, Transport
+from alchemist_ray.attached.control_channel import OnFrame, SocketChannel
+from alchemist_ray.attached.info import GangInfo
+from alchemist_ray.attached.libraries import results_of
+from alchemist_ray.attached.options import AttachOptions, ConnectionOptions, GangOptions, Workers
+from alchemist_ray.attached.registry import ADDRESS_VARIABLE
 from alchemist_ray.errors import (
     AlchemistError,
     AuthError,
@@ -23,14 +31,6 @@ from alchemist_ray.errors import (
     StaleHandleError,
     from_failure,
 )
-from alchemist_ray.gang import registry
-from alchemist_ray.gang.address import GangAddress, OnGang, this_process
-from alchemist_ray.gang.connection import GangConnection, Transport
-from alchemist_ray.gang.control_channel import OnFrame, SocketChannel
-from alchemist_ray.gang.info import GangInfo
-from alchemist_ray.gang.libraries import results_of
-from alchemist_ray.gang.options import AttachOptions, ConnectionOptions, GangOptions, Workers
-from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.node import GatewayNode
 from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S, GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect
@@ -327,7 +327,7 @@ class GatewayCalls:
                     future.set_exception(error)
 
 
-# --- what `gang.registry.access` promises ---
+# --- what `attached.registry.access` promises ---
 
 
 def open_gangs(session: str, options: GangOptions) -> GatewayGangs:

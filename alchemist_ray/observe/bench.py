@@ -19,11 +19,11 @@ from typing import Any
 
 import ray
 
+from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.doctor.node import usable_cores
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.ray_cluster import join_ray
-from alchemist_ray.session import AlchemistSession
+from alchemist_ray.session.alchemist_session import AlchemistSession
 from alchemist_ray.subcommands import add_options, parser_of, positive
 
 FORMAT = 1

@@ -14,16 +14,16 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from alchemist_ray.attached.info import GangInfo
 from alchemist_ray.cli import COMMANDS
+from alchemist_ray.cluster.actors import ask
+from alchemist_ray.cluster.driver import find_driver
+from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.errors import AlchemistError, SessionError
-from alchemist_ray.gang.info import GangInfo
-from alchemist_ray.observe.logs import MANAGER, NodeLog
-from alchemist_ray.observe.trace import EARLIER_S
-from alchemist_ray.runtime.cluster import catalogue
-from alchemist_ray.runtime.cluster.actors import ask
-from alchemist_ray.runtime.cluster.ray_cluster import join_ray
-from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.session import AlchemistSession
+from alchemist_ray.measures.logs import MANAGER, NodeLog
+from alchemist_ray.ray_access import catalogue
+from alchemist_ray.session.alchemist_session import AlchemistSession
+from alchemist_ray.session.trace import EARLIER_S
 from alchemist_ray.subcommands import parser_of, positive, sentence
 from mpi_workers.matrix.sizes import readable
 

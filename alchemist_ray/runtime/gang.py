@@ -23,7 +23,14 @@ from ray.exceptions import RayError
 
 from alchemist_ray.arguments import MAX_SECONDS
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.attached.address import GangAddress, next_token
+from alchemist_ray.attached.leases import ResultLease
+from alchemist_ray.attached.libraries import results_of
+from alchemist_ray.attached.states import GangState
 from alchemist_ray.background import in_pool, in_task, in_time
+from alchemist_ray.cluster.actors import find_gang, result_of
+from alchemist_ray.cluster.driver import end_own_driver, find_driver
+from alchemist_ray.cluster.placement import alive_nodes
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
@@ -36,20 +43,13 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.functions import run
-from alchemist_ray.gang.address import GangAddress, next_token
-from alchemist_ray.gang.leases import ResultLease
-from alchemist_ray.gang.libraries import results_of
-from alchemist_ray.gang.states import GangState
-from alchemist_ray.observe import events, logs
-from alchemist_ray.observe.exporter import EXPORT_INTERVAL_S
+from alchemist_ray.measures import events, logs
+from alchemist_ray.measures.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.actors import find_gang, result_of
-from alchemist_ray.runtime.cluster.placement import alive_nodes
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
+from alchemist_ray.runtime.commands.gang_measures import GangMeasures
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
-from alchemist_ray.runtime.driver import end_own_driver, find_driver
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
-from alchemist_ray.runtime.launch.gang_measures import GangMeasures
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import Incarnation
 from alchemist_ray.runtime.recovery.rebuilding import Rebuilding

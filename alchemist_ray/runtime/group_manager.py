@@ -12,7 +12,7 @@ import asyncio
 from typing import Any
 
 from alchemist_ray.errors import GroupFailedError
-from alchemist_ray.observe import exporter
+from alchemist_ray.measures import exporter
 from alchemist_ray.runtime.gang import Gang
 from mpi_workers.wire.frames import Body
 

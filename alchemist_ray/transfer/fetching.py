@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.attached.connection import NODE_FAILED, GangConnection
+from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.progress import say, times_table, transfer_bar
 from alchemist_ray.errors import (
     BadIndexError,
     GroupRecoveredError,
@@ -18,10 +21,7 @@ from alchemist_ray.errors import (
     TransferError,
     from_failure,
 )
-from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
-from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.progress import say, times_table, transfer_bar
-from alchemist_ray.observe import events
+from alchemist_ray.measures import events
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.failures import Failure

@@ -22,13 +22,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.experimental import get_object_locations
 
-from alchemist_ray.dtypes import chosen_dtype
-from alchemist_ray.errors import IncompleteMatrixError, ShapeError, TransferError
-from alchemist_ray.gang.connection import NODE_FAILED, GangConnection
-from alchemist_ray.runtime.cluster.actors import ask
-from alchemist_ray.runtime.cluster.ray_connection import connection_id
-from alchemist_ray.runtime.driver import find_driver
-from alchemist_ray.transfer.node_jobs import (
+from alchemist_ray.attached.connection import NODE_FAILED, GangConnection
+from alchemist_ray.cluster.actors import ask
+from alchemist_ray.cluster.driver import find_driver
+from alchemist_ray.cluster.node_jobs import (
     OPENED,
     ArrayDecoder,
     BlockDecoder,
@@ -39,6 +36,9 @@ from alchemist_ray.transfer.node_jobs import (
     SourceBlock,
     write,
 )
+from alchemist_ray.cluster.ray_connection import connection_id
+from alchemist_ray.dtypes import chosen_dtype
+from alchemist_ray.errors import IncompleteMatrixError, ShapeError, TransferError
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape

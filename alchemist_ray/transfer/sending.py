@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arguments import checked_matrix_name
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.progress import say, times_table, transfer_bar
 from alchemist_ray.errors import (
     AlchemistError,
     GroupFailedError,
@@ -20,9 +22,7 @@ from alchemist_ray.errors import (
     LayoutError,
     MatrixError,
 )
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.progress import say, times_table, transfer_bar
-from alchemist_ray.observe import events
+from alchemist_ray.measures import events
 from alchemist_ray.transfer.fetching import RECOVERED, counted, repeated, watched
 from alchemist_ray.transfer.sources import IteratorSource, KeptSource, MatrixSource, source_for
 from mpi_workers.data.description import TransferTarget

@@ -16,6 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import as_array, as_numbers, check_range, chosen_dtype
 from alchemist_ray.errors import (
     AlchemistError,
@@ -25,8 +27,6 @@ from alchemist_ray.errors import (
     MatrixError,
     ShapeError,
 )
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.matrix_ref import MatrixRef
 from alchemist_ray.object_refs import ObjectRef
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress

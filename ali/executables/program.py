@@ -45,8 +45,8 @@ from mpi_workers.matrix.layout import layout_of
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.communicator import GangComm
     from mpi_workers.rank.gang import Gang
+    from mpi_workers.waits.communicator import GangComm
 
 
 ATTACH, CREATE = 1, 2

@@ -12,7 +12,7 @@ from ali.blocks import Array
 from mpi_workers.matrix.layout import Grid
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.communicator import GangComm
+    from mpi_workers.waits.communicator import GangComm
 
 TAG = 13
 SLICE = 1 << 16  # 64 KiB: arrays of at least one such slice for each rank are summed by slices

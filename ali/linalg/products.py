@@ -46,7 +46,7 @@ from mpi_workers.matrix.layout import Distribution, mirrored
 
 if TYPE_CHECKING:
     from mpi_workers.matrix.memory import MemoryBlock
-    from mpi_workers.rank.communicator import GangComm
+    from mpi_workers.waits.communicator import GangComm
 
 
 OPERATIONS = ("N", "T", "C")

@@ -55,7 +55,7 @@ from ali.linalg.triangular import (
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.communicator import GangComm
+    from mpi_workers.waits.communicator import GangComm
 
 
 class Panel(NamedTuple):

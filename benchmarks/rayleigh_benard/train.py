@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alchemist_ray.cluster.ray_cluster import check
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.ray_cluster import check
 from benchmarks.rayleigh_benard.baselines import (
     HEATERS,
     NO_CONTROL,

@@ -14,9 +14,9 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.tune.search.variant_generator import generate_variants
 
 from alchemist_ray.arguments import checked_cpus, known_options, positive_int
+from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 from envs.errors import EnvConfigError
 from envs.rllib.env_runner import (
     SPANNING,

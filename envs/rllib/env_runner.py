@@ -19,8 +19,8 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune import PlacementGroupFactory
 
 from alchemist_ray.arguments import checked_cpus
+from alchemist_ray.cluster.placement import Reservation, within
 from alchemist_ray.errors import AlchemistError, GroupFailedError
-from alchemist_ray.runtime.cluster.placement import Reservation, within
 from envs.agents import Agent, AgentsByName, StepResult
 from envs.config import MAX_RESTARTS
 from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError

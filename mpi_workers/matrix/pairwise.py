@@ -17,7 +17,7 @@ from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.layout import IndexArray, Shape, as_slice, put, taken
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.communicator import GangComm
+    from mpi_workers.waits.communicator import GangComm
 
 MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB
 TAG = 11

@@ -38,7 +38,7 @@ from mpi_workers.matrix.layout import (
 from mpi_workers.matrix.pairwise import NOTHING, Buffers, Share, swap
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.communicator import GangComm
+    from mpi_workers.waits.communicator import GangComm
 
 Ranks = NDArray[np.int64]
 Choice = Callable[[Ranks], Any]  # of ranks, as an array of bool

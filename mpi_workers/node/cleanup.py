@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 
-from mpi_workers.rank.interruption import InterruptWord
+from mpi_workers.waits.interruption import InterruptWord
 from mpi_workers.wire.pmi import segment_names
 from mpi_workers.wire.sockets import boot_id
 

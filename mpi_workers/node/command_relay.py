@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from mpi_workers.failures import Failure
 from mpi_workers.node.processes import RankProcess
 from mpi_workers.node.stacks import of_main_thread
-from mpi_workers.rank.interruption import InterruptWord
+from mpi_workers.waits.interruption import InterruptWord
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, Frame, Kind
 

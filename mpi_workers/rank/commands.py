@@ -19,10 +19,10 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.rank import interruption
 from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.foreign_code import called, isolated
 from mpi_workers.rank.gang import Gang
+from mpi_workers.waits import interruption
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import places

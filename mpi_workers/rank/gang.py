@@ -22,9 +22,9 @@ from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import forget_segments, learn_segments, note_segments
 from mpi_workers.node.processes import descendants
-from mpi_workers.rank import communicator, interruption
-from mpi_workers.rank.communicator import GangComm
 from mpi_workers.rank.history import Span
+from mpi_workers.waits import communicator, interruption
+from mpi_workers.waits.communicator import GangComm
 
 PROGRESS_S = 0.1  # between two reports of progress
 _errors: list[int] = []  # codes of MPI's errors in the native call under way

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from mpi_workers.rank import interruption
+from mpi_workers.waits import interruption
 from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body
 

@@ -42,12 +42,13 @@ from mpi_workers.node.processes import allow_open_files, let_trace
 from mpi_workers.node.rank_output import rank_pipe
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
-from mpi_workers.rank import history, interruption
+from mpi_workers.rank import history
 from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runner
 from mpi_workers.rank.foreign_code import ProcessSettings, flush_python, users_part
 from mpi_workers.rank.gang import Gang
-from mpi_workers.rank.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.sigterm import outlive_sigterm
+from mpi_workers.waits import interruption
+from mpi_workers.waits.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.commands import COMMANDS, command_name
 from mpi_workers.wire.frames import Body, Kind

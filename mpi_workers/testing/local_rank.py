@@ -21,10 +21,10 @@ from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import SHM, segments_of
 from mpi_workers.node.processes import ANYONE, close_listeners, crowded, die_with_parent, let_trace
 from mpi_workers.node.stacks import crash_file
-from mpi_workers.rank import interruption
 from mpi_workers.rank.gang import Gang
-from mpi_workers.rank.interruption import InterruptWord
 from mpi_workers.rank.process import limit_endpoints, report_exits
+from mpi_workers.waits import interruption
+from mpi_workers.waits.interruption import InterruptWord
 
 POOL_BYTES = 256 << 20  # 256 MiB
 FIRST_CALL = 1

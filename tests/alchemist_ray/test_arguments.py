@@ -14,6 +14,9 @@ import pytest
 from scipy import sparse
 
 from alchemist_ray import AlchemistSession, mpi_function
+from alchemist_ray.arrays.saving import as_path
+from alchemist_ray.attached.options import AttachOptions, GangOptions
+from alchemist_ray.cluster.placement import within
 from alchemist_ray.errors import (
     BadArgumentError,
     DtypeError,
@@ -24,9 +27,6 @@ from alchemist_ray.errors import (
     SessionError,
     ShapeError,
 )
-from alchemist_ray.gang.options import AttachOptions, GangOptions
-from alchemist_ray.io.saving import as_path
-from alchemist_ray.runtime.cluster.placement import within
 
 pytestmark = pytest.mark.timeout(120, func_only=True)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,7 @@ ALI_MAY_ALSO_USE = {
     "ali/standalone.py": ("mpi_workers.testing",),
 }
 # What an attached process needs of a gang works where Ray is not installed.
-WITHOUT_RAY = ("alchemist_ray.gang", "alchemist_ray.arrays")
+WITHOUT_RAY = ("alchemist_ray.attached", "alchemist_ray.arrays")
 
 
 def files(package: str) -> Iterator[Path]:
@@ -115,6 +117,43 @@ def test_no_files_import_each_other_in_a_cycle() -> None:
     TopologicalSorter(graph()).prepare()  # raises `CycleError` with the modules of a cycle
 
 
+def folders(files: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Which of its siblings each folder or file imports, at every level of the packages."""
+    found: dict[str, set[str]] = {}
+    for module, imports in files.items():
+        for other in imports:
+            here, there = module.split("."), other.split(".")
+            shared = sum(
+                1
+                for _ in takewhile(lambda both: both[0] == both[1], zip(here, there, strict=False))
+            )
+            if 0 < shared < min(len(here), len(there)):
+                importing = ".".join(here[: shared + 1])
+                found.setdefault(importing, set()).add(".".join(there[: shared + 1]))
+    return found
+
+
+def test_no_folders_import_each_other_in_a_cycle() -> None:
+    TopologicalSorter(folders(graph())).prepare()
+
+
+@pytest.mark.parametrize("package", ["mpi_workers", "alchemist_ray"])
+def test_a_readme_lists_rooms_in_the_order_of_their_imports(package: str) -> None:
+    """A row of its table imports only rows above it."""
+    rows = {}
+    for place, line in enumerate((ROOT / package / "README.md").read_text().splitlines()):
+        if line.startswith("| `"):
+            for name in re.findall(r"`([\w./]+)`", line.split("|")[1]):
+                rows[f"{package}.{name.removesuffix('/').removesuffix('.py')}"] = place
+    at_top = {room: to for room, to in folders(graph()).items() if room.count(".") == 1}
+    listed = {room for room in at_top if room.startswith(f"{package}.")}
+    missing = listed - rows.keys() - {"mpi_workers.entry_points", "mpi_workers.build_native"}
+    assert not missing, f"{package}/README.md does not list {missing}"
+    back = [(room, one) for room in listed & rows.keys() for one in at_top[room] & rows.keys()
+            if rows[one] > rows[room]]  # fmt: skip
+    assert not back, f"these import rooms that {package}/README.md lists below them: {back}"
+
+
 @pytest.mark.parametrize("module", WITHOUT_RAY)
 def test_imports_where_ray_is_not_installed(module: str) -> None:
     program = (
@@ -134,9 +173,10 @@ POSIX_NAMES = {
     "signal": "pthread_sigmask SIGCHLD",
     "mmap": "MAP_SHARED MAP_PRIVATE MAP_ANONYMOUS PROT_READ PROT_WRITE",
 }
-ON_CLIENTS = ("alchemist_ray", "alchemist_ray.session", "alchemist_ray.arrays.handle",
-              "alchemist_ray.arrays.namespace", "alchemist_ray.gang.libraries",
-              "alchemist_ray.functions.run", "alchemist_ray.transfer.sending")  # fmt: skip
+ON_CLIENTS = ("alchemist_ray", "alchemist_ray.session.alchemist_session",
+              "alchemist_ray.arrays.handle", "alchemist_ray.arrays.namespace",
+              "alchemist_ray.attached.libraries", "alchemist_ray.functions.run",
+              "alchemist_ray.transfer.sending")  # fmt: skip
 
 
 def test_a_session_imports_with_numpy_and_msgpack_alone() -> None:

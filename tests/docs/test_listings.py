@@ -14,7 +14,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.deploy.slurm import sites
-from alchemist_ray.observe.metrics import METRICS
+from alchemist_ray.measures.metrics import METRICS
 from tests.docs.pages import ROOT, documents, read_page
 from tests.support import commands
 from tests.support.kernels import plain_shell

@@ -18,9 +18,9 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.cluster.actors import NAMESPACE, agent_name, edition
+from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.errors import AlchemistError, GroupFailedError, StaleHandleError
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, agent_name, edition
-from alchemist_ray.runtime.driver import find_driver
 from mpi_workers.node.processes import descendants
 from tests.faults.hosts import why_not
 from tests.support import suite, traces

@@ -19,12 +19,13 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.attached import registry
 from alchemist_ray.clients import ray_tasks
+from alchemist_ray.cluster.actors import driver_name, edition
 from alchemist_ray.errors import GroupError, GroupFailedError, RoutineError, TransferError
-from alchemist_ray.gang import owner, registry
-from alchemist_ray.runtime.cluster.actors import driver_name, edition
+from alchemist_ray.session import owner
 from mpi_workers.wire.frames import MAP_LIMIT, pack
-from tests.alchemist_ray.test_session import free_cpus
+from tests.alchemist_ray.session.test_alchemist_session import free_cpus
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
 from tests.support import traces
@@ -294,7 +295,7 @@ def test_ctrl_c_in_the_middle_of_a_large_frame_leaves_a_usable_connection(
 def test_a_job_with_an_environment_of_its_own_has_its_own_driver(cluster: str) -> None:
     text = """
         import os
-        from alchemist_ray.runtime.cluster.actors import driver_name, edition
+        from alchemist_ray.cluster.actors import driver_name, edition
         with AlchemistSession(1) as als:
             secret = als.run(lambda comm: os.environ.get("SECRET"))
             print(driver_name(edition()), secret, flush=True)

@@ -17,7 +17,7 @@ from ray.exceptions import TaskCancelledError
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import CallTimeoutError, CancelledError, GroupFailedError
 from alchemist_ray.observe.status import table
-from alchemist_ray.runtime.launch import nodes
+from alchemist_ray.runtime.commands import nodes
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Gang,

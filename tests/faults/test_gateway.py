@@ -13,10 +13,10 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.cluster.actors import NAMESPACE, group_name
 from alchemist_ray.errors import AlchemistError, GroupRecoveredError
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.access import TokenFile
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, group_name
 from tests.faults.conftest import MATRIX, pid_of, record
 from tests.support import traces
 

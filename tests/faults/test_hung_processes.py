@@ -10,9 +10,9 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.runtime import driver, ray_gangs
-from alchemist_ray.runtime.cluster import catalogue
-from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.cluster import driver
+from alchemist_ray.cluster.driver import find_driver
+from alchemist_ray.ray_access import catalogue, ray_gangs
 from tests.faults.conftest import Gang, agent_pids, left, pid_of, variables
 from tests.support import commands, traces
 

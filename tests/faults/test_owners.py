@@ -13,8 +13,8 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.runtime.driver import find_driver
-from tests.alchemist_ray.test_session import free_cpus, wait_for_cpus
+from alchemist_ray.cluster.driver import find_driver
+from tests.alchemist_ray.session.test_alchemist_session import free_cpus, wait_for_cpus
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     LIBRARY,

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from alchemist_ray.errors import AlchemistError, GroupFailedError, RoutineError
-from alchemist_ray.runtime.launch import nodes
+from alchemist_ray.runtime.commands import nodes
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Gang,

@@ -13,8 +13,8 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.cluster.actors import NAMESPACE, agent_name, edition
 from alchemist_ray.errors import LaunchError, ResourceError
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, agent_name, edition
 from mpi_workers.matrix.available_memory import ROOM_S, available_bytes
 from tests.faults.conftest import (
     ERROR_LIMIT_S,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import ray
 
+from alchemist_ray.cluster.placement import check_capacity
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.runtime.cluster.placement import check_capacity
 from tests.kube.cluster import Cluster
 
 NAMESPACE = "many"

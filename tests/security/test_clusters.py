@@ -24,15 +24,15 @@ import grpc
 import pytest
 import ray
 
-from alchemist_ray.errors import AuthError, SessionError
-from alchemist_ray.runtime.cluster import ray_cluster
-from alchemist_ray.runtime.cluster.ray_cluster import (
+from alchemist_ray.cluster import ray_cluster
+from alchemist_ray.cluster.ray_cluster import (
     check,
     check_versions,
     own_head,
     private_folder,
     tighten,
 )
+from alchemist_ray.errors import AuthError, SessionError
 from mpi_workers.node.processes import descendants
 from tests.support import commands, traces
 
@@ -147,7 +147,7 @@ def test_a_head_that_is_not_joined_is_warned_of(place: Path, below: str, said: s
     waits = f"'import time; time.sleep(60)' --temp-dir={place} --gcs-address=127.0.0.1:1"
     (place / "mine").mkdir()
     program = """
-        from alchemist_ray.runtime.cluster.ray_cluster import join_ray
+        from alchemist_ray.cluster.ray_cluster import join_ray
         join_ray(None, start=False)
     """
     command = f"(exec -a raylet {sys.executable} -c {waits}); true"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alchemist_ray.gang.address import GangAddress
+from alchemist_ray.attached.address import GangAddress
 from mpi_workers.data.description import DataEndpoints
 from mpi_workers.node.specs import GangPlan, RankConfig
 

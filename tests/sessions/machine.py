@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.cluster.actors import NAMESPACE, find_gang, group_name
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
@@ -40,7 +41,6 @@ from alchemist_ray.errors import (
     StaleHandleError,
     TransferError,
 )
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, find_gang, group_name
 from alchemist_ray.runtime.recovery import snapshots
 from mpi_workers.node.processes import descendants
 from tests.faults.conftest import agent_pids, pid_of

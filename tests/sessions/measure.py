@@ -8,9 +8,9 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alchemist_ray.gang.address import this_process
-from alchemist_ray.runtime.cluster import manager_pool
-from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.attached.address import this_process
+from alchemist_ray.cluster.driver import find_driver
+from alchemist_ray.ray_access import manager_pool
 from tests.faults.conftest import agent_pids, pid_of
 from tests.support import traces
 

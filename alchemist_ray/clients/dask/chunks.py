@@ -32,13 +32,13 @@ from dask.highlevelgraph import HighLevelGraph
 from ray.util.dask import ray_dask_get
 from ray.util.dask.callbacks import CBS, RayCallback
 
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.clients import pandas
 from alchemist_ray.clients.ray_tasks import wait_for_cpu
+from alchemist_ray.cluster.node_jobs import ArrayDecoder, SendJob, SourceBlock
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.transfer.node_jobs import ArrayDecoder, SendJob, SourceBlock
 from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress

@@ -36,7 +36,7 @@ from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.clients.dask.results import to_dask
 from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.errors import ShapeError
-from alchemist_ray.session import AlchemistSession
+from alchemist_ray.session.alchemist_session import AlchemistSession
 from alchemist_ray.transfer.sending import send
 
 __all__ = [

@@ -13,10 +13,10 @@ import numpy as np
 from dask.base import tokenize
 from numpy.typing import NDArray
 
+from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.clients.ray_tasks import fetch
 from alchemist_ray.errors import AlchemistError, ShapeError, TransferError
-from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.registry import gang_of
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.clients.spark.results import MLLIB
 from alchemist_ray.errors import AlchemistError, BadArgumentError
-from alchemist_ray.session import AlchemistSession
+from alchemist_ray.session.alchemist_session import AlchemistSession
 
 WAIT_S = 3600  # for a request; then it asks again
 END_S = 50.0  # for the session to end, before the JVM kills this process

@@ -24,12 +24,12 @@ from pyspark.mllib.linalg import distributed as theirs
 from pyspark.sql import SparkSession
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.clients.spark import jvm
 from alchemist_ray.clients.spark.results import MLLIB, to_spark
 from alchemist_ray.errors import BadArgumentError, DtypeError
-from alchemist_ray.gang.registry import gang_of
-from alchemist_ray.session import AlchemistSession
+from alchemist_ray.session.alchemist_session import AlchemistSession
 
 __all__ = [
     "BlockMatrix", "CondEst", "IndexedRowMatrix", "RowMatrix", "SingularValueDecomposition",

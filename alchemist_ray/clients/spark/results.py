@@ -14,10 +14,10 @@ from pyspark.mllib.linalg.distributed import (
 )
 from pyspark.sql import DataFrame, SparkSession
 
+from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.clients.spark import jvm
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
-from alchemist_ray.gang.matrix_ref import MatrixRef
-from alchemist_ray.gang.registry import gang_of
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution
 

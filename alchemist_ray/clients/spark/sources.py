@@ -30,10 +30,10 @@ from pyspark.mllib.linalg.distributed import (
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql import functions as F
 
+from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.clients.spark import jvm
 from alchemist_ray.dtypes import chosen_dtype
 from alchemist_ray.errors import DtypeError, IncompleteMatrixError, ShapeError, TransferError
-from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.transfer.sources import NumPySource
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress

@@ -26,9 +26,9 @@ from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
 from alchemist_ray.background import in_thread
+from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.ray_cluster import join_ray
 
 OPENED = (
     "java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.math", "java.net",

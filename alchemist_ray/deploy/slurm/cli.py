@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from alchemist_ray.cluster.batch_job import FOLDER_VARIABLE, JobFolder
 from alchemist_ray.deploy.slurm import allocation, program, script, sites
 from alchemist_ray.deploy.slurm.keeper import RayInJob, up_text
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated, interrupt_on_termination
@@ -23,7 +24,6 @@ from alchemist_ray.errors import JobError
 from alchemist_ray.gateway.protocol import PORT
 from alchemist_ray.launchers import SETTINGS
 from alchemist_ray.launchers import VARIABLE as LAUNCHER
-from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobFolder
 from alchemist_ray.subcommands import add_verbs, parser_of, positive
 
 USAGE = """\

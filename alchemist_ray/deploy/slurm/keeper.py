@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Self
 
+from alchemist_ray.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
 from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.slurm.allocation import Allocation, Node, is_same_node, is_this_node
 from alchemist_ray.deploy.slurm.node import NodeTask
@@ -27,9 +28,8 @@ from alchemist_ray.deploy.slurm.signals import END_TIMEOUT_S, end
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import DROPPED, step_environment
+from alchemist_ray.network import address_towards, local_address
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE, JobCluster, JobFolder
-from alchemist_ray.runtime.cluster.network import address_towards, local_address
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer, authenticate
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind, WireError

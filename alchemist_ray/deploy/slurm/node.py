@@ -29,7 +29,7 @@ from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.deploy.slurm.relay import VARIABLE as RELAY
 from alchemist_ray.deploy.slurm.relay import Relay
 from alchemist_ray.errors import JobError
-from alchemist_ray.runtime.cluster.network import local_address
+from alchemist_ray.network import local_address
 from alchemist_ray.tracebacks import without_native_frames
 from mpi_workers.failures import describe_status
 from mpi_workers.node import cleanup, processes

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from alchemist_ray.cluster.batch_job import JobCluster, JobFolder
 from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.deploy.slurm.allocation import is_this_node
 from alchemist_ray.deploy.slurm.keeper import RayInJob, step_base
 from alchemist_ray.deploy.slurm.signals import Signals, Terminated, exit_code
 from alchemist_ray.errors import JobError
-from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from mpi_workers.node.processes import die_with_parent
 
 POLL_INTERVAL_S = 0.1

@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 
+from alchemist_ray.cluster import batch_job
 from alchemist_ray.deploy.slurm import allocation
 from alchemist_ray.deploy.virtual_cluster import image
 from alchemist_ray.deploy.virtual_cluster.guests import (
@@ -42,7 +43,6 @@ from alchemist_ray.deploy.virtual_cluster.guests import (
 from alchemist_ray.errors import AlchemistError, JobError
 from alchemist_ray.launchers.srun import srun_command
 from alchemist_ray.private_files import write_private
-from alchemist_ray.runtime.cluster import batch_job
 
 HOME_VARIABLE = "ALCHEMIST_VIRTUAL"
 HOME = "~/.alchemist/virtual"

@@ -19,14 +19,14 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from alchemist_ray.arguments import checked_address, checked_flag, checked_path
+from alchemist_ray.cluster.actors import NAMESPACE, ask
+from alchemist_ray.cluster.driver import HEAD, start_actor
+from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.errors import AlchemistError, AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT, SCOPES, GatewayAddress, is_loopback
 from alchemist_ray.gateway.server.access import AUDIT, CLUSTER, DAYS, FILE, Token, TokenFile
 from alchemist_ray.gateway.server.gateway import Gateway
-from alchemist_ray.observe import exporter
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, ask
-from alchemist_ray.runtime.cluster.ray_cluster import join_ray
-from alchemist_ray.runtime.driver import HEAD, start_actor
+from alchemist_ray.measures import exporter
 from alchemist_ray.subcommands import add_options, add_subcommand, names, parser_of, positive
 from mpi_workers.matrix.sizes import parse_nbytes
 

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from alchemist_ray.arguments import positive_int
-from alchemist_ray.errors import AlchemistError
-from alchemist_ray.gang import registry
-from alchemist_ray.gang.connection import GangConnection
-from alchemist_ray.gang.options import (
+from alchemist_ray.attached import registry
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.options import (
     AttachOptions,
     GangOptions,
     Workers,
@@ -26,14 +25,15 @@ from alchemist_ray.gang.options import (
     most_of,
     through_gateway,
 )
+from alchemist_ray.cluster.actors import PRIVATE_GANG
+from alchemist_ray.cluster.user_limits import check_limits
+from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S
 from alchemist_ray.gateway.server.access import Token, TokenFile, require
 from alchemist_ray.gateway.server.transfers import GangTransfers
 from alchemist_ray.launchers.mpmd import HydraLauncher
-from alchemist_ray.runtime import ray_gangs
-from alchemist_ray.runtime.cluster.actors import PRIVATE_GANG
-from alchemist_ray.runtime.cluster.user_limits import check_limits
-from alchemist_ray.runtime.ray_gangs import RayGangs
+from alchemist_ray.ray_access import ray_gangs
+from alchemist_ray.ray_access.ray_gangs import RayGangs
 from alchemist_ray.version import __version__
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure

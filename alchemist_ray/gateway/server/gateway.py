@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from alchemist_ray.attached.registry import ADDRESS_VARIABLE
 from alchemist_ray.errors import SessionError, failure_of
-from alchemist_ray.gang.registry import ADDRESS_VARIABLE
 from alchemist_ray.gateway.protocol import GRACE_S, is_loopback
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import (
@@ -36,7 +36,7 @@ from alchemist_ray.gateway.server.access import (
 )
 from alchemist_ray.gateway.server.gangs import HostedGang, SessionCommands, UserLimit, later
 from alchemist_ray.gateway.server.link import SEND_TIMEOUT_S, Link, authenticate
-from alchemist_ray.observe import metrics
+from alchemist_ray.measures import metrics
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
 from mpi_workers.wire import sockets

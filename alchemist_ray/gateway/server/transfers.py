@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.errors import AlchemistError, failure_of
-from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.gateway.protocol import CHUNK_NBYTES, MIN_LINES, chunks
 from alchemist_ray.gateway.secure_socket import SharedConnection
-from alchemist_ray.observe import metrics
+from alchemist_ray.measures import metrics
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-# Modules that users import, or that are imported by name: `gang.registry`, `transfer.sources`.
+# Modules that users import, or that are imported by name: `attached.registry`, `transfer.sources`.
 ROOTS = (
     "alchemist_ray",
-    "alchemist_ray.session",
+    "alchemist_ray.session.alchemist_session",
     "alchemist_ray.arrays.namespace",
     "alchemist_ray.gateway.client",
     "alchemist_ray.clients.pandas",

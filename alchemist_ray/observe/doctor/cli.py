@@ -12,9 +12,11 @@ from typing import Any
 
 import ray
 
+from alchemist_ray.attached.options import START_TIMEOUT_S
+from alchemist_ray.cluster import ray_cluster
+from alchemist_ray.cluster.batch_job import FOLDER_VARIABLE
 from alchemist_ray.deploy.slurm import allocation, sites
 from alchemist_ray.errors import AlchemistError, JobError
-from alchemist_ray.gang.options import START_TIMEOUT_S
 from alchemist_ray.observe.doctor import finding, node, probe, ranks
 from alchemist_ray.observe.doctor.finding import BAD, INFO, NOTHING, OK, WARN, Finding, named
 from alchemist_ray.observe.doctor.node import (
@@ -24,8 +26,6 @@ from alchemist_ray.observe.doctor.node import (
     usable_cores,
 )
 from alchemist_ray.observe.doctor.probe import Probe, RayProbes, StepProbes
-from alchemist_ray.runtime.cluster import ray_cluster
-from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
 from alchemist_ray.subcommands import parser_of, positive
 
 JOIN = "start Ray (`ray start --head`, `alchemist slurm start`), or set --address"

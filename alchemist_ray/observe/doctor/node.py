@@ -29,9 +29,11 @@ from pathlib import Path
 
 import psutil
 
+from alchemist_ray.cluster.batch_job import job_id
 from alchemist_ray.deploy.slurm.allocation import other_users
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import JobError
+from alchemist_ray.network import address_of, address_towards
 from alchemist_ray.observe.doctor.finding import (
     BAD,
     INFO,
@@ -43,8 +45,6 @@ from alchemist_ray.observe.doctor.finding import (
     warn_if,
 )
 from alchemist_ray.plural import counted, listed
-from alchemist_ray.runtime.cluster.batch_job import job_id
-from alchemist_ray.runtime.cluster.network import address_of, address_towards
 from alchemist_ray.version import __version__
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.available_memory import available_bytes

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from alchemist_ray.cluster.placement import Reservation
 from alchemist_ray.deploy.slurm.signals import end
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.errors import AlchemistError
@@ -23,8 +24,7 @@ from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Finding, n
 from alchemist_ray.observe.doctor.node import unfit
 from alchemist_ray.observe.doctor.probe import StepProbes
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.placement import Reservation
-from alchemist_ray.session import AlchemistSession
+from alchemist_ray.session.alchemist_session import AlchemistSession
 
 CALL_S = 30.0
 SLOW_S = 20.0

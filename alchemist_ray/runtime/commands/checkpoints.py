@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from alchemist_ray.arrays.saving import remove_hidden
 from alchemist_ray.background import in_pool
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.io.saving import remove_hidden
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.matrix_records import FILES, Record
 from alchemist_ray.runtime.commands.saved_states import SavedState, call_on, save_state

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from alchemist_ray.background import in_task
 from alchemist_ray.errors import AlchemistError, failure_of, to_failure
 from alchemist_ray.runtime.commands import checkpoints
+from alchemist_ray.runtime.commands.gang_measures import GangMeasures
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
 from alchemist_ray.runtime.commands.jobs import HELD_S, Changes, Job, JobQueue, calls_of, late, log
 from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
-from alchemist_ray.runtime.launch.gang_measures import GangMeasures
-from alchemist_ray.runtime.launch.nodes import DRAIN_S, Nodes, recovered_words
+from alchemist_ray.runtime.commands.nodes import DRAIN_S, Nodes, recovered_words
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer

@@ -21,7 +21,7 @@ from alchemist_ray.runtime.commands.matrix_records import (
     Record,
     sent,
 )
-from alchemist_ray.runtime.launch.nodes import Nodes, table_of
+from alchemist_ray.runtime.commands.nodes import Nodes, table_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.matrix.sizes import readable

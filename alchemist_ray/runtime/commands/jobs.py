@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from alchemist_ray.gang.progress import as_text
+from alchemist_ray.attached.progress import as_text
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.commands.matrix_records import Record
-from alchemist_ray.runtime.launch.nodes import CONTINUES, Round
+from alchemist_ray.runtime.commands.nodes import CONTINUES, Round
 from mpi_workers.failures import Failure
 from mpi_workers.node.rank_output import dropped_note
 from mpi_workers.wire.asynchronous import FrameProtocol

@@ -148,7 +148,7 @@ class Record:
         self.aliases = other.aliases
 
     def described(self) -> Body:
-        """The record as it travels: handles are made of it (`gang.matrix_ref`)."""
+        """The record as it travels: handles are made of it (`attached.matrix_ref`)."""
         return {
             "matrix": self.id,
             "name": self.name,

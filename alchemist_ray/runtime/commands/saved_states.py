@@ -7,7 +7,7 @@ from typing import Any
 
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.matrix_records import Record
-from alchemist_ray.runtime.launch.nodes import Nodes
+from alchemist_ray.runtime.commands.nodes import Nodes
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE

@@ -16,15 +16,15 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from alchemist_ray.background import in_pool, in_time
-from alchemist_ray.errors import AlchemistError, ResourceError
-from alchemist_ray.runtime.cluster.actors import result_of
-from alchemist_ray.runtime.cluster.placement import (
+from alchemist_ray.cluster.actors import result_of
+from alchemist_ray.cluster.placement import (
     Reservation,
     check_capacity,
     divisions,
     not_free,
     reserved,
 )
+from alchemist_ray.errors import AlchemistError, ResourceError
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 
 # Ray may notice 0.1 s later that CPUs were given back, and tries a group that did not fit again

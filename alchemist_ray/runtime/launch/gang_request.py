@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, replace
 
 from alchemist_ray.arguments import checked_choice
+from alchemist_ray.attached.address import this_process
+from alchemist_ray.attached.options import PLACEMENTS, GangOptions, Workers, least_of
+from alchemist_ray.cluster.placement import Reservation, check_capacity, inherited
 from alchemist_ray.errors import ResourceError
-from alchemist_ray.gang.address import this_process
-from alchemist_ray.gang.options import PLACEMENTS, GangOptions, Workers, least_of
 from alchemist_ray.launchers import chosen, settings
-from alchemist_ray.observe.logs import log_settings
-from alchemist_ray.runtime.cluster.placement import Reservation, check_capacity, inherited
+from alchemist_ray.measures.logs import log_settings
 
 
 @dataclass(frozen=True, slots=True)

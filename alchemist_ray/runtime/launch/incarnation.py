@@ -12,17 +12,17 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from alchemist_ray.attached.address import GangAddress
 from alchemist_ray.background import in_time
+from alchemist_ray.cluster.actors import result_of
 from alchemist_ray.errors import AlchemistError, LaunchError, SessionError
-from alchemist_ray.gang.address import GangAddress
 from alchemist_ray.launchers import LAUNCHERS
-from alchemist_ray.observe.logs import folder_name
+from alchemist_ray.measures.logs import folder_name
 from alchemist_ray.plural import counted
-from alchemist_ray.runtime.cluster.actors import result_of
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
+from alchemist_ray.runtime.commands.nodes import Nodes
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
-from alchemist_ray.runtime.launch.nodes import Nodes
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.node.specs import GangPlan, NodePlan
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.attached.address import GangAddress
+from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.background import in_pool
 from alchemist_ray.errors import GroupFailedError
-from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.loaded_libraries import same, stamp_of
 from alchemist_ray.runtime.commands.matrix_records import FILES, LoggedCommand, Record, history
+from alchemist_ray.runtime.commands.nodes import Nodes
 from alchemist_ray.runtime.commands.saved_states import call_on
-from alchemist_ray.runtime.launch.nodes import Nodes
 from alchemist_ray.transfer.sources import source_for
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.failures import Failure

@@ -24,7 +24,11 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
+from alchemist_ray.attached.address import GangAddress, next_token
 from alchemist_ray.background import in_pool
+from alchemist_ray.cluster.actors import result_of, told
+from alchemist_ray.cluster.node_jobs import MoveJob
+from alchemist_ray.cluster.placement import Growth, room
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
@@ -34,19 +38,15 @@ from alchemist_ray.errors import (
     ResourceError,
     TransferError,
 )
-from alchemist_ray.gang.address import GangAddress, next_token
-from alchemist_ray.runtime.cluster.actors import result_of, told
-from alchemist_ray.runtime.cluster.placement import Growth, room
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.loaded_libraries import same, stamp_of
 from alchemist_ray.runtime.commands.matrix_records import Record
+from alchemist_ray.runtime.commands.nodes import Nodes
 from alchemist_ray.runtime.commands.saved_states import SavedState, save_state
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import Incarnation
-from alchemist_ray.runtime.launch.nodes import Nodes
-from alchemist_ray.transfer.node_jobs import MoveJob
 from alchemist_ray.transfer.sending import BASE_LAYOUT
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.failures import Failure

@@ -21,9 +21,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.attached.address import GangAddress
+from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.background import in_pool
-from alchemist_ray.gang.address import GangAddress
-from alchemist_ray.gang.connection import GangConnection
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record
 from alchemist_ray.runtime.commands.saved_states import save_state

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.gang.connection import GangConnection
+from alchemist_ray.attached.connection import GangConnection
 
 
 @pytest.fixture(scope="package")

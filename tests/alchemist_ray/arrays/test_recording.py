@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import ali.arrays
 from alchemist_ray import AlchemistSession
 from alchemist_ray.arrays.engine import Engine
+from alchemist_ray.attached.connection import WRITE_ARRAYS
+from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import (
     BadArgumentError,
     CancelledError,
@@ -23,8 +25,6 @@ from alchemist_ray.errors import (
     MatrixNotFoundError,
     ResourceError,
 )
-from alchemist_ray.gang.connection import WRITE_ARRAYS
-from alchemist_ray.gang.registry import gang_of
 from tests.alchemist_ray.arrays.checks import dtypes, few, layouts, same, values
 
 OPERATIONS: dict[str, Any] = {

@@ -12,8 +12,8 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.clients import ray_tasks
+from alchemist_ray.cluster.placement import VARIABLE
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError, TransferError
-from alchemist_ray.runtime.cluster.placement import VARIABLE
 from tests.alchemist_ray.conftest import refused
 
 data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")

@@ -9,7 +9,7 @@ from alchemist_ray import AlchemistSession, status
 from alchemist_ray.errors import AlchemistError, AuthError
 from alchemist_ray.gateway.server.access import TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from tests.alchemist_ray.observe.test_metrics import EXPORT_LIMIT_S, scraped, total
+from tests.alchemist_ray.measures.test_metrics import EXPORT_LIMIT_S, scraped, total
 from tests.support import traces
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import alchemist_ray
 from alchemist_ray import AlchemistSession, cli
+from alchemist_ray.attached.info import CallInfo, GangInfo
 from alchemist_ray.errors import CancelledError, SessionError
-from alchemist_ray.gang.info import CallInfo, GangInfo
 from alchemist_ray.observe import status
 from tests.faults.conftest import Call
 from tests.support import traces

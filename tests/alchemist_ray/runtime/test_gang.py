@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
+from alchemist_ray.attached.options import GangOptions
+from alchemist_ray.attached.states import GangState
 from alchemist_ray.errors import GroupFailedError, LaunchError, SessionError
-from alchemist_ray.gang.options import GangOptions
-from alchemist_ray.gang.states import GangState
 from alchemist_ray.runtime import gang as gang_module
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.gang import Gang

@@ -11,7 +11,7 @@ import pytest
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.matrix_records import FREE_DELAY_S
-from alchemist_ray.runtime.launch.nodes import BLAME_S, Nodes
+from alchemist_ray.runtime.commands.nodes import BLAME_S, Nodes
 from mpi_workers.wire.frames import HEADER, Body, Frame, Kind, decode_body
 
 KILLED, CRASHED = "was killed by signal 9 (SIGKILL)", "was killed by signal 11 (SIGSEGV)"

@@ -9,8 +9,8 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.cluster.node_jobs import ArrayDecoder, OpenBlock
 from alchemist_ray.transfer import object_store
-from alchemist_ray.transfer.node_jobs import ArrayDecoder, OpenBlock
 from tests.support import traces
 
 SHAPES = [(2, 3), (200, 1000), (1, 7)]

@@ -215,8 +215,8 @@ def test_ray_exports_what_the_dashboard_shows() -> None:
 
 
 def test_the_dashboard_counts_actors_by_their_names() -> None:
-    from alchemist_ray.runtime.agent import Agent  # noqa: PLC0415 - Ray is slow to import
-    from alchemist_ray.runtime.driver import Driver  # noqa: PLC0415
+    from alchemist_ray.cluster.agent import Agent  # noqa: PLC0415 - Ray is slow to import
+    from alchemist_ray.cluster.driver import Driver  # noqa: PLC0415
     from alchemist_ray.runtime.group_manager import GroupManager  # noqa: PLC0415
 
     actors: list[Any] = [GroupManager, Agent, Driver]

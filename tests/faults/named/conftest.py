@@ -10,8 +10,8 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.errors import SessionError
-from alchemist_ray.runtime.driver import find_driver
 from tests.faults.conftest import assert_clean, left
 from tests.faults.named.named_gangs import END_LIMIT_S, gangs, managers
 from tests.support import traces

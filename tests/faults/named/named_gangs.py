@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.runtime.cluster.actors import GROUP_PREFIX
+from alchemist_ray.cluster.actors import GROUP_PREFIX
 from tests.support import traces
 
 ROOT = Path(__file__).parents[3]

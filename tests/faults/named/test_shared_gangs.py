@@ -15,16 +15,16 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.attached.libraries import Library
+from alchemist_ray.cluster.actors import NAMESPACE, find_gang, group_name
+from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.errors import (
     CancelledError,
     LibraryLoadError,
     LibraryNotFoundError,
     SessionError,
 )
-from alchemist_ray.gang.libraries import Library
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, find_gang, group_name
-from alchemist_ray.runtime.cluster.catalogue import connect
-from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.ray_access.catalogue import connect
 from mpi_workers.data.transfers import MatrixReader
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program, actors, gangs

@@ -15,6 +15,7 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.cluster.actors import NAMESPACE, ask_manager, find_gang, group_name
 from alchemist_ray.errors import (
     GroupError,
     GroupFailedError,
@@ -24,7 +25,6 @@ from alchemist_ray.errors import (
     SessionError,
     TransferError,
 )
-from alchemist_ray.runtime.cluster.actors import NAMESPACE, ask_manager, find_gang, group_name
 from mpi_workers.data.transfers import MatrixReader
 from tests.faults.conftest import Call, pid_of
 from tests.faults.named.named_gangs import Program, gangs

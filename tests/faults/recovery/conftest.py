@@ -14,9 +14,9 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession, Handle
-from alchemist_ray.runtime.driver import find_driver
+from alchemist_ray.cluster.driver import find_driver
 from mpi_workers.node.processes import descendants
-from tests.alchemist_ray.test_session import free_cpus
+from tests.alchemist_ray.session.test_alchemist_session import free_cpus
 from tests.faults.conftest import assert_clean, left
 from tests.support import traces
 

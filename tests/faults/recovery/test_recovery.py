@@ -26,7 +26,7 @@ from alchemist_ray.errors import (
     RoutineError,
     StaleHandleError,
 )
-from alchemist_ray.observe import logs
+from alchemist_ray.measures import logs
 from alchemist_ray.runtime.commands.matrix_records import LoggedCommand
 from alchemist_ray.transfer.sources import NumPySource
 from mpi_workers.data.transfers import MatrixReader

@@ -15,7 +15,7 @@ import ray
 
 import ali
 from alchemist_ray import AlchemistSession
-from tests.alchemist_ray.test_session import wait_for_cpus
+from tests.alchemist_ray.session.test_alchemist_session import wait_for_cpus
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program
 from tests.faults.recovery.conftest import (

@@ -15,7 +15,7 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
 from tests.alchemist_ray.clients.spark.conftest import X
-from tests.alchemist_ray.test_session import free_cpus
+from tests.alchemist_ray.session.test_alchemist_session import free_cpus
 from tests.support import traces
 from tests.support.sparks import SPARK, Sparks
 

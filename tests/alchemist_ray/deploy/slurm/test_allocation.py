@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alchemist_ray import network
+from alchemist_ray.cluster.batch_job import JobCluster, JobFolder
 from alchemist_ray.deploy.slurm import allocation, program
 from alchemist_ray.deploy.slurm.allocation import MEBI, Node
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers.srun import expand
-from alchemist_ray.runtime.cluster import network
-from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from mpi_workers.wire.interfaces import interfaces
 
 JOB = {

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from alchemist_ray.cli import main
+from alchemist_ray.cluster import batch_job
+from alchemist_ray.cluster.batch_job import JobCluster, JobFolder
 from alchemist_ray.deploy.slurm import cli
 from alchemist_ray.errors import JobError
-from alchemist_ray.runtime.cluster import batch_job
-from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from tests.alchemist_ray.deploy.slurm.test_run import job_environment
 from tests.support import traces
 

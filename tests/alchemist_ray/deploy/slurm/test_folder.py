@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from alchemist_ray.cluster import batch_job
+from alchemist_ray.cluster.batch_job import JobCluster, JobFolder
 from alchemist_ray.deploy.slurm.node import PREFIX, SEGMENT_S, NodeFolder
 from alchemist_ray.errors import JobError
 from alchemist_ray.launchers import VARIABLE as LAUNCHER
-from alchemist_ray.runtime.cluster import batch_job
-from alchemist_ray.runtime.cluster.batch_job import JobCluster, JobFolder
 from mpi_workers.node.cleanup import SHM
 from tests.support import commands
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.runtime.cluster.batch_job import FOLDER_VARIABLE
+from alchemist_ray.cluster.batch_job import FOLDER_VARIABLE
 from tests.support import commands, traces
 from tests.support.suite import LONG
 

@@ -1,0 +1,286 @@
+"""`mpi_function`: a Ray-style remote function that runs on a gang of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
+from typing import Any, overload
+
+import ray
+
+from alchemist_ray.arguments import positive_int
+from alchemist_ray.attached.address import this_process
+from alchemist_ray.attached.libraries import checked_timeout
+from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.options import START_TIMEOUT_S, GangOptions, with_options
+from alchemist_ray.cluster.driver import find_driver
+from alchemist_ray.cluster.ray_cluster import join_ray
+from alchemist_ray.cluster.ray_connection import connection_id, while_connected
+from alchemist_ray.errors import BadArgumentError
+from alchemist_ray.functions.run import pack
+from alchemist_ray.plural import counted
+from alchemist_ray.ray_access import manager_pool
+from alchemist_ray.ray_access.manager_pool import Manager
+from alchemist_ray.runtime.launch.gang_request import GangRequest
+from mpi_workers.wire.frames import Body
+
+IDLE_S = 10.0  # default: an idle gang is kept for the next call
+POLL_INTERVAL_S = 0.2  # between checks for calls that have ended
+YOUNG_S = 3.0  # until this age of a gang, Ray may report its CPUs as free
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionOptions:
+    """The gang that a function runs on. Raises `ValueError`, `ResourceError`."""
+
+    num_workers: int
+    threads_per_worker: int = 1
+    cpus_per_worker: float | None = None
+    launcher: str = "auto"
+    start_timeout_s: float = START_TIMEOUT_S
+    timeout_s: float | None = None
+    idle_s: float = IDLE_S
+
+    def __post_init__(self) -> None:
+        positive_int("num_workers", self.num_workers)
+        idle_s = self.idle_s
+        number = isinstance(idle_s, Real) and not isinstance(idle_s, bool)
+        if not number or not idle_s >= 0:
+            raise ValueError(f"idle_s={idle_s!r}: it must be a number of seconds, at least 0")
+        checked_timeout(self.timeout_s)
+        self.gang  # noqa: B018 - checks the other options
+
+    @functools.cached_property
+    def gang(self) -> GangOptions:
+        """The options that a session has, too."""
+        shared = ("threads_per_worker", "cpus_per_worker", "launcher", "start_timeout_s")
+        return GangOptions(self.num_workers, **{name: getattr(self, name) for name in shared})
+
+
+FunctionOptions.__init__.__qualname__ = "mpi_function"  # which Python's errors name
+
+
+class MpiFunction:
+    """A function that runs on every rank of a gang; see `mpi_function`.
+
+    Attributes
+    ----------
+    function : callable
+        The function itself.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: FunctionOptions) -> None:
+        if not callable(function):
+            raise BadArgumentError(
+                f"mpi_function takes a function f(comm, ...), not a {type(function).__name__}"
+            )
+        self.function = function
+        self._options = options
+        functools.update_wrapper(self, function)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call ``function(comm, *args, **kwargs)`` on every rank; returns an ObjectRef at once.
+
+        `ray.get` returns the result of rank 0, or raises the error; `ray.cancel` cancels the call
+        (`ray.exceptions.TaskCancelledError`).
+
+        Raises
+        ------
+        BadArgumentError
+            If something cannot be pickled, or for a handle: its matrix is on another gang.
+        """
+        refs: list[Any] = []
+        task, _ = pack(self.function, args, kwargs, _no_handle, refs)
+        limit_s = self._options.timeout_s
+        body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": limit_s}
+        if not ray.is_initialized():
+            join_ray(self._options.num_workers)
+        return _pool.submit(self._options, body, refs)
+
+    def options(self, **changed: Any) -> MpiFunction:
+        """The same function with other options of `mpi_function`."""
+        return mpi_function(self.function, **{**asdict(self._options), **changed})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(self.function, "__name__", "it")
+        raise TypeError(
+            f"an MPI function cannot be called directly: {name}.remote(...) returns a Ray "
+            f"ObjectRef at once, and ray.get waits for it. {name}.function is the plain function"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MpiFunction, (self.function, self._options)
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", repr(self.function))
+        return f"<mpi_function {name} on {counted(self._options.num_workers, 'worker')}>"
+
+
+def _no_handle(handle: MatrixRef) -> int:
+    raise BadArgumentError(
+        f"{handle.name} is on the gang of session {handle.session}, and an mpi_function has a gang "
+        "of its own: pass the array, or call the function with als.run in that session"
+    )
+
+
+@overload
+def mpi_function(**options: Any) -> Callable[[Callable[..., Any]], MpiFunction]: ...
+@overload
+def mpi_function(function: Callable[..., Any], /, **options: Any) -> MpiFunction: ...
+@with_options(FunctionOptions, "mpi_function")  # type: ignore[misc]  # the function has a default
+def mpi_function(
+    function: Callable[..., Any] | None, /, options: FunctionOptions
+) -> MpiFunction | Callable[[Callable[..., Any]], MpiFunction]:
+    """Turn a function of ``(comm, ...)`` into a Ray-style remote function on MPI ranks.
+
+    ::
+
+        @alchemist_ray.mpi_function(num_workers=4)
+        def pi(comm, n): ...
+
+        ray.get(pi.remote(10**6))
+
+    Parameters
+    ----------
+    num_workers : int
+        Number of MPI ranks.
+    threads_per_worker, cpus_per_worker, launcher, start_timeout_s
+        As for `AlchemistSession`. `start_timeout_s` also limits the wait for CPUs.
+    timeout_s : float, optional
+        Time limit of a call after its gang has started; then `CallTimeoutError`.
+    idle_s : float
+        Seconds that an idle gang is kept for the next call.
+
+    Returns
+    -------
+    MpiFunction
+        With ``remote(...)`` and ``options(...)``.
+
+    Notes
+    -----
+    The first call starts a gang. It is reused by functions with the same options, and returns its
+    CPUs after `idle_s` without a call, or when the program ends. If all gangs are busy, a call
+    starts another one if the cluster has free CPUs; otherwise it waits for the gang with the
+    fewest queued calls. If a rank dies, its call raises `GroupFailedError`, and the next call
+    gets a new gang.
+
+    Arguments and results are as in `AlchemistSession.run`; ObjectRefs, also inside of lists and
+    dicts, become their values. Matrices are not supported, because the gang is temporary and
+    handles belong to other gangs. Ray shows the output of the ranks like that of actors.
+    """
+    if function is None:
+        return lambda function: MpiFunction(function, options)
+    return MpiFunction(function, options)
+
+
+# --- the gangs of this process's functions ----------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """A gang that runs functions, and the calls that it has not answered."""
+
+    manager: Manager
+    idle_s: float
+    calls: list[Any] = field(default_factory=list)
+    born: float = field(default_factory=time.monotonic)
+    idle_since: float = field(default_factory=time.monotonic)
+
+    def stays(self, here: tuple[str, str]) -> bool:
+        """Forget the calls that are over; end the gang if it has been idle for long enough.
+
+        Ray has ended those of an earlier connection than `here`.
+        """
+        if self.manager.connection != here:
+            return False
+        if self.calls:
+            _, self.calls = ray.wait(
+                self.calls, num_returns=len(self.calls), timeout=0, fetch_local=False
+            )
+            self.idle_since = time.monotonic()
+        if self.calls or time.monotonic() - self.idle_since <= self.idle_s:
+            return True
+        self.manager.handle.end.remote()
+        self.manager.end(reusable=True)
+        return False
+
+
+class _Pool:
+    """Hosts by the options of their gangs. A thread ends those that are idle."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hosts: dict[FunctionOptions, list[_Host]] = {}
+        self._watched = False
+        self._others = 0.0  # CPUs that others have taken
+
+    def submit(self, options: FunctionOptions, body: Body, refs: list[Any]) -> Any:
+        """Give a call to a host. `idle_s` and `timeout_s` make no difference to a gang."""
+        key = replace(options, timeout_s=None, idle_s=0.0)
+        with self._lock:
+            self._settle()
+            host = self._host(key)
+            host.idle_s = options.idle_s
+            request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
+            ref: Any = host.manager.handle.function.remote(request, body, *refs)
+            host.calls.append(ref)
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="mpi_function", daemon=True).start()
+        return ref
+
+    def _settle(self) -> None:
+        here = connection_id()
+        for hosts in self._hosts.values():
+            hosts[:] = [host for host in hosts if host.stays(here)]
+
+    def _host(self, key: FunctionOptions) -> _Host:
+        hosts = self._hosts.setdefault(key, [])
+        for host in [host for host in hosts if not host.calls and not host.manager.alive()]:
+            hosts.remove(host)
+            host.manager.end()
+        free = min(hosts, key=lambda host: len(host.calls), default=None)
+        if free is None or free.calls:
+            room = self._room()  # also for the first gang: the next call compares with it
+            if free is None or room >= key.num_workers * key.gang.cpus:
+                find_driver().prewarm.remote()
+                free = _Host(manager_pool.take(this_process()), 0.0)
+                hosts.append(free)
+        return free
+
+    def _room(self) -> float:
+        """Free CPUs.
+
+        Ray may report the CPUs of a young gang as taken or as free, so what others have taken is
+        known within limits only. Within them it is assumed to be unchanged since the last call.
+        """
+        now = time.monotonic()
+        ours, young = 0.0, 0.0
+        for key, hosts in self._hosts.items():
+            cpus = key.num_workers * key.gang.cpus
+            ours += cpus * len(hosts)
+            young += cpus * sum(now - host.born < YOUNG_S for host in hosts)
+        total: float = ray.cluster_resources().get("CPU", 0.0)
+        taken: float = total - ray.available_resources().get("CPU", 0.0)
+        self._others = min(max(self._others, taken - ours), taken - ours + young)
+        return total - ours - self._others
+
+    def _watch(self) -> None:
+        while self._watched:
+            time.sleep(POLL_INTERVAL_S)
+            with self._lock, while_connected() as connected:
+                with contextlib.suppress(Exception):  # the cluster does not answer
+                    if connected:
+                        self._settle()
+                    else:
+                        self._hosts.clear()
+                self._watched = any(self._hosts.values())
+
+
+_pool = _Pool()
