@@ -44,7 +44,9 @@ class GangState(StrEnum):
 _LOST = {GangState.RECOVERING, GangState.FAILED, GangState.ENDING}
 _NEXT = {
     GangState.NONE: frozenset({GangState.STARTING}),
-    GangState.STARTING: frozenset({GangState.READY, GangState.FAILED, GangState.NONE}),
+    GangState.STARTING: frozenset(
+        {GangState.READY, GangState.FAILED, GangState.ENDING, GangState.NONE}
+    ),
     GangState.READY: frozenset({GangState.RESIZING, *_LOST}),
     GangState.RESIZING: frozenset({GangState.READY, *_LOST}),
     GangState.RECOVERING: frozenset({GangState.READY, GangState.FAILED, GangState.ENDING}),

@@ -52,6 +52,7 @@ from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import Incarnation
+from alchemist_ray.runtime.life import Life
 from alchemist_ray.runtime.recovery.rebuilding import Rebuilding
 from alchemist_ray.runtime.recovery.resizing import Elastic, Resizing
 from alchemist_ray.runtime.recovery.snapshots import Snapshots
@@ -83,8 +84,6 @@ class Gang:
 
     Attributes
     ----------
-    state : GangState
-        Changed by `_enter` alone.
     epoch : int
         Number of the current incarnation.
     address : GangAddress or None
@@ -103,41 +102,38 @@ class Gang:
     _measures: GangMeasures
     _log: Any
     _token: str
+    _lost: AlchemistError  # why it is being started again
+    _not_started: BaseException | None
+    _why: str  # it is being ended
 
     def __init__(self, name: str, ident: str) -> None:
         self._name = name
         self._ident = ident
-        self.state = GangState.NONE
-        self._state_left = asyncio.Event()  # set when another state is entered
+        self._life = Life(
+            name,
+            {
+                GangState.STARTING: self._start,
+                GangState.RECOVERING: self._recover,
+                GangState.FAILED: self._clear_failed,
+                GangState.ENDING: self._end,
+            },
+        )
         self._first_epoch = self.epoch = 0
         self.address: GangAddress | None = None
         self.failures = 0
         self._created = time.time()
         self._one_by_one = asyncio.Lock()
         self._one_resize = asyncio.Lock()
-        self._recovery: asyncio.Task[None] | None = None
-        self._clearing: asyncio.Task[None] | None = None
         self._wanted: dict[str, bool] = {}  # by token of a `.remote` call: is its ObjectRef there?
         self._dropped = False
-        self._tasks: set[asyncio.Task[Any]] = set()  # `drop` ends them
-        self._ends: set[asyncio.Task[None]] = set()  # and waits for these
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._watches: list[asyncio.Task[None]] = []  # the end of the ranks ends them
 
     # --- its state ---
 
-    def _enter(self, state: GangState) -> None:
-        if state is self.state:
-            return
-        if state not in self.state.next:
-            raise RuntimeError(f"gang {self._name} cannot go from state {self.state} to {state}")
-        self.state = state
-        left, self._state_left = self._state_left, asyncio.Event()
-        left.set()
-
-    async def _leaves(self, *states: GangState) -> None:
-        """Wait while the gang is in one of these states."""
-        while self.state in states:
-            await self._state_left.wait()
+    @property
+    def state(self) -> GangState:
+        return self._life.state
 
     @property
     def failure(self) -> AlchemistError | None:
@@ -159,40 +155,42 @@ class Gang:
         GroupError
             If the gang is there or starts already.
         """
-        return await asyncio.shield(in_task(self._launch(request), self._tasks))
-
-    async def _launch(self, request: GangRequest) -> GangAddress:
         if self._dropped:
             raise GroupFailedError(f"gang {self._name} was ended before the call had its turn")
-        if self.state not in (GangState.NONE, GangState.FAILED):
-            raise GroupError(f"gang {self._name} {self.state.words}")
         if self.state is GangState.FAILED:
-            await self._release(SessionError("the session has started another gang"))
+            await self._ended("the session has started another gang")
+        if self.state is not GangState.NONE:
+            raise GroupError(f"gang {self._name} {self.state.words}")
         self._prepare(request)
-        self._enter(GangState.STARTING)
+        self._life.enter(GangState.STARTING)
+        await self._life.leaves(GangState.STARTING, GangState.ENDING)
+        if self._not_started is not None:
+            raise self._not_started
+        return await self.gang_address()
+
+    async def _start(self) -> None:
         begun = time.monotonic()
         try:
-            self.request = await self._elastic.started(request)
+            self.request = await self._elastic.started(self.request)
             self._now.request = self.request
-            self.address = await self._now.start(self.cpus, self._first_epoch, self._token)
+            address = await self._now.start(self.cpus, self._first_epoch, self._token)
             if self._now.failure is not None:  # since the last rank was ready
                 raise LaunchError(str(self._now.failure), **self._now.failure.facts)
-            self._enter(GangState.READY)
         except BaseException as error:
-            self._measures.note(events.NOT_STARTED, outcome="failed", error=error)
-            try:
-                await self._clear(serve=False)
-            finally:
-                self._enter(GangState.NONE)
-                self._leave_later(LEAVE_S)
-            raise
+            ended = isinstance(error, asyncio.CancelledError)
+            self._not_started = GroupFailedError(self._why) if ended else error
+            self._measures.note(events.NOT_STARTED, outcome="failed", error=self._not_started)
+            await self._clear(serve=False)
+            self._leave_later(LEAVE_S)
+            return
+        self.address = address
         ranks = f"{counted(self.request.workers, 'rank')} on {', '.join(self.nodes)}"
         seconds = time.monotonic() - begun
         self._measures.note(events.STARTED, outcome="ok", seconds=seconds, ranks=ranks)
         self.dispatcher.use(self._now.nodes)
         self.dispatcher.used()  # the start, and the wait for CPUs, were no idle time
+        self._life.enter(GangState.READY)
         self._begin_watches()
-        return self.address
 
     def _prepare(self, request: GangRequest) -> None:
         """What this launch has of its own. If it fails, there is no launch."""
@@ -201,7 +199,8 @@ class Gang:
         self._created = time.time()
         self._first_epoch = self.epoch = max(self.epoch, request.after) + 1
         self.failures = 0
-        self._recovery = self._clearing = None
+        self._not_started = None
+        self._why = "the program that owned the gang ended"
         self._watches = []
         folder = logs.folder_name(self._name, self._ident)
         self._log = logs.write_to(folder, request.settings)
@@ -315,7 +314,7 @@ class Gang:
         GroupFailedError
             What ended it.
         """
-        await self._leaves(GangState.STARTING, GangState.RECOVERING, GangState.RESIZING)
+        await self._life.leaves(GangState.STARTING, GangState.RECOVERING, GangState.RESIZING)
         if self.state is GangState.ENDING:
             raise SessionError(f"gang {self._name} is being ended: start another one")
         if self.failure is not None:
@@ -424,24 +423,26 @@ class Gang:
             self._fail()
             return False
         self.failures += 1
-        self._enter(GangState.RECOVERING)
-        self._recovery = asyncio.get_running_loop().create_task(self._recover(error))
+        self._lost = error
+        self._life.enter(GangState.RECOVERING)
         return True
 
     def _fail(self) -> None:
-        if self.state in (GangState.FAILED, GangState.ENDING):
-            return
-        self._enter(GangState.FAILED)
-        self.address = None
-        self._clearing = asyncio.get_running_loop().create_task(self._clear(serve=True))
+        if self.state not in (GangState.FAILED, GangState.ENDING):
+            self.address = None
+            self._life.enter(GangState.FAILED)
+
+    async def _clear_failed(self) -> None:
         self._leave_later(FAILED_KEPT_S)
+        await self._clear(serve=True)
 
     def _on_orphaned(self) -> None:
         """The owner's program is gone, and Ray ends this actor next: end the gang."""
         self._kill(GroupFailedError("the program that owned the gang ended"))
 
-    async def _recover(self, error: AlchemistError) -> None:
+    async def _recover(self) -> None:
         """Start other ranks until that succeeds, or `max_failures` are used up."""
+        error = self._lost
         await self.resizing.ended()
         while True:
             try:
@@ -482,7 +483,7 @@ class Gang:
         restored = await Rebuilding(commands, now.nodes, address).run()
         if now.failure is not None:
             raise now.failure
-        self._enter(GangState.READY)
+        self._life.enter(GangState.READY)
         self._moved_to(address)
         self.dispatcher.resume(restored)
 
@@ -522,7 +523,7 @@ class Gang:
 
     async def _resize(self, workers: int) -> None:
         async with self._one_resize:
-            await self._leaves(GangState.RECOVERING, GangState.RESIZING)
+            await self._life.leaves(GangState.RECOVERING, GangState.RESIZING)
             if self.failure is not None:
                 raise self.failure.with_traceback(None)
             if self.state is not GangState.READY or self.address is None:
@@ -541,12 +542,12 @@ class Gang:
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
         """While matrices are moved to the ranks of the next incarnation."""
-        self._enter(GangState.RESIZING)
+        self._life.enter(GangState.RESIZING)
         try:
             yield
         finally:
             if self.state is GangState.RESIZING:  # else ranks were lost, or it is being ended
-                self._enter(GangState.READY)
+                self._life.enter(GangState.READY)
 
     def _use(self, new: Incarnation, address: GangAddress) -> None:
         """Let the next incarnation take the place of the present one."""
@@ -573,66 +574,48 @@ class Gang:
         """
         if self.state is GangState.STARTING:
             raise GroupError(f"gang {self._name} {self.state.words}: wait until it is ready")
-        await self._leaves(GangState.ENDING)
-        if self.state is not GangState.NONE:  # to the end, also if the caller goes away
-            self._enter(GangState.ENDING)
-            await asyncio.shield(in_task(self._end(why), self._ends))
+        await self._ended(why)
 
-    async def _end(self, why: str) -> None:
+    async def _ended(self, why: str) -> None:
+        """End the gang, and wait until it has; it does so also if the caller goes away."""
+        if self.state not in (GangState.NONE, GangState.ENDING):
+            self._why = why
+            self._life.enter(GangState.ENDING)
+        await self._life.leaves(GangState.ENDING)
+
+    async def _end(self) -> None:
         try:
             self.resizing.stop(SessionError(f"gang {self._name} is being ended: start another one"))
             await self.resizing.ended()
-            await self._stop_recovery()
             await self._now.shutdown()
         finally:
-            await self._release(SessionError(why))
+            self.dispatcher.close(SessionError(self._why))
+            await self._clear(serve=False)
+            self._leave_later(LEAVE_S)
 
     async def kill(self, why: str) -> None:
         """End the ranks at once, and give the CPUs back."""
-        await self._leaves(GangState.STARTING)  # by a call of `function`
+        await self._life.leaves(GangState.STARTING)  # by a call of `function`
         if self.state is not GangState.NONE:
             self._kill(GroupFailedError(f"the gang was killed: {why}"))
-        await self._release(SessionError(YIELDED))
+        await self._ended(YIELDED)
 
     async def drop(self) -> None:
         """End the gang at once, also if it is being started; it is not used again."""
         self._dropped = True  # calls of `function` may wait for their turn
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=DROP_LIMIT_S)
+        if self.state is GangState.STARTING:
+            self._why = "the session was closed, and its gang ended with it"
+            self._life.enter(GangState.ENDING)
         with contextlib.suppress(TimeoutError):  # its processes have ended then
-            await in_time(self._leaves(GangState.ENDING), DROP_LIMIT_S)
+            await in_time(self._life.leaves(GangState.ENDING), DROP_LIMIT_S)
         await self.kill("its session ended it")
 
     def _kill(self, error: AlchemistError) -> None:
-        """End the ranks at once, and start no others; `_release` cleans up."""
-        if self._recovery is not None:
-            self._recovery.cancel()
+        """End the ranks at once, and start no others."""
         self._fail()
         self.dispatcher.nodes.fail(error)
         if self.dispatcher.failure is None:  # ranks had been lost before
             self.dispatcher.give_up(error)
-
-    async def _release(self, error: AlchemistError) -> None:
-        """Clean up and give the CPUs back; attached processes get `error`."""
-        if self.state is GangState.NONE:
-            return
-        try:
-            await self._stop_recovery()
-            if self._clearing is not None:
-                await self._clearing
-            self.dispatcher.close(error)
-            await self._clear(serve=False)
-        finally:
-            self._enter(GangState.NONE)
-        self._leave_later(LEAVE_S)
-
-    async def _stop_recovery(self) -> None:
-        if self._recovery is not None:
-            self._recovery.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._recovery
 
     async def _clear(self, *, serve: bool) -> None:
         self.address = None
@@ -674,7 +657,8 @@ class Gang:
                 break
             await asyncio.sleep(min(max(limit_s - idle_s, 0.01), MAX_SECONDS))
         why = f"gang {self._name} was ended after {limit_s:g} s without a command (idle_timeout_s)"
-        in_task(self.end(why), self._tasks)  # not here: the end of the ranks ends this task
+        self._why = why
+        self._life.enter(GangState.ENDING)
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.measures import exporter
 from alchemist_ray.runtime.gang import Gang
 from mpi_workers.wire.frames import Body
@@ -43,12 +42,7 @@ class GroupManager:
         gang = self.gang(name)
         if method in STARTS:
             self._gangs[name] = gang
-        try:
-            return await getattr(gang, method)(*args, **kwargs)
-        except asyncio.CancelledError:
-            if self._gangs.get(name) is gang:
-                raise
-            raise GroupFailedError("the session was closed, and its gang ended with it") from None
+        return await getattr(gang, method)(*args, **kwargs)
 
     async def gangs(self, *, memory: bool = False) -> list[Body]:
         """The entries of all gangs in the catalogue; see `Gang.about`."""

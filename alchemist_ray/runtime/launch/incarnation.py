@@ -96,7 +96,7 @@ class Incarnation:
             async with asyncio.timeout_at(deadline + LATE_S):
                 await cpus.reserve(request.workers, limit_s)
             async with asyncio.timeout_at(deadline):
-                return await self._start(cpus.nodes(request.workers), first_epoch, token)
+                return await self._start(cpus, first_epoch, token)
         except BaseException as error:
             await self.release()
             if isinstance(error, TimeoutError):
@@ -110,10 +110,10 @@ class Incarnation:
                 raise LaunchError(f"the gang did not start: {error}") from error
             raise
 
-    async def _start(
-        self, nodes: Sequence[tuple[str, int]], first_epoch: int, token: str
-    ) -> GangAddress:
+    async def _start(self, cpus: GangCpus, first_epoch: int, token: str) -> GangAddress:
         request = self.request
+        nodes: Sequence[tuple[str, int]] = cpus.nodes(request.workers)
+        devices = cpus.devices(request.workers)
         self.stage = "waiting for the nodes' agents"
         found = await result_of(self.driver.agents.remote([node for node, _ in nodes]))
         launcher = LAUNCHERS[request.options.launcher](os.environ | request.settings)
@@ -129,8 +129,8 @@ class Incarnation:
         plan = GangPlan(
             gang=self.run,
             nodes=tuple(
-                NodePlan(about["ip"], ranks, about["name"])
-                for (_, ranks), about in zip(nodes, facts, strict=True)
+                NodePlan(about["ip"], ranks, about["name"], devices[node])
+                for (node, ranks), about in zip(nodes, facts, strict=True)
             ),
             threads=request.options.threads_per_worker,
             token=token,
@@ -214,17 +214,17 @@ class Incarnation:
 
         `serve`: the gang has failed, and the sockets stay open, to say why.
         """
-        agents, self.agents = self.agents, []
         lost = self.failure.facts.get("node") if self.failure is not None else None
         self.nodes.close(SessionError("the ranks were ended"))
         if not serve and self._acceptor is not None:
             self._acceptor.close()
         waits: list[Any] = []
-        for node, agent in enumerate(agents):
+        for node, agent in enumerate(self.agents):
             limit_s = LOST_NODE_TIMEOUT_S if node == lost else END_TIMEOUT_S
             gone = result_of(agent.wait_gone.remote(self.run, limit_s))
             waits.append(in_time(gone, limit_s + 0.5))
         await asyncio.gather(*waits, return_exceptions=True)
+        self.agents = []
         self.remove_folder()
 
     def remove_folder(self) -> None:

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 
 from alchemist_ray.attached.options import GangOptions
 from alchemist_ray.attached.states import GangState
-from alchemist_ray.errors import GroupFailedError, LaunchError, SessionError
+from alchemist_ray.errors import GroupFailedError, LaunchError
 from alchemist_ray.runtime import gang as gang_module
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.gang import Gang
@@ -85,31 +85,10 @@ def test_the_end_of_a_gang_does_not_need_its_caller(
         await asyncio.sleep(0.05)
         assert gang.state is GangState.ENDING
         ending.cancel()
-        await asyncio.wait_for(gang._leaves(GangState.ENDING), 5)
+        await asyncio.wait_for(gang._life.leaves(GangState.ENDING), 5)
         assert gang.state is GangState.NONE
 
     asyncio.run(end())
-
-
-def test_no_state_is_skipped(cluster: str) -> None:
-    async def enter() -> None:
-        gang = Gang("g0", "g0")
-        with pytest.raises(RuntimeError, match="g0 cannot go from state none to ready"):
-            gang._enter(GangState.READY)
-        waiting = asyncio.create_task(gang.gang_address())
-        gang._enter(GangState.STARTING)
-        await asyncio.sleep(0)
-        gang._enter(GangState.NONE)
-        with pytest.raises(SessionError, match="no workers"):
-            await asyncio.wait_for(waiting, 1)
-
-    asyncio.run(enter())
-    reached = {GangState.NONE}
-    for _ in GangState:
-        reached |= set().union(*(state.next for state in reached))
-    assert reached == set(GangState)
-    assert all(GangState.NONE in {*state.next, *(n for s in state.next for n in s.next)}
-               for state in GangState if state.has_ranks)  # fmt: skip
 
 
 def test_a_start_does_not_wait_for_an_agent_that_does_not_answer() -> None:
