@@ -101,6 +101,13 @@ def checked_cpus(name: str, value: Any, kind: type[Exception] = ValueError) -> f
     return float(value)
 
 
+def checked_gpus(name: str, value: Any, kind: type[Exception] = ValueError) -> float:
+    """A whole number of GPUs, or a part of one, as Ray takes it. Raises `kind`."""
+    if not _is_number(value) or not (0 <= value < 1 or value in range(1, 1 << 16)):
+        raise kind(f"{name}={value!r}: it must be a fraction below 1, or a whole number")
+    return float(value)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 

@@ -15,6 +15,7 @@ from alchemist_ray.arguments import (
     MAX_PORT,
     MAX_SECONDS,
     checked_cpus,
+    checked_gpus,
     checked_path,
     checked_seconds,
     near,
@@ -80,8 +81,9 @@ def _placement(name: str, value: Any) -> Any:
                 f"{name}: the label {key!r}: {label!r} must consist of two strings"
             )
     for resource, amount in value.get("resources", {}).items():
-        if resource == "CPU":
-            raise EnvConfigError(f"{name}: give the CPUs of a rank by cpus_per_worker")
+        if resource in ("CPU", "GPU"):
+            key = f"{resource.lower()}s_per_worker"
+            raise EnvConfigError(f"{name}: give the {resource}s of a rank by {key}")
         checked_cpus(f"{name}: the resource {resource!r}", amount, EnvConfigError)
     return value
 
@@ -96,6 +98,7 @@ def _options(name: str, value: Any) -> dict[str, Any]:
 
 _seconds = partial(checked_seconds, kind=EnvConfigError, most=MAX_SECONDS)
 _cpus = partial(checked_cpus, kind=EnvConfigError)
+_gpus = partial(checked_gpus, kind=EnvConfigError)
 _flag = _that_is("True or False", lambda flag: isinstance(flag, bool))
 _host = _that_is("a host name or IP address", lambda host: isinstance(host, str) and host != "")
 _mapping = _that_is("a dict of options of the simulator", lambda sim: isinstance(sim, Mapping))
@@ -138,6 +141,8 @@ class EnvConfig:
         or existing bundles.
     cpus_per_worker : float, optional
         CPUs of each rank. Default: 1.
+    gpus_per_worker : float
+        GPUs of each rank; a fraction below 1: ranks share one.
     max_restarts : int
         How many gangs may be lost within an hour, by this environment and by those that it
         replaces: closed ones of the same simulator whose last gang was lost.
@@ -171,6 +176,7 @@ class EnvConfig:
     start_timeout_s: float = _key(_seconds, default=START_TIMEOUT_S)
     placement: str | Mapping[str, Any] | Reservation = _key(_placement, default="own")  # noqa: RUF009 - a field
     cpus_per_worker: float | None = _key(_cpus, default=None)
+    gpus_per_worker: float = _key(_gpus, default=0.0)
     max_restarts: int = _key(_whole(0), default=MAX_RESTARTS)
     on_failure: str = _key(_one_of("raise", "truncate"), default="raise")
     failure_reward: float = _key(_number, default=0.0)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.attached.options import RankResources
 from alchemist_ray.attached.rank_channel import RankChannel
 from alchemist_ray.cluster.placement import (
     Reservation,
@@ -87,6 +88,7 @@ def open_session(owner: object, config: EnvConfig) -> tuple[AlchemistSession, Ca
         session = AlchemistSession(
             placement=_placement(config, cleanup),
             cpus_per_worker=config.cpus_per_worker,
+            gpus_per_worker=config.gpus_per_worker,
             start_timeout_s=config.start_timeout_s,
             progress=False,
         )
@@ -142,23 +144,25 @@ def _placement(config: EnvConfig, cleanup: contextlib.ExitStack) -> str | Reserv
     ResourceError
         If the chosen nodes have too few CPUs.
     """
-    wanted, workers, cpus = config.placement, config.num_workers, config.cpus_per_worker or 1.0
+    wanted, workers = config.placement, config.num_workers
+    each = RankResources(config.cpus_per_worker or 1.0, config.gpus_per_worker)
     if isinstance(wanted, Mapping):
         join_ray(None)
         labels = [dict(wanted["labels"])] * workers if wanted.get("labels") else None
-        bundles = [{**wanted.get("resources", {}), "CPU": cpus}] * workers
+        bundles = [{**wanted.get("resources", {}), **each.times(1)}] * workers
         group = placement_group(bundles, bundle_label_selector=labels)
-        if reserved(group, [1] * workers, config.start_timeout_s) is None:
-            error = not_free(workers, cpus, config.start_timeout_s)
+        if reserved(group, [1] * workers, each, config.start_timeout_s) is None:
+            error = not_free(workers, each, config.start_timeout_s)
             raise ResourceError(f"{error} (config['placement'] is {dict(wanted)})")
         cleanup.callback(remove_placement_group, group)
-        return within(group, range(workers), cpus)
+        return within(group, range(workers), *each)
     if wanted != "auto":
         return wanted
     if not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return "own"  # a driver
     try:
-        inherited(1, 1 + workers * cpus)  # the CPUs of this task or actor: the ranks and one more
+        # The CPUs of this task or actor: the ranks and one more.
+        inherited(1, RankResources(1 + workers * each.cpus, workers * each.gpus))
     except ResourceError:
         return "own"
     return "inherit"

@@ -21,7 +21,7 @@ NOT_ANSWERING = "not answering"
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A rank of a gang: where it runs, and whether it is idle or busy."""
+    """A rank of a gang: where it runs, the GPUs that it sees, and whether it is idle or busy."""
 
     rank: int
     node_id: str
@@ -29,6 +29,7 @@ class WorkerInfo:
     address: str
     pid: int
     status: str
+    gpus: str = ""
 
 
 def workers_of(connection: GangConnection) -> list[WorkerInfo]:
@@ -43,6 +44,7 @@ def workers_table(workers: Sequence[WorkerInfo]) -> str:
     lines = [f"Allocated {counted(len(workers), 'worker')}:"]
     lines += [
         f"  rank {worker.rank} on {worker.hostname} at {worker.address} (pid {worker.pid})"
+        + (f", GPUs {worker.gpus}" if worker.gpus else "")
         for worker in workers
     ]
     return "\n".join(lines)

@@ -10,21 +10,23 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from alchemist_ray.arguments import (
     MAX_SECONDS,
     checked_choice,
     checked_cpus,
     checked_flag,
+    checked_gpus,
     checked_path,
     checked_seconds,
     known_options,
     positive_int,
 )
 from alchemist_ray.errors import ResourceError, SessionError
+from alchemist_ray.plural import counted
 
 Workers = int | tuple[int, int]  # ranks, or the fewest and the most
 
@@ -43,6 +45,26 @@ IN_CLUSTER = {
 P = ParamSpec("P")
 R = TypeVar("R")
 O = TypeVar("O")  # noqa: E741
+
+
+class RankResources(NamedTuple):
+    """What is reserved for each rank."""
+
+    cpus: float
+    gpus: float = 0.0
+
+    def times(self, ranks: int) -> dict[str, float]:
+        """Ray's resources for this many ranks."""
+        return {"CPU": ranks * self.cpus} | ({"GPU": ranks * self.gpus} if self.gpus else {})
+
+    def room(self, there: Mapping[str, float]) -> int:
+        """For how many ranks these resources are enough."""
+        wanted = self.times(1).items()
+        return min(int(there.get(name, 0.0) / each + 1e-9) for name, each in wanted)
+
+    def __str__(self) -> str:
+        gpus = f" and {counted(self.gpus, 'GPU')}" if self.gpus else ""
+        return counted(self.cpus, "CPU") + gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +157,8 @@ class GangOptions(ConnectionOptions):
         BLAS threads of each rank.
     cpus_per_worker : float, optional
         CPUs reserved for each rank. Default: `threads_per_worker`.
+    gpus_per_worker : float
+        GPUs reserved for each rank, which sees no others. A fraction below 1: ranks share one.
     launcher : {"auto", "pmi", "mpiexec", "srun", "pals", "aprun", "hydra"}
         How ranks are started: forked on each node (pmi), by mpiexec on one machine, or on many
         nodes by a site's launcher (`alchemist_ray.launchers`). ``"auto"`` takes the value of
@@ -157,6 +181,7 @@ class GangOptions(ConnectionOptions):
     strategy: str = "PACK"
     threads_per_worker: int = 1
     cpus_per_worker: float | None = None
+    gpus_per_worker: float = 0
     launcher: str = "auto"
     start_timeout_s: float = START_TIMEOUT_S
 
@@ -191,6 +216,7 @@ class GangOptions(ConnectionOptions):
         positive_int("threads_per_worker", self.threads_per_worker)
         if self.cpus_per_worker is not None:
             checked_cpus("cpus_per_worker", self.cpus_per_worker)
+        checked_gpus("gpus_per_worker", self.gpus_per_worker)
         if not isinstance(self.launcher, str):
             raise ValueError(f"launcher={self.launcher!r}: it must be a string")
         checked_seconds("start_timeout_s", self.start_timeout_s, most=MAX_SECONDS)
@@ -206,9 +232,10 @@ class GangOptions(ConnectionOptions):
         return DETACHED_GRACE_S if self.detached else 0.0
 
     @property
-    def cpus(self) -> float:
-        """CPUs to reserve for each rank."""
-        return float(self.cpus_per_worker or self.threads_per_worker)
+    def each(self) -> RankResources:
+        """What to reserve for each rank."""
+        cpus = float(self.cpus_per_worker or self.threads_per_worker)
+        return RankResources(cpus, float(self.gpus_per_worker))
 
     def for_gateway(self) -> dict[str, Any]:
         """The options that a gateway takes. Raises `ValueError` for others that are given."""

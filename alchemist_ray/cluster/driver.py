@@ -15,6 +15,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from alchemist_ray.attached.options import RankResources
 from alchemist_ray.background import in_task, in_time
 from alchemist_ray.cluster.actors import (
     NAMESPACE,
@@ -94,7 +95,7 @@ class Driver:
         gang: str,
         run: str,
         ranks: Sequence[int],
-        cpus: float,
+        each: RankResources,
         node_id: str,
         strategy: str = "PACK",
         nodes: Sequence[str] = (),
@@ -113,7 +114,7 @@ class Driver:
         if run not in self._reservations:
             self._limits.add(user, gang, run, sum(ranks), instead=instead)
             name = reservation_name(gang, run)
-            group = ask_for(ranks, cpus, name, strategy, self._lifetime, nodes)
+            group = ask_for(ranks, each, name, strategy, self._lifetime, nodes)
             self._guard(gang, run, group, node_id)
         return self._reservations[run]
 

@@ -11,21 +11,24 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from alchemist_ray.attached.options import RankResources
 from alchemist_ray.cluster.actors import gang_and_run
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.plural import counted
 
 MOST_WAITING = 256  # bundles of a gang whose CPUs are not free yet
 SHOWN = 5  # holders of CPUs in an error
-VARIABLE = "ALCHEMIST_GROWS_TO"  # "8x4": at most 8 nodes of 4 CPUs each
+VARIABLE = "ALCHEMIST_GROWS_TO"  # "8x4", "8x4x1": at most 8 nodes of 4 CPUs (and 1 GPU) each
+Resources = Mapping[str, float]  # of a node, as Ray names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Growth:
 
     nodes: int
     cpus: float
+    gpus: float = 0.0
 
     @classmethod
     def here(cls) -> Growth | None:
@@ -41,27 +45,27 @@ class Growth:
         text = os.environ.get(VARIABLE, "")
         if not text:
             return None
-        found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", text)
+        found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)(?:x(\d+))?", text)
         if found is None:
             raise ResourceError(
-                f"{VARIABLE}={text!r}: it must be the maximum number of nodes and the CPUs of "
-                "each, as in 8x4"
+                f"{VARIABLE}={text!r}: it must be the maximum number of nodes, the CPUs of each "
+                "and, if they have some, the GPUs of each, as in 8x4 or 8x4x1"
             )
-        return cls(int(found[1]), float(found[2]))
+        return cls(int(found[1]), float(found[2]), float(found[3] or 0))
 
-    def grown(self, cpus: list[float]) -> list[float]:
-        """CPUs of the present nodes (without those that have none), and of future ones."""
-        there = [here for here in cpus if here > 0]
-        return there + [self.cpus] * max(0, self.nodes - len(there))
+    @property
+    def node(self) -> Resources:
+        """Of a future node."""
+        return {"CPU": self.cpus, "GPU": self.gpus}
 
-
-def room(cpus: float, each: float) -> int:
-    """How many ranks of `each` CPUs fit."""
-    return int(cpus / each + 1e-9)
+    def grown(self, nodes: Sequence[Resources]) -> list[Resources]:
+        """The present nodes (without those that have no CPUs), and future ones."""
+        there = [node for node in nodes if node.get("CPU", 0.0) > 0]
+        return there + [self.node] * max(0, self.nodes - len(there))
 
 
 def divisions(
-    workers: int, cpus: float, strategy: str, avoided: Collection[str] = ()
+    workers: int, each: RankResources, strategy: str, avoided: Collection[str] = ()
 ) -> list[list[int]]:
     """Ranks of each bundle: divisions of the ranks, to be tried in this order.
 
@@ -71,8 +75,7 @@ def divisions(
     Parameters
     ----------
     workers : int
-    cpus : float
-        Of each rank.
+    each : RankResources
     strategy : str
         One of `attached.options.STRATEGIES`.
     avoided : collection of str
@@ -86,10 +89,10 @@ def divisions(
     growth = Growth.here()
     if growth is None and len(nodes) == 1:
         return [[workers]]
-    present = [node["Resources"].get("CPU", 0.0) for node in nodes]
+    present = [node["Resources"] for node in nodes]
     free = available_resources_per_node()
-    unused = [room(free.get(node["NodeID"], {}).get("CPU", 0.0), cpus) for node in nodes]
-    future = [room(c, cpus) for c in (present if growth is None else growth.grown(present))]
+    unused = [each.room(free.get(node["NodeID"], {})) for node in nodes]
+    future = [each.room(node) for node in (present if growth is None else growth.grown(present))]
     now, later = per_node(workers, strategy, unused), in_pieces(workers, strategy, future)
     return [now, later] if now else [later]
 
@@ -118,15 +121,23 @@ def in_pieces(workers: int, strategy: str, rooms: list[int]) -> list[int]:
 
 NODE_LABEL = "ray.io/node-id"  # every node has it
 POLL_INTERVAL_S = 0.005  # 5 ms
+DEVICES_LIMIT_S = 60.0  # for Ray to start a worker in each bundle, and name its devices
+DEVICE_VARIABLES = (  # of NVIDIA, AMD and Intel
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR",
+)  # fmt: skip
 NOT_FREE = ("NO_RESOURCES", "INFEASIBLE")  # Ray has tried to place the group
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Nodes and how many ranks each takes, in rank order; and what holds the CPUs."""
+    """Nodes and how many ranks each takes, in rank order; and what holds the CPUs.
+
+    `devices`: the GPUs of each rank, as the environment variables that make it see them.
+    """
 
     nodes: tuple[tuple[str, int], ...]
     group: PlacementGroup | None = None
+    devices: tuple[Mapping[str, str], ...] = field(default=(), kw_only=True)
 
     def release(self) -> None:
         """Give the CPUs back."""
@@ -149,12 +160,12 @@ def alive_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
-def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
+def check_capacity(workers: int, each: RankResources, strategy: str = "PACK") -> None:
     """Whether the cluster, empty and grown, could hold the workers. Raises `ResourceError`."""
-    alive = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    alive: list[Resources] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     growth = Growth.here()
     all_nodes = alive if growth is None else growth.grown(alive)
-    rooms = [room(total, cpus) for total in all_nodes]
+    rooms = [each.room(node) for node in all_nodes]
     most, where = sum(rooms), ""
     if strategy == "STRICT_PACK":
         most, where = max(rooms, default=0), " on one node (strategy='STRICT_PACK')"
@@ -163,17 +174,23 @@ def check_capacity(workers: int, cpus: float, strategy: str = "PACK") -> None:
     if workers > most:
         has = "has" if growth is None else "can grow to"
         raise ResourceError(
-            f"{counted(workers, 'worker')} of {counted(cpus, 'CPU')} do not fit: the cluster {has} "
-            f"{counted(sum(all_nodes), 'CPU')} on {counted(len(all_nodes), 'node')}, room for "
+            f"{counted(workers, 'worker')} of {each} do not fit: the cluster {has} "
+            f"{_total(all_nodes, each)} on {counted(len(all_nodes), 'node')}, room for "
             f"{most}{where}. Ask for fewer, add nodes, or start Ray with more CPUs "
             f"(ray.init(num_cpus=...)) if ranks may "
             "share cores"
         )
 
 
+def _total(nodes: Sequence[Resources], each: RankResources) -> str:
+    """The CPUs of some nodes, and the GPUs if ranks need them, in words."""
+    total = {name: sum(node.get(name, 0.0) for node in nodes) for name in each.times(1)}
+    return " and ".join(counted(amount, name) for name, amount in total.items())
+
+
 def ask_for(
     ranks: Sequence[int],
-    cpus: float,
+    each: RankResources,
     name: str,
     strategy: str,
     lifetime: str | None,
@@ -185,7 +202,7 @@ def ask_for(
     outlives the actor that asked for it, which may be restarted by Ray: that actor has to give it
     back.
     """
-    bundles = [{"CPU": count * cpus} for count in ranks]
+    bundles = [each.times(count) for count in ranks]
     where = [{NODE_LABEL: node} for node in nodes] or None
     group: PlacementGroup = placement_group(
         bundles, strategy=strategy, name=name, lifetime=lifetime, bundle_label_selector=where
@@ -194,7 +211,12 @@ def ask_for(
 
 
 def reserved(
-    group: PlacementGroup, ranks: Sequence[int], timeout_s: float, *, patient: bool = True
+    group: PlacementGroup,
+    ranks: Sequence[int],
+    each: RankResources,
+    timeout_s: float,
+    *,
+    patient: bool = True,
 ) -> Reservation | None:
     """Wait for a group's CPUs, for this many ranks in each bundle.
 
@@ -206,14 +228,71 @@ def reserved(
         if table is None:
             remove_placement_group(group)
             return None
-        places = table["bundles_to_node_id"]
-        counts: Counter[str] = Counter()
-        for index, count in enumerate(ranks):
-            counts[places[index]] += count
-        return Reservation(tuple(counts.items()), group)
+        return _by_node(table, dict(enumerate(ranks)), group, each)
     except BaseException:
         remove_placement_group(group)
         raise
+
+
+def _by_node(
+    table: dict[str, Any], ranks: Mapping[int, int], group: PlacementGroup, each: RankResources
+) -> Reservation:
+    """The ranks of some bundles, and their GPUs."""
+    counts: Counter[str] = Counter()
+    devices: dict[str, list[Mapping[str, str]]] = {}
+    seen = _devices(group, ranks, each) if each.gpus else [[] for _ in ranks]
+    for (index, count), of_ranks in zip(ranks.items(), seen, strict=True):
+        node = table["bundles_to_node_id"][index]
+        counts[node] += count
+        devices.setdefault(node, []).extend(of_ranks)
+    in_order = tuple(device for node in counts for device in devices[node])
+    return Reservation(tuple(counts.items()), group, devices=in_order)
+
+
+def _devices(
+    group: PlacementGroup, ranks: Mapping[int, int], each: RankResources
+) -> list[list[Mapping[str, str]]]:
+    """The GPUs of each rank in each bundle, which a task in the bundle is given by Ray."""
+
+    @ray.remote(num_cpus=0, max_retries=3)
+    def given() -> dict[str, str]:
+        return visible_devices()
+
+    asked = []
+    for index, count in ranks.items():
+        here = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        asked.append(given.options(num_gpus=count * each.gpus, scheduling_strategy=here).remote())
+    answers: list[dict[str, str]] = ray.get(asked, timeout=DEVICES_LIMIT_S)
+    return [
+        divided(seen, count, each.gpus) for seen, count in zip(answers, ranks.values(), strict=True)
+    ]
+
+
+def visible_devices() -> dict[str, str]:
+    """The variables by which Ray tells this task or actor its accelerators."""
+    return {name: os.environ[name] for name in DEVICE_VARIABLES if os.environ.get(name)}
+
+
+def divided(seen: Mapping[str, str], ranks: int, gpus: float) -> list[Mapping[str, str]]:
+    """Whose GPUs are whose: the devices of ``seen`` for each of some ranks.
+
+    Raises
+    ------
+    ResourceError
+        If Ray has named fewer devices than were reserved.
+    """
+    found: list[Mapping[str, str]] = []
+    for rank in range(ranks):
+        first, last = rank * gpus, (rank + 1) * gpus
+        chosen = slice(int(first + 1e-9), max(int(first + 1e-9) + 1, int(last + 1e-9)))
+        mine = {name: text.split(",")[chosen] for name, text in seen.items()}
+        if not mine or not all(mine.values()):
+            raise ResourceError(
+                f"{counted(ranks, 'rank')} with {gpus:g} GPUs each were reserved, and Ray has "
+                f"named these devices: {dict(seen) or 'none'}. `alchemist doctor` shows each node's"
+            )
+        found.append({name: ",".join(ids) for name, ids in mine.items()})
+    return found
 
 
 def _created(group: PlacementGroup, timeout_s: float, patient: bool) -> dict[str, Any] | None:
@@ -232,51 +311,66 @@ def _created(group: PlacementGroup, timeout_s: float, patient: bool) -> dict[str
             time.sleep(POLL_INTERVAL_S)
 
 
-def not_free(workers: int, cpus: float, timeout_s: float) -> ResourceError:
-    """The error for CPUs that did not become free in time."""
-    free, growth = ray.available_resources().get("CPU", 0.0), Growth.here()
+def not_free(workers: int, each: RankResources, timeout_s: float) -> ResourceError:
+    """The error for CPUs, or GPUs, that did not become free in time."""
+    free, growth = ray.available_resources(), Growth.here()
     advice = "Stop other work or wait for it"
     if growth is not None:
         advice = (
             f"The cluster may grow to {growth.nodes} nodes of {growth.cpus:g} CPUs: "
             "increase start_timeout_s to wait for new nodes"
         )
+    scarce = "GPU" if each.gpus and free.get("GPU", 0.0) < workers * each.gpus else "CPU"
     return ResourceError(
-        f"not enough free CPUs for {counted(workers, 'worker')} of {counted(cpus, 'CPU')} "
-        f"after {timeout_s:.0f} s; free now: {counted(free, 'CPU')}. {_held(free)}{advice}"
+        f"not enough free {scarce}s for {counted(workers, 'worker')} of {each} "
+        f"after {timeout_s:.0f} s; free now: {_total([free], each)}. "
+        f"{_held(free, scarce)}{advice}"
     )
 
 
-def _held(free: float) -> str:
-    """Who has the CPUs: the largest reservations, and the rest."""
+def _held(free: Resources, scarce: str) -> str:
+    """Who has the CPUs (or GPUs): the largest reservations, and the rest."""
     held: list[tuple[float, str]] = []
     for about in ray.util.placement_group_table().values():
         if about["state"] == "CREATED":
             found = gang_and_run(about["name"])
             name = f"gang {found[0]}" if found else f"placement group {about['name']!r}"
-            held.append((sum(b.get("CPU", 0.0) for b in about["bundles"].values()), name))
-    others = ray.cluster_resources().get("CPU", 0.0) - free - sum(cpus for cpus, _ in held)
-    held.append((others, "other tasks and actors"))
-    shown = [f"{name} {cpus:g}" for cpus, name in sorted(held, reverse=True)[:SHOWN] if cpus > 0]
+            held.append((sum(b.get(scarce, 0.0) for b in about["bundles"].values()), name))
+    used = ray.cluster_resources().get(scarce, 0.0) - free.get(scarce, 0.0)
+    held.append((used - sum(amount for amount, _ in held), "other tasks and actors"))
+    shown = [f"{name} {many:g}" for many, name in sorted(held, reverse=True)[:SHOWN] if many > 0]
     return f"In use: {', '.join(shown)} (`alchemist status`). " if shown else ""
 
 
-def within(group: PlacementGroup, bundles: Sequence[int], cpus: float) -> Reservation:
-    """Bundles of a placement group that the caller has: as many ranks in each as it has CPUs for.
+def within(
+    group: PlacementGroup, bundles: Sequence[int], cpus: float, gpus: float = 0.0
+) -> Reservation:
+    """Bundles of a placement group that the caller has: as many ranks in each as it has room for.
 
-    Who made the group gives it back, not the gang.
+    Parameters
+    ----------
+    group : PlacementGroup
+        Who made it gives it back, not the gang.
+    bundles : sequence of int
+    cpus, gpus : float
+        Of each rank.
+
+    Raises
+    ------
+    ValueError
+        If it is not a placement group.
+    ResourceError
+        If Ray does not name the bundles' GPUs.
     """
     if not isinstance(group, PlacementGroup):
         raise ValueError(f"group={group!r}: it must be a Ray placement group")
+    each = RankResources(cpus, gpus)
     table: dict[str, Any] = ray.util.placement_group_table(group)
-    counts: Counter[str] = Counter()
-    for index in bundles:
-        ranks = room(table["bundles"][index].get("CPU", 0.0), cpus)
-        counts[table["bundles_to_node_id"][index]] += ranks
-    return Reservation(tuple(counts.items()))
+    ranks = {index: each.room(table["bundles"][index]) for index in bundles}
+    return replace(_by_node(table, ranks, group, each), group=None)
 
 
-def inherited(workers: int, cpus: float) -> Reservation:
+def inherited(workers: int, each: RankResources) -> Reservation:
     """The caller's own bundle: all workers on its node, within the CPUs it was given.
 
     Raises
@@ -290,11 +384,12 @@ def inherited(workers: int, cpus: float) -> Reservation:
             "placement='inherit' starts the workers on the CPUs of the caller's Ray task or "
             "actor, but the caller is in neither: use placement='own'"
         )
-    given = context.get_assigned_resources().get("CPU", 0.0)
-    if given + 1e-9 < workers * cpus:
+    given, needed = context.get_assigned_resources(), each.times(workers)
+    if each.room(given) < workers:
         raise ResourceError(
-            f"placement='inherit': this task or actor has {counted(given, 'CPU')}, and "
-            f"num_workers={workers} needs {workers * cpus:g}: give it "
-            f"num_cpus={workers * cpus:g} or more"
+            f"placement='inherit': this task or actor has {_total([given], each)}, and "
+            f"num_workers={workers} needs {' and '.join(f'{n:g}' for n in needed.values())}: give "
+            f"it {', '.join(f'num_{name.lower()}s={n:g}' for name, n in needed.items())} or more"
         )
-    return Reservation(((context.get_node_id(), workers),))
+    devices = divided(visible_devices(), workers, each.gpus) if each.gpus else []
+    return Reservation(((context.get_node_id(), workers),), devices=tuple(devices))

@@ -42,6 +42,7 @@ class FunctionOptions:
     num_workers: int
     threads_per_worker: int = 1
     cpus_per_worker: float | None = None
+    gpus_per_worker: float = 0
     launcher: str = "auto"
     start_timeout_s: float = START_TIMEOUT_S
     timeout_s: float | None = None
@@ -59,7 +60,10 @@ class FunctionOptions:
     @functools.cached_property
     def gang(self) -> GangOptions:
         """The options that a session has, too."""
-        shared = ("threads_per_worker", "cpus_per_worker", "launcher", "start_timeout_s")
+        shared = (
+            "threads_per_worker", "cpus_per_worker", "gpus_per_worker", "launcher",
+            "start_timeout_s",
+        )  # fmt: skip
         return GangOptions(self.num_workers, **{name: getattr(self, name) for name in shared})
 
 
@@ -150,7 +154,7 @@ def mpi_function(
     ----------
     num_workers : int
         Number of MPI ranks.
-    threads_per_worker, cpus_per_worker, launcher, start_timeout_s
+    threads_per_worker, cpus_per_worker, gpus_per_worker, launcher, start_timeout_s
         As for `AlchemistSession`. `start_timeout_s` also limits the wait for CPUs.
     timeout_s : float, optional
         Time limit of a call after its gang has started; then `CallTimeoutError`.
@@ -248,7 +252,8 @@ class _Pool:
         free = min(hosts, key=lambda host: len(host.calls), default=None)
         if free is None or free.calls:
             room = self._room()  # also for the first gang: the next call compares with it
-            if free is None or room >= key.num_workers * key.gang.cpus:
+            each, gpus = key.gang.each, ray.available_resources().get("GPU", 0.0)
+            if free is None or each.room({"CPU": room, "GPU": gpus}) >= key.num_workers:
                 find_driver().prewarm.remote()
                 free = _Host(manager_pool.take(this_process()), 0.0)
                 hosts.append(free)
@@ -263,7 +268,7 @@ class _Pool:
         now = time.monotonic()
         ours, young = 0.0, 0.0
         for key, hosts in self._hosts.items():
-            cpus = key.num_workers * key.gang.cpus
+            cpus = key.num_workers * key.gang.each.cpus
             ours += cpus * len(hosts)
             young += cpus * sum(now - host.born < YOUNG_S for host in hosts)
         total: float = ray.cluster_resources().get("CPU", 0.0)

@@ -114,7 +114,8 @@ class RayGangs:
         after = 0 if self._last is None else self._last.address.epoch
         options = self._options
         if options.cpus_per_worker is None and isinstance(num_workers, int):
-            options = replace(options, cpus_per_worker=shared_cpus(num_workers, options.cpus))
+            cpus = shared_cpus(num_workers, options.each.cpus)
+            options = replace(options, cpus_per_worker=cpus)
         request = GangRequest.of(options, num_workers, self._session, self._owner, after)
         limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S
         try:

@@ -13,7 +13,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.tune.search.variant_generator import generate_variants
 
-from alchemist_ray.arguments import checked_cpus, known_options, positive_int
+from alchemist_ray.arguments import checked_cpus, checked_gpus, known_options, positive_int
 from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.plural import counted
@@ -23,7 +23,7 @@ from envs.rllib.env_runner import (
     GangCallbacks,
     GangEnvRunner,
     GangMultiAgentEnvRunner,
-    cpus_per_rank,
+    resources_of_rank,
 )
 
 RUNNER_CPUS = 1  # of an env runner without its gangs
@@ -118,8 +118,10 @@ def configure(
             raise EnvConfigError("ranks_per_bundle needs one environment and gang per runner")
         settings.update(placement=SPANNING, ranks_per_bundle=ranks_per_bundle)
     else:
-        each = cpus_per_rank(settings)
-        resources = env_runner_resources(workers, num_envs=gangs, cpus_per_worker=each)
+        cpus, gpus = resources_of_rank(settings)
+        resources = env_runner_resources(
+            workers, num_envs=gangs, cpus_per_worker=cpus, gpus_per_worker=gpus
+        )
         settings["placement"] = "auto"
     config.environment(env, env_config=settings)
     if many:  # RLlib's check would start a gang, to step it once
@@ -147,9 +149,13 @@ def configure(
 
 
 def env_runner_resources(
-    num_workers: int, *, num_envs: int = 1, cpus_per_worker: float = 1.0
+    num_workers: int,
+    *,
+    num_envs: int = 1,
+    cpus_per_worker: float = 1.0,
+    gpus_per_worker: float = 0.0,
 ) -> dict[str, Any]:
-    """Settings that give an env runner the CPUs of its gangs, for a dict of RLlib settings.
+    """Settings that give an env runner what its gangs need, for a dict of RLlib settings.
 
     Parameters
     ----------
@@ -157,13 +163,14 @@ def env_runner_resources(
         Ranks of a gang.
     num_envs : int
         Gangs of a runner: its environments, or the gangs of its VectorEnv.
-    cpus_per_worker : float
-        CPUs of each rank.
+    cpus_per_worker, gpus_per_worker : float
+        CPUs and GPUs of each rank.
 
     Returns
     -------
     dict
-        ``num_cpus_per_env_runner``. The environment's config also needs ``"placement": "inherit"``.
+        ``num_cpus_per_env_runner``, and ``num_gpus_per_env_runner`` for ranks with GPUs. The
+        environment's config also needs ``"placement": "inherit"``.
 
     Raises
     ------
@@ -173,7 +180,10 @@ def env_runner_resources(
     positive_int("num_workers", num_workers)
     positive_int("num_envs", num_envs)
     cpus_per_worker = checked_cpus("cpus_per_worker", cpus_per_worker)
-    return {"num_cpus_per_env_runner": RUNNER_CPUS + num_envs * num_workers * cpus_per_worker}
+    gpus = num_envs * num_workers * checked_gpus("gpus_per_worker", gpus_per_worker)
+    return {"num_cpus_per_env_runner": RUNNER_CPUS + num_envs * num_workers * cpus_per_worker} | (
+        {"num_gpus_per_env_runner": gpus} if gpus else {}
+    )
 
 
 def _check_capacity(config: AlgorithmConfig, ranks: int) -> None:
@@ -197,7 +207,13 @@ def _check_capacity(config: AlgorithmConfig, ranks: int) -> None:
     rooms = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
     total, largest = sum(rooms), max(rooms, default=0.0)
     runners, each = config.num_env_runners, float(config.num_cpus_per_env_runner)
-    cpus = cpus_per_rank(config.env_config)
+    cpus, gpus = resources_of_rank(config.env_config)
+    wanted, there = max(1, runners) * ranks * gpus, ray.cluster_resources().get("GPU", 0.0)
+    if wanted > there:
+        raise ResourceError(
+            f"gangs of {counted(ranks, 'rank')} need {wanted:g} GPUs, and the cluster has "
+            f"{there:g}: use fewer, or add nodes"
+        )
     if config.env_config["placement"] == SPANNING or not runners:
         needed = runners * each + max(1, runners) * ranks * cpus
         if needed > total:

@@ -18,7 +18,8 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune import PlacementGroupFactory
 
-from alchemist_ray.arguments import checked_cpus
+from alchemist_ray.arguments import checked_cpus, checked_gpus
+from alchemist_ray.attached.options import RankResources
 from alchemist_ray.cluster.placement import Reservation, within
 from alchemist_ray.errors import AlchemistError, GroupFailedError
 from envs.agents import Agent, AgentsByName, StepResult
@@ -33,12 +34,13 @@ ASK_TIMEOUT_S = 10.0
 NO_RUNNER_S = 120.0  # longer than Ray needs to restart a runner with its gang
 
 
-def cpus_per_rank(env_config: Mapping[str, Any]) -> float:
-    """CPUs of a rank, as the session requests them."""
-    given = env_config.get("cpus_per_worker")
-    if given is None:
-        return 1.0
-    return checked_cpus("config['cpus_per_worker']", given, EnvConfigError)
+def resources_of_rank(env_config: Mapping[str, Any]) -> RankResources:
+    """What a rank gets, as the session requests it."""
+    cpus, gpus = env_config.get("cpus_per_worker"), env_config.get("gpus_per_worker", 0.0)
+    return RankResources(
+        1.0 if cpus is None else checked_cpus("config['cpus_per_worker']", cpus, EnvConfigError),
+        checked_gpus("config['gpus_per_worker']", gpus, EnvConfigError),
+    )
 
 
 def spanning(algorithm: type[Algorithm]) -> type[Algorithm]:
@@ -80,7 +82,7 @@ def gang_bundles(env_config: Mapping[str, Any]) -> list[dict[str, float]]:
         return []
     workers, most = env_config["num_workers"], env_config["ranks_per_bundle"]
     counts = [min(most, workers - most * i) for i in range(math.ceil(workers / most))]
-    return [{"CPU": count * cpus_per_rank(env_config)} for count in counts]
+    return [resources_of_rank(env_config).times(count) for count in counts]
 
 
 class _NoSpaces(dict[str, Any]):
@@ -176,7 +178,7 @@ class _GangRunner:
                 "ranks_per_bundle needs an algorithm whose trials have bundles for gangs: pass "
                 "spanning(PPO) instead of PPO to tune.Tuner"
             )
-        return within(group, mine, cpus_per_rank(env_config))
+        return within(group, mine, *resources_of_rank(env_config))
 
     def get_metrics(self) -> Any:
         """RLlib's metrics, and the losses of this process's environments."""

@@ -44,7 +44,7 @@ from mpi_workers.wire.pmi import PmiNode, process_mapping
 
 EXIT_GRACE_S = 4.0  # for libraries to close and ranks to exit; the GroupManager waits for 5
 LEAVE_GRACE_S = 20.0  # time limit for a gang to leave a node that is taken away (pods have 30 s)
-HELLO_FIELDS = ("rank", "size", "pid", "hostname", "mpi")
+HELLO_FIELDS = ("rank", "size", "pid", "hostname", "mpi", "gpus")
 READ_LIMIT_S = 1.0  # for the GroupManager to read the last report
 OUTPUT_S = 0.01  # between batches of lines that ranks print
 OUTPUT_BACKLOG = 1 << 20  # 1 MiB: more is not sent before the GroupManager has read it
@@ -97,6 +97,8 @@ class Proxy:
             start_timeout_s=plan.start_timeout_s,
             advice=plan.start.advice if plan.start is not None else "",
             one_node=len(plan.nodes) == 1,
+            first=min(self._ranks),
+            devices=plan.nodes[self._node].devices,
         )
         processes.set_waits(crowded)
         for name in ("OMP", "OPENBLAS", "MKL"):

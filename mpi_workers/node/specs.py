@@ -56,11 +56,14 @@ class NodePlan:
     ranks : int
     name : str
         Its name in the batch system.
+    devices : tuple of mapping
+        What each of its ranks sees of the node's GPUs, as environment variables.
     """
 
     ip: str
     ranks: int
     name: str = ""
+    devices: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ class RankConfig:
     start_timeout_s: float
     advice: str = ""
     one_node: bool = False  # all ranks of the gang are on this node
+    first: int = 0  # rank of this node
+    devices: tuple[Mapping[str, str], ...] = ()  # of its ranks; see `NodePlan`
 
     @classmethod
     def find(cls, pattern: str) -> RankConfig:

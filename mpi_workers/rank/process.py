@@ -93,6 +93,7 @@ class RankLoop:
                 "hostname": os.uname().nodename,
                 "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
                 "segments": sorted(segments_of()),
+                "gpus": gpus_of(config, world.rank),
             },
             take_fds=False,
         )
@@ -336,6 +337,11 @@ def _calling_frames() -> list[str]:
     return [(symbols[i] or b"").decode(errors="replace") for i in range(count)] if symbols else []
 
 
+def gpus_of(config: RankConfig, rank: int) -> str:
+    """The GPUs that a rank sees, as its accelerator's runtime names them: ``"0,1"``."""
+    return next(iter(config.devices[rank - config.first].values()), "") if config.devices else ""
+
+
 # --- start and end ---
 
 INIT_SLACK_S = 10  # after the start's own time limit, whose error has more details
@@ -363,6 +369,8 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         use_rank_pipes(config.directory, MPI.COMM_WORLD.rank)
         write_frames_to(crash_file(config.directory, MPI.COMM_WORLD.rank))
         report_exits()
+        if config.devices:  # before anything here opens a GPU
+            os.environ.update(config.devices[MPI.COMM_WORLD.rank - config.first])
         RankLoop(config, loader, runner).run()
         status = 0
     except BaseException:

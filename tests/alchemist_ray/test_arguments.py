@@ -67,6 +67,10 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"checkpoint_folder": ""}, ValueError, "checkpoint_folder='': it must be a path"),
     ({"cpus_per_worker": "x"}, ValueError, "cpus_per_worker='x': it must be a finite number"),
     ({"cpus_per_worker": NAN}, ValueError, "cpus_per_worker=nan: it must be a finite number"),
+    *(
+        ({"gpus_per_worker": wrong}, ValueError, "it must be a fraction below 1, or a whole")
+        for wrong in (1.5, -1, "x", NAN, True)
+    ),
     ({"start_timeout_s": "x"}, ValueError, "start_timeout_s='x': it must be a number of seconds"),
     ({"start_timeout_s": 0}, ValueError, "start_timeout_s=0: it must be a number of seconds"),
     ({"start_timeout_s": NAN}, ValueError, "start_timeout_s=nan"),

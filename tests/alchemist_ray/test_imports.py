@@ -201,6 +201,9 @@ def test_a_session_imports_with_numpy_and_msgpack_alone() -> None:
         ("mpi_workers.data.transfers", "ray"),
         ("mpi_workers.rank.process", "ray"),
         ("ali", "ray"),
+        # A forked rank must not inherit a CUDA context.
+        ("mpi_workers.entry_points, mpi_workers.node.fork_server", "torch"),
+        ("mpi_workers.entry_points, mpi_workers.node.fork_server", "cupy"),
         ("mpi_workers.rank.process, envs.lammps.library", "gymnasium"),
         ("mpi_workers.rank.process, envs.rayleigh_benard.build", "ray"),
     ],

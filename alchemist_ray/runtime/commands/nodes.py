@@ -583,6 +583,7 @@ def table_of(nodes: Nodes) -> list[Body]:
             "rank": rank,
             "node_id": nodes.node_ids[about["node"]],
             "hostname": about["hostname"],
+            "gpus": about["gpus"],
             "address": nodes.data[about["node"]].addresses[-1],
             "pid": about["pid"],
         }

@@ -1,4 +1,4 @@
-"""GangCpus: the CPUs of a gang, which its incarnations use one after the other."""
+"""GangCpus: the CPUs and GPUs of a gang, which its incarnations use one after the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,16 +41,20 @@ class _Held:
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def ranks(self) -> list[str]:
-        """The node of each rank that has CPUs here."""
-        nodes = () if self.reservation is None else self.reservation.nodes
-        return [node for node, count in nodes for _ in range(count)]
+    def ranks(self) -> list[tuple[str, Mapping[str, str]]]:
+        """The node and the devices of each rank that has CPUs here."""
+        if self.reservation is None:
+            return []
+        nodes = [node for node, count in self.reservation.nodes for _ in range(count)]
+        return list(zip(nodes, self.reservation.devices or [{}] * len(nodes), strict=True))
 
     async def release(self) -> None:
-        if self.reservation is not None:
-            with contextlib.suppress(RayError):
-                await in_pool(self.reservation.release)
-        self.released.set()
+        try:
+            if self.reservation is not None:
+                with contextlib.suppress(RayError):
+                    await in_pool(self.reservation.release)
+        finally:
+            self.released.set()
 
 
 class GangCpus:
@@ -83,15 +87,22 @@ class GangCpus:
         """For how many ranks there are CPUs."""
         return len(self._ranks())
 
-    def _ranks(self) -> list[str]:
-        return [node for held in self._held for node in self._of(held)]
+    def _ranks(self) -> list[tuple[str, Mapping[str, str]]]:
+        return [rank for held in self._held for rank in self._of(held)]
 
-    def _of(self, held: _Held) -> list[str]:
-        return [node for node in held.ranks if node not in self._avoided]
+    def _of(self, held: _Held) -> list[tuple[str, Mapping[str, str]]]:
+        return [(node, seen) for node, seen in held.ranks if node not in self._avoided]
 
     def nodes(self, workers: int) -> tuple[tuple[str, int], ...]:
         """The nodes of the first `workers` ranks that have CPUs, and how many are on each."""
-        return tuple(Counter(self._ranks()[:workers]).items())
+        return tuple(Counter(node for node, _ in self._ranks()[:workers]).items())
+
+    def devices(self, workers: int) -> dict[str, tuple[Mapping[str, str], ...]]:
+        """What the ranks of each node see of its GPUs, in the order of the ranks."""
+        found: dict[str, tuple[Mapping[str, str], ...]] = {}
+        for node, seen in self._ranks()[:workers]:
+            found[node] = (*found.get(node, ()), seen)
+        return found
 
     async def reserve(self, workers: int, limit_s: float) -> None:
         """Reserve CPUs, until this many ranks have some.
@@ -102,7 +113,7 @@ class GangCpus:
             If the cluster does not have them, or they are not free in time.
         """
         inherited, options = self._request.inherited, self._request.options
-        there = self._ranks()
+        there = [node for node, _ in self._ranks()]
         more = workers - len(there)
         if more <= 0:
             return
@@ -114,12 +125,12 @@ class GangCpus:
                 )
             self._held.append(_Held("", inherited))
             return
-        await in_pool(check_capacity, workers, options.cpus, options.strategy)
+        await in_pool(check_capacity, workers, options.each, options.strategy)
         avoided = {*self._avoided, *(there if options.strategy == "STRICT_SPREAD" else ())}
         where = f"!in({','.join(sorted(avoided))})" if avoided else ""
         if there and options.strategy == "STRICT_PACK":
             where = there[0]
-        divided = await in_pool(divisions, more, options.cpus, options.strategy, avoided)
+        divided = await in_pool(divisions, more, options.each, options.strategy, avoided)
         deadline = time.monotonic() + limit_s
         asked_again = time.monotonic() + min(ASKED_AGAIN_S, limit_s / 2)
         instead = False
@@ -134,7 +145,7 @@ class GangCpus:
             most_s = limit_s if ranks is divided[-1] else FIRST_LIMIT_S
             if await self._reserved(ranks, where, deadline, most_s, instead=True):
                 return
-        raise await in_pool(not_free, more, options.cpus, limit_s)
+        raise await in_pool(not_free, more, options.each, limit_s)
 
     async def _reserved(
         self,
@@ -151,13 +162,13 @@ class GangCpus:
         `patient`: see `reserved`.
         """
         nodes = [where] * len(ranks) if where else []
-        strategy = self._request.options.strategy
+        strategy, each = self._request.options.strategy, self._request.options.each
         asking = self._asked(ranks, strategy, nodes, instead=instead)
         held, group = await in_time(asking, deadline - time.monotonic())
         limit_s = min(max(0.0, deadline - time.monotonic()), most_s)
         try:
             held.reservation = await in_pool(
-                lambda: reserved(group, ranks, limit_s, patient=patient)
+                lambda: reserved(group, ranks, each, limit_s, patient=patient)
             )
         finally:
             if held.reservation is None:
@@ -179,7 +190,7 @@ class GangCpus:
         held, request = _Held(next(self._names)), self._request
         self._held.append(held)  # first: `holding` is called as soon as the Driver has asked
         here = ray.get_runtime_context().get_node_id()
-        about = (held.name, ranks, request.options.cpus, here, strategy, nodes, request.user)
+        about = (held.name, ranks, request.options.each, here, strategy, nodes, request.user)
         try:
             return held, await result_of(self._driver.reserve.remote(self._gang, *about, instead))
         except BaseException as error:
@@ -199,14 +210,15 @@ class GangCpus:
 
         A part of a placement group cannot be given back: another one is asked for on the nodes
         of the ranks that stay, before the whole one is given back. It waits for its CPUs if other
-        work gets them first.
+        work gets them first. With GPUs the whole one stays: another one may get other GPUs.
         """
+        whole = self._request.inherited is not None or self._request.options.gpus_per_worker > 0
         kept: list[_Held] = []
         for held in list(self._held):
             ranks = self._of(held)[: max(0, workers)]
             workers -= len(ranks)
-            if ranks and len(ranks) < len(held.ranks) and self._request.inherited is None:
-                counts = Counter(ranks)
+            if ranks and len(ranks) < len(held.ranks) and not whole:
+                counts = Counter(node for node, _ in ranks)
                 try:
                     part, group = await self._asked(
                         list(counts.values()), "PACK", list(counts), instead=True

@@ -67,11 +67,11 @@ class GangRequest:
         placement = options.placement
         if placement == "own":
             given = None
-            check_capacity(workers, options.cpus, options.strategy)
+            check_capacity(workers, options.each, options.strategy)
         elif isinstance(placement, Reservation):
             given = placement.of(workers)
         else:
-            given = inherited(workers, options.cpus)
+            given = inherited(workers, options.each)
         return cls(
             replace(options, launcher=chosen(options.launcher), placement="own", token=None),
             workers, session, owner or this_process(), settings() | log_settings(os.environ),

@@ -25,10 +25,11 @@ import ray
 from ray.exceptions import RayError
 
 from alchemist_ray.attached.address import GangAddress, next_token
+from alchemist_ray.attached.options import RankResources
 from alchemist_ray.background import in_pool
 from alchemist_ray.cluster.actors import result_of, told
 from alchemist_ray.cluster.node_jobs import MoveJob
-from alchemist_ray.cluster.placement import Growth, room
+from alchemist_ray.cluster.placement import Growth
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
@@ -319,7 +320,7 @@ class Elastic:
         if request.bounds is None:
             return request
         least, most = request.bounds
-        free = await in_pool(free_ranks, request.options.cpus)
+        free = await in_pool(free_ranks, request.options.each)
         if (workers := min(most, free)) > least:
             try:
                 await self.cpus.reserve(workers, FREE_LIMIT_S)
@@ -335,14 +336,14 @@ class Elastic:
         least, most = request.bounds
         nodes.leave = partial(self._leave, nodes, least)
         if self._growing is None:
-            self._growing = self.begin(self._grow(request.options.cpus, most))
+            self._growing = self.begin(self._grow(request.options.each, most))
 
     def stop_growing(self) -> None:
         """The user has resized the gang."""
         if self._growing is not None:
             self._growing.cancel()
 
-    async def _grow(self, cpus: float, most: int) -> None:
+    async def _grow(self, each: RankResources, most: int) -> None:
         pause_s, said = POLL_INTERVAL_S, ""
         while True:
             await asyncio.sleep(pause_s)
@@ -350,11 +351,11 @@ class Elastic:
             if address is None or address.size >= most:
                 continue
             try:
-                free, growth = await in_pool(free_ranks, cpus), Growth.here()
+                free, growth = await in_pool(free_ranks, each), Growth.here()
                 if free > 0:
                     await self.cpus.reserve(min(most, address.size + free), FREE_LIMIT_S)
                 elif growth is not None:
-                    node = max(1, int(growth.cpus / cpus))
+                    node = max(1, each.room(growth.node))
                     await self.cpus.reserve(min(most, address.size + node), NODE_LIMIT_S)
                 else:
                     continue
@@ -385,6 +386,6 @@ class Elastic:
             nodes.fail(error)
 
 
-def free_ranks(cpus: float) -> int:
-    """For how many more ranks CPUs are free."""
-    return room(ray.available_resources().get("CPU", 0.0), cpus)
+def free_ranks(each: RankResources) -> int:
+    """For how many more ranks CPUs, and GPUs if they need some, are free."""
+    return each.room(ray.available_resources())

@@ -8,6 +8,7 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
+from alchemist_ray.attached.options import RankResources
 from alchemist_ray.cluster import agent as agent_module
 from alchemist_ray.cluster import driver
 from alchemist_ray.cluster.agent import Agent
@@ -70,21 +71,23 @@ def test_an_autoscaling_cluster_counts_with_its_maximum_size(
     cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "3x8")  # the node of 8 CPUs that is there is one of the three
-    check_capacity(24, 1.0)
+    check_capacity(24, RankResources(1.0))
     with pytest.raises(ResourceError, match="can grow to 24 CPUs on 3"):
-        check_capacity(25, 1.0)
+        check_capacity(25, RankResources(1.0))
     monkeypatch.setenv(VARIABLE, "many")
     with pytest.raises(ResourceError, match="ALCHEMIST_GROWS_TO='many'"):
-        check_capacity(1, 1.0)
+        check_capacity(1, RankResources(1.0))
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(ResourceError, match="has 8 CPUs on 1"):
-        check_capacity(9, 1.0)
+        check_capacity(9, RankResources(1.0))
 
 
 def test_growth_counts_nodes_without_cpus_for_nothing() -> None:
-    assert Growth(2, 4.0).grown([0.0]) == [4.0, 4.0]
-    assert Growth(2, 4.0).grown([0.0, 4.0]) == [4.0, 4.0]
-    assert Growth(1, 4.0).grown([0.0, 4.0, 2.0]) == [4.0, 2.0]
+    none, two, four = {}, {"CPU": 2.0}, {"CPU": 4.0}
+    future = {"CPU": 4.0, "GPU": 1.0}
+    assert Growth(2, 4.0, 1.0).grown([none]) == [future, future]
+    assert Growth(2, 4.0, 1.0).grown([none, four]) == [four, future]
+    assert Growth(1, 4.0).grown([none, four, two]) == [four, two]
 
 
 def test_an_agent_goes_when_no_gang_is_on_its_node(

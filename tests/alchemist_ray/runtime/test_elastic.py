@@ -159,7 +159,7 @@ def test_growth_that_fails_is_tried_less_and_less_often_and_told_once(
         growing.cancel()
 
     monkeypatch.setattr(resizing, "POLL_INTERVAL_S", 0.02)
-    monkeypatch.setattr(resizing, "free_ranks", lambda cpus: 2)
+    monkeypatch.setattr(resizing, "free_ranks", lambda each: 2)
     monkeypatch.setattr(resizing.Growth, "here", lambda: None)
     asyncio.run(grow())
     assert 2 <= len(tries) <= 7
