@@ -252,8 +252,8 @@ class Gang:
         """Learn how many bytes the matrices may have, as long as the cluster has a limit."""
         commands = self.dispatcher.commands
         while True:
-            nbytes = sum(record.nbytes for record in commands.matrices.values())
-            asked: Any = self._driver.share_of_bytes.remote(self.request.user, self._name, nbytes)
+            about = self.request.user, self._name, commands.nbytes
+            asked: Any = self._driver.share_of_bytes.remote(*about)
             with contextlib.suppress(RayError):  # the Driver is being started again
                 commands.quota_nbytes = await result_of(asked)
                 if commands.quota_nbytes is None:

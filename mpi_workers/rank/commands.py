@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from mpi4py import MPI
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import Distribution, stored_shape
+from mpi_workers.matrix.quota import check_room
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.foreign_code import called, isolated
@@ -260,12 +261,17 @@ class RankCommands:
         self._storage.put(body["matrix"], matrix, sealed=True)
 
     def _keep(
-        self, results: Iterable[DistMatrix], first: int, used: Mapping[int, DistMatrix]
+        self, results: Sequence[DistMatrix], first: int, used: Mapping[int, DistMatrix]
     ) -> Body:
         """Store a call's matrices under ids from `first`; a reply with their descriptions.
 
         A result that has the memory of an argument is described with the argument's id.
         """
+        # By their memory, which a result may share with an argument or another result.
+        new = {id(one.block): one.nbytes for one in results}
+        for argument in used.values():
+            new.pop(id(argument.block), None)
+        check_room(sum(new.values()), self.gang.room)
         described = []
         for matrix_id, result in enumerate(results, first):
             self._storage.put(matrix_id, result, sealed=True)
@@ -281,6 +287,7 @@ class RankCommands:
         interruption.begin(self.number)
         failed = bool(body.get("renew"))
         self._libraries.settle(failed=failed)
+        self.gang.room = body.get("room")
         if failed:
             self.gang.renew()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -12,12 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.layout import Distribution, Grid, default_grid, stored_shape
+from mpi_workers.matrix.quota import check_room
 from mpi_workers.matrix.redistribution import redistribute
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import forget_segments, learn_segments, note_segments
@@ -58,6 +61,8 @@ class Gang:
         The gang's folder on this node.
     floating : int
         NumPy's flags of the floating-point errors of the call under way, for its caller.
+    room : int or None
+        Bytes that the results of the call under way may have by its user's quota. None: no limit.
     """
 
     world: MPI.Intracomm
@@ -65,6 +70,7 @@ class Gang:
     report: Callable[[float, str], None]
     folder: Path
     floating: int = 0
+    room: int | None = None
     _used: bool = False
     _reported: float = 0.0
 
@@ -135,23 +141,28 @@ class Gang:
         """The ranks that pass the same colour, as a gang of their own. Collective."""
         world = MPI.Intracomm(self.world.Split(colour, self.rank))
         storage = Storage(world.rank, self.storage.pool, self.storage.allocations)
-        return Gang(world, storage, self.report, self.folder)
+        return Gang(world, storage, self.report, self.folder, room=self.room)
 
     def new(
         self, shape: Sequence[int], dtype: Any, layout: str, *, zero: bool = True
     ) -> DistMatrix:
         """Memory for a matrix or vector distributed over the gang (no communication)."""
-        distribution = Distribution(layout, stored_shape(shape), self.grid)
-        matrix = self.storage.new(distribution, check_dtype(dtype), tuple(shape))
+        kind = check_dtype(dtype)
+        check_room(math.prod(shape) * kind.itemsize, self.room)
+        matrix = self._allocated(shape, kind, layout)
         if zero:
             matrix.local[...] = 0
         return matrix
+
+    def _allocated(self, shape: Sequence[int], dtype: np.dtype[Any], layout: str) -> DistMatrix:
+        distribution = Distribution(layout, stored_shape(shape), self.grid)
+        return self.storage.new(distribution, dtype, tuple(shape))
 
     def to_layout(self, matrix: DistMatrix, layout: str) -> DistMatrix:
         """The matrix in another layout, or itself if it has that layout. Collective."""
         if matrix.layout == layout:
             return matrix
-        result = self.new(matrix.array_shape, matrix.dtype, layout, zero=False)
+        result = self._allocated(matrix.array_shape, matrix.dtype, layout)  # perhaps no result
         redistribute(matrix, result, self.comm)
         return result
 

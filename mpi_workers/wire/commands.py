@@ -41,7 +41,8 @@ class Command:
     fields : str
         What its sender gives; ``?``: optional. Each command may also have ``id`` (the sender waits
         for an answer), ``timeout_s`` (seconds, with the time in the queue) and ``output`` (whether
-        the sender shows what ranks print).
+        the sender shows what ranks print). A gateway adds ``quota_nbytes`` to those that make
+        matrices: bytes that all matrices of the gang may have.
     turn : Turn
     scope : str or None
         The scope of a token with which a gateway passes it on, empty: any token. None: a gateway
@@ -56,7 +57,8 @@ class Command:
     ranks : str or None
         What the ranks get. Each such command also has ``op`` and ``seq``, and may have
         ``unreferenced`` and ``discard``: ids of matrices to free first, one by one, and from an id
-        on. None: ranks take no part.
+        on; ``call`` and ``run`` also ``room``, bytes that their results may have. None: ranks take
+        no part.
     prints : bool
         Its code on the ranks may print.
     """

@@ -244,30 +244,32 @@ class Quotas:
             with self._changed:
                 self._starting.remove((token.user, workers))
 
-    def reserve(self, token: Token, body: Body) -> Callable[[], None]:
+    def reserve(self, token: Token, gang: HostedGang, body: Body) -> Callable[[], None]:
         """Reserve the bytes of a command's new matrix, until the returned function is called.
 
         Call it when the gang has answered: then the gang counts them. Waits for other new
         matrices of the user if it depends on them whether this one fits. Raises `Failure` if it
-        exceeds the quota.
+        exceeds the quota. The results of other commands are known to the gang only: it refuses
+        those that exceed the ``quota_nbytes`` that the command gets here.
         """
         limit = self._tokens.quota(token.user, "nbytes")
         if limit is None:
             return _nothing
-        new = 0
-        if body.get("op") == "create":
-            new = math.prod(body["shape"]) * np.dtype(body["dtype"]).itemsize
+        if body["op"] != "create":
+            others = sum(one.nbytes() for one in self._of(token) if one is not gang)
+            extra = gang.nbytes() if gang.user != token.user else 0
+            body["quota_nbytes"] = limit - others + extra
+            return _nothing
+        new = math.prod(body["shape"]) * np.dtype(body["dtype"]).itemsize
         while True:
             created = self._created[token.user]
             held = sum(gang.nbytes() for gang in self._of(token))
-            if held + new > limit or (not new and held >= limit):
+            if held + new > limit:
                 raise Failure(
                     "ResourceError",
                     f"the matrices of {token.user} have {readable(held)}, and {readable(new)} more "
                     f"would exceed the quota of {WHOSE}, {readable(limit)}: free some",
                 )
-            if not new:
-                return _nothing
             with self._changed:
                 if self._created[token.user] != created:
                     continue  # a gang was perhaps asked before it had the matrix

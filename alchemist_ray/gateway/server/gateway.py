@@ -414,7 +414,7 @@ class Client:
 
     def _within_quota(self, call: _Call, body: Body) -> None:
         try:
-            call.answered = self._gateway.quotas.reserve(self.token, body)
+            call.answered = self._gateway.quotas.reserve(self.token, self.gang, body)
         except Exception as error:
             self._calls.pop(body["id"], None)
             self._refuse(body, failure_of(error, f"command {body['op']!r}"))

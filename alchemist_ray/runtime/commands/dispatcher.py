@@ -480,7 +480,7 @@ class Dispatcher:
             "processes": [process.where for process in self._processes.connected()],
             "calls": calls_of(self._active, self._queue, self.nodes.left_early()),
             "matrices": sum(record.sealed for record in records),
-            "nbytes": sum(record.nbytes for record in records),
+            "nbytes": self.commands.nbytes,
             "libraries": list(self.commands.libraries),
         }
 

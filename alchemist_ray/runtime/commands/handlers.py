@@ -24,7 +24,7 @@ from alchemist_ray.runtime.commands.matrix_records import (
 from alchemist_ray.runtime.commands.nodes import Nodes, table_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
-from mpi_workers.matrix.sizes import readable
+from mpi_workers.matrix.quota import check_room
 from mpi_workers.wire.commands import matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import ARRAYS, LOAD_STATE, SAVE_STATE, places
@@ -88,7 +88,7 @@ class Commands:
     async def create(self, body: Body, holder: str) -> Body:
         """Memory for a matrix that is sent next."""
         source = {"kind": "sent", **body.get("source", {})}
-        record = await self._make("create", body, source, holder, body.get("name"))
+        record = await self._make("create", body, body, source, holder)
         record.sealed = False
         record.columns = body.get("columns", [])
         return {"matrix": record.id}
@@ -130,9 +130,7 @@ class Commands:
         source = self._known(body["source"])
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
         origin = {"kind": "layout", "of": source.id}
-        record = await self._make(
-            "redistribute", fields, origin, holder, body.get("name"), source=source.id
-        )
+        record = await self._make("redistribute", body, fields, origin, holder, source=source.id)
         record.columns = source.columns
         if source.layout == record.layout:
             record.shares_with(source)
@@ -141,13 +139,13 @@ class Commands:
         return record.described()
 
     async def _make(
-        self, op: str, about: Body, origin: Body, holder: str, name: str | None = None, **more: Any
+        self, op: str, body: Body, about: Body, origin: Body, holder: str, **more: Any
     ) -> Record:
-        """Have the ranks make one matrix; they check that its memory is there."""
+        """Have the ranks make one matrix for a command; they check that its memory is there."""
         fields = {key: about[key] for key in ("shape", "dtype", "layout")}
         check_layout(fields["layout"])  # a proxy that gets another one refuses the gang
         nbytes = math.prod(stored_shape(fields["shape"])) * np.dtype(fields["dtype"]).itemsize
-        self._check_quota(nbytes)
+        check_room(nbytes, self._room(body))
         ident, self.next_id = self.next_id, self.next_id + 1
         try:
             await self.nodes.round(
@@ -156,21 +154,17 @@ class Commands:
         except Failure:
             self.drop(ident)
             raise
-        return self._record(ident, name, fields, origin, holder)
+        return self._record(ident, body.get("name"), fields, origin, holder)
 
-    def _check_quota(self, new: int) -> None:
-        """Refuse `new` bytes, 0 if that is not known. Raises `Failure` (ResourceError)."""
-        if self.quota_nbytes is None:
-            return
-        held = sum(record.nbytes for record in self.matrices.values())
-        if held + max(1, new) > self.quota_nbytes:
-            raise Failure(
-                "ResourceError",
-                f"the matrices of this gang have {readable(held)}"
-                + f", and {readable(new)} more are asked for" * (new > 0)
-                + "; the quota of its user in this cluster leaves it "
-                f"{readable(max(0, self.quota_nbytes))}: free handles, or end another gang",
-            )
+    def _room(self, body: Body) -> int | None:
+        """Bytes that the results of a command may have; None: no limit."""
+        limits = [n for n in (self.quota_nbytes, body.get("quota_nbytes")) if n is not None]
+        return min(limits) - self.nbytes if limits else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all matrices."""
+        return sum(record.nbytes for record in self.matrices.values())
 
     # --- code ---
 
@@ -196,7 +190,7 @@ class Commands:
         used = [self._known(ident) for ident in matrices_of(body)]
         about = {"library": library, "routine": routine, "arguments": arguments}
         again, origin = {"op": "call", **about}, {"kind": "routine", **about}
-        done, described = await self._logged(again, used, origin, holder, body.get("columns"))
+        done, described = await self._logged(body, again, used, origin, holder)
         results = self.libraries[library].routines[routine]["results"]
         return {
             "names": [name for name, _ in results],
@@ -213,13 +207,13 @@ class Commands:
         used = [self._known(ident) for ident in body["uses"]]
         origin = {"kind": "run", "name": task["name"], "uses": body["uses"]}
         again = {**task, "op": "run", "uses": body["uses"], "pure": bool(body.get("pure"))}
-        done, made = await self._logged(again, used, origin, holder)
+        done, made = await self._logged(body, again, used, origin, holder)
         value = done.value
         if "sizes" in value:  # too large for a reply: a vector on rank 0, which the caller fetches
             words = -(-places(value["sizes"])[-1].stop // 8)
             fields = {"shape": [words], "dtype": "int64", "layout": "CIRC_CIRC"}
             try:
-                kept = await self._make("keep_result", fields, origin, holder)
+                kept = await self._make("keep_result", body, fields, origin, holder)
             except Failure:
                 self.release({"matrices": [about["matrix"] for about in made]}, holder)
                 raise
@@ -227,26 +221,27 @@ class Commands:
         return {"value": value, "matrices": made}
 
     async def _logged(
-        self, again: Body, used: list[Record], origin: Body, holder: str, columns: Any = None
+        self, body: Body, again: Body, used: list[Record], origin: Body, holder: str
     ) -> tuple[Any, list[Body]]:
-        """Run foreign code, and log what it has made and may have changed.
+        """Run foreign code, and log in `again` what it has made and may have changed.
 
         If it fails, what some ranks made of it is freed.
         """
-        self._check_quota(0)
         changed: list[Record] = []
         if self.log.enabled:
             used, changed = self._affected(again, used)
+        room = self._room(body)
+        asked = again if room is None else {**again, "room": room}
         begin, first = time.monotonic(), self.next_id
         try:
-            done = await self.nodes.round(collective=True, first=first, **again)
+            done = await self.nodes.round(collective=True, first=first, **asked)
         except Failure as failure:
             self.dead.add_results(first)
             if again.get("library") != ARRAYS or failure.kind not in REFUSALS:
                 words = "a call that failed may have changed it in place"
                 self.log.add(again, changed=changed, reason=words)
             raise
-        described = self._keep_results(done.matrices, origin, holder, columns)
+        described = self._keep_results(done.matrices, origin, holder, body.get("columns"))
         made = [self.matrices[about["matrix"]] for about in described]
         code = self.libraries.stamp(again.get("library", ""))
         seconds = time.monotonic() - begin

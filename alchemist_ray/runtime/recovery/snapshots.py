@@ -140,7 +140,7 @@ class Snapshots:
         while True:
             await asyncio.sleep(CHECKPOINT_INTERVAL_S)
             address, spent_s = self._address(), self._commands.log.seconds
-            nbytes = sum(record.nbytes for record in self._commands.matrices.values())
+            nbytes = self._commands.nbytes
             due_s = max(CHECKPOINT_LEAST_S, CHECKPOINT_FACTOR * nbytes / rate, not_before_s)
             if address is None or spent_s < due_s:
                 continue

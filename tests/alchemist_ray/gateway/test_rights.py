@@ -18,6 +18,7 @@ from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import Token, TokenFile
 from alchemist_ray.gateway.server.actor import GatewayInfo
 from alchemist_ray.gateway.server.gangs import SessionCommands
+from ali import DistMatrix, context
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
@@ -85,6 +86,33 @@ def test_quotas_of_ranks_gangs_and_bytes(gateway: GatewayInfo, tokens: TokenFile
         first.send_matrix(np.zeros((300, 300)))
     with AlchemistSession(3, **there):
         pass
+
+
+def test_a_quota_of_bytes_stops_a_call_before_it_makes_its_results(
+    gateway: GatewayInfo, tokens: TokenFile
+) -> None:
+    token = tokens.create("bob", ("call", "run_code"), nbytes=1_000_000)
+    with AlchemistSession(2, address=gateway.address, token=token) as als:
+        lib, v = als.load_library("linalg"), als.send_matrix(np.arange(1000.0))
+
+        def four(comm: object) -> list[DistMatrix]:
+            return [context().zeros((50_000,), float) for _ in range(4)]
+
+        for beyond in (
+            lambda: (v[:, None] * v[None, :]).computed(),
+            lambda: lib.full(1000, 1000, 1.0),
+            lambda: als.run(four),
+        ):
+            with pytest.raises(ResourceError, match="the quota of this gang's user leaves"):
+                beyond()
+            assert als.connection.request({"op": "status"})["nbytes"] == v.nbytes
+        assert float((v[:100, None] * v[None, :100]).sum()) == 4950.0**2
+        with AlchemistSession(1, address=gateway.address, token=token) as other:
+            kept = other.send_matrix(np.zeros((300, 300)))
+            with pytest.raises(ResourceError, match=r"320.0 kB more .* leaves 263.7 kB"):
+                (v[:, None] * v[None, :40]).computed()
+            del kept
+        assert (v[:, None] * v[None, :40]).computed().nbytes == 320_000
 
 
 def test_a_resize_needs_the_quota_and_a_gang_of_the_user(
