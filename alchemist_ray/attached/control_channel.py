@@ -65,6 +65,8 @@ OnProgress = Callable[[float, str], None]
 OnFrame = Callable[[Body, str], None]
 MANAGER_GONE = "GroupManager gone"
 CONNECT_TIMEOUT_S = 3.0
+# `ray.cancel` of a running task sends no signal: its KeyboardInterrupt does not end a system call.
+CANCEL_POLL_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -212,7 +214,7 @@ class SocketChannel:
             try:
                 with self._changed:
                     while not call.frames and self._lost is None and self._reading:
-                        self._changed.wait()
+                        self._changed.wait(CANCEL_POLL_S)
                     if call.frames:
                         return call.frames.popleft()
                     if self._lost is not None:
@@ -227,7 +229,8 @@ class SocketChannel:
 
     def _read(self) -> None:
         """Wait for a frame and give it to its call. Ctrl-C ends the wait, never a frame."""
-        self._connection.readable(None)
+        while not self._connection.readable(CANCEL_POLL_S):
+            pass
         with DeferredInterrupt():
             try:
                 frame = self._connection.recv()

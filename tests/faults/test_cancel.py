@@ -93,6 +93,37 @@ def test_a_cancelled_ray_task_cancels_its_call(gang: Gang) -> None:
         assert gang.works()
 
 
+def test_a_cancelled_ray_task_that_waits_for_a_call_cancels_it(gang: Gang) -> None:
+    @ray.remote(num_cpus=0)
+    def calls(lib: Any) -> None:
+        lib.collective(missing=2)
+
+    ref = calls.remote(gang.lib)
+    while not gang.session.list_calls():
+        time.sleep(0.05)
+    with within(ERROR_LIMIT_S):
+        ray.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            ray.get(ref, timeout=10)
+        assert gang.works()
+
+
+def test_a_process_is_told_that_it_waits_for_the_call_of_another(
+    gang: Gang, capfd: pytest.CaptureFixture[str]
+) -> None:
+    @ray.remote(num_cpus=0)
+    def calls(lib: Any) -> None:
+        lib.late(-1, 3.0)
+
+    ref = calls.remote(gang.lib)
+    while not gang.session.list_calls():
+        time.sleep(0.05)
+    assert gang.works()
+    ray.get(ref, timeout=10)
+    told = capfd.readouterr().err
+    assert re.search(r"waiting for breaking.late of .*pid \d+\), sent 1 s ago\n", told)
+
+
 @pytest.mark.alone
 def test_a_call_that_waits_for_another_can_be_cancelled(gang: Gang) -> None:
     first = gang.lib.late.remote(-1, 1.0)

@@ -342,8 +342,24 @@ class Dispatcher:
         if (limit_s := job.body.get("timeout_s")) is not None:
             loop = asyncio.get_running_loop()
             job.timer = loop.call_later(limit_s, self._end_early, job, late(limit_s))
-        self._queue.add(job)
+        first = self._queue.add(job)
         self._next()
+        if first and job is not self._active:
+            asyncio.get_running_loop().call_later(NOTICE_S, self._tell_waiting, job)
+
+    def _tell_waiting(self, job: Job) -> None:
+        """Tell a process that its command still waits for one of another process."""
+        active = self._active
+        if job.answered or active is None or active.connection is job.connection:
+            return  # that process knows of its own command, or `_noticed` has told it
+        if not self._there.is_set():
+            job.notice(LOST_NOTICE)
+        elif self.nodes.left_early() is not None:
+            job.notice(BUSY_NOTICE)
+        else:
+            about = active.described("running")
+            caller = f" of {about['caller']}" * bool(about["caller"])
+            job.notice(f"waiting for {active.name}{caller}, sent {about['age_s']:.0f} s ago")
 
     def _soon(self, op: str, work: Work) -> None:
         """Do something of our own before all commands that wait."""

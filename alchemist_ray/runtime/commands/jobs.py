@@ -187,12 +187,14 @@ class JobQueue:
     def __iter__(self) -> Iterator[Job]:
         return itertools.chain(self._urgent, *self._by_sender.values())
 
-    def add(self, job: Job) -> None:
-        """Queue a command."""
+    def add(self, job: Job) -> bool:
+        """Queue a command; whether it is the first one of its sender that waits."""
         if job.work is not None:
             self._urgent.append(job)
-        else:
-            self._by_sender.setdefault(job.connection, deque()).append(job)
+            return False
+        waiting = self._by_sender.setdefault(job.connection, deque())
+        waiting.append(job)
+        return len(waiting) == 1
 
     def next(self) -> Job | None:
         """Take the next command that may run."""
