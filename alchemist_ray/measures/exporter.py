@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,6 +18,7 @@ from alchemist_ray.measures.metrics import METRICS, SECONDS, taken
 EXPORT_INTERVAL_S = 5.0
 
 _started_in = 0  # process id: threads do not survive a fork
+_wanted = threading.Event()
 _lock = threading.Lock()
 
 
@@ -34,6 +34,11 @@ def start(measure: Callable[[], None] | None = None) -> None:
         _started_in = os.getpid()
     threading.Thread(target=_run, args=(measure,), name="alchemist-metrics", daemon=True).start()
     atexit.register(export)
+
+
+def soon() -> None:
+    """Export the counts at once, in the thread that does so."""
+    _wanted.set()
 
 
 def export() -> None:
@@ -55,7 +60,8 @@ def export() -> None:
 
 def _run(measure: Callable[[], None] | None) -> None:
     while True:
-        time.sleep(EXPORT_INTERVAL_S)
+        _wanted.wait(EXPORT_INTERVAL_S)
+        _wanted.clear()
         if measure is not None:
             measure()
         export()

@@ -49,7 +49,8 @@ TABLE = (
     ("queue_seconds", HISTOGRAM, "gang", "time that commands waited for their turn"),
     ("calls_total", COUNTER, "gang library routine outcome",
      "commands that ended: routines, functions (library `run`) and commands of the gang itself "
-     "(library `gang`); outcome `ok`, `failed` or `cancelled`"),
+     "(library `gang`); outcome `ok`, `failed`, `cancelled`, or `refused`: a quota, or a lack of "
+     "memory"),
     ("call_seconds", HISTOGRAM, "library routine", "time that calls ran"),
     ("starts_total", COUNTER, "outcome", "starts of gangs; outcome `ok` or `failed`"),
     ("start_seconds", HISTOGRAM, "", "time of starts that succeeded"),

@@ -193,8 +193,15 @@ def _row(gang: GangInfo) -> tuple[str, ...]:
         "-" if gang.free_nbytes is None else readable(gang.free_nbytes),
         f"{_age(time.time() - gang.last_used)} ago" if gang.last_used else "-",
         call or "-",
-        gang.owner or "-",
+        _owner(gang),
     )
+
+
+def _owner(gang: GangInfo) -> str:
+    """Who has started it: the process of a detached gang may have ended long ago."""
+    process = "(pid " in gang.owner  # else a user of a gateway
+    gone = gang.detached and process and gang.owner not in gang.processes
+    return (gang.owner or "-") + ", not attached" * gone
 
 
 def _age(seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from alchemist_ray.attached.address import GangAddress
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.measures import events, metrics
+from alchemist_ray.measures import events, exporter, metrics
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import default_grid, owners
 from mpi_workers.wire.frames import Body
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CANCELLED = ("CancelledError", "CallTimeoutError")
+# Outcomes of calls by their errors; others are `failed`.
+OUTCOMES = {
+    "CancelledError": "cancelled",
+    "CallTimeoutError": "cancelled",
+    "ResourceError": "refused",
+    "AuthError": "refused",
+}
 
 
 class GangMeasures:
@@ -65,7 +71,7 @@ class GangMeasures:
         if job.cancelled is not None or isinstance(result, Failure):
             failure = job.cancelled or result
             kind = failure.kind if isinstance(failure, Failure) else ""
-            outcome = "cancelled" if kind in CANCELLED else "failed"
+            outcome = OUTCOMES.get(kind, "failed")
         self.note(
             events.CALLED, name=job.name, library=library, routine=routine, outcome=outcome,
             seconds=time.monotonic() - begun, queued_s=begun - job.since,
@@ -101,6 +107,8 @@ class GangMeasures:
         for key in self._shown | now:
             name, labels = key
             metrics.shift(name, now.get(key, 0.0) - self._shown.get(key, 0.0), labels)
+        if now.keys() != self._shown.keys():  # another state, or the end
+            exporter.soon()
         self._shown = now
 
 

@@ -18,8 +18,8 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import RoutineError
-from alchemist_ray.measures import events, metrics
+from alchemist_ray.errors import ResourceError, RoutineError
+from alchemist_ray.measures import events, exporter, metrics
 from alchemist_ray.runtime.commands.gang_measures import GangMeasures, held_bytes
 from alchemist_ray.runtime.commands.matrix_records import Record
 from tests.deploy.kuberay.folders import queries
@@ -71,6 +71,8 @@ def exported(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             lib.norm(A)
         with pytest.raises(RoutineError):
             lib.cholesky(session.send_matrix(-np.eye(4)))
+        with pytest.raises(ResourceError):
+            lib.full(10**8, 10**8, 1.0)
         session.load_library("napping", library(folder / "napping.py", NAPPING)).nap(0.25)
         A.fetch()
         if SIMULATES:
@@ -122,6 +124,7 @@ def test_calls_are_counted_by_routine_and_outcome(exported: Samples) -> None:
     labels = {"gang": "measured", "library": "linalg"}
     assert total(exported, name, **labels, routine="norm", outcome="ok") == 3
     assert total(exported, name, **labels, routine="cholesky", outcome="failed") == 1
+    assert total(exported, name, **labels, routine="full", outcome="refused") == 1
     assert total(exported, "alchemist_call_seconds_count", routine="norm") >= 3
     assert total(exported, "alchemist_queue_seconds_count", gang="measured") >= 4
     # The histogram's `_sum` has the middle of its bucket, 0.2 s.
@@ -260,6 +263,20 @@ def test_gangs_of_one_process_are_added_up() -> None:
     assert metrics.taken().gauges[gauge] == 1
     second.hide()
     assert metrics.taken().gauges[gauge] == 0
+
+
+def test_the_start_and_the_end_of_a_gang_are_exported_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    gang = GangMeasures(user="anna")
+    monkeypatch.setattr(exporter, "soon", lambda: asked.append(state))
+    for state in ("ready", "ready", "recovering", "ended"):
+        if state == "ended":
+            gang.hide()
+        else:
+            gang.show(state, {"processes": [], "calls": []}, None, [])
+    assert asked == ["ready", "recovering", "ended"]
 
 
 def test_memory_of_layouts_with_copies_counts_each_copy() -> None:

@@ -108,3 +108,12 @@ def test_rows_of_any_gang_can_be_shown() -> None:
     assert "3 h ago" in text
     assert "not answering" in text
     assert status.table([]) == "no gangs\n"
+
+
+def test_an_owner_whose_process_is_not_attached_is_told() -> None:
+    owned: dict[str, Any] = {"detached": True, "owner": "anna@n1 (pid 7)"}
+    there = GangInfo("a", "ready", **owned, processes=("ben@n2 (pid 7)", "anna@n1 (pid 7)"))
+    gone = GangInfo("b", "ready", **owned, processes=("ben@n2 (pid 7)",))
+    lines = status.table([there, gone]).splitlines()
+    assert lines[1].endswith("  anna@n1 (pid 7)")
+    assert lines[2].endswith("  anna@n1 (pid 7), not attached")
