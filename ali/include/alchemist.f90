@@ -38,6 +38,7 @@
 ! alchemist_exchange can be interrupted. A site's `mpi_f08` has comm%MPI_VAL = alchemist_comm(call).
 module alchemist
   use, intrinsic :: iso_c_binding
+  use, intrinsic :: iso_fortran_env, only: error_unit
   implicit none
   private
 
@@ -112,11 +113,11 @@ module alchemist
     end subroutine
   end interface
 
-  ! call alchemist_local(A, array): the local elements, a pointer to a matrix of A's dtype. A rank
-  ! without elements gets an array with 0 rows or columns.
+  ! call alchemist_local(A, array): the local elements, a pointer to a matrix of A's dtype; another
+  ! type ends the rank. A rank without elements gets an array with 0 rows or columns.
   interface alchemist_local
     module procedure local_float32, local_float64, local_complex64, local_complex128
-    module procedure local_int32, local_int64, local_int8, local_int16  ! also of uint of the size
+    module procedure local_int32, local_int64, local_int8, local_int16  ! also others of the size
   end interface
 
   ! call alchemist_set(out(1), x): a matrix on every rank; a number or logical on rank 0.
@@ -428,51 +429,70 @@ contains
 
   ! --- local elements: without gaps, as the host stores them ---
 
+  ! A pointer of another type would give wrong numbers, or leave the matrix's memory.
+  subroutine expect(A, array, dtypes)
+    type(alchemist_matrix), intent(in) :: A
+    character(*), intent(in) :: array
+    integer(c_int), intent(in) :: dtypes(:)
+    if (any(A%dtype == dtypes)) return
+    write (error_unit, "(3a, i0, a)") "alchemist_local: the array is of ", array, &
+        ", and the matrix has dtype ", A%dtype, ": compare A%dtype with ALCHEMIST_... before"
+    error stop 1
+  end subroutine
+
   subroutine local_float32(A, array)
     type(alchemist_matrix), intent(in) :: A
     real(c_float), pointer, intent(out) :: array(:, :)
+    call expect(A, "float32", [ALCHEMIST_FLOAT32])
     call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_float64(A, array)
     type(alchemist_matrix), intent(in) :: A
     real(c_double), pointer, intent(out) :: array(:, :)
+    call expect(A, "float64", [ALCHEMIST_FLOAT64])
     call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_complex64(A, array)
     type(alchemist_matrix), intent(in) :: A
     complex(c_float_complex), pointer, intent(out) :: array(:, :)
+    call expect(A, "complex64", [ALCHEMIST_COMPLEX64])
     call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_complex128(A, array)
     type(alchemist_matrix), intent(in) :: A
     complex(c_double_complex), pointer, intent(out) :: array(:, :)
+    call expect(A, "complex128", [ALCHEMIST_COMPLEX128])
     call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_int32(A, array)
     type(alchemist_matrix), intent(in) :: A
     integer(c_int32_t), pointer, intent(out) :: array(:, :)
+    call expect(A, "int32", [ALCHEMIST_INT32, ALCHEMIST_UINT32])
     call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_int8(A, array)
     type(alchemist_matrix), intent(in) :: A
     integer(c_int8_t), pointer, intent(out) :: array(:, :)
+    call expect(A, "int8", [ALCHEMIST_INT8, ALCHEMIST_UINT8, ALCHEMIST_BOOL8])
     call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_int16(A, array)
     type(alchemist_matrix), intent(in) :: A
     integer(c_int16_t), pointer, intent(out) :: array(:, :)
+    call expect(A, "int16", [ALCHEMIST_INT16, ALCHEMIST_UINT16, ALCHEMIST_FLOAT16])
     call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 
   subroutine local_int64(A, array)
     type(alchemist_matrix), intent(in) :: A
     integer(c_int64_t), pointer, intent(out) :: array(:, :)
+    call expect(A, "int64", [ALCHEMIST_INT64, ALCHEMIST_UINT64])
     call c_f_pointer(A%data, array, [A%local_rows, A%local_cols])
   end subroutine
 

@@ -10,6 +10,7 @@ import json
 import os
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,12 @@ class NativeLibrary:
         self._name = name
         self._state: int | None = None
         self.host = Host()
-        self._object = _open(name, path)
+        try:
+            self._file = _OpenedFile.of(path)
+        except OSError as error:
+            raise self._bad(f"the loader cannot open it: {error}") from None
+        self._check_file()
+        self._object = _open(name, self._file)
         self._library = self._look_up(path)
         self._routines: dict[str, tuple[Any, Signature]] = {}
         self._writes: dict[str, list[str] | None] = {}  # matrices that are changed, if declared
@@ -111,6 +117,15 @@ class NativeLibrary:
                 f"with the alchemist.h in {Path(__file__).parents[1] / 'include'}"
             )
         return CLibrary.from_address(where)
+
+    def _check_file(self) -> None:
+        """Refuse code that is no longer what the loader has mapped: it would crash."""
+        if self._file.overwritten:
+            raise self._bad(
+                f"{self._file.path} was written to after it was loaded, which spoils its code in "
+                "memory. Start another gang, and replace the file next time: `mv` and linkers do, "
+                "`cp` writes into it (cp --remove-destination does not)"
+            )
 
     def _bad(self, words: str) -> Failure:
         return Failure("LibraryLoadError", f"library {self._name!r}: {words}")
@@ -237,6 +252,7 @@ class NativeLibrary:
         self, run: Any, call: Any, given: Any, results: Any, routine: str, frame: Frame
     ) -> None:
         """Call C with the library's state. Raises as `call`."""
+        self._check_file()
         call.state = self._state
         self.host.frame = frame
         with ignored_errors_raised(frame.context.gang, f"{self._name}.{routine}"):
@@ -274,7 +290,7 @@ class NativeLibrary:
     def close(self) -> None:
         """Call the library's close function with its state."""
         state, self._state = self._state, None
-        if state and self._library.close:
+        if state and self._library.close and not self._file.overwritten:
             self._library.close(state)
 
 
@@ -286,17 +302,38 @@ def _until_null(array: Any) -> list[Any]:
     return found
 
 
-_opened: dict[str, list[tuple[int, int, int]]] = {}  # by path: identities of files opened there
+_opened: dict[Path, list[_OpenedFile]] = {}  # those that were opened at each path, in order
 
 
-def _open(name: str, path: Path) -> ctypes.CDLL:
+@dataclass(frozen=True, eq=False)
+class _OpenedFile:
+    """A file that the loader maps until the rank ends: its inode cannot be another file's."""
+
+    path: Path
+    fd: int
+    written_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> _OpenedFile:
+        """The file that is at this path now."""
+        path = path.resolve()
+        known = _opened.setdefault(path, [])
+        for one in known:
+            if os.path.samestat(os.fstat(one.fd), path.stat()):
+                return one
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        known.append(cls(path, fd, os.fstat(fd).st_mtime_ns))
+        return known[-1]
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether it was written to; a file that is replaced stays as it is."""
+        return os.fstat(self.fd).st_mtime_ns != self.written_ns
+
+
+def _open(name: str, file: _OpenedFile) -> ctypes.CDLL:
     """Open a shared object; also a rebuilt file at the path of an older one."""
-    path = path.resolve()
-    about = path.stat()
-    known = _opened.setdefault(str(path), [])
-    identity = (about.st_dev, about.st_ino, about.st_mtime_ns)
-    if identity not in known:
-        known.append(identity)
+    path = file.path
     if needed := foreign_mpi(path):
         raise Failure(
             "LibraryLoadError",
@@ -306,7 +343,7 @@ def _open(name: str, path: Path) -> ctypes.CDLL:
         )
     provide_mpich()
     # The loader identifies objects by requested path: a rebuilt file needs another spelling.
-    spelling = f"{path.parent}/{'./' * known.index(identity)}{path.name}"
+    spelling = f"{path.parent}/{'./' * _opened[path].index(file)}{path.name}"
     try:
         with known_processor():
             opened = ctypes.CDLL(spelling, mode=os.RTLD_NOW | os.RTLD_LOCAL)

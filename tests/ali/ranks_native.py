@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +137,19 @@ def cancelled_messages(gang: Gang, path: str, turns: int) -> list[float]:
         found += library.call(gang, "exchange", {"count": count, "fails": -1})
         gang.renew()  # all ranks have left the call before one fails in the next
     return found
+
+
+def overwritten(gang: Gang, path: str, folder: str) -> Any:
+    """The errors of a call and of a load after the file was written to; it is replaced then."""
+    file = shutil.copy(path, Path(folder, "libx.so"))
+    library = load("x", str(file))
+    assert library.call(gang, "count", {}) == [1]
+    shutil.copyfile(path, file)
+    told = [failure_of(library.call, gang, "count", {}), failure_of(load, "x", str(file))]
+    file.unlink()
+    shutil.copy(path, file)
+    assert load("x", str(file)).call(gang, "count", {}) == [1]
+    return told
 
 
 def waits(gang: Gang, path: str) -> Any:

@@ -311,5 +311,11 @@ def test_a_rebuilt_library_is_opened_again(tmp_path: Path) -> None:
             assert [r["name"] for r in load("x", str(path)).describe()["routines"]] == [name]
 
 
+def test_a_library_whose_file_was_overwritten_is_refused(tmp_path: Path) -> None:
+    given = str(built("every.c")), str(tmp_path)
+    for text in local_gang.run("tests.ali.ranks_native:overwritten", 1, *given):
+        assert "libx.so was written to after it was loaded" in text
+
+
 def test_waits_of_native_code_are_counted_as_time_in_mpi() -> None:
     assert local_gang.run("tests.ali.ranks_native:waits", 2, str(built("every.c"))) == [False, True]

@@ -146,18 +146,26 @@ end program
 def test_a_program_in_fortran_uses_matrices(cluster: str, tmp_path: Path) -> None:
     include = scaffold.include_directory()
     (tmp_path / "sums.f90").write_text(FORTRAN_PROGRAM)
-    run("gfortran", "-c", include / "alchemist.f90", "sums.f90", cwd=tmp_path)
-    shim = include / "alchemist_fortran.c"
-    run(scaffold.mpi_compiler("mpicc"), "-c", f"-I{include}", shim, cwd=tmp_path)
-    objects = ("sums.o", "alchemist.o", "alchemist_fortran.o")
-    mpicc = scaffold.mpi_compiler("mpicc")
-    run(mpicc, "-o", "sums", *objects, "-lgfortran", "-lm", cwd=tmp_path)
+    mpicc, shim = scaffold.mpi_compiler("mpicc"), include / "alchemist_fortran.c"
+    run(mpicc, "-c", f"-I{include}", shim, cwd=tmp_path)
+
+    def build_program() -> None:
+        run("gfortran", "-c", include / "alchemist.f90", "sums.f90", cwd=tmp_path)
+        objects = ("sums.o", "alchemist.o", "alchemist_fortran.o")
+        run(mpicc, "-o", "sums", *objects, "-lgfortran", "-lm", cwd=tmp_path)
+
+    build_program()
     with AlchemistSession(2) as als:
         A = als.send_matrix(np.arange(12.0).reshape(4, 3))
         made = als.run_program([tmp_path / "sums"], matrices={"A": A}).matrices
         np.testing.assert_array_equal(made["S"].fetch(), [3, 12, 21, 30])
         with pytest.raises(RoutineError, match="exited with code 4"):
             als.run_program([tmp_path / "sums"])
+        run("sed", "-i", 's/"A", ALCHEMIST_FLOAT64/"A", ALCHEMIST_ANY/', "sums.f90", cwd=tmp_path)
+        build_program()
+        words = "alchemist_local: the array is of float64, and the matrix has dtype 1: compare"
+        with pytest.raises(RoutineError, match=words):
+            als.run_program([tmp_path / "sums"], matrices={"A": A.astype("float32")})
 
 
 def test_in_python(tmp_path: Path) -> None:
