@@ -268,4 +268,6 @@ class Acceptor(Generic[P]):
 
 def source_of(peername: object) -> str:
     """The source that the connections of one host share: its address; of this node, its user."""
-    return str(peername[0]) if isinstance(peername, tuple) and peername else "this node"
+    if not (isinstance(peername, tuple) and peername):
+        return "this node"
+    return str(peername[0]).removeprefix("::ffff:")  # IPv4, on a socket for both

@@ -395,7 +395,7 @@ class Audit:
 # --- the certificate: given, or generated once and kept ---
 
 FOLDER = "~/.config/alchemist/gateway"
-YEARS = 10
+YEARS = 2
 LOOK_S = 1.0  # between two looks at the files
 
 

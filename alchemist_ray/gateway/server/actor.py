@@ -112,7 +112,7 @@ class GatewayActor:
 
 
 def serve(
-    host: str = "0.0.0.0",
+    host: str = "::",
     port: int = PORT,
     *,
     tls: bool = True,
@@ -126,7 +126,8 @@ def serve(
     Parameters
     ----------
     host, port
-        Where it listens on the head node. Port 0 chooses one.
+        Where it listens on the head node; ``::``: on all addresses, of IPv4 and IPv6. Port 0
+        chooses one.
     tls : bool
         Off only with ``host="127.0.0.1"``.
     certfile, keyfile : str, optional
@@ -227,7 +228,7 @@ def _about(actor: ActorHandle) -> GatewayInfo:
 
 TOKENS = f"file of tokens (default: {FILE})"
 GATEWAY = (
-    ("--host", "0.0.0.0", "address to listen on (default: all)"),
+    ("--host", "::", "address to listen on (default: all, of IPv4 and IPv6)"),
     ("--port", PORT, "port to listen on (default: %(default)s)"),
     ("--certfile", str, "certificate (default: self-signed, generated once)"),
     ("--keyfile", str, "private key of the certificate"),
@@ -299,7 +300,8 @@ def _gateway(asked: argparse.Namespace) -> int:
     files = {name: getattr(asked, name) for name in FILES}
     started = serve(asked.host, asked.port, tls=not asked.no_tls, **files)
     print(_as_text(started))
-    print(f"Accepting connections on {asked.host}:{started.port}")
+    host = f"[{asked.host}]" if ":" in asked.host else asked.host
+    print(f"Accepting connections on {host}:{started.port}")
     return 0
 
 

@@ -95,11 +95,7 @@ class Gateway:
         self._identity: Identity | None = None
         if tls:
             self._identity = Identity(*certificate(certfile, keyfile), self._not_renewed)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            listener = socket.create_server((host, port), family=family, backlog=sockets.BACKLOG)
-        except OSError as error:
-            raise SessionError(f"a gateway cannot listen on {host}:{port}: {error}") from None
+        listener = _listen(host, port)
         self.port: int = listener.getsockname()[1]
         self._links: set[Link] = set()
         self.link_limit = UserLimit(MAX_LINKS_OF_USER, MAX_LINKS, "too many connections")
@@ -293,6 +289,20 @@ class Gateway:
         self.tokens.check(token.id)
         if kind != Kind.GET and not access.may_change(token, gang.user, self.tokens):
             raise Failure("AuthError", access.READ_ONLY)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen on an address; ``::``: on all, those of IPv4 too, where there is IPv6."""
+    family, both = (socket.AF_INET6 if ":" in host else socket.AF_INET), False
+    if host == "::":
+        both = socket.has_dualstack_ipv6()
+        host, family = (host, family) if both else ("0.0.0.0", socket.AF_INET)
+    try:
+        return socket.create_server(
+            (host, port), family=family, backlog=sockets.BACKLOG, dualstack_ipv6=both
+        )
+    except OSError as error:
+        raise SessionError(f"a gateway cannot listen on {host}:{port}: {error}") from None
 
 
 # --- one attached process ---

@@ -151,7 +151,7 @@ headGroupSpec:
             command:
             - "/bin/bash"
             - "-c"
-            - "grep -q ':6180 00000000:0000 0A' /proc/net/tcp || { echo 'no gateway listens at port 24960: the log of this container has the reason'; exit 1; }"
+            - "grep -qsE ':6180 0+:0000 0A' /proc/net/tcp /proc/net/tcp6 || { echo 'no gateway listens at port 24960: the log of this container has the reason'; exit 1; }"
           {{- else }}
           httpGet:
             path: "/api/healthz"

@@ -13,3 +13,8 @@
 {{- $usual := get (fromJson "{\"volcano\": \"default\", \"yunikorn\": \"root.default\", \"kueue\": \"alchemist\"}") .Values.gang -}}
 {{- if $usual }}{{ .Values.queue | default $usual }}{{ end -}}
 {{- end }}
+
+{{- /* Whether there are NetworkPolicies. Pods on the network of their node have its addresses. */}}
+{{- define "alchemist.policies" -}}
+{{- if and .Values.networkPolicy (or (not .Values.hostNetwork) .Values.nodeNetworks) }}yes{{ end }}
+{{- end }}

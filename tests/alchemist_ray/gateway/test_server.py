@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 from alchemist_ray import AlchemistSession
 from alchemist_ray.cli import main
 from alchemist_ray.errors import AuthError, SessionError
-from alchemist_ray.gateway.server import actor
+from alchemist_ray.gateway.server import actor, gateway
 from alchemist_ray.gateway.server.actor import GatewayInfo
+from mpi_workers.wire.acceptor import source_of
 
 
 @pytest.mark.usefixtures("cluster")
@@ -26,7 +28,7 @@ def test_files_are_found_from_the_folder_of_the_caller(
     assert main(["token", "--tokens", "mine.json", "create", "anna"]) == 0
     assert main(["gateway", "--port", "0", "--tokens", "mine.json", "--audit", "log/a"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^Accepting connections on 0\.0\.0\.0:[1-9]\d*$", shown, re.M)
+    assert re.search(r"^Accepting connections on \[::\]:[1-9]\d*$", shown, re.M)
     assert f"{tmp_path}/mine.json" in shown
     assert "expires" in shown
     assert (tmp_path / "log/a").exists()
@@ -70,6 +72,15 @@ def test_the_status_of_no_gateway_is_an_exit_code(
 ) -> None:
     monkeypatch.setattr(actor, "find", lambda: None)
     assert main(["gateway", "--status"]) == 1
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_all_addresses_are_those_of_ipv4_and_ipv6() -> None:
+    with gateway._listen("::", 0) as listener:
+        port = listener.getsockname()[1]
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, port), 5), listener.accept()[0] as accepted:
+                assert source_of(accepted.getpeername()) == host
 
 
 def test_without_tls_only_loopback_is_possible() -> None:

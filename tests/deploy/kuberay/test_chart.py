@@ -121,6 +121,24 @@ def test_policies_admit_the_named_networks_and_no_pod_without_the_label(helm: st
     assert named == ["kuberay", "prometheus", "kube-system"]
 
 
+def test_a_head_admits_workers_on_the_networks_of_their_nodes(helm: str) -> None:
+    values = {"hostNetwork": True, "nodeNetworks": ["192.0.2.0/24"], "gateway": True}
+    found = by_name(rendered(helm, values))
+    spec = found["NetworkPolicy", "alchemist"]["spec"]
+    assert {"ipBlock": {"cidr": "192.0.2.0/24"}} in spec["ingress"][0]["from"]
+    assert {"ipBlock": {"cidr": "192.0.2.0/24"}} in spec["egress"][0]["to"]
+    assert ("NetworkPolicy", "alchemist-gateway") in found
+    alone = by_name(rendered(helm, {"hostNetwork": True, "gateway": True}))
+    assert not [name for kind, name in alone if kind == "NetworkPolicy"]
+
+
+def test_two_releases_in_a_namespace_have_metrics_of_their_own(helm: str) -> None:
+    first, second = (rendered(helm, {"monitoring": True}, name) for name in ("one", "two"))
+    selector = by_name(first)["PodMonitor", "one"]["spec"]["selector"]
+    assert all(policy.selects(selector, pod) for _, pod in policy.templates(first))
+    assert not any(policy.selects(selector, pod) for _, pod in policy.templates(second))
+
+
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -188,6 +206,7 @@ def test_every_value_has_a_default_and_a_schema() -> None:
         ({"gang": "volcano", "autoscale": True}, "gang and autoscale exclude each other"),
         ({"gang": "scheduler-plugins", "job": "true"}, "KubeRay 1.6 refuses RayJobs"),
         ({"rdmaResource": "rdma/x"}, "rdmaResource needs hostNetwork"),
+        ({"nodeNetworks": ["192.0.2.0/24"]}, "nodeNetworks needs hostNetwork"),
         ({"gang": "scheduler-plugins", "queue": "night"}, "volcano, yunikorn, kueue have queues"),
         ({"autoscale": True, "apiServer": ["0.0.0.0/0"]}, "apiServer"),
         ({"autoscale": True, "apiServer": ["here"]}, "apiServer"),

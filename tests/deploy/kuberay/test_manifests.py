@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -140,6 +141,18 @@ def test_the_network_policy_knows_only_its_own() -> None:
     )
     assert [port["port"] for port in handed_in["ports"]] == [8265]
     assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+
+
+def test_metrics_are_those_of_the_clusters_own_head_and_workers() -> None:
+    objects = kustomize.build(ROOT / "overlays" / "monitoring")
+    monitor = by_name(objects)["PodMonitor", "alchemist"]["spec"]
+    pods = dict(policy.templates(objects))
+    other = copy.deepcopy(pods["head"])
+    other["metadata"]["labels"]["app.kubernetes.io/instance"] = "other"
+    assert all(policy.selects(monitor["selector"], pods[name]) for name in ("head", "worker"))
+    assert not policy.selects(monitor["selector"], other)
+    ports = {port["name"] for port in pods["head"]["spec"]["containers"][0]["ports"]}
+    assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} <= ports
 
 
 def test_only_the_autoscaler_has_a_token() -> None:
