@@ -25,8 +25,10 @@ from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.errors import AlchemistError, AuthError, SessionError
 from alchemist_ray.gateway.protocol import PORT, SCOPES, GatewayAddress, is_loopback
 from alchemist_ray.gateway.server.access import AUDIT, CLUSTER, DAYS, FILE, Token, TokenFile
+from alchemist_ray.gateway.server.gangs import SUFFIX
 from alchemist_ray.gateway.server.gateway import Gateway
 from alchemist_ray.measures import exporter
+from alchemist_ray.ray_access import catalogue
 from alchemist_ray.subcommands import add_options, add_subcommand, names, parser_of, positive
 from mpi_workers.matrix.sizes import parse_nbytes
 
@@ -279,6 +281,7 @@ def main(argv: Sequence[str]) -> int:
     add_subcommand(commands, "list", "list the tokens, without their secrets")
     revoke = add_subcommand(commands, "revoke", "make a token invalid at once")
     revoke.add_argument("id", help="id of the token, as in `alchemist token list`")
+    add_options(revoke, [("--stop-gangs", False, "end the gangs of its user, also detached ones")])
     _token(parser.parse_args(argv[1:]))
     return 0
 
@@ -314,9 +317,20 @@ def _token(asked: argparse.Namespace) -> None:
     elif asked.command == "revoke":
         token = file.revoke(asked.id)
         print(f"token {token.id} of {token.user} is revoked")
+        if asked.stop_gangs:
+            _stop_gangs(token.user)
     else:
         for token in file.list():
             print(_line(token))
+
+
+def _stop_gangs(user: str) -> None:
+    """End the gangs that a user has started through a gateway of this machine's Ray cluster."""
+    join_ray(None, start=False)
+    for gang in catalogue.list_gangs():
+        if gang.owner.startswith(f"{user}@") and gang.owner.endswith(SUFFIX):
+            catalogue.stop(gang.name)
+            print(f"gang {gang.name} has ended")
 
 
 def _line(token: Token) -> str:

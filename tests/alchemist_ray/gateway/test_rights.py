@@ -247,6 +247,24 @@ def test_gangs_of_the_cluster_are_changed_by_those_who_may_run_code_and_its_grou
         assert access.may_change(token, "ben", nobody)
 
 
+def test_gangs_of_a_revoked_token_are_ended_if_that_is_asked_for(
+    gateway: GatewayInfo, tokens: TokenFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, other = (
+        {"address": gateway.address, "token": tokens.create(user)} for user in ("moira", "nora")
+    )
+    with (
+        AlchemistSession(1, name="moiras", lifetime="detached", **mine),
+        AlchemistSession(1, name="noras", **other) as noras,
+    ):
+        ident = mine["token"].split("_")[1]
+        asked = ["token", "--tokens", str(tokens.path), "revoke", ident, "--stop-gangs"]
+        assert main(asked) == 0
+        assert "gang moiras has ended\n" in capsys.readouterr().out
+        assert [gang.name for gang in AlchemistSession.list(**other)] == ["noras"]
+        assert noras.send_matrix(np.eye(3)).fetch().sum() == 3
+
+
 def test_of_two_tokens_of_a_user_the_smaller_quota_counts(
     gateway: GatewayInfo, tokens: TokenFile
 ) -> None:
