@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ali import registry
@@ -30,6 +29,7 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.testing import local_gang
+from mpi_workers.waits import interruption
 from mpi_workers.wire.signature import MATRIX
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class _Checker:
         wrong = []
         for case in self.sound if self.gang.size > 1 else ():
             prepared = self.arguments(case, home(case))
-            MPI.COMM_WORLD.Barrier()  # a barrier that the interrupt does not end
+            self.everyone()
             with self.watched(f"{case.routine} on the other ranks, when one had failed before it,"):
                 if self.gang.rank == self.gang.size - 1:
                     threading.Timer(CANCEL_S, local_gang.interrupt, [self.calls]).start()
@@ -161,7 +161,7 @@ class _Checker:
         for case in self.sound:
             for delay in (0.0, CANCEL_S):
                 prepared = self.arguments(case, home(case))
-                MPI.COMM_WORLD.Barrier()  # a barrier that the interrupt does not end
+                self.everyone()
                 with self.watched(f"{case.routine}, when cancelled,"):
                     timer = threading.Timer(delay, local_gang.interrupt, [self.calls])
                     if delay:
@@ -215,7 +215,13 @@ class _Checker:
         return self.signatures[case.routine].bind((), dict(case.arguments), matrix)
 
     def call(self, case: Case, arguments: Mapping[str, Any]) -> list[Any]:
-        return list(self.library.call(self.gang, case.routine, arguments))
+        with interruption.ended_waits():
+            return list(self.library.call(self.gang, case.routine, arguments))
+
+    def everyone(self, value: Any = None) -> list[Any]:
+        """The values of all ranks. The interrupt does not end this wait."""
+        with interruption.uninterruptible():
+            return self.gang.world.allgather(value)
 
     def outcome(self, case: Case, layout: str) -> str:
         """The message of a call that fails; empty if it succeeds."""
@@ -234,7 +240,7 @@ class _Checker:
             outcome = self.outcome(case, layout)
             if outcome:
                 local_gang.interrupt(self.calls)  # the others may wait for this rank
-            return MPI.COMM_WORLD.allgather(outcome)
+            return self.everyone(outcome)
 
     def interrupted(self, case: Case, arguments: Mapping[str, Any]) -> None:
         """A call that may complete or be interrupted, but not fail."""
@@ -274,7 +280,7 @@ class _Checker:
             local_gang.interrupt(self.calls)  # the others may wait for this rank
             kind = error.kind if isinstance(error, Failure) else type(error).__name__
             broken = f"it failed on rank {self.gang.rank}: {kind}: {error}"
-        everyone = MPI.COMM_WORLD.allgather((broken, wrong))
+        everyone = self.everyone((broken, wrong))
         if any(words for words, _ in everyone):
             self.renew()
             return [max((w for w, _ in everyone), key=lambda words: words.startswith("it failed"))]

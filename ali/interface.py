@@ -33,9 +33,10 @@ from mpi_workers.wire.names import SLICE_WARNINGS
 from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature
 
 if typing.TYPE_CHECKING:
+    from mpi4py import MPI
+
     from mpi_workers.rank.gang import Gang
     from mpi_workers.rank.history import Span
-    from mpi_workers.waits.communicator import GangComm
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,7 +56,7 @@ class Context:
 
     Attributes
     ----------
-    comm : GangComm
+    comm : MPI.Intracomm
         The gang's communicator (an `mpi4py.MPI.Intracomm`), used by this routine only. Read it
         in each call: a failed call replaces it, and objects derived from the old one must be
         created again.
@@ -79,7 +80,7 @@ class Context:
         self.grid: Grid = gang.grid
 
     @property
-    def comm(self) -> GangComm:
+    def comm(self) -> MPI.Intracomm:
         return self.gang.comm
 
     def floating_errors(self) -> np.errstate:

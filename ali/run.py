@@ -226,7 +226,6 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
             (sys, "argv", [task["path"], *task["argv"]]),
             (sys, "path", [folder, *sys.path] if os.path.isdir(folder) else list(sys.path)),
             (MPI, "COMM_WORLD", ctx.comm),
-            (MPI, "Request", type(ctx.comm).Request),
             (MPI, "Init", lambda: None),
             (MPI, "Init_thread", lambda required=MPI.THREAD_MULTIPLE: MPI.Query_thread()),
             (MPI, "Finalize", lambda: None),
@@ -242,7 +241,7 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
         try:
             yield main
         finally:
-            if not isinstance(sys.exception(), Interrupted):
+            if not (isinstance(sys.exception(), Interrupted) or ctx.gang.left()):
                 _join_threads(threads)
             while at_exit:
                 function, args, kwargs = at_exit.pop()

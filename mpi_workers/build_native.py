@@ -1,12 +1,13 @@
 """Builds what is compiled of this package where there is a C compiler; nothing needs it.
 
-The copy kernel, and the C frames of crashes. Hatch runs it for wheels and for editable
-installations; in place they are built by ``python -m mpi_workers.build_native``.
+The copy kernel, the C frames of crashes, and the layer under MPI. Hatch runs it for wheels and for
+editable installations; in place they are built by ``python -m mpi_workers.build_native``.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 SOURCES = tuple(
-    Path(__file__).parent / name for name in ("matrix/copy_kernel.c", "rank/crash_frames.c")
+    Path(__file__).parent / name
+    for name in ("matrix/copy_kernel.c", "rank/crash_frames.c", "waits/mpi_waits.c")
 )
-FLAGS = ("-O3", "-std=c11", "-shared", "-fPIC")
+GENERATORS = {"mpi_waits": "mpi_calls.py"}  # whose `source` completes a C file
+FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-x", "c", "-")
 TIMEOUT_S = 120.0
 
 
@@ -35,9 +38,13 @@ def build(source: Path, library: Path) -> str | None:
     if not compiler:
         return "no C compiler was found"
     unfinished = library.with_suffix(f".{os.getpid()}.new")
+    text = source.read_text()
+    if source.stem in GENERATORS:
+        text = runpy.run_path(str(source.with_name(GENERATORS[source.stem])))["source"]()
     try:
         done = subprocess.run(
-            [*compiler.split(), *FLAGS, str(source), "-o", str(unfinished)],
+            [*compiler.split(), *FLAGS, "-o", str(unfinished)],
+            input=text,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

@@ -45,8 +45,9 @@ from mpi_workers.matrix.layout import layout_of
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from mpi_workers.rank.gang import Gang
-    from mpi_workers.waits.communicator import GangComm
 
 
 ATTACH, CREATE = 1, 2
@@ -198,7 +199,7 @@ class Program:
     Parameters
     ----------
     gang : Gang
-    comm : GangComm
+    comm : MPI.Intracomm
         Ranks that have reached a point wait on it, in a collective operation; so the caller uses
         another one until `turn` has returned the exit codes.
     task : dict
@@ -223,7 +224,7 @@ class Program:
     def __init__(
         self,
         gang: Gang,
-        comm: GangComm,
+        comm: MPI.Intracomm,
         task: dict[str, Any],
         given: Mapping[str, DistMatrix],
         closing: contextlib.ExitStack,
@@ -424,7 +425,7 @@ class _Agreement:
         The next look is due after this time.
     """
 
-    def __init__(self, comm: GangComm) -> None:
+    def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._sizes = np.empty(comm.size, np.int64)
         self._message = b""

@@ -12,7 +12,7 @@ from ali.blocks import Array
 from mpi_workers.matrix.layout import Grid
 
 if TYPE_CHECKING:
-    from mpi_workers.waits.communicator import GangComm
+    from mpi4py import MPI
 
 TAG = 13
 SLICE = 1 << 16  # 64 KiB: arrays of at least one such slice for each rank are summed by slices
@@ -39,7 +39,7 @@ def ranks_sharing(dist: str, grid: Grid, rank: int) -> list[int]:
     raise ValueError(f"{dist} does not give indices to every rank")
 
 
-def tree_reduce(comm: GangComm, group: Sequence[int], mine: Array, join: Join) -> Array:
+def tree_reduce(comm: MPI.Intracomm, group: Sequence[int], mine: Array, join: Join) -> Array:
     """Combine the arrays of a group of ranks with `join`. Collective over the group.
 
     Arrays are combined in the order of the group, up a binary tree. The result comes down the
@@ -74,7 +74,7 @@ def tree_reduce(comm: GangComm, group: Sequence[int], mine: Array, join: Join) -
     return result
 
 
-def sum_over_ranks(comm: GangComm, mine: Array) -> Array:
+def sum_over_ranks(comm: MPI.Intracomm, mine: Array) -> Array:
     """The sum over all ranks, the same bits on each. Collective.
 
     Each element is summed in an order that depends on the number of ranks only: sums of Hermitian

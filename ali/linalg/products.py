@@ -45,8 +45,9 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Distribution, mirrored
 
 if TYPE_CHECKING:
+    from mpi4py import MPI
+
     from mpi_workers.matrix.memory import MemoryBlock
-    from mpi_workers.waits.communicator import GangComm
 
 
 OPERATIONS = ("N", "T", "C")
@@ -296,7 +297,7 @@ def _add_product(c: Array, a: Array, b: Array) -> None:
 
 
 def _gathered(
-    comm: GangComm,
+    comm: MPI.Intracomm,
     group: Sequence[int],
     mine: Array,
     shapes: Sequence[tuple[int, int]],

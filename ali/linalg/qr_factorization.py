@@ -55,7 +55,7 @@ from ali.linalg.triangular import (
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 if TYPE_CHECKING:
-    from mpi_workers.waits.communicator import GangComm
+    from mpi4py import MPI
 
 
 class Panel(NamedTuple):
@@ -266,7 +266,7 @@ class TallQR:
 
     Parameters
     ----------
-    comm : GangComm
+    comm : MPI.Intracomm
         The gang's communicator.
     local : ndarray, shape (local_m, n)
         This rank's rows of X, any number of them. Floating point.
@@ -295,7 +295,7 @@ class TallQR:
 
     def __init__(
         self,
-        comm: GangComm,
+        comm: MPI.Intracomm,
         local: Array,
         *,
         vectors: bool = True,

@@ -18,7 +18,7 @@ class Grid:
 
     Attributes
     ----------
-    gang_comm : GangComm
+    gang_comm : MPI.Intracomm
         The gang's communicator when no message was under way on the grid.
     begun, ended : int
         Native calls that this rank has begun, and those that have succeeded.

@@ -362,6 +362,8 @@ def ignored_errors_raised(gang: Gang, what: str) -> Iterator[None]:
     Failure
         RoutineError, if an MPI function has failed on this rank and the code has returned
         without an error of its own.
+    Interrupted
+        If the code has left a wait in MPI, whatever it has made of the error.
     """
     gang.enter_native()
     error = None
@@ -369,6 +371,10 @@ def ignored_errors_raised(gang: Gang, what: str) -> Iterator[None]:
         yield
     finally:
         error = gang.leave_native()
+        if left := gang.left():
+            interrupted = Interrupted()
+            interrupted.place = f"MPI_{left.removesuffix('_c')} in {what}"
+            raise interrupted
     if error is not None:
         raise Failure(
             "RoutineError", f"{what} on rank {gang.rank} ignored an error of MPI: {error}"

@@ -17,7 +17,7 @@ from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.layout import IndexArray, Shape, as_slice, put, taken
 
 if TYPE_CHECKING:
-    from mpi_workers.waits.communicator import GangComm
+    from mpi4py import MPI
 
 MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB
 TAG = 11
@@ -100,7 +100,7 @@ def serves(groups: Mapping[int, Sequence[int]], giver: int, taker: int) -> bool:
 
 
 def exchange(
-    comm: GangComm,
+    comm: MPI.Intracomm,
     dtype: np.dtype[Any],
     outgoing: Callable[[int], Share],
     incoming: Callable[[int], Share],
@@ -127,7 +127,7 @@ def exchange(
 
 
 def swap(
-    comm: GangComm,
+    comm: MPI.Intracomm,
     dtype: np.dtype[Any],
     taker: int,
     outgoing: Share,

@@ -38,7 +38,7 @@ from mpi_workers.matrix.layout import (
 from mpi_workers.matrix.pairwise import NOTHING, Buffers, Share, swap
 
 if TYPE_CHECKING:
-    from mpi_workers.waits.communicator import GangComm
+    from mpi4py import MPI
 
 Ranks = NDArray[np.int64]
 Choice = Callable[[Ranks], Any]  # of ranks, as an array of bool
@@ -200,7 +200,7 @@ def exchanges(
         )
 
 
-def redistribute(source: DistMatrix, result: DistMatrix, comm: GangComm) -> None:
+def redistribute(source: DistMatrix, result: DistMatrix, comm: MPI.Intracomm) -> None:
     """Copy `source` into `result`, which has the same shape and dtype and any layout.
 
     Collective over the gang. Cost: each element crosses the network at most once per copy in the

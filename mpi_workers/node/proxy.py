@@ -95,6 +95,7 @@ class Proxy:
             crowded=crowded,
             keep_bytes=plan.keep_bytes // max(1, len(self._ranks)),
             start_timeout_s=plan.start_timeout_s,
+            mpi_waits=plan.mpi_waits,
             advice=plan.start.advice if plan.start is not None else "",
             one_node=len(plan.nodes) == 1,
             first=min(self._ranks),

@@ -92,6 +92,7 @@ class GangPlan:
     manager: tuple[str, ...]
     keep_bytes: int
     start_timeout_s: float
+    mpi_waits: str = "interruptible"
     log_folder: str = ""
     start: Start | None = None
     kvs_name: str = field(default_factory=lambda: f"alchemist_{uuid.uuid4().hex[:20]}")
@@ -125,6 +126,7 @@ class RankConfig:
     keep_bytes: int
     start_timeout_s: float
     advice: str = ""
+    mpi_waits: str = "interruptible"
     one_node: bool = False  # all ranks of the gang are on this node
     first: int = 0  # rank of this node
     devices: tuple[Mapping[str, str], ...] = ()  # of its ranks; see `NodePlan`

@@ -175,7 +175,8 @@ class RankCommands:
         if "discard" in body:  # results of a call that has failed on other ranks
             self._storage.free_from(body["discard"])
         handler: Callable[[Body], Body | None] = getattr(self, body["op"])
-        return handler(body) or {}
+        with interruption.ended_waits():
+            return handler(body) or {}
 
     def close(self) -> None:
         """Close all libraries; their errors are ignored."""

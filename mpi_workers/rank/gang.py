@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from mpi4py import MPI
 
@@ -26,8 +28,7 @@ from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import forget_segments, learn_segments, note_segments
 from mpi_workers.node.processes import descendants
 from mpi_workers.rank.history import Span
-from mpi_workers.waits import communicator, interruption
-from mpi_workers.waits.communicator import GangComm
+from mpi_workers.waits import interruption
 
 PROGRESS_S = 0.1  # between two reports of progress
 _errors: list[int] = []  # codes of MPI's errors in the native call under way
@@ -38,6 +39,23 @@ def _record(comm: MPI.Comm, code: int) -> None:
         _errors.append(code)
         sys.stderr.write(f"{MPI.Get_error_string(code).strip()}\n")
         sys.stderr.flush()
+
+
+def pickled(obj: Any, protocol: int | None = None) -> bytes:
+    """An object as a pickle: by reference where the ranks can import its class, else by value.
+
+    Classes of a session's program exist on the ranks only as values that came with a function.
+    """
+    try:
+        return pickle.dumps(obj, protocol)
+    except Interrupted:
+        raise
+    except Exception:  # any class may raise any error
+        by_value: bytes = cloudpickle.dumps(obj, protocol)
+        return by_value
+
+
+MPI.pickle.__init__(pickled, pickle.loads)  # type: ignore[misc]
 
 
 @cache
@@ -52,7 +70,8 @@ class Gang:
     Attributes
     ----------
     world : MPI.Intracomm
-        All ranks of the gang.
+        All ranks of the gang; used by no other code, because a call may leave a wait on its
+        communicators.
     storage : Storage
         This rank's matrices.
     report : callable(fraction, text)
@@ -78,14 +97,14 @@ class Gang:
         self.rank: int = self.world.rank
         self.size: int = self.world.size
         self.grid: Grid = default_grid(self.world.size)
-        self._use(GangComm(self.world.Dup()))
+        self._use(MPI.Intracomm(self.world.Dup()))
 
-    def _use(self, comm: GangComm) -> None:
-        comm.kept = True
+    def _use(self, comm: MPI.Intracomm) -> None:
+        interruption.keep(MPI._handleof(comm))
         self._comm = comm
 
     @property
-    def comm(self) -> GangComm:
+    def comm(self) -> MPI.Intracomm:
         """The communicator of the current call. It changes after a call that failed."""
         self._used = True
         return self._comm
@@ -109,10 +128,9 @@ class Gang:
         Failure
             ResourceError, if MPI has no communicator left.
         """
-        used = self.world.allreduce(self._used, MPI.LOR)
-        if used:
-            self._use(self.duplicate())
-        communicator.release_finished()
+        with interruption.uninterruptible():
+            if self.world.allreduce(self._used, MPI.LOR):
+                self._use(self._duplicate(self.world))
         self._used = False
 
     def require_communicators(self, count: int) -> None:
@@ -125,11 +143,16 @@ class Gang:
             for comm in spare:
                 comm.Free()
 
-    def duplicate(self) -> GangComm:
-        """A further communicator. Collective; cannot be interrupted. Raises as `renew`."""
+    def duplicate(self) -> MPI.Intracomm:
+        """A further communicator of the call. Collective. Raises as `renew`."""
+        return self._duplicate(self.comm)
+
+    def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         try:
-            return GangComm(self.world.Dup())
+            return MPI.Intracomm(comm.Dup())
         except MPI.Exception as error:
+            if interruption.left():
+                raise
             raise Failure(
                 "ResourceError",
                 "MPI has no communicator left for this gang: every call that fails while its "
@@ -188,6 +211,7 @@ class Gang:
     def check(self) -> None:
         """Raise `Interrupted` if the call has failed on another rank or was cancelled."""
         if interruption.interrupted():
+            interruption.leave()
             raise Interrupted
 
     def enter_native(self) -> None:
@@ -213,6 +237,10 @@ class Gang:
     def _reporting(self) -> tuple[MPI.Comm, ...]:
         # MPICH uses the handler of COMM_SELF for communicators that MPI_Comm_create has made.
         return self._comm, MPI.COMM_WORLD, MPI.COMM_SELF
+
+    def left(self) -> str:
+        """The MPI call that this call has left because it is over: ``Allreduce``; or empty."""
+        return interruption.left()
 
     def note_wait(self, seconds: float) -> None:
         """Count time that native code has waited for other ranks, for traces."""

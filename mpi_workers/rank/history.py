@@ -25,8 +25,7 @@ class Entry(NamedTuple):
     begun : float
         Seconds since the epoch, on this node's clock.
     seconds, mpi_s : float
-        How long it ran; how much of that it waited for other ranks, in waits of this package
-        (`GangComm`, ``alchemist_wait``; those inside of a native library's MPI are not seen).
+        How long it ran; how much of that it waited for other ranks in MPI.
     grown_nbytes : int
         By how much it raised the peak of this process's memory; 0 for a span.
     failed : bool

@@ -69,13 +69,14 @@ class RankLoop:
     """The loop of one rank."""
 
     def __init__(self, config: RankConfig, loader: Loader, runner: Runner) -> None:
-        world = MPI.COMM_WORLD
+        world = MPI.Intracomm(MPI.COMM_WORLD.Dup())
         folder = Path(config.directory)
         allocations = NodeAllocations(folder, world.rank, world.size)
         pool = Pool(config.keep_bytes, shared=True, shortages=allocations.shortages)
         storage = Storage(world.rank, pool, allocations)
         self._memory = RankMemory(storage, config.token, config.data)
         interruption.watch(InterruptWord(folder / "interrupt"), crowded=config.crowded)
+        interruption.start_layer(world, wanted=config.mpi_waits != "plain")
         end_on_signal(interruption.interrupted, INTERRUPTIBLE)
         self._settings = ProcessSettings()
         gang = Gang(world, storage, self._report, folder)

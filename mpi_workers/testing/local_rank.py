@@ -63,8 +63,10 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
         (SHM / name).unlink(missing_ok=True)
     interruption.watch(InterruptWord(Path(folder, "interrupt")), crowded=crowded(world.size))
     interruption.begin(FIRST_CALL)
+    own = MPI.Intracomm(world.Dup())
+    interruption.start_layer(own, wanted=os.environ.get("ALCHEMIST_MPI_WAITS") != "plain")
     gang = Gang(
-        world, Storage(world.rank, Pool(POOL_BYTES, shared=True)), lambda *_: None, Path(folder)
+        own, Storage(world.rank, Pool(POOL_BYTES, shared=True)), lambda *_: None, Path(folder)
     )
     module, name = function.split(":")
     result = getattr(importlib.import_module(module), name)(gang, *json.loads(arguments))

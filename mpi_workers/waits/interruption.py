@@ -1,27 +1,30 @@
-"""How a call is ended from outside: the interrupt word, waits that read it, and a signal.
+"""How a call is ended from outside: the interrupt word, which waits in MPI read, and a signal.
 
-A blocking MPI call cannot be interrupted, so a rank that raises before a collective would hang
-the other ranks in it. Waits in this package test a request, and read the node's interrupt word
-between tests.
+A rank that raises before a collective would hang the other ranks in it. So the layer under MPI
+(`mpi_layer`) reads the node's interrupt word while a call waits: the call then returns an error,
+which is an `MPI.Exception` in Python, and `ended_waits` makes `Interrupted` of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 import os
 import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TypeVar
+from typing import Any
 
 from mpi_workers.failures import Interrupted
+from mpi_workers.waits import mpi_layer
 
-# Modules in which the signal raises nothing: waits, functions that native code calls, through which
-# no exception passes, and programs of ranks, which must not be left half started or half ended.
+# Modules in which the signal raises nothing: functions that native code calls, through which no
+# exception passes, and programs of ranks, which must not be left half started or half ended.
 OURS = ("mpi_workers.", "ali.native.host", "ali.executables.process", "ali.executables.program")
 CLEAN_UP_S = 5.0  # of the 30 that a cancelled call has before its gang is ended
 
@@ -52,6 +55,11 @@ class InterruptWord:
             os.close(fd)
         self._words = memoryview(self._map).cast("Q")
 
+    @property
+    def address(self) -> int:
+        """In memory, for the layer under MPI."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
     def raise_to(self, call: int) -> None:
         """End every call up to number `call` on this node."""
         self._words[0] = max(self._words[0], call)
@@ -64,13 +72,13 @@ def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeTyp
     """Have SIGINT raise `Interrupted` in the code that a cancelled call runs.
 
     For loops and sleeps that do not read the word. It is raised only in code that the functions
-    `entry_points` have called, and not within `OURS`: waits in MPI read the word themselves, and
-    must not lose their request. The signal is repeated, so code that cleans up after `Interrupted`
-    is left alone for `CLEAN_UP_S`.
+    `entry_points` have called, and not within `OURS`. The signal is repeated, so code that cleans
+    up after `Interrupted`, or after the error of a wait in MPI, is left alone for `CLEAN_UP_S`.
     """
 
     def on_signal(_number: int, frame: FrameType | None) -> None:
         if cancelled() and not _cleans_up() and _foreign(frame, entry_points):
+            leave()
             raise Interrupted
 
     signal.signal(signal.SIGINT, on_signal)
@@ -80,6 +88,8 @@ def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeTyp
 def _cleans_up() -> bool:
     """Whether a recent `Interrupted` is being handled, or what was raised meanwhile."""
     error = sys.exception()
+    if error is not None and left() and time.monotonic() < mpi_layer.state().left_s + CLEAN_UP_S:
+        return True
     while error is not None and not isinstance(error, Interrupted):
         error = error.__context__
     return error is not None and time.monotonic() < error.raised_s + CLEAN_UP_S
@@ -96,101 +106,127 @@ def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool
     return False
 
 
-def place(interrupted: Interrupted) -> str:
+def place(error: BaseException) -> str:
     """Where a call was interrupted: ``recv at hang (lib.py:12)``; empty if not known.
 
     The innermost code outside of this package, and the wait that it has called.
     """
-    if interrupted.place:
-        return interrupted.place
-    found, wait, trace = "", "", interrupted.__traceback__
+    if isinstance(error, Interrupted) and error.place:
+        return error.place
+    found, wait, trace = "", "", error.__traceback__
     while trace is not None:
         code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__", ""))
-        if not module.startswith(OURS):
+        if module.startswith("mpi4py"):
+            wait = wait or code.co_name.rpartition(".")[2] + " at "
+        elif not module.startswith(OURS):
             file = os.path.basename(code.co_filename)
             found, wait = f"{code.co_qualname} ({file}:{trace.tb_lineno})", ""
-        elif found and not wait and module != __name__:  # not the handler of the signal
-            wait = f"{code.co_name} at "
         trace = trace.tb_next
     return wait + found if found else ""
 
 
-T = TypeVar("T")
-TESTS_PER_LOOK = 64  # tests of a request between two reads of the interrupt word
-# Where ranks share cores: Linux since 6.6 (EEVDF) may continue the process that has yielded, but
-# not one that sleeps. The yields before it have to outlast a sleep, or one rank that sleeps makes
-# the others sleep: a barrier of 4 ranks on 2 cores took 460 us with 8 yields, takes 30 with 200.
-YIELDS = 200
-SLEEP_S = 50e-6
-
-
-class _Process:
-    """State of this process's waits: one rank, one gang, one call at a time."""
-
-    word: InterruptWord | None = None
-    call = 0
-    crowded = False
-    waited_s = 0.0
+_word: InterruptWord | None = None  # of this process: one rank, one gang, one call at a time
+_left: list[BaseException] = []  # their frames have memory that MPI may still write into
 
 
 def watch(word: InterruptWord, *, crowded: bool) -> None:
     """Let this process's waits read `word`. `crowded`: the node has more ranks than cores."""
-    _Process.word = word
-    _Process.crowded = crowded
+    global _word
+    _word = word
+    mpi_layer.state().word = word.address
+    mpi_layer.state().crowded = crowded
+
+
+def start_layer(comm: Any, *, wanted: bool) -> bool:
+    """Let MPI's own waits read the word, if all ranks have the same layer; whether they do.
+
+    Collective.
+    """
+    assert _word is not None
+    layer, state = mpi_layer.loaded(), mpi_layer.state()
+    versions = comm.allgather(state.version if layer is not None and wanted else 0)
+    if layer is None or set(versions) != {state.version} or not state.version:
+        return False
+    return layer.alchemist_waits_start(_word.address, state.crowded) == 0
 
 
 def begin(call: int) -> None:
     """Assign the waits from now on to this call."""
-    _Process.call = call
+    state = mpi_layer.state()
+    state.call, state.left_in = call, None
 
 
 def interrupt(call: int) -> None:
     """End every call up to this number on this node, as a failure on another rank would."""
-    if _Process.word is not None:
-        _Process.word.raise_to(call)
+    if _word is not None:
+        _word.raise_to(call)
 
 
 def interrupted() -> bool:
     """Whether the current call has failed on another rank or was cancelled."""
-    return _Process.word is not None and _Process.word.ends(_Process.call)
+    return _word is not None and _word.ends(mpi_layer.state().call)
 
 
-def until(ready: Callable[[], T]) -> T:
-    """Call `ready` until it returns a true value, and return that.
+def left() -> str:
+    """The MPI call that the current call has left because it is over: ``Allreduce``; or empty."""
+    name: bytes | None = mpi_layer.state().left_in
+    return (name or b"").decode()
+
+
+def leave() -> None:
+    """Call it before what is under way in MPI loses its memory: receives are cancelled."""
+    if mpi_layer.state().active:
+        layer = mpi_layer.loaded()
+        assert layer is not None
+        layer.alchemist_waits_leave()
+
+
+def keep(comm: int) -> None:
+    """Refuse to free this communicator, a handle: later calls use it."""
+    if mpi_layer.state().ended:  # it was started
+        layer = mpi_layer.loaded()
+        assert layer is not None
+        layer.alchemist_waits_keep(comm)
+
+
+@contextlib.contextmanager
+def ended_waits() -> Iterator[None]:
+    """Run a call's code: errors after a wait that it has left become `Interrupted`.
 
     Raises
     ------
     Interrupted
-        If the current call ends first.
     """
-    if answer := ready():
-        return answer
-    begun = time.perf_counter()
+    before = mpi_layer.state().started
     try:
-        return _waited(ready)
+        yield
+    except BaseException as error:
+        leave()
+        if mpi_layer.state().started > before:
+            _left.append(error)
+        if isinstance(error, Interrupted) or not left():
+            raise
+        interrupted = Interrupted()
+        interrupted.place = place(error)
+        raise interrupted from error
+
+
+@contextlib.contextmanager
+def uninterruptible() -> Iterator[None]:
+    """Waits in MPI inside of the block read no word. On all ranks of the communicator, or none."""
+    state = mpi_layer.state()
+    active, state.active = state.active, 0
+    try:
+        yield
     finally:
-        _Process.waited_s += time.perf_counter() - begun
+        state.active = active
 
 
 def waited_s() -> float:
-    """Seconds that this process has spent in waits."""
-    return _Process.waited_s
+    """Seconds that this process has spent in waits in MPI."""
+    return float(mpi_layer.state().waited_s)
 
 
 def note_wait(seconds: float) -> None:
-    """Count a wait of native code."""
-    _Process.waited_s += seconds
-
-
-def _waited(ready: Callable[[], T]) -> T:
-    turns = 0
-    while not (answer := ready()):
-        turns += 1
-        if _Process.crowded or turns % TESTS_PER_LOOK == 0:
-            if interrupted():
-                raise Interrupted
-            if _Process.crowded and turns > YIELDS:
-                time.sleep(SLEEP_S)
-            else:
-                os.sched_yield()
-    return answer
+    """Count a wait of native code that tests requests itself."""
+    mpi_layer.state().waited_s += seconds

@@ -15,6 +15,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.gang import Gang
+from mpi_workers.waits.interruption import uninterruptible
 
 
 def failure_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
@@ -39,7 +40,8 @@ def serve(gang: Gang, folder: str) -> None:
             storage = Storage(gang.rank, Pool(POOL_BYTES, shared=True))
             fresh = Gang(MPI.COMM_WORLD, storage, lambda *_: None, gang.folder)
             result = getattr(importlib.import_module(module), name)(fresh, *arguments)
-            MPI.COMM_WORLD.Barrier()  # no rank has the next order before all have finished
+            with uninterruptible():
+                MPI.COMM_WORLD.Barrier()  # no rank has the next order before all have finished
             faulthandler.cancel_dump_traceback_later()
             if gang.rank == 0:
                 print(json.dumps(result), file=results, flush=True)

@@ -16,6 +16,7 @@ from mpi_workers.failures import Interrupted
 from mpi_workers.rank.commands import Libraries
 from mpi_workers.rank.gang import Gang
 from mpi_workers.testing import local_gang
+from mpi_workers.waits.interruption import ended_waits, uninterruptible
 
 NO_SUCH_RANK = 12345
 
@@ -61,14 +62,17 @@ def cancelled(gang: Gang, folder: str) -> list[list[int]]:
     libraries.load(gang, "l", f"{folder}/v1.py")
     libraries.settle(failed=False)
     local_gang.begin(5)
-    MPI.COMM_WORLD.Barrier()
+    with uninterruptible():
+        MPI.COMM_WORLD.Barrier()
     if gang.rank == 0:  # as if its part of the agreement had completed before the interrupt
-        Libraries.load(libraries, _Alone(), "l", f"{folder}/v2.py")
+        with uninterruptible():
+            Libraries.load(libraries, _Alone(), "l", f"{folder}/v2.py")
     else:
         local_gang.interrupt(5)
-        with contextlib.suppress(Interrupted):
+        with contextlib.suppress(Interrupted), ended_waits():
             libraries.load(gang, "l", f"{folder}/v2.py")
-    MPI.COMM_WORLD.Barrier()
+    with uninterruptible():
+        MPI.COMM_WORLD.Barrier()
     local_gang.begin(6)
     before = _answer(libraries, gang)
     libraries.settle(failed=True)

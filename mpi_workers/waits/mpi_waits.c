@@ -1,0 +1,733 @@
+/* A layer between MPI and its callers: a wait for another rank ends when its call has ended.
+ *
+ * `mpi_calls.py` adds the functions below that have no body here. It is loaded before MPI with
+ * RTLD_GLOBAL, so that Python's, PETSc's and ScaLAPACK's calls arrive here. A call that can wait
+ * starts the nonblocking form, tests it, and reads the node's interrupt word between tests.
+ *
+ * No operation that is given up may write into memory that its caller has left:
+ *   - small collectives work on memory of this file, which is then not used again;
+ *   - others begin with a barrier, which has no buffers. When it is over, all ranks are in the call,
+ *     and none of them can fail before it;
+ *   - a receive is cancelled. A send that no receive has matched is never read: its communicator is
+ *     not used again.
+ *
+ * MPICH's ABI, without its header, which is not there when wheels are built: handles are 32 bits.
+ * They pass through here in 64, so that another MPI's pointers do so too while the layer is off. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef intptr_t H; /* a handle */
+typedef struct { int count_lo, count_hi_and_cancelled, source, tag, error; } Status;
+
+enum { COMM_NULL = 0x04000000, REQUEST_NULL = 0x2c000000, COMM_SELF = 0x44000001, COMM_WORLD = 0x44000000,
+       BYTE = 0x4c00010d, PACKED = 0x4c00010f, INFO_NULL = 0x1c000000, SHARED = 1, ANY = -1, ANY_SOURCE = -2 };
+enum { VERSION = 1, SMALL = 16 << 10, TESTS_PER_YIELD = 64, YIELDS = 200, SLEEP_NS = 50000 };
+#define IN_PLACE ((void *)-1)
+#define IGNORE ((Status *)1)
+#define GRACE_S 0.1   /* for messages of ranks that have entered the same call */
+#define STUCK_S 2.0   /* for a message of which a part has arrived */
+
+/* `mpi_layer.State` in Python. */
+typedef struct {
+    const volatile uint64_t *word; /* of the node: calls up to this number are over */
+    uint64_t call;                 /* of this rank */
+    int32_t active, crowded, version;
+    int32_t ended;        /* the error code of a wait that was left */
+    int32_t broken, ours; /* those of a communicator on which one was, and of freeing the gang's */
+    int32_t started;              /* nonblocking collectives that were under way when a wait was left */
+    double waited_s;      /* in MPI, since the start */
+    double left_s;        /* when a wait was left, by the monotonic clock */
+    const char *waits_in; /* the MPI call under way that waits, or NULL */
+    const char *left_in;  /* the first one of this call that was left, or NULL */
+} Waits;
+Waits alchemist_waits = {.version = VERSION};
+#define W alchemist_waits
+
+static int ready, depth; /* depth: inside of a call that goes to MPI whole */
+static void resolve(void);
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static int on(void) {
+    if (__builtin_expect(!ready, 0)) resolve();
+    return W.active && !depth;
+}
+static int over(void) { return W.word != NULL && *W.word >= W.call; }
+static int same(H a, H b) { return (int32_t)a == (int32_t)b; }
+static int builtin(H handle) { return ((uint32_t)handle >> 30) == 1; }
+
+/* @pointers */
+
+/* --- waiting --- */
+
+typedef struct { unsigned count; double begun; } Turns;
+
+static void rest(unsigned turn) {
+    /* Where ranks share cores: see `interruption.YIELDS`. */
+    if (W.crowded && turn > YIELDS)
+        nanosleep(&(struct timespec){0, SLEEP_NS}, NULL);
+    else if (W.crowded || turn % TESTS_PER_YIELD == 0)
+        sched_yield();
+}
+/* Between two tests: whether to go on. */
+static int turn(Turns *turns, const char *name) {
+    if (turns->count++ == 0) {
+        turns->begun = now();
+        W.waits_in = name;
+    }
+    if (over()) return 0;
+    rest(turns->count);
+    return 1;
+}
+static void stop(const Turns *turns) {
+    if (turns->count == 0) return;
+    W.waited_s += now() - turns->begun;
+    W.waits_in = NULL;
+}
+/* e = the error of TEST, or W.ended if the call is over before `done`. */
+#define UNTIL(NAME, TEST)                                        \
+    do {                                                         \
+        Turns turns_ = {0};                                      \
+        while (!(e = (TEST)) && !done)                           \
+            if (!turn(&turns_, NAME)) { e = W.ended; break; }    \
+        stop(&turns_);                                           \
+    } while (0)
+
+/* A request that is given up: test it for some time more. Whether it is done. */
+static int settled(int32_t *request, double seconds) {
+    int done = 0;
+    double until = now() + seconds;
+    for (unsigned i = 0; !p_Test(request, &done, IGNORE) && !done && now() < until; i++) rest(i);
+    return done;
+}
+
+/* --- operations under way that write into their caller's memory --- */
+
+typedef struct { int32_t request, collective; } Live;
+static Live *live; /* open addressing; request 0: free */
+static unsigned live_size, live_count;
+
+static unsigned slot(int32_t request) {
+    unsigned i = (uint32_t)request * 2654435761u & (live_size - 1);
+    while (live[i].request != 0 && live[i].request != request) i = (i + 1) & (live_size - 1);
+    return i;
+}
+static void note(int32_t request, int collective) {
+    if (2 * (live_count + 1) > live_size) {
+        Live *old = live;
+        unsigned size = live_size;
+        live_size = size ? 2 * size : 256;
+        live = calloc(live_size, sizeof *live);
+        if (live == NULL) abort();
+        for (unsigned i = 0; i < size; i++)
+            if (old[i].request) live[slot(old[i].request)] = old[i];
+        free(old);
+    }
+    unsigned i = slot(request);
+    live_count += live[i].request == 0;
+    live[i] = (Live){request, collective};
+}
+static void forget(int32_t request) {
+    if (live_count == 0 || same(request, REQUEST_NULL)) return;
+    unsigned i = slot(request);
+    if (live[i].request == 0) return;
+    live[i].request = 0;
+    live_count--;
+    for (unsigned j = (i + 1) & (live_size - 1); live[j].request != 0; j = (j + 1) & (live_size - 1)) {
+        Live moved = live[j];
+        live[j].request = 0;
+        live[slot(moved.request)] = moved;
+    }
+}
+
+static void stuck(const char *name) {
+    fprintf(stderr, "MPI_%s was left when a part of its message had arrived, and the rest does not "
+                    "arrive: MPI would write into memory that is used for something else\n", name);
+    _exit(1);
+}
+/* Cancel a receive. It is complete then, and still has to be freed by MPI_Wait or MPI_Test. */
+static void cancel(int32_t request, const char *name) {
+    int done = 0;
+    double until = now() + STUCK_S;
+    p_Cancel(&request);
+    for (unsigned i = 0; !p_Request_get_status(request, &done, IGNORE) && !done; i++) {
+        if (now() > until) stuck(name);
+        rest(i);
+    }
+}
+/* The call has ended, and the memory of its operations may be used for something else soon. Receives
+ * are cancelled; how many collectives can still write is added to W.started. */
+void alchemist_waits_leave(void) {
+    for (unsigned i = 0; live_count > 0 && i < live_size; i++) {
+        Live one = live[i];
+        if (one.request == 0) continue;
+        live[i].request = 0;
+        live_count--;
+        if (one.collective)
+            W.started++;
+        else
+            cancel(one.request, "Irecv");
+    }
+}
+
+/* --- calls --- */
+
+#define BEGIN(NAME, COMM, ...)                        \
+    int e = 0, done = 0;                              \
+    (void)e, (void)done;                              \
+    if (!on()) return p_##NAME(__VA_ARGS__);          \
+    if (over()) return left(#NAME, COMM_NULL);        \
+    if (broken(COMM)) return W.broken
+
+/* What is known of a communicator, as an attribute of it. */
+typedef struct {
+    int size, rank;
+    int apart;                /* one rank, or an intercommunicator: no concern of this file */
+    int broken;               /* a wait on it was left */
+    int kept;                 /* it is the gang's, which no one may free */
+    int32_t number;           /* of its row; -1: none */
+    volatile uint64_t *row;   /* where its ranks, all on this node, meet; NULL: by a barrier */
+    uint64_t met[2];          /* in how many calls; at first what rank 0 tells the others */
+} Member;
+static Member nowhere = {.size = 1, .apart = 1};
+
+/* Rows in memory that all ranks share, if they are on one node. A row has a cache line for each rank
+ * of a communicator, and a line a number for each round of a meeting. */
+enum { ROWS = 2048, LINE = 8, ROUNDS = 8 };
+static uint64_t *shared; /* the last communicator's number, bits of rows in use, then rows */
+#define HEAD (1 + ROWS / 64)
+static int keyval, world_size;
+
+static int take_row(void) {
+    for (int i = 0; i < ROWS; i++) {
+        uint64_t bit = 1ull << i % 64;
+        if (!(__atomic_fetch_or(&shared[1 + i / 64], bit, __ATOMIC_ACQ_REL) & bit)) return i;
+    }
+    return -1;
+}
+static int end_member(H comm, int key, void *value, void *_) {
+    (void)comm, (void)key, (void)_;
+    Member *member = value;
+    if (member->rank == 0 && member->number >= 0)
+        __atomic_fetch_and(&shared[1 + member->number / 64], ~(1ull << member->number % 64),
+                           __ATOMIC_ACQ_REL);
+    free(member);
+    return 0;
+}
+static Member *member_of(H comm) {
+    Member *member = NULL;
+    int found = 0, inter = 0;
+    if (!p_Comm_get_attr(comm, keyval, &member, &found) && found) return member;
+    if ((member = calloc(1, sizeof *member)) == NULL) return &nowhere;
+    member->number = -1;
+    if (p_Comm_size(comm, &member->size) || p_Comm_rank(comm, &member->rank) ||
+        p_Comm_test_inter(comm, &inter) || p_Comm_set_attr(comm, keyval, member)) {
+        free(member);
+        return &nowhere; /* MPI says what is wrong */
+    }
+    member->apart = member->size == 1 || inter;
+    return member;
+}
+static int any_broken;
+static int broken(H comm) {
+    return any_broken && !same(comm, COMM_NULL) && member_of(comm)->broken;
+}
+static int left(const char *name, H comm) {
+    alchemist_waits_leave();
+    if (!same(comm, COMM_NULL)) any_broken = member_of(comm)->broken = 1;
+    W.left_s = now();
+    if (W.left_in == NULL) W.left_in = name;
+    return W.ended;
+}
+/* The ranks of a new communicator agree on a row: 0, W.ended or an error. */
+static int agree(Member *member, H comm, const char *name) {
+    int e, done = 0;
+    int32_t request = REQUEST_NULL;
+    if (shared == NULL || W.crowded || member->apart || member->met[1]) return 0;
+    if (member->rank == 0) { /* numbers in the row are below those of the new communicator */
+        member->number = take_row();
+        member->met[0] = __atomic_add_fetch(&shared[0], 1, __ATOMIC_ACQ_REL) << 32;
+        member->met[1] = (uint64_t)member->number + 2;
+    }
+    if ((e = p_Ibcast(member->met, sizeof member->met, BYTE, 0, comm, &request))) return e;
+    UNTIL(name, p_Test(&request, &done, IGNORE));
+    if (e) return e;
+    member->number = (int32_t)member->met[1] - 2;
+    if (member->number >= 0)
+        member->row = (volatile uint64_t *)shared + HEAD + (size_t)member->number * world_size * LINE;
+    return 0;
+}
+/* Whether the ranks meet quickly, in shared memory. */
+static int near(Member *member, H comm) {
+    return !agree(member, comm, "first collective") && member->row != NULL;
+}
+/* One turn of a wait in a row: a rank knows in round k that 2^(k+1) ranks have come. */
+static int met(const Member *member, int *round, int *done) {
+    for (;; ++*round) {
+        const int distance = 1 << *round;
+        if ((*done = distance >= member->size)) return 0;
+        volatile uint64_t *mine = &member->row[member->rank * LINE + *round];
+        const int from = (member->rank - distance + member->size) % member->size;
+        const volatile uint64_t *its = &member->row[from * LINE + *round];
+        if (*mine != member->met[0]) __atomic_store_n(mine, member->met[0], __ATOMIC_RELEASE);
+        for (int i = 0; __atomic_load_n(its, __ATOMIC_ACQUIRE) < member->met[0]; i++)
+            if (i == 30) { /* messages of other operations may depend on this rank */
+                int flag;
+                return p_Iprobe(ANY_SOURCE, ANY, COMM_SELF, &flag, IGNORE);
+            }
+    }
+}
+/* Wait until all ranks of the communicator are in the same call: 0, W.ended or an error. `last`:
+ * nothing follows. Else another rank may know already that all have met, and will not leave the
+ * call: then this one stays. */
+static int meet(H comm, const char *name, int last) {
+    int e, done = 0;
+    int32_t request = REQUEST_NULL;
+    Member *member = member_of(comm);
+    if (member->apart) return 0;
+    if (near(member, comm)) {
+        int round = 0;
+        member->met[0]++;
+        UNTIL(name, met(member, &round, &done));
+        double until = now() + GRACE_S;
+        for (unsigned i = 0; e == W.ended && !last && now() < until; i++) {
+            rest(i);
+            if (!met(member, &round, &done) && done) e = 0;
+        }
+    } else {
+        if ((e = p_Ibarrier(comm, &request))) return e;
+        UNTIL(name, p_Test(&request, &done, IGNORE));
+        if (e == W.ended && !last && settled(&request, GRACE_S)) e = 0;
+    }
+    return e == W.ended ? left(name, comm) : e;
+}
+static double whole(const char *name) {
+    depth++;
+    W.waits_in = name;
+    return now();
+}
+static void end_whole(double begun) {
+    depth--;
+    W.waits_in = NULL;
+    W.waited_s += now() - begun;
+}
+
+/* Communicators on which the ranks of windows and of files meet. */
+static struct { H owner; int32_t comm; } *shadows;
+static int shadow_count;
+static int shadow_of(H owner) {
+    int i = 0;
+    while (i < shadow_count && shadows[i].owner != owner) i++;
+    return i;
+}
+static H shadow(H owner) {
+    int i = shadow_of(owner);
+    return i < shadow_count ? shadows[i].comm : COMM_SELF;
+}
+static void new_shadow(H owner, H comm) {
+    int32_t made;
+    if (member_of(comm)->apart || p_Comm_dup(comm, &made)) return;
+    shadows = realloc(shadows, (size_t)(shadow_count + 1) * sizeof *shadows);
+    if (shadows == NULL) abort();
+    shadows[shadow_count].owner = owner;
+    shadows[shadow_count++].comm = made;
+}
+static void drop_shadow(H owner) {
+    int i = shadow_of(owner);
+    if (i == shadow_count) return;
+    p_Comm_free(&shadows[i].comm);
+    shadows[i] = shadows[--shadow_count];
+}
+
+static char *spare; /* for the operations below; not used again when one is given up */
+static int finish_small(int32_t request, int e, H comm, const char *name) {
+    int done = 0;
+    if (e) return e;
+    UNTIL(name, p_Test(&request, &done, IGNORE));
+    if (e != W.ended) return e;
+    spare = NULL;
+    return left(name, comm);
+}
+static int usable_spare(void) {
+    return spare != NULL || (spare = malloc(2 * SMALL)) != NULL;
+}
+static int pack(const void *from, long n, H type, void *to, H comm) {
+    int size, position = 0;
+    if (!builtin(type)) return p_Pack(from, (int)n, type, to, SMALL, &position, comm);
+    p_Type_size(type, &size);
+    memcpy(to, from, (size_t)(n * size));
+    return 0;
+}
+static int unpack(const void *from, void *to, long n, H type, H comm) {
+    int size, position = 0;
+    if (!builtin(type)) return p_Unpack(from, SMALL, &position, to, (int)n, type, comm);
+    p_Type_size(type, &size);
+    memcpy(to, from, (size_t)(n * size));
+    return 0;
+}
+/* Bytes of n elements; -1: MPI is to say what is wrong. */
+static long bytes_of(long n, H type) {
+    int size = 0;
+    return n < 0 || n > SMALL || p_Type_size(type, &size) ? -1 : n * size;
+}
+static const void *block(void *array, long n, H type, H comm) {
+    int rank;
+    long lb, extent;
+    p_Comm_rank(comm, &rank);
+    p_Type_get_extent(type, &lb, &extent);
+    return (char *)array + rank * n * extent;
+}
+#define IN spare
+#define OUT (spare + SMALL)
+#define FITS(BYTES) ((BYTES) >= 0 && (BYTES) <= SMALL && usable_spare())
+
+#define CALLS(X, COUNT)                                                                           \
+int MPI_Bcast##X(void *A, COUNT n, H t, int root, H c) {                                          \
+    BEGIN(Bcast##X, c, A, n, t, root, c);                                                            \
+    Member *m_ = member_of(c);                                                                    \
+    const int size = m_->size, mine = m_->rank == root;                                           \
+    (void)size;                                                                                   \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    long bytes = bytes_of(n, t);                                                                  \
+    if (m_->apart) return p_Bcast##X(A, n, t, root, c);                                     \
+    if (!FITS(bytes) || near(m_, c)) return together_Bcast##X(A, n, t, root, c);                                 \
+    if (mine && (e = pack(A, n, t, IN, c))) return e;                                             \
+    e = finish_small(r, p_Ibcast##X(IN, (COUNT)bytes, BYTE, root, c, &r), c, "Bcast");               \
+    return e || mine ? e : unpack(IN, A, n, t, c);                                                \
+}                                                                                                 \
+int MPI_Allgather##X(const void *a, COUNT n, H t, void *A, COUNT m, H u, H c) {                   \
+    BEGIN(Allgather##X, c, a, n, t, A, m, u, c);                                                     \
+    Member *m_ = member_of(c);                                                                    \
+    const int size = m_->size;                                                                    \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    long bytes = bytes_of(m, u);                                                                  \
+    if (m_->apart) return p_Allgather##X(a, n, t, A, m, u, c);                              \
+    if (!FITS(bytes * size) || near(m_, c)) return together_Allgather##X(a, n, t, A, m, u, c);                   \
+    e = a == IN_PLACE ? pack(block(A, m, u, c), m, u, IN, c) : pack(a, n, t, IN, c);              \
+    if (e) return e;                                                                              \
+    e = p_Iallgather##X(IN, (COUNT)bytes, BYTE, OUT, (COUNT)bytes, BYTE, c, &r);                  \
+    e = finish_small(r, e, c, "Allgather");                                                          \
+    return e ? e : unpack(OUT, A, (long)m * size, u, c);                                          \
+}                                                                                                 \
+int MPI_Gather##X(const void *a, COUNT n, H t, void *A, COUNT m, H u, int root, H c) {            \
+    BEGIN(Gather##X, c, a, n, t, A, m, u, root, c);                                                  \
+    Member *m_ = member_of(c);                                                                    \
+    const int size = m_->size, mine = m_->rank == root;                                           \
+    (void)size;                                                                                   \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    long bytes = mine ? bytes_of(m, u) : bytes_of(n, t);                                          \
+    if (m_->apart) return p_Gather##X(a, n, t, A, m, u, root, c);                           \
+    if (!FITS(bytes * size) || near(m_, c)) return together_Gather##X(a, n, t, A, m, u, root, c);                \
+    e = a == IN_PLACE ? pack(block(A, m, u, c), m, u, IN, c) : pack(a, n, t, IN, c);              \
+    if (e) return e;                                                                              \
+    e = p_Igather##X(IN, (COUNT)bytes, BYTE, OUT, (COUNT)bytes, BYTE, root, c, &r);               \
+    e = finish_small(r, e, c, "Gather");                                                             \
+    return e || !mine ? e : unpack(OUT, A, (long)m * size, u, c);                                 \
+}                                                                                                 \
+int MPI_Scatter##X(const void *a, COUNT n, H t, void *A, COUNT m, H u, int root, H c) {           \
+    BEGIN(Scatter##X, c, a, n, t, A, m, u, root, c);                                                 \
+    Member *m_ = member_of(c);                                                                    \
+    const int size = m_->size, mine = m_->rank == root;                                           \
+    (void)size;                                                                                   \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    long bytes = mine ? bytes_of(n, t) : bytes_of(m, u);                                          \
+    if (m_->apart) return p_Scatter##X(a, n, t, A, m, u, root, c);                          \
+    if (!FITS(bytes * size) || near(m_, c)) return together_Scatter##X(a, n, t, A, m, u, root, c);               \
+    if (mine && (e = pack(a, (long)n * size, t, IN, c))) return e;                                \
+    e = p_Iscatter##X(IN, (COUNT)bytes, BYTE, OUT, (COUNT)bytes, BYTE, root, c, &r);              \
+    e = finish_small(r, e, c, "Scatter");                                                            \
+    return e || A == IN_PLACE ? e : unpack(OUT, A, m, u, c);                                      \
+}                                                                                                 \
+int MPI_Alltoall##X(const void *a, COUNT n, H t, void *A, COUNT m, H u, H c) {                    \
+    BEGIN(Alltoall##X, c, a, n, t, A, m, u, c);                                                      \
+    Member *m_ = member_of(c);                                                                    \
+    const int size = m_->size;                                                                    \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    long bytes = bytes_of(m, u);                                                                  \
+    if (m_->apart) return p_Alltoall##X(a, n, t, A, m, u, c);                               \
+    if (!FITS(bytes * size) || near(m_, c)) return together_Alltoall##X(a, n, t, A, m, u, c);                    \
+    e = a == IN_PLACE ? pack(A, (long)m * size, u, IN, c) : pack(a, (long)n * size, t, IN, c);    \
+    if (e) return e;                                                                              \
+    e = p_Ialltoall##X(IN, (COUNT)bytes, BYTE, OUT, (COUNT)bytes, BYTE, c, &r);                   \
+    e = finish_small(r, e, c, "Alltoall");                                                           \
+    return e ? e : unpack(OUT, A, (long)m * size, u, c);                                          \
+}                                                                                                 \
+REDUCTION(Allreduce, Iallreduce, X, COUNT, 1)                                                            \
+REDUCTION(Scan, Iscan, X, COUNT, 1)                                                                 \
+REDUCTION(Exscan, Iexscan, X, COUNT, 1)                                                               \
+REDUCTION(Reduce_scatter_block, Ireduce_scatter_block, X, COUNT, size)                                              \
+int MPI_Reduce##X(const void *a, void *A, COUNT n, H t, H o, int root, H c) {                     \
+    BEGIN(Reduce##X, c, a, A, n, t, o, root, c);                                                     \
+    Member *m_ = member_of(c);                                                                    \
+    const int size = m_->size, mine = m_->rank == root;                                           \
+    (void)size;                                                                                   \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    long bytes = span(n, t, o);                                                                   \
+    if (m_->apart) return p_Reduce##X(a, A, n, t, o, root, c);                              \
+    if (!FITS(bytes) || near(m_, c)) return together_Reduce##X(a, A, n, t, o, root, c);                          \
+    if (bytes) memcpy(a == IN_PLACE ? OUT : IN, a == IN_PLACE ? A : a, (size_t)bytes);            \
+    e = p_Ireduce##X(a == IN_PLACE ? a : IN, OUT, n, t, o, root, c, &r);                          \
+    e = finish_small(r, e, c, "Reduce");                                                             \
+    if (!e && mine && bytes) memcpy(A, OUT, (size_t)bytes);                                       \
+    return e;                                                                                     \
+}                                                                                                 \
+int MPI_Irecv##X(void *A, COUNT n, H t, int from, int tag, H c, int32_t *r) {                     \
+    BEGIN(Irecv##X, c, A, n, t, from, tag, c, r);                                                    \
+    e = p_Irecv##X(A, n, t, from, tag, c, r);                                                     \
+    if (!e) note(*r, 0);                                                                            \
+    return e;                                                                                     \
+}                                                                                                 \
+int MPI_Recv##X(void *A, COUNT n, H t, int from, int tag, H c, Status *s) {                       \
+    BEGIN(Recv##X, c, A, n, t, from, tag, c, s);                                                     \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    return (e = p_Irecv##X(A, n, t, from, tag, c, &r)) ? e : received(r, s, c, "Recv");              \
+}                                                                                                 \
+int MPI_Mrecv##X(void *A, COUNT n, H t, int32_t *m, Status *s) {                                  \
+    BEGIN(Mrecv##X, COMM_NULL, A, n, t, m, s);                                                               \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    return (e = p_Imrecv##X(A, n, t, m, &r)) ? e : received(r, s, COMM_NULL, "Mrecv");                       \
+}                                                                                                 \
+SEND(Send, Isend, X, COUNT)                                                                       \
+SEND(Ssend, Issend, X, COUNT)                                                                     \
+SEND(Rsend, Irsend, X, COUNT)                                                                     \
+int MPI_Sendrecv##X(const void *a, COUNT n, H t, int to, int tag, void *A, COUNT m, H u, int from, \
+                    int its, H c, Status *s) {                                                    \
+    BEGIN(Sendrecv##X, c, a, n, t, to, tag, A, m, u, from, its, c, s);                               \
+    int32_t r = REQUEST_NULL, q = REQUEST_NULL;                                                                                 \
+    if ((e = p_Irecv##X(A, m, u, from, its, c, &r))) return e;                                    \
+    if ((e = p_Isend##X(a, n, t, to, tag, c, &q))) return cancel(r, "Sendrecv"), e;               \
+    if ((e = received(r, s, c, "Sendrecv"))) return settled(&q, 0), e;                               \
+    return sent(q, c, "Sendrecv");                                                                   \
+}                                                                                                 \
+int MPI_Sendrecv_replace##X(void *A, COUNT n, H t, int to, int tag, int from, int its, H c,       \
+                            Status *s) {                                                          \
+    BEGIN(Sendrecv_replace##X, c, A, n, t, to, tag, from, its, c, s);                                \
+    long size = 0, position = 0;                                                                  \
+    int32_t r = REQUEST_NULL, q = REQUEST_NULL;                                                                                 \
+    if ((e = p_Pack_size_c(n, t, c, &size))) return e;                                            \
+    char *copy = malloc((size_t)size + 1);                                                        \
+    if (copy == NULL) return p_Sendrecv_replace##X(A, n, t, to, tag, from, its, c, s);            \
+    if ((e = p_Pack_c(A, n, t, copy, size, &position, c))) return free(copy), e;                  \
+    if ((e = p_Irecv##X(A, n, t, from, its, c, &r))) return free(copy), e;                        \
+    if ((e = p_Isend_c(copy, position, PACKED, to, tag, c, &q)))                                  \
+        return cancel(r, "Sendrecv_replace"), e;                                                  \
+    if ((e = received(r, s, c, "Sendrecv_replace")) || (e = sent(q, c, "Sendrecv_replace"))) return e;  \
+    free(copy); /* not if it was left */                                                          \
+    return 0;                                                                                     \
+}
+
+/* Of a reduction: bytes from its first to its last element; -1 if an operation is the caller's own,
+ * whose function could run when the caller has gone. */
+static long span(long n, H type, H op) {
+    long lb, extent = 0;
+    if (!builtin(op) || n < 0 || n > SMALL) return -1;
+    return p_Type_get_extent(type, &lb, &extent) ? -1 : n * extent;
+}
+#define REDUCTION(NAME, START, X, COUNT, INS)                                                   \
+int MPI_##NAME##X(const void *a, void *A, COUNT n, H t, H o, H c) {                               \
+    BEGIN(NAME##X, c, a, A, n, t, o, c);                                                             \
+    Member *m_ = member_of(c);                                                                    \
+    const int size = m_->size;                                                                    \
+    (void)size;                                                                                   \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    long bytes = span(n, t, o);                                                                   \
+    if (m_->apart) return p_##NAME##X(a, A, n, t, o, c);                                    \
+    if (!FITS(bytes * (INS)) || near(m_, c)) return together_##NAME##X(a, A, n, t, o, c);                        \
+    if (bytes && a != IN_PLACE) memcpy(IN, a, (size_t)(bytes * (INS)));                           \
+    if (bytes) memcpy(OUT, A, (size_t)(bytes * (a == IN_PLACE ? (INS) : 1)));                     \
+    e = p_##START##X(a == IN_PLACE ? a : IN, OUT, n, t, o, c, &r);                               \
+    e = finish_small(r, e, c, #NAME);                                                                \
+    if (!e && bytes) memcpy(A, OUT, (size_t)bytes);                                               \
+    return e;                                                                                     \
+}
+
+static int received(int32_t request, Status *status, H comm, const char *name) {
+    int e, done = 0;
+    UNTIL(name, p_Test(&request, &done, status));
+    if (e != W.ended) return e;
+    cancel(request, name);
+    p_Test(&request, &done, IGNORE);
+    return left(name, comm);
+}
+static int sent(int32_t request, H comm, const char *name) {
+    int e, done = 0;
+    UNTIL(name, p_Test(&request, &done, IGNORE));
+    /* A receiver may have matched it already, and then waits for the rest. */
+    if (e == W.ended && settled(&request, GRACE_S)) e = 0;
+    return e == W.ended ? left(name, comm) : e;
+}
+#define SEND(NAME, START, X, COUNT)                                                               \
+int MPI_##NAME##X(const void *a, COUNT n, H t, int to, int tag, H c) {                            \
+    BEGIN(NAME##X, c, a, n, t, to, tag, c);                                                          \
+    int32_t r = REQUEST_NULL;                                                                                    \
+    return (e = p_##START##X(a, n, t, to, tag, c, &r)) ? e : sent(r, c, #NAME);                      \
+}
+/* @functions */
+CALLS(, int)
+CALLS(_c, long)
+
+int MPI_Barrier(H c) {
+    BEGIN(Barrier, c, c);
+    return member_of(c)->apart ? p_Barrier(c) : meet(c, "Barrier", 1);
+}
+int MPI_Probe(int from, int tag, H c, Status *s) {
+    BEGIN(Probe, c, from, tag, c, s);
+    UNTIL("Probe", p_Iprobe(from, tag, c, &done, s));
+    return e == W.ended ? left("Probe", c) : e;
+}
+int MPI_Mprobe(int from, int tag, H c, int32_t *m, Status *s) {
+    BEGIN(Mprobe, c, from, tag, c, m, s);
+    UNTIL("Mprobe", p_Improbe(from, tag, c, &done, m, s));
+    return e == W.ended ? left("Mprobe", c) : e;
+}
+
+/* --- requests --- */
+
+int MPI_Wait(int32_t *r, Status *s) {
+    BEGIN(Wait, COMM_NULL, r, s);
+    int32_t was = *r;
+    UNTIL("Wait", p_Test(r, &done, s));
+    if (e == W.ended) return left("Wait", COMM_NULL);
+    forget(was);
+    return e;
+}
+int MPI_Test(int32_t *r, int *flag, Status *s) {
+    BEGIN(Test, COMM_NULL, r, flag, s);
+    int32_t was = *r;
+    if (!(e = p_Test(r, flag, s)) && *flag) forget(was);
+    return e;
+}
+#define FEW 64
+/* Copies of handles: MPI sets those of finished requests to REQUEST_NULL. */
+#define KEEP                                                                          \
+    int32_t few[FEW], *were = few;                                                    \
+    if (n > FEW && (were = malloc((size_t)n * sizeof *were)) == NULL) abort();        \
+    if (n > 0) memcpy(were, r, (size_t)n * sizeof *were)
+#define DROP                                                                          \
+    for (int i = 0; i < n; i++)                                                       \
+        if (were[i] != r[i]) forget(were[i]);                                         \
+    if (were != few) free(were)
+int MPI_Waitall(int n, int32_t *r, Status *s) {
+    BEGIN(Waitall, COMM_NULL, n, r, s);
+    KEEP;
+    UNTIL("Waitall", p_Testall(n, r, &done, s));
+    DROP;
+    return e == W.ended ? left("Waitall", COMM_NULL) : e;
+}
+int MPI_Waitany(int n, int32_t *r, int *index, Status *s) {
+    BEGIN(Waitany, COMM_NULL, n, r, index, s);
+    KEEP;
+    UNTIL("Waitany", p_Testany(n, r, index, &done, s));
+    DROP;
+    return e == W.ended ? left("Waitany", COMM_NULL) : e;
+}
+int MPI_Waitsome(int n, int32_t *r, int *count, int *indices, Status *s) {
+    BEGIN(Waitsome, COMM_NULL, n, r, count, indices, s);
+    KEEP;
+    UNTIL("Waitsome", (e = p_Testsome(n, r, count, indices, s), done = *count != 0, e));
+    DROP;
+    return e == W.ended ? left("Waitsome", COMM_NULL) : e;
+}
+int MPI_Testall(int n, int32_t *r, int *flag, Status *s) {
+    BEGIN(Testall, COMM_NULL, n, r, flag, s);
+    KEEP;
+    e = p_Testall(n, r, flag, s);
+    DROP;
+    return e;
+}
+int MPI_Testany(int n, int32_t *r, int *index, int *flag, Status *s) {
+    BEGIN(Testany, COMM_NULL, n, r, index, flag, s);
+    KEEP;
+    e = p_Testany(n, r, index, flag, s);
+    DROP;
+    return e;
+}
+int MPI_Testsome(int n, int32_t *r, int *count, int *indices, Status *s) {
+    BEGIN(Testsome, COMM_NULL, n, r, count, indices, s);
+    KEEP;
+    e = p_Testsome(n, r, count, indices, s);
+    DROP;
+    return e;
+}
+int MPI_Request_free(int32_t *r) {
+    if (!on()) return p_Request_free(r);
+    forget(*r);
+    return p_Request_free(r);
+}
+
+/* --- communicators --- */
+
+void alchemist_waits_keep(int32_t comm) { member_of(comm)->kept = 1; }
+int MPI_Comm_free(int32_t *c) {
+    if (!on()) return p_Comm_free(c);
+    return member_of(*c)->kept ? W.ours : p_Comm_free(c);
+}
+int MPI_Comm_disconnect(int32_t *c) {
+    if (!on()) return p_Comm_disconnect(c);
+    return member_of(*c)->kept ? W.ours : p_Comm_disconnect(c);
+}
+
+/* --- the layer --- */
+
+static void *mpi; /* the library */
+static int find(struct dl_phdr_info *about, size_t size, void *_) {
+    (void)size, (void)_;
+    const char *name = strrchr(about->dlpi_name, '/');
+    if (name == NULL || strncmp(name, "/libmpi", 7)) return 0;
+    void *opened = dlopen(about->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
+    if (opened == NULL || dlsym(opened, "PMPI_Testall") == NULL) return 0;
+    mpi = opened;
+    return 1;
+}
+static void resolve(void) {
+    dl_iterate_phdr(find, NULL);
+    for (const Symbol *one = symbols; one->name != NULL; one++)
+        *one->place = dlsym(mpi ? mpi : RTLD_DEFAULT, one->name);
+    ready = 1;
+}
+/* Rows for communicators, if all ranks are on this node. */
+static int start_rows(void) {
+    int32_t node, window;
+    int here, rank, unit;
+    void *mine;
+    if (p_Comm_create_keyval(NULL, (void *)end_member, &keyval, NULL) ||
+        p_Comm_size(COMM_WORLD, &world_size) || p_Comm_rank(COMM_WORLD, &rank) ||
+        p_Comm_split_type(COMM_WORLD, SHARED, 0, INFO_NULL, &node) || p_Comm_size(node, &here))
+        return -1;
+    if (here < world_size || here > 1 << ROUNDS) return p_Comm_free(&node);
+    long bytes = rank == 0 ? 8l * (HEAD + (long)ROWS * LINE * world_size) : 0;
+    return p_Win_allocate_shared(bytes, 1, INFO_NULL, node, &mine, &window) ||
+           p_Win_shared_query(window, 0, &bytes, &unit, &shared);
+}
+static int add_error(int32_t *code, const char *text) {
+    int class;
+    return p_Add_error_class(&class) || p_Add_error_code(class, code) || p_Add_error_string(*code, (void *)text);
+}
+/* Begin to look at the word. Collective. 0, or an error. */
+int alchemist_waits_start(const volatile uint64_t *word, int crowded) {
+    if (!ready) resolve();
+    if (!W.ended &&
+        (add_error(&W.ended, "the call has ended: it failed on another rank, or was cancelled") ||
+         add_error(&W.broken, "an earlier call was ended while it waited on this communicator, where "
+                              "messages may be under way: make another one in each call, or use "
+                              "that of the call") ||
+         add_error(&W.ours, "this is the gang's own communicator, which later calls need: free only "
+                            "communicators that you have made (comm.Dup(), comm.Split())") ||
+         start_rows()))
+        return -1;
+    W.word = word;
+    W.crowded = crowded;
+    W.active = 1;
+    return 0;
+}

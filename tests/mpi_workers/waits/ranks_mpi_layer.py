@@ -1,0 +1,258 @@
+"""Functions that test_mpi_layer.py runs on the ranks: waits in MPI that end with their call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.rank.gang import Gang
+from mpi_workers.waits import interruption, mpi_layer
+from mpi_workers.waits.interruption import InterruptWord
+from tests.mpi_workers.rank.ranks_mpi_layer_methods import METHODS
+
+BIG = 1 << 17  # elements: more than what the layer copies, and than MPI sends at once
+Comm = MPI.Intracomm
+
+# Each waits for rank 1, which does not come.
+WAITS: dict[str, Callable[[Comm], Any]] = {
+    "Allreduce": lambda c: c.Allreduce(np.ones(3), np.ones(3)),
+    "Allreduce large": lambda c: c.Allreduce(np.ones(BIG), np.ones(BIG)),
+    "allreduce": lambda c: c.allreduce(1),
+    "Barrier": lambda c: c.Barrier(),
+    "Bcast": lambda c: c.Bcast(np.ones(3), 1),
+    "Bcast large": lambda c: c.Bcast(np.ones(BIG), 1),
+    "bcast": lambda c: c.bcast(None, 1),
+    "Reduce": lambda c: c.Reduce(np.ones(3), np.ones(3)) or c.Barrier(),
+    "Gather": lambda c: c.Gather(np.ones(1), np.ones(c.size)) or c.Barrier(),
+    "Alltoall": lambda c: c.Alltoall(np.ones(c.size), np.ones(c.size)),
+    "Alltoallv": lambda c: c.Alltoallv(*[[np.ones(c.size), [1] * c.size]] * 2),
+    "Allgatherv": lambda c: c.Allgatherv(np.ones(1), [np.ones(c.size), [1] * c.size]),
+    "Reduce_scatter": lambda c: c.Reduce_scatter(np.ones(c.size), np.ones(1), [1] * c.size),
+    "Scan": lambda c: c.Scan(np.ones(1), np.ones(1)) or c.Barrier(),
+    "Recv": lambda c: c.Recv(np.ones(3), 1),
+    "recv": lambda c: c.recv(source=1),
+    "Irecv": lambda c: c.Irecv(np.ones(3), 1).Wait(),
+    "irecv": lambda c: c.irecv(source=1).wait(),
+    "Waitall": lambda c: MPI.Request.Waitall([c.Irecv(np.ones(3), 1, tag) for tag in (0, 1)]),
+    "Waitany": lambda c: MPI.Request.Waitany([c.Irecv(np.ones(3), 1, tag) for tag in (0, 1)]),
+    "Waitsome": lambda c: MPI.Request.Waitsome([c.Irecv(np.ones(3), 1, tag) for tag in (0, 1)]),
+    "Iallreduce": lambda c: c.Iallreduce(np.ones(3), np.ones(3)).Wait(),
+    "Probe": lambda c: c.Probe(1),
+    "mprobe": lambda c: c.mprobe(1),
+    "Ssend": lambda c: c.Ssend(np.ones(3), 1),
+    "Send large": lambda c: c.Send(np.ones(BIG), 1),
+    "Sendrecv": lambda c: c.Sendrecv(np.ones(BIG), 1, 0, np.ones(BIG), 1, 0),
+    "Sendrecv_replace": lambda c: c.Sendrecv_replace(np.ones(3), 1, 0, 1, 0),
+    "sendrecv": lambda c: c.sendrecv("x" * (1 << 20), 1, 0, None, 1, 0),
+    "Split": lambda c: c.Split(0),
+    "Dup": lambda c: c.Dup(),
+    "Create_cart": lambda c: c.Create_cart([c.size]),
+    "Win.Create": lambda c: MPI.Win.Create(np.ones(3), 8, comm=c),
+    "File.Open": lambda c: MPI.File.Open(c, "/dev/null"),
+    "Win.Fence": lambda c: WINDOWS[c.rank].Fence(),
+}  # fmt: skip
+WINDOWS: dict[int, MPI.Win] = {}
+FATAL = ("Recv", "Allreduce", "Barrier", "Waitall")
+
+
+def ends(gang: Gang, path: str) -> dict[str, Any]:
+    """Rank 1 does not take part in a wait, and ends the call; then all go on.
+
+    Returns for each wait: whether all others left it with `Interrupted`, the longest time that
+    it took, whether what follows is right, and the name that they reported.
+    """
+    word = InterruptWord(path)
+    interruption.watch(word, crowded=gang.size > 2)
+    found: dict[str, Any] = {}
+    for call, (name, wait) in enumerate(WAITS.items(), start=2):
+        with interruption.uninterruptible():
+            interruption.begin(call)
+            gang.renew()
+            if name in FATAL:  # as a library sets it that makes a communicator of its own
+                gang.comm.Set_errhandler(MPI.ERRORS_ARE_FATAL)
+            gang.world.Barrier()
+        if name == "Win.Fence":
+            WINDOWS[gang.rank] = MPI.Win.Create(np.ones(3), 8, comm=gang.comm)
+        raised, left, freed = 0.0, 0.0, True
+        if gang.rank == 1:
+            time.sleep(0.02)
+            raised = time.monotonic()  # one clock for all processes of a machine
+            word.raise_to(call)
+        else:
+            try:
+                with interruption.ended_waits():
+                    wait(gang.comm)
+                freed = False
+            except Interrupted:
+                left = time.monotonic()
+        with interruption.uninterruptible():
+            interruption.begin(call + 1000)
+            gang.renew()
+        total = gang.comm.allreduce(gang.rank)
+        buffer = np.zeros(2)
+        gang.comm.Allreduce(np.full(2, float(gang.rank)), buffer)
+        right = total == sum(range(gang.size)) and bool((buffer == total).all())
+        found[name] = [
+            gang.comm.allreduce(freed, MPI.LAND),
+            gang.comm.allreduce(left, MPI.MAX) - gang.comm.allreduce(raised, MPI.MAX),
+            gang.comm.allreduce(right, MPI.LAND),
+        ]
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def agreement(gang: Gang, crowded: bool) -> dict[str, bool]:
+    """For every method: whether all ranks get through the layer what MPI's own gives."""
+    with interruption.uninterruptible():
+        own = gang.world.Dup()
+    interruption.start_layer(gang.world, wanted=True)
+    mpi_layer.state().crowded = crowded
+    found: dict[str, bool] = {}
+    for name, method in METHODS.items():
+        with interruption.uninterruptible():
+            expected = repr(_plain(method(own)))
+        same = repr(_plain(method(gang.comm))) == expected
+        found[name] = gang.comm.allreduce(same, MPI.LAND)
+    return found
+
+
+def not_yet(gang: Gang, path: str) -> list[Any]:
+    """An interrupt of an earlier call does not end this one; one of this call does."""
+    word = InterruptWord(path)
+    interruption.watch(word, crowded=True)
+    interruption.begin(7)
+    word.raise_to(6)
+    earlier = interruption.interrupted()
+    total = gang.comm.allreduce(1)
+    with interruption.uninterruptible():
+        gang.comm.Barrier()
+    word.raise_to(7)
+    word.raise_to(3)
+    return [earlier, total, interruption.interrupted()]
+
+
+def communicators(gang: Gang, path: str) -> list[Any]:
+    """The failed calls that use up a communicator, and the message when no more can be made."""
+    first = gang.comm
+    gang.enter()
+    gang.renew()  # the call that failed had not looked at it
+    same = gang.comm is first
+    gang.enter()
+    if gang.rank == 1:
+        assert gang.comm is first
+    gang.renew()  # one rank had
+    other = gang.comm is not first
+    # Most of MPI's communicators are taken without messages: on busy cores each message takes long.
+    taken = [MPI.COMM_SELF.Dup() for _ in range(1500)]
+    count, said = len(taken), ""
+    try:
+        while count < 3000:
+            assert gang.comm is not first
+            gang.renew()
+            count += 1
+    except Failure as failure:
+        said = f"{failure.kind}: {failure}"
+    gang.enter()
+    total = np.zeros(1)
+    gang.comm.Allreduce(np.ones(1), total)
+    refused = ""
+    try:
+        gang.comm.Free()
+    except MPI.Exception as error:
+        refused = str(error)
+    return [same, other, count, said, total[0], refused]
+
+
+CANARY = 7.0
+OPERATIONS: dict[str, Callable[[Comm, Any, Any], Any]] = {
+    "Allreduce": lambda c, x, y: c.Allreduce(x, y[: len(x)]),
+    "Allgather": lambda c, x, y: c.Allgather(x, y),
+    "Alltoall": lambda c, x, y: c.Alltoall(y.copy(), y),
+    "Bcast": lambda c, x, y: c.Bcast(x, 3),
+    "Reduce": lambda c, x, y: c.Reduce(x, y[: len(x)], root=2) or c.Barrier(),
+    "Scan": lambda c, x, y: c.Scan(x, y[: len(x)]) or c.Barrier(),
+    "Recv": lambda c, x, y: c.Recv(x, 1 if c.rank == 0 else MPI.ANY_SOURCE),
+    "Sendrecv": lambda c, x, y: c.Sendrecv(x, (c.rank + 1) % c.size, 0, y, MPI.ANY_SOURCE, 0),
+    "Irecv": lambda c, x, y: (c.Irecv(x, MPI.ANY_SOURCE), c.Isend(y, 0)) and c.Barrier(),
+}
+
+
+def canaries(gang: Gang, path: str) -> dict[str, int]:
+    """Elements that MPI has written into memory of operations that were left, in later calls.
+
+    Rank 1 does not take part, and the others begin one after another: some of their messages
+    arrive when their receiver has left.
+    """
+    word = InterruptWord(path)
+    interruption.watch(word, crowded=True)
+    kept, found, number = [], {}, 2
+    for name, operation in OPERATIONS.items():
+        for size in (5, 3000, 100_000):
+            for delay_s in (0.0, 0.002):
+                with interruption.uninterruptible():
+                    interruption.begin(number)
+                    gang.renew()
+                    gang.world.Barrier()
+                x, y = np.ones(size), np.ones(size * gang.size)
+                time.sleep(delay_s * gang.rank)
+                if gang.rank == 1:
+                    word.raise_to(number)
+                else:
+                    try:
+                        with interruption.ended_waits():
+                            operation(gang.comm, x, y)
+                    except Interrupted:
+                        pass
+                x[:] = y[:] = CANARY
+                kept.append((name, x, y))
+                number += 1
+    interruption.begin(number)
+    with interruption.uninterruptible():
+        gang.renew()
+    for _ in range(1000):
+        gang.comm.allreduce(1)
+        gang.comm.sendrecv(1, (gang.rank + 1) % gang.size, source=MPI.ANY_SOURCE)
+    for name, x, y in kept:
+        wrong = int((x != CANARY).sum() + (y != CANARY).sum())
+        found[name] = found.get(name, 0) + gang.comm.allreduce(wrong)
+    return found
+
+
+def leaks(gang: Gang, path: str) -> list[int]:
+    """Communicators and requests that 200 calls have used up which were ended in a wait."""
+    word = InterruptWord(path)
+    interruption.watch(word, crowded=gang.size > 2)
+    waits = [WAITS["Allreduce"], WAITS["Waitall"]]
+    for number in range(2, 202):
+        with interruption.uninterruptible():
+            interruption.begin(number)
+            gang.renew()
+            gang.world.Barrier()
+        if gang.rank == 1:
+            word.raise_to(number)
+        else:
+            try:
+                with interruption.ended_waits():
+                    waits[number % 2](gang.comm)
+            except Interrupted:
+                pass
+    interruption.begin(1000)
+    with interruption.uninterruptible():
+        gang.renew()
+    spare = []
+    try:
+        while len(spare) < 3000:
+            spare.append(MPI.COMM_SELF.Dup())
+    except MPI.Exception:
+        pass
+    for comm in spare:
+        comm.Free()
+    return [gang.comm.allreduce(len(spare), MPI.MIN), mpi_layer.state().started]

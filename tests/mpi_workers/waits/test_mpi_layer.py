@@ -1,0 +1,58 @@
+"""Waits in MPI, of any code, end with their call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpi_workers.testing import local_gang
+from tests.support import launches
+
+RANKS = "tests.mpi_workers.waits.ranks_mpi_layer:"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("crowded", [False, True])
+def test_every_method_gives_what_mpi_alone_gives(ranks: int, crowded: bool) -> None:
+    found = local_gang.run(RANKS + "agreement", ranks, crowded, timeout=30)
+    assert len(found) >= 30
+    assert [name for name, same in found.items() if not same] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_interrupt_ends_every_wait_and_what_follows_is_right(ranks: int, tmp_path: Path) -> None:
+    found = local_gang.run(RANKS + "ends", ranks, str(tmp_path / "word"), timeout=30)
+    assert len(found) >= 30
+    assert [name for name, (freed, _, _) in found.items() if not freed] == []
+    assert [(name, late) for name, (_, late, _) in found.items() if not 0 < late < 1] == []
+    assert [name for name, (_, _, right) in found.items() if not right] == []
+
+
+def test_nothing_is_written_into_memory_of_waits_that_were_left(tmp_path: Path) -> None:
+    found = local_gang.run(RANKS + "canaries", 4, str(tmp_path / "word"), timeout=60)
+    assert len(found) == 9
+    assert {name: count for name, count in found.items() if count} == {}
+
+
+def test_200_calls_that_were_ended_use_up_no_more_than_their_communicators(tmp_path: Path) -> None:
+    spare, started = local_gang.run(RANKS + "leaks", 2, str(tmp_path / "word"), timeout=30)
+    assert spare > 1500
+    assert started == 0
+
+
+def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> None:
+    same, other, count, said, total, refused = local_gang.run(
+        RANKS + "communicators", 2, str(tmp_path / "word")
+    )
+    assert same
+    assert other
+    assert 1500 < count < 2100
+    assert "ResourceError" in said
+    assert "open another session" in said
+    assert total == 2  # the last one still works
+    assert "the gang's own communicator" in refused
+
+
+def test_an_interrupt_ends_the_calls_up_to_its_number_only(tmp_path: Path) -> None:
+    assert launches.run(RANKS + "not_yet", 2, str(tmp_path / "word")) == [False, 2, True]
