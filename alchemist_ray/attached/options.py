@@ -165,6 +165,9 @@ class GangOptions(ConnectionOptions):
         the environment variable ``ALCHEMIST_LAUNCHER``, which a site file may set, else pmi.
     start_timeout_s : float
         Time limit for the start of a gang, in seconds.
+    mpi_waits : {"interruptible", "plain"}
+        Whether waits in MPI end with their call, also those of native libraries
+        (``docs/errors-and-failures.md``). ``"plain"``: MPI's own waits, which end with the gang.
     """
 
     num_workers: Workers | None = field(default=None, metadata=HERE)
@@ -184,12 +187,14 @@ class GangOptions(ConnectionOptions):
     gpus_per_worker: float = 0
     launcher: str = "auto"
     start_timeout_s: float = START_TIMEOUT_S
+    mpi_waits: str = "interruptible"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_workers is not None:
             checked_workers(self.num_workers)
         checked_choice("lifetime", self.lifetime, (PROCESS, DETACHED))
+        checked_choice("mpi_waits", self.mpi_waits, ("interruptible", "plain"))
         if self.name is not None:
             _check_name(self.name)
         elif self.detached:

@@ -346,69 +346,39 @@ ALCHEMIST_API int alchemist_descriptor(const alchemist_matrix *matrix, int conte
 
 /* --- waiting --- */
 
-/* MPI_Wait that returns when the call has failed on another rank or was cancelled. A blocking MPI
- * call cannot be interrupted: if one rank fails before it, the others hang in it, and the gang is
- * ended after 30 s. With non-blocking calls and this wait, only the call fails. MPI still owns the
- * buffers of an interrupted wait: use static or call->state memory, not the stack. */
-ALCHEMIST_API int alchemist_wait(alchemist_call *call, MPI_Request *request) {
-    int done = 0, code = ALCHEMIST_OK;
-    double begun = 0;
-    for (unsigned turn = 0; !done && code == ALCHEMIST_OK; turn++) {
-        if (turn == 1) begun = MPI_Wtime();
-        if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-            code = alchemist_fail(call, "MPI_Test failed");
-        else if (!done && turn % 64 == 63 && alchemist_check(call))
-            code = ALCHEMIST_ENDED;
-    }
-    if (begun > 0 && call->host->abi >= 4) call->host->waited(call, MPI_Wtime() - begun);
-    return code;
+/* MPI's own calls return an error when the call has failed on another rank or was cancelled, and so
+ * does every later one of this call: return ALCHEMIST_FAILED then. Receives under way are cancelled.
+ * MPI still owns the buffers of nonblocking collectives: use static or call->state memory for them.
+ * The functions below return ALCHEMIST_ENDED in this case. */
+ALCHEMIST_API int alchemist_returned(alchemist_call *call, int code, const char *what) {
+    if (code == MPI_SUCCESS) return ALCHEMIST_OK;
+    return alchemist_check(call) ? ALCHEMIST_ENDED : alchemist_fail(call, "%s failed", what);
 }
 
-/* MPI_Allreduce over call->comm that can be interrupted; in and out may be equal. Both are copied,
- * because MPI still owns the buffers of an interrupted wait: for small buffers. */
+ALCHEMIST_API int alchemist_wait(alchemist_call *call, MPI_Request *request) {
+    return alchemist_returned(call, MPI_Wait(request, MPI_STATUS_IGNORE), "MPI_Wait");
+}
+
+/* MPI_Allreduce over call->comm; in and out may be equal. */
 ALCHEMIST_API int alchemist_allreduce(alchemist_call *call, const void *in, void *out, int count,
                                       MPI_Datatype type, MPI_Op op) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    int size = 0;
-    MPI_Type_size(type, &size);
-    size_t bytes = (size_t)size * (size_t)count;
-    char *both = (char *)malloc(2 * bytes + 1);
-    if (both == NULL) return alchemist_fail(call, "no memory for an allreduce of %zu bytes", bytes);
-    memcpy(both, in, bytes);
-    if (MPI_Iallreduce(both, both + bytes, count, type, op, call->comm, &request) != MPI_SUCCESS) {
-        free(both);
-        return alchemist_fail(call, "MPI_Iallreduce failed");
-    }
-    int code = alchemist_wait(call, &request);
-    if (code != ALCHEMIST_OK) return code; /* MPI may still write there: not freed */
-    memcpy(out, both + bytes, bytes);
-    free(both);
-    return ALCHEMIST_OK;
+    const void *from = in == out ? MPI_IN_PLACE : in;
+    return alchemist_returned(call, MPI_Allreduce(from, out, count, type, op, call->comm),
+                              "MPI_Allreduce");
 }
 
 /* Sends `count` elements to rank `to` and receives as many from rank `from`, for the edges of a
  * stencil's blocks. A rank outside of 0 to size - 1 is no neighbour: nothing is sent to it, and `in`
- * stays as it is. Can be interrupted; both are copied, as by alchemist_allreduce. */
+ * stays as it is. */
 ALCHEMIST_API int alchemist_exchange(alchemist_call *call, const void *out, int to, void *in,
                                      int from, int count, MPI_Datatype type) {
-    MPI_Request requests[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
-    int size, code = ALCHEMIST_OK;
-    if (MPI_Type_size(type, &size) != MPI_SUCCESS)
-        return alchemist_fail(call, "MPI_Type_size failed");
     if (to < 0 || to >= call->size) to = MPI_PROC_NULL;
     if (from < 0 || from >= call->size) from = MPI_PROC_NULL;
-    size_t bytes = (size_t)size * (size_t)count;
-    char *both = (char *)malloc(2 * bytes + 1);
-    if (both == NULL) return alchemist_fail(call, "no memory for %d elements", count);
-    memcpy(both, out, bytes);
-    if (MPI_Irecv(both + bytes, count, type, from, 0, call->comm, &requests[0]) != MPI_SUCCESS ||
-        MPI_Isend(both, count, type, to, 0, call->comm, &requests[1]) != MPI_SUCCESS)
-        return alchemist_fail(call, "a message could not be started");
-    for (int i = 0; i < 2 && code == ALCHEMIST_OK; i++) code = alchemist_wait(call, &requests[i]);
-    if (code != ALCHEMIST_OK) return code; /* MPI may still write there: not freed */
-    if (from != MPI_PROC_NULL) memcpy(in, both + bytes, bytes);
-    free(both);
-    return ALCHEMIST_OK;
+    int code = in == out ? MPI_Sendrecv_replace(in, count, type, to, 0, from, 0, call->comm,
+                                                MPI_STATUS_IGNORE)
+                         : MPI_Sendrecv(out, count, type, to, 0, in, count, type, from, 0,
+                                        call->comm, MPI_STATUS_IGNORE);
+    return alchemist_returned(call, code, "MPI_Sendrecv");
 }
 
 #ifdef __cplusplus

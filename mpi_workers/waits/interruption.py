@@ -133,8 +133,9 @@ def watch(word: InterruptWord, *, crowded: bool) -> None:
     """Let this process's waits read `word`. `crowded`: the node has more ranks than cores."""
     global _word
     _word = word
-    mpi_layer.state().word = word.address
-    mpi_layer.state().crowded = crowded
+    state = mpi_layer.state()
+    state.word, state.crowded = word.address, crowded
+    state.call = state.call or 1  # of commands, which have numbers from 1
 
 
 def start_layer(comm: Any, *, wanted: bool) -> bool:

@@ -85,7 +85,7 @@ def greedy(ctx: Context, m: int, n: int) -> DistMatrix:
 
 @routine()
 def stuck(ctx: Context, rank: int) -> None:
-    """One rank raises; the others wait for it in native MPI, which cannot be interrupted."""
+    """One rank raises; the others wait for it in native MPI."""
     if ctx.rank == rank:
         raise ValueError("before the barrier")
     _meet(ctx, True)

@@ -137,6 +137,7 @@ class Incarnation:
             manager=addresses,
             keep_bytes=min(about["memory"] for about in facts) // KEEP_SHARE,
             start_timeout_s=request.options.start_timeout_s,
+            mpi_waits=request.options.mpi_waits,
             log_folder=folder_name(self.gang, self.run.rpartition(".")[0]),
         )
         self.stage = "starting processes"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.rank.gang import Gang
 from mpi_workers.waits import interruption, mpi_layer
@@ -256,3 +257,34 @@ def leaks(gang: Gang, path: str) -> list[int]:
     for comm in spare:
         comm.Free()
     return [gang.comm.allreduce(len(spare), MPI.MIN), mpi_layer.state().started]
+
+
+def native(gang: Gang, path: str, word_path: str, cases: list[list[Any]]) -> list[Any]:
+    """What each rank says of waits in native code for rank 1, which fails, and the longest time."""
+    word = InterruptWord(word_path)
+    interruption.watch(word, crowded=gang.size > 2)
+    library = load("waiting", path)
+    found = []
+    for number, (how, careless) in enumerate(cases, start=2):
+        with interruption.uninterruptible():
+            interruption.begin(number)
+            gang.renew()
+            gang.world.Barrier()
+        begun = time.monotonic()
+        try:
+            library.call(gang, "wait", {"how": how, "careless": careless})
+            said = "returned"
+        except Failure as failure:
+            said = failure.message
+            time.sleep(0.02)
+            word.raise_to(number)
+        except Interrupted as interrupted:
+            said = interrupted.place
+        seconds = time.monotonic() - begun
+        with interruption.uninterruptible():
+            interruption.begin(number + 1000)
+            gang.renew()
+        total = gang.comm.allreduce(1)
+        slowest = gang.comm.allreduce(seconds, MPI.MAX)
+        found.append([gang.comm.allgather(said), slowest, total])
+    return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes.util
 from pathlib import Path
 
 import pytest
 
 from mpi_workers.testing import local_gang
 from tests.support import launches
+from tests.support.build import needs_compiler, shared_object
 
 RANKS = "tests.mpi_workers.waits.ranks_mpi_layer:"
 
@@ -56,3 +58,28 @@ def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> No
 
 def test_an_interrupt_ends_the_calls_up_to_its_number_only(tmp_path: Path) -> None:
     assert launches.run(RANKS + "not_yet", 2, str(tmp_path / "word")) == [False, 2, True]
+
+
+IN_C = (
+    *("Allreduce", "Allreduce_c", "Bcast", "Barrier", "Recv", "Probe", "Alltoallv", "Win_fence"),
+    *("Wait", "Waitany", "Waitall"),
+)
+BLACS = "scalapack-mpich"  # Debian's; its errors of MPI are ignored, as by careless code
+
+
+@needs_compiler
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_native_code_that_waits_leaves_with_the_call(ranks: int, tmp_path: Path) -> None:
+    has_blacs = ctypes.util.find_library(BLACS)
+    flags = ["-DWITH_BLACS", f"-l:{has_blacs}"] if has_blacs else []
+    source = Path(__file__).with_name("waiting.c")
+    path = shared_object(source, tmp_path / "libwaiting.so", *flags)
+    calls = [*IN_C, "dgsum2d"] if has_blacs else IN_C
+    cases = [(how, (i + ranks // 2) % 2 == 0) for i, how in enumerate(calls)]
+    told = local_gang.run(RANKS + "native", ranks, str(path), str(tmp_path / "word"), cases)
+    for (how, careless), (said, seconds, total) in zip(cases, told, strict=True):
+        assert "rank 1 does not take part" in said[1]
+        others = [words for rank, words in enumerate(said) if rank != 1]
+        assert all(" in waiting.wait" in words for words in others), (how, careless, said)
+        assert seconds < 1, (how, careless)
+        assert total == ranks

@@ -1,0 +1,68 @@
+/* Waits in MPI for rank 1, which does not take part: in C and in BLACS. */
+#include <alchemist.h>
+
+#ifdef WITH_BLACS
+int Csys2blacs_handle(MPI_Comm);
+void Cblacs_gridinit(int *, const char *, int, int);
+static int grid;
+void Cdgsum2d(int, const char *, const char *, int, int, double *, int, int, int);
+#endif
+
+static int waited(const char *how, MPI_Comm c, int size) {
+    double x[64] = {0}, y[64] = {0};
+    int counts[64], places[64], index;
+    MPI_Request r[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+    for (int i = 0; i < size; i++) counts[i] = 1, places[i] = i;
+    if (!strcmp(how, "Allreduce")) return MPI_Allreduce(x, y, 3, MPI_DOUBLE, MPI_SUM, c);
+    if (!strcmp(how, "Allreduce_c")) return MPI_Allreduce_c(x, y, 3, MPI_DOUBLE, MPI_SUM, c);
+    if (!strcmp(how, "Bcast")) return MPI_Bcast(x, 3, MPI_DOUBLE, 1, c);
+    if (!strcmp(how, "Barrier")) return MPI_Barrier(c);
+    if (!strcmp(how, "Recv")) return MPI_Recv(x, 3, MPI_DOUBLE, 1, 0, c, MPI_STATUS_IGNORE);
+    if (!strcmp(how, "Probe")) return MPI_Probe(1, 0, c, MPI_STATUS_IGNORE);
+    if (!strcmp(how, "Alltoallv"))
+        return MPI_Alltoallv(x, counts, places, MPI_DOUBLE, y, counts, places, MPI_DOUBLE, c);
+    if (!strcmp(how, "Win_fence")) {
+        MPI_Win w; /* its creation waits */
+        return MPI_Win_create(x, 8, 8, MPI_INFO_NULL, c, &w) || MPI_Win_fence(0, w);
+    }
+#ifdef WITH_BLACS
+    if (!strcmp(how, "dgsum2d")) return Cdgsum2d(grid, "All", " ", 1, 1, x, 1, -1, -1), 0;
+#endif
+    for (int i = 0; i < 2; i++) MPI_Irecv(x + i, 1, MPI_DOUBLE, 1, i, c, r + i);
+    if (!strcmp(how, "Wait")) return MPI_Wait(r, MPI_STATUS_IGNORE);
+    if (!strcmp(how, "Waitany")) return MPI_Waitany(2, r, &index, MPI_STATUS_IGNORE);
+    return MPI_Waitall(2, r, MPI_STATUSES_IGNORE);
+}
+
+/* With `careless` errors are fatal on a communicator of our own, and ignored where they are not. */
+static int run(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    MPI_Comm c = call->comm;
+    (void)out;
+    if (in[1].flag) {
+        MPI_Comm_dup(call->comm, &c);
+        MPI_Comm_set_errhandler(c, MPI_ERRORS_ARE_FATAL);
+    }
+#ifdef WITH_BLACS
+    if (!strcmp(in[0].string, "dgsum2d")) {
+        grid = Csys2blacs_handle(c);
+        Cblacs_gridinit(&grid, "C", call->size, 1);
+    }
+#endif
+    if (call->rank == 1) return alchemist_fail(call, "rank 1 does not take part");
+    int code = waited(in[0].string, c, call->size);
+    if (in[1].flag) return ALCHEMIST_OK;
+    return alchemist_returned(call, code, in[0].string);
+}
+/* All ranks wait for a message that no one sends. */
+static int hang(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    double x;
+    (void)in, (void)out;
+    return MPI_Recv(&x, 1, MPI_DOUBLE, MPI_ANY_SOURCE, 9, call->comm, MPI_STATUS_IGNORE);
+}
+static const alchemist_routine routines[] = {
+    {.name = "wait", .doc = "Wait.", .run = run,
+     .parameters = ALCHEMIST_PARAMETERS({"how", ALCHEMIST_STRING, "which call"},
+                                        {"careless", ALCHEMIST_BOOL, "about errors", "false"})},
+    {.name = "hang", .doc = "Wait for ever.", .run = hang},
+    {0}};
+ALCHEMIST_LIBRARY("waiting", "Waits.", routines)
