@@ -29,7 +29,6 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.testing import local_gang
-from mpi_workers.waits import interruption
 from mpi_workers.wire.signature import MATRIX
 
 if TYPE_CHECKING:
@@ -215,12 +214,12 @@ class _Checker:
         return self.signatures[case.routine].bind((), dict(case.arguments), matrix)
 
     def call(self, case: Case, arguments: Mapping[str, Any]) -> list[Any]:
-        with interruption.ended_waits():
+        with local_gang.ended_waits():
             return list(self.library.call(self.gang, case.routine, arguments))
 
     def everyone(self, value: Any = None) -> list[Any]:
         """The values of all ranks. The interrupt does not end this wait."""
-        with interruption.uninterruptible():
+        with local_gang.uninterruptible():
             return self.gang.world.allgather(value)
 
     def outcome(self, case: Case, layout: str) -> str:

@@ -162,7 +162,7 @@ class Gang:
 
     def part(self, colour: int) -> Gang:
         """The ranks that pass the same colour, as a gang of their own. Collective."""
-        world = MPI.Intracomm(self.world.Split(colour, self.rank))
+        world = MPI.Intracomm(self.comm.Split(colour, self.rank))
         storage = Storage(world.rank, self.storage.pool, self.storage.allocations)
         return Gang(world, storage, self.report, self.folder, room=self.room)
 

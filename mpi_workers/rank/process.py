@@ -47,7 +47,7 @@ from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runne
 from mpi_workers.rank.foreign_code import ProcessSettings, flush_python, users_part
 from mpi_workers.rank.gang import Gang
 from mpi_workers.sigterm import outlive_sigterm
-from mpi_workers.waits import interruption
+from mpi_workers.waits import interruption, mpi_layer
 from mpi_workers.waits.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.commands import COMMANDS, command_name
@@ -76,7 +76,8 @@ class RankLoop:
         storage = Storage(world.rank, pool, allocations)
         self._memory = RankMemory(storage, config.token, config.data)
         interruption.watch(InterruptWord(folder / "interrupt"), crowded=config.crowded)
-        interruption.start_layer(world, wanted=config.mpi_waits != "plain")
+        is_mpich = MPI._sizeof(world) == mpi_layer.HANDLE_NBYTES
+        interruption.start_layer(world, wanted=is_mpich and config.mpi_waits != "plain")
         end_on_signal(interruption.interrupted, INTERRUPTIBLE)
         self._settings = ProcessSettings()
         gang = Gang(world, storage, self._report, folder)

@@ -27,9 +27,9 @@ from typing import Any
 
 from mpi_workers.node.processes import crowded, die_with_parent, set_waits
 from mpi_workers.node.stacks import by_stack, crash_file, of_main_thread
-from mpi_workers.waits.interruption import begin, interrupt
+from mpi_workers.waits.interruption import begin, ended_waits, interrupt, uninterruptible
 
-__all__ = ["begin", "interrupt", "run"]  # begin and interrupt: on a rank
+__all__ = ["begin", "ended_waits", "interrupt", "run", "uninterruptible"]  # all but run: on a rank
 OUTPUT_LIMIT = 6000  # characters of the ranks' output in a failure
 
 

@@ -165,7 +165,7 @@ def interrupt(call: int) -> None:
 
 def interrupted() -> bool:
     """Whether the current call has failed on another rank or was cancelled."""
-    return _word is not None and _word.ends(mpi_layer.state().call)
+    return bool(_word is not None and _word.ends(mpi_layer.state().call))
 
 
 def left() -> str:

@@ -10,6 +10,7 @@ import os
 from functools import cache
 from pathlib import Path
 
+HANDLE_NBYTES = 4  # of a communicator in the ABI of MPICH, for which the layer is written
 LIBRARY = Path(__file__).with_name("mpi_waits.so")
 
 

@@ -245,7 +245,7 @@ static int broken(H comm) {
 }
 static int left(const char *name, H comm) {
     alchemist_waits_leave();
-    if (!same(comm, COMM_NULL)) any_broken = member_of(comm)->broken = 1;
+    if (!same(comm, COMM_NULL) && !member_of(comm)->apart) any_broken = member_of(comm)->broken = 1;
     W.left_s = now();
     if (W.left_in == NULL) W.left_in = name;
     return W.ended;
