@@ -148,7 +148,7 @@ def start_layer(comm: Any, *, wanted: bool) -> bool:
     versions = comm.allgather(state.version if layer is not None and wanted else 0)
     if layer is None or set(versions) != {state.version} or not state.version:
         return False
-    return layer.alchemist_waits_start(_word.address, state.crowded) == 0
+    return bool(layer.alchemist_waits_start(_word.address, state.crowded) == 0)
 
 
 def begin(call: int) -> None:
