@@ -6,8 +6,9 @@ from typing import Any
 from ali.interface import Context, routine
 from ali.run import context
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
 
-__all__ = ["Context", "DistMatrix", "context", "routine"]
+__all__ = ["Context", "DistMatrix", "SparseMatrix", "context", "routine"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ali import registry
+from ali import registry, sparse_matrices
 from ali.interface import Context
 from ali.simulator.host import Simulations
 from ali.testing import Case, Suite
@@ -29,7 +29,7 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.testing import local_gang
-from mpi_workers.wire.signature import MATRIX
+from mpi_workers.wire.signature import MATRIX, SPARSE, is_sparse
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
@@ -207,6 +207,10 @@ class _Checker:
         """Checked as the client does, with matrices spread over the gang. Local."""
 
         def matrix(value: Any) -> DistMatrix:
+            if is_sparse(value):
+                made = sparse_matrices.from_whole(self.gang, value)
+                self.saw_empty |= made.local.nnz == 0
+                return made.packed
             distribution = self.ctx.new_replicated(np.asarray(value), layout)
             self.saw_empty |= distribution.local.size == 0
             return distribution
@@ -311,10 +315,17 @@ class _Checker:
                         wrong.append(f"{result.name} differs between ranks: {sorted(everyone)}")
                         continue
                     whole = self.whole(value)
+                elif result.type == SPARSE:
+                    whole = self.whole_sparse(value)
                 elif self.gang.rank != 0:
                     continue  # values that are not matrices are those of rank 0
                 if wanted is not None and not _equal(whole, wanted, case.rtol):
                     wrong.append(f"{result.name} is\n{whole}\nand not\n{wanted}")
+            for p in self.signatures[case.routine].parameters:
+                if p.type == SPARSE and case.arguments.get(p.name) is not None:
+                    whole = self.whole_sparse(arguments[p.name])
+                    if not np.array_equal(whole, case.arguments[p.name].toarray(), equal_nan=True):
+                        wrong.append(f"it has changed its argument {p.name}, a sparse matrix")
             for name in self.matrices(case):
                 whole, declared = self.whole(arguments[name]), name in self.writes[case.routine]
                 if name in case.changed and declared:
@@ -330,6 +341,11 @@ class _Checker:
     def whole(self, matrix: DistMatrix) -> NDArray[Any]:
         """All elements, on every rank. Collective."""
         return self.ctx.to_layout(matrix, "STAR_STAR").local.reshape(matrix.array_shape)
+
+    def whole_sparse(self, packed: DistMatrix) -> NDArray[Any]:
+        """The same of a sparse matrix, with its zeros. Collective."""
+        rows = self.gang.comm.allgather(sparse_matrices.on_ranks(self.gang, packed).local.toarray())
+        return np.concatenate(rows)
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
@@ -363,6 +379,7 @@ def _give_up(what: str, patience_s: float) -> None:
 def _equal(found: Any, wanted: Any, rtol: float) -> bool:
     if isinstance(wanted, str | bytes | list) and not isinstance(found, np.ndarray):
         return bool(found == wanted)
+    wanted = wanted.toarray() if is_sparse(wanted) else wanted
     found, wanted = np.asarray(found), np.asarray(wanted)
     if found.shape != wanted.shape:
         return False

@@ -26,11 +26,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ali import sparse_matrices
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import BLOCK, Grid, selector, taken
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.wire.names import SLICE_WARNINGS
-from mpi_workers.wire.signature import MATRIX, REQUIRED, Parameter, Result, Signature
+from mpi_workers.wire.signature import MATRIX, REQUIRED, SPARSE, Parameter, Result, Signature
 
 if typing.TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,6 +44,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SCALARS: dict[Any, str] = {
     DistMatrix: MATRIX,
+    SparseMatrix: SPARSE,
     int: "int",
     float: "float",
     complex: "complex",
@@ -169,6 +172,41 @@ class Context:
             matrix.local[...] = local
         return matrix
 
+    def new_sparse(self, local: Any, m: int) -> SparseMatrix:
+        """A sparse matrix with `m` rows, built from each rank's own rows. Collective.
+
+        Parameters
+        ----------
+        local : scipy.sparse matrix or array, shape (k, n)
+            This rank's rows: ``ceil(m / size)`` from ``rank * ceil(m / size)`` on, the last ranks
+            fewer or none. Copied once.
+
+        Raises
+        ------
+        ValueError
+            If a rank does not pass as many rows as it owns.
+        """
+        return sparse_matrices.from_rows(self.gang, local, m)
+
+    def sparse_from_triplets(
+        self,
+        rows: NDArray[Any],
+        columns: NDArray[Any],
+        elements: NDArray[Any],
+        shape: tuple[int, int],
+    ) -> SparseMatrix:
+        """A sparse matrix of elements that ranks hold anywhere, with their places. Collective.
+
+        Elements at the same place are added. Each crosses the network once, with its place;
+        memory: three copies of a rank's elements and places.
+
+        Raises
+        ------
+        Failure
+            ShapeError on all ranks, if a place is outside of the shape.
+        """
+        return sparse_matrices.from_triplets(self.gang, rows, columns, elements, shape)
+
     def halo(
         self,
         matrix: DistMatrix,
@@ -219,12 +257,12 @@ def _type_name(annotation: Any, what: str) -> str:
         return _SCALARS[annotation]
     if typing.get_origin(annotation) is list:
         (item,) = typing.get_args(annotation)
-        if item in _SCALARS and item is not DistMatrix:
+        if item in _SCALARS and item not in (DistMatrix, SparseMatrix):
             return f"list[{_SCALARS[item]}]"
     name = annotation.__name__ if isinstance(annotation, type) else repr(annotation)
     raise TypeError(
-        f"{what}: {name} cannot be the type of a parameter or result: use DistMatrix, int, float, "
-        "complex, bool, str, bytes or a list of one of the scalars"
+        f"{what}: {name} cannot be the type of a parameter or result: use DistMatrix, "
+        "SparseMatrix, int, float, complex, bool, str, bytes or a list of one of the scalars"
     )
 
 

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ali.interface import Context
+from ali.sparse_matrices import arguments_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
-from mpi_workers.wire.signature import MATRIX, Result, Signature, coerce, no_routine
+from mpi_workers.wire.signature import MATRIX, SPARSE, Result, Signature, coerce, no_routine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +100,7 @@ class PythonLibrary:
         if routine not in self._routines:
             raise no_such_routine(self._name, routine, self._routines)
         function, signature = self._routines[routine]
+        arguments = arguments_of(gang, signature, arguments)
         returned = function(Context(gang, self._state), **arguments)
         declared = signature.results
         if not declared:
@@ -129,6 +132,10 @@ class PythonLibrary:
                 if not isinstance(value, DistMatrix):
                     raise TypeError(type(value).__name__)
                 return value
+            if result.type == SPARSE:
+                if not isinstance(value, SparseMatrix):
+                    raise TypeError(type(value).__name__)
+                return value.packed
             return coerce(value, result.type)
         except TypeError as error:
             raise Failure(

@@ -26,8 +26,11 @@ import numpy as np
 
 from ali.executables.process import working_folder
 from ali.interface import Context
+from ali.sparse_matrices import on_ranks
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
+from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.wire.names import places
 
 if TYPE_CHECKING:
@@ -116,7 +119,11 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, ident: tuple[str, int]) -> Any:
         kind, which = ident
-        return self._matrix(which) if kind == "matrix" else self._values[which]
+        if kind != "matrix":
+            return self._values[which]
+        found = self._matrix(which)
+        assert _running is not None
+        return found if of_layout(found.layout) is None else on_ranks(_running.gang, found)
 
 
 def _load(parts: Sequence[Any], matrix: Find, values: Sequence[Any]) -> Any:
@@ -135,6 +142,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5, buffer_callback=self.buffers.append)
 
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
+        if isinstance(value, SparseMatrix):
+            value = value.packed
         if not isinstance(value, DistMatrix):
             return None
         for index, known in enumerate(self.matrices):

@@ -46,11 +46,11 @@ class Case:
     routine : str
         Its name.
     arguments : mapping
-        By name; a matrix as a NumPy array of one or two dimensions. Omitted ones have their
-        defaults.
+        By name; a matrix as a NumPy array of one or two dimensions, a sparse one as SciPy's.
+        Omitted ones have their defaults.
     expected : sequence, optional
-        One value per result: an array for a matrix, 1-D for a vector, None for any value. Without
-        it only types and shapes are checked.
+        One value per result: an array for a matrix, also a sparse one, 1-D for a vector, None for
+        any value. Without it only types and shapes are checked.
     raises : str, optional
         The call must fail on all ranks, with this text in the message.
     rtol : float

@@ -11,10 +11,14 @@ from typing import Any
 from alchemist_ray.arguments import named_after
 from alchemist_ray.arrays import saving
 from alchemist_ray.arrays.operators import ArrayOperators
-from alchemist_ray.attached.leases import ResultLease
+from alchemist_ray.arrays.sparse import SparseHandle
+from alchemist_ray.attached.address import GangAddress
+from alchemist_ray.attached.leases import MatrixLease, ResultLease
 from alchemist_ray.attached.registry import gang_of, lease_of
 from alchemist_ray.errors import SessionError
 from alchemist_ray.transfer.sending import checked_layout
+from mpi_workers.matrix.sparse_rows import of_layout
+from mpi_workers.wire.frames import Body
 
 
 @named_after
@@ -50,6 +54,14 @@ class Handle(ArrayOperators):
     """
 
     __slots__ = ()
+
+    @classmethod
+    def from_record(
+        cls, record: Body, address: GangAddress, lease: MatrixLease | ResultLease | None = None
+    ) -> Any:
+        """The handle for a matrix as the dispatcher describes it; of a sparse one its own kind."""
+        made = super().from_record(record, address, lease)
+        return made if of_layout(made.layout) is None else SparseHandle(made)
 
     def to_layout(self, layout: str) -> Handle:
         """A new matrix with the same elements in another layout, made by the ranks over MPI."""

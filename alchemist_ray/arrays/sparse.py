@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+import os
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
-from alchemist_ray.arguments import checked_matrix_name
-from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.arrays.rules import matrix_dtype, unsupported
+from alchemist_ray.arrays.rules import matrix_dtype
+from alchemist_ray.arrays.saving import as_path, files_library
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.libraries import Library
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.dtypes import check_range, check_unmasked, chosen_dtype
-from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
+from alchemist_ray.errors import BadArgumentError, BadIndexError, DtypeError, ShapeError
 from alchemist_ray.object_refs import resolved
-from alchemist_ray.transfer.sending import send
+from alchemist_ray.transfer.fetching import fetch_sparse
+from alchemist_ray.transfer.sending import send, send_sparse
 from mpi_workers.matrix.sizes import readable
-from mpi_workers.wire.frames import Body
+from mpi_workers.matrix.sparse_rows import ROWS, of_layout
 
 FORMS = (
     "(rows, columns, values) with arrays of one length, or (block, row0, col0) with a sparse block "
@@ -123,12 +123,11 @@ def _joined(blocks: Any, shape: Any) -> Any:
 
 
 LIBRARY = "sparse"
-PARTS = (".indices", ".starts")  # names of a named matrix's other parts, after its own
-FACTS = 3  # columns at the end of the starts: columns and elements of the matrix, rows of the rank
 REFUSAL = (
-    "a sparse matrix on ranks has no such operation: it has A @ X, A.T @ X, A.truncated_svd(rank), "
-    "A.conjugate_gradient(b), A.norm() and A.fetch(), which gives SciPy's. A.fetch().toarray() is "
-    "dense, {} of float64"
+    "a sparse matrix on ranks has no such operation: it has A @ X, A.T @ X, A @ B, A + B, A - B, "
+    "A * B, A * 2, A[rows], diagonal, sum, norm, astype, save, truncated_svd, conjugate_gradient, "
+    "routines of libraries (load_library('petsc')), and A.fetch(), which gives SciPy's. "
+    "A.fetch().toarray() is dense, {} of float64"
 )
 
 
@@ -142,87 +141,211 @@ class _Refusing:
         m, n = self.shape
         return REFUSAL.format(readable(8 * m * n))
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
-    __rtruediv__ = __pow__ = __rmatmul__ = __getitem__ = __neg__ = __abs__ = __array__ = _refuse
-    __array_ufunc__ = __array_function__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __rtruediv__ = __pow__ = __abs__ = __array__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __setitem__ = __iter__ = __bool__ = __float__ = __len__ = __invert__ = __mod__ = _refuse
     __floordiv__ = __rfloordiv__ = __rpow__ = __and__ = __or__ = __xor__ = __contains__ = _refuse
     __eq__ = __ne__ = _refuse
     __hash__ = object.__hash__
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class SparseHandle(_Refusing):
-    """A sparse matrix, whose rows are dealt out to the ranks in turn.
+    """Names a sparse matrix on a gang, whose rows are in contiguous blocks over the ranks.
 
-    It can be multiplied with dense matrices from the right, decomposed and solved with; everything
-    else raises `BadArgumentError`. Freed like every matrix, when no handle refers to it.
+    Routines of libraries take it where they declare an `ali.SparseMatrix`, functions of `als.run`
+    get that. Leases, names, recovery, resizing and checkpoints are those of every matrix.
+    Operators give handles of new matrices; what it does not have raises `BadArgumentError`.
 
     Attributes
     ----------
     shape : (int, int)
     dtype : numpy.dtype
-        One of the seven of matrices.
     nnz : int
         Stored elements.
+    layout : str
+        ``"ROWS"``.
     nbytes : int
-        On all ranks, with the padding of each rank's part to the longest.
-    name : str
-        `AlchemistSession.matrix` finds a matrix that was sent with a name.
+        On all ranks.
+    matrix_ref : MatrixRef
+        The bytes on the gang; `id`, `name`, `session`, `gang`, `epoch` are its.
 
     Notes
     -----
     It can be pickled, for tasks and actors of Ray: from then on it stays until `free`.
     """
 
-    shape: tuple[int, int]
-    nnz: int
-    _data: Handle
-    _indices: Handle
-    _starts: Handle
-
     ndim = 2
+    layout = ROWS
     __array_priority__ = 1000  # NumPy and SciPy leave operators to this class
 
+    def __init__(self, ref: MatrixRef | None, transposed: SparseHandle | None = None) -> None:
+        self._ref, self._transposed = ref, transposed
+        if transposed is not None:
+            self.shape, self.dtype, self.nnz = (
+                transposed.shape[::-1], transposed.dtype, transposed.nnz
+            )  # fmt: skip
+        elif ref is not None and (form := of_layout(ref.layout)) is not None:
+            self.shape, self.dtype, self.nnz = form.shape, form.dtype, form.nnz
+
     @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._data.dtype
+    def matrix_ref(self) -> MatrixRef:
+        """The matrix; a transpose is made at the first use but ``A.T @ X``."""
+        if self._ref is None:
+            assert self._transposed is not None
+            self._ref = self._transposed._call("transpose").matrix_ref
+        return self._ref
+
+    @property
+    def id(self) -> int:
+        return self.matrix_ref.id
 
     @property
     def name(self) -> str:
-        return self._data.name
+        return self.matrix_ref.name
 
     @property
     def nbytes(self) -> int:
-        return self._data.nbytes + self._indices.nbytes + self._starts.nbytes
+        return self.matrix_ref.nbytes
 
     @property
-    def T(self) -> Transposed:
-        """The transpose, for ``A.T @ X``."""
-        return Transposed(self)
+    def T(self) -> SparseHandle:
+        """The transpose. ``A.T @ X`` of a dense X does not make it; everything else does, once."""
+        return SparseHandle(None, self) if self._transposed is None else self._transposed
+
+    @property
+    def _gang(self) -> GangConnection:
+        return gang_of(self.matrix_ref)
 
     def _call(self, routine: str, *args: Any, **kwargs: Any) -> Any:
-        connection = gang_of(self._data)
-        library: Library = connection.part(_library)
-        parts = self._data, self._indices, self._starts
-        return library.routine(routine)(*parts, self.shape[1], *args, **kwargs)
+        library: Library = self._gang.part(_library)
+        return library.routine(routine)(self, *args, **kwargs)
+
+    # --- products ---
 
     def __matmul__(self, other: Any) -> Any:
-        """``A @ X`` for a dense X, shape (n, k) or (n,). Every rank receives all of X."""
-        return self._call("matmul", self._operand(other))
+        """``A @ X``: of a dense X, shape (n, k) or (n,), which every rank receives, or sparse."""
+        if isinstance(other, SparseHandle) or is_sparse(other):
+            return self._call("multiply", self._sparse(other))
+        if self._ref is None and self._transposed is not None:
+            return self._transposed._call("transposed_matmul", self._dense(other))
+        return self._call("matmul", self._dense(other))
 
-    def _operand(self, other: Any) -> Handle:
-        if isinstance(other, Handle):
+    def __rmatmul__(self, other: Any) -> Any:
+        """``X @ A``: the transpose of ``A.T @ X.T``."""
+        if is_sparse(other):
+            return self._sparse(other) @ self
+        dense = self._dense(other)
+        found = self.T @ dense.T
+        return found if dense.ndim == 1 else found.T
+
+    def matvec(self, x: Any) -> Any:
+        """``A @ x`` as a NumPy array: `scipy.sparse.linalg.aslinearoperator` takes the handle."""
+        return (self @ x).fetch()
+
+    def rmatvec(self, x: Any) -> Any:
+        """``A.T.conj() @ x`` as a NumPy array."""
+        return (self.T @ np.conj(x)).fetch().conj()
+
+    def _dense(self, other: Any) -> Any:
+        """A handle of a dense operand."""
+        if isinstance(other, MatrixRef):
             return other
-        if is_sparse(other) or isinstance(other, SparseHandle | Transposed):
-            raise unsupported("a product of two sparse matrices", "multiply with a dense one")
         check_unmasked(other, "the operand")
-        dense: Handle = send(gang_of(self._data), np.asarray(other))
-        return dense
+        return send(self._gang, np.asarray(other))
+
+    def _sparse(self, other: Any) -> SparseHandle:
+        if isinstance(other, SparseHandle):
+            return other
+        sent: SparseHandle = send_sparse(self._gang, as_csr(other))
+        return sent
+
+    # --- elements ---
+
+    def _elementwise(self, op: str, other: Any) -> Any:
+        if isinstance(other, SparseHandle) or is_sparse(other):
+            return self._call("elementwise", self._sparse(other), op)
+        return self._refuse() if np.ndim(other) or other != 0 else self
+
+    def __add__(self, other: Any) -> Any:
+        return self._elementwise("add", other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._elementwise("subtract", other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        """Element by element with a sparse matrix, or with a number."""
+        if isinstance(other, SparseHandle) or is_sparse(other):
+            return self._elementwise("multiply", other)
+        kind = getattr(np.asarray(other).dtype, "kind", "O")
+        if isinstance(other, MatrixRef) or np.ndim(other) or kind not in "biufc":
+            self._refuse()
+        return self._call("scale", complex(other), KINDS[kind])
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        if isinstance(other, MatrixRef | SparseHandle) or np.ndim(other):
+            self._refuse()
+        return self * (1.0 / other)
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __getitem__(self, key: Any) -> Any:
+        """Rows: a slice, integers in any order, booleans; one integer gives a matrix of one row."""
+        if isinstance(key, tuple):
+            if len(key) != 2 or not isinstance(key[1], slice) or key[1] != slice(None):
+                raise BadArgumentError(
+                    f"A[{key!r}] of a sparse matrix on ranks: rows only; A[rows].T[columns].T "
+                    "selects columns"
+                )
+            key = key[0]
+        every = np.arange(self.shape[0])
+        try:
+            rows = np.atleast_1d(every[key.fetch() if isinstance(key, MatrixRef) else key])
+        except IndexError as error:
+            raise BadIndexError(str(error)) from None
+        if rows.ndim != 1:
+            raise BadIndexError(f"A[rows] of a sparse matrix: rows has {rows.ndim} dimensions")
+        return self._call("take_rows", send(self._gang, rows))
+
+    def diagonal(self, k: int = 0) -> Any:
+        """A diagonal, as a dense vector."""
+        return self._call("diagonal", k)
+
+    def sum(self, axis: int | None = None) -> Any:
+        """Sums of columns (axis 0) or rows (axis 1), a vector; or of all elements, a number."""
+        if axis is None:
+            return self._call("sum", 0).sum()
+        return self._call("sum", axis % 2 if axis in (-1, -2) else axis)
 
     def norm(self) -> float:
         """The Frobenius norm."""
-        return float(self._data.norm())
+        return float(self._call("norm"))
+
+    def astype(self, dtype: Any) -> SparseHandle:
+        """A matrix with elements of another dtype. Raises `DtypeError` if they do not fit."""
+        made: SparseHandle = self._call("astype", matrix_dtype(np.dtype(dtype)).name)
+        return made
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
+        """Of NumPy's arrays and numbers on the left: ``x @ A``, ``np.float64(2) * A``."""
+        name = REFLECTED.get(ufunc)
+        if name is None or method != "__call__" or given[1] is not self or options:
+            return self._refuse()
+        return getattr(self, name)(given[0])
+
+    def __array_function__(self, function: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.linalg.norm and len(args) == 1 and kwargs.get("ord") in (None, "fro"):
+            return self.norm()
+        return self._refuse()
+
+    # --- solvers ---
 
     def truncated_svd(self, rank: int, **options: Any) -> Any:
         """Leading singular values and vectors, ``S, U, V``: routine of the library ``sparse``."""
@@ -230,133 +353,67 @@ class SparseHandle(_Refusing):
 
     def conjugate_gradient(self, b: Any, **options: Any) -> Any:
         """``X, iterations, residual`` of ``A X = b``: routine of the library ``sparse``."""
-        return self._call("conjugate_gradient", self._operand(b), **options)
+        return self._call("conjugate_gradient", self._dense(b), **options)
 
-    def fetch(self) -> Any:
-        """The matrix as a `scipy.sparse.csr_array`."""
+    # --- from and to this process, and files ---
+
+    def fetch(self, rows: slice | int | None = None) -> Any:
+        """The matrix, or some of its rows, as a `scipy.sparse.csr_array`."""
         from scipy.sparse import csr_array  # noqa: PLC0415  (optional package)
 
-        m, n = self.shape
-        data, indices, starts = (x.fetch() for x in (self._data, self._indices, self._starts))
-        size = len(data)
-        counts = np.zeros(m, np.int64)
-        for rank in range(size):
-            rows = starts[rank, -1]
-            counts[rank::size] = np.diff(starts[rank, : rows + 1])
-        ends = np.concatenate([[0], np.cumsum(counts)])
-        found = csr_array((np.empty(ends[-1], self.dtype), np.empty(ends[-1], np.int64), ends),
-                          shape=(m, n))  # fmt: skip
-        for rank in range(size):
-            rows = starts[rank, -1]
-            own = starts[rank, : rows + 1]
-            places = np.repeat(ends[rank:-1:size] - own[:-1], np.diff(own)) + np.arange(own[-1])
-            found.data[places] = data[rank, : own[-1]]
-            found.indices[places] = indices[rank, : own[-1]]
-        return found
+        arrays = fetch_sparse(self._gang, self.matrix_ref, rows)
+        found = csr_array(arrays, shape=(len(arrays[2]) - 1, self.shape[1]))
+        step = rows.indices(self.shape[0])[2] if isinstance(rows, slice) else 1
+        return found if step == 1 else found[::step]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file of SciPy (``.npz``) or Matrix Market (``.mtx``, ``.mtx.gz``).
+
+        Rank 0 writes it, and holds all of it meanwhile. An existing file is replaced in one step.
+        """
+        files_library(self._gang).routine("save_sparse")(self, as_path(path))
 
     def keep(self) -> SparseHandle:
         """This handle; its matrix stays until `free` or the end of the gang."""
-        for part in (self._data, self._indices, self._starts):
-            part.keep()
+        self.matrix_ref.keep()
         return self
 
     def free(self) -> None:
         """Free the matrix; its handles become invalid."""
-        for part in (self._data, self._indices, self._starts):
-            part.free()
+        self._gang.free(self.matrix_ref)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):
+    def described(self) -> str:
+        """Name, shape, dtype, elements and memory: a line."""
+        m, n = self.shape
+        ref = self.matrix_ref
+        return (
+            f"<SparseHandle {ref.name}: {m} x {n} {self.dtype}, {self.nnz:,} elements, "
+            f"{readable(ref.nbytes)}, in gang {ref.gang} (epoch {ref.epoch})>"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("session", "gang", "epoch"):
+            return getattr(self.matrix_ref, name)
+        if name.startswith("_") or name == "shape":
             raise AttributeError(name)
         raise AttributeError(f"{name!r}: {self._refusal()}")
 
-    def __repr__(self) -> str:
-        m, n = self.shape
-        return f"<SparseHandle {self._data.name}: {m} x {n} {self.dtype}, {self.nnz:,} elements>"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Transposed(_Refusing):
-    """The transpose of a sparse matrix, for products."""
-
-    T: SparseHandle
-
-    __array_priority__ = 1000
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.T.shape[::-1]
-
-    def __matmul__(self, other: Any) -> Any:
-        """``A.T @ X`` for a dense X, shape (m, k) or (m,). Ranks add ``n k`` words."""
-        return self.T._call("transposed_matmul", self.T._operand(other))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SparseHandle, (self.matrix_ref,)
 
     def __repr__(self) -> str:
-        return f"<transpose of {self.T!r}>"
+        if self._ref is None:
+            return f"<transpose of {self._transposed!r}>"
+        return self.described()
+
+
+REFLECTED = {
+    np.matmul: "__rmatmul__", np.add: "__radd__", np.subtract: "__rsub__",
+    np.multiply: "__rmul__",
+}  # fmt: skip
+KINDS = {"b": "int", "i": "int", "u": "int", "f": "float", "c": "complex"}  # for `scale`
 
 
 def _library(connection: GangConnection) -> Library:
     described = connection.request({"op": "load", "library": LIBRARY, "path": None})
     return Library(connection, described, read_only=True)
-
-
-def send_sparse(
-    connection: GangConnection,
-    data: Any,
-    dtype: Any = None,
-    *,
-    shape: tuple[int, int] | None = None,
-    name: str | None = None,
-    durable: bool = False,
-) -> SparseHandle:
-    """Send a sparse matrix, or blocks of one, row by row to the ranks in turn.
-
-    Raises
-    ------
-    DtypeError, ShapeError, BadArgumentError
-        As `sparse_sources.as_csr`.
-
-    Notes
-    -----
-    Blocks are joined in this process. Cost: two copies of the matrix there; on the ranks one,
-    padded to the rank with the most elements.
-    """
-    checked_matrix_name(name)
-    rows = as_csr(data, shape, dtype)
-    m, n = (int(length) for length in rows.shape)
-    size = connection.address.size
-    parts = [rows[rank::size] for rank in range(size)]
-    longest, most = max(part.nnz for part in parts), -(-m // size)
-    named = [None if name is None else name + end for end in ("", *PARTS)]
-
-    def gathered(width: int, dtype: Any, values: list[NDArray[Any]], name: str | None) -> Handle:
-        whole = np.zeros((size, max(1, width)), dtype)
-        for row, own in zip(whole, values, strict=True):
-            row[: len(own)] = own
-        sent: Handle = send(connection, whole, name=name, durable=durable)
-        return sent
-
-    small = np.int32 if max(n, longest) < 1 << 31 else np.int64  # a quarter less to send and read
-    starts = np.zeros((size, most + 1 + FACTS), np.int64)
-    for row, part in zip(starts, parts, strict=True):
-        row[: part.shape[0] + 1] = part.indptr
-        row[-FACTS:] = n, rows.nnz, part.shape[0]
-    return SparseHandle(
-        (m, n),
-        int(rows.nnz),
-        gathered(longest, rows.dtype, [part.data for part in parts], named[0]),
-        gathered(longest, small, [part.indices for part in parts], named[1]),
-        send(connection, starts, name=named[2], durable=durable),
-    )
-
-
-def find_sparse(connection: GangConnection, records: list[Body], name: str) -> SparseHandle | None:
-    """The sparse matrix of this name, which any process may have sent; None if it is not one."""
-    found = [[r for r in records if r["name"] == name + end] for end in ("", *PARTS)]
-    if any(len(one) != 1 for one in found):
-        return None
-    data, indices, starts = (connection.handle(one[0]) for one in found)
-    width = starts.shape[1]
-    facts = starts.fetch(cols=slice(width - FACTS, width))
-    shape = int(facts[:, 2].sum()), int(facts[0, 0])
-    return SparseHandle(shape, int(facts[0, 1]), data, indices, starts)

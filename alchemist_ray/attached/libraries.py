@@ -17,14 +17,14 @@ import numpy as np
 
 from alchemist_ray.arguments import checked_seconds
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.matrix_ref import MatrixRef, ref_of
 from alchemist_ray.attached.progress import RoutineBar, call_text, narrated
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import BadArgumentError, LibraryError, NoSuchRoutineError, from_failure
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import SLICE_WARNINGS
-from mpi_workers.wire.signature import MATRIX, REQUIRED, Signature, no_routine
+from mpi_workers.wire.signature import MATRIX, REQUIRED, SPARSE, Signature, is_sparse, no_routine
 
 _SCALARS = {
     "int": int, "float": float, "complex": complex, "bool": bool, "string": str, "bytes": bytes,
@@ -32,7 +32,7 @@ _SCALARS = {
 
 
 def _annotation(kind: str, handle_type: type) -> Any:
-    if kind == MATRIX:
+    if kind in (MATRIX, SPARSE):
         return handle_type
     if kind.startswith("list["):
         return GenericAlias(list, _SCALARS[kind[5:-1]])
@@ -220,7 +220,8 @@ class Routine:
         """Start the routine; an ObjectRef of what a call returns."""
         body = self._bound(args, kwargs)
         ref: Any = self._connection.start_call(body)
-        held = [a for a in (*args, *kwargs.values()) if isinstance(a, MatrixRef) and a.temporary]
+        refs = map(ref_of, (*args, *kwargs.values()))
+        held = [ref for ref in refs if ref is not None and ref.temporary]
         if held:  # their matrices are needed until the call ends
             ref.future().add_done_callback(lambda _: held.clear())
         return ref
@@ -239,11 +240,12 @@ class Routine:
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
         def matrix(value: Any) -> dict[str, int]:
-            if isinstance(value, MatrixRef):
+            if (ref := ref_of(value)) is not None:
                 if self._read_only:
-                    return {"matrix": self._connection.check(value).id}
-                return {"matrix": self._connection.argument(value)}
-            hint = ": send it first, with send_matrix" if isinstance(value, np.ndarray) else ""
+                    return {"matrix": self._connection.check(ref).id}
+                return {"matrix": self._connection.argument(ref)}
+            local = isinstance(value, np.ndarray) or is_sparse(value)
+            hint = ": send it first, with send_matrix" if local else ""
             raise TypeError(f"{type(value).__name__}{hint}")
 
         try:

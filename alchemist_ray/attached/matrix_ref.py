@@ -161,3 +161,10 @@ class MatrixRef:
         if self._lease is not None:
             self._lease.keep()
         return self
+
+
+def ref_of(value: Any) -> MatrixRef | None:
+    """What names the matrix of a handle, also of a sparse one; None for other values."""
+    if not isinstance(value, MatrixRef):
+        value = vars(type(value)).get("matrix_ref") and value.matrix_ref
+    return value if isinstance(value, MatrixRef) else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.matrix_ref import MatrixRef, ref_of
 from mpi_workers.data.description import NodeTimes
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.sizes import readable
@@ -159,13 +159,13 @@ def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def matrix_text(ref: MatrixRef) -> str:
-    """A matrix: name, shape, dtype, layout, size."""
+    """A matrix: name, shape, dtype, layout, size. Or a sparse one, which has these too."""
     shape = " x ".join(map(str, ref.shape)) or "number"
     return f"{ref.name} ({shape}, {ref.dtype}, {ref.layout}, {readable(ref.nbytes)})"
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, MatrixRef):
+    if ref_of(value) is not None:
         return matrix_text(value)
     if isinstance(value, bytes):
         return f"<{readable(len(value))}>"

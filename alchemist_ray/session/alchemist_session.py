@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
-
 from alchemist_ray.arguments import checked_mapping, checked_path, named_after
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
-from alchemist_ray.arrays.sparse import is_sparse, is_sparse_blocks, send_sparse
+from alchemist_ray.arrays.sparse import SparseHandle, as_csr, is_sparse, is_sparse_blocks
 from alchemist_ray.attached.info import CallInfo, GangInfo, WorkerInfo, gang_html
 from alchemist_ray.attached.libraries import Library, checked_timeout, named
 from alchemist_ray.attached.matrix_ref import MatrixRef
@@ -90,7 +88,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             in the Ray object store, each with the row and column of its first element, that
             together cover a matrix exactly once. Also Dask arrays, Ray Datasets, data frames
             of pandas and Spark, MLlib's distributed matrices, arrays of h5py and zarr, and
-            sparse matrices of SciPy (layout and print_times do not apply to them). A list of
+            sparse matrices of SciPy (layout does not apply to them). A list of
             ``(rows, columns, values)``, three arrays, or of ``(block, row0, col0)`` with sparse
             blocks of SciPy is a sparse matrix too.
         layout : str
@@ -130,9 +128,11 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         node has two streams. A layout with copies is sent once and copied by the ranks over MPI.
         """
         if shape is not None or is_sparse(matrix) or is_sparse_blocks(matrix):
-            return send_sparse(
-                self.connection, matrix, dtype, shape=shape, name=name, durable=durable
-            )
+            rows = as_csr(matrix, shape, dtype)
+            with narrated(self._options.verbose, f"Send of {name or 'a sparse matrix'}"):
+                return sending.send_sparse(
+                    self.connection, rows, name=name, durable=durable, print_times=print_times
+                )
         with narrated(self._options.verbose, f"Send of {name or 'a matrix'} as {layout}"):
             return sending.send(
                 self.connection, matrix, layout=layout, name=name, dtype=dtype, durable=durable,
@@ -141,14 +141,19 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
 
     def fetch_matrix(
         self,
-        handle: Handle,
+        handle: Handle | SparseHandle,
         *,
         rows: slice | int | None = None,
         cols: slice | int | None = None,
         print_times: bool = False,
-    ) -> NDArray[Any]:
-        """A matrix, or a part of it, as a NumPy array; see `Handle.fetch`."""
+    ) -> Any:
+        """A matrix, or a part of it, as a NumPy array; see `Handle.fetch`.
+
+        Of a sparse matrix all of it or some rows, as `scipy.sparse.csr_array`.
+        """
         connection = self.connection
+        if isinstance(handle, SparseHandle):
+            return handle.fetch(rows)
         if not isinstance(handle, Handle):
             raise MatrixError(
                 f"fetch_matrix takes a handle, as send_matrix returns it; got a "
@@ -157,7 +162,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         with narrated(self._options.verbose, f"Fetch of {matrix_text(handle)}"):
             return fetching.fetch(connection, handle, rows, cols, print_times=print_times)
 
-    def list_matrices(self) -> list[Handle]:
+    def list_matrices(self) -> list[Any]:
         """Handles of all matrices of the gang."""
         connection = self.connection
         told = connection.request({"op": "list_matrices"})["matrices"]

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from alchemist_ray.arrays.saving import as_path, files_library, renamed
-from alchemist_ray.arrays.sparse import PARTS, find_sparse
 from alchemist_ray.attached.libraries import Library
-from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.matrix_ref import MatrixRef, ref_of
 from alchemist_ray.errors import (
     BadArgumentError,
     FileError,
@@ -68,8 +67,7 @@ class SessionCheckpoints(GangOwner):
         """
         connection = self.connection
         # The others are not held: their programs may free them meanwhile.
-        parts = [name + end for end in ("", *PARTS)]
-        told = connection.request({"op": "list_matrices", "names": parts})["matrices"]
+        told = connection.request({"op": "list_matrices", "names": [name]})["matrices"]
         found = [about for about in told if about["name"] == name]
         if not found:
             names = ", ".join(sorted({about["name"] for about in told})) or "none"
@@ -78,8 +76,7 @@ class SessionCheckpoints(GangOwner):
             raise MatrixError(
                 f"{len(found)} matrices have the name {name!r}: choose one of list_matrices()"
             )
-        sparse = find_sparse(connection, told, name)
-        return connection.handle(found[0]) if sparse is None else sparse
+        return connection.handle(found[0])
 
     def checkpoint(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Write all matrices of the session into a folder that all nodes see.
@@ -173,7 +170,8 @@ class SessionCheckpoints(GangOwner):
             found = {}
             for entry in manifest["matrices"]:
                 file, layout = f"{where}/{entry['file']}", entry["layout"]
-                handle, _ = library.routine("load")(file, layout=layout)
+                handle = ref_of(library.routine("load")(file, layout=layout)[0])
+                assert handle is not None
                 if [*handle.shape, handle.dtype.name] != [*entry["shape"], entry["dtype"]]:
                     raise FileError(
                         f"{file} does not match the manifest: the checkpoint is damaged, restore "

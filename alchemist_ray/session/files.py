@@ -21,6 +21,7 @@ from alchemist_ray.session import xarray
 from alchemist_ray.session.owner import GangOwner
 from alchemist_ray.transfer.sending import send
 from alchemist_ray.transfer.sources import IteratorSource, SourceError
+from mpi_workers.wire.names import SPARSE_SUFFIXES
 
 Rows = slice | int | Sequence[int] | np.ndarray[Any, Any] | None
 Columns = slice | int | str | Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | None
@@ -54,7 +55,8 @@ class SessionFiles(GangOwner):
         path : path_like
             ``.npy``, HDF5 (``.h5 .hdf5``), NetCDF-4 (``.nc``), Zarr (``.zarr``), Parquet
             (``.parquet``, a file or a folder of them) or CSV (``.csv``). Or a URL (``s3://...``)
-            that fsspec can open.
+            that fsspec can open. Sparse matrices: ``.npz`` of `scipy.sparse.save_npz`, Matrix
+            Market (``.mtx``, ``.mtx.gz``), without other options; rank 0 reads them.
         dataset : str, optional
             Name in an HDF5 file or Zarr group, if there are several.
         variable : str, optional
@@ -133,7 +135,10 @@ class SessionFiles(GangOwner):
                 raise DtypeError(f"{dtype!r} is not a dtype") from None
         recovers = connection.address.recovers
         stamp = library.routine("stamp")(where) if recovers else ""
-        handle, names = library.routine("load")(where, layout=layout, **options, **chosen)
+        if where.endswith(SPARSE_SUFFIXES) and format is None:
+            handle, names = library.routine("load_sparse")(where), []
+        else:
+            handle, names = library.routine("load")(where, layout=layout, **options, **chosen)
         if recovers:
             connection.request({"op": "file_stamp", "matrix": handle.id, "stamp": stamp})
         named: Handle = renamed(

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.node_shares import Region
+from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.wire.frames import WireError
 
 
@@ -89,6 +90,66 @@ def _fetched(
     if rows is None and cols is None:
         ref.remember_elements(out, version)
     return out.reshape(_shape_of(ref, selected))
+
+
+def fetch_sparse(
+    connection: GangConnection, ref: MatrixRef, wanted: slice | int | None = None
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Elements, columns and starts of rows of a sparse matrix, or of some of its rows.
+
+    Of rows with a step those between them come too.
+    """
+    return repeated(lambda: _fetched_sparse(connection, ref, wanted))
+
+
+def _fetched_sparse(
+    connection: GangConnection, ref: MatrixRef, wanted: slice | int | None
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    begun = events.now()
+    connection.check(ref)
+    layout = ref.layout
+    if connection.address.epoch != ref.epoch:  # results that were made again may be cut otherwise
+        layout = connection.request({"op": "describe", "matrix": ref.id})["layout"]
+    form = of_layout(layout)
+    assert form is not None
+    first, length, _ = _bounding_range(_selected(wanted, form.shape[0], "rows"))
+    distribution = Distribution(layout, (form.nbytes, 1), connection.grid)
+    target = TransferTarget(ref.id, distribution, np.dtype(np.uint8))
+
+    def read(reader: MatrixReader, out: NDArray[Any], at: int, start: int) -> None:
+        if out.size:
+            origin = at + start * out.itemsize
+            reader.read_block(out.view(np.uint8)[:, np.newaxis], (origin, 0))
+
+    def transfer(_: MatrixRef) -> tuple[dict[int, NodeTimes], Any]:
+        with (
+            transfer_bar("fetch", form.nbytes, connection.options.progress) as progress,
+            MatrixReader(
+                connection.nodes, target, progress, connection.options.buffer_bytes
+            ) as reader,
+        ):
+            found = []  # of each part: its number, and starts
+            for part in range(len(form.counts)):
+                own = form.rows(part)
+                low, high = max(own.start, first), min(own.stop, first + length)
+                if low < high:
+                    starts = np.empty(high - low + 1, form.index)
+                    read(reader, starts, form.sections(part)[0].start, low - own.start)
+                    found.append((part, starts))
+            counts = [int(starts[-1] - starts[0]) for _, starts in found]
+            ends = np.cumsum([0, *counts])
+            columns = _result_array((int(ends[-1]), 1), form.index)[:, 0]
+            elements = _result_array((int(ends[-1]), 1), form.dtype)[:, 0]
+            for (part, starts), a, b in zip(found, ends[:-1], ends[1:], strict=True):
+                for out, at in zip((columns, elements), form.sections(part)[1:], strict=True):
+                    read(reader, out[a:b], at.start, int(starts[0]))
+        heights = [np.diff(starts) for _, starts in found]
+        lines = np.concatenate([np.zeros(1, np.int64), *heights]).cumsum()
+        return reader.times, (elements, columns, lines)
+
+    times, arrays = connection.read(ref, lambda of: watched(connection, lambda: transfer(of)))
+    counted("fetch", times, begun)
+    return cast("tuple[NDArray[Any], NDArray[Any], NDArray[Any]]", arrays)
 
 
 def _shape_of(ref: MatrixRef, selected: tuple[range, range]) -> tuple[int, ...]:

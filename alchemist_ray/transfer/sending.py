@@ -24,9 +24,16 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.measures import events
 from alchemist_ray.transfer.fetching import RECOVERED, counted, repeated, watched
-from alchemist_ray.transfer.sources import IteratorSource, KeptSource, MatrixSource, source_for
+from alchemist_ray.transfer.sources import (
+    IteratorSource,
+    KeptSource,
+    MatrixSource,
+    SparseSource,
+    source_for,
+)
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution, check_layout, copies
+from mpi_workers.matrix.sparse_rows import of_layout
 
 ALWAYS_KEPT = 1 << 20  # 1 MiB: smaller arrays are kept without being asked for
 
@@ -103,6 +110,12 @@ def send(
     return once() if isinstance(data, IteratorSource) else repeated(once)
 
 
+def send_sparse(connection: GangConnection, rows: Any, **options: Any) -> Any:
+    """Send a `scipy.sparse.csr_array`; the handle. `options`: as of `send`."""
+    source = SparseSource(rows, connection.address.size)
+    return send(connection, source, layout=source.form.layout, **options)
+
+
 def _send(
     connection: GangConnection,
     source: MatrixSource,
@@ -112,6 +125,8 @@ def _send(
     durable: bool,
     print_times: bool,
 ) -> Any:
+    if (sparse := of_layout(layout)) is not None and source.shape != (sparse.nbytes, 1):
+        raise LayoutError(f"layout={layout[:40]!r} is for sparse matrices of SciPy only")
     epoch, begun = connection.address.epoch, events.now()
     sent_as = layout if copies(layout, connection.grid) == 1 else BASE_LAYOUT
     created = connection.request(

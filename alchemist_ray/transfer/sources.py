@@ -31,8 +31,10 @@ from alchemist_ray.object_refs import ObjectRef
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.arrow_columns import is_arrow
+from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
 from mpi_workers.matrix.node_shares import Region
+from mpi_workers.matrix.sparse_rows import divided
 
 
 class MatrixSource(Protocol):
@@ -96,7 +98,7 @@ def source_for(data: Any, dtype: Any, connection: GangConnection) -> MatrixSourc
             f"{data.name} is on the ranks already: handle.to_layout() changes its layout, and "
             "another session can send handle.fetch()"
         )
-    if isinstance(data, IteratorSource):
+    if isinstance(data, IteratorSource | SparseSource):
         return data
     if on_disk(data):
         return disk_source(data, dtype)
@@ -219,6 +221,57 @@ def _as_array(data: Any) -> tuple[NDArray[Any], list[str]]:
         f"a {type(data).__name__} cannot be sent: give a NumPy array, or a list of "
         "(ObjectRef, first row, first column); send_blocks takes an iterator of row blocks"
     )
+
+
+# --- sparse matrices ---
+
+
+class SparseSource:
+    """A `scipy.sparse.csr_array`, sent from its three arrays (`matrix.sparse_rows`)."""
+
+    columns: Sequence[str] = ()
+    dtype = np.dtype(np.uint8)  # as the gang keeps it
+
+    def __init__(self, rows: Any, ranks: int) -> None:
+        self._rows = rows
+        self.form = divided(rows.indptr, rows.shape, rows.dtype, ranks)
+        self.array_shape = (self.form.nbytes,)
+        self.shape: Shape = (self.form.nbytes, 1)
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the matrix comes from, for the gang's record."""
+        about = self.form
+        return {"from": "scipy.sparse", "dtype": about.dtype.name, "shape": list(about.shape)}
+
+    def kept(self) -> Any:
+        """The bytes: data that can be sent again, if they are kept."""
+        return np.concatenate([array[:, 0] for array, _ in self._sections()])
+
+    def send(
+        self, connection: GangConnection, target: TransferTarget, progress: Progress | None
+    ) -> dict[int, NodeTimes]:
+        """Write every part into the memory of its rank."""
+        steps = connection.options.buffer_bytes
+        with MatrixWriter(connection.nodes, target, progress, steps) as writer:
+            writer.write_blocks(self._sections())
+        return writer.times
+
+    def _sections(self) -> Iterator[ArrayBlock]:
+        """The sections of all parts as bytes, with their padding, and where they belong."""
+        form, rows = self.form, self._rows
+        for part in range(len(form.counts)):
+            at = form.rows(part)
+            starts = rows.indptr[at.start : at.stop + 1]
+            used = slice(starts[0], starts[-1])
+            sections = (starts - starts[0]).astype(form.index), rows.indices[used], rows.data[used]
+            for k, section in enumerate(sections):
+                kind = rows.dtype if k == 2 else form.index
+                raw = np.ascontiguousarray(section, kind).view(np.uint8)
+                first, end = form.ends[3 * part + k : 3 * part + k + 2].tolist()
+                for piece in (raw, np.zeros(end - first - len(raw), np.uint8)):
+                    if len(piece):
+                        yield ArrayBlock(piece[:, np.newaxis], (first, 0))
+                    first += len(piece)
 
 
 # --- matrices that are never whole in this process ---

@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 /* A host loads only libraries with the same number; it increases when anything below changes, but
- * for functions at the end of alchemist_host. */
+ * for new types of values, and functions at the end of alchemist_host. */
 #define ALCHEMIST_ABI 4
 
 enum { ALCHEMIST_OK = 0, ALCHEMIST_FAILED = 1, ALCHEMIST_ENDED = 2 };
@@ -59,6 +59,7 @@ typedef enum {
     ALCHEMIST_FLOATS = 8,   /* numbers, with count */
     ALCHEMIST_BOOLS = 9,    /* flags, with count */
     ALCHEMIST_STRINGS = 10, /* strings, with count */
+    ALCHEMIST_SPARSE = 11,  /* sparse: a sparse matrix; no routine changes one in place */
     /* Parameters only: a matrix that the routine does not change, or changes in place (through
      * `data`). With ALCHEMIST_MATRIX the gang assumes that it is changed: recovery treats it as
      * lost with the call, and others' fetches wait. If one parameter says so, all matrices must. */
@@ -103,6 +104,8 @@ typedef enum {
     /* One block for each rank of the grid: MC_MR with ceil(rows / height) x ceil(cols / width)
      * blocks. */
     ALCHEMIST_BLOCK = ALCHEMIST_MC_MR | 0x7fffff << 8,
+    /* Whole rows, one block for each rank: ceil(rows / size) rows. */
+    ALCHEMIST_ROW_BLOCKS = ALCHEMIST_VC_STAR | 0x7fffff << 8,
     ALCHEMIST_LAYOUT_BITS = 0x7fffffff /* no layout: so that the type has room for block sizes */
 } alchemist_layout;
 
@@ -133,12 +136,29 @@ typedef struct {
     void *data; /* column-major */
 } alchemist_matrix;
 
+/* One rank's rows of a sparse matrix, in CSR: ceil(rows / size) rows from first_row on, the last
+ * ranks fewer or none; those that the rank has of a matrix in VC_STAR with one block for each rank
+ * (ALCHEMIST_ROW_BLOCKS). Local row i has the elements starts[i] to starts[i + 1], with global
+ * columns: read them with alchemist_start and alchemist_column. Parameters are read-only. */
+typedef struct {
+    int64_t rows, cols; /* of the whole matrix */
+    int64_t elements;   /* stored, on all ranks */
+    alchemist_dtype dtype;
+    alchemist_dtype index; /* of starts and columns: ALCHEMIST_INT32, or INT64 for large ones */
+    int64_t first_row, local_rows;
+    int64_t local_elements;
+    void *starts;  /* local_rows + 1 numbers, from 0 on */
+    void *columns; /* local_elements */
+    void *data;    /* local_elements */
+} alchemist_sparse;
+
 /* An argument or a result; its type selects the member. */
 typedef struct {
     int32_t given; /* 0: an optional argument that the caller left out, or gave as None */
     int64_t count; /* elements of a list */
     union {
         const alchemist_matrix *matrix;
+        const alchemist_sparse *sparse;
         int64_t integer;
         double number;
         double complex_number[2];
@@ -187,6 +207,9 @@ struct alchemist_host {
     void (*fail)(alchemist_call *, int32_t kind, const char *message);
     void (*span)(alchemist_call *, const char *name); /* 3; begins one; NULL: ends the last one */
     void (*waited)(alchemist_call *, double seconds); /* 4; for als.trace and als.profile */
+    /* 5; a sparse matrix whose three arrays the library fills on each rank. Collective. */
+    alchemist_sparse *(*new_sparse)(alchemist_call *, int64_t rows, int64_t cols,
+                                    int64_t local_elements, alchemist_dtype);
 };
 
 typedef struct {
@@ -313,6 +336,25 @@ ALCHEMIST_API const alchemist_matrix *alchemist_to_layout(alchemist_call *call,
                                                           const alchemist_matrix *matrix,
                                                           alchemist_layout layout) {
     return call->host->to_layout(call, matrix, layout);
+}
+
+/* A sparse matrix: set starts, columns (both of the type `index`) and data on each rank. */
+ALCHEMIST_API alchemist_sparse *alchemist_new_sparse(alchemist_call *call, int64_t rows,
+                                                     int64_t cols, int64_t local_elements,
+                                                     alchemist_dtype dtype) {
+    if (call->host->abi >= 5) return call->host->new_sparse(call, rows, cols, local_elements, dtype);
+    alchemist_fail(call, "this version of Alchemist has no sparse matrices for libraries in C");
+    return NULL;
+}
+
+ALCHEMIST_API int64_t alchemist_start(const alchemist_sparse *matrix, int64_t local_row) {
+    return matrix->index == ALCHEMIST_INT32 ? ((const int32_t *)matrix->starts)[local_row]
+                                            : ((const int64_t *)matrix->starts)[local_row];
+}
+
+ALCHEMIST_API int64_t alchemist_column(const alchemist_sparse *matrix, int64_t element) {
+    return matrix->index == ALCHEMIST_INT32 ? ((const int32_t *)matrix->columns)[element]
+                                            : ((const int64_t *)matrix->columns)[element];
 }
 
 ALCHEMIST_API int64_t alchemist_global_row(const alchemist_matrix *matrix, int64_t local_row) {

@@ -127,6 +127,7 @@ def search(
     max_iterations: int,
     *,
     replicated: bool = False,
+    precondition: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, int, float]:
     """Conjugate gradients for an operator. Collective.
 
@@ -138,6 +139,8 @@ def search(
         This rank's part of the right-hand sides.
     replicated : bool
         Whether every rank has all of the vectors.
+    precondition : callable, optional
+        Applies a positive definite approximation of the operator's inverse.
 
     Returns
     -------
@@ -159,6 +162,13 @@ def search(
             return sum_over_ranks(ctx.comm, products)
         ctx.comm.Bcast(products)  # ranks may round differently: the result of rank 0 counts
         return products
+
+    def improved(R: Array, square: Array) -> tuple[Array, Array]:
+        """The residual after `precondition`, and its inner products with the residual."""
+        if precondition is None:
+            return R, square
+        Z = precondition(R)
+        return Z, dots(R, Z)
 
     mine = np.abs(right).max(axis=0, initial=0).astype(np.float64)
     largest = tree_reduce(ctx.comm, range(ctx.size), mine, np.maximum)
@@ -187,7 +197,9 @@ def search(
                 f"{name}: did not converge: a relative residual of {worst:.1e} after {count} "
                 f"iterations, and tol is {tol:.1e}: {why}, or choose a larger tol",
             )
-        last, D = worst, R.copy()
+        last = worst
+        Z, descent = improved(R, now)
+        D = Z.copy()
         # Until the residual of the recurrence reaches tol.
         while (worst := float(np.sqrt(now / scale).max())) > tol and count < max_iterations:
             ctx.check()
@@ -202,20 +214,20 @@ def search(
             # Columns far below tol are finished: rounding errors would spoil them.
             going = now > (0.1 * tol) ** 2 * scale
             require(
-                bool((curvature[going] > 0).all()),
+                bool((np.minimum(curvature, descent)[going] > 0).all()),
                 "LinAlgError",
                 f"{name}: A is not positive definite (or tol={tol:.1e} is below what its "
                 "condition allows)",
             )
-            step = np.where(going, now / np.where(going, curvature, 1), 0)
+            step = np.where(going, descent / np.where(going, curvature, 1), 0)
             _refuse_nonfinite(name, step)
             X += (step * D).astype(X.dtype)
             R -= (step * P).astype(X.dtype)
-            after = dots(R, R)
-            _refuse_nonfinite(name, after)
-            turn = np.where(going, after / np.where(now > 0, now, 1), 0)
-            D = (turn * D + R).astype(X.dtype)
-            now = after
+            now, before = dots(R, R), descent
+            _refuse_nonfinite(name, now)
+            Z, descent = improved(R, now)
+            turn = np.where(going, descent / np.where(before > 0, before, 1), 0)
+            D = (turn * D + Z).astype(X.dtype)
             count += 1
         R = scaled - times(X)
     return (X * units).astype(right.dtype), count, worst

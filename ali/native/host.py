@@ -16,25 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from ali import sparse_matrices
 from ali.interface import Context
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import Runs, layout_of, number_of
-from mpi_workers.wire.signature import MATRIX
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
+from mpi_workers.wire.signature import MATRIX, SPARSE
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang import Gang
 
 
 ABI = 4
-HOST = 4  # of the functions that libraries may call
+HOST = 5  # of the functions that libraries may call
 SYMBOL = "alchemist_library_describe"
 OK, FAILED, ENDED = 0, 1, 2
 REFUSED = 1  # the kind of a failure: bad arguments
 TYPES = (
     MATRIX, "int", "float", "bool", "string", "complex",
-    "list[int]", "list[float]", "list[bool]", "list[string]",
+    "list[int]", "list[float]", "list[bool]", "list[string]", SPARSE,
 )  # fmt: skip
 READ, WRITTEN = 1 | 1 << 8, 1 | 2 << 8  # types of parameters: a matrix, and whether it changes
 
@@ -112,8 +114,9 @@ def _type(text: str, found: dict[str, Any], pointer: Any, *, text_too: bool = Fa
 
 
 STRUCTURES = declared("alchemist.h", C_TYPES)
-CMatrix, CValue, CCall, CHost, CLibrary = (
-    STRUCTURES[f"alchemist_{name}"] for name in ("matrix", "value", "call", "host", "library")
+CMatrix, CSparse, CValue, CCall, CHost, CLibrary = (
+    STRUCTURES[f"alchemist_{name}"]
+    for name in ("matrix", "sparse", "value", "call", "host", "library")
 )
 
 
@@ -140,6 +143,7 @@ class Frame:
         self.spans: list[Any] = []  # that have begun
         self._kept: list[Any] = []
         self._matrices: dict[int, tuple[Any, DistMatrix]] = {}
+        self._sparse: dict[int, tuple[Any, SparseMatrix]] = {}
 
     def allocate(self, nbytes: int) -> int:
         """The address of `nbytes` new zero bytes."""
@@ -167,6 +171,30 @@ class Frame:
             )
         return found
 
+    def sparse_address(self, matrix: SparseMatrix) -> int:
+        """The address of the C description of a sparse matrix."""
+        arrays = matrix.arrays(matrix.packed.rank)
+        about = CSparse(
+            *matrix.shape,
+            matrix.nnz,
+            *(DTYPES.index(kind.name) + 1 for kind in (matrix.dtype, matrix.form.index)),
+            matrix.rows.start,
+            len(matrix.rows),
+            len(arrays[1]),
+            *(array.ctypes.data for array in arrays),
+        )
+        where = ctypes.addressof(about)
+        self._sparse[where] = about, matrix
+        return where
+
+    def _sparse_result(self, where: int | None) -> DistMatrix:
+        _, matrix = self._sparse.get(where or 0, (None, None))
+        if matrix is None:
+            raise Failure("RoutineError", "is not one of alchemist_new_sparse, or an argument")
+        if fault := matrix.fault():
+            raise Failure("RoutineError", f"is not a sparse matrix: {fault}")
+        return matrix.packed
+
     def _result(self, where: int | None) -> DistMatrix:
         """The matrix at an address, with the number of dimensions that the library has set."""
         about, matrix = self.matrix(where)
@@ -186,6 +214,8 @@ class Frame:
         match kind:
             case "matrix":
                 stored.matrix = self.address(value)
+            case "sparse":
+                stored.sparse = self.sparse_address(value)
             case "int" | "float" | "bool":
                 setattr(stored, MEMBERS[kind], value)
             case "complex":
@@ -206,6 +236,8 @@ class Frame:
         match kind:
             case "matrix":
                 return self._result(stored.matrix)
+            case "sparse":
+                return self._sparse_result(stored.sparse)
             case "int" | "float" | "bool":
                 value = getattr(stored, MEMBERS[kind])
                 return bool(value) if kind == "bool" else value
@@ -261,6 +293,15 @@ class Host:
                 raise Failure("RoutineError", f"the library requested the unknown dtype {dtype}")
             shape = (rows, cols)
             return frame.address(frame.context.zeros(shape, DTYPES[dtype - 1], _layout(layout)))
+
+        return self._guarded(make)
+
+    def _new_sparse(self, _: Any, rows: int, cols: int, count: int, dtype: int) -> Any:
+        def make(frame: Frame) -> int:
+            if not 1 <= dtype <= len(DTYPES):
+                raise Failure("RoutineError", f"the library requested the unknown dtype {dtype}")
+            gang, kind = frame.context.gang, DTYPES[dtype - 1]
+            return frame.sparse_address(sparse_matrices.empty(gang, (rows, cols), kind, count))
 
         return self._guarded(make)
 

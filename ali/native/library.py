@@ -38,6 +38,7 @@ from ali.native.host import (
     text_of,
 )
 from ali.python_library import check_state_routines, no_such_routine
+from ali.sparse_matrices import arguments_of
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.wire.signature import (
     REQUIRED,
@@ -214,6 +215,7 @@ class NativeLibrary:
         """
         native, signature = self.routine(routine)
         frame = Frame(Context(gang, {}))
+        arguments = arguments_of(gang, signature, arguments)
         values = [frame.store(arguments[p.name], p.type) for p in signature.parameters]
         given = (CValue * max(1, len(values)))(*values)
         results = (CValue * max(1, len(signature.results)))()

@@ -25,6 +25,8 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from mpi_workers.matrix.sparse_rows import of_layout
+
 IndexArray = NDArray[np.int64]
 
 
@@ -316,6 +318,8 @@ def form(layout: str) -> Form:
     """The form of a layout of that name. Raises `ValueError`, naming the layouts, if none is."""
     if not isinstance(layout, str):
         raise ValueError(f"layout={layout!r}: it must be a string, e.g. 'VC_STAR'")
+    if of_layout(layout) is not None:
+        return Form("VC", "STAR")  # but each rank has one run: `rank_runs`
     name, _, size = layout.partition(":")
     if layout in LAYOUTS:
         rows, cols = layout.split("_")
@@ -425,6 +429,9 @@ def rank_runs(
     row_dist, col_dist = distributions(layout)
     if not 0 <= rank < grid[0] * grid[1]:
         raise ValueError(f"rank {rank} is not on a {grid[0]} x {grid[1]} grid")
+    if (sparse := of_layout(layout)) is not None:
+        mine = sparse.bytes_of(rank, grid[0] * grid[1])
+        return (Runs(mine.start, len(mine), sparse.nbytes), Runs(0, 1, 1)) if mine else None
     rows, cols = _runs(row_dist, grid, rank), _runs(col_dist, grid, rank)
     if rows is None or cols is None:
         return None
@@ -556,6 +563,9 @@ class Distribution:
 
         Cost: O(ranks found).
         """
+        if (sparse := of_layout(self.layout)) is not None:
+            yield from ((rank,) for rank in sparse.holders(row0, row1, self.size))
+            return
         (row_dist, col_dist), (m, n) = distributions(self.layout), self.block
         height, width = self.grid
         across = list(_grid_places(col_dist, self.grid, n, col0, col1))

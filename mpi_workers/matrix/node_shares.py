@@ -33,6 +33,7 @@ from mpi_workers.matrix.layout import (
     contiguous,
     rank_runs,
 )
+from mpi_workers.matrix.sparse_rows import of_layout
 
 _BOUNDS = [int] * 4  # their types: bool is excluded
 
@@ -228,8 +229,8 @@ def _products(
     layout: str, grid: Grid, block: Shape, ranks: tuple[int, ...]
 ) -> tuple[tuple[Runs, Runs], ...]:
     parts = [both for rank in ranks if (both := rank_runs(layout, grid, rank)) is not None]
-    if not parts:
-        return ()
+    if not parts or of_layout(layout) is not None:
+        return tuple(parts)
     row_period, col_period = parts[0][0].period, parts[0][1].period
     rows_of: defaultdict[int, set[int]] = defaultdict(set)  # first rows, by first column
     for rows, cols in parts:

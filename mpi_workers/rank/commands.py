@@ -19,6 +19,8 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.quota import check_room
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
+from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.foreign_code import called, isolated
@@ -193,6 +195,9 @@ class RankCommands:
 
     def seal(self, body: Body) -> None:
         self._storage.seal(body["matrix"])
+        matrix = self._storage.sealed(body["matrix"])
+        if of_layout(matrix.layout) and (fault := SparseMatrix(matrix).fault()):
+            raise Failure("ShapeError", f"the sparse matrix cannot be used: {fault}")
 
     def free(self, body: Body) -> None:
         """Free what `execute` has freed before."""

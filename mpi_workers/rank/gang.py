@@ -24,6 +24,7 @@ from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.layout import Distribution, Grid, default_grid, stored_shape
 from mpi_workers.matrix.quota import check_room
 from mpi_workers.matrix.redistribution import redistribute
+from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import forget_segments, learn_segments, note_segments
 from mpi_workers.node.processes import descendants
@@ -185,6 +186,12 @@ class Gang:
         """The matrix in another layout, or itself if it has that layout. Collective."""
         if matrix.layout == layout:
             return matrix
+        if of_layout(layout) or of_layout(matrix.layout):
+            raise Failure(
+                "LayoutError",
+                "a sparse matrix has one layout, ROWS, and no dense matrix has it: fetch() it, and "
+                "send it as a dense array",
+            )
         result = self._allocated(matrix.array_shape, matrix.dtype, layout)  # perhaps no result
         redistribute(matrix, result, self.comm)
         return result

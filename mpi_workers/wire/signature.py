@@ -17,8 +17,9 @@ import numpy as np
 from mpi_workers.failures import Failure
 
 MATRIX = "matrix"
+SPARSE = "sparse"  # a sparse matrix
 SCALARS = ("int", "float", "complex", "bool", "string", "bytes")
-TYPES = (MATRIX, *SCALARS, *(f"list[{scalar}]" for scalar in SCALARS))
+TYPES = (MATRIX, SPARSE, *SCALARS, *(f"list[{scalar}]" for scalar in SCALARS))
 _INT_RANGE = range(-(1 << 63), 1 << 63)
 
 
@@ -27,6 +28,17 @@ def no_routine(library: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(known := sorted(known)), 1)
     meant = f" (did you mean {near[0]!r}?)" if near else ""
     return f"library {library!r} has no routine {name!r}{meant}; it has {', '.join(known)}"
+
+
+WANTED = {
+    MATRIX: "a dense matrix, and this one is sparse: A.fetch().toarray() is dense",
+    SPARSE: "a sparse matrix on the gang: send one of SciPy with send_matrix",
+}
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether it is a sparse matrix, of SciPy or a handle of one."""
+    return hasattr(value, "nnz")
 
 
 class _Missing:
@@ -170,13 +182,15 @@ class Signature:
             given[name] = value
         bound = {}
         for parameter in self.parameters:
-            name, is_matrix = parameter.name, parameter.type == MATRIX
+            name, is_matrix = parameter.name, parameter.type in (MATRIX, SPARSE)
             value = given.get(name, parameter.default)
             if value is REQUIRED:
                 raise self._bad(f"needs {name!r}")
             if value is parameter.default:
                 bound[name] = value
                 continue
+            if is_matrix and value is not None and is_sparse(value) != (parameter.type == SPARSE):
+                raise self._bad(f"requires {name!r} to be {WANTED[parameter.type]}")
             shape = getattr(value, "shape", ()) if is_matrix else ()
             if len(shape) > 2 and not self.any_axes:
                 raise Failure(

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.sparse import issparse, vstack
 
-from ali import DistMatrix, blocks, linalg
+from ali import DistMatrix, SparseMatrix, blocks, linalg
 from ali.interface import Context
 from ali.linalg import (
     arithmetic,
@@ -23,6 +24,7 @@ from ali.linalg import (
     systems,
     triangular,
 )
+from ali.sparse_matrices import from_whole
 from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.layout import Shape
 from mpi_workers.rank.gang import Gang
@@ -68,6 +70,16 @@ class Checks:
 
     def distribute(self, values: Array, layout: str = "VC_STAR") -> DistMatrix:
         return self.ctx.new_replicated(values, layout)
+
+    def matrix(self, values: Any) -> Any:
+        """A dense or sparse matrix that every rank has."""
+        return from_whole(self.ctx.gang, values) if issparse(values) else self.distribute(values)
+
+    def value(self, result: Any) -> Any:
+        """A routine's result: matrices with all elements."""
+        if isinstance(result, SparseMatrix):
+            return vstack(self.ctx.comm.allgather(result.local)).tocsr()
+        return self.whole(result) if isinstance(result, DistMatrix) else result
 
     @classmethod
     def results_of(cls, gang: Gang, *functions: Any, make: Any = None) -> dict[str, Any]:

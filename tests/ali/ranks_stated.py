@@ -24,6 +24,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.memory import Pool
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.gang import Gang
 from tests.ali import routine_table
@@ -79,15 +80,15 @@ def errors(gang: Gang, library: str) -> dict[str, float]:
                 plain[v].astype("float32") if plain[v].dtype.kind == "f" else plain[v]
                 for v in used.values()
             ]
-            matrices = {k: check.distribute(a) for k, a in zip(used, taken, strict=True)}
+            matrices = {k: check.matrix(a) for k, a in zip(used, taken, strict=True)}
             results = getattr(module, name)(
                 check.ctx, **(_sized(given, _shape(name, plain)) | kinds | matrices)
             )
             results = results if isinstance(results, tuple) else (results,)
-            whole = [check.whole(x) if isinstance(x, DistMatrix) else x for x in results]
+            whole = [check.value(x) for x in results]
             wide = [
                 x.astype("complex128" if x.dtype.kind == "c" else "float64")
-                if isinstance(x, np.ndarray) and x.dtype.kind in "fc" else x
+                if hasattr(x, "astype") and x.dtype.kind in "fc" else x
                 for x in (*taken, *whole)
             ]  # fmt: skip
             worst = max(worst, float(error(*wide)))
@@ -113,19 +114,25 @@ def memory(gang: Gang, library: str) -> dict[str, float]:
             given = cases[0][0] | MEMORY.get(name, {})
             used = {k: v for k, v in given.items() if k in MATRICES}
             for sizes in (few, plain):  # the first call loads code
-                matrices = {k: check.distribute(sizes[v]) for k, v in used.items()}
+                matrices = {k: check.matrix(sizes[v]) for k, v in used.items()}
                 arguments = _sized(given, _shape(name, sizes)) | matrices
                 if sizes is few:
                     getattr(module, name)(check.ctx, **arguments)
-            held = sum(x.local.nbytes for x in matrices.values())
+            held = sum(map(_nbytes, matrices.values()))
             results, most = peak(
                 gang, lambda name=name, args=arguments: getattr(module, name)(check.ctx, **args)
             )
             results = results if isinstance(results, tuple) else (results,)
-            share = held + sum(x.local.nbytes for x in results if isinstance(x, DistMatrix))
+            share = held + sum(map(_nbytes, results))
             del results, matrices, arguments
             found[name] = max(gang.comm.allgather((held + most) / share))
     return found
+
+
+def _nbytes(value: Any) -> int:
+    """Bytes of this rank's part of a matrix; 0 of another value."""
+    own = value.packed if isinstance(value, SparseMatrix) else value
+    return int(own.local.nbytes) if isinstance(own, DistMatrix) else 0
 
 
 def alone(gang: Gang) -> Checks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.sparse
 
 from ali.testing import Case, LibraryTests
 from tests.support import launches
@@ -53,6 +54,36 @@ class TestEcho(LibraryTests):
         Case("sleep", {"seconds": 0.01}, []),
         Case("fail", {"message": "no luck"}, raises="no luck"),
     )
+
+
+K = scipy.sparse.random_array((7, 5), density=0.4, rng=np.random.default_rng(1), format="csr")
+E = scipy.sparse.diags_array([-1.0, 2.5, -1.0], offsets=[-1, 0, 1], shape=(7, 7), format="csr")
+
+
+class TestSparse(LibraryTests):
+    library = "sparse"
+    sizes = scaled((1, 6), (1, 2, 3, 6))
+    cases = (
+        Case("matmul", {"A": K, "X": B[:, :1].repeat(2, 1)[[0, 1, 2, 3, 3]]},
+             [K @ B[:, :1].repeat(2, 1)[[0, 1, 2, 3, 3]]]),
+        Case("matmul", {"A": K, "X": A[:4]}, raises="ShapeError: A @ X: X is 4 x 4"),
+        Case("transposed_matmul", {"A": K, "X": A[:7]}, [K.T @ A[:7]]),
+        Case("multiply", {"A": E, "B": K}, [E @ K]),
+        Case("multiply", {"A": K, "B": K}, raises="ShapeError"),
+        Case("elementwise", {"A": K, "B": K, "op": "subtract"}, [0 * K]),
+        Case("scale", {"A": K, "value": 2j}, [2j * K]),
+        Case("astype", {"A": K, "dtype": "complex64"}, [K.astype("complex64")], rtol=1e-6),
+        Case("take_rows", {"A": K, "rows": np.array([6, 0, -1, 0])}, [K[[6, 0, -1, 0]]]),
+        Case("take_rows", {"A": K, "rows": np.array([7])}, raises="BadIndexError: row [7]"),
+        Case("transpose", {"A": K}, [K.T]),
+        Case("diagonal", {"A": K, "k": -1}, [K.diagonal(-1)]),
+        Case("sum", {"A": K, "axis": 0}, [K.sum(axis=0)]),
+        Case("norm", {"A": K}, [np.linalg.norm(K.toarray())]),
+        Case("truncated_svd", {"A": K, "rank": 2}, raises="ARPACK's basis"),
+        Case("conjugate_gradient", {"A": E, "B": A[:7, 0]},
+             [np.linalg.solve(E.toarray(), A[:7, 0]), None, None], rtol=LOOSE),
+        Case("conjugate_gradient", {"A": -E, "B": A[:7]}, raises="not positive definite"),
+    )  # fmt: skip
 
 
 class TestLinalg(LibraryTests):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from ali.native import NativeLibrary
 from ali.registry import load
@@ -93,6 +94,27 @@ class TestEverythingInC(LibraryTests):
     @property
     def path(self) -> Path:
         return built("every.c")
+
+
+K = scipy.sparse.random_array((7, 5), density=0.4, rng=np.random.default_rng(1), format="csr")
+
+
+class TestSparseInC(LibraryTests):
+    library = "sparse_in_c"
+    sizes = scaled((1, 6), (1, 2, 3, 6))
+    interruptible = False
+    cases = (
+        Case("scaled", {"A": K, "factor": 3.0}, [3 * K, K.sum(axis=1)]),
+        Case("scaled", {"A": K.astype("int32")}, raises="BadArgumentError"),
+        Case("scaled", {"A": scipy.sparse.csr_array((0, 4))}, [np.empty((0, 4)), np.empty(0)]),
+        Case("columns", {"A": K}, [int(K.indices.max()), K]),
+        Case("columns", {"A": scipy.sparse.csr_array((3, 2))}, [-1, np.zeros((3, 2))]),
+        Case("broken", {}, raises="its result 'B' is not a sparse matrix: the starts"),
+    )
+
+    @property
+    def path(self) -> Path:
+        return built("sparse.c")
 
 
 class TestEverythingInCpp(LibraryTests):

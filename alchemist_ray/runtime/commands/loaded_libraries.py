@@ -17,6 +17,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire.commands import COMMANDS, Rerun, matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
+from mpi_workers.wire.signature import SPARSE
 
 STAT_LIMIT_S = 2.0  # to read the file of a library
 
@@ -162,8 +163,11 @@ class LoadedLibraries(dict[str, LoadedLibrary]):
                 return list(uses)
             case {"op": "call", "arguments": arguments}:
                 writes = self._called(body).get("writes")
-                if writes is None:
-                    return [] if self.pure(body) else matrices_of(body)
+                if writes is None:  # but sparse matrices, which no routine changes
+                    parameters = self._called(body).get("parameters", ())
+                    kept = {name for name, kind, *_ in parameters if kind == SPARSE}
+                    given = {name: value for name, value in arguments.items() if name not in kept}
+                    return [] if self.pure(body) else matrices_of({**body, "arguments": given})
                 given = [arguments.get(name) for name in writes]
                 return [value["matrix"] for value in given if isinstance(value, dict)]
         return []

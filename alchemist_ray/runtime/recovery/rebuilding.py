@@ -25,6 +25,7 @@ from alchemist_ray.transfer.sources import source_for
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.wire.frames import Body
 
 REASONS_KEPT = 1000
@@ -182,6 +183,8 @@ class Rebuilding:
         made = {ident: (tuple(shape), *its[:2]) for ident, shape, *its in matrices}
         for ident in command.made:
             record = self._commands.matrices.get(ident)
+            if record is not None and _same_sparse(made.get(ident), record):
+                record.shape, record.dtype, record.layout = made[ident]
             if ident not in made or (
                 record is not None and made[ident] != (record.shape, record.dtype, record.layout)
             ):
@@ -224,3 +227,11 @@ class Rebuilding:
         source = source_for(data, fields["dtype"], connection)
         distribution = Distribution(fields["layout"], source.shape, connection.grid)
         source.send(connection, TransferTarget(ident, distribution, source.dtype), None)
+
+
+def _same_sparse(made: Any, record: Record) -> bool:
+    """Whether a command has made the same sparse matrix again, perhaps cut for other ranks."""
+    now, before = (of_layout(layout) for layout in (made[2] if made else "", record.layout))
+    if now is None or before is None:
+        return False
+    return (now.shape, now.dtype, now.nnz) == (before.shape, before.dtype, before.nnz)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.attached.address import GangAddress
 from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.matrix_ref import ref_of
 from alchemist_ray.background import in_pool
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record
@@ -160,4 +161,5 @@ class Snapshots:
 
 def _fetched(address: GangAddress, records: list[Body]) -> list[NDArray[Any]]:
     with contextlib.closing(GangConnection(address, Handle)) as connection:
-        return [fetch(connection, connection.handle(record)) for record in records]
+        refs = [ref_of(connection.handle(record)) for record in records]
+        return [fetch(connection, ref) for ref in refs if ref is not None]

@@ -1,0 +1,166 @@
+"""Singular values of sparse matrices, and conjugate gradients with a block-Jacobi preconditioner.
+
+Sources: ali/linalg/singular.py, ali/linalg/iterative.py; Saad, "Iterative Methods for Sparse Linear
+Systems", 2nd ed., 12.2 (block Jacobi).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.sparse.linalg import splu
+
+from ali.arrays.exchanges import IN_BLOCKS
+from ali.blocks import Array, block, require, require_choice
+from ali.interface import Context, routine
+from ali.linalg.iterative import checked_tol, search
+from ali.linalg.singular import basis_size, right_vectors, svd
+from ali.sparse.elements import frobenius
+from ali.sparse.products import gather_blocks, in_blocks, require_rows
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
+
+BLOCK_ROWS = 4096  # of a block that is factored: more fills in, fewer need more iterations
+
+
+@routine("S", "U", "V", vectors=("S",))
+def truncated_svd(
+    ctx: Context, A: SparseMatrix, rank: int, tol: float = 0.0, max_iterations: int = 0
+) -> tuple[DistMatrix, DistMatrix, DistMatrix]:
+    """Leading singular values and vectors of a sparse A: A is approximately U diag(S) V^H.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (m, n)
+    rank : int
+        From 1 on; ARPACK's basis of ``max(2 rank + 1, 20)`` vectors must be shorter than n.
+    tol, max_iterations
+        As in linalg's `truncated_svd`.
+
+    Returns
+    -------
+    S : vector, shape (rank,), real, STAR_STAR
+    U : matrix, shape (m, rank), VC_STAR
+    V : matrix, shape (n, rank), VC_STAR
+
+    Raises
+    ------
+    BadArgumentError
+        If the rank is out of range.
+    LinAlgError
+        If A contains NaN or infinity, or ARPACK does not converge.
+
+    Notes
+    -----
+    ARPACK on the Gram matrix, which is never formed: ``4 nnz / ranks`` flops and two messages of n
+    words for each product. Singular values below the square root of the machine epsilon times the
+    largest are noise. Source: see ali/linalg/singular.py.
+
+    Error: 2 eps, of S, relative to the largest singular value. Peak memory: 1.4 times arguments and
+    results.
+    """
+    m, n = A.shape
+    require(
+        1 <= rank <= min(m, n) and basis_size(rank, n) < n,
+        "BadArgumentError",
+        f"truncated_svd: rank={rank} of a sparse {m} x {n} matrix: ARPACK's basis needs "
+        f"{max(2 * rank + 1, 20)} vectors, fewer than the columns; send the matrix as a dense one",
+    )
+    local = A.local if A.dtype.kind in "fc" else A.local.astype(np.float64)
+    scale = frobenius(ctx, local)
+    require(np.isfinite(scale), "LinAlgError", "truncated_svd: A contains NaN or infinity")
+    V = right_vectors(ctx, local, rank, scale or 1.0, tol, max_iterations)
+    product = in_blocks(ctx, np.asarray(local @ V), m)
+    S, U, W = svd(ctx, ctx.to_layout(product, "VC_STAR"))
+    turned = V @ ctx.to_layout(W, "STAR_STAR").local
+    return S, U, ctx.new_replicated(np.ascontiguousarray(turned), "VC_STAR")
+
+
+@routine("X", "iterations", "residual", like={"X": "B"})
+def conjugate_gradient(
+    ctx: Context,
+    A: SparseMatrix,
+    B: DistMatrix,
+    tol: float = -1.0,
+    max_iterations: int = 0,
+    preconditioner: str = "block_jacobi",
+) -> tuple[DistMatrix, int, float]:
+    """Solve A X = B for a Hermitian positive definite sparse A.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (n, n)
+    B : matrix, shape (n, r) or (n,)
+    tol : float
+        Largest relative residual of a column, computed from X. Negative: 1e-8, or 1e-5 in single
+        precision.
+    max_iterations : int
+        0 is 10 n.
+    preconditioner : {"block_jacobi", "none"}
+        Factors of diagonal blocks of up to 4096 rows of each rank. For large systems the library
+        `petsc` has better ones.
+
+    Returns
+    -------
+    X : matrix, shape (n, r) or (n,), VC_STAR:BLOCK
+    iterations : int
+    residual : float
+
+    Raises
+    ------
+    ShapeError
+        If A is not square, or B does not have n rows.
+    LinAlgError
+        If A is not positive definite, or the iteration does not converge.
+
+    Notes
+    -----
+    An iteration costs ``2 r nnz / ranks`` flops and ``n r`` words, which each rank holds. Source:
+    see ali/linalg/iterative.py.
+
+    Error: 1 tol, the largest |A X - B| / |B| of a column. Peak memory: 5.2 times arguments and
+    results, for three elements in a row and three columns in B.
+    """
+    m, n = A.shape
+    require(m == n, "ShapeError", f"conjugate_gradient: A is {m} x {n}; it must be square")
+    require_rows("conjugate_gradient", B, n)
+    require_choice("conjugate_gradient", "preconditioner", preconditioner, ("block_jacobi", "none"))
+    dtype = np.result_type(A.dtype, B.dtype, np.float32)
+    tol = checked_tol("conjugate_gradient", tol, dtype, max_iterations)
+    right = block(ctx.to_layout(B, IN_BLOCKS)).astype(dtype)
+
+    def times(mine: Array) -> Array:
+        return np.asarray(A.local @ gather_blocks(ctx, mine)).astype(dtype, copy=False)
+
+    X, count, residual = search(
+        ctx, "conjugate_gradient", times, right, tol, max_iterations or 10 * n,
+        precondition=block_jacobi(A, dtype) if preconditioner == "block_jacobi" else None,
+    )  # fmt: skip
+    return in_blocks(ctx, X, n), count, residual
+
+
+def block_jacobi(A: SparseMatrix, dtype: np.dtype[np.generic]) -> Callable[[Array], Array]:
+    """Solves with diagonal blocks of this rank's rows."""
+    double = np.result_type(dtype, np.float64)  # SuperLU's single precision gains nothing
+    solvers = []
+    for start in range(0, len(A.rows), BLOCK_ROWS):
+        part = slice(start, min(start + BLOCK_ROWS, len(A.rows)))
+        columns = slice(A.rows.start + part.start, A.rows.start + part.stop)
+        try:
+            solvers.append((part, splu(A.local[part, columns].astype(double).tocsc())))
+        except RuntimeError as error:
+            raise Failure(
+                "LinAlgError",
+                f"conjugate_gradient: A is not positive definite: its rows {columns.start} to "
+                f"{columns.stop} and their columns are singular ({error})",
+            ) from None
+
+    def solve(R: Array) -> Array:
+        Z = np.empty_like(R)
+        for part, solver in solvers:
+            Z[part] = solver.solve(np.ascontiguousarray(R[part], double))
+        return Z
+
+    return solve
