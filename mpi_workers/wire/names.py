@@ -8,6 +8,8 @@ SHIPPED = {  # names, and the ranks' modules
     "elemental": "ali.elemental",
     "files": "ali.files",
     "sparse": "ali.sparse",
+    "petsc": "ali.petsc",
+    "slepc": "ali.petsc.slepc",
     "simulator": "ali.simulator",
     "program": "ali.executables.stepped_program",
     "hpc": "ali.hpc",

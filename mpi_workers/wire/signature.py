@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,8 @@ def coerce(value: Any, kind: str) -> Any:
     loses information (a float for an int).
     """
     if kind.startswith("list["):
+        if kind == "list[string]" and isinstance(value, Mapping):  # options
+            value = [f"{key}={given}" for key, given in value.items()]
         if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
             raise TypeError(type(value).__name__)
         if kind == "list[float]":  # often thousands: checked together

@@ -1,0 +1,1 @@
+"""Sparse matrices on a gang: `linalg` has SciPy's names."""

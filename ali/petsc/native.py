@@ -1,0 +1,214 @@
+"""Finds PETSc, and passes it matrices and options.
+
+petsc4py and PETSc come from the index (``pip install 'alchemist-on-ray[petsc]'``), or a site's
+PETSc has them: petsc4py below ``$PETSC_DIR/$PETSC_ARCH/lib``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from ali.arrays.exchanges import IN_BLOCKS
+from ali.blocks import block, require
+from ali.interface import Context
+from ali.mpi_family import refuse_second_mpi
+from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
+
+ADVICE = (
+    "pip install 'alchemist-on-ray[petsc]' on every node (20 minutes: it is compiled; `make petsc` "
+    "has the settings), or set PETSC_DIR (and PETSC_ARCH) to a PETSc that was configured with "
+    "--with-petsc4py and the gang's MPI"
+)
+CHECK_EVERY = 4  # iterations: then ranks look whether the call was cancelled
+_numbers = itertools.count(1)
+
+
+def load(state: dict[str, Any], path: str | None) -> None:
+    """Load PETSc on this rank. Raises `Failure` (LibraryNotFoundError) where it is not found."""
+    _module("petsc4py")
+
+
+def _module(package: str) -> Any:
+    """``petsc4py.PETSc`` or ``slepc4py.SLEPc``, initialised."""
+    name = {"petsc4py": "PETSc", "slepc4py": "SLEPc"}[package]
+    if found := sys.modules.get(f"{package}.{name}"):
+        return found
+    where = Path(os.environ.get("PETSC_DIR", ""), os.environ.get("PETSC_ARCH", ""), "lib")
+    if "PETSC_DIR" in os.environ and (where / package).is_dir():
+        sys.path.insert(0, str(where))
+    try:
+        # A crash must end the rank, whose output tells where: not PETSc's handler.
+        importlib.import_module(package).init(["alchemist", "-no_signal_handler"])
+        found = importlib.import_module(f"{package}.{name}")
+    except ImportError as error:
+        raise Failure(
+            "LibraryNotFoundError",
+            f"{name} is not installed on node {os.uname().nodename} ({error}): {ADVICE}",
+        ) from None
+    refuse_second_mpi(package.removesuffix("4py"), Path(found.__file__))
+    return found
+
+
+def petsc() -> Any:
+    """The module ``petsc4py.PETSc``."""
+    return _module("petsc4py")
+
+
+def slepc() -> Any:
+    """The module ``slepc4py.SLEPc``. Raises `Failure` (LibraryNotFoundError)."""
+    petsc()
+    return _module("slepc4py")
+
+
+def describe() -> str:
+    """PETSc's version, scalars, indices and file."""
+    P = petsc()
+    version = ".".join(map(str, P.Sys.getVersion()))
+    scalars, integers = np.dtype(P.ScalarType).name, np.dtype(P.IntType).name
+    return f"PETSc {version}, scalars {scalars}, indices {integers}, {P.__file__}"
+
+
+def communicator(ctx: Context) -> Any:
+    """The gang's communicator as PETSc takes it: a plain one of mpi4py, with the same handle.
+
+    Read in each call: it changes after a call that failed.
+    """
+    return MPI.Intracomm(ctx.comm)
+
+
+def require_scalars(name: str, **matrices: DistMatrix | SparseMatrix | None) -> None:
+    """Refuse matrices of another dtype than the scalars of this PETSc."""
+    scalars = np.dtype(petsc().ScalarType)
+    for letter, matrix in matrices.items():
+        require(
+            matrix is None or matrix.dtype == scalars,
+            "DtypeError",
+            f"{name}: {letter} is of {matrix.dtype if matrix else ''}, and this build of PETSc has "
+            f"scalars of {scalars} ({describe()}): {letter}.astype({scalars.name!r})",
+        )
+
+
+def mat(ctx: Context, A: SparseMatrix) -> Any:
+    """PETSc's matrix; it copies the elements."""
+    P = petsc()
+    integers = np.dtype(P.IntType)
+    starts, columns, elements = A.arrays(ctx.rank)
+    require(
+        max(*A.shape, *A.form.counts) <= np.iinfo(integers).max,
+        "DtypeError",
+        f"a matrix of {A.shape[0]} x {A.shape[1]} with {A.nnz} elements needs a PETSc with 64-bit "
+        f"indices (--with-64-bit-indices), and this one has {integers} ({describe()})",
+    )
+    rows, columns_here = (len(_own(ctx, length)) for length in A.shape)
+    csr = starts.astype(integers, copy=False), columns.astype(integers, copy=False), elements
+    size = (rows, A.shape[0]), (columns_here, A.shape[1])
+    return P.Mat().createAIJ(size, csr=csr, comm=communicator(ctx))
+
+
+def _own(ctx: Context, length: int) -> range:
+    """This rank's rows of a vector in VC_STAR:BLOCK."""
+    height = max(1, -(-length // ctx.size))
+    return range(*(min(length, height * k) for k in (ctx.rank, ctx.rank + 1)))
+
+
+def vectors(ctx: Context, X: DistMatrix) -> list[Any]:
+    """PETSc's vectors on the columns of a matrix in VC_STAR:BLOCK, without a copy."""
+    assert X.layout == IN_BLOCKS
+    own, comm = block(X), communicator(ctx)
+    return [
+        petsc().Vec().createWithArray(own[:, j], size=(len(own), X.shape[0]), comm=comm)
+        for j in range(X.shape[1])
+    ]
+
+
+@contextlib.contextmanager
+def configured(name: str, solver: Any, options: Sequence[str] | None) -> Iterator[None]:
+    """Set options of this solver alone, as ``name=value``; checked by `refuse_unused`.
+
+    Errors of PETSc inside the block that come from a value are those of PETSc.
+    """
+    P = petsc()
+    prefix = f"call{next(_numbers)}_"
+    known = P.Options(prefix)
+    keys = []
+    for option in options or ():
+        key, _, value = option.lstrip("-").partition("=")
+        known.setValue(key, value or None)
+        keys.append(key)
+    solver.setOptionsPrefix(prefix)
+    try:
+        with bad_arguments(name):
+            solver.setFromOptions()
+        yield
+        unused = [key for key in keys if not known.used(key)]
+        require(
+            not unused,
+            "BadArgumentError",
+            f"{name}: PETSc has not used the option {', '.join(unused)}: this solver and "
+            "preconditioner have none of that name",
+        )
+    finally:
+        for key in keys:
+            known.delValue(key)
+
+
+@contextlib.contextmanager
+def bad_arguments(name: str) -> Iterator[None]:
+    """Errors of PETSc in the block are those of arguments: names that it does not know."""
+    try:
+        yield
+    except petsc().Error as error:
+        last = str(error).strip().splitlines()[-1]
+        raise Failure("BadArgumentError", f"{name}: {last}") from None
+
+
+def watch(ctx: Context, what: str, tol: float, number: int, norm: float) -> None:
+    """For monitors of iterations: show the residual, and end the call if it was cancelled.
+
+    All ranks look at the same iterations: a rank that left alone would make the others wait.
+    """
+    if number % CHECK_EVERY == 0:
+        ctx.comm.barrier()  # raises `Interrupted`
+    share = float(np.log(norm) / np.log(tol)) if 0 < norm < 1 and 0 < tol < 1 else 0.0
+    ctx.progress(min(1.0, max(0.0, share)), f"{what}, iteration {number}: residual {norm:.1e}")
+
+
+@contextlib.contextmanager
+def as_itself() -> Iterator[None]:
+    """An `Interrupted` of a monitor, and an error of PETSc, are raised as themselves.
+
+    The first may come back as an error of PETSc, the second of slepc4py as a SystemError.
+    """
+    try:
+        yield
+    except (petsc().Error, SystemError) as error:
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        for kind in (Interrupted, petsc().Error):
+            for found in causes:
+                if isinstance(found, kind):
+                    raise found from None
+        raise
+
+
+def reason(solver: Any) -> str:
+    """Why a solver has ended, in words."""
+    words = {
+        value: name for name, value in vars(type(solver).ConvergedReason).items()
+        if not name.startswith("_")
+    }  # fmt: skip
+    name: str = words.get(solver.getConvergedReason(), str(solver.getConvergedReason()))
+    return name.removeprefix("CONVERGED_").removeprefix("DIVERGED_").lower().replace("_", " ")

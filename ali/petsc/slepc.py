@@ -1,0 +1,236 @@
+"""SLEPc's eigenvalues and singular values of sparse matrices, found at run time as PETSc is.
+
+Each result comes with its relative residual, computed from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ali.arrays.exchanges import IN_BLOCKS
+from ali.blocks import block, require, require_choice
+from ali.interface import Context, routine
+from ali.petsc import native
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
+
+PURE = True  # no routine has other effects than its results
+
+__all__ = ["eigs", "eigsh", "svds"]
+
+WHICH = {  # SciPy's names, and SLEPc's
+    "LM": "LARGEST_MAGNITUDE", "SM": "SMALLEST_MAGNITUDE", "LA": "LARGEST_REAL",
+    "SA": "SMALLEST_REAL", "LR": "LARGEST_REAL", "SR": "SMALLEST_REAL",
+    "LI": "LARGEST_IMAGINARY", "SI": "SMALLEST_IMAGINARY",
+}  # fmt: skip
+
+
+def load(state: dict[str, Any], path: str | None) -> None:
+    """Load PETSc and SLEPc on this rank. Raises `Failure` (LibraryNotFoundError)."""
+    native.slepc()
+
+
+@routine("W", "V", "residuals", vectors=("W",))
+def eigsh(
+    ctx: Context,
+    A: SparseMatrix,
+    k: int = 6,
+    which: str = "LM",
+    sigma: float | None = None,
+    M: SparseMatrix | None = None,
+    tol: float = 1e-8,
+    max_iterations: int = 0,
+    options: list[str] | None = None,
+) -> tuple[DistMatrix, DistMatrix, list[float]]:
+    """Eigenvalues and vectors of a Hermitian A, or of ``A v = w M v``.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (n, n)
+        Hermitian; only that is checked that it is square.
+    k : int
+        How many, from 1 to n.
+    which : {"LM", "SM", "LA", "SA"}
+        As in SciPy: of largest or smallest magnitude or value. With `sigma` it is not used.
+    sigma : float, optional
+        Those closest to it, by shift and invert. Without a parallel direct solver in PETSc each
+        rank factors ``A - sigma M``: `options` can choose another (``{"st_pc_type": "lu"}``).
+    M : sparse matrix, optional
+        Positive definite.
+    tol : float
+        Of the residual.
+    max_iterations : int
+        0 is SLEPc's default.
+    options
+        As in `petsc.solve`: ``{"eps_type": "lobpcg"}``.
+
+    Returns
+    -------
+    W : vector, shape (k,), ascending
+    V : matrix, shape (n, k), VC_STAR:BLOCK
+    residuals : list of float
+        ``|A v - w M v| / |w v|`` of each.
+
+    Raises
+    ------
+    ShapeError, DtypeError, BadArgumentError
+        As `petsc.solve`.
+    LinAlgError
+        If fewer than k converge.
+    """
+    return _eigen(ctx, "eigsh", A, k, which, sigma, M, tol, max_iterations, options)
+
+
+@routine("W", "V", "residuals", vectors=("W",))
+def eigs(
+    ctx: Context,
+    A: SparseMatrix,
+    k: int = 6,
+    which: str = "LM",
+    sigma: float | None = None,
+    M: SparseMatrix | None = None,
+    tol: float = 1e-8,
+    max_iterations: int = 0,
+    options: list[str] | None = None,
+) -> tuple[DistMatrix, DistMatrix, list[float]]:
+    """Eigenvalues and vectors of a square A, or of ``A v = w M v``; both are complex.
+
+    Parameters
+    ----------
+    A, k, sigma, M, tol, max_iterations, options
+        As in `eigsh`.
+    which : {"LM", "SM", "LR", "SR", "LI", "SI"}
+        As in SciPy.
+
+    Returns
+    -------
+    W : vector, shape (k,), in the order of `which`
+    V : matrix, shape (n, k), VC_STAR:BLOCK
+    residuals : list of float
+
+    Raises
+    ------
+    ShapeError, DtypeError, BadArgumentError, LinAlgError
+        As `eigsh`.
+    """
+    return _eigen(ctx, "eigs", A, k, which, sigma, M, tol, max_iterations, options)
+
+
+def _eigen(
+    ctx: Context, name: str, A: SparseMatrix, k: int, which: str, sigma: float | None,
+    M: SparseMatrix | None, tol: float, max_iterations: int, options: list[str] | None,
+) -> tuple[DistMatrix, DistMatrix, list[float]]:  # fmt: skip
+    S, (m, n) = native.slepc(), A.shape
+    require(m == n, "ShapeError", f"{name}: A is {m} x {n}; it must be square")
+    require(M is None or M.shape == A.shape, "ShapeError", f"{name}: M must have the shape of A")
+    require(1 <= k <= n, "BadArgumentError", f"{name}: k={k} of a matrix of order {n}")
+    require_choice(name, "which", which, WHICH)
+    native.require_scalars(name, A=A, M=M)
+    hermitian = name == "eigsh"
+    eps = S.EPS().create(native.communicator(ctx))
+    eps.setOperators(native.mat(ctx, A), None if M is None else native.mat(ctx, M))
+    kind = ("GHEP" if hermitian else "GNHEP") if M else "HEP" if hermitian else "NHEP"
+    eps.setProblemType(getattr(S.EPS.ProblemType, kind))
+    eps.setDimensions(k)
+    eps.setTolerances(tol, max_iterations or None)
+    if sigma is None:
+        eps.setWhichEigenpairs(getattr(S.EPS.Which, WHICH[which]))
+    else:
+        eps.setWhichEigenpairs(S.EPS.Which.TARGET_MAGNITUDE)
+        eps.setTarget(sigma)
+        eps.getST().setType("sinvert")
+    if sigma is not None or M is not None:  # systems are solved: by a factor, which each rank has
+        ksp = eps.getST().getKSP()
+        ksp.setType("preonly")
+        ksp.getPC().setType("redundant" if ctx.size > 1 else "lu")
+    eps.setMonitor(lambda _, number, found, *__: _watch(ctx, name, number, found, k))
+    with native.configured(name, eps, options), native.as_itself():
+        eps.solve()
+    _require_found(name, eps, eps.getConverged(), k)
+    own, comm = range(len(block(ctx.empty((n, 1), A.dtype, IN_BLOCKS)))), native.communicator(ctx)
+    real, imaginary = (native.petsc().Vec().createMPI((len(own), n), comm=comm) for _ in "12")
+    pairs, residuals = [], []
+    for i in range(k):
+        value = eps.getEigenpair(i, real, imaginary)
+        vector = real.getArray().copy()
+        if not hermitian and vector.dtype.kind != "c":
+            vector = vector + 1j * imaginary.getArray()
+        pairs.append((value.real if hermitian else value, vector))
+        residuals.append(float(eps.computeError(i, S.EPS.ErrorType.RELATIVE)))
+    order = np.argsort([w for w, _ in pairs]) if hermitian else np.arange(k)
+    values = np.array([pairs[i][0] for i in order])
+    V = ctx.empty((n, k), pairs[0][1].dtype, IN_BLOCKS)
+    for j, i in enumerate(order):
+        block(V)[:, j] = pairs[i][1]
+    return ctx.new_replicated(values[:, None]), V, [residuals[i] for i in order]
+
+
+@routine("S", "U", "V", "residuals", vectors=("S",))
+def svds(
+    ctx: Context,
+    A: SparseMatrix,
+    k: int = 6,
+    which: str = "LM",
+    tol: float = 1e-8,
+    max_iterations: int = 0,
+    options: list[str] | None = None,
+) -> tuple[DistMatrix, DistMatrix, DistMatrix, list[float]]:
+    """Singular values and vectors: A is approximately U diag(S) V^H.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (m, n)
+    k : int
+        How many, from 1 to min(m, n).
+    which : {"LM", "SM"}
+        The largest or the smallest.
+    tol, max_iterations, options
+        As in `eigsh`: ``{"svd_type": "trlanczos"}``.
+
+    Returns
+    -------
+    S : vector, shape (k,), descending
+    U, V : matrix, shapes (m, k) and (n, k), VC_STAR:BLOCK
+    residuals : list of float
+        Relative, of each.
+
+    Raises
+    ------
+    DtypeError, BadArgumentError, LinAlgError
+        As `eigsh`.
+    """
+    L, (m, n) = native.slepc(), A.shape
+    require(1 <= k <= min(m, n), "BadArgumentError", f"svds: k={k} of a {m} x {n} matrix")
+    require_choice("svds", "which", which, ("LM", "SM"))
+    native.require_scalars("svds", A=A)
+    svd = L.SVD().create(native.communicator(ctx))
+    svd.setOperator(native.mat(ctx, A))
+    svd.setDimensions(k)
+    svd.setTolerances(tol, max_iterations or None)
+    svd.setWhichSingularTriplets(L.SVD.Which.LARGEST if which == "LM" else L.SVD.Which.SMALLEST)
+    svd.setMonitor(lambda _, number, found, *__: _watch(ctx, "svds", number, found, k))
+    with native.configured("svds", svd, options), native.as_itself():
+        svd.solve()
+    _require_found("svds", svd, svd.getConverged(), k)
+    U, V = (ctx.zeros((length, k), A.dtype, IN_BLOCKS) for length in (m, n))
+    both = list(zip(native.vectors(ctx, U), native.vectors(ctx, V), strict=True))
+    order = range(k) if which == "LM" else range(k - 1, -1, -1)
+    values = [svd.getSingularTriplet(i, *both[j]) for j, i in enumerate(order)]
+    residuals = [float(svd.computeError(i, L.SVD.ErrorType.RELATIVE)) for i in order]
+    return ctx.new_replicated(np.array(values)[:, None]), U, V, residuals
+
+
+def _watch(ctx: Context, name: str, number: int, found: int, k: int) -> None:
+    ctx.comm.barrier()  # raises `Interrupted`; an iteration takes long
+    ctx.progress(min(1.0, found / k), f"{name}, iteration {number}: {found} of {k} converged")
+
+
+def _require_found(name: str, solver: Any, found: int, k: int) -> None:
+    require(
+        found >= k,
+        "LinAlgError",
+        f"{name}: {found} of {k} have converged ({native.reason(solver)}): allow more iterations, "
+        "or choose a larger tol",
+    )

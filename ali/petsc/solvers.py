@@ -1,0 +1,258 @@
+"""Linear systems and least squares by PETSc's Krylov methods (KSP) and preconditioners (PC)."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ali.arrays.exchanges import IN_BLOCKS
+from ali.blocks import require
+from ali.interface import Context, routine
+from ali.petsc import native
+from ali.sparse.products import require_rows
+from mpi_workers.failures import Failure
+from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.sparse_matrix import SparseMatrix
+
+NO_SOLUTION = 0.1  # a relative residual, whatever the method says of its own
+Solution = tuple[DistMatrix, int, float, str]
+
+
+class Solver:
+    """A Krylov solver of PETSc for one matrix, set up."""
+
+    def __init__(
+        self, ctx: Context, name: str, A: SparseMatrix, method: str, preconditioner: str,
+        tol: float, max_iterations: int, options: list[str] | None,
+    ) -> None:  # fmt: skip
+        require(0 < tol < 1, "BadArgumentError", f"{name}: tol={tol}: it must be between 0 and 1")
+        require(
+            max_iterations >= 0, "BadArgumentError", f"{name}: max_iterations={max_iterations} < 0"
+        )
+        native.require_scalars(name, A=A)
+        self.name, self.given = name, (A, method, preconditioner, tol, max_iterations, options)
+        self.comm = native.communicator(ctx)
+        self.what = f"{method} with {preconditioner}"
+        self.A = native.mat(ctx, A)
+        self.ksp = native.petsc().KSP().create(self.comm)
+        self.ksp.setOperators(self.A)
+        with native.bad_arguments(name):
+            self.ksp.setType(method)
+            self.ksp.getPC().setType(preconditioner)
+        self.ksp.setTolerances(rtol=tol, max_it=max_iterations or None)
+        with native.configured(name, self.ksp, options):
+            try:
+                self.ksp.setUp()
+                self.ksp.setUpOnBlocks()
+            except native.petsc().Error as error:
+                if "zero pivot" in str(error).lower():
+                    raise Failure("LinAlgError", f"{name}: A is singular: {error}") from None
+                raise
+
+    def solve(self, ctx: Context, B: DistMatrix) -> Solution:
+        """X, iterations, the largest relative residual of a column, and the reason."""
+        A, *_, tol, _, _ = self.given
+        require_rows(self.name, B, A.shape[0])
+        native.require_scalars(self.name, B=B)
+        right = ctx.to_layout(B, IN_BLOCKS)
+        X = ctx.zeros((A.shape[1], B.shape[1]), A.dtype, IN_BLOCKS)
+        count, worst, why = 0, 0.0, ""
+        for b, x in zip(native.vectors(ctx, right), native.vectors(ctx, X), strict=True):
+            length = b.norm() or 1.0
+            require(
+                bool(np.isfinite(length)), "LinAlgError", f"{self.name}: B contains NaN or infinity"
+            )
+
+            def monitor(_: Any, number: int, norm: float, length: float = length) -> None:
+                native.watch(ctx, self.what, tol, number, norm / length)
+
+            self.ksp.setMonitor(monitor)
+            try:
+                with native.as_itself():
+                    self.ksp.solve(b, x)
+            finally:
+                self.ksp.monitorCancel()
+            count, why = max(count, self.ksp.getIterationNumber()), native.reason(self.ksp)
+            rest = b.duplicate()
+            self.A.mult(x, rest)
+            rest.axpy(-1, b)
+            residual = rest.norm() / length
+            worst = max(worst, residual)
+            # A breakdown can be called convergence where A is singular.
+            solved = self.given[1] == "lsqr" or residual < NO_SOLUTION
+            require(
+                self.ksp.getConvergedReason() > 0 and solved,
+                "LinAlgError",
+                f"{self.name}: {self.what} has not converged: {why}, after {count} iterations, "
+                f"with a relative residual of {residual:.1e}",
+            )
+        return X.with_ndim(B.ndim), count, worst, why
+
+
+@routine("X", "iterations", "residual", "reason")
+def solve(
+    ctx: Context,
+    A: SparseMatrix,
+    B: DistMatrix,
+    method: str = "gmres",
+    preconditioner: str = "bjacobi",
+    tol: float = 1e-8,
+    max_iterations: int = 0,
+    options: list[str] | None = None,
+) -> Solution:
+    """Solve A X = B.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (n, n)
+        Of the scalars of this PETSc (`about`), mostly float64.
+    B : matrix, shape (n, r) or (n,)
+        Each column is solved for on its own, with one preconditioner.
+    method : str
+        PETSc's KSP type: "cg", "gmres", "bcgs", "minres", "preonly", ...
+    preconditioner : str
+        PETSc's PC type: "gamg", "bjacobi", "asm", "ilu", "jacobi", "none"; "redundant" with the
+        method "preonly" solves directly, on each rank. Others, such as "hypre", need a PETSc that
+        has them.
+    tol : float
+        Relative residual, as the method measures it.
+    max_iterations : int
+        0 is PETSc's 10,000.
+    options : list of str, or dict
+        Further options of PETSc, for this call: ``{"pc_gamg_threshold": 0.02}``.
+
+    Returns
+    -------
+    X : matrix, shape (n, r) or (n,), VC_STAR:BLOCK
+    iterations : int
+    residual : float
+        The largest ``|B - A X| / |B|`` of a column, computed from X.
+    reason : str
+        Why the iteration has ended, in PETSc's words: ``rtol``.
+
+    Raises
+    ------
+    ShapeError
+        If A is not square, or B does not have n rows.
+    DtypeError
+        If the scalars are not those of this PETSc.
+    BadArgumentError
+        For a method, preconditioner or option that PETSc does not know.
+    LinAlgError
+        If it does not converge; with the reason.
+    RoutineError
+        For other errors of PETSc, with its stack.
+    """
+    _require_square("solve", A)
+    solver = Solver(ctx, "solve", A, method, preconditioner, tol, max_iterations, options)
+    return solver.solve(ctx, B)
+
+
+@routine("X", "iterations", "residual")
+def lstsq(
+    ctx: Context,
+    A: SparseMatrix,
+    B: DistMatrix,
+    tol: float = 1e-8,
+    max_iterations: int = 0,
+    options: list[str] | None = None,
+) -> tuple[DistMatrix, int, float]:
+    """X with the least ``|B - A X|``, by LSQR.
+
+    Parameters
+    ----------
+    A : sparse matrix, shape (m, n)
+    B : matrix, shape (m, r) or (m,)
+    tol, max_iterations, options
+        As in `solve`.
+
+    Returns
+    -------
+    X : matrix, shape (n, r) or (n,), VC_STAR:BLOCK
+    iterations : int
+    residual : float
+        The largest ``|B - A X| / |B|`` of a column.
+
+    Raises
+    ------
+    ShapeError, DtypeError, BadArgumentError, LinAlgError, RoutineError
+        As `solve`.
+    """
+    solver = Solver(ctx, "lstsq", A, "lsqr", "none", tol, max_iterations, options)
+    return solver.solve(ctx, B)[:3]
+
+
+# Solvers that stay, by the memory of the matrix that stands for them.
+_prepared: WeakKeyDictionary[object, Solver] = WeakKeyDictionary()
+
+
+@routine("solver")
+def prepare(
+    ctx: Context,
+    A: SparseMatrix,
+    method: str = "gmres",
+    preconditioner: str = "bjacobi",
+    tol: float = 1e-8,
+    max_iterations: int = 0,
+    options: list[str] | None = None,
+) -> DistMatrix:
+    """A solver with its preconditioner, for `solve_prepared`.
+
+    Parameters
+    ----------
+    A, method, preconditioner, tol, max_iterations, options
+        As in `solve`.
+
+    Returns
+    -------
+    solver : matrix
+        Of one number, which stands for it: the solver is freed with this matrix.
+    """
+    _require_square("prepare", A)
+    made = ctx.zeros((1,), np.int8, "STAR_STAR")
+    native.petsc().garbage_cleanup(native.communicator(ctx))  # of those that were freed
+    _prepared[made.block] = Solver(
+        ctx, "solve_prepared", A, method, preconditioner, tol, max_iterations, options
+    )
+    return made
+
+
+@routine("X", "iterations", "residual", "reason")
+def solve_prepared(ctx: Context, solver: DistMatrix, B: DistMatrix) -> Solution:
+    """Solve A X = B with a solver of `prepare`.
+
+    Parameters
+    ----------
+    solver : matrix
+    B : matrix, shape (n, r) or (n,)
+
+    Returns
+    -------
+    X, iterations, residual, reason
+        As of `solve`.
+
+    Raises
+    ------
+    BadArgumentError
+        If it is no solver of these ranks: one does not outlive a resize or a restored checkpoint.
+
+    Notes
+    -----
+    After a call that failed the solver is set up again: its messages may never complete.
+    """
+    found = _prepared.get(solver.block)
+    there = all(ctx.comm.allgather(found is not None))
+    require(
+        there, "BadArgumentError", "solve_prepared: this is no solver of these ranks: prepare it"
+    )
+    assert found is not None
+    if found.comm != native.communicator(ctx):
+        found = _prepared[solver.block] = Solver(ctx, found.name, *found.given)
+    return found.solve(ctx, B)
+
+
+def _require_square(name: str, A: SparseMatrix) -> None:
+    m, n = A.shape
+    require(m == n, "ShapeError", f"{name}: A is {m} x {n}; it must be square")

@@ -1,0 +1,97 @@
+"""`alchemist_ray.sparse.linalg` gives what `scipy.sparse.linalg` gives."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as sl
+
+from alchemist_ray import AlchemistSession
+from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError, LinAlgError
+from alchemist_ray.sparse import linalg
+from tests.ali.test_petsc import needs_petsc, needs_slepc, poisson
+
+P = poisson(8)
+B = np.random.default_rng(0).standard_normal(64)
+X = sl.spsolve(P.tocsc(), B)
+TALL = sp.random_array((40, 25), density=0.3, rng=np.random.default_rng(1), format="csr")
+
+
+def test_cg_and_svds_need_no_petsc(session: AlchemistSession) -> None:
+    A = session.send_matrix(P)
+    x, info = linalg.cg(A, B, rtol=1e-10)
+    np.testing.assert_allclose(np.asarray(x), X, atol=1e-6)
+    assert info == 0
+    u, s, vh = linalg.svds(session.send_matrix(TALL), 3)
+    np.testing.assert_allclose(s, np.linalg.svd(TALL.toarray(), compute_uv=False)[:3])
+    near = np.asarray(u) * s @ np.asarray(vh)
+    v, t, wh = sl.svds(TALL, 3)
+    np.testing.assert_allclose(near, v * t @ wh, atol=1e-6)
+    assert linalg.norm(P) == pytest.approx(sl.norm(P))
+
+
+def test_what_it_does_not_take(session: AlchemistSession) -> None:
+    with pytest.raises(BadArgumentError, match="x0="):
+        linalg.cg(P, B, x0=B)
+    with pytest.raises(BadArgumentError, match="'gamg'"):
+        linalg.gmres(P, B, M=sp.eye_array(64))
+    with pytest.raises(BadArgumentError, match="ord="):
+        linalg.norm(P, 1)
+    if importlib.util.find_spec("petsc4py") is None:
+        with pytest.raises(LibraryNotFoundError, match="PETSC_DIR"):
+            linalg.gmres(P, B)
+
+
+@needs_petsc
+@pytest.mark.parametrize("name", ["cg", "gmres", "bicgstab", "minres", "spsolve"])
+def test_solvers(session: AlchemistSession, name: str) -> None:
+    A: Any = session.send_matrix(P) if name != "gmres" else P
+    solve = getattr(linalg, name)
+    found = solve(A, B) if name == "spsolve" else solve(A, B, rtol=1e-10)[0]
+    np.testing.assert_allclose(np.asarray(found), X, atol=1e-6)
+    if name == "cg":
+        found, info = linalg.cg(A, session.send_matrix(B), rtol=1e-10, M="gamg")
+        np.testing.assert_allclose(np.asarray(found), X, atol=1e-6)
+        with pytest.raises(LinAlgError, match="max it"):
+            linalg.cg(A, B, maxiter=2, M="jacobi")
+
+
+@needs_petsc
+def test_lsqr(session: AlchemistSession) -> None:
+    b = np.arange(40.0)
+    x, istop, _, norm = linalg.lsqr(TALL, b, atol=1e-10)
+    exact = np.linalg.lstsq(TALL.toarray(), b)
+    np.testing.assert_allclose(np.asarray(x), exact[0], atol=1e-5)
+    assert norm == pytest.approx(np.sqrt(exact[1][0]))
+    assert istop == 2
+
+
+@needs_petsc
+def test_a_solver_stays_until_its_handle_is_gone(session: AlchemistSession) -> None:
+    petsc = session.load_library("petsc")
+    A = session.send_matrix(P)
+    solver = petsc.prepare(A, "cg", "gamg", options={"pc_gamg_threshold": 0.02})
+    for _ in range(2):
+        found = petsc.solve_prepared(solver, session.send_matrix(B))
+        np.testing.assert_allclose(np.asarray(found.X), X, atol=1e-5)
+    before = len(session.list_matrices())
+    del solver
+    session.xp.ones(1)
+    assert len(session.list_matrices()) == before - 1
+
+
+@needs_slepc
+def test_eigenvalues(session: AlchemistSession) -> None:
+    w, v = linalg.eigsh(P, 4, which="SA")
+    exact = np.linalg.eigvalsh(P.toarray())[:4]
+    np.testing.assert_allclose(w, exact, rtol=1e-7)
+    np.testing.assert_allclose(P @ np.asarray(v), np.asarray(v) * w, atol=1e-6)
+    w, _ = linalg.eigsh(P, 3, sigma=0.0)
+    np.testing.assert_allclose(w, exact[:3], rtol=1e-7)
+    w, v = linalg.eigs(session.send_matrix(P), 1, which="LR")
+    assert w[0] == pytest.approx(np.linalg.eigvalsh(P.toarray())[-1])
+    assert np.asarray(v).dtype == np.complex128

@@ -1,0 +1,126 @@
+"""The libraries `petsc` and `slepc`, where they are installed (``make test-petsc``)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as sl
+
+from ali.testing import Case, LibraryTests
+from mpi_workers.testing import local_gang
+from tests.support.suite import scaled
+
+SIZES = scaled((1, 2, 5), (1, 2, 3, 4, 5, 6))
+LOOSE = 1e-5
+
+
+def poisson(n: int) -> Any:
+    """The five-point matrix of order n^2."""
+    line = sp.diags_array([-1.0, 2, -1], offsets=[-1, 0, 1], shape=(n, n))
+    both = sp.kron(sp.eye_array(n), line) + sp.kron(line, sp.eye_array(n))
+    return sp.csr_array(both)
+
+
+R = np.random.default_rng(3)
+P = poisson(5)
+B = R.standard_normal((25, 2))
+X = sl.spsolve(P.tocsc(), B)
+T = sp.random_array((12, 5), density=0.6, rng=R, format="csr")
+Y = R.standard_normal(12)
+LEAST = np.linalg.lstsq(T.toarray(), Y)[0]
+SMALL = sp.csr_array(np.diag([4.0, -3.0, 2.0, 1.0]))  # fewer rows than ranks
+FEW = sp.csr_array((3, 3))
+NAN = sp.csr_array(np.diag([1.0, np.nan, 1.0]))
+SINGULAR = sp.csr_array(np.diag([1.0, 0.0, 1.0]))
+MASS = sp.diags_array(np.arange(1.0, 26), format="csr")
+W = np.linalg.eigvalsh(P.toarray())
+GENERAL = np.sort(np.linalg.eigvals(np.diag(1 / np.arange(1.0, 26)) @ P.toarray()).real)
+ROUND = sp.block_diag([[[0.0, k], [-k, 0.0]] for k in (1.0, 2.0, 3.0)], format="csr")
+
+needs_petsc = pytest.mark.skipif(
+    importlib.util.find_spec("petsc4py") is None, reason="PETSc is not installed: make petsc"
+)
+needs_slepc = pytest.mark.skipif(
+    importlib.util.find_spec("slepc4py") is None, reason="SLEPc is not installed: make petsc"
+)
+
+
+@needs_petsc
+class TestPetsc(LibraryTests):
+    library = "petsc"
+    sizes = SIZES
+    interruptible = False  # an error of one rank inside of PETSc's waits
+    cases = (
+        Case("solve", {"A": P, "B": B, "method": "cg", "preconditioner": "gamg"},
+             [X, None, None, "rtol"], rtol=LOOSE),
+        Case("solve", {"A": P, "B": B[:, 0]}, [X[:, 0], None, None, None], rtol=LOOSE),
+        Case("solve", {"A": SMALL, "B": np.ones(4), "method": "minres", "preconditioner": "none"},
+             [1 / SMALL.diagonal(), None, None, None], rtol=LOOSE),
+        Case("solve", {"A": P, "B": B, "method": "preonly", "preconditioner": "redundant"},
+             [X, 1, None, None], rtol=LOOSE),
+        Case("solve", {"A": P, "B": B, "options": {"ksp_gmres_restart": 7}},
+             [X, None, None, None], rtol=LOOSE),
+        Case("solve", {"A": P, "B": B, "options": {"ksp_gmres_restrat": 7}},
+             raises="PETSc has not used the option ksp_gmres_restrat"),
+        Case("solve", {"A": P, "B": B, "method": "nothing"}, raises="nothing"),
+        Case("solve", {"A": P, "B": B, "preconditioner": "nothing"}, raises="nothing"),
+        Case("solve", {"A": P, "B": B, "max_iterations": 1, "preconditioner": "none"},
+             raises="has not converged: max it, after 1 iterations"),
+        Case("solve", {"A": SMALL, "B": np.ones(4), "method": "cg", "preconditioner": "none"},
+             raises="indefinite mat"),
+        Case("solve", {"A": NAN, "B": np.ones(3), "preconditioner": "none"}, raises="nan"),
+        Case("solve", {"A": P, "B": np.full(25, np.nan)}, raises="B contains NaN"),
+        Case("solve", {"A": SINGULAR, "B": np.ones(3), "preconditioner": "none"},
+             raises="LinAlgError"),
+        Case("solve", {"A": FEW, "B": np.ones(3), "preconditioner": "none"}, raises="LinAlgError"),
+        Case("solve", {"A": T, "B": Y}, raises="ShapeError: solve: A is 12 x 5"),
+        Case("solve", {"A": P, "B": Y}, raises="ShapeError"),
+        Case("solve", {"A": P.astype("float32"), "B": B}, raises="scalars of float64"),
+        Case("lstsq", {"A": T, "B": Y}, [LEAST, None, None], rtol=LOOSE),
+        Case("prepare", {"A": P, "method": "cg"}),
+        Case("solve_prepared", {"solver": np.zeros(1, np.int8), "B": B}, raises="no solver of"),
+        Case("about"),
+    )  # fmt: skip
+
+
+@needs_slepc
+class TestSlepc(LibraryTests):
+    library = "slepc"
+    sizes = SIZES
+    interruptible = False
+    cases = (
+        Case("eigsh", {"A": P, "k": 3}, [W[-3:], None, None], rtol=1e-7),
+        Case("eigsh", {"A": P, "k": 3, "which": "SA"}, [W[:3], None, None], rtol=1e-7),
+        Case("eigsh", {"A": P, "k": 2, "sigma": 0.0}, [W[:2], None, None], rtol=1e-7),
+        Case("eigsh", {"A": P, "k": 2, "M": MASS}, [GENERAL[-2:], None, None], rtol=1e-7),
+        Case("eigsh", {"A": SMALL, "k": 2}, [np.array([-3.0, 4.0]), None, None], rtol=1e-7),
+        Case("eigsh", {"A": P, "k": 26}, raises="k=26 of a matrix of order 25"),
+        Case("eigsh", {"A": T, "k": 2}, raises="ShapeError"),
+        Case("eigs", {"A": P, "k": 1, "which": "LR"}, [W[-1:] + 0j, None, None], rtol=1e-7),
+        Case("svds", {"A": T, "k": 2},
+             [np.linalg.svd(T.toarray(), compute_uv=False)[:2], None, None, None], rtol=1e-7),
+        Case("svds", {"A": T, "k": 6}, raises="k=6 of a 12 x 5 matrix"),
+    )  # fmt: skip
+
+
+@needs_petsc
+@pytest.mark.parametrize("ranks", SIZES)
+def test_a_prepared_solver_and_calls_that_fail(ranks: int) -> None:
+    assert local_gang.run("tests.ali.ranks_petsc:prepared", ranks) == []
+
+
+@needs_slepc
+@pytest.mark.parametrize("ranks", SIZES)
+def test_pairs_are_those_of_the_matrix(ranks: int) -> None:
+    assert local_gang.run("tests.ali.ranks_petsc:pairs", ranks) == []
+
+
+def test_a_petsc_that_is_not_there_is_explained() -> None:
+    if importlib.util.find_spec("petsc4py") is not None:
+        pytest.skip("PETSc is installed")
+    told = local_gang.run("tests.ali.ranks_petsc:missing", 2)
+    assert all("LibraryNotFoundError" in words and "PETSC_DIR" in words for words in told)
