@@ -54,7 +54,7 @@ def test_solvers(session: AlchemistSession, name: str) -> None:
     found = solve(A, B) if name == "spsolve" else solve(A, B, rtol=1e-10)[0]
     np.testing.assert_allclose(np.asarray(found), X, atol=1e-6)
     if name == "cg":
-        found, info = linalg.cg(A, session.send_matrix(B), rtol=1e-10, M="gamg")
+        found, _ = linalg.cg(A, session.send_matrix(B), rtol=1e-10, M="gamg")
         np.testing.assert_allclose(np.asarray(found), X, atol=1e-6)
         with pytest.raises(LinAlgError, match="max it"):
             linalg.cg(A, B, maxiter=2, M="jacobi")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import gc
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import scipy.linalg
+import scipy.sparse
 
+import ali
 from ali import registry
 from ali.interface import Context
-from ali.sparse_matrices import from_whole
+from ali.sparse_matrices import from_whole, on_ranks
 from mpi_workers.failures import Failure
 from mpi_workers.rank.gang import Gang
 
@@ -68,6 +74,29 @@ def prepared(gang: Gang) -> list[str]:
     if len(solvers._prepared):
         wrong.append("the solver was not freed with its matrix")
     return wrong
+
+
+def documented(gang: Gang) -> float:
+    """The largest error of the examples of docs/own-library.md."""
+    ctx = Context(gang, {})
+    text = (Path(ali.__file__).parents[1] / "docs" / "own-library.md").read_text()
+    line = scipy.sparse.diags_array([-1.0, 2, -1], offsets=[-1, 0, 1], shape=(9, 9), format="csr")
+    L, U0 = from_whole(gang, line), ctx.new_replicated(np.eye(9)[4])
+    examples = {}
+    for name in ("smoothing", "heat"):
+        (source,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", text, re.DOTALL)
+        with TemporaryDirectory() as folder:
+            Path(folder, f"{name}.py").write_text(source)
+            examples[name] = registry.load(name, f"{folder}/{name}.py")
+    arguments = {"L": L.packed, "U0": U0, "time": 0.5, "step": 0.005}
+    U, _ = examples["heat"].call(gang, "heat", arguments)
+    exact = scipy.linalg.expm(-0.5 * line.toarray())[:, 4]
+    wrong = float(np.abs(_whole(ctx, U)[:, 0] - exact).max())
+    X, D = examples["smoothing"].call(gang, "smooth", {"A": L.packed, "B": U0, "steps": 200})
+    solved = np.linalg.solve(line.toarray(), np.eye(9)[4])
+    inverse = on_ranks(gang, D).local.sum()
+    return max(wrong, float(np.abs(_whole(ctx, X)[:, 0] - solved).max()) / 100,
+               abs(float(ctx.comm.allreduce(inverse)) - 3.6))  # fmt: skip
 
 
 def pairs(gang: Gang) -> list[str]:

@@ -119,6 +119,12 @@ def test_pairs_are_those_of_the_matrix(ranks: int) -> None:
     assert local_gang.run("tests.ali.ranks_petsc:pairs", ranks) == []
 
 
+@needs_petsc
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_examples_in_the_documentation_run(ranks: int) -> None:
+    assert local_gang.run("tests.ali.ranks_petsc:documented", ranks) < 5e-3
+
+
 def test_a_petsc_that_is_not_there_is_explained() -> None:
     if importlib.util.find_spec("petsc4py") is not None:
         pytest.skip("PETSc is installed")
