@@ -5,10 +5,12 @@ All have the signature of the reductions of linalg, ``(ctx, A, axis)``; `reduce`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
+from ali.arrays.rearranging import check_indices
 from ali.blocks import CHUNK, Array, block, panels
 from ali.interface import Context
 from ali.linalg.collectives import ranks_sharing, tree_reduce
@@ -29,6 +31,7 @@ from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import distributions, sibling
 
+NARROW = 64  # columns: with fewer, C order is quicker for all dtypes
 Reduction = Callable[[Context, DistMatrix, int | None], DistMatrix]
 
 
@@ -159,6 +162,7 @@ def _place(
     dists, local = distributions(A.layout), block(A)
     tall = local.shape[0] >= local.shape[1]  # fewer results to compare
     along = (0 if tall else 1) if axis is None else axis
+    check_indices(ctx, local.shape[1 - along])
     if local.size:
         found, values = _places(function, local, along)
         index = _indices(A, along, found)
@@ -210,6 +214,8 @@ def _places(function: Callable[..., Array], local: Array, along: int) -> tuple[A
     if along == 0:
         found = function(local, axis=0)
         return found, local[found, np.arange(local.shape[1])]
+    if local.dtype.kind in "iub" and local.itemsize == 1 and local.shape[1] >= NARROW:
+        return _places_of_bytes(function, local)
     found, values = np.empty(len(local), np.int64), np.empty(len(local), local.dtype)
     better = np.greater if function is np.argmax else np.less
     width = min(local.shape[1], LARGE // (64 * local.itemsize))
@@ -228,6 +234,30 @@ def _places(function: Callable[..., Array], local: Array, along: int) -> tuple[A
                 value = np.where(ahead, value, values[part])
                 place = np.where(ahead, place, found[part])
             found[part], values[part] = place, value
+    return found, values
+
+
+def _places_of_bytes(function: Callable[..., Array], local: Array) -> tuple[Array, Array]:
+    """The same along rows of integers of one byte: C order would cost more than vectors gain.
+
+    First which of about sqrt(n) blocks of columns has a row's element, then which of its columns.
+    """
+    largest = function is np.argmax
+    best, better = (np.maximum, np.greater) if largest else (np.minimum, np.less)
+    found, values = np.empty(len(local), np.int64), np.empty(len(local), local.dtype)
+    n = local.shape[1]
+    width = math.isqrt(n)
+    for part in panels(len(local), CHUNK // 64):
+        rows = local[part]
+        first, top = np.zeros(len(rows), np.int64), best.reduce(rows[:, :width], axis=1)
+        for across in panels(n - width, width):
+            value = best.reduce(rows[:, across.start + width : across.stop + width], axis=1)
+            ahead = better(value, top)
+            np.copyto(top, value, where=ahead)
+            np.copyto(first, across.start + width, where=ahead)
+        np.minimum(first, n - width, out=first)  # the last block may have fewer columns
+        place = function(rows[np.arange(len(rows))[:, None], first[:, None] + range(width)], axis=1)
+        found[part], values[part] = first + place, top
     return found, values
 
 

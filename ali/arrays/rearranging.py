@@ -77,7 +77,7 @@ def repeat(ctx: Context, A: DistMatrix, repeats: DistMatrix, axis: int | None = 
         "ShapeError",
         f"repeat: repeats has {times.size} elements; it must have 1 or {length}, all >= 0",
     )
-    _check_indices(ctx, int(times.sum()) * (length if times.size == 1 else 1))
+    check_indices(ctx, int(times.sum()) * (length if times.size == 1 else 1))
     index = [np.arange(n, dtype=np.int64) for n in A.shape]
     index[along] = np.repeat(index[along], times if times.size != 1 else int(times[0]))
     return _taken(ctx, A, index[0], index[1]).with_ndim(max(1, A.ndim))
@@ -105,7 +105,7 @@ def tile(ctx: Context, A: DistMatrix, times: list[int], ndim: int) -> DistMatrix
     As `roll`.
     """
     source = operand(A, "T") if A.ndim == 1 and ndim == 2 else A
-    _check_indices(ctx, sum(n * k for n, k in zip(source.shape, times, strict=True)))
+    check_indices(ctx, sum(n * k for n, k in zip(source.shape, times, strict=True)))
     index = [
         np.tile(np.arange(n, dtype=np.int64), k) for n, k in zip(source.shape, times, strict=True)
     ]
@@ -143,7 +143,7 @@ def broadcast(ctx: Context, A: DistMatrix, shape: list[int]) -> DistMatrix:
         zeros = ctx.zeros(shape, A.dtype)
         return arithmetic.where(ctx, ctx.new_replicated(np.ones((), bool)), A, zeros)
     source = operand(A, "T") if A.ndim == 1 and len(shape) == 2 else A
-    _check_indices(ctx, sum(stored_shape(shape)))
+    check_indices(ctx, sum(stored_shape(shape)))
     index = [
         np.arange(n, dtype=np.int64) if n == have else np.zeros(n, np.int64)
         for n, have in zip(stored_shape(shape), source.shape, strict=True)
@@ -151,10 +151,10 @@ def broadcast(ctx: Context, A: DistMatrix, shape: list[int]) -> DistMatrix:
     return _taken(ctx, source, index[0], index[1]).with_ndim(len(shape))
 
 
-def _check_indices(ctx: Context, count: int) -> None:
+def check_indices(ctx: Context, count: int) -> None:
     """Raise `Failure` (ResourceError) unless there is room for lists of `count` indices.
 
-    Every rank has whole lists: NumPy would allocate them, and the kernel end the gang later.
+    On this rank: NumPy would allocate them, and the kernel end the gang later.
     """
     nbytes = 4 * 8 * count
     if nbytes <= UNCHECKED_BYTES:

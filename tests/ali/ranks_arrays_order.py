@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from ali import arrays
-from ali.arrays import lookup, ordering
+from ali.arrays import lookup, ordering, rearranging
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import Array, Checks
+from tests.support.ranks_shared import failure_of
 
 LAYOUTS = ("VC_STAR", "STAR_VC", "MC_MR", "STAR_STAR", "CIRC_CIRC")
 SHAPES: tuple[tuple[int, ...], ...] = (
@@ -134,6 +136,25 @@ def places(check: Checks) -> None:
             alike(check, found, expected, [name, *what])
 
 
+def places_in_bytes(check: Checks) -> None:
+    """Rows of many columns, of few values: the first of equal ones counts."""
+    random = np.random.default_rng(4)
+    for dtype, n in itertools.product(("int8", "uint8", "bool"), (64, 65, 80, 101, 1000)):
+        a = random.integers(0, 2 if dtype == "bool" else 5, (41, n)).astype(dtype)
+        a[:5] = random.integers(0, 2, (5, 1))  # all equal
+        for layout, name in itertools.product(("VC_STAR", "MC_MR"), ("argmax", "argmin")):
+            found = arrays.reduce(check.ctx, name, check.distribute(a, layout), [1])
+            alike(check, found, getattr(np, name)(a, 1), [name, dtype, n, layout])
+
+
+def places_without_memory(check: Checks) -> None:
+    A = check.ctx.zeros((200_000 * check.ctx.size, 2), "int8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rearranging, "available_bytes", lambda: 1 << 20)
+        told = failure_of(arrays.reduce, check.ctx, "argmax", A, [1])
+    check.true("6.4 MB for 200000 indices" in told, [told])
+
+
 def lookups(check: Checks) -> None:
     for a, A, axis, what in cases(check):
         if axis is None:
@@ -166,4 +187,15 @@ def rearranged(check: Checks) -> None:
 
 
 def everything(gang: Gang) -> dict[str, list[Any]]:
-    return Checks.results_of(gang, sorting, scans, distinct, selection, places, lookups, rearranged)
+    return Checks.results_of(
+        gang,
+        sorting,
+        scans,
+        distinct,
+        selection,
+        places,
+        places_in_bytes,
+        places_without_memory,
+        lookups,
+        rearranged,
+    )
