@@ -21,10 +21,12 @@ from alchemist_ray.errors import (
     GroupRecoveredError,
     LayoutError,
     MatrixError,
+    TransferError,
 )
 from alchemist_ray.measures import events
 from alchemist_ray.transfer.fetching import RECOVERED, counted, repeated, watched
 from alchemist_ray.transfer.sources import (
+    TASK_REPEATED,
     IteratorSource,
     KeptSource,
     MatrixSource,
@@ -106,8 +108,15 @@ def send(
         source = source_for(data, dtype, connection)
         return _send(connection, source, layout, name, durable=durable, print_times=print_times)
 
-    # What an iterator has given is gone.
-    return once() if isinstance(data, IteratorSource) else repeated(once)
+    if isinstance(data, IteratorSource):  # it cannot be read twice
+        return once()
+    try:
+        return repeated(once)
+    except TransferError as error:
+        if error.facts.get("cause") != TASK_REPEATED:
+            raise
+        log.warning("%s. It is sent once more", str(error).partition(":")[0])
+        return repeated(once)
 
 
 def send_sparse(connection: GangConnection, rows: Any, **options: Any) -> Any:

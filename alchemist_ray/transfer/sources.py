@@ -73,6 +73,7 @@ class KeptSource(Protocol):
         """Data of which `source_for` makes this matrix again."""
 
 
+TASK_REPEATED = "task repeated"  # cause of a TransferError: the same data can be sent again
 # By the package that a type comes from: the module whose `inspect(data, dtype, connection)` makes
 # a source of it. It is imported when such data is met. The longest name that fits counts.
 OBJECT_STORE = "alchemist_ray.transfer.object_store"
