@@ -1,7 +1,7 @@
 """Writes a checkpoint: all matrices of a gang and states of its libraries, as at one moment.
 
 It is one command, so that no other runs in between. The ranks write the files (`ali.files`), and
-`io.checkpoints` restores them.
+`session.checkpoints` restores them.
 """
 
 from __future__ import annotations
@@ -93,9 +93,11 @@ async def write(commands: Commands, where: str, cut_log: bool) -> None:
         for library in commands.libraries.states():
             states.append(await save_state(commands, library))
         records = [record for record in commands.matrices.values() if record.sealed]
-        records += [record for state in states for record in state.records]
+        of_states = [record for state in states for record in state.records]
         stamps = {}
-        for record in records:
+        for record in (*records, *of_states):
+            if record not in of_states and record.id not in commands.matrices:
+                continue  # released meanwhile: the ranks free it with the next message
             path = f"{hidden}/{record.id}.npy"
             await call("save", A={"matrix": record.id}, path=path)
             stamps[record] = await call("stamp", path=path)
@@ -151,7 +153,7 @@ def _manifest(commands: Commands, checkpoint: Checkpoint) -> str:
 
 
 def _to_json(value: Any) -> Any:
-    """An argument of `load_state` as JSON, a matrix as its file; see `io.checkpoints`."""
+    """An argument of `load_state` as JSON, a matrix as its file; see `session.checkpoints`."""
     match value:
         case {"matrix": ident}:
             return {"file": f"{ident}.npy"}

@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +279,16 @@ def test_a_checkpoint_that_fails_is_followed_by_others(saving: Recovering, tmp_p
         while not place.is_dir() and time.monotonic() < begin + 20:
             lib.slow(A, 0.3)
         assert (place / "manifest.json").exists()
+
+
+def test_matrices_that_are_released_while_a_checkpoint_is_written(saving: Recovering) -> None:
+    """The ranks had freed them with a message of the checkpoint, which then saved them."""
+    als = saving.als
+    kept = als.send_matrix(X)
+    dropped = [als.send_matrix(X) for _ in range(400)]
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(als.checkpoint)
+        del dropped  # their leases end 0.2 s later, and the checkpoint takes longer
+        writing.result(60)
+    saving.kill()
+    np.testing.assert_array_equal(kept.fetch(), X)
