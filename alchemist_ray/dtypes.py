@@ -5,17 +5,23 @@ The table of dtypes is `DTYPES` in `mpi_workers.matrix.dtypes`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError
-from mpi_workers.matrix import arrow_columns, dtypes
+import mpi_workers.matrix.missing
+from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
+from mpi_workers.matrix import arrow_columns, dtypes, pandas_columns
 from mpi_workers.matrix.dtypes import DTYPES
+from mpi_workers.matrix.missing import ERROR, FILL, OPTION, Missing, filled, nulls
 
-__all__ = ["DTYPES", "as_array", "as_numbers", "check_range", "check_unmasked", "chosen_dtype"]
+__all__ = [
+    "DTYPES", "as_array", "as_numbers", "check_range", "check_unmasked", "checked_missing",
+    "chosen_dtype", "frame_values", "open_table", "refusals",
+]  # fmt: skip
 
 
 def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
@@ -62,22 +68,36 @@ def as_numbers(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def as_array(data: Any, what: str) -> tuple[NDArray[Any], list[str]]:
+def checked_missing(missing: Any) -> Missing:
+    """The option ``missing=``, as it is sent to ranks. Raises `BadArgumentError`."""
+    try:
+        return mpi_workers.matrix.missing.checked_missing(missing)
+    except ValueError as error:
+        raise BadArgumentError(str(error)) from None
+
+
+def as_array(data: Any, what: str, missing: Missing = ERROR) -> tuple[NDArray[Any], list[str]]:
     """What NumPy makes of data (`what`), and the names of its columns, if it is a table of Arrow.
 
     Raises
     ------
     DtypeError
-        For masked elements; for a column of Arrow that has nulls or is not of numbers; for an
-        object of which NumPy makes no array, such as a tensor with a gradient.
+        For masked elements and nulls, if `missing` has no value for them; for a column of Arrow
+        that is not of numbers; for an object of which NumPy makes no array, such as a tensor with
+        a gradient.
     ShapeError
         For lists of different lengths.
-    LibraryLoadError
-        For data of Arrow where pyarrow is not installed.
     """
     if arrow_columns.is_arrow(data):
-        return _from_arrow(data)
-    check_unmasked(data, what)
+        table = open_table(data, missing)
+        return arrow_columns.gathered(table), table.names
+    if hasattr(data, "iloc") and hasattr(data, "dtypes"):
+        return frame_values(data, missing), []
+    if isinstance(data, np.ma.MaskedArray) and missing != ERROR:
+        mask = np.ma.getmaskarray(data)
+        with refusals():
+            return filled(data.data, ~mask if mask.any() else None, missing, what), []
+    check_unmasked(data, what, OPTION)
     try:
         return np.asarray(data), []
     except (ValueError, TypeError, RuntimeError) as error:
@@ -87,17 +107,32 @@ def as_array(data: Any, what: str) -> tuple[NDArray[Any], list[str]]:
         raise DtypeError(words) from None
 
 
-def _from_arrow(data: Any) -> tuple[NDArray[Any], list[str]]:
+def open_table(data: Any, missing: Missing = ERROR) -> arrow_columns.Table:
+    """The columns of a table or column of Arrow's protocol. Raises `DtypeError`, `ShapeError`."""
+    with refusals():
+        return arrow_columns.open_table(data, missing)
+
+
+def frame_values(
+    frame: Any, missing: Missing = ERROR, categories: dict[int, Sequence[str]] | None = None
+) -> NDArray[Any]:
+    """See `pandas_columns.values_of`. Raises `DtypeError`, `ShapeError`."""
+    with refusals():
+        return pandas_columns.values_of(frame, missing, categories)
+
+
+@contextlib.contextmanager
+def refusals(fitting: str = "") -> Iterator[None]:
+    """Refusals of columns as errors of this package; `fitting` is a remedy for their lengths."""
     try:
-        return arrow_columns.from_arrow(data)
+        yield
+    except arrow_columns.BadShape as error:
+        raise ShapeError(f"{error}{fitting}") from None
     except ValueError as error:  # pyarrow's own are ValueErrors too
         raise DtypeError(str(error)) from None
-    except ImportError as error:
-        words = f"a {type(data).__name__} is sent by Arrow: pip install pyarrow ({error})"
-        raise LibraryLoadError(words) from error
 
 
-def check_unmasked(data: Any, what: str) -> None:
+def check_unmasked(data: Any, what: str, remedy: str = FILL) -> None:
     """Refuse masked elements, also of a list of arrays: `numpy.asarray` takes what is below a mask.
 
     Nulls of Arrow, polars and pandas are refused too, of which `numpy.asarray` makes NaN.
@@ -108,9 +143,10 @@ def check_unmasked(data: Any, what: str) -> None:
     """
     for array in data if isinstance(data, list | tuple) else (data,):
         if isinstance(array, np.ma.MaskedArray) and array.mask.any():
-            raise DtypeError(f"{what} is masked, and has elements without a value: fill them first")
+            words = "is masked, and has elements without a value"
+            raise DtypeError(f"{what} {words} ({array.mask.sum()}): {remedy}")
         if count := arrow_columns.count_nulls(array):
-            raise DtypeError(f"{what} has nulls ({count}): fill or drop them first")
+            raise DtypeError(nulls(what, count, remedy))
 
 
 def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:

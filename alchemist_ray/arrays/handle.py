@@ -41,6 +41,8 @@ class Handle(ArrayOperators):
         Ids of the session and of its gang.
     epoch : int
         The gang's incarnation; a handle of an older one is stale.
+    categories : dict
+        The categories of each column that has codes of some, by its name; as `columns`.
     columns : tuple of str
         Names of the columns, if the data that was sent or loaded had names; else empty. `save` to
         CSV and Parquet, `to_dataset` and `to_spark` give them back. They stay with a copy
@@ -146,6 +148,19 @@ class Handle(ArrayOperators):
         return _client("ray_data").to_dataset(
             self, columns, override_num_blocks=override_num_blocks, lazy=lazy
         )
+
+    def to_arrow(self) -> Any:
+        """The matrix, or a vector, as a `pyarrow.Table`; see `alchemist_ray.clients.arrow`."""
+        return _client("arrow").to_arrow(self)
+
+    def to_polars(self) -> Any:
+        """The matrix, or a vector, as a `polars.DataFrame`, with the columns of `to_arrow`."""
+        return _client("arrow").to_polars(self)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Arrow's protocol, of `to_arrow`: ``polars.from_arrow(A)``, a query of DuckDB, ..."""
+        stream: Any = self.to_arrow().__arrow_c_stream__(requested_schema)
+        return stream
 
     def to_spark(
         self, spark: Any = None, kind: str = "DataFrame", *, block: tuple[int, int] | None = None

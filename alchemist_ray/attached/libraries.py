@@ -17,7 +17,7 @@ import numpy as np
 
 from alchemist_ray.arguments import checked_seconds
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.matrix_ref import MatrixRef, ref_of
+from alchemist_ray.attached.matrix_ref import MatrixRef, columns_to_wire, ref_of
 from alchemist_ray.attached.progress import RoutineBar, call_text, narrated
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import BadArgumentError, LibraryError, NoSuchRoutineError, from_failure
@@ -258,7 +258,7 @@ class Routine:
             "routine": self._routine.name,
             "arguments": arguments,
             **({} if self._timeout_s is None else {"timeout_s": self._timeout_s}),
-            **({"columns": list(self._columns)} if self._columns else {}),
+            **({"columns": columns_to_wire(self._columns)} if self._columns else {}),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -17,6 +18,35 @@ from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
 
 REMEMBERED_NBYTES = 1 << 16  # 64 KiB
+
+
+class ColumnName(str):
+    """The name of a column, with the categories that its codes count, if it has some."""
+
+    categories: tuple[str, ...]
+
+    def __new__(cls, name: str, categories: Iterable[str] = ()) -> Self:
+        found = super().__new__(cls, name)
+        found.categories = tuple(categories)
+        return found
+
+
+def columns_to_wire(columns: Iterable[str]) -> list[Any]:
+    """Names of columns as a message has them: those with categories as a list of both."""
+    return [
+        [str(name), list(its)] if (its := getattr(name, "categories", ())) else str(name)
+        for name in columns
+    ]
+
+
+def with_categories(names: list[str], categories: dict[str, list[str]]) -> list[Any]:
+    """Names of columns as a message has them; `categories` are by position."""
+    found = enumerate(names)
+    return [[name, categories[str(j)]] if str(j) in categories else name for j, name in found]
+
+
+def columns_from_wire(columns: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(name if isinstance(name, str) else ColumnName(*name) for name in columns)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
@@ -70,13 +100,19 @@ class MatrixRef:
             session=address.session,
             gang=address.gang,
             epoch=address.epoch,
-            columns=tuple(record.get("columns", ())),
+            columns=columns_from_wire(record.get("columns", ())),
             _lease=lease,
         )
 
     @property
     def stored_shape(self) -> Shape:
         return stored_shape(self.shape)
+
+    @property
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """The categories of each column that has codes of some, by its name."""
+        named = ((str(name), getattr(name, "categories", ())) for name in self.columns)
+        return {name: its for name, its in named if its}
 
     @property
     def nbytes(self) -> int:

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.errors import DtypeError, ShapeError
+from alchemist_ray.attached.matrix_ref import ColumnName
+from alchemist_ray.dtypes import frame_values, refusals
+from alchemist_ray.errors import ShapeError
 from alchemist_ray.transfer.sources import NumPySource
-from mpi_workers.matrix.arrow_columns import not_numeric, nulls
+from mpi_workers.matrix.missing import Missing
+from mpi_workers.matrix.pandas_columns import dtypes_of, names_of
 
 
-def inspect(source: Any, wanted: Any, connection: GangConnection) -> NumPySource:
+def inspect(source: Any, wanted: Any, missing: Missing, connection: GangConnection) -> NumPySource:
     """A source for a pandas DataFrame or Series. Raises `DtypeError`, `ShapeError`."""
-    if not hasattr(source, "dtypes") or getattr(source, "ndim", 0) not in (1, 2):
-        return NumPySource.inspect(np.asarray(source), wanted)
-    found = matrix(source, common_dtype(source))
-    values = found[:, 0] if source.ndim == 1 else found
-    return NumPySource.inspect(values, wanted, kept_names(source))
+    categories: dict[int, Sequence[str]] = {}
+    values = frame_values(source, missing, categories)
+    return NumPySource.inspect(values, wanted, kept_names(source, categories))
 
 
-def names(frame: Any) -> list[str]:
-    """Names of a DataFrame's columns, or the name of a Series."""
-    return [str(name) for name in frame.columns] if frame.ndim == 2 else [str(frame.name)]
-
-
-def kept_names(frame: Any) -> list[str]:
+def kept_names(frame: Any, categories: dict[int, Sequence[str]] | None = None) -> list[str]:
     """The names that a matrix keeps: none, if pandas has numbered the columns.
 
     A name with several levels is that of its tuple, as pandas writes it to Parquet.
     """
     given = frame.columns if frame.ndim == 2 else [frame.name]
     numbered = all(name is None or isinstance(name, int | np.integer) for name in given)
-    return [] if numbered else names(frame)
+    if numbered and not categories:
+        return []
+    found = enumerate(names_of(frame))
+    return [ColumnName(name, (categories or {}).get(j, ())) for j, name in found]
 
 
-def common_dtype(frame: Any) -> np.dtype[Any]:
+def common_dtype(frame: Any, missing: Missing) -> np.dtype[Any]:
     """The dtype that holds every column, as NumPy promotes them.
 
     Raises
@@ -47,28 +47,13 @@ def common_dtype(frame: Any) -> np.dtype[Any]:
     ShapeError
         If there are no columns.
     """
-    dtypes = list(frame.dtypes) if frame.ndim == 2 else [frame.dtype]
-    if not dtypes:
-        raise ShapeError("the data frame has no columns: there is nothing to send")
-    found = []
-    for name, dtype in zip(names(frame), dtypes, strict=True):
-        plain = _plain(dtype)
-        if plain is None:
-            raise DtypeError(not_numeric(name, dtype))
-        found.append(plain)
-    return np.result_type(*found)
+    with refusals():
+        return np.result_type(*dtypes_of(frame, missing))
 
 
-def _plain(dtype: Any) -> np.dtype[Any] | None:
-    """The NumPy dtype of a column's values; None if they are not numeric."""
-    if not isinstance(dtype, np.dtype):  # pandas' own dtypes, which store missing values separately
-        if type(dtype).__name__ in ("CategoricalDtype", "SparseDtype"):
-            return None
-        dtype = getattr(dtype, "numpy_dtype", None)
-    return dtype if isinstance(dtype, np.dtype) and dtype.kind in "biufc" else None
-
-
-def partition(frame: Any, columns: list[str], dtype: np.dtype[Any]) -> NDArray[Any]:
+def partition(
+    frame: Any, columns: list[str], dtype: np.dtype[Any], missing: Missing
+) -> NDArray[Any]:
     """The values of a part of Dask's data frame, in a dtype of their own.
 
     Parameters
@@ -79,39 +64,16 @@ def partition(frame: Any, columns: list[str], dtype: np.dtype[Any]) -> NDArray[A
     Raises
     ------
     DtypeError
-        See `common_dtype` and `matrix`.
+        For a column that is not of numbers, or has missing values that `missing` does not allow.
     ShapeError
         If the part has other columns.
     """
     if not len(frame):  # its columns may be untyped
         return np.empty((0, len(columns)), dtype)
-    if frame.ndim == 2 and names(frame) != columns:
+    if frame.ndim == 2 and names_of(frame) != columns:
         raise ShapeError(
-            f"it has the columns {', '.join(names(frame))}, and the data frame "
+            f"it has the columns {', '.join(names_of(frame))}, and the data frame "
             f"{', '.join(columns)}: check that a function that was mapped over it returns these"
         )
-    return matrix(frame, common_dtype(frame))
-
-
-def matrix(frame: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The values of a pandas DataFrame or Series, shape (m, n), without the index.
-
-    Raises
-    ------
-    DtypeError
-        If a value is missing in a column whose dtype represents missing values (``Int64``,
-        ``double[pyarrow]``). NaN in a column of floats is a number.
-    """
-    if frame.ndim == 1:
-        frame = frame.to_frame()
-    for position, name in enumerate(names(frame)):
-        column = frame.iloc[:, position]
-        if not isinstance(column.dtype, np.dtype):
-            missing = np.asarray(column.isna())
-            if missing.any():
-                raise DtypeError(
-                    nulls(
-                        name, int(missing.sum()), "fill them (fillna) or drop their rows (dropna)"
-                    )
-                )
-    return np.asarray(frame.to_numpy(dtype=dtype))
+    values = frame_values(frame, missing)
+    return values if values.ndim == 2 else values[:, np.newaxis]

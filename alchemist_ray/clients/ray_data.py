@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,16 +22,17 @@ from ray.exceptions import RayError, RayTaskError
 
 from alchemist_ray.arguments import positive_int
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.matrix_ref import ColumnName, MatrixRef
 from alchemist_ray.clients.ray_tasks import fetch, wait_for_cpu
 from alchemist_ray.cluster.node_jobs import SourceBlock, task_failure
-from alchemist_ray.dtypes import chosen_dtype
+from alchemist_ray.dtypes import chosen_dtype, refusals
 from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
 from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
-from mpi_workers.matrix import arrow_columns, copy_kernels
+from mpi_workers.matrix import arrow_columns, arrow_memory, copy_kernels, pandas_columns
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape
+from mpi_workers.matrix.missing import ERROR, Missing
 
 try:
     import pyarrow
@@ -57,6 +58,7 @@ class BlockInfo:
 
     rows: int
     columns: tuple[tuple[str, ArrayShape, str], ...]
+    categories: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +69,20 @@ class RowsDecoder:
     ----------
     columns : sequence of (str, tuple of int)
         Names and shapes of the columns that each block must have; empty: any.
+    missing : "error", "nan" or a number
+    categories : dict
+        Those that codes count, by the name of the column; the blocks' own come after them.
     """
 
     columns: tuple[tuple[str, ArrayShape], ...] = ()
+    missing: Missing = ERROR
+    categories: dict[str, list[str]] = field(default_factory=dict)
 
     def arrays(self, value: Any) -> list[NDArray[Any]]:
         if not len(value):  # its columns may be untyped
             return []
         names = _names(value)
-        found = [_column(value, name) for name in names]
+        found = [self._column(value, name) for name in names]
         columns = tuple((n, a.shape[1:]) for n, a in zip(names, found, strict=True))
         if self.columns and columns != self.columns:
             raise ShapeError(
@@ -87,67 +94,73 @@ class RowsDecoder:
         if not arrays:
             return BlockInfo(len(value), ())
         columns = zip(_names(value), arrays, strict=True)
-        return BlockInfo(len(arrays[0]), tuple((n, a.shape[1:], a.dtype.str) for n, a in columns))
+        categories = {name: its for name in _names(value) if (its := _categories(value[name]))}
+        return BlockInfo(
+            len(arrays[0]), tuple((n, a.shape[1:], a.dtype.str) for n, a in columns), categories
+        )
+
+    def _column(self, value: Any, name: str) -> NDArray[Any]:
+        """A column, shape (rows, ...). Raises `DtypeError` or `ShapeError` with its name."""
+        column = value[name]
+        kind = getattr(column, "type", None)  # of Arrow
+        if kind is None and not isinstance(column.dtype, np.dtype):
+            return self._elements(name, column)
+        if kind is not None and not _is_variable(kind):
+            found = self._elements(name, column)
+            return found.reshape(len(found), *kind.shape) if _is_rays(kind) else found
+        array = np.asarray(BlockAccessor.for_block(value).to_numpy(name))
+        if array.dtype.kind == "O":
+            first = array[0] if len(array) else None
+            if isinstance(first, np.ndarray | list | tuple):
+                shapes = {np.shape(row) for row in array}
+                if len(shapes) > 1:
+                    shown = " and ".join(map(str, sorted(shapes)[:2]))
+                    raise ShapeError(f"column {name!r} has rows of different shapes, {shown}{FIT}")
+                with contextlib.suppress(ValueError, TypeError):
+                    array = np.stack([np.asarray(row) for row in array])
+        if array.dtype.kind not in "biufc":
+            kind = kind or getattr(column, "dtype", array.dtype)
+            raise DtypeError(arrow_columns.not_numeric(name, kind))
+        return array
+
+    def _elements(self, name: str, column: Any) -> NDArray[Any]:
+        """The elements of a column of Arrow, or of one of pandas that stores nulls apart."""
+        its = self.categories.get(name, ())
+        with refusals(FIT):
+            if not hasattr(column, "type"):
+                return pandas_columns.values_of(column, self.missing, {0: its})
+            about = arrow_columns.Column(name, arrow_memory.read_schema(column.type))
+            return about.values(column, self.missing, its)
+
+
+FIT = ": map_batches can pad, cut or resize them to one shape"
 
 
 def _names(value: Any) -> list[str]:
     return list(value.column_names) if hasattr(value, "column_names") else list(value.columns)
 
 
-def _column(value: Any, name: str) -> NDArray[Any]:
-    """A column, shape (rows, ...). Raises `DtypeError` or `ShapeError` with its name."""
-    column = value[name]
-    chunks = getattr(column, "chunks", None)  # of Arrow
-    nulls = int(column.isna().sum()) if chunks is None else sum(map(_nulls_within, chunks))
-    if not nulls and _is_tensor(getattr(column, "type", None)) and column.num_chunks == 1:
-        return _tensor_rows(column.chunk(0))
-    floats = isinstance(getattr(column, "dtype", None), np.dtype)  # pandas: NaN is a number
-    if nulls and not floats:
-        remedy = "fill them or drop their rows (pandas turns NaN into null)"
-        raise DtypeError(arrow_columns.nulls(name, nulls, remedy))
-    array = np.asarray(BlockAccessor.for_block(value).to_numpy(name))
-    if array.dtype.kind == "O":
-        first = array[0] if len(array) else None
-        if isinstance(first, np.ndarray | list | tuple):
-            shapes = {np.shape(row) for row in array}
-            if len(shapes) > 1:
-                shown = " and ".join(map(str, sorted(shapes)[:2]))
-                raise ShapeError(
-                    f"column {name!r} has rows of different shapes, {shown}: map_batches can pad, "
-                    "cut or resize them to one shape"
-                )
-            with contextlib.suppress(ValueError, TypeError):
-                array = np.stack([np.asarray(row) for row in array])
-    if array.dtype.kind not in "biufc":
-        kind = getattr(column, "type", None) or getattr(column, "dtype", array.dtype)
-        raise DtypeError(arrow_columns.not_numeric(name, kind))
-    return array
+def _categories(column: Any) -> list[str]:
+    """The categories of a column of a block; empty for a column of numbers."""
+    kind = getattr(column, "type", None)
+    if isinstance(kind, pyarrow.DictionaryType):
+        return arrow_columns.categories_of(column)
+    return [str(one) for one in getattr(getattr(column, "dtype", None), "categories", ())]
 
 
-def _nulls_within(part: Any) -> int:
-    """How many rows of an Arrow array are null, and how many elements of its lists and tensors."""
-    if isinstance(part.type, pyarrow.BaseExtensionType):
-        return _nulls_within(part.storage)
-    lists = pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType
-    inner = _nulls_within(part.flatten()) if isinstance(part.type, lists) else 0
-    return int(part.null_count) + inner
+def _is_variable(kind: Any) -> bool:
+    """Whether it is the Arrow type of tensors whose shapes may differ."""
+    return isinstance(kind, pyarrow.BaseExtensionType) and "variable" in kind.extension_name
+
+
+def _is_rays(kind: Any) -> bool:
+    """Whether it is Ray's own Arrow type of tensors, which are stored as lists."""
+    return _is_tensor(kind) and str(kind.extension_name).startswith("ray.")
 
 
 def _is_tensor(kind: Any) -> bool:
-    """Whether it is the Arrow type of tensors in C order, of one shape and numbers in bytes."""
-    if not isinstance(kind, pyarrow.BaseExtensionType) or kind.extension_name not in TENSOR_TYPES:
-        return False
-    order = getattr(kind, "permutation", None)
-    return not pyarrow.types.is_boolean(kind.value_type) and (not order or order == sorted(order))
-
-
-def _tensor_rows(chunk: Any) -> NDArray[Any]:
-    """Tensors as one array, without a copy."""
-    elements: NDArray[Any] = chunk.storage.flatten().to_numpy(zero_copy_only=True)
-    return elements.reshape(len(chunk), *chunk.type.shape)
-
-
-_DECODER = RowsDecoder()
+    """Whether it is an Arrow type of tensors of one shape."""
+    return isinstance(kind, pyarrow.BaseExtensionType) and kind.extension_name in TENSOR_TYPES
 
 
 class DatasetSource:
@@ -159,10 +172,12 @@ class DatasetSource:
         rows: Sequence[int],
         columns: Sequence[tuple[str, ArrayShape, str]],
         dtype: np.dtype[Any],
+        decoder: RowsDecoder,
     ) -> None:
         self._sources = sources
         self._rows = rows
-        self._decoder = RowsDecoder(tuple((name, inner) for name, inner, _ in columns))
+        shapes = tuple((name, inner) for name, inner, _ in columns)
+        self._decoder = replace(decoder, columns=shapes)
         names = [name for name, _, _ in columns]
         width = sum(math.prod(inner) for _, inner, _ in columns)
         self._origin = ", ".join(names[:8])
@@ -171,7 +186,8 @@ class DatasetSource:
         inner = columns[0][1]
         self.array_shape: ArrayShape = (sum(rows), *inner) if len(inner) > 1 else self.shape
         named = width == len(names) and len(inner) < 2  # a tensor has more than its name
-        self.columns = names if named else []
+        its = decoder.categories
+        self.columns = [ColumnName(name, its.get(name, ())) for name in names] if named else []
 
     def provenance(self) -> dict[str, Any]:
         return {"from": "ray.data", "dataset": self._origin}
@@ -196,7 +212,9 @@ def _label(i: int) -> str:
     return f"block {i} of the Dataset"
 
 
-def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSource:
+def inspect(
+    source: Any, wanted: Any, missing: Missing, connection: GangConnection
+) -> DatasetSource:
     """A source for a Dataset: executes it, and inspects its blocks if its schemas do not suffice.
 
     Raises
@@ -215,10 +233,15 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
         raise DtypeError(f"cannot send a {type(source).__name__} of ray.data: send a Dataset")
     bundles = _execute(source)
     sources: list[Any] = [ref for bundle in bundles for ref in bundle.block_refs]
-    found = _declared(bundles)
+    found, decoder = _declared(bundles), RowsDecoder(missing=missing)
     if found is None:
-        inspected = inspect_objects(sources, [_label(i) for i in range(len(sources))], _DECODER)
-        found, sources = [about for about, _ in inspected], [source for _, source in inspected]
+        inspected = inspect_objects(sources, [_label(i) for i in range(len(sources))], decoder)
+        found = [about for about, _ in inspected]
+        categories = _joined_categories(found)
+        if categories:  # blocks that are open have codes of their own
+            decoder = replace(decoder, categories=categories)
+        else:
+            sources = [source for _, source in inspected]
     filled = [i for i, about in enumerate(found) if about.rows]
     if not filled:
         raise ShapeError(
@@ -247,7 +270,16 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> DatasetSour
                 f"most {MAX_AXES} with that of the rows: reshape them with map_batches"
             )
     dtype = chosen_dtype(np.result_type(*(c[2] for i in filled for c in found[i].columns)), wanted)
-    return DatasetSource(sources, [about.rows for about in found], first, dtype)
+    return DatasetSource(sources, [about.rows for about in found], first, dtype, decoder)
+
+
+def _joined_categories(blocks: Sequence[BlockInfo]) -> dict[str, list[str]]:
+    """The categories of each column that has some, of all blocks."""
+    found: dict[str, dict[str, None]] = {}
+    for block in blocks:
+        for name, its in block.categories.items():
+            found.setdefault(name, {}).update(dict.fromkeys(its))
+    return {name: list(its) for name, its in found.items()}
 
 
 def _shown(columns: Iterable[Sequence[Any]]) -> str:
@@ -273,14 +305,16 @@ def _schema_columns(schema: Any) -> tuple[tuple[str, ArrayShape, str], ...] | No
     if not isinstance(schema, pyarrow.Schema):
         return None
     found = []
-    for field in schema:
-        kind = field.type
+    for one in schema:
+        kind = one.type
         inner: ArrayShape = ()
-        if _is_tensor(kind):
+        if _is_tensor(kind) and not pyarrow.types.is_boolean(kind.value_type):
+            if getattr(kind, "permutation", None):
+                return None
             kind, inner = kind.value_type, tuple(kind.shape)
         if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
             return None
-        found.append((field.name, inner, np.dtype(kind.to_pandas_dtype()).str))
+        found.append((one.name, inner, np.dtype(kind.to_pandas_dtype()).str))
     return tuple(found)
 
 

@@ -34,6 +34,7 @@ from mpi_workers.data.transfers import MatrixReader, MatrixWriter, Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
+from mpi_workers.matrix.missing import ERROR, Missing
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.node.cleanup import runs_here
 from mpi_workers.wire.frames import WireError
@@ -78,11 +79,12 @@ class ArrayDecoder:
     """For objects that are arrays, of at most so many axes."""
 
     max_axes: int = 2
+    missing: Missing = ERROR
 
     def arrays(self, value: Any) -> list[Array]:
         if hasattr(value, "tocsr") or hasattr(value, "todense"):
             raise DtypeError("it is sparse: make it dense first")
-        array = as_numbers(as_array(value, "it")[0])
+        array = as_numbers(as_array(value, "it", self.missing)[0])
         if not 1 <= array.ndim <= self.max_axes:
             most = "two" if self.max_axes == 2 else f"one to {self.max_axes}"
             raise ShapeError(f"it has shape {array.shape}, and must have {most} dimensions")

@@ -75,6 +75,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         layout: str = "VC_STAR",
         name: str | None = None,
         dtype: Any = None,
+        missing: Any = "error",
         durable: bool = False,
         shape: tuple[int, int] | None = None,
         print_times: bool = False,
@@ -86,8 +87,10 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         matrix : array_like, shape (m, n) or (m,), or list of (ObjectRef, int, int)
             A NumPy array (any strides; may be read-only), or blocks
             in the Ray object store, each with the row and column of its first element, that
-            together cover a matrix exactly once. Also Dask arrays, Ray Datasets, data frames
-            of pandas and Spark, MLlib's distributed matrices, arrays of h5py and zarr, and
+            together cover a matrix exactly once. Also arrays and frames of any package with
+            ``__arrow_c_stream__``, ``__dlpack__``, ``__array__`` or ``__dataframe__`` (pandas,
+            polars, DuckDB, pyarrow, torch, JAX), Dask collections, Ray Datasets, Spark's
+            DataFrames, MLlib's distributed matrices, arrays of h5py and zarr, and
             sparse matrices of SciPy (layout does not apply to them). A list of
             ``(rows, columns, values)``, three arrays, or of ``(block, row0, col0)`` with sparse
             blocks of SciPy is a sparse matrix too.
@@ -99,6 +102,10 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         dtype : dtype, optional
             Convert to it while sending. Default: the matrix's own (``docs/transfer.md`` lists
             those that a matrix can have).
+        missing : {"error", "nan"} or number
+            What a null becomes, and a masked element: an error that names the column, NaN (a
+            column of integers that may have nulls is one of floats then), or this number. NaN is
+            a number already.
         durable : bool
             Keep a copy in the object store, with which the matrix is rebuilt after a failure. Only
             with ``max_failures``; arrays up to 1 MiB and blocks in the store are always kept.
@@ -135,8 +142,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
                 )
         with narrated(self._options.verbose, f"Send of {name or 'a matrix'} as {layout}"):
             return sending.send(
-                self.connection, matrix, layout=layout, name=name, dtype=dtype, durable=durable,
-                print_times=print_times,
+                self.connection, matrix, layout=layout, name=name, dtype=dtype, missing=missing,
+                durable=durable, print_times=print_times,
             )  # fmt: skip
 
     def fetch_matrix(

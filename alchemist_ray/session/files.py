@@ -6,6 +6,7 @@ see the files.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,11 +17,14 @@ import numpy as np
 from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.saving import as_path, files_library, renamed
+from alchemist_ray.attached.matrix_ref import with_categories
+from alchemist_ray.dtypes import checked_missing
 from alchemist_ray.errors import BadArgumentError, DtypeError
 from alchemist_ray.session import xarray
 from alchemist_ray.session.owner import GangOwner
 from alchemist_ray.transfer.sending import send
 from alchemist_ray.transfer.sources import IteratorSource, SourceError
+from mpi_workers.matrix.missing import ERROR
 from mpi_workers.wire.names import SPARSE_SUFFIXES
 
 Rows = slice | int | Sequence[int] | np.ndarray[Any, Any] | None
@@ -45,6 +49,7 @@ class SessionFiles(GangOwner):
         decimal: str = ".",
         na_values: str | Sequence[str] = (),
         index: bool = False,
+        missing: Any = "error",
         format: str | None = None,
         variable: str | None = None,
     ) -> Handle:
@@ -85,6 +90,8 @@ class SessionFiles(GangOwner):
             Whether the index that pandas or Dask wrote into Parquet, or pandas into CSV (a first
             column without a name), is a column of the matrix. Default: it is left out, as by
             `pandas.read_parquet`.
+        missing : {"error", "nan"} or number
+            What a null of Parquet becomes, as in `send_matrix`.
         format : {"npy", "h5", "hdf5", "zarr", "parquet", "csv"}, optional
             Format of a file with another suffix. A folder that holds ``.parquet`` files needs none.
 
@@ -120,6 +127,9 @@ class SessionFiles(GangOwner):
         }  # fmt: skip
         chosen = {**_chosen("rows", "row", rows), **_chosen("columns", "column", columns)}
         library = files_library(connection)
+        fill = checked_missing(missing)
+        if fill != ERROR:
+            chosen["missing"] = str(fill)
         if _is_mask(rows) or _is_mask(columns):
             m, n, *_ = library.routine("inspect")(where, **options)
             for what, wanted, length in (("rows", rows, m), ("columns", columns, n)):
@@ -135,15 +145,18 @@ class SessionFiles(GangOwner):
                 raise DtypeError(f"{dtype!r} is not a dtype") from None
         recovers = connection.address.recovers
         stamp = library.routine("stamp")(where) if recovers else ""
+        categories = "{}"
         if where.endswith(SPARSE_SUFFIXES) and format is None:
             handle, names = library.routine("load_sparse")(where), []
         else:
-            handle, names = library.routine("load")(where, layout=layout, **options, **chosen)
+            handle, names, categories = library.routine("load")(
+                where, layout=layout, **options, **chosen
+            )
         if recovers:
             connection.request({"op": "file_stamp", "matrix": handle.id, "stamp": stamp})
         named: Handle = renamed(
             connection, handle, name or Path(where.rstrip("/")).name, pin=name is not None,
-            columns=names,
+            columns=with_categories(names, json.loads(categories)),
         )  # fmt: skip
         return named
 
@@ -184,6 +197,7 @@ class SessionFiles(GangOwner):
         *,
         shape: tuple[int, ...],
         dtype: Any = "float64",
+        missing: Any = "error",
         layout: str = "VC_STAR",
         name: str | None = None,
         print_times: bool = False,
@@ -198,7 +212,7 @@ class SessionFiles(GangOwner):
             ``(m, n)`` of the matrix, ``(m,)`` of a vector, or of an array of up to 8 axes.
         dtype : dtype
             Of the matrix; blocks are converted to it.
-        layout, name, print_times
+        missing, layout, name, print_times
             See `send_matrix`.
 
         Returns
@@ -220,7 +234,7 @@ class SessionFiles(GangOwner):
         a block, the object store none. `send_matrix` does the same for an `h5py.Dataset` and a
         `zarr.Array`, and treats a `numpy.memmap` as an array.
         """
-        source = IteratorSource.inspect(blocks, shape, dtype)
+        source = IteratorSource.inspect(blocks, shape, dtype, missing)
         try:
             sent: Handle = send(
                 self.connection, source, layout=layout, name=name, print_times=print_times

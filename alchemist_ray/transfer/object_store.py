@@ -42,8 +42,7 @@ from alchemist_ray.errors import IncompleteMatrixError, ShapeError, TransferErro
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
-
-_READER = ArrayDecoder(MAX_AXES)
+from mpi_workers.matrix.missing import ERROR, Missing
 
 
 class ObjectStoreSource:
@@ -58,8 +57,10 @@ class ObjectStoreSource:
         origins: Sequence[Origin],
         array_shapes: Sequence[ArrayShape],
         dtype: np.dtype[Any],
+        reader: ArrayDecoder,
     ) -> None:
         self._refs = refs
+        self._reader = reader
         self._sources = sources  # of the blocks
         self._origins = origins
         self._shapes = shapes = [stored_shape(shape) for shape in array_shapes]
@@ -74,17 +75,18 @@ class ObjectStoreSource:
         check_tiling(self.shape, origins, shapes)
 
     @classmethod
-    def inspect(cls, blocks: Sequence[Any], wanted: Any) -> ObjectStoreSource:
+    def inspect(cls, blocks: Sequence[Any], wanted: Any, missing: Missing) -> ObjectStoreSource:
         """Find the blocks, look at them where they are, and check that they make a matrix."""
         refs, origins = _checked(blocks)
-        found = inspect_objects(refs, [_label(i) for i in range(len(refs))], _READER)
+        reader = ArrayDecoder(MAX_AXES, missing)
+        found = inspect_objects(refs, [_label(i) for i in range(len(refs))], reader)
         shapes: list[ArrayShape] = [shape for (shape, _), _ in found]
         for i, shape in enumerate(shapes):
             if 0 in shape:
                 raise ShapeError(f"{_label(i)} has shape {shape}: it must not be empty")
         dtype = np.result_type(*{np.dtype(dtype) for (_, dtype), _ in found})
         sources = [source for _, source in found]
-        return cls(refs, sources, origins, shapes, chosen_dtype(dtype, wanted))
+        return cls(refs, sources, origins, shapes, chosen_dtype(dtype, wanted), reader)
 
     def provenance(self) -> dict[str, Any]:
         return {
@@ -95,7 +97,9 @@ class ObjectStoreSource:
         }
 
     def kept(self) -> Any:
-        """The blocks: data that can be sent again."""
+        """The blocks: data that can be sent again, if nothing in them is replaced."""
+        if self._reader.missing != ERROR:
+            return None
         return [(ref, *origin) for ref, origin in zip(self._refs, self._origins, strict=True)]
 
     def send(
@@ -103,7 +107,7 @@ class ObjectStoreSource:
     ) -> dict[int, NodeTimes]:
         """Every block from the node that holds it."""
         sources, self._sources = self._sources, ()  # open blocks are released as they are sent
-        with BlockSender(connection, target, _READER, progress) as sender:
+        with BlockSender(connection, target, self._reader, progress) as sender:
             for i, source in enumerate(sources):
                 sender.add(SourceBlock(source, self._origins[i], self._shapes[i], _label(i)))
         return sender.times
@@ -178,9 +182,11 @@ def _gap(row0: int, row1: int, col0: int, col1: int) -> IncompleteMatrixError:
     )
 
 
-def inspect(data: Any, dtype: Any, connection: GangConnection) -> ObjectStoreSource:
+def inspect(
+    data: Any, dtype: Any, missing: Missing, connection: GangConnection
+) -> ObjectStoreSource:
     """A source for a list of (ObjectRef, first row, first column)."""
-    return ObjectStoreSource.inspect(data, dtype)
+    return ObjectStoreSource.inspect(data, dtype, missing)
 
 
 # --- where blocks are ---

@@ -14,7 +14,9 @@ import numpy as np
 
 from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.matrix_ref import columns_to_wire
 from alchemist_ray.attached.progress import say, times_table, transfer_bar
+from alchemist_ray.dtypes import checked_missing
 from alchemist_ray.errors import (
     AlchemistError,
     GroupFailedError,
@@ -35,6 +37,7 @@ from alchemist_ray.transfer.sources import (
 )
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.layout import Distribution, check_layout, copies
+from mpi_workers.matrix.missing import ERROR
 from mpi_workers.matrix.sparse_rows import of_layout
 
 ALWAYS_KEPT = 1 << 20  # 1 MiB: smaller arrays are kept without being asked for
@@ -97,15 +100,17 @@ def send(
     layout: str = BASE_LAYOUT,
     name: str | None = None,
     dtype: Any = None,
+    missing: Any = ERROR,
     durable: bool = False,
     print_times: bool = False,
 ) -> Any:
     """Send data to a gang; the handle of the matrix. See `AlchemistSession.send_matrix`."""
     checked_layout(layout)
     checked_matrix_name(name)
+    fill = checked_missing(missing)
 
     def once() -> Any:
-        source = source_for(data, dtype, connection)
+        source = source_for(data, dtype, fill, connection)
         return _send(connection, source, layout, name, durable=durable, print_times=print_times)
 
     if isinstance(data, IteratorSource):  # it cannot be read twice
@@ -146,7 +151,7 @@ def _send(
             "layout": sent_as,
             "name": name,
             "source": source.provenance(),
-            **({"columns": list(source.columns)} if source.columns else {}),
+            **({"columns": columns_to_wire(source.columns)} if source.columns else {}),
         }
     )
     # A process that connects again keeps the matrices that it has leases of.

@@ -18,21 +18,25 @@ from numpy.typing import NDArray
 
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.matrix_ref import MatrixRef
-from alchemist_ray.dtypes import as_array, as_numbers, check_range, chosen_dtype
+from alchemist_ray.attached.progress import say
+from alchemist_ray.dtypes import as_array, as_numbers, check_range, checked_missing, chosen_dtype
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
     FileError,
     IncompleteMatrixError,
+    LibraryLoadError,
     MatrixError,
     ShapeError,
 )
 from alchemist_ray.object_refs import ObjectRef
+from alchemist_ray.transfer.tables import TableSource
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.matrix.arrow_columns import is_arrow
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
+from mpi_workers.matrix.missing import ERROR, Missing
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.matrix.sparse_rows import divided
 
@@ -74,20 +78,21 @@ class KeptSource(Protocol):
 
 
 TASK_REPEATED = "task repeated"  # cause of a TransferError: the same data can be sent again
-# By the package that a type comes from: the module whose `inspect(data, dtype, connection)` makes
-# a source of it. It is imported when such data is met. The longest name that fits counts.
+# Systems whose data are in other processes, which no protocol reaches: by the package that a type
+# comes from, the module whose `inspect(data, dtype, missing, connection)` makes a source of it. It
+# is imported when such data is met. The longest name that fits counts.
 OBJECT_STORE = "alchemist_ray.transfer.object_store"
 CLIENTS: dict[str, str] = {
     "dask": "alchemist_ray.clients.dask.chunks",
     "dask_expr": "alchemist_ray.clients.dask.chunks",
-    "pandas": "alchemist_ray.clients.pandas",
     "ray.data": "alchemist_ray.clients.ray_data",
     "pyspark": "alchemist_ray.clients.spark.sources",
 }
+PANDAS = "alchemist_ray.clients.pandas"
 
 
-def source_for(data: Any, dtype: Any, connection: GangConnection) -> MatrixSource:
-    """The source for some data.
+def source_for(data: Any, dtype: Any, missing: Missing, connection: GangConnection) -> MatrixSource:
+    """The source for some data: by its protocol; of blocks, files and `CLIENTS` by its type.
 
     Raises
     ------
@@ -109,11 +114,17 @@ def source_for(data: Any, dtype: Any, connection: GangConnection) -> MatrixSourc
             "(ObjectRef, first row, first column)"
         )
     if isinstance(data, list) and data and _is_block(data[0]):
-        return _inspect(OBJECT_STORE, data, dtype, connection)
+        return _inspect(OBJECT_STORE, data, dtype, missing, connection)
     client = _client_of(data)
+    if client is None and hasattr(data, "iloc"):  # pandas' frames, and those that are like them
+        client = PANDAS
     if client is not None:
-        return _inspect(client, data, dtype, connection)
-    return NumPySource.inspect(data, dtype)
+        return _inspect(client, data, dtype, missing, connection)
+    if is_arrow(data):
+        return TableSource(data, dtype, missing)
+    if hasattr(data, "__dataframe__"):
+        return TableSource(_interchanged(data), dtype, missing)
+    return NumPySource.inspect(data, dtype, missing=missing)
 
 
 def _is_block(item: Any) -> bool:
@@ -138,9 +149,22 @@ def _client_of(data: Any) -> str | None:
     return None
 
 
-def _inspect(module: str, data: Any, dtype: Any, connection: GangConnection) -> MatrixSource:
-    source: MatrixSource = importlib.import_module(module).inspect(data, dtype, connection)
+def _inspect(
+    module: str, data: Any, dtype: Any, missing: Missing, connection: GangConnection
+) -> MatrixSource:
+    inspect = importlib.import_module(module).inspect
+    source: MatrixSource = inspect(data, dtype, missing, connection)
     return source
+
+
+def _interchanged(data: Any) -> Any:
+    """A frame of the interchange protocol as a table of pyarrow. Raises `LibraryLoadError`."""
+    try:
+        from pyarrow.interchange import from_dataframe  # noqa: PLC0415 - optional
+    except ImportError as error:
+        words = f"a {type(data).__name__} is sent by __dataframe__: pip install pyarrow ({error})"
+        raise LibraryLoadError(words) from error
+    return from_dataframe(data)
 
 
 # --- arrays of this process ---
@@ -161,7 +185,9 @@ class NumPySource:
         self.array = array if array.ndim == 2 else array.reshape(self.shape)
 
     @classmethod
-    def inspect(cls, data: Any, wanted: Any, columns: Sequence[str] = ()) -> NumPySource:
+    def inspect(
+        cls, data: Any, wanted: Any, columns: Sequence[str] = (), missing: Missing = ERROR
+    ) -> NumPySource:
         """A source for an array or what NumPy makes one of. Raises `DtypeError`, `ShapeError`."""
         wide = _wide(data)
         if wide is not None and wanted is None:
@@ -169,15 +195,14 @@ class NumPySource:
                 f"a matrix cannot have dtype {data.dtype}: choose one to convert to, e.g. "
                 "dtype='float32'"
             )
-        array, names = _as_array(data if wide is None else wide)
-        array = as_numbers(array)
+        array = as_numbers(_as_array(_on_host(data if wide is None else wide), missing))
         if array.ndim > MAX_AXES:
             raise ShapeError(
                 f"an array of shape {array.shape} cannot be sent: it has more than {MAX_AXES} axes"
             )
         dtype = chosen_dtype(array.dtype, wanted)
         check_range(array, dtype, "the array")
-        return cls(array, dtype, columns or names)
+        return cls(array, dtype, columns)
 
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""
@@ -207,20 +232,41 @@ def _wide(data: Any) -> Any:
     return data.astype(np.float32) if hasattr(data, "astype") else data.float()
 
 
-def _as_array(data: Any) -> tuple[NDArray[Any], list[str]]:
-    """The array, and the names of its columns. Raises `DtypeError`, `ShapeError`."""
+HOST = (1, 3, 11, 13)  # DLPack's numbers of memory that NumPy reads: CPU, pinned, managed
+
+
+def _on_host(data: Any) -> Any:
+    """Data of DLPack in memory that NumPy reads; other data as they are. Raises `DtypeError`."""
+    if isinstance(data, np.ndarray | np.generic) or not hasattr(data, "__dlpack_device__"):
+        return data
+    device, number = data.__dlpack_device__()
+    here = device in HOST
+    if here and hasattr(data, "__array__"):
+        return data
+    if not here:
+        say(f"A {type(data).__name__} is copied from its device ({device}, {number}) to be sent.")
+    try:
+        return np.from_dlpack(data, device="cpu") if not here else np.from_dlpack(data)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        words = f"a {type(data).__name__} cannot be read by DLPack ({error})"
+        raise DtypeError(f"{words}: copy it to an array of NumPy first") from None
+
+
+def _as_array(data: Any, missing: Missing) -> NDArray[Any]:
+    """The array. Raises `DtypeError`, `ShapeError`."""
     if hasattr(data, "tocsr"):
         raise DtypeError("a sparse matrix cannot be one of several blocks: send it alone")
     if isinstance(data, str):
         raise DtypeError("a str is not a matrix: a file is loaded with load_matrix(path)")
     if isinstance(data, bytes | dict | set) or data is None:
         raise DtypeError(f"a {type(data).__name__} is not a matrix")
-    arrays = ("__array__", "to_numpy")  # the second of a `pyarrow.Tensor`
-    if isinstance(data, Sequence) or is_arrow(data) or any(hasattr(data, a) for a in arrays):
-        return as_array(data, "the array")
+    arrays = ("__array__", "__array_interface__", "to_numpy")  # the last of a `pyarrow.Tensor`
+    if isinstance(data, Sequence) or any(hasattr(data, a) for a in arrays):
+        return as_array(data, "the array", missing)[0]
     raise DtypeError(
-        f"a {type(data).__name__} cannot be sent: give a NumPy array, or a list of "
-        "(ObjectRef, first row, first column); send_blocks takes an iterator of row blocks"
+        f"a {type(data).__name__} cannot be sent: give an array or a frame (of a package with "
+        "__arrow_c_stream__, __dlpack__, __array__ or __dataframe__), or a list of (ObjectRef, "
+        "first row, first column); send_blocks takes an iterator of row blocks"
     )
 
 
@@ -306,6 +352,7 @@ class IteratorSource:
         Of the matrix. Blocks are converted to it.
     origin : dict
         Where it comes from, for the gang's record.
+    missing : "error", "nan" or a number
     """
 
     blocks: Iterable[Any]
@@ -313,12 +360,13 @@ class IteratorSource:
     dtype: np.dtype[Any]
     origin: dict[str, Any]
     columns: Sequence[str] = ()
+    missing: Missing = ERROR
 
     def __post_init__(self) -> None:
         self.shape: Shape = stored_shape(self.array_shape)
 
     @classmethod
-    def inspect(cls, blocks: Any, shape: Any, wanted: Any) -> IteratorSource:
+    def inspect(cls, blocks: Any, shape: Any, wanted: Any, missing: Any = ERROR) -> IteratorSource:
         """A plan for what a user gave. Raises `ShapeError`, `DtypeError`."""
         try:
             lengths = tuple(map(operator.index, shape))
@@ -341,7 +389,8 @@ class IteratorSource:
                 "array with send_matrix"
             )
         dtype = chosen_dtype(given, given)
-        return cls(blocks, lengths, dtype, {"from": "blocks"})
+        fill = checked_missing(missing)
+        return cls(blocks, lengths, dtype, {"from": "blocks"}, missing=fill)
 
     def provenance(self) -> dict[str, Any]:
         return {**self.origin, "dtype": self.dtype.name, "shape": list(self.array_shape)}
@@ -398,7 +447,7 @@ class IteratorSource:
         for number, block in enumerate(_theirs(self.blocks)):
             name = f"block {number} (row {row})"
             try:
-                array, _ = as_array(block, "it")
+                array, _ = as_array(block, "it", self.missing)
             except (DtypeError, ShapeError) as error:
                 raise type(error)(f"{name}: {error}") from None
             rows = self._in_rows(array)

@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,8 @@ class Options:
         Keep the other data sets of an HDF5 file.
     index : bool
         Whether the index that pandas or Dask wrote into a table is a column.
+    missing : str
+        What a null becomes: ``"nan"`` or a number; empty: an error.
     """
 
     dataset: str | None = None
@@ -102,6 +104,7 @@ class Options:
     names: Sequence[str] = ()
     append: bool = False
     index: bool = False
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,14 @@ class Source(Protocol):
         """These elements, in the dtype of `about`; valid until the next call."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class WithCategories(Protocol):
+    """A source that has codes of categories in some columns."""
+
+    def agree(self, ctx: Context, cols: Pick) -> dict[int, list[str]]:
+        """The categories of these columns, by position, in all of the file. Collective."""
 
 
 class Sink(Protocol):
@@ -286,6 +297,7 @@ REFUSED = {
     "names": "names of columns",
     "append": "other data sets to keep",
     "index": "index",
+    "missing": "nulls (an empty field of CSV is NaN)",
 }
 
 

@@ -7,6 +7,7 @@ and without dictionaries, which would merge all NaNs into one.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -20,8 +21,10 @@ from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, 
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.arrow_columns import UNNAMED, Columns, columns_of
-from mpi_workers.matrix.layout import IndexArray, as_slice
+from mpi_workers.matrix.arrow_columns import UNNAMED, BadShape, Columns, categories_of, columns_of
+from mpi_workers.matrix.arrow_memory import read_schema
+from mpi_workers.matrix.layout import ArrayShape, IndexArray, as_slice
+from mpi_workers.matrix.missing import missing_of
 from mpi_workers.matrix.pairwise import Buffers
 
 
@@ -79,7 +82,7 @@ def names_of(spec: Spec, path: str) -> list[str]:
 
 
 class Parquet(Format):
-    takes = ("names", "index")
+    takes = ("names", "index", "missing")
 
     def open(self, ctx: Context, place: Place, options: Options) -> Source:
 
@@ -104,14 +107,15 @@ class Parquet(Format):
                 raise Failure("FileError", f"{place.path} is a folder without Parquet files")
             first = told[0][0]
             for k, path in enumerate(paths):
-                if [c[:2] for c in told[k][0].columns] != [c[:2] for c in first.columns]:
+                if [c.kind for c in told[k][0].columns] != [c.kind for c in first.columns]:
                     raise Failure(
                         "FileError", f"{path} has different columns than {Path(paths[0]).name}"
                     )
             groups = [(k, g, rows) for k in range(len(paths)) for g, rows in enumerate(told[k][1])]
             return ParquetSource(
-                place, paths, [told[k][0] for k in range(len(paths))], [g for g in groups if g[2]]
-            )
+                place, paths, [told[k][0] for k in range(len(paths))], [g for g in groups if g[2]],
+                options.missing,
+            )  # fmt: skip
 
         return together(ctx, place.path, make)
 
@@ -150,7 +154,7 @@ def _look(file: Any, *, index: bool) -> tuple[Columns, list[int]]:
     """A file's columns, and the rows of its row groups."""
     about = file.metadata
     rows = [about.row_group(g).num_rows for g in range(about.num_row_groups)]
-    return columns_of(file.schema_arrow, index=index), rows
+    return columns_of(read_schema(file.schema_arrow), index=index), rows
 
 
 class ParquetSource:
@@ -160,12 +164,21 @@ class ParquetSource:
         paths: list[str],
         schemas: list[Columns],
         groups: list[tuple[int, int, int]],
+        missing: str,
     ) -> None:
         self._place = place
         self._paths = paths
         self._schemas = schemas
         self._columns = schemas[0].columns
         self._groups = groups
+        self._missing = missing_of(missing)
+        self._categories: dict[int, list[str]] = {}  # by column of the file
+        # Of each column of the matrix that column of the file, and the place in an element of it.
+        self._places = [
+            (j, k)
+            for j, column in enumerate(self._columns)
+            for k in range(math.prod(column.inner or ()))
+        ]
         self._starts = list(accumulate((rows for _, _, rows in groups), initial=0))
         self._open_number = -1
         self._file: Any = None
@@ -173,27 +186,72 @@ class ParquetSource:
         self._buffers = Buffers()
 
     def about(self, dtype: np.dtype[Any] | None, cols: Pick | None) -> About:
-        names = [column.name for column in self._columns]
-        shape = (self._starts[-1], len(names))
+        names = [self._columns[j].name for j, _ in self._places]
+        shape: ArrayShape = (self._starts[-1], len(names))
+        named = self._schemas[0].named
         if cols is not None:
+            chosen = list(dict.fromkeys(self._places[int(c)][0] for c in cols))
             try:
-                kinds = [self._columns[int(j)].dtype() for j in cols]
+                kinds = [self._columns[j].dtype(self._missing) for j in chosen]
             except ValueError as error:
                 words = f"{self._place.path}: {error}; columns=[...] chooses others"
                 raise Failure("DtypeError", words) from None
             self._dtype = np.result_type(*kinds) if kinds else self._dtype
+            shape = self._shape(chosen, cols)
+            named = named and not any(self._columns[j].inner for j in chosen)
         grain = Grain(bands=tuple(self._starts[:-1]), columns_apart=True)
-        return About(shape, self._dtype, grain, names, "F", self._schemas[0].named)
+        return About(shape, self._dtype, grain, names, "F", named)
+
+    def _shape(self, chosen: Sequence[int], cols: Pick) -> ArrayShape:
+        """Of an array of these columns; of one of tensors alone it has more axes."""
+        for j in chosen:
+            inner, name = self._columns[j].inner, self._columns[j].name
+            if inner is None:
+                raise Failure(
+                    "ShapeError",
+                    f"{self._place.path}: column {name!r} has lists: cast it to lists of one "
+                    "length (pyarrow.list_(type, length)), or columns=[...] chooses others",
+                )
+            if len(inner) > 1:
+                whole = [self._places.index((j, k)) for k in range(math.prod(inner))]
+                if list(map(int, cols)) != whole:
+                    raise Failure(
+                        "ShapeError",
+                        f"{self._place.path}: column {name!r} has tensors of shape {inner}, which "
+                        f"are no part of a row beside other columns: columns=[{name!r}] loads it",
+                    )
+                return (self._starts[-1], *inner)
+        return self._starts[-1], len(self._places)
+
+    def agree(self, ctx: Context, cols: Pick) -> dict[int, list[str]]:
+        """The categories of these columns; each rank reads those of some row groups."""
+        places = [self._places[int(c)][0] for c in cols]
+        for j in dict.fromkeys(j for j in places if self._columns[j].field.dictionary):
+
+            def look(name: str = self._columns[j].name) -> dict[int, list[str]]:
+                groups = range(ctx.rank, len(self._groups), ctx.size)
+                return {g: categories_of(self._table(g, [name]).column(name)) for g in groups}
+
+            mine = together(ctx, self._place.path, look)
+            told = {g: its for some in ctx.comm.allgather(mine) for g, its in some.items()}
+            self._categories[j] = list(dict.fromkeys(w for g in sorted(told) for w in told[g]))
+        return {k: its for k, j in enumerate(places) if (its := self._categories.get(j))}
 
     def read(self, rows: Pick, cols: Pick) -> Array:
         out = self._buffers.take("read", (len(cols), len(rows)), self._dtype).T
+        places = [self._places[int(c)] for c in cols]
         for g, to, inside in by_band(self._starts, rows):
-            table = self._table(g, cols)
-            for k, j in enumerate(cols):
-                out[to, k] = self._values(table, int(j), g)[inside]
+            table = self._table(g, list(dict.fromkeys(self._columns[j].name for j, _ in places)))
+            for j in dict.fromkeys(j for j, _ in places):
+                values = self._values(table, j, g)
+                values = values.reshape(len(values), math.prod(values.shape[1:]))
+                for at, (other, k) in enumerate(places):
+                    if other == j:
+                        out[to, at] = values[:, k][inside]
         return out
 
-    def _table(self, g: int, cols: Pick) -> Any:
+    def _table(self, g: int, names: list[str]) -> Any:
+        """Columns of a row group, as pyarrow has them."""
         pyarrow = pyarrow_with("parquet", self._place.path)
         number, inside, rows = self._groups[g]
         try:
@@ -201,7 +259,6 @@ class ParquetSource:
                 self.close()
                 self._file = _opened(pyarrow, self._place, self._paths[number])
                 self._open_number = number
-            names = list(dict.fromkeys(self._columns[int(j)].name for j in cols))
             table = self._file.read_row_group(inside, columns=names, use_threads=False)
         except pyarrow.ArrowException as error:
             raise Failure("FileError", f"{self._paths[number]}: {error}") from None
@@ -215,7 +272,10 @@ class ParquetSource:
         number = self._groups[g][0]
         column = self._schemas[number].columns[j]
         try:
-            return column.values(table.column(column.name))
+            its = self._categories.get(j, ())
+            return column.values(table.column(column.name), self._missing, its)
+        except BadShape as error:
+            raise Failure("ShapeError", f"{self._paths[number]}: {error}") from None
         except ValueError as error:
             raise Failure("DtypeError", f"{self._paths[number]}: {error}") from None
 

@@ -25,6 +25,7 @@ from ali.files.formats import (
     Pick,
     Source,
     Spec,
+    WithCategories,
     format_of,
     matrix_dtype,
     place_to_read,
@@ -43,7 +44,7 @@ Picked = Pick
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix
 
 
-@routine("A", "columns", pure=True)
+@routine("A", "columns", "categories", pure=True)
 def load(
     ctx: Context,
     path: str,
@@ -60,8 +61,9 @@ def load(
     decimal: str | None = None,
     na_values: list[str] | None = None,
     index: bool = False,
+    missing: str = "",
     format: str | None = None,
-) -> tuple[DistMatrix, list[str]]:
+) -> tuple[DistMatrix, list[str], str]:
     """Read a matrix from a file that all nodes see; every rank reads a part of it.
 
     Parameters
@@ -95,6 +97,8 @@ def load(
     index : bool
         Whether the index that pandas or Dask wrote into Parquet, or pandas into CSV (a first
         column without a name), is a column of the matrix.
+    missing : str
+        What a null of Parquet becomes: "nan" or a number. Default: an error.
     format : str, optional
         The format, as a suffix without its dot, of a path with another suffix. A folder that holds
         .parquet files needs none.
@@ -102,9 +106,12 @@ def load(
     Returns
     -------
     A : array
-        With the axes of the array in the file; CSV and Parquet give a matrix.
+        With the axes of the array in the file; CSV gives a matrix, and so does Parquet, but of a
+        column of tensors alone.
     columns : list of str
         Names of its columns, if the file has names.
+    categories : str
+        JSON: the categories of each column that has codes of some, by its position.
 
     Raises
     ------
@@ -132,7 +139,7 @@ def load(
     nodes = agree_on(ctx, place)
     options = Options(
         dataset=dataset, header=header, delimiter=delimiter, decimal=decimal,
-        na_values=na_values or (), index=index,
+        na_values=na_values or (), index=index, missing=missing,
     )  # fmt: skip
     source = _source(ctx, place, options)
     try:
@@ -155,6 +162,8 @@ def load(
             return down, across, there, matrix_dtype(there.dtype, dtype, path)
 
         down, across, there, kind = together(ctx, path, look)
+        found = source.agree(ctx, across) if isinstance(source, WithCategories) else {}
+        categories = json.dumps(found)
         shape = (len(down), len(across))
         ndim = len(there.array_shape)
         A = ctx.empty(
@@ -164,7 +173,7 @@ def load(
         one_cache = len(set(nodes)) == 1 and not place.is_url
         if one_cache and exchange.pays(source, A, down, across, ctx.size):
             exchange.fill(ctx, A, source, down, across, path)  # type: ignore[arg-type]  # ranges
-            return A, names
+            return A, names, categories
         order = _reading_order(down, there.grain)
         in_order = down if order is None else np.asarray(down)[order]
         grain = exchange.chosen(there.grain, in_order, across, there.shape)
@@ -176,7 +185,7 @@ def load(
             return fitting(source.read(rows, cols), kind, path)
 
         exchange.scatter(ctx, A, cut, read, path, order, there.order)
-        return A, names
+        return A, names, categories
     finally:
         source.close()
 
@@ -590,4 +599,6 @@ def _named(names: Sequence[str], known: Sequence[str], path: str) -> Picked:
     if missing:
         shown = ", ".join(list(known)[:20])
         raise Failure("BadArgumentError", f"{path} has no column {missing[0]!r}; it has {shown}")
-    return np.array([list(known).index(name) for name in names], np.int64)
+    # A column of lists has several in the matrix, of the same name.
+    places = [j for name in names for j, other in enumerate(known) if other == name]
+    return np.array(places, np.int64)

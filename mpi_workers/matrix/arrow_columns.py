@@ -1,47 +1,124 @@
 """Columns of Arrow as NumPy arrays: one rule for tables, frames, blocks and Parquet files.
 
-A column has numbers and no nulls: an array has no place for them, and no number is changed to make
-one. Nulls that pandas made of NaN are NaN again.
+A column has numbers, or lists of equally many. An array has no place for a null: `missing` says
+what becomes of one, and no number is changed to make room for it. Nulls that pandas made of NaN
+are NaN again.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# NumPy's dtypes of Arrow's types that are numbers.
-DTYPES_OF_ARROW = {
-    "bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64",
-    "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64",
-    "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64",
+from mpi_workers.matrix import arrow_memory
+from mpi_workers.matrix.arrow_memory import Field, Part
+from mpi_workers.matrix.missing import ERROR, NAN, Missing, dtype_with_missing, filled
+
+Array = NDArray[Any]
+Inner = tuple[int, ...]  # the shape of an element of a column; of a number `()`
+
+NUMBERS = {
+    "b": "bool", "e": "float16", "f": "float32", "g": "float64",
+    "c": "int8", "s": "int16", "i": "int32", "l": "int64",
+    "C": "uint8", "S": "uint16", "I": "uint32", "L": "uint64",
 }  # fmt: skip
+LISTS = {"+l": "list", "+L": "large_list"}
+OTHERS = {  # the names of Arrow's types that are not numbers, by how their formats begin
+    "u": "string", "U": "large_string", "vu": "string_view", "z": "binary", "Z": "large_binary",
+    "vz": "binary_view", "w": "fixed_size_binary", "tdD": "date32[day]", "tdm": "date64[ms]",
+    "tt": "time", "ts": "timestamp", "tD": "duration", "ti": "interval", "d:": "decimal",
+    "+w": "fixed_size_list", "+s": "struct", "+m": "map", "+u": "union", "+r": "run_end_encoded",
+    "+v": "list_view", "n": "null",
+} | LISTS  # fmt: skip
+CODES = np.dtype(np.int32)  # of categories
+UNITS = {"s": "[s]", "m": "[ms]", "u": "[us]", "n": "[ns]"}
 TIMES = ("date", "time", "duration")  # how the names of Arrow's types begin: dates and durations
-FILL = "fill them or drop their rows (fill_null, drop_null)"
+TEXTS = ("string", "large_string", "string_view")
 UNNAMED = b"alchemist.unnamed"  # the key of a Parquet file whose matrix had no names of columns
 
 
+class BadShape(ValueError):
+    """Columns whose rows are no rows of a matrix."""
+
+
 class Column(NamedTuple):
-    """A column: its name, its type as Arrow prints it, whether its nulls are NaN of pandas."""
+    """A column: its name, its description, whether its nulls are NaN of pandas."""
 
     name: str
-    type: str
+    field: Field
     nan: bool = False
 
-    def dtype(self) -> np.dtype[Any]:
-        """Its dtype. Raises `ValueError` if it is not of numbers."""
-        if self.type not in DTYPES_OF_ARROW:
-            raise ValueError(not_numeric(self.name, self.type))
-        return np.dtype(DTYPES_OF_ARROW[self.type])
+    @property
+    def inner(self) -> Inner | None:
+        """The shape of an element, of a number ``()``; None if only the rows show it."""
+        return _inner(self.field)
 
-    def values(self, stored: Any) -> NDArray[Any]:
-        """The elements of a `pyarrow.ChunkedArray`. Raises `ValueError` for nulls."""
-        if stored.null_count and not self.nan:
-            raise ValueError(nulls(self.name, stored.null_count, FILL))
-        found: NDArray[Any] = stored.to_numpy()
-        return found
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Its name and its type."""
+        return self.name, _formats(self.field), self.inner
+
+    def dtype(self, missing: Missing = ERROR) -> np.dtype[Any]:
+        """Its dtype. Raises `ValueError` if it is not of numbers."""
+        base = self.field
+        if base.dictionary is not None:
+            return dtype_with_missing(CODES, missing)
+        while base.children and (base.format in LISTS or base.format.startswith("+w:")):
+            (base,) = base.children
+        if base.extension == "arrow.bool8":
+            return dtype_with_missing(np.dtype(bool), missing)
+        if base.format in NUMBERS:
+            return dtype_with_missing(np.dtype(NUMBERS[base.format]), missing)
+        if base.format == "n" or base.format.startswith("d:"):
+            return np.dtype(np.float64)
+        raise ValueError(not_numeric(self.name, type_name(base)))
+
+    def decoded(
+        self, parts: Iterable[Part], missing: Missing = ERROR, categories: Iterable[str] = ()
+    ) -> tuple[list[Array], list[str]]:
+        """Its elements, by part, without a copy where the buffers allow it; and its categories.
+
+        Codes count `categories` first, and then those that are met.
+
+        Raises
+        ------
+        ValueError
+            If it is not of numbers, or has nulls and `missing` has no value for them; `BadShape`
+            for lists of different lengths.
+        """
+        dtype, what = self.dtype(missing), named(self.name)
+        missing = NAN if self.nan else missing
+        found, codes = list[Array](), {word: k for k, word in enumerate(categories)}
+        for part in parts:
+            try:
+                values, valid = _elements(self.field, part)
+            except BadShape as error:
+                raise BadShape(f"{what} {error}") from None
+            if self.field.dictionary is not None:
+                values = _recoded(self.field.dictionary, part.dictionary(), codes, values)
+            found.append(filled(values, valid, missing, what, dtype))
+        if len({array.shape[1:] for array in found if len(array)}) > 1:
+            raise BadShape(f"{what} has rows of different shapes")
+        return found, list(codes)
+
+    def values(
+        self, stored: Any, missing: Missing = ERROR, categories: Iterable[str] = ()
+    ) -> Array:
+        """All elements of an object with Arrow's protocol, of this column; see `decoded`."""
+        _, parts = arrow_memory.read(stored)
+        found = [one for one in self.decoded(parts, missing, categories)[0] if len(one)]
+        if len(found) == 1:
+            return found[0]
+        return (
+            np.concatenate(found)
+            if found
+            else np.empty((0, *(self.inner or ())), self.dtype(missing))
+        )
 
 
 class Columns(NamedTuple):
@@ -51,14 +128,39 @@ class Columns(NamedTuple):
     named: bool
 
 
-def columns_of(schema: Any, *, index: bool = False) -> Columns:
-    """The columns of a `pyarrow.Schema`.
+class Table(NamedTuple):
+    """The elements of a table, or of a column alone.
+
+    Attributes
+    ----------
+    columns : list of Column
+    parts : list of list of ndarray, shapes (k, ...)
+        By column, and part after part of its rows.
+    dtype : numpy.dtype
+        That holds all columns, as NumPy promotes them.
+    shape : tuple of int
+        Of the array.
+    names : list of str
+        Of its columns, if they have names.
+    categories : dict
+        Of the columns that have some, by position.
+    """
+
+    columns: list[Column]
+    parts: list[list[Array]]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    names: list[str]
+    categories: dict[int, list[str]]
+
+
+def columns_of(schema: Field, *, index: bool = False) -> Columns:
+    """The columns of a table.
 
     An index that pandas or Dask has written is a column only if `index` says so. Columns that
     pandas has numbered have no names.
     """
-    metadata = schema.metadata or {}
-    pandas = json.loads(metadata.get(b"pandas", b"{}"))
+    pandas = json.loads(schema.metadata.get(b"pandas", b"{}"))
     # A range is no column; pandas describes it by a dict.
     hidden = set() if index else {str(name) for name in pandas.get("index_columns", ())}
     floats = {
@@ -66,9 +168,14 @@ def columns_of(schema: Any, *, index: bool = False) -> Columns:
         if str(about.get("numpy_type")).startswith("float")
     }  # fmt: skip
     levels = [about.get("pandas_type") for about in pandas.get("column_indexes", ())]
-    columns = [Column(str(f.name), str(f.type), f.name in floats) for f in schema]
+    columns = [Column(field.name, field, field.name in floats) for field in schema.children]
     columns = [column for column in columns if column.name not in hidden]
-    return Columns(columns, UNNAMED not in metadata and levels != ["int64"])
+    return Columns(columns, UNNAMED not in schema.metadata and levels != ["int64"])
+
+
+def named(name: str) -> str:
+    """A column, in messages."""
+    return f"column {name!r}" if name else "the column"
 
 
 def not_numeric(name: str, kind: Any) -> str:
@@ -76,26 +183,26 @@ def not_numeric(name: str, kind: Any) -> str:
     remedy = "drop or convert it"
     if str(kind).startswith(TIMES):
         remedy = "drop it, or cast it to an integer: the count of its unit"
-    if str(kind).startswith("decimal"):
-        remedy = "drop it, or cast it to float64"
-    return f"{_named(name)} has type {kind}, which is not numeric: {remedy}"
+    elif str(kind).startswith(TEXTS):
+        remedy = "drop or convert it, or make it categorical, which sends its codes"
+    return f"{named(name)} has type {kind}, which is not numeric: {remedy}"
 
 
-def nulls(name: str, count: int, remedy: str) -> str:
-    """The words about a column with nulls."""
-    return f"{_named(name)} has nulls ({count}), which a matrix cannot represent: {remedy}"
-
-
-def _named(name: str) -> str:
-    return f"column {name!r}" if name else "the column"
+def type_name(field: Field) -> str:
+    """The type as Arrow prints it, without its parameters but for units."""
+    kind = field.format
+    begins = next(k for k in range(min(3, len(kind)), -1, -1) if kind[:k] in OTHERS or not k)
+    name = OTHERS.get(kind[:begins], kind)
+    return name + UNITS.get(kind[2:3], "") if kind[:2] in ("tt", "ts", "tD") else name
 
 
 def count_nulls(data: Any) -> int:
     """How many nulls an array of pyarrow, polars or pandas has; 0 for others. NaN is a number."""
-    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "isna"):
-        if data.ndim == 2:
-            return sum(count_nulls(data.iloc[:, j]) for j in range(data.shape[1]))
-        return 0 if isinstance(data.dtype, np.dtype) else int(data.isna().sum())
+    if hasattr(data, "isna") and hasattr(data, "dtype") and not isinstance(data.dtype, np.dtype):
+        return int(data.isna().sum())  # of a column of pandas
+    if hasattr(data, "iloc"):
+        width = data.shape[1] if data.ndim == 2 else 0
+        return sum(count_nulls(data.iloc[:, j]) for j in range(width))
     count = getattr(data, "null_count", 0)
     count = count() if callable(count) else count  # of polars
     return count if isinstance(count, int) else 0
@@ -107,36 +214,167 @@ def is_arrow(data: Any) -> bool:
     return protocol and not hasattr(data, "iloc")
 
 
-def from_arrow(data: Any) -> tuple[NDArray[Any], list[str]]:
-    """The elements and the names of columns of a table or column that `is_arrow`.
-
-    Returns
-    -------
-    array : ndarray, shape (m, n) or (m,)
-        In the dtype that holds all columns, as NumPy promotes them.
-    names : list of str
+def open_table(data: Any, missing: Missing = ERROR) -> Table:
+    """The elements of a table or column that `is_arrow`, where they are.
 
     Raises
     ------
     ValueError
-        For a column that is not of numbers or has nulls, with its name, and without columns.
-    ImportError
-        Without pyarrow.
+        For a column that is not of numbers or has nulls, with its name; `BadShape` if rows have
+        different lengths, or no columns.
     """
-    import pyarrow  # noqa: PLC0415 - optional
-
-    if not any(hasattr(data, name) for name in ("columns", "column_names", "schema")):
-        column = pyarrow.chunked_array([data] if isinstance(data, pyarrow.Array) else data)
-        about = Column(str(getattr(data, "name", None) or ""), str(column.type))
-        about.dtype()
-        return about.values(column), [about.name] if about.name else []
-    table = pyarrow.table(data)
-    columns, named = columns_of(table.schema)
+    schema, parts = arrow_memory.read(data)
+    alone = schema.format != "+s"
+    if alone:
+        name = schema.name or str(getattr(data, "name", None) or "")
+        columns, has_names, children = [Column(name, schema)], bool(name), [parts]
+    else:
+        columns, has_names = columns_of(schema)
+        shown = {id(column.field) for column in columns}
+        places = [k for k, field in enumerate(schema.children) if id(field) in shown]
+        children = [[part.child(k) for part in parts] for k in places]
     if not columns:
         raise ValueError("the table has no columns: there is nothing to send")
-    shown = {column.name for column in columns}
-    kept = [table.column(j) for j, name in enumerate(table.schema.names) if str(name) in shown]
-    found = np.empty((len(table), len(columns)), np.result_type(*(c.dtype() for c in columns)), "F")
-    for j, (column, stored) in enumerate(zip(columns, kept, strict=True)):
-        found[:, j] = column.values(stored)
-    return found, [column.name for column in columns] if named else []
+    found, categories, inner = [], {}, []
+    for j, column in enumerate(columns):
+        arrays, codes = column.decoded(children[j], missing)
+        found.append(arrays)
+        if column.field.dictionary is not None:
+            categories[j] = codes
+        inner.append(next((a.shape[1:] for a in arrays if len(a)), column.inner or ()))
+    width, one = widths(columns, inner)
+    shape = (sum(part.length for part in parts), *one)
+    if alone and one == (1,) and not inner[0]:
+        shape = shape[:1]
+    names = [column.name for column in columns] if has_names and len(columns) == width else []
+    dtype = np.result_type(*(column.dtype(missing) for column in columns))
+    return Table(columns, found, dtype, shape, names, categories if len(columns) == width else {})
+
+
+def categories_of(stored: Any) -> list[str]:
+    """The categories of a column of codes, in the order in which they are met."""
+    field, parts = arrow_memory.read(stored)
+    return Column("", field).decoded(parts, 0)[1]
+
+
+def widths(columns: Sequence[Column], inner: Sequence[Inner]) -> tuple[int, Inner]:
+    """How many elements a row has, and its shape, for columns of elements of these shapes."""
+    for column, its in zip(columns, inner, strict=True):
+        if len(its) > 1 and len(columns) > 1:
+            raise BadShape(
+                f"{named(column.name)} has tensors of shape {its}, which are no part of a row "
+                "beside other columns: send it alone, as an array of more axes"
+            )
+    width = sum(math.prod(its) for its in inner)
+    return width, inner[0] if len(inner) == 1 and len(inner[0]) > 1 else (width,)
+
+
+def gathered(table: Table) -> Array:
+    """The elements of a table in one array."""
+    rows, width = table.shape[0], math.prod(table.shape[1:])
+    found, col = np.empty((rows, width), table.dtype, "F"), 0
+    for parts in table.parts:
+        row = count = 0
+        for part in parts:
+            count = math.prod(part.shape[1:])
+            found[row : row + len(part), col : col + count] = part.reshape(len(part), count)
+            row += len(part)
+        col += count
+    return found.reshape(table.shape)
+
+
+# --- one part of a column ---
+
+
+def _formats(field: Field) -> tuple[Any, ...]:
+    return field.format, *map(_formats, field.children), field.dictionary is not None
+
+
+def _inner(field: Field) -> Inner | None:
+    if field.extension == "arrow.fixed_shape_tensor":
+        shape, order = _tensor(field)
+        return tuple(shape[axis] for axis in order) if order else shape
+    if field.format in LISTS:
+        return None
+    if not field.format.startswith("+w:"):
+        return ()
+    below = _inner(field.children[0])
+    return None if below is None else (int(field.format[3:]), *below)
+
+
+def _elements(field: Field, part: Part) -> tuple[Array, NDArray[np.bool_] | None]:
+    """The elements, shape (rows, ...), and which of them are not null; None: all."""
+    kind, valid = field.format, part.valid()
+    if kind == "b":
+        return part.bits(), valid
+    if kind in NUMBERS:
+        values = part.elements(NUMBERS[kind])
+        return (values != 0 if field.extension == "arrow.bool8" else values), valid
+    if kind == "n":
+        return np.zeros(part.length), np.zeros(part.length, bool)
+    if kind.startswith("d:"):
+        return _decimals(kind, part), valid
+    count = _list_length(kind, part, valid)
+    below = part.child(0, count)
+    if kind in LISTS:
+        first = part.elements(np.int64 if kind == "+L" else np.int32, more=1)
+        start = int(first[0]) if part.length else 0
+        below = below._replace(offset=below.array.offset + start)
+    values, inside = _elements(field.children[0], below)
+    shape = (part.length, count, *values.shape[1:])
+    if field.extension == "arrow.fixed_shape_tensor":
+        shape = (part.length, *_tensor(field)[0])
+    values = values.reshape(shape)
+    if inside is not None or valid is not None:
+        outer = np.ones(part.length, bool) if valid is None else valid
+        inside = np.ones(shape, bool) if inside is None else inside.reshape(shape)
+        valid = inside & outer.reshape(-1, *[1] * (len(shape) - 1))
+    if field.extension == "arrow.fixed_shape_tensor" and (order := _tensor(field)[1]):
+        axes = (0, *(axis + 1 for axis in order))
+        return values.transpose(axes), None if valid is None else valid.transpose(axes)
+    return values, valid
+
+
+def _tensor(field: Field) -> tuple[Inner, list[int]]:
+    """The shape of a tensor as it is stored, and the order of its axes; empty: as stored."""
+    about = json.loads(field.metadata[b"ARROW:extension:metadata"])
+    return tuple(about["shape"]), about.get("permutation") or []
+
+
+def _list_length(kind: str, part: Part, valid: NDArray[np.bool_] | None) -> int:
+    """How many elements each list of a part has."""
+    if kind.startswith("+w:"):
+        return int(kind[3:])
+    lengths = np.diff(part.elements(np.int64 if kind == "+L" else np.int32, more=1))
+    if not len(lengths):
+        return 0
+    if (lengths != lengths[0]).any():
+        if valid is not None:
+            raise BadShape(f"has rows that are null ({(~valid).sum()}) among lists: drop them")
+        raise BadShape(f"has lists of different lengths, {lengths.min()} to {lengths.max()}")
+    return int(lengths[0])
+
+
+def _decimals(kind: str, part: Part) -> Array:
+    """Decimal numbers, as the nearest float64."""
+    _, scale, *bits = kind[2:].split(",")
+    words = int(bits[0]) // 64 if bits else 2
+    if not words:
+        return part.elements(np.int32) / 10.0 ** int(scale)
+    stored = part.elements(np.dtype((np.void, 8 * words))).view(np.uint64).reshape(-1, words)
+    negative = stored[:, -1].view(np.int64) < 0
+    stored = np.where(negative[:, None], ~stored, stored)  # the magnitude, less one
+    number = np.zeros(len(stored))
+    for word in range(words - 1, -1, -1):
+        number = number * 2.0**64 + stored[:, word]
+    return np.where(negative, -number - 1, number) / 10.0 ** int(scale)
+
+
+def _recoded(dictionary: Field, part: Part, codes: dict[str, int], values: Array) -> Array:
+    """The codes of a part by the categories of the whole column, which get those of the part."""
+    if dictionary.format in ("u", "U", "vu"):
+        words = [str(text) for text in part.texts(dictionary.format)]
+    else:
+        words = list(map(str, _elements(dictionary, part)[0].tolist()))
+    new = np.array([codes.setdefault(word, len(codes)) for word in words] or [0], CODES)
+    return new[np.clip(values, 0, len(new) - 1)]  # codes of nulls are arbitrary

@@ -223,7 +223,8 @@ def _tiles(
 ) -> Iterator[tuple[range, range]]:
     """Half-open tiles of an ``m x n`` region whose rows belong to ranks with `stride`."""
     if narrow:  # as tall as a rank's share, and wider if that is small
-        rows = min(max(1, m // stride), EXCHANGE_TILE_BYTES // TILE_ROW_BYTES)
+        row_bytes = min(TILE_ROW_BYTES, max(1, n * itemsize))  # of a column alone one element
+        rows = min(max(1, m // stride), EXCHANGE_TILE_BYTES // row_bytes)
         across = max(16, min(EXCHANGE_TILE_BYTES // rows, TILE_ROW_BYTES << 2) // itemsize)
         down = rows * stride
     else:
@@ -282,10 +283,15 @@ def exchange(
         uncompiled += [(block, left) for block in stack.blocks if left]
     for block, its_parts in uncompiled:
         (m, n), itemsize = block.array.shape, block.array.itemsize
+        by_share = []
         for served in [[part] for part in its_parts] if whole_rows else [its_parts]:
             stride = max(1, spacing(served[0].local_indices.rows)) if whole_rows else 1
-            for rows, cols in _tiles(m, n, itemsize, stride, whole_rows):
-                tasks.append(partial(_copy_tile, block, served, rows, cols, into_parts))
+            tiles = _tiles(m, n, itemsize, stride, whole_rows)
+            by_share.append([
+                partial(_copy_tile, block, served, rows, cols, into_parts) for rows, cols in tiles
+            ])  # fmt: skip
+        # A tile is in the cache when the next rank is served from it.
+        tasks += [task for some in itertools.zip_longest(*by_share) for task in some if task]
 
     def run(share: Sequence[Task]) -> dict[int, Copied]:
         elements, seconds = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0.0)

@@ -159,9 +159,9 @@ class TestFiles(LibraryTests):
     library = "files"
     sizes = (2, 3)
     cases = (
-        Case("load", {"path": f"{FOLDER}/A.npy"}, [A, []]),
+        Case("load", {"path": f"{FOLDER}/A.npy"}, [A, [], "{}"]),
         Case("load", {"path": f"{FOLDER}/A.npy", "rows": "::2", "column_list": [3, 0]},
-             [A[::2][:, [3, 0]], []]),
+             [A[::2][:, [3, 0]], [], "{}"]),
         Case("load", {"path": f"{FOLDER}/B.npy"}, raises="FileError"),
         Case("save", {"A": A, "path": f"{FOLDER}/saved.npy"}, []),
         Case("save", {"A": A, "path": f"{FOLDER}/saved.zarr"}, []),

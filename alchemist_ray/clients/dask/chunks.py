@@ -44,13 +44,15 @@ from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
+from mpi_workers.matrix.missing import Missing
+from mpi_workers.matrix.pandas_columns import names_of
 
 STORE_SHARE = 4  # at most a quarter of the object store is in flight
 IN_FLIGHT = 1 << 30  # and at most 1 GiB
 POLL_INTERVAL_S = 0.02  # between looks for finished tasks of a Client
 WATCH_S = 1.0  # between checks of the gang meanwhile
 
-_DECODER = ArrayDecoder()
+UNKNOWN_CATEGORIES = "__UNKNOWN_CATEGORIES__"  # of dask.dataframe.utils
 
 
 class ChunksSource:
@@ -67,6 +69,8 @@ class ChunksSource:
         Column names, if it was a data frame.
     inner : tuple of int, optional
         The lengths of all axes but the first, of what is no matrix.
+    decoder : ArrayDecoder, optional
+        Of the chunks.
     """
 
     def __init__(
@@ -76,8 +80,10 @@ class ChunksSource:
         values: Sequence[Any] | None = None,
         columns: Sequence[str] = (),
         inner: ArrayShape | None = None,
+        decoder: ArrayDecoder | None = None,
     ) -> None:
         self._array = array
+        self._decoder = decoder or ArrayDecoder()
         self.columns = columns
         self._chunks = tuple(tuple(map(int, sizes)) for sizes in array.chunks)
         self._values = values
@@ -96,8 +102,10 @@ class ChunksSource:
         blocks = self._blocks()
         computing = _client()
         if computing is not None:
-            return _send_by_client(self._array, blocks, computing, connection, target, progress)
-        with BlockSender(connection, target, _DECODER, progress) as sender:
+            return _send_by_client(
+                self._array, blocks, self._decoder, computing, connection, target, progress
+            )
+        with BlockSender(connection, target, self._decoder, progress) as sender:
             if values is not None:
                 for i, value in enumerate(values):
                     _add(sender, blocks[i]._replace(source=value))
@@ -130,14 +138,14 @@ def _add(sender: BlockSender, block: SourceBlock) -> None:
         sender.add(block)
 
 
-def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSource:
+def inspect(source: Any, wanted: Any, missing: Missing, connection: GangConnection) -> ChunksSource:
     """A source for a dask collection. Raises `DtypeError`, `ShapeError`."""
     columns: list[str] = []
     series = False
     if _is_frame(source):
         series = source.ndim == 1
-        columns = pandas.kept_names(source)
-        source = _as_array(source)
+        columns = pandas.kept_names(source, _known_columns(source))
+        source = _as_array(source, missing)
     if not isinstance(source, da.Array):
         raise DtypeError(
             f"cannot send a {type(source).__name__} of dask: send an array or a data frame "
@@ -163,16 +171,17 @@ def inspect(source: Any, wanted: Any, connection: GangConnection) -> ChunksSourc
             drop_axis=list(range(2, source.ndim)),
         )  # fmt: skip
     dtype = chosen_dtype(source.dtype, wanted)
-    values = None
+    values, decoder = None, ArrayDecoder(missing=missing)
     computing = _client()
     if any(math.isnan(size) for sizes in source.chunks for size in sizes):
         if computing is not None:
             source = computing.persist(source).compute_chunk_sizes()  # they stay on workers
         else:
-            source, values = _with_known_chunks(source)
+            source, values = _with_known_chunks(source, decoder)
     if values is None and computing is None:
         values = _computed(source)
-    return ChunksSource(source, dtype, values, columns, None if len(inner) == 1 else tuple(inner))
+    whole_shape = None if len(inner) == 1 else tuple(inner)
+    return ChunksSource(source, dtype, values, columns, whole_shape, decoder)
 
 
 def _as_rows(chunk: Any) -> Any:
@@ -184,19 +193,47 @@ def _is_frame(source: Any) -> bool:
     return not isinstance(source, Delayed | da.Array) and hasattr(source, "dtypes")
 
 
-def _as_array(frame: Any) -> Any:
+def _known_columns(frame: Any) -> dict[int, Sequence[str]]:
+    """The categories of each column that has some.
+
+    Raises `DtypeError` for a column whose categories or lengths partitions alone know.
+    """
+    found: dict[int, Sequence[str]] = {}
+    for j, name in enumerate(names_of(frame)):
+        dtype = frame.dtypes.iloc[j] if frame.ndim == 2 else frame.dtype
+        if str(getattr(dtype, "pyarrow_dtype", "")).startswith(("list", "large_list", "fixed")):
+            raise DtypeError(
+                f"column {name!r} has lists, whose lengths are not known before it is computed: "
+                "send frame.compute(), or the lists as a dask array"
+            )
+        if str(getattr(dtype, "pyarrow_dtype", "")).startswith("dictionary"):
+            raise DtypeError(
+                f"column {name!r} has categories that differ between partitions: "
+                f"astype({{{name!r}: 'category'}}) and frame.categorize() make them one set"
+            )
+        if hasattr(dtype, "categories"):
+            if UNKNOWN_CATEGORIES in dtype.categories:
+                raise DtypeError(
+                    f"the categories of column {name!r} are not known before it is computed: "
+                    "frame.categorize() computes them"
+                )
+            found[j] = [str(category) for category in dtype.categories]
+    return found
+
+
+def _as_array(frame: Any, missing: Missing) -> Any:
     """The partitions of a data frame or series as an array with unknown chunk sizes."""
-    dtype = pandas.common_dtype(frame)
-    columns = pandas.names(frame)
+    dtype = pandas.common_dtype(frame, missing)
+    columns = names_of(frame)
     to_matrix = delayed(pandas.partition, pure=True)
     parts = [
-        da.from_delayed(to_matrix(part, columns, dtype), (math.nan, len(columns)), dtype)
+        da.from_delayed(to_matrix(part, columns, dtype, missing), (math.nan, len(columns)), dtype)
         for part in frame.to_delayed()
     ]
     return da.concatenate(parts, allow_unknown_chunksizes=True)
 
 
-def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
+def _with_known_chunks(array: Any, decoder: ArrayDecoder) -> tuple[Any, list[Any]]:
     """Compute the sizes of the chunks: the array with known chunks, and the chunks' objects."""
     values: list[Any] = _computed(array) or []
     if not values:
@@ -205,7 +242,7 @@ def _with_known_chunks(array: Any) -> tuple[Any, list[Any]]:
         compute(array, values.__setitem__)
     labels = [f"chunk {i} of the dask array {array.name}" for i in np.ndindex(*array.numblocks)]
     objects = [value if isinstance(value, ray.ObjectRef) else ray.put(value) for value in values]
-    found = inspect_objects(objects, labels, _DECODER)
+    found = inspect_objects(objects, labels, decoder)
     shapes = [stored_shape(shape) for (shape, _), _ in found]
     grid = np.array(shapes, int).reshape(*array.numblocks, 2)
     rows, cols = grid[:, 0, 0], grid[0, :, 1]
@@ -298,6 +335,7 @@ def _client() -> Any:
 def _send_by_client(
     array: Any,
     blocks: Sequence[SourceBlock],
+    decoder: ArrayDecoder,
     computing: Any,
     connection: GangConnection,
     target: TransferTarget,
@@ -317,7 +355,7 @@ def _send_by_client(
     for chunk, block in zip(flatten(array.to_delayed().tolist()), blocks, strict=True):
         if not block.shape[0] or not block.shape[1]:
             continue
-        job = SendJob(gang, connection.endpoints, target, _DECODER, (block,))
+        job = SendJob(gang, connection.endpoints, target, decoder, (block,))
         tasks.append(delayed(SendJob.run, pure=False)(job, [chunk]))  # not merged with an equal one
         sizes.append(block.shape[0] * block.shape[1] * itemsize)
     futures = computing.compute(tasks, retries=0)

@@ -32,13 +32,14 @@ from pyspark.sql import functions as F
 
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.clients.spark import jvm
-from alchemist_ray.dtypes import chosen_dtype
+from alchemist_ray.dtypes import chosen_dtype, refusals
 from alchemist_ray.errors import DtypeError, IncompleteMatrixError, ShapeError, TransferError
 from alchemist_ray.transfer.sources import TASK_REPEATED, NumPySource
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
+from mpi_workers.matrix.missing import ERROR, Missing, dtype_with_missing, element_for
 
 BLOCK = 1024  # rows and columns of a CoordinateMatrix's blocks, as MLlib's default
 MAX_NUMBERED = 1 << 31  # rows and blocks with numbers: a task keeps a bit for each
@@ -65,7 +66,7 @@ Column = dict[str, Any]
 Reports = list[dict[str, Any]]  # of the tasks
 
 
-def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
+def inspect(source: Any, dtype: Any, missing: Missing, connection: GangConnection) -> Any:
     """A source for data of Spark; the rules are in ``docs/transfer.md``.
 
     Parameters
@@ -91,7 +92,7 @@ def inspect(source: Any, dtype: Any, connection: GangConnection) -> Any:
     """
     match source:
         case DataFrame():
-            return _of_frame(source, dtype, connection)
+            return _of_frame(source, dtype, missing, connection)
         case RowMatrix():
             return _of_rows(source, dtype, connection)
         case IndexedRowMatrix() | BlockMatrix():
@@ -115,14 +116,14 @@ def _session() -> Any:
     return SparkSession.builder.getOrCreate()
 
 
-def _of_frame(frame: Any, wanted: Any, connection: GangConnection) -> SparkSource:
+def _of_frame(frame: Any, wanted: Any, missing: Missing, connection: GangConnection) -> SparkSource:
     fields = frame.schema.fields
     if not fields:
         raise ShapeError("the DataFrame has no columns: there is nothing to send")
     columns = [_column(field) for field in fields]
+    if missing != ERROR or any(isinstance(field.dataType, types.DecimalType) for field in fields):
+        frame = _converted(frame, fields, columns, missing)
     dtype = chosen_dtype(np.result_type(*(column["type"] for column in columns)), wanted)
-    if any(isinstance(field.dataType, types.DecimalType) for field in fields):
-        frame = _without_decimals(frame, fields)
     scalars = all(column["kind"] == SCALAR for column in columns)
     if not scalars:
         _measure(frame, columns, connection)
@@ -130,15 +131,33 @@ def _of_frame(frame: Any, wanted: Any, connection: GangConnection) -> SparkSourc
     return OrderedSource(frame.sparkSession, "DataFrame", columns, dtype, connection, rows)
 
 
-def _without_decimals(frame: Any, fields: list[types.StructField]) -> Any:
+def _converted(
+    frame: Any, fields: list[types.StructField], columns: list[Column], missing: Missing
+) -> Any:
+    """The frame with decimals as doubles and, in columns of numbers, something for each null."""
     numbered = frame.toDF(*(f"c{i}" for i in range(len(fields))))  # names may occur twice
-    decimals = [isinstance(field.dataType, types.DecimalType) for field in fields]
-    return numbered.select(
-        *(
-            F.col(name).cast("double") if decimal else F.col(name)
-            for name, decimal in zip(numbered.columns, decimals, strict=True)
-        )
-    )
+
+    def converted(i: int) -> Any:
+        found, column, kind = F.col(f"c{i}"), columns[i], type(fields[i].dataType)
+        name = "double" if kind is types.DecimalType else fields[i].dataType.simpleString()
+        if kind is types.DecimalType:
+            found = found.cast(name)
+        if missing == ERROR or column["kind"] != SCALAR:
+            return found
+        dtype = dtype_with_missing(np.dtype(column["type"]), missing)
+        if dtype.name != column["type"]:
+            name, column["type"] = ("float" if dtype.itemsize == 4 else "double"), dtype.name
+            wide = found.cast(name)
+            if kind is types.LongType:
+                words = F.lit(f"column {column['name']!r} has integers that {dtype} would round")
+                rounds = wide.cast("long") != found
+                wide = F.when(rounds, F.raise_error(words).cast(name)).otherwise(wide)
+            found = wide
+        with refusals():
+            element = element_for(missing, dtype, f"column {column['name']!r}")
+        return F.coalesce(found, F.lit(element.item()).cast(name))
+
+    return numbered.select(*(converted(i).alias(f"c{i}") for i in range(len(fields))))
 
 
 def _column(field: types.StructField) -> Column:

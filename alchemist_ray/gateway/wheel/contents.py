@@ -14,6 +14,7 @@ ROOTS = (
     "alchemist_ray.session.alchemist_session",
     "alchemist_ray.arrays.namespace",
     "alchemist_ray.gateway.client",
+    "alchemist_ray.clients.arrow",
     "alchemist_ray.clients.pandas",
 )
 PACKAGES = ("alchemist_ray", "mpi_workers")

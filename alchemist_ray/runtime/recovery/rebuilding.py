@@ -25,6 +25,7 @@ from alchemist_ray.transfer.sources import source_for
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.missing import ERROR
 from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.wire.frames import Body
 
@@ -224,7 +225,7 @@ class Rebuilding:
         if self._connection is None:
             self._connection = GangConnection(self._address, Handle)
         connection = self._connection
-        source = source_for(data, fields["dtype"], connection)
+        source = source_for(data, fields["dtype"], ERROR, connection)
         distribution = Distribution(fields["layout"], source.shape, connection.grid)
         source.send(connection, TransferTarget(ident, distribution, source.dtype), None)
 

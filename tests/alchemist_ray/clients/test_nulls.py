@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,15 @@ import pytest
 import ray
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import DtypeError
+from alchemist_ray.errors import AlchemistError, BadArgumentError, DtypeError, ShapeError
 
 pa = pytest.importorskip("pyarrow", reason="needs alchemist-on-ray[data]")
 pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[data]")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs alchemist-on-ray[data]")
 
 BIG = 2**53 + 1  # float64 rounds it
-Send = Callable[[AlchemistSession, Any, Path], Any]
+Send = Callable[..., Any]
+DOCS = Path(__file__).parents[3] / "docs" / "transfer.md"
 
 
 class Frame:
@@ -35,28 +37,45 @@ def polars(table: Any) -> Any:
     return pytest.importorskip("polars", reason="polars is not installed").from_arrow(table)
 
 
-def parquet(als: AlchemistSession, table: Any, folder: Path) -> Any:
+def parquet(als: AlchemistSession, table: Any, folder: Path, **options: Any) -> Any:
     pq.write_table(table, folder / "a.parquet")
-    return als.load_matrix(folder / "a.parquet")
+    return als.load_matrix(folder / "a.parquet", **options)
 
 
-def dataset(als: AlchemistSession, table: Any, folder: Path) -> Any:
+def dataset(als: AlchemistSession, table: Any, folder: Path, **options: Any) -> Any:
     data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
-    return als.send_matrix(data.from_arrow(table))
+    return als.send_matrix(data.from_arrow(table), **options)
+
+
+def dask(als: AlchemistSession, table: Any, folder: Path, **options: Any) -> Any:
+    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
+    return als.send_matrix(dd.from_pandas(pandas(table), npartitions=1), **options)
+
+
+def pandas(table: Any) -> Any:
+    return table.to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def sends(make: Callable[[Any], Any]) -> Send:
+    return lambda als, table, _, **options: als.send_matrix(make(table), **options)
 
 
 NAMED: dict[str, Send] = {
-    "Arrow": lambda als, table, _: als.send_matrix(table),
-    "a batch": lambda als, table, _: als.send_matrix(table.to_batches()[0]),
-    "the protocol": lambda als, table, _: als.send_matrix(Frame(table)),
-    "polars": lambda als, table, _: als.send_matrix(polars(table)),
-    "pandas": lambda als, table, _: als.send_matrix(table.to_pandas(types_mapper=pd.ArrowDtype)),
+    "Arrow": sends(lambda table: table),
+    "a batch": sends(lambda table: table.to_batches()[0]),
+    "the protocol": sends(Frame),
+    "polars": sends(polars),
+    "pandas": sends(pandas),
     "Parquet": parquet,
     "Ray Data": dataset,
 }
 BLOCKS: dict[str, Send] = {
-    "the object store": lambda als, table, _: als.send_matrix([(ray.put(table), 0, 0)]),
-    "an iterator": lambda als, table, _: als.send_blocks([table], shape=(2, 2), dtype="int64"),
+    "the object store": lambda als, table, _, **options: als.send_matrix(
+        [(ray.put(table), 0, 0)], **options
+    ),
+    "an iterator": lambda als, table, _, **options: als.send_blocks(
+        [table], shape=(2, 2), dtype="int64", **options
+    ),
 }
 
 
@@ -97,7 +116,7 @@ def test_single_columns_and_operands_follow_it(als: AlchemistSession) -> None:
     for given in (some, nullable):
         with pytest.raises(DtypeError, match=r"operand has nulls \(1\)"):
             A[:, 0] = given
-    with pytest.raises(DtypeError, match=r"block 0 \(row 0\): it has nulls \(1\)"):
+    with pytest.raises(DtypeError, match=r"block 0 \(row 0\): column 'a' has nulls \(1\)"):
         als.send_blocks([pd.DataFrame({"a": nullable})], shape=(2, 1))
 
 
@@ -139,3 +158,159 @@ def test_tensors_of_torch(als: AlchemistSession) -> None:
     assert als.send_matrix(narrow, dtype="float32").fetch().tolist() == [1, 1]
     with pytest.raises(DtypeError, match=r"a Tensor cannot become a NumPy array.*detach\(\)"):
         als.send_matrix(torch.ones(2, requires_grad=True))
+
+
+# --- what becomes of each kind of column: the table in the docs ---
+
+D = decimal.Decimal
+KINDS: dict[str, Any] = {
+    "bool": pa.array([True, None]),
+    "int8, int16": pa.array([-1, None], pa.int8()),
+    "int32": pa.array([7, None], pa.int32()),
+    "int64 up to 2^53": pa.array([2**53, None]),
+    "int64 beyond it": pa.array([BIG, None]),
+    "float32": pa.array([1.5, None], pa.float32()),
+    "float64": pa.array([np.nan, None]),
+    "decimal": pa.array([D("-2.25"), None], pa.decimal128(9, 2)),
+    "categories": pa.array(["low", None]).dictionary_encode(),
+    "list of 2 float32": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
+    "date, text": pa.array(["2026-01-02", None]),
+}
+MISSING = {"no null": "error", "null": "error", '`missing="nan"`': "nan", "`missing=-1`": -1}
+
+
+def masked(als: AlchemistSession, table: Any, _: Path, **options: Any) -> Any:
+    column = table["a"]
+    values = column.fill_null(0).to_numpy().reshape(-1, 1)
+    mask = column.is_null().to_numpy().reshape(-1, 1)
+    return als.send_matrix(np.ma.masked_array(values, mask), **options)
+
+
+SOURCES = NAMED | {"Dask": dask, "a masked array": masked}
+HAS_NOT = {
+    "Dask": {"categories", "list of 2 float32"},  # see `test_dask_says_what_it_does_not_know`
+    "a masked array": {"bool", "decimal", "categories", "list of 2 float32", "date, text"},
+}
+
+
+def came(send: Send, als: AlchemistSession, kind: str, column: str, folder: Path) -> Any:
+    values = KINDS[kind].slice(0, 1) if column == "no null" else KINDS[kind]
+    try:
+        return send(als, pa.table({"a": values}), folder, missing=MISSING[column])
+    except DtypeError as error:
+        assert "'a'" in str(error) or "the array" in str(error)  # noqa: PT017
+        return None
+
+
+def test_the_docs_have_the_table(als: AlchemistSession, tmp_path: Path) -> None:
+    lines = [f"| column | {' | '.join(MISSING)} |", "|---" * (1 + len(MISSING)) + "|"]
+    for kind in KINDS:
+        found = [came(NAMED["Arrow"], als, kind, column, tmp_path) for column in MISSING]
+        lines.append(
+            f"| {kind} | {' | '.join('error' if A is None else A.dtype.name for A in found)} |"
+        )
+    table = "\n".join(lines)
+    assert table in DOCS.read_text(), f"docs/transfer.md must have this table:\n{table}"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_does_what_the_table_says(
+    als: AlchemistSession, tmp_path: Path, source: str
+) -> None:
+    for kind in KINDS:
+        if kind in HAS_NOT.get(source, ()):
+            continue
+        for column in MISSING:
+            expected = came(NAMED["Arrow"], als, kind, column, tmp_path)
+            A = came(SOURCES[source], als, kind, column, tmp_path)
+            assert (A is None) == (expected is None), (kind, column)
+            if A is not None:
+                assert (A.dtype, A.categories) == (expected.dtype, expected.categories), kind
+                np.testing.assert_array_equal(A.fetch(), expected.fetch())
+
+
+def test_dask_says_what_it_does_not_know(als: AlchemistSession, tmp_path: Path) -> None:
+    for kind, words in (
+        ("categories", r"'a'.*categorize\(\)"),
+        ("list of 2 float32", "'a'.*compute"),
+    ):
+        with pytest.raises(DtypeError, match=words):
+            dask(als, pa.table({"a": KINDS[kind]}), tmp_path)
+    dd = pytest.importorskip("dask.dataframe", reason="needs alchemist-on-ray[dask]")
+    frame = dd.from_pandas(pd.DataFrame({"a": ["x", "y", "x"]}), npartitions=2)
+    frame = frame.astype({"a": "category"})
+    with pytest.raises(DtypeError, match=r"'a' are not known.*categorize\(\)"):
+        als.send_matrix(frame)
+    A = als.send_matrix(frame.categorize())
+    assert [A.categories["a"][int(code)] for code in A.fetch()[:, 0]] == ["x", "y", "x"]
+
+
+@pytest.mark.parametrize("source", ["Arrow", "Parquet", "Ray Data"])
+def test_categories_of_all_parts_are_counted_together(
+    als: AlchemistSession, tmp_path: Path, source: str
+) -> None:
+    words = [["b", "a", "b"], ["c", "b", "c"], ["a"]]
+    parts = [pa.table({"a": pa.array(some).dictionary_encode()}) for some in words]
+    if source == "Parquet":
+        for k, part in enumerate(parts):
+            (tmp_path / "all").mkdir(exist_ok=True)
+            pq.write_table(part, tmp_path / "all" / f"{k}.parquet")
+        A = als.load_matrix(tmp_path / "all")
+    elif source == "Ray Data":
+        data = pytest.importorskip("ray.data", reason="needs alchemist-on-ray[data]")
+        A = als.send_matrix(data.from_arrow(parts))
+    else:
+        A = als.send_matrix(pa.concat_tables(parts))
+    assert (A.dtype, A.categories) == (np.int32, {"a": ("b", "a", "c")})
+    expected = [word for some in words for word in some]
+    assert [A.categories["a"][code] for code in A.fetch()[:, 0]] == expected
+    assert A[1:3].categories == A.categories
+    assert A.to_arrow()["a"].to_pylist() == expected
+    assert A.columns == ("a",)
+    A = A.to_layout("MC_MR")
+    assert A.categories == {"a": ("b", "a", "c")}
+
+
+def test_categories_of_pandas_stay_in_checkpoints(als: AlchemistSession, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"n": [1, 2, 3], "c": pd.Categorical(["x", None, "z"])})
+    with pytest.raises(DtypeError, match=r"column 'c' has nulls \(1\).*missing='nan'"):
+        als.send_matrix(frame)
+    A = als.send_matrix(frame, missing=-1, name="coded")
+    assert (A.dtype, A.categories) == (np.int64, {"c": ("x", "z")})
+    assert A.fetch().tolist() == [[1, 0], [2, -1], [3, 1]]
+    als.checkpoint(tmp_path / "checkpoint")
+    with AlchemistSession.restore(tmp_path / "checkpoint", 1) as restored:
+        assert restored.matrix("coded").categories == A.categories
+    assert als.send_matrix(frame.c, missing="nan").categories == {"c": ("x", "z")}
+    A.free()
+
+
+def test_lists_and_tensors_are_another_axis(als: AlchemistSession, tmp_path: Path) -> None:
+    values = np.arange(24.0).reshape(2, 3, 4)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    table = pa.table({"t": tensors})
+    mixed = pa.table({"n": [1.0, 2.0], "v": pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2))})
+    for send in (NAMED["Arrow"], parquet, dataset):
+        np.testing.assert_array_equal(send(als, table, tmp_path).fetch(), values)
+        A = send(als, mixed, tmp_path)
+        assert (A.fetch().tolist(), A.columns) == ([[1, 1, 2], [2, 3, 4]], ())
+        with pytest.raises(ShapeError, match=r"'t' has tensors of shape \(3, 4\).*beside other"):
+            send(als, pa.table({"t": tensors, "n": [1, 2]}), tmp_path)
+        with pytest.raises(ShapeError, match=r"'v' has lists"):
+            send(als, pa.table({"v": [[1.0], [2.0, 3.0]]}), tmp_path)
+    pq.write_table(pa.table({"n": [1, 2], "t": tensors}), tmp_path / "b.parquet")
+    A = als.load_matrix(tmp_path / "b.parquet", columns=["t"])
+    np.testing.assert_array_equal(A.fetch(), values)
+    assert als.load_matrix(tmp_path / "b.parquet", columns=["n"]).columns == ("n",)
+
+
+def test_the_option_is_checked(als: AlchemistSession, tmp_path: Path) -> None:
+    for wrong in ("zero", None, [0]):
+        with pytest.raises(BadArgumentError, match="must be 'error', 'nan' or a number"):
+            als.send_matrix(np.eye(2), missing=wrong)
+    np.save(tmp_path / "a.npy", np.eye(2))
+    with pytest.raises(BadArgumentError, match=r"\.npy files have no nulls"):
+        als.load_matrix(tmp_path / "a.npy", missing=0)
+    for value in (1.5, 300):
+        with pytest.raises(AlchemistError, match=rf"missing={value} is no element of column 'a'"):
+            als.send_matrix(pa.table({"a": pa.array([1, None], pa.int8())}), missing=value)

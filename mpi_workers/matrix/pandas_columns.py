@@ -1,0 +1,104 @@
+"""Columns of pandas' frames as NumPy arrays; pandas itself is not imported.
+
+NaN in a column of NumPy's floats is a number. Columns that store missing values apart (nullable,
+of Arrow, categories) follow the rules of `arrow_columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpi_workers.matrix.arrow_columns import (
+    CODES,
+    BadShape,
+    Column,
+    gathered,
+    named,
+    not_numeric,
+    open_table,
+)
+from mpi_workers.matrix.arrow_memory import read_schema
+from mpi_workers.matrix.missing import ERROR, Missing, dtype_with_missing, filled
+
+
+def names_of(frame: Any) -> list[str]:
+    """Names of a DataFrame's columns, or the name of a Series."""
+    return [str(name) for name in frame.columns] if frame.ndim == 2 else [str(frame.name)]
+
+
+def dtypes_of(frame: Any, missing: Missing = ERROR) -> list[np.dtype[Any]]:
+    """The dtype of each column. Raises `ValueError`; `BadShape` if there are no columns."""
+    dtypes = list(frame.dtypes) if frame.ndim == 2 else [frame.dtype]
+    if not dtypes:
+        raise BadShape("the data frame has no columns: there is nothing to send")
+    pairs = zip(names_of(frame), dtypes, strict=True)
+    return [_dtype(name, dtype, missing) for name, dtype in pairs]
+
+
+def _dtype(name: str, dtype: Any, missing: Missing) -> np.dtype[Any]:
+    if isinstance(dtype, np.dtype):
+        found = dtype
+    elif hasattr(dtype, "categories"):
+        return dtype_with_missing(CODES, missing)
+    elif hasattr(dtype, "pyarrow_dtype"):
+        return Column(name, read_schema(dtype.pyarrow_dtype)).dtype(missing)
+    else:  # of a sparse column its dense one would be large
+        found = getattr(dtype, "numpy_dtype", np.dtype(object))
+    if found.kind not in "biufc":
+        raise ValueError(not_numeric(name, dtype))
+    return found if found is dtype else dtype_with_missing(found, missing)
+
+
+def values_of(
+    frame: Any, missing: Missing = ERROR, categories: dict[int, Sequence[str]] | None = None
+) -> NDArray[Any]:
+    """The elements of a DataFrame or Series, shape (m, n) or (m,), without the index.
+
+    Parameters
+    ----------
+    frame : DataFrame or Series
+    missing : "error", "nan" or a number
+    categories : dict, optional
+        Of each column that has some, by its position: those that codes count first, to which
+        others that are met are added.
+
+    Raises
+    ------
+    ValueError
+        For a column that is not of numbers, or has missing values that `missing` does not allow.
+    """
+    dtypes = dtypes_of(frame, missing)
+    dtype = np.result_type(*dtypes)
+    own = list(frame.dtypes) if frame.ndim == 2 else [frame.dtype]
+    if all(isinstance(kind, np.dtype) for kind in own):
+        return np.asarray(frame.to_numpy(dtype=dtype))
+    columns = [frame] if frame.ndim == 1 else [frame.iloc[:, j] for j in range(len(own))]
+    found, known = [], {} if categories is None else categories
+    for j, (name, column) in enumerate(zip(names_of(frame), columns, strict=True)):
+        kind, its = column.dtype, list[str]()
+        if isinstance(kind, np.dtype):
+            values = column.to_numpy()
+        elif hasattr(kind, "pyarrow_dtype") and hasattr(column, "__arrow_c_stream__"):
+            table = open_table(column, missing)
+            values, its = gathered(table), table.categories.get(0, [])
+        elif hasattr(kind, "categories"):
+            codes = np.asarray(column.cat.codes)
+            valid = None if (codes >= 0).all() else codes >= 0
+            its = list(dict.fromkeys([*known.get(j, ()), *map(str, kind.categories)]))
+            places = np.array([its.index(str(one)) for one in kind.categories] or [0], CODES)
+            values = filled(places[codes], valid, missing, named(name), dtypes[j])
+        else:
+            absent = np.asarray(column.isna())
+            plain = getattr(kind, "numpy_dtype", np.dtype(object))
+            stored = column.to_numpy(plain, na_value=plain.type(0))
+            valid = ~absent if absent.any() else None
+            values = filled(stored, valid, missing, named(name), dtypes[j])
+        if its:
+            known[j] = its
+        found.append(values.reshape(len(values), -1) if values.size else values.reshape(0, 1))
+    together = np.concatenate(found, axis=1, dtype=dtype)
+    return together[:, 0] if frame.ndim == 1 and together.shape[1] == 1 else together
