@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from alchemist_ray.arrays.handle import Handle
     from alchemist_ray.errors import AlchemistError
     from alchemist_ray.observe.status import status
+    from alchemist_ray.ray_access.executor import Executor
     from alchemist_ray.ray_access.mpi_function import MpiFunction, mpi_function
     from alchemist_ray.session.alchemist_session import (
         AlchemistSession,
@@ -32,6 +33,7 @@ _PUBLIC = {
     "AlchemistError": "alchemist_ray.errors",
     "AlchemistSession": "alchemist_ray.session.alchemist_session",
     "CallInfo": "alchemist_ray.session.alchemist_session",
+    "Executor": "alchemist_ray.ray_access.executor",
     "GangInfo": "alchemist_ray.session.alchemist_session",
     "Handle": "alchemist_ray.arrays.handle",
     "MpiFunction": "alchemist_ray.ray_access.mpi_function",
@@ -50,7 +52,7 @@ __all__ = [
     "__version__",
 ]
 if importlib.util.find_spec("alchemist_ray.ray_access"):  # not in alchemist-client
-    __all__ += ["MpiFunction", "mpi_function", "status"]
+    __all__ += ["Executor", "MpiFunction", "mpi_function", "status"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from alchemist_ray import AlchemistSession
+from alchemist_ray import AlchemistSession, Executor
 from benchmarks import by_hand
 from benchmarks.harness import WITH_SPARK, Peer, Report, Turns, timed, use_peers
 from benchmarks.linalg import CORES, RANK, SVD, N, Ours, decaying, gram_route, mllib
@@ -29,6 +29,8 @@ TURNS = 3  # a turn of all systems takes a minute
 LIMIT_S = 120
 READY, CALL = f"{RANKS} ranks ready", f"an empty call on {RANKS} ranks, p50"
 MOVE = "128 MB there and back"
+FUTURES = 200
+SUBMIT = f"{FUTURES} calls of 2 ranks as futures"
 MATMUL, TRUNCATED = f"matmul {N} x {N}", f"truncated SVD {SVD[0]} x {SVD[1]}, rank {RANK}"
 Work = Callable[[], float]  # gives its seconds
 Opened = tuple[
@@ -40,6 +42,10 @@ def run() -> Report:
     use_peers()
     report = Report("peers")
     _launch(report)
+    _turns(report, SUBMIT, {
+        "alchemist": _futures(lambda: Executor(num_workers=2, max_gangs=1), _first),
+        "executorlib": _futures(_executorlibs, _rank),
+    })  # fmt: skip
     _compute(report)
     for operation in dict.fromkeys(peer.operation for peer in report.peers):
         ours, *others = [peer for peer in report.peers if peer.operation == operation]
@@ -150,6 +156,33 @@ def _raydp() -> Iterator[Opened]:
 def _mpiexec() -> Iterator[Opened]:
     local_gang.run("benchmarks.by_hand:nothing", RANKS)
     yield None, None  # a program that ends
+
+
+def _futures(executor: Callable[[], Any], function: Callable[..., Any]) -> Work:
+    """Calls of two ranks that wait at the same time, after a first one."""
+
+    def measure() -> float:
+        with executor() as opened:
+            opened.submit(function, 0).result(LIMIT_S)
+            begin = time.perf_counter()
+            futures = [opened.submit(function, 0) for _ in range(FUTURES)]
+            for future in futures:
+                future.result(LIMIT_S)
+            return time.perf_counter() - begin
+
+    return measure
+
+
+def _executorlibs() -> Any:
+    from executorlib import SingleNodeExecutor
+
+    return SingleNodeExecutor(
+        max_cores=CORES, max_workers=1, block_allocation=True, resource_dict={"cores": 2}
+    )
+
+
+def _first(comm: Any, rank: int) -> int:
+    return rank
 
 
 SYSTEMS: dict[str, Callable[[], contextlib.AbstractContextManager[Opened]]] = {

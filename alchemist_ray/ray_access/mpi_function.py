@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from typing import Any, overload
@@ -99,13 +99,7 @@ class MpiFunction:
         BadArgumentError
             If something cannot be pickled, or for a handle: its matrix is on another gang.
         """
-        refs: list[Any] = []
-        task, _ = pack(self.function, args, kwargs, _no_handle, refs)
-        limit_s = self._options.timeout_s
-        body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": limit_s}
-        if not ray.is_initialized():
-            join_ray(self._options.num_workers)
-        return _pool.submit(self._options, body, refs)
+        return pooled(self._options, self.function, args, kwargs)()
 
     def options(self, **changed: Any) -> MpiFunction:
         """The same function with other options of `mpi_function`."""
@@ -124,6 +118,22 @@ class MpiFunction:
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", repr(self.function))
         return f"<mpi_function {name} on {counted(self._options.num_workers, 'worker')}>"
+
+
+def pooled(
+    options: FunctionOptions,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    most: int | None = None,
+) -> Callable[[], Any]:
+    """A call that is ready to be given to one of at most `most` gangs; then it is an ObjectRef."""
+    refs: list[Any] = []
+    task, _ = pack(function, args, kwargs, _no_handle, refs)
+    body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": options.timeout_s}
+    if not ray.is_initialized():
+        join_ray(options.num_workers)
+    return lambda: _pool.submit(options, body, refs, most)
 
 
 def _no_handle(handle: MatrixRef) -> int:
@@ -224,12 +234,14 @@ class _Pool:
         self._watched = False
         self._others = 0.0  # CPUs that others have taken
 
-    def submit(self, options: FunctionOptions, body: Body, refs: list[Any]) -> Any:
+    def submit(
+        self, options: FunctionOptions, body: Body, refs: list[Any], most: int | None
+    ) -> Any:
         """Give a call to a host. `idle_s` and `timeout_s` make no difference to a gang."""
-        key = replace(options, timeout_s=None, idle_s=0.0)
+        key = _key(options)
         with self._lock:
             self._settle()
-            host = self._host(key)
+            host = self._host(key, most)
             host.idle_s = options.idle_s
             request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
             ref: Any = host.manager.handle.function.remote(request, body, *refs)
@@ -244,13 +256,23 @@ class _Pool:
         for hosts in self._hosts.values():
             hosts[:] = [host for host in hosts if host.stays(here)]
 
-    def _host(self, key: FunctionOptions) -> _Host:
+    def count(self, options: FunctionOptions) -> int:
+        with self._lock:
+            return len(self._hosts.get(_key(options), ()))
+
+    def release(self, options: FunctionOptions) -> None:
+        """End the gangs of these options when they are idle."""
+        with self._lock:
+            for host in self._hosts.get(_key(options), ()):
+                host.idle_s = 0.0
+
+    def _host(self, key: FunctionOptions, most: int | None) -> _Host:
         hosts = self._hosts.setdefault(key, [])
         for host in [host for host in hosts if not host.calls and not host.manager.alive()]:
             hosts.remove(host)
             host.manager.end()
         free = min(hosts, key=lambda host: len(host.calls), default=None)
-        if free is None or free.calls:
+        if free is None or (free.calls and (most is None or len(hosts) < most)):
             room = self._room()  # also for the first gang: the next call compares with it
             each, gpus = key.gang.each, ray.available_resources().get("GPU", 0.0)
             if free is None or each.room({"CPU": room, "GPU": gpus}) >= key.num_workers:
@@ -288,4 +310,9 @@ class _Pool:
                 self._watched = any(self._hosts.values())
 
 
+def _key(options: FunctionOptions) -> FunctionOptions:
+    return replace(options, timeout_s=None, idle_s=0.0)
+
+
 _pool = _Pool()
+gangs_of, release = _pool.count, _pool.release

@@ -1,0 +1,133 @@
+"""`Executor`: calls on MPI ranks as futures of `concurrent.futures`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, as_completed, wait
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alchemist_ray import Executor
+from alchemist_ray.errors import (
+    BadArgumentError,
+    CallTimeoutError,
+    GroupFailedError,
+    ResourceError,
+    RoutineError,
+)
+from tests.alchemist_ray.session.test_alchemist_session import wait_for_cpus
+
+
+@pytest.fixture(scope="module")
+def executor(cluster: str) -> Iterator[Executor]:
+    with Executor(num_workers=2, max_gangs=2) as opened:
+        yield opened
+    assert wait_for_cpus(8, 20)
+
+
+def total(comm: Any, x: Any, y: Any = 0) -> Any:
+    return comm.allreduce(comm.rank) + np.sum(x) + y
+
+
+def pids(comm: Any, seconds: float = 0.0) -> Any:
+    time.sleep(seconds)
+    return comm.allgather(os.getpid())
+
+
+def test_it_is_an_executor_of_the_standard_library(executor: Executor) -> None:
+    assert executor.submit(total, np.ones(3), y=2).result() == 6
+    assert list(executor.map(total, range(5), [10] * 5)) == [11, 12, 13, 14, 15]
+    futures = {executor.submit(total, x): x for x in range(6)}
+    assert {futures[done]: done.result() for done in as_completed(futures, timeout=60)} == {
+        x: x + 1 for x in range(6)
+    }
+
+    async def several() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        calls = (loop.run_in_executor(executor, total, x) for x in (1, 2))
+        return await asyncio.gather(*calls)
+
+    assert asyncio.run(several()) == [2, 3]
+
+
+def test_a_call_may_have_other_ranks(executor: Executor) -> None:
+    assert len(executor.submit(pids, resources={"num_workers": 3}).result()) == 3
+    with pytest.raises(BadArgumentError, match=r"no 'cores'; it has num_workers"):
+        executor.submit(pids, resources={"cores": 3})
+    with pytest.raises(ResourceError, match="do not fit"):
+        executor.submit(pids, resources={"num_workers": 100}).result()
+    with pytest.raises(TypeError, match="no option 'workers'"):
+        Executor(workers=2)
+    with pytest.raises((ResourceError, ValueError), match="max_gangs"):
+        Executor(max_gangs=0)
+
+
+def test_gangs_stay_warm_and_are_not_more_than_allowed(executor: Executor) -> None:
+    found = {tuple(ranks) for ranks in executor.map(pids, [0.05] * 12)}
+    assert 1 <= len(found) <= 2
+    time.sleep(1.0)
+    assert {tuple(ranks) for ranks in executor.map(pids, [0.0] * 4)} <= found
+
+
+def test_errors_are_those_of_run(executor: Executor) -> None:
+    def broken(comm: Any) -> None:
+        if comm.rank == 1:
+            raise ValueError("no luck")
+
+    with pytest.raises(RoutineError, match="rank 1: ValueError: no luck"):
+        executor.submit(broken).result()
+    assert isinstance(executor.submit(broken).exception(), RoutineError)
+    with pytest.raises(CallTimeoutError):
+        executor.submit(pids, 60.0, resources={"timeout_s": 0.3}).result()
+
+    def dies(comm: Any) -> None:
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+
+    with pytest.raises(GroupFailedError, match="SIGKILL"):
+        executor.submit(dies).result(timeout=60)
+    assert executor.submit(total, 1).result(timeout=60) == 2
+
+
+def test_calls_are_cancelled_before_and_while_they_run(executor: Executor) -> None:
+    calls = [executor.submit(pids, 60.0) for _ in range(8)]
+    deadline = time.monotonic() + 30
+    while not calls[0].running():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert all(call.cancel() for call in calls)
+    assert all(call.cancelled() and call.cancel() for call in calls)
+    done, left = wait(calls, timeout=5)
+    assert (len(done), left) == (8, set())
+    with pytest.raises(CancelledError):
+        calls[0].result()
+    finished = executor.submit(total, 1)
+    assert finished.result(timeout=30) == 2  # the gangs go on
+    assert not finished.cancel()
+
+
+def test_shutdown_ends_the_gangs(cluster: str) -> None:
+    other = Executor(num_workers=1, max_gangs=1)
+    ranks = other.submit(pids).result()
+    calls = [other.submit(pids, 0.2) for _ in range(3)]
+    other.shutdown()
+    assert all(call.done() and not call.exception() for call in calls)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        other.submit(pids)
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    another = Executor(num_workers=1, max_gangs=1)
+    calls = [another.submit(pids, 0.5) for _ in range(6)]
+    another.shutdown(wait=False, cancel_futures=True)
+    wait(calls, timeout=30)
+    assert calls[-1].cancelled()
+    assert not calls[0].cancelled()
