@@ -360,7 +360,8 @@ def _decimals(kind: str, part: Part) -> Array:
     _, scale, *bits = kind[2:].split(",")
     words = int(bits[0]) // 64 if bits else 2
     if not words:
-        return part.elements(np.int32) / 10.0 ** int(scale)
+        found: Array = part.elements(np.int32) / 10.0 ** int(scale)
+        return found
     stored = part.elements(np.dtype((np.void, 8 * words))).view(np.uint64).reshape(-1, words)
     negative = stored[:, -1].view(np.int64) < 0
     stored = np.where(negative[:, None], ~stored, stored)  # the magnitude, less one
@@ -377,4 +378,5 @@ def _recoded(dictionary: Field, part: Part, codes: dict[str, int], values: Array
     else:
         words = list(map(str, _elements(dictionary, part)[0].tolist()))
     new = np.array([codes.setdefault(word, len(codes)) for word in words] or [0], CODES)
-    return new[np.clip(values, 0, len(new) - 1)]  # codes of nulls are arbitrary
+    found: Array = new[np.clip(values, 0, len(new) - 1)]  # codes of nulls are arbitrary
+    return found

@@ -164,6 +164,19 @@ def test_nulls_are_refused_by_their_column(als: AlchemistSession, spark: Any) ->
     refused(als, none, DtypeError, "'l'", "nulls")
 
 
+def test_something_stands_for_a_null(als: AlchemistSession, spark: Any) -> None:
+    rows = [(1, 2.0, True), (None, None, None)]
+    frame = spark.createDataFrame(rows, "a bigint, `b.c` double, d boolean").coalesce(1)
+    A = als.send_matrix(frame, missing="nan")
+    assert (A.dtype, A.columns) == (np.float64, ("a", "b.c", "d"))
+    np.testing.assert_array_equal(A.fetch(), [[1, 2, 1], [np.nan] * 3])
+    A = als.send_matrix(frame.select("a"), missing=-1)
+    assert (A.dtype, A.fetch().tolist()) == (np.int64, [[1], [-1]])
+    refused(als, frame, DtypeError, "missing=0.5 is no element of column 'a'", missing=0.5)
+    large = spark.createDataFrame([(2**53 + 1,), (None,)], "a bigint").coalesce(1)
+    refused(als, large, TransferError, "'a' has integers that float64 would round", missing="nan")
+
+
 def test_rows_of_several_lengths_are_refused(als: AlchemistSession, spark: Any) -> None:
     frame = spark.createDataFrame([([1.0, 2.0],), ([1.0],)], ["l"])
     refused(als, frame, ShapeError, "'l'", "1 elements", "2")
