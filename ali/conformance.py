@@ -366,9 +366,9 @@ def home(case: Case) -> str:
 
 def _give_up(what: str, patience_s: float) -> None:
     print(
-        f"{what} did not return in {patience_s:.0f} s. Blocking MPI calls in C cannot be "
-        "interrupted: use alchemist_wait, alchemist_allreduce and alchemist_check, in Python "
-        "ctx.comm and ctx.check(); or set interruptible = False",
+        f"{what} did not return in {patience_s:.0f} s. Waits in MPI end with the call; in long "
+        "loops without MPI use alchemist_check, in Python ctx.check(); or set interruptible = "
+        "False",
         flush=True,
     )
     faulthandler.dump_traceback()

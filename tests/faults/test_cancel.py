@@ -8,14 +8,21 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from ray.exceptions import TaskCancelledError
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import CallTimeoutError, CancelledError, GroupFailedError
+from alchemist_ray.errors import (
+    CallTimeoutError,
+    CancelledError,
+    GroupFailedError,
+    RoutineError,
+)
 from alchemist_ray.observe.status import table
 from alchemist_ray.runtime.commands import nodes
 from tests.faults.conftest import (
@@ -29,6 +36,8 @@ from tests.faults.conftest import (
     variables,
 )
 from tests.faults.named.named_gangs import Program
+from tests.mpi_workers import rank as ranks
+from tests.support.build import needs_compiler, shared_object
 from tests.support.traces import within
 
 pytestmark = pytest.mark.timeout(60, func_only=True)
@@ -159,6 +168,28 @@ def test_a_time_limit_interrupts_all_ranks_at_once(gang: Gang) -> None:
     for _ in range(10):
         with pytest.raises(CancelledError):
             gang.session.run(hang, timeout_s=0.01)
+    assert gang.works()
+
+
+@needs_compiler
+def test_waits_of_native_code_end_with_an_error_a_time_limit_and_ctrl_c(
+    gang: Gang, tmp_path: Path
+) -> None:
+    source = Path(ranks.__file__).with_name("waiting.c")
+    path = shared_object(source, tmp_path / "libwaiting.so")
+    lib = gang.session.load_library("waiting", path)
+    A = gang.session.send_matrix(np.arange(6.0))
+    hang = lib.hang.options(timeout_s=0.3)
+    where = r"ranks 0, 1, 2 were in MPI_Recv in waiting.hang"
+    for turn in range(3):
+        with refused("an error while others wait in C", RoutineError, "rank 1", 0, ERROR_LIMIT_S):
+            lib.wait(("Allreduce", "Waitall", "Probe")[turn], careless=turn == 1)
+        with refused("timeout_s in C", CancelledError, where, 0.3, 0.3 + ERROR_LIMIT_S):
+            hang()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with within(0.3 + ERROR_LIMIT_S), pytest.raises(KeyboardInterrupt):
+            lib.hang()
+    assert A.fetch().tolist() == list(range(6))
     assert gang.works()
 
 
