@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
 from collections.abc import Callable
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -177,45 +180,40 @@ OPERATIONS: dict[str, Callable[[Comm, Any, Any], Any]] = {
     "Allreduce": lambda c, x, y: c.Allreduce(x, y[: len(x)]),
     "Allgather": lambda c, x, y: c.Allgather(x, y),
     "Alltoall": lambda c, x, y: c.Alltoall(y.copy(), y),
-    "Bcast": lambda c, x, y: c.Bcast(x, 3),
-    "Reduce": lambda c, x, y: c.Reduce(x, y[: len(x)], root=2) or c.Barrier(),
-    "Scan": lambda c, x, y: c.Scan(x, y[: len(x)]) or c.Barrier(),
-    "Recv": lambda c, x, y: c.Recv(x, 1 if c.rank == 0 else MPI.ANY_SOURCE),
-    "Sendrecv": lambda c, x, y: c.Sendrecv(x, (c.rank + 1) % c.size, 0, y, MPI.ANY_SOURCE, 0),
-    "Irecv": lambda c, x, y: (c.Irecv(x, MPI.ANY_SOURCE), c.Isend(y, 0)) and c.Barrier(),
+    "Allgatherv": lambda c, x, y: c.Allgatherv(x, [y, [len(x)] * c.size]),
+    "Gather": lambda c, x, y: c.Gather(x, y),
+    "Reduce": lambda c, x, y: c.Reduce(x, y[: len(x)]) or c.Barrier(),
+    "Bcast": lambda c, x, y: c.Bcast(x, 2) or c.Barrier(),
+    "Recv": lambda c, x, y: c.Recv(x) if c.rank == 0 else c.Send(x, 0),
+    "Irecv": lambda c, x, y: (c.Irecv(x) if c.rank == 0 else c.Isend(x, 0)) and c.Barrier(),
+    "Sendrecv": lambda c, x, y: c.Sendrecv(y[: len(x)], (c.rank + 2) % c.size, 0, x),
 }
 
 
 def canaries(gang: Gang, path: str) -> dict[str, int]:
     """Elements that MPI has written into memory of operations that were left, in later calls.
 
-    Rank 1 does not take part, and the others begin one after another: some of their messages
-    arrive when their receiver has left.
+    Rank 0 leaves an operation before ranks 2 and 3 begin it, whose word is raised later: their
+    messages arrive then. Rank 1 does not take part.
     """
-    word = InterruptWord(path)
+    word = InterruptWord(f"{path}{gang.rank}")
     interruption.watch(word, crowded=True)
-    kept, found, number = [], {}, 2
-    for name, operation in OPERATIONS.items():
-        for size in (5, 3000, 100_000):
-            for delay_s in (0.0, 0.002):
-                with interruption.uninterruptible():
-                    interruption.begin(number)
-                    gang.renew()
-                    gang.world.Barrier()
-                x, y = np.ones(size), np.ones(size * gang.size)
-                time.sleep(delay_s * gang.rank)
-                if gang.rank == 1:
-                    word.raise_to(number)
-                else:
-                    try:
-                        with interruption.ended_waits():
-                            operation(gang.comm, x, y)
-                    except Interrupted:
-                        pass
-                x[:] = y[:] = CANARY
-                kept.append((name, x, y))
-                number += 1
-    interruption.begin(number)
+    kept, found = [], dict.fromkeys(OPERATIONS, 0)
+    for number, (name, size) in enumerate(itertools.product(OPERATIONS, (5, 100_000)), start=2):
+        with interruption.uninterruptible():
+            interruption.begin(number)
+            gang.renew()
+            gang.world.Barrier()
+        x, y = np.ones(size), np.ones(size * gang.size)
+        if gang.rank > 1:
+            time.sleep(0.1)
+        Timer(0.0 if gang.rank == 1 else 0.05, word.raise_to, [number]).start()
+        if gang.rank != 1:
+            with contextlib.suppress(Interrupted), interruption.ended_waits():
+                OPERATIONS[name](gang.comm, x, y)
+        x[:] = y[:] = CANARY
+        kept.append((name, x, y))
+    interruption.begin(1000)
     with interruption.uninterruptible():
         gang.renew()
     for _ in range(1000):
@@ -223,7 +221,7 @@ def canaries(gang: Gang, path: str) -> dict[str, int]:
         gang.comm.sendrecv(1, (gang.rank + 1) % gang.size, source=MPI.ANY_SOURCE)
     for name, x, y in kept:
         wrong = int((x != CANARY).sum() + (y != CANARY).sum())
-        found[name] = found.get(name, 0) + gang.comm.allreduce(wrong)
+        found[name] += gang.comm.allreduce(wrong)
     return found
 
 
@@ -240,11 +238,8 @@ def leaks(gang: Gang, path: str) -> list[int]:
         if gang.rank == 1:
             word.raise_to(number)
         else:
-            try:
-                with interruption.ended_waits():
-                    waits[number % 2](gang.comm)
-            except Interrupted:
-                pass
+            with contextlib.suppress(Interrupted), interruption.ended_waits():
+                waits[number % 2](gang.comm)
     interruption.begin(1000)
     with interruption.uninterruptible():
         gang.renew()
