@@ -51,6 +51,7 @@ from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import SHM, unused
 from mpi_workers.node.processes import OomWatch
+from mpi_workers.waits import mpi_layer
 from mpi_workers.wire.interfaces import interface_of, interfaces
 
 TOOL_TIMEOUT_S = 8.0  # less than a check's
@@ -321,8 +322,11 @@ def versions() -> dict[str, str]:
 
 
 def copies(site: Site) -> Iterator[Finding]:
-    """Report the kernel that copies between array orders."""
+    """Report the compiled parts: the kernel that copies between array orders, waits in MPI."""
     yield Finding(INFO, copy_kernels.description())
+    compiled = mpi_layer.LIBRARY.exists()
+    how = "their call" if compiled else "the gang: no C compiler was found at the installation"
+    yield Finding(INFO, f"waits in MPI end with {how}")
 
 
 def mpi_library(site: Site) -> Iterator[Finding]:
