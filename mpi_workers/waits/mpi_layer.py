@@ -1,6 +1,6 @@
 """The layer under MPI (`mpi_waits.c`): its state, and how a process gets it. Needs no MPI.
 
-Without a C compiler at the installation there is none: then waits in MPI cannot be interrupted.
+Without a C compiler at the installation it is missing, and waits in MPI cannot be interrupted.
 """
 
 from __future__ import annotations
