@@ -284,7 +284,8 @@ class SparseHandle(_Refusing):
         kind = getattr(np.asarray(other).dtype, "kind", "O")
         if isinstance(other, MatrixRef) or np.ndim(other) or kind not in "biufc":
             self._refuse()
-        return self._call("scale", complex(other), KINDS[kind])
+        typed = isinstance(other, np.generic | np.ndarray)
+        return self._call("scale", complex(other), other.dtype.name if typed else KINDS[kind])
 
     __rmul__ = __mul__
 

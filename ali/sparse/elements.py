@@ -14,7 +14,7 @@ from ali.linalg.collectives import sum_over_ranks
 from ali.sparse.products import fetched_rows, in_blocks
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.dtypes import check_dtype
+from mpi_workers.matrix.dtypes import DTYPES, check_dtype
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 
 OPERATIONS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul}
@@ -61,8 +61,9 @@ def scale(ctx: Context, A: SparseMatrix, value: complex, kind: str = "complex") 
     ----------
     A : sparse matrix, shape (m, n)
     value : complex
-    kind : {"int", "float", "complex"}
-        Of the number: that of B follows NumPy's rules for Python's numbers.
+    kind : str
+        Of the number: "int", "float", "complex" as Python's, or a dtype; that of B follows NumPy's
+        rules for it.
 
     Returns
     -------
@@ -74,9 +75,12 @@ def scale(ctx: Context, A: SparseMatrix, value: complex, kind: str = "complex") 
 
     Error: 1 eps, relative to the largest element. Peak memory: 1.6 times arguments and results.
     """
-    kinds = {"int": lambda z: int(z.real), "float": lambda z: z.real, "complex": complex}
-    require_choice("scale", "kind", kind, kinds)
-    return ctx.new_sparse(A.local * kinds[kind](value), A.shape[0])
+    require_choice("scale", "kind", kind, ("int", "float", "complex", *DTYPES))
+    number: Any = value if kind.startswith("complex") else value.real
+    number = int(number) if kind == "int" else number
+    if kind in DTYPES:
+        number = np.dtype(kind).type(number)
+    return ctx.new_sparse(A.local * number, A.shape[0])
 
 
 @routine("B")

@@ -41,8 +41,8 @@ def matmul(ctx: Context, A: SparseMatrix, X: DistMatrix) -> DistMatrix:
     Error: 2 eps, relative to the largest element. Peak memory: 1.1 times arguments and results.
     """
     require_rows("A @ X", X, A.shape[1])
-    whole = ctx.to_layout(X, "STAR_STAR")
-    return in_blocks(ctx, np.asarray(A.local @ whole.local), A.shape[0]).with_ndim(X.ndim)
+    whole = block(ctx.to_layout(X, "STAR_STAR"))
+    return in_blocks(ctx, np.asarray(A.local @ whole), A.shape[0]).with_ndim(X.ndim)
 
 
 @routine("C")

@@ -166,8 +166,8 @@ class LoadedLibraries(dict[str, LoadedLibrary]):
                 if writes is None:  # but sparse matrices, which no routine changes
                     parameters = self._called(body).get("parameters", ())
                     kept = {name for name, kind, *_ in parameters if kind == SPARSE}
-                    given = {name: value for name, value in arguments.items() if name not in kept}
-                    return [] if self.pure(body) else matrices_of({**body, "arguments": given})
+                    some = {name: value for name, value in arguments.items() if name not in kept}
+                    return [] if self.pure(body) else matrices_of({**body, "arguments": some})
                 given = [arguments.get(name) for name in writes]
                 return [value["matrix"] for value in given if isinstance(value, dict)]
         return []

@@ -74,8 +74,8 @@ def step(random: np.random.Generator, session: AlchemistSession, pairs: list[Pai
 
 def same(found: Any, expected: Any) -> None:
     found = found if sp.issparse(found) else found.fetch()
-    assert found.shape == expected.shape
-    assert found.dtype == expected.dtype or not sp.issparse(expected)
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    assert found.dtype == expected.dtype or not sp.issparse(expected), (found.dtype, expected.dtype)
     dense = [x.toarray() if sp.issparse(x) else x for x in (found, expected)]
     np.testing.assert_allclose(*dense, rtol=1e-5, atol=1e-5)
 
@@ -93,7 +93,7 @@ def test_programs_give_what_scipy_gives(ranks: int) -> None:
                     made = step(random, session, pairs)
                     same(*made)
                 except Exception as error:
-                    error.add_note(f"program {seed} on {ranks} ranks, step {number}")
+                    error.add_note(f"program {seed} on {ranks} ranks, step {number}: {pairs}")
                     raise
                 if isinstance(made[0], SparseHandle):
                     pairs.append(made)
