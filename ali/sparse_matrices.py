@@ -111,7 +111,8 @@ def on_ranks(gang: Gang, packed: DistMatrix) -> SparseMatrix:
     found = _divided.get(packed.block)
     # Not by one rank alone: a call that failed may have ended on some ranks only.
     if not all(gang.comm.allgather(found is not None and found.packed.grid == gang.grid)):
-        found = _divided[packed.block] = from_triplets(gang, *_triplets(matrix), matrix.shape)
+        rows, columns, elements = _triplets(matrix)
+        found = _divided[packed.block] = from_triplets(gang, rows, columns, elements, matrix.shape)
     assert found is not None
     return found
 

@@ -176,6 +176,9 @@ class SparseHandle(_Refusing):
 
     ndim = 2
     layout = ROWS
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    nnz: int
     __array_priority__ = 1000  # NumPy and SciPy leave operators to this class
 
     def __init__(self, ref: MatrixRef | None, transposed: SparseHandle | None = None) -> None:
@@ -308,7 +311,7 @@ class SparseHandle(_Refusing):
             key = key[0]
         every = np.arange(self.shape[0])
         try:
-            rows = np.atleast_1d(every[key.fetch() if isinstance(key, MatrixRef) else key])
+            rows = np.atleast_1d(every[np.asarray(key) if isinstance(key, MatrixRef) else key])
         except IndexError as error:
             raise BadIndexError(str(error)) from None
         if rows.ndim != 1:

@@ -43,11 +43,12 @@ def load(state: dict[str, Any], path: str | None) -> None:
 def _module(package: str) -> Any:
     """``petsc4py.PETSc`` or ``slepc4py.SLEPc``, initialised."""
     name = {"petsc4py": "PETSc", "slepc4py": "SLEPc"}[package]
-    if found := sys.modules.get(f"{package}.{name}"):
-        return found
-    where = Path(os.environ.get("PETSC_DIR", ""), os.environ.get("PETSC_ARCH", ""), "lib")
-    if "PETSC_DIR" in os.environ and (where / package).is_dir():
-        sys.path.insert(0, str(where))
+    if f"{package}.{name}" in sys.modules:
+        return sys.modules[f"{package}.{name}"]
+    if site := os.environ.get("PETSC_DIR"):
+        where = Path(site, os.environ.get("PETSC_ARCH", ""), "lib")
+        if (where / package).is_dir():
+            sys.path.insert(0, str(where))
     try:
         # A crash must end the rank, whose output tells where: not PETSc's handler.
         importlib.import_module(package).init(["alchemist", "-no_signal_handler"])
@@ -57,7 +58,7 @@ def _module(package: str) -> Any:
             "LibraryNotFoundError",
             f"{name} is not installed on node {os.uname().nodename} ({error}): {ADVICE}",
         ) from None
-    refuse_second_mpi(package.removesuffix("4py"), Path(found.__file__))
+    refuse_second_mpi(package.removesuffix("4py"), Path(found.__file__ or package))
     return found
 
 

@@ -101,6 +101,7 @@ def test_sparse_matrices_are_used_on_the_new_ranks(gang: Recovering) -> None:
     S = sparse.random_array((61, 50), density=0.1, format="csr", rng=np.random.default_rng(0))
     few = sparse.csr_array(np.eye(2, 50))  # some ranks have no row
     A, B = gang.als.send_matrix(S, name="S", durable=True), gang.als.send_matrix(few)
+    C = A * 2  # a result, which is made again on another number of ranks
     x, y = np.ones(50), np.ones(61)
     for size in (3, 4, 1):
         gang.als.resize(size)
@@ -111,6 +112,8 @@ def test_sparse_matrices_are_used_on_the_new_ranks(gang: Recovering) -> None:
         assert (A.fetch() != S).nnz == 0
         gang.kill()  # rebuilt, on as many ranks
         np.testing.assert_allclose((A @ x).fetch(), S @ x)
+        assert (C.fetch() != 2 * S).nnz == 0
+        np.testing.assert_allclose((C @ x).fetch(), 2 * (S @ x))
         assert A.norm() == pytest.approx(np.linalg.norm(S.toarray()))
 
 
