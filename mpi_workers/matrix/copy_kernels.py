@@ -223,13 +223,13 @@ def _tiles(
 ) -> Iterator[tuple[range, range]]:
     """Half-open tiles of an ``m x n`` region whose rows belong to ranks with `stride`."""
     if narrow:  # as tall as a rank's share, and wider if that is small
-        row_bytes = min(TILE_ROW_BYTES, max(1, n * itemsize))  # of a column alone one element
+        row_bytes = min(TILE_ROW_BYTES, max(1, n) * itemsize)  # of a vector one element
         rows = min(max(1, m // stride), EXCHANGE_TILE_BYTES // row_bytes)
         across = max(16, min(EXCHANGE_TILE_BYTES // rows, TILE_ROW_BYTES << 2) // itemsize)
         down = rows * stride
     else:
         across = max(16, (TILE_ROW_BYTES << 2) // itemsize)
-        down = max(16, EXCHANGE_TILE_BYTES // (across * itemsize))
+        down = max(16, EXCHANGE_TILE_BYTES // (max(1, min(n, across)) * itemsize))
     for j in range(0, n, across):
         for i in range(0, m, down):
             yield range(i, min(i + down, m)), range(j, min(j + across, n))
