@@ -142,7 +142,7 @@ class Executor(concurrent.futures.Executor):
             raise BadArgumentError(
                 f"resources={resources!r}: a call has no {min(unknown)!r}; it has {', '.join(own)}"
             )
-        key = FunctionOptions(**own | given)
+        key = FunctionOptions(**{**own, **given})
         start = pooled(key, fn, args, kwargs, self._options.max_gangs)
         future = CallFuture(start, key)
         with self._lock:
