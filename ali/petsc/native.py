@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from ali.arrays.exchanges import IN_BLOCKS
 from ali.blocks import block, require
@@ -81,14 +80,6 @@ def describe() -> str:
     return f"PETSc {version}, scalars {scalars}, indices {integers}, {P.__file__}"
 
 
-def communicator(ctx: Context) -> Any:
-    """The gang's communicator as PETSc takes it: a plain one of mpi4py, with the same handle.
-
-    Read in each call: it changes after a call that failed.
-    """
-    return MPI.Intracomm(ctx.comm)
-
-
 def require_scalars(name: str, **matrices: DistMatrix | SparseMatrix | None) -> None:
     """Refuse matrices of another dtype than the scalars of this PETSc."""
     scalars = np.dtype(petsc().ScalarType)
@@ -115,7 +106,7 @@ def mat(ctx: Context, A: SparseMatrix) -> Any:
     rows, columns_here = (len(_own(ctx, length)) for length in A.shape)
     csr = starts.astype(integers, copy=False), columns.astype(integers, copy=False), elements
     size = (rows, A.shape[0]), (columns_here, A.shape[1])
-    return P.Mat().createAIJ(size, csr=csr, comm=communicator(ctx))
+    return P.Mat().createAIJ(size, csr=csr, comm=ctx.comm)
 
 
 def _own(ctx: Context, length: int) -> range:
@@ -127,7 +118,7 @@ def _own(ctx: Context, length: int) -> range:
 def vectors(ctx: Context, X: DistMatrix) -> list[Any]:
     """PETSc's vectors on the columns of a matrix in VC_STAR:BLOCK, without a copy."""
     assert X.layout == IN_BLOCKS
-    own, comm = block(X), communicator(ctx)
+    own, comm = block(X), ctx.comm
     return [
         petsc().Vec().createWithArray(own[:, j], size=(len(own), X.shape[0]), comm=comm)
         for j in range(X.shape[1])

@@ -129,7 +129,7 @@ def _eigen(
     require_choice(name, "which", which, WHICH)
     native.require_scalars(name, A=A, M=M)
     hermitian = name == "eigsh"
-    eps = S.EPS().create(native.communicator(ctx))
+    eps = S.EPS().create(ctx.comm)
     eps.setOperators(native.mat(ctx, A), None if M is None else native.mat(ctx, M))
     kind = ("GHEP" if hermitian else "GNHEP") if M else "HEP" if hermitian else "NHEP"
     eps.setProblemType(getattr(S.EPS.ProblemType, kind))
@@ -149,7 +149,7 @@ def _eigen(
     with native.configured(name, eps, options), native.as_itself():
         eps.solve()
     _require_found(name, eps, eps.getConverged(), k)
-    own, comm = range(len(block(ctx.empty((n, 1), A.dtype, IN_BLOCKS)))), native.communicator(ctx)
+    own, comm = range(len(block(ctx.empty((n, 1), A.dtype, IN_BLOCKS)))), ctx.comm
     real, imaginary = (native.petsc().Vec().createMPI((len(own), n), comm=comm) for _ in "12")
     pairs, residuals = [], []
     for i in range(k):
@@ -205,7 +205,7 @@ def svds(
     require(1 <= k <= min(m, n), "BadArgumentError", f"svds: k={k} of a {m} x {n} matrix")
     require_choice("svds", "which", which, ("LM", "SM"))
     native.require_scalars("svds", A=A)
-    svd = L.SVD().create(native.communicator(ctx))
+    svd = L.SVD().create(ctx.comm)
     svd.setOperator(native.mat(ctx, A))
     svd.setDimensions(k)
     svd.setTolerances(tol, max_iterations or None)

@@ -33,7 +33,7 @@ class Solver:
         )
         native.require_scalars(name, A=A)
         self.name, self.given = name, (A, method, preconditioner, tol, max_iterations, options)
-        self.comm = native.communicator(ctx)
+        self.comm = ctx.comm
         self.what = f"{method} with {preconditioner}"
         self.A = native.mat(ctx, A)
         self.ksp = native.petsc().KSP().create(self.comm)
@@ -212,7 +212,7 @@ def prepare(
     """
     _require_square("prepare", A)
     made = ctx.zeros((1,), np.int8, "STAR_STAR")
-    native.petsc().garbage_cleanup(native.communicator(ctx))  # of those that were freed
+    native.petsc().garbage_cleanup(ctx.comm)  # of those that were freed
     _prepared[made.block] = Solver(
         ctx, "solve_prepared", A, method, preconditioner, tol, max_iterations, options
     )
@@ -248,7 +248,7 @@ def solve_prepared(ctx: Context, solver: DistMatrix, B: DistMatrix) -> Solution:
         there, "BadArgumentError", "solve_prepared: this is no solver of these ranks: prepare it"
     )
     assert found is not None
-    if found.comm != native.communicator(ctx):
+    if found.comm != ctx.comm:
         found = _prepared[solver.block] = Solver(ctx, found.name, *found.given)
     return found.solve(ctx, B)
 
