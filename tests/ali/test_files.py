@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.io
+import scipy.sparse
 
 from ali.files import exchange
 from ali.files.formats import Box, Grain
@@ -151,6 +153,7 @@ def test_ranks_have_equally_many_columns_of_few_bands() -> None:
 FOLDER = Path(tempfile.mkdtemp())
 A = np.arange(20.0).reshape(5, 4)
 np.save(FOLDER / "A.npy", A)
+scipy.io.mmwrite(FOLDER / "A.mtx", scipy.sparse.csr_array(A), precision=17)
 (FOLDER / "kept").mkdir()
 (FOLDER / "kept" / "manifest.json").write_text("{}")
 
@@ -166,6 +169,11 @@ class TestFiles(LibraryTests):
         Case("save", {"A": A, "path": f"{FOLDER}/saved.npy"}, []),
         Case("save", {"A": A, "path": f"{FOLDER}/saved.zarr"}, []),
         Case("save", {"A": A, "path": f"{FOLDER}/no/saved.npy"}, raises="does not exist"),
+        Case("save_sparse", {"A": scipy.sparse.csr_array(A), "path": f"{FOLDER}/saved.mtx"}, []),
+        Case("save_sparse", {"A": scipy.sparse.csr_array(A), "path": f"{FOLDER}/saved.npy"},
+             raises="a sparse matrix is in a file of SciPy"),
+        Case("load_sparse", {"path": f"{FOLDER}/A.mtx"}, [scipy.sparse.csr_array(A)]),
+        Case("load_sparse", {"path": f"{FOLDER}/A.npz"}, raises="FileError"),
         Case("inspect", {"path": f"{FOLDER}/A.npy"}, [5, 4, "float64", []]),
         Case("stamp", {"path": f"{FOLDER}/A.npy"},
              [f"1 files, {(FOLDER / 'A.npy').stat().st_size} bytes, "

@@ -53,7 +53,7 @@ needs_slepc = pytest.mark.skipif(
 class TestPetsc(LibraryTests):
     library = "petsc"
     sizes = SIZES
-    interruptible = False  # an error of one rank inside of PETSc's waits
+
     cases = (
         Case("solve", {"A": P, "B": B, "method": "cg", "preconditioner": "gamg"},
              [X, None, None, "rtol"], rtol=LOOSE),
@@ -91,7 +91,7 @@ class TestPetsc(LibraryTests):
 class TestSlepc(LibraryTests):
     library = "slepc"
     sizes = SIZES
-    interruptible = False
+
     cases = (
         Case("eigsh", {"A": P, "k": 3}, [W[-3:], None, None], rtol=1e-7),
         Case("eigsh", {"A": P, "k": 3, "which": "SA"}, [W[:3], None, None], rtol=1e-7),
