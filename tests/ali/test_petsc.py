@@ -53,7 +53,6 @@ needs_slepc = pytest.mark.skipif(
 class TestPetsc(LibraryTests):
     library = "petsc"
     sizes = SIZES
-
     cases = (
         Case("solve", {"A": P, "B": B, "method": "cg", "preconditioner": "gamg"},
              [X, None, None, "rtol"], rtol=LOOSE),
@@ -91,7 +90,6 @@ class TestPetsc(LibraryTests):
 class TestSlepc(LibraryTests):
     library = "slepc"
     sizes = SIZES
-
     cases = (
         Case("eigsh", {"A": P, "k": 3}, [W[-3:], None, None], rtol=1e-7),
         Case("eigsh", {"A": P, "k": 3, "which": "SA"}, [W[:3], None, None], rtol=1e-7),
