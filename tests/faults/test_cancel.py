@@ -36,7 +36,7 @@ from tests.faults.conftest import (
     variables,
 )
 from tests.faults.named.named_gangs import Program
-from tests.mpi_workers import rank as ranks
+from tests.mpi_workers import waits
 from tests.support.build import needs_compiler, shared_object
 from tests.support.traces import within
 
@@ -175,7 +175,7 @@ def test_a_time_limit_interrupts_all_ranks_at_once(gang: Gang) -> None:
 def test_waits_of_native_code_end_with_an_error_a_time_limit_and_ctrl_c(
     gang: Gang, tmp_path: Path
 ) -> None:
-    source = Path(ranks.__file__).with_name("waiting.c")
+    source = Path(waits.__file__).with_name("waiting.c")
     path = shared_object(source, tmp_path / "libwaiting.so")
     lib = gang.session.load_library("waiting", path)
     A = gang.session.send_matrix(np.arange(6.0))

@@ -17,7 +17,7 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.rank.gang import Gang
 from mpi_workers.waits import interruption, mpi_layer
 from mpi_workers.waits.interruption import InterruptWord
-from tests.mpi_workers.rank.ranks_mpi_layer_methods import METHODS
+from tests.mpi_workers.waits.ranks_mpi_layer_methods import METHODS
 
 BIG = 1 << 17  # elements: more than what the layer copies, and than MPI sends at once
 Comm = MPI.Intracomm
