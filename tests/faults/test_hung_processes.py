@@ -22,7 +22,7 @@ FROZEN = """
     import os, signal, ray
     ray.init(address={address!r}, log_to_driver=False)
     from alchemist_ray import AlchemistSession
-    from alchemist_ray.runtime import ray_gangs
+    from alchemist_ray.ray_access import ray_gangs
     ray_gangs.HANGS_S = 1.0
     with AlchemistSession() as als:
         manager = als._gangs._manager.actor

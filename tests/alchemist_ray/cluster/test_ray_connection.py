@@ -95,7 +95,7 @@ SHUTDOWN = """
 import sys, time
 import ray
 from alchemist_ray import mpi_function
-from alchemist_ray.functions import mpi_function as functions
+from alchemist_ray.ray_access import mpi_function as functions
 
 functions.POLL_INTERVAL_S = 0.03
 
