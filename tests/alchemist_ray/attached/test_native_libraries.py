@@ -172,7 +172,7 @@ def test_a_call_that_is_cancelled_in_native_code_prints_nothing(
     assert "ignored" not in told.out + told.err
 
 
-def test_a_hang_in_native_code_shows_all_ranks_by_stack(cluster: str, tmp_path: Path) -> None:
+def test_a_hang_in_native_code_shows_the_ranks_that_are_in_it(cluster: str, tmp_path: Path) -> None:
     built = shared_object(NATIVE / "hanging.c", tmp_path / "libhanging.so")
     with AlchemistSession(4) as als:
         lib = als.load_library("hanging", built)
@@ -182,5 +182,4 @@ def test_a_hang_in_native_code_shows_all_ranks_by_stack(cluster: str, tmp_path: 
     if not found:
         pytest.skip("py-spy may not read other processes here")
     assert "sulk (libhanging.so)" in found.pop("rank 1")
-    # Of the others at least one: under load py-spy takes too long for some.
-    assert {where.partition(".so")[0] for where in found.values()} == {"PMPI_Barrier (libmpi"}
+    assert not found  # the others waited in MPI, and have left
