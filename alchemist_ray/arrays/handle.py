@@ -41,8 +41,6 @@ class Handle(ArrayOperators):
         Ids of the session and of its gang.
     epoch : int
         The gang's incarnation; a handle of an older one is stale.
-    categories : dict
-        The categories of each column that has codes of some, by its name; as `columns`.
     columns : tuple of str
         Names of the columns, if the data that was sent or loaded had names; else empty. `save` to
         CSV and Parquet, `to_dataset` and `to_spark` give them back. They stay with a copy
