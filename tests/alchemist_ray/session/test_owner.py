@@ -13,7 +13,7 @@ from alchemist_ray import AlchemistSession
 from tests.support import commands, traces
 
 PROGRAM = """
-from alchemist_ray.attached import owner
+from alchemist_ray.session import owner
 
 closed = []
 
