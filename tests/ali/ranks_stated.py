@@ -75,7 +75,7 @@ def errors(gang: Gang, library: str) -> dict[str, float]:
         worst = 0.0
         for given, error in cases:
             kinds = {"dtype": "float32"} if name in ("eye", "full", "zeros") else {}
-            used = {k: v for k, v in given.items() if k in MATRICES}
+            used = {k: v for k, v in given.items() if k in MATRICES and type(v) is str}
             taken = [
                 plain[v].astype("float32") if plain[v].dtype.kind == "f" else plain[v]
                 for v in used.values()
@@ -112,7 +112,7 @@ def memory(gang: Gang, library: str) -> dict[str, float]:
             patch.setattr(tuned, "CHUNK", PANEL // 8)
         for name, cases in LIBRARIES[library].items():
             given = cases[0][0] | MEMORY.get(name, {})
-            used = {k: v for k, v in given.items() if k in MATRICES}
+            used = {k: v for k, v in given.items() if k in MATRICES and type(v) is str}
             for sizes in (few, plain):  # the first call loads code
                 matrices = {k: check.matrix(sizes[v]) for k, v in used.items()}
                 arguments = _sized(given, _shape(name, sizes)) | matrices

@@ -222,7 +222,7 @@ def parameter(words: str) -> str:
         (library(GOOD * 2), "routine 'f' twice"),
         (library('{.name = "f"},'), "'f' has no function"),
         (library('{.name = "a b", .run = run},'), "'a b' cannot be the name"),
-        (parameter('{"p", 11, ""}'), "'p' has the unknown type 11"),
+        (parameter('{"p", 12, ""}'), "'p' has the unknown type 12"),
         (
             parameter('{"p", ALCHEMIST_INT, "", "0.5"}'),
             "the default of 'p', '0.5', is not JSON for type int",
