@@ -45,7 +45,7 @@ def test_masked_elements_are_refused_as_send_matrix_refuses_them(
     als: AlchemistSession, of: Any
 ) -> None:
     a = als.send_matrix(A)
-    with pytest.raises(DtypeError, match="masked, and has elements without a value .*: fill"):
+    with pytest.raises(DtypeError, match=r"masked, and has elements without a value .*: fill"):
         of(a)
     np.testing.assert_array_equal(a.fetch(), A)
     np.testing.assert_array_equal((a + np.ma.masked_less(A, 0)).fetch(), 2 * A)  # none is masked
