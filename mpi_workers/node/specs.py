@@ -150,7 +150,8 @@ class RankConfig:
                     if is_private(path.parent) and f"-{machine_tag()}-" in path.parent.name:
                         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                         with open(fd) as file:
-                            return cls(**json.load(file))
+                            about = json.load(file)
+                        return cls(**{**about, "devices": tuple(about["devices"])})
             if time.monotonic() > deadline:
                 raise FileNotFoundError(
                     f"no proxy of this gang has written {pattern} on this node within "
