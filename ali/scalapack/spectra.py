@@ -429,7 +429,7 @@ def svdvals(ctx: Context, A: DistMatrix) -> DistMatrix:
     The bidiagonal form of `svd`, and ``O(s^2)`` flops on every rank. Cannot be interrupted while
     it computes. Source: ScaLAPACK Users' Guide, ``p?gesvd``.
 
-    Error: 15 eps, relative to the largest singular value. Peak memory: 4.8 times arguments and
+    Error: 15 eps, relative to the largest singular value. Peak memory: 4.9 times arguments and
     results.
     """
     call = Call(ctx, "svdvals", "gesvd", A)

@@ -211,7 +211,7 @@ def condest(ctx: Context, A: DistMatrix, ord: str = "1") -> float:
     receives. Cannot be interrupted while it computes. Sources: ScaLAPACK Users' Guide,
     ``p?lange``, ``p?getrf``, ``p?getrs``; Higham, Tisseur 2000 (see ali/blocks.py).
 
-    Error: 3 times at most. Peak memory: 4.8 times arguments and results.
+    Error: 3 times at most. Peak memory: 4.9 times arguments and results.
     """
     n = require_square("condest", A)
     require_choice("condest", "ord", ord, ("1", "inf"))

@@ -246,7 +246,7 @@ def norm(ctx: Context, A: SparseMatrix) -> float:
     -----
     In double precision.
 
-    Error: 1 eps, relative. Peak memory: 1.1 times arguments and results.
+    Error: 1 eps, relative. Peak memory: 1.2 times arguments and results.
     """
     local = A.local
     if not local.has_canonical_format:
