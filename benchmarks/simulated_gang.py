@@ -100,7 +100,7 @@ def _rank(config: RankConfig) -> None:
     barrier_s = timed(lambda: ask("cmd=barrier_in"))
     about = {
         "role": "rank", "rank": rank, "size": config.size, "pid": os.getpid(),
-        "hostname": "node0", "mpi": "none", "segments": [],
+        "hostname": "node0", "mpi": "none", "gpus": "", "segments": [],
     }  # fmt: skip
     control, _ = connect(config.control, config.token, about, take_fds=False)
     with socket.socket(socket.AF_UNIX) as crowd_socket:
@@ -209,7 +209,7 @@ class _LightNode:
                 self._event(protocol, "pmi_barrier", puts={})
                 return
             ranks = [
-                {"rank": r, "size": self._size, "pid": r, "hostname": f"node{self._number}",
+                {"gpus": "", "rank": r, "size": self._size, "pid": r, "hostname": f"node{self._number}",
                  "mpi": "none"}
                 for r in self._ranks
             ]  # fmt: skip
