@@ -209,8 +209,8 @@ class _LightNode:
                 self._event(protocol, "pmi_barrier", puts={})
                 return
             ranks = [
-                {"gpus": "", "rank": r, "size": self._size, "pid": r, "hostname": f"node{self._number}",
-                 "mpi": "none"}
+                {"rank": r, "size": self._size, "pid": r, "hostname": f"node{self._number}",
+                 "mpi": "none", "gpus": ""}
                 for r in self._ranks
             ]  # fmt: skip
             where = [f"unix:/nowhere/{self._number}", "tcp:127.0.0.1:1"]
