@@ -281,7 +281,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
     def open_rank_channel(
         self, serve: Callable[[list[str], str], Any], timeout_s: float = 10.0
     ) -> Any:
-        """Open channels to the ranks for a routine that serves; see `gang.rank_channel`.
+        """Open channels to the ranks for a routine that serves; see `attached.rank_channel`.
 
         The routine occupies the gang until the channels are closed: no other command runs.
 

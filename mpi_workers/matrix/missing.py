@@ -21,7 +21,7 @@ OPTION = (
 
 
 def checked_missing(missing: Any) -> Missing:
-    """The option as it is sent to ranks. Raises `ValueError` if it is none."""
+    """The option as it is sent to ranks. Raises `ValueError` for other values."""
     if isinstance(missing, str) and missing in (ERROR, NAN):
         return missing
     if isinstance(missing, np.generic):

@@ -1,8 +1,10 @@
-"""Sizes in messages and options."""
+"""Sizes in messages, options and quotas."""
 
 from __future__ import annotations
 
 import re
+
+from mpi_workers.failures import Failure
 
 SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 SUFFIXES |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
@@ -23,3 +25,21 @@ def readable(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1000
     raise AssertionError("unreachable")
+
+
+def check_room(nbytes: int, room: int | None) -> None:
+    """Refuse `nbytes` of matrices where a quota leaves `room`; None: no limit.
+
+    The dispatcher and the ranks check it alike.
+
+    Raises
+    ------
+    Failure
+        ResourceError.
+    """
+    if room is not None and nbytes > max(0, room):
+        raise Failure(
+            "ResourceError",
+            f"{readable(nbytes)} more are asked for; the quota of this gang's user leaves "
+            f"{readable(max(0, room))}: free handles, or end another gang",
+        )

@@ -128,7 +128,7 @@ def of_layout(layout: str) -> SparseRows | None:
     Raises
     ------
     ValueError
-        If it begins as one of a sparse matrix, and is none.
+        If it begins with ``ROWS:`` and the rest cannot be read.
     """
     return _read(layout) if layout.startswith(f"{ROWS}:") else None
 

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
 from mpi_workers.matrix.layout import Distribution, stored_shape
-from mpi_workers.matrix.quota import check_room
+from mpi_workers.matrix.sizes import check_room
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.matrix.storage import Storage

@@ -22,8 +22,8 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.layout import Distribution, Grid, default_grid, stored_shape
-from mpi_workers.matrix.quota import check_room
 from mpi_workers.matrix.redistribution import redistribute
+from mpi_workers.matrix.sizes import check_room
 from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import forget_segments, learn_segments, note_segments

@@ -2,7 +2,7 @@
 
 It runs on the GroupManager's event loop. Commands arrive through a socket or through a method
 of the actor. Each sender has a queue of its own, and the queues are served in turn. What a
-command does is in `handlers`, how it reaches the nodes in `launch.nodes`. A command can be
+command does is in `handlers`, how it reaches the nodes in `nodes`. A command can be
 cancelled: by its sender, by its time limit, or with the Ray task that waits for it.
 """
 

@@ -24,7 +24,7 @@ from alchemist_ray.runtime.commands.matrix_records import (
 from alchemist_ray.runtime.commands.nodes import Nodes, table_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
-from mpi_workers.matrix.quota import check_room
+from mpi_workers.matrix.sizes import check_room
 from mpi_workers.wire.commands import matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import ARRAYS, LOAD_STATE, SAVE_STATE, places

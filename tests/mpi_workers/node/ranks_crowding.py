@@ -14,7 +14,7 @@ COMPUTED_S = 0.02
 
 
 def while_one_computes(gang: Gang) -> list[float]:
-    """For native MPI and GangComm: the ranks' CPU time in collectives, relative to all time."""
+    """CPU time in collectives, relative to all time: of the world, and of the gang's own."""
     shares = []
     buffer = np.zeros(1)
     for comm in (MPI.COMM_WORLD, gang.comm):

@@ -1,4 +1,4 @@
-"""Calls of every method of a communicator: a GangComm must return what mpi4py's own returns."""
+"""Calls of every method of a communicator: with the layer they must return what they do without."""
 
 from __future__ import annotations
 
