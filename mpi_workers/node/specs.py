@@ -8,7 +8,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,7 +129,7 @@ class RankConfig:
     mpi_waits: str = "interruptible"
     one_node: bool = False  # all ranks of the gang are on this node
     first: int = 0  # rank of this node
-    devices: tuple[Mapping[str, str], ...] = ()  # of its ranks; see `NodePlan`
+    devices: Sequence[Mapping[str, str]] = ()  # of its ranks; see `NodePlan`
 
     @classmethod
     def find(cls, pattern: str) -> RankConfig:
@@ -151,7 +151,7 @@ class RankConfig:
                         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                         with open(fd) as file:
                             about = json.load(file)
-                        return cls(**{**about, "devices": tuple(about["devices"])})
+                        return cls(**about)
             if time.monotonic() > deadline:
                 raise FileNotFoundError(
                     f"no proxy of this gang has written {pattern} on this node within "

@@ -132,4 +132,4 @@ def test_a_rank_finds_the_file_of_its_own_proxy_only(
         RankConfig.find(pattern)
     own = unlocked(tmp_path / f"alchemist-g1-{machine_tag()}-z")
     (own / "rank.json").write_text(json.dumps(asdict(CONFIG)))
-    assert RankConfig.find(pattern) == CONFIG
+    assert asdict(RankConfig.find(pattern)) == json.loads(json.dumps(asdict(CONFIG)))
