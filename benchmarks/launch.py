@@ -115,7 +115,7 @@ def idle_share(pids: list[int], seconds: float = 5.0) -> float:
 
 
 def _manager_pid(als: AlchemistSession) -> int:
-    actor: Any = als.connection.manager.actor
+    actor: Any = als.connection.transport.manager.actor
     pid: int = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
     return pid
 

@@ -57,7 +57,7 @@ TOUCHES = 10  # signs of life within the idle timeout of a gang
 
 
 class Transport:
-    """Opens the connections of one process to one gang: here to the sockets of the gang itself.
+    """How a process reaches one gang: here only through the sockets of the gang itself.
 
     Attributes
     ----------
@@ -65,10 +65,13 @@ class Transport:
         How long a call tries to restore a control channel that was lost.
     token : str
         The token whose rights the process has; empty without a gateway.
+    manager : GangHandle or None
+        The gang in its GroupManager, where this process is in its Ray cluster.
     """
 
     resume_s = 10.0
     token = ""
+    manager: Any = None
 
     def open_channel(
         self, address: GangAddress, hello: Body, on_frame: OnFrame
@@ -93,6 +96,32 @@ class Transport:
         """The connections for data; see `NodeConnections` for `watch`."""
         return NodeConnections(DataEndpoints(address.token, address.nodes), watch=watch)
 
+    def open_rank_channel(self, connection: GangConnection, serve: Any, timeout_s: float) -> Any:
+        """A `rank_channel.RankChannel` to all ranks; None: they cannot connect to this process."""
+        return None
+
+    def address_now(self) -> GangAddress | None:
+        """Where the gang is now, if another process than the gang's can tell.
+
+        Raises
+        ------
+        AlchemistError
+            Why it is nowhere.
+        TimeoutError
+            If it is still being started again.
+        """
+        return None
+
+    def keep_source(self, epoch: int, matrix: int, data: Any) -> None:
+        """Have the GroupManager, if there is a `manager`, keep data to send again after a loss."""
+
+    def start_call(self, connection: GangConnection, body: Body) -> Any:
+        """Start a routine call; what `.remote` returns. Raises `SessionError` without Ray."""
+        raise SessionError(
+            "this process is not in the gang's Ray cluster, which .remote() needs: call the "
+            "routine directly"
+        )
+
 
 class GangConnection:
     """This process's view of a gang. Thread-safe, also in a forked child.
@@ -104,17 +133,9 @@ class GangConnection:
     handle_type : type
         Made of the matrices that the gang describes: `alchemist_ray.Handle`.
     transport : Transport, optional
-        Opens its connections. Default: to the gang itself.
+        How this process reaches it. Default: through the sockets of the gang itself.
     process : str, optional
         Id under which this process holds its leases. Default: a new one.
-    manager : actor handle, optional
-        The GroupManager, where this process is in its Ray cluster.
-    result_type : callable(GangConnection), optional
-        Makes the object that starts `.remote` calls (`ray_access.catalogue`).
-    current : callable() -> GangAddress, optional
-        Asks where the gang is now.
-    keeper : callable(epoch, matrix, data), optional
-        Has the GroupManager keep data that it can send again after a failure.
     owner : bool
         Whether the gang ends when this process is gone.
     options : ConnectionOptions, optional
@@ -140,22 +161,14 @@ class GangConnection:
         *,
         transport: Transport | None = None,
         process: str | None = None,
-        manager: Any = None,
-        result_type: Callable[[GangConnection], Any] | None = None,
-        current: Callable[[], GangAddress] | None = None,
-        keeper: Callable[[int, int, Any], None] | None = None,
         owner: bool = False,
         options: ConnectionOptions | None = None,
     ) -> None:
         self._at(address)
-        self.manager = manager
         self.options = options or ConnectionOptions()
         self.owner = owner
-        self._current = current
-        self.keeper = keeper
         self.handle_type = handle_type
         self.transport = transport or Transport()
-        self._result_type = result_type
         self._touched = time.monotonic()
         self._sessions = 0
         self.closed = False
@@ -201,14 +214,14 @@ class GangConnection:
                     f"no address of gang {self.address.gang} can be reached from process "
                     f"{os.getpid()}: {', '.join(self.address.addresses)}"
                 )
-                self._channel = self._dial(0.0 if self._current is None else FIRST_S, unreachable)
+                self._channel = self._dial(FIRST_S if self.transport.manager else 0.0, unreachable)
             return self._channel
 
     def _dial(self, limit_s: float, error: GroupFailedError) -> SocketChannel:
         """Connect, also at another address if the gang is being started again. Raises `error`."""
         deadline = time.monotonic() + limit_s
         while (channel := self._dialled()) is None:
-            now = self.address if self._current is None else self._address_now(error)
+            now = self._address_now(error)
             if now.epoch > self.address.epoch:
                 self.renew(now)
             elif time.monotonic() >= deadline:
@@ -229,9 +242,8 @@ class GangConnection:
 
     def _address_now(self, error: GroupFailedError) -> GangAddress:
         """What the GroupManager says. Raises `error` if that has ended, too."""
-        assert self._current is not None
         try:
-            return self._current()
+            return self.transport.address_now() or self.address
         except AlchemistError as ended:
             if ended.facts.get("cause") != MANAGER_GONE:
                 raise  # it says what happened
@@ -315,15 +327,10 @@ class GangConnection:
             return cast("T", self._parts[kind])
 
     def start_call(self, body: Body) -> Any:
-        """Start a routine call; an ObjectRef of its results. Raises `SessionError` without Ray."""
-        if self._result_type is None:
-            raise SessionError(
-                "this process is not in the gang's Ray cluster, which .remote() needs: call the "
-                "routine directly"
-            )
+        """Start a routine call; see `Transport.start_call`."""
         self.before_commands()
         self.leases.share(_changed(body))
-        return self.part(self._result_type).call(body)
+        return self.transport.start_call(self, body)
 
     # --- commands ---
 
@@ -373,7 +380,9 @@ class GangConnection:
         with self._lock:  # also of the leases: none is released between the two messages
             if self._channel is not lost:
                 return  # another thread has done it
-            ended = lost.same_node and self._current is None  # a link cannot break on one node
+            ended = (
+                lost.same_node and self.transport.manager is None
+            )  # a link cannot break on one node
             channel = self._dial(0.0 if ended else self.transport.resume_s, error)
             # First of all: the gang frees matrices of this process that are not named here.
             channel.tell({"op": "resume", "matrices": self.leases.live()})

@@ -66,8 +66,8 @@ class Growth:
 
 def divisions(
     workers: int, each: RankResources, strategy: str, avoided: Collection[str] = ()
-) -> list[list[int]]:
-    """Ranks of each bundle: divisions of the ranks, to be tried in this order.
+) -> tuple[list[int], list[int]]:
+    """Ranks of each bundle: of a group that is placed at once, and of one that is queued.
 
     The first is for the CPUs that are free now, with a bundle per node. Where they are not enough,
     or other work takes them first, smaller bundles wait: CPUs may become free on any nodes.
@@ -82,19 +82,19 @@ def divisions(
         Nodes that are not used.
     """
     if strategy == "STRICT_PACK":
-        return [[workers]]
+        return [workers], [workers]
     if strategy == "STRICT_SPREAD":
-        return [[1] * workers]
+        return [1] * workers, [1] * workers
     nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in avoided]
     growth = Growth.here()
     if growth is None and len(nodes) == 1:
-        return [[workers]]
+        return [workers], [workers]
     present = [node["Resources"] for node in nodes]
     free = available_resources_per_node()
     unused = [each.room(free.get(node["NodeID"], {})) for node in nodes]
     future = [each.room(node) for node in (present if growth is None else growth.grown(present))]
     now, later = per_node(workers, strategy, unused), in_pieces(workers, strategy, future)
-    return [now, later] if now else [later]
+    return now or later, later
 
 
 def per_node(workers: int, strategy: str, rooms: list[int]) -> list[int]:

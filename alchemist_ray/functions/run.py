@@ -120,7 +120,7 @@ def _as_matrix(connection: GangConnection, parts: Sequence[Buffer], at: Sequence
     elements = np.empty(-(-at[-1].stop // 8), np.int64)
     for part, place in zip(parts, at, strict=True):
         elements.view(np.uint8)[place] = memoryview(part)
-    kept = connection.address.recovers and connection.keeper is not None
+    kept = connection.address.recovers and connection.transport.manager is not None
     return send(connection, elements, layout="STAR_STAR", durable=kept)
 
 

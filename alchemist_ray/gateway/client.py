@@ -141,9 +141,6 @@ class GatewayGangs:
             "a session that uses a gateway cannot start one: call serve() in the Ray cluster"
         )
 
-    def open_rank_channel(self, connection: GangConnection, serve: Any, timeout_s: float) -> Any:
-        return None  # ranks cannot connect to this process: calls are commands
-
 
 def ask(address: GatewayAddress, token: str | None, body: Body) -> Body:
     """Ask a gateway for something that is not about one gang.
@@ -193,7 +190,6 @@ def connection_to(
         address_of(gateway, described),
         Handle,
         transport=GatewayTransport(gateway, _checked(token), described["gang"]),
-        result_type=GatewayCalls,
         process=process,
         options=options,
     )
@@ -256,6 +252,10 @@ class GatewayTransport(Transport):
             watch=watch,
             connection_type=lambda node, _: GatewayNode(self._gateway, self.token, fields),
         )
+
+    def start_call(self, connection: GangConnection, body: Body) -> CallFuture:
+        """The results as a future."""
+        return connection.part(GatewayCalls).call(body)
 
     def _fields(self, role: str) -> Body:
         return {"role": role, "gang": self._gang, "process": self._process}

@@ -7,9 +7,7 @@ depend on the Driver.
 from __future__ import annotations
 
 import platform
-import threading
 import time
-import uuid
 from typing import Any
 
 import ray
@@ -29,7 +27,6 @@ from alchemist_ray.cluster.actors import (
     ask_manager,
     find_gang,
 )
-from alchemist_ray.cluster.ray_connection import while_connected
 from alchemist_ray.errors import (
     AlchemistError,
     GroupError,
@@ -40,15 +37,14 @@ from alchemist_ray.errors import (
 from alchemist_ray.measures import exporter
 from alchemist_ray.ray_access import manager_pool
 from alchemist_ray.ray_access.manager_pool import Manager
+from alchemist_ray.ray_access.ray_transport import ATTACH_TIMEOUT_S, RayTransport
 from alchemist_ray.version import __version__
 from mpi_workers.wire.frames import Body
 
 ANSWER_S = 5.0  # a GroupManager that takes longer is listed as not answering
 END_TIMEOUT_S = 15.0
-ATTACH_TIMEOUT_S = 30.0
 GONE_TIMEOUT_S = 10.0  # for Ray to forget an actor that has ended
 POLL_INTERVAL_S = 0.01
-RESULTS_INTERVAL_S = 1.0  # between looks for ObjectRefs that are gone
 
 
 def list_gangs(*, memory: bool = False) -> list[GangInfo]:
@@ -89,10 +85,7 @@ def connect(
     return GangConnection(
         address,
         Handle,
-        manager=manager,
-        result_type=RemoteResults,
-        current=lambda: ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S),
-        keeper=lambda *about: ask_manager(manager.keep_source.remote(*about)),
+        transport=RayTransport(manager),
         options=options,
         owner=owner,
     )
@@ -248,53 +241,3 @@ def _wait_gone(name: str) -> None:
             return
         time.sleep(POLL_INTERVAL_S)
     ray.kill(manager.actor)
-
-
-class RemoteResults:
-    """The calls of this process that returned an ObjectRef. Thread-safe.
-
-    The dispatcher leases the results of such a call to a token, which begins with the id of this
-    process: the lease ends with the ObjectRef, or with the process. Ray has no callback for the
-    end of an ObjectRef and its objects take no weak references, so a thread compares the tokens
-    with Ray's table of references, while there are any. This process owns the objects: the table
-    has them as long as any process of the cluster refers to them.
-    """
-
-    def __init__(self, connection: GangConnection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-        self._tokens: dict[bytes, str] = {}  # by object id, as Ray's table has it
-        self._watched = False
-
-    def call(self, body: Body) -> Any:
-        """Start a routine call; the ObjectRef of its results."""
-        connection = self._connection
-        token = f"{connection.process}/{uuid.uuid4().hex}"
-        ref: Any = connection.manager.call.remote(connection.address.epoch, body, token)
-        with self._lock:
-            self._tokens[ref.hex().encode()] = token
-            if not self._watched:
-                self._watched = True
-                threading.Thread(
-                    target=self._watch, name="alchemist-remote-results", daemon=True
-                ).start()
-        return ref
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(RESULTS_INTERVAL_S)
-            with while_connected() as connected:
-                if self._connection.closed or not connected:
-                    return
-                worker: Any = ray._private.worker.global_worker
-                alive = worker.core_worker.get_all_reference_counts()
-            with self._lock:
-                over = [ref for ref in self._tokens if ref not in alive]
-                tokens = [self._tokens.pop(ref) for ref in over]
-                if not self._tokens:
-                    self._watched = False
-                done = not self._watched
-            if tokens:  # in the same order as the calls, which may still wait for their turn
-                self._connection.manager.end_results.remote(tokens)
-            if done:
-                return

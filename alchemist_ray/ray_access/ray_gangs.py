@@ -16,8 +16,6 @@ from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.control_channel import MANAGER_GONE
 from alchemist_ray.attached.info import GangInfo
 from alchemist_ray.attached.options import AttachOptions, GangOptions, Workers, least_of
-from alchemist_ray.attached.rank_channel import RankChannel, Serve
-from alchemist_ray.attached.rank_channel import open_rank_channel as open_channel
 from alchemist_ray.cluster.actors import GangHandle, ask_manager, other_versions
 from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.cluster.ray_cluster import (
@@ -152,7 +150,7 @@ class RayGangs:
         return registry.join(address, lambda: connect(address, manager, self._shown, owner=owner))
 
     def resize(self, connection: GangConnection, num_workers: int) -> None:
-        manager = connection.manager
+        manager = connection.transport.manager
         try:
             ask_manager(manager.resize.remote(connection.address.epoch, num_workers))
         except BaseException as error:
@@ -162,7 +160,7 @@ class RayGangs:
 
     def stop_resize(self, connection: GangConnection) -> None:
         """End a resize that is under way; the gang goes on as it was."""
-        connection.manager.stop_resize.remote()
+        connection.transport.manager.stop_resize.remote()
 
     def _live_manager(self) -> Manager:
         """The session's GroupManager; another one if it has ended, or does not answer.
@@ -214,11 +212,6 @@ class RayGangs:
 
     def serve(self, **options: Any) -> Any:
         return registry.gateway_actor().serve(**options)
-
-    def open_rank_channel(
-        self, connection: GangConnection, serve: Serve, timeout_s: float
-    ) -> RankChannel | None:
-        return open_channel(serve, connection.cancel, connection.address, timeout_s)
 
 
 def open_gangs(session: str, options: GangOptions, owner: str = "") -> RayGangs:

@@ -49,12 +49,13 @@ from alchemist_ray.plural import counted
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.gang_measures import GangMeasures
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
+from alchemist_ray.runtime.elastic import Elastic
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import Incarnation
 from alchemist_ray.runtime.life import Life
 from alchemist_ray.runtime.recovery.rebuilding import Rebuilding
-from alchemist_ray.runtime.recovery.resizing import Elastic, Resizing
+from alchemist_ray.runtime.recovery.resizing import Resizing
 from alchemist_ray.runtime.recovery.snapshots import Snapshots
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure

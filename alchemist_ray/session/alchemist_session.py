@@ -291,7 +291,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             If the gang has ended.
         """
         connection = self.connection
-        return self._gangs.open_rank_channel(connection, serve, timeout_s)
+        return connection.transport.open_rank_channel(connection, serve, timeout_s)
 
     # --- the user's code ---
 

@@ -83,9 +83,6 @@ class SessionGangs(Protocol):
     def serve(self, **options: Any) -> Any:
         """Start a gateway. Raises `SessionError` where none can run."""
 
-    def open_rank_channel(self, connection: GangConnection, serve: Any, timeout_s: float) -> Any:
-        """A channel to all ranks, or None if they cannot connect to this process."""
-
 
 class HeldGang:
     """The gang of a session. When nothing refers to this object any more, the gang is given back.

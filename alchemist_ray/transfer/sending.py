@@ -64,8 +64,8 @@ def keep_source(
     data = source.kept() if isinstance(source, KeptSource) else None
     if isinstance(data, np.ndarray) and not durable and data.nbytes > ALWAYS_KEPT:
         data = None
-    elif data is not None and connection.keeper is not None:
-        connection.keeper(connection.address.epoch, matrix, data)
+    elif data is not None and connection.transport.manager is not None:
+        connection.transport.keep_source(connection.address.epoch, matrix, data)
         return
     if durable:
         raise MatrixError(

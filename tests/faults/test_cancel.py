@@ -209,9 +209,8 @@ def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None
 
     with variables(gang.manager, nodes, DRAIN_S=1.0):
         where = r"rank 0 is still in \S*stuck"
-        with within(ERROR_LIMIT_S), pytest.raises(CallTimeoutError, match=where) as caught:
+        with within(ERROR_LIMIT_S), pytest.raises(CallTimeoutError, match=where):
             gang.session.run(stuck, timeout_s=0.2)
-        assert "the gang continues" not in str(caught.value)
         name = gang.session.connection.address.gang
         (shown,) = (one for one in AlchemistSession.list() if one.name == name)
         # Not our clean-up:

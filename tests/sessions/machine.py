@@ -409,7 +409,7 @@ class Sessions(RuleBasedStateMachine):
         if choose.random() < 0.7:
             return
         if stop_after_s is not None:
-            manager = self.world.users["owner"].als.connection.manager
+            manager = self.world.users["owner"].als.connection.transport.manager
             self.later(stop_after_s, manager.stop_resize.remote)
         try:
             self.ask("owner", "resize", workers)

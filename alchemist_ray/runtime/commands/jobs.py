@@ -15,7 +15,7 @@ from typing import Any
 from alchemist_ray.attached.progress import as_text
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
 from alchemist_ray.runtime.commands.matrix_records import Record
-from alchemist_ray.runtime.commands.nodes import CONTINUES, Round
+from alchemist_ray.runtime.commands.nodes import Round
 from mpi_workers.failures import Failure
 from mpi_workers.node.rank_output import dropped_note
 from mpi_workers.wire.asynchronous import FrameProtocol
@@ -159,7 +159,7 @@ def late(limit_s: float) -> Failure:
     """The failure of a command that has exceeded its time limit."""
     return Failure(
         "CallTimeoutError",
-        f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled{CONTINUES}",
+        f"the call did not end in {limit_s:g} s (timeout_s) and was cancelled",
     )
 
 

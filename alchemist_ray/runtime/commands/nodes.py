@@ -16,7 +16,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from alchemist_ray.background import in_task, in_time
-from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, LaunchError
+from alchemist_ray.errors import (
+    NEXT_GANG,
+    AlchemistError,
+    GroupError,
+    GroupFailedError,
+    LaunchError,
+)
 from alchemist_ray.runtime.commands.matrix_records import DeadMatrices
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.failures import Failure
@@ -32,7 +38,6 @@ REPORT_S = 1.0  # time for proxies to report the ranks that did not return, and 
 # A rank's death can crash its MPI peers. Wait, so that the first death is reported as the cause.
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
 BLAME_S = 0.2
-CONTINUES = "; the gang continues"  # at the end of messages, while it is true
 PLACES = 4  # that a message names
 
 
@@ -116,7 +121,7 @@ class Round(Replies):
         """Add to the message of a cancelled call that ranks have not returned from it."""
         verb = "is" if len(self.stuck) == 1 else "are"
         return (
-            f"{message.removesuffix(CONTINUES)}; {self._stuck_ranks()} {verb} still in "
+            f"{message}; {self._stuck_ranks()} {verb} still in "
             f"{self.doing or 'it'}, and the gang is ended if that lasts {DRAIN_S:.0f} s"
             f"{self._where()}"
         )
@@ -124,13 +129,14 @@ class Round(Replies):
     def _stuck_ranks(self) -> str:
         return named(sorted(self.stuck)) if self.stuck else "ranks"
 
-    def stuck_error(self, what: str, error: Body) -> GroupFailedError:
+    def stuck_error(self, what: str, error: Body) -> GroupError:
         """The end of the gang: ranks did not return from a call that failed or was cancelled."""
-        return GroupFailedError(
+        return _ended(
+            GroupFailedError,
             f"a call {what} and {self._stuck_ranks()} did not return within {DRAIN_S:.0f} s: they "
             "are in native code, or in a blocking MPI call (a library in C can use alchemist_wait, "
-            "alchemist_allreduce and alchemist_check). The gang was ended; "
-            f"{NEXT_GANG}{self._where()}",
+            "alchemist_allreduce and alchemist_check)",
+            f". The gang was ended; {NEXT_GANG}{self._where()}",
             rank=min(self.stuck, default=error.get("facts", {}).get("rank")),
             cause="ranks stuck in MPI",
         )
@@ -169,6 +175,11 @@ class Round(Replies):
         if not same and others > 0:  # an argument is wrong on all ranks
             failure.message += f" (and on {others} more rank{'s' if others > 1 else ''})"
         return failure
+
+
+def _ended(kind: type[GroupError], happened: str, then: str, **facts: Any) -> GroupError:
+    """The error for the end of a gang. `happened` is a fact too: a resize may lose ranks alone."""
+    return kind(happened + then, happened=happened, **facts)
 
 
 def ask_kubernetes(pod: str) -> str:
@@ -301,9 +312,11 @@ class Nodes:
             return  # it has said why
         host = self.host(node)
         self.fail(
-            GroupFailedError(
+            _ended(
+                GroupFailedError,
                 f"node {host} was lost: its part of the gang was killed, or the network to it was "
-                f"cut.{ask_kubernetes(host)} The gang was ended on all nodes; {NEXT_GANG}",
+                f"cut.{ask_kubernetes(host)}",
+                f" The gang was ended on all nodes; {NEXT_GANG}",
                 node=node,
                 cause="node lost",
             )
@@ -334,19 +347,21 @@ class Nodes:
             case "rank_ended":
                 self._rank_ended(node, body)
             case "endpoint_ended":
-                text = (
+                happened = (
                     f"the gang's data endpoint (pid {body['pid']} on {body['hostname']}) "
-                    f"{body['cause']}, so the gang was ended on all nodes. {NEXT_GANG}"
+                    f"{body['cause']}"
                 )
-                self.fail(self._error(text, cause=body["cause"], hostname=body["hostname"]))
+                then = f", so the gang was ended on all nodes. {NEXT_GANG}"
+                facts = {"cause": body["cause"], "hostname": body["hostname"]}
+                self.fail(self._error(happened, then, **facts))
             case "node_leaving":
-                text = (
-                    f"node {body['hostname']} is being taken away (SIGTERM): its pod is evicted, "
-                    "drained or deleted, or its job ends. The gang was ended on all nodes; "
-                    f"{NEXT_GANG} on the remaining nodes"
-                )
                 error = self._error(
-                    text, node=node, cause="node leaving", hostname=body["hostname"]
+                    f"node {body['hostname']} is being taken away (SIGTERM): its pod is evicted, "
+                    "drained or deleted, or its job ends",
+                    f". The gang was ended on all nodes; {NEXT_GANG} on the remaining nodes",
+                    node=node,
+                    cause="node leaving",
+                    hostname=body["hostname"],
                 )
                 if self.leave is None or not self.leave(error):
                     self.fail(error)
@@ -355,25 +370,25 @@ class Nodes:
             case "ready":
                 self._node_ready(node, body["ranks"], body["addresses"])
 
-    def _error(self, text: str, **facts: Any) -> AlchemistError:
-        """The error for a loss."""
-        return (GroupFailedError if self.ready.done() else LaunchError)(text, **facts)
+    def _error(self, happened: str, then: str, **facts: Any) -> GroupError:
+        """The error for a loss; see `_ended`."""
+        kind = GroupFailedError if self.ready.done() else LaunchError
+        return _ended(kind, happened, then, **facts)
 
     def _rank_ended(self, node: int, body: Body) -> None:
         """A rank has ended. If it crashed, wait for another node to report what caused that."""
-        outcome = "so the gang was ended on all nodes"
-        if not self.ready.done():
-            outcome = "while the gang was starting"
         # The user code or library routine that the ranks run, if any.
-        if doing := next((r.doing for r in self._rounds.values() if r.doing), ""):
-            outcome = f"in {doing}, {outcome}"
+        doing = next((f", in {r.doing}" for r in self._rounds.values() if r.doing), "")
+        then = "so the gang was ended on all nodes"
+        if not self.ready.done():
+            then = "while the gang was starting"
         tail = body.get("tail", "")
         said = f"\n--- last output of rank {body['rank']} ---\n{tail}" if tail else ""
         if frames := body.get("frames"):
             said = f"\nit crashed in {' < '.join(frames)}{said}"
         error = self._error(
-            f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}, "
-            f"{outcome}. {NEXT_GANG}{said}",
+            f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}{doing}",
+            f", {then}. {NEXT_GANG}{said}",
             rank=body["rank"],
             cause=body["cause"],
             hostname=body["hostname"],

@@ -28,10 +28,10 @@ from alchemist_ray.errors import AlchemistError, ResourceError
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 
 # Ray may notice 0.1 s later that CPUs were given back, and tries a group that did not fit again
-# only after up to a second. So the group is asked for again, for a while.
+# only after up to a second. So a group for the CPUs that are free now is asked for again, for a
+# while; the one that is queued then waits until the limit.
 ASKED_AGAIN_S = 0.2
 AGAIN_S = 0.03
-FIRST_LIMIT_S = 1.0  # for CPUs that were free a moment ago
 
 
 @dataclass(slots=True)
@@ -130,32 +130,20 @@ class GangCpus:
         where = f"!in({','.join(sorted(avoided))})" if avoided else ""
         if there and options.strategy == "STRICT_PACK":
             where = there[0]
-        divided = await in_pool(divisions, more, options.each, options.strategy, avoided)
+        at_once, queued = await in_pool(divisions, more, options.each, options.strategy, avoided)
         deadline = time.monotonic() + limit_s
         asked_again = time.monotonic() + min(ASKED_AGAIN_S, limit_s / 2)
         instead = False
         while time.monotonic() < asked_again:
-            if await self._reserved(
-                divided[0], where, deadline, FIRST_LIMIT_S, instead=instead, patient=False
-            ):
+            if await self._reserved(at_once, where, deadline, instead=instead, patient=False):
                 return
             instead = True
             await asyncio.sleep(AGAIN_S)
-        for ranks in divided:
-            most_s = limit_s if ranks is divided[-1] else FIRST_LIMIT_S
-            if await self._reserved(ranks, where, deadline, most_s, instead=True):
-                return
-        raise await in_pool(not_free, more, options.each, limit_s)
+        if not await self._reserved(queued, where, deadline, instead=instead, patient=True):
+            raise await in_pool(not_free, more, options.each, limit_s)
 
     async def _reserved(
-        self,
-        ranks: Sequence[int],
-        where: str,
-        deadline: float,
-        most_s: float,
-        *,
-        instead: bool,
-        patient: bool = True,
+        self, ranks: Sequence[int], where: str, deadline: float, *, instead: bool, patient: bool
     ) -> bool:
         """Reserve CPUs for this many ranks in each bundle; False if they are not free in time.
 
@@ -165,10 +153,10 @@ class GangCpus:
         strategy, each = self._request.options.strategy, self._request.options.each
         asking = self._asked(ranks, strategy, nodes, instead=instead)
         held, group = await in_time(asking, deadline - time.monotonic())
-        limit_s = min(max(0.0, deadline - time.monotonic()), most_s)
+        left_s = max(0.0, deadline - time.monotonic())
         try:
             held.reservation = await in_pool(
-                lambda: reserved(group, ranks, each, limit_s, patient=patient)
+                lambda: reserved(group, ranks, each, left_s, patient=patient)
             )
         finally:
             if held.reservation is None:

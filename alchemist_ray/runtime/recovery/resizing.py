@@ -3,62 +3,40 @@
 The next incarnation is started while commands run. Then, in its turn among the commands, it
 receives the matrices and takes the place of the present one. If anything fails before, the present
 one goes on as it was.
-
-Elastic gangs, ``num_workers=(min, max)``, are resized with the cluster: such a gang starts with the
-CPUs that are free, and grows when more become free. On a cluster with an autoscaler a reservation
-that waits has it bring nodes. When a node is being taken away, the gang moves to the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import ray
-from ray.exceptions import RayError
 
 from alchemist_ray.attached.address import GangAddress, next_token
-from alchemist_ray.attached.options import RankResources
-from alchemist_ray.background import in_pool
 from alchemist_ray.cluster.actors import result_of, told
 from alchemist_ray.cluster.node_jobs import MoveJob
-from alchemist_ray.cluster.placement import Growth
 from alchemist_ray.errors import (
     AlchemistError,
     CancelledError,
     GroupError,
     GroupFailedError,
     LibraryLoadError,
-    ResourceError,
     TransferError,
 )
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.loaded_libraries import same, stamp_of
 from alchemist_ray.runtime.commands.matrix_records import Record
-from alchemist_ray.runtime.commands.nodes import Nodes
 from alchemist_ray.runtime.commands.saved_states import SavedState, save_state
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
-from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import Incarnation
 from alchemist_ray.transfer.sending import BASE_LAYOUT
 from mpi_workers.data.description import DataEndpoints, TransferTarget
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution, copies, default_grid, stored_shape
-
-# What the loss of ranks means for a gang, but not for one that goes on with others.
-ENDED = re.compile(r"[.,] (so )?the gang was ended.*", re.IGNORECASE | re.DOTALL)
-POLL_INTERVAL_S = 2.0  # between looks at the free CPUs
-MOST_PAUSE_S = 300.0  # between attempts to grow that fail
-FREE_LIMIT_S = 5.0  # to reserve CPUs that were free a moment ago
-NODE_LIMIT_S = 600.0  # for an autoscaler to bring a node; then it is asked again
 
 
 @dataclass(eq=False)
@@ -289,103 +267,7 @@ def _unchanged(error: BaseException, workers: int) -> AlchemistError:
     if not isinstance(known, AlchemistError):
         known = TransferError(f"{type(error).__name__}: {error}; call als.resize again")
     kind = GroupError if isinstance(known, GroupFailedError) else type(known)
-    reason = ENDED.sub("", str(known.args[0]))
+    reason = known.facts.get("happened", known.args[0])
     return kind(
         f"the gang was not resized and goes on with its {workers} workers: {reason}", **known.facts
     )
-
-
-@dataclass(eq=False)
-class Elastic:
-    """The size of one gang, if its request has bounds; otherwise nothing happens.
-
-    Attributes
-    ----------
-    cpus : GangCpus
-    resize : callable(workers)
-    address : callable() -> GangAddress or None
-        Of the gang; None while it has no ranks.
-    begin : callable(coroutine) -> Task
-        Runs it until the gang ends.
-    """
-
-    cpus: GangCpus
-    resize: Callable[[int], Awaitable[None]]
-    address: Callable[[], GangAddress | None]
-    begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-    _growing: asyncio.Task[None] | None = None
-
-    async def started(self, request: GangRequest) -> GangRequest:
-        """The request with as many ranks as there are CPUs now, which are reserved."""
-        if request.bounds is None:
-            return request
-        least, most = request.bounds
-        free = await in_pool(free_ranks, request.options.each)
-        if (workers := min(most, free)) > least:
-            try:
-                await self.cpus.reserve(workers, FREE_LIMIT_S)
-                return replace(request, workers=workers)
-            except (ResourceError, TimeoutError):
-                pass  # others were faster
-        return replace(request, workers=least)
-
-    def watch(self, request: GangRequest, nodes: Nodes) -> None:
-        """Have the gang grow, and leave nodes of this incarnation that are being taken away."""
-        if request.bounds is None:
-            return
-        least, most = request.bounds
-        nodes.leave = partial(self._leave, nodes, least)
-        if self._growing is None:
-            self._growing = self.begin(self._grow(request.options.each, most))
-
-    def stop_growing(self) -> None:
-        """The user has resized the gang."""
-        if self._growing is not None:
-            self._growing.cancel()
-
-    async def _grow(self, each: RankResources, most: int) -> None:
-        pause_s, said = POLL_INTERVAL_S, ""
-        while True:
-            await asyncio.sleep(pause_s)
-            address = self.address()
-            if address is None or address.size >= most:
-                continue
-            try:
-                free, growth = await in_pool(free_ranks, each), Growth.here()
-                if free > 0:
-                    await self.cpus.reserve(min(most, address.size + free), FREE_LIMIT_S)
-                elif growth is not None:
-                    node = max(1, each.room(growth.node))
-                    await self.cpus.reserve(min(most, address.size + node), NODE_LIMIT_S)
-                else:
-                    continue
-                await self.resize(min(most, self.cpus.count))
-                pause_s = POLL_INTERVAL_S
-            except (ResourceError, TimeoutError):
-                continue  # others were faster
-            except (AlchemistError, RayError) as error:  # it may come again: less and less often
-                pause_s = min(2 * pause_s, MOST_PAUSE_S)
-                await self.cpus.keep(address.size)
-                if said != (said := str(error)):
-                    sys.stderr.write(f"the gang does not grow; it is tried again later: {error}\n")
-
-    def _leave(self, nodes: Nodes, least: int, error: AlchemistError) -> bool:
-        """Move to the other nodes, if they have CPUs for enough ranks."""
-        address = self.address()
-        if address is None:
-            return False
-        left = self.cpus.avoid(address.node_ids[error.facts["node"]])
-        if left >= least:
-            self.begin(self._move_away(nodes, error, left))
-        return left >= least
-
-    async def _move_away(self, nodes: Nodes, error: AlchemistError, workers: int) -> None:
-        try:
-            await self.resize(workers)
-        except AlchemistError:
-            nodes.fail(error)
-
-
-def free_ranks(each: RankResources) -> int:
-    """For how many more ranks CPUs, and GPUs if they need some, are free."""
-    return each.room(ray.available_resources())

@@ -19,7 +19,7 @@ import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import GroupFailedError, MatrixNotFoundError
-from alchemist_ray.ray_access import catalogue
+from alchemist_ray.ray_access import ray_transport
 from tests.faults.conftest import Call, pid_of
 from tests.support.suite import scaled
 from tests.support.traces import memory, wait_until
@@ -131,7 +131,7 @@ def test_one_rule_holds_for_every_handle(session: AlchemistSession) -> None:
 def test_results_of_remote_calls_stay_with_their_reference(
     session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue, "RESULTS_INTERVAL_S", 0.05)
+    monkeypatch.setattr(ray_transport, "RESULTS_INTERVAL_S", 0.05)
     linalg = session.load_library("linalg")
     A = session.send_matrix(np.ones((4, 3)))
     ref = linalg.qr.remote(A)
@@ -149,7 +149,7 @@ def test_results_of_remote_calls_stay_with_their_reference(
 def test_results_of_a_remote_call_that_is_dropped_before_it_runs_are_freed(
     session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue, "RESULTS_INTERVAL_S", 0.05)
+    monkeypatch.setattr(ray_transport, "RESULTS_INTERVAL_S", 0.05)
     linalg = session.load_library("linalg")
     A = session.send_matrix(np.ones((4, 3)))
     busy = Call(lambda: session.run(lambda comm: time.sleep(4.0)))
@@ -232,7 +232,7 @@ class Receiver:
 def test_a_result_of_a_remote_call_stays_with_the_process_that_gets_it(
     session: AlchemistSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue, "RESULTS_INTERVAL_S", 0.05)
+    monkeypatch.setattr(ray_transport, "RESULTS_INTERVAL_S", 0.05)
     linalg = session.load_library("linalg")
     A = session.send_matrix(np.ones((4, 4)))
     receiver = Receiver.remote()

@@ -58,7 +58,7 @@ def test_a_gang_that_hangs_holds_up_no_start_of_another(
         AlchemistSession(1, **there, name="hangs", lifetime="detached"),
         AlchemistSession.attach("hangs") as inside,
     ):
-        pid = pid_of(inside.connection.manager.actor)
+        pid = pid_of(inside.connection.transport.manager.actor)
     time.sleep(0.5)  # the gateway notes that no client uses it
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -58,7 +58,7 @@ def wait_for(cluster: str) -> Iterator[Callable[[int], set[str]]]:
 
 def manager_pid(als: AlchemistSession) -> int:
     """The process of a session's GroupManager."""
-    return pid_of(als.connection.manager.actor)
+    return pid_of(als.connection.transport.manager.actor)
 
 
 def sizes(als: AlchemistSession) -> list[int]:
@@ -141,7 +141,7 @@ def test_a_start_that_is_given_up_leaves_the_other_gangs(
     with AlchemistSession(1) as als:
         options = GangOptions(start_timeout_s=CPUS_WAIT_S)
         manager = manager_pool.take(this_process())
-        assert manager.actor == als.connection.manager.actor
+        assert manager.actor == als.connection.transport.manager.actor
         launch = manager.handle.launch.remote(GangRequest.of(options, cpus, "s0"))
 
         def reserved() -> bool:

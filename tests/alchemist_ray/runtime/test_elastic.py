@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray.errors import LibraryLoadError
-from alchemist_ray.runtime.recovery import resizing
+from alchemist_ray.runtime import elastic as elastic_gangs
 from tests.support import commands
 
 X = np.random.default_rng(0).random((300, 40))
@@ -153,14 +153,14 @@ def test_growth_that_fails_is_tried_less_and_less_often_and_told_once(
     async def grow() -> None:
         address: Any = SimpleNamespace(size=2)
         cpus: Any = Cpus()
-        elastic = resizing.Elastic(cpus, resize, lambda: address, asyncio.create_task)
+        elastic = elastic_gangs.Elastic(cpus, resize, lambda: address, asyncio.create_task)
         growing = asyncio.create_task(elastic._grow(1.0, 4))
         await asyncio.wait([growing], timeout=2.0)
         growing.cancel()
 
-    monkeypatch.setattr(resizing, "POLL_INTERVAL_S", 0.02)
-    monkeypatch.setattr(resizing, "free_ranks", lambda each: 2)
-    monkeypatch.setattr(resizing.Growth, "here", lambda: None)
+    monkeypatch.setattr(elastic_gangs, "POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(elastic_gangs, "free_ranks", lambda each: 2)
+    monkeypatch.setattr(elastic_gangs.Growth, "here", lambda: None)
     asyncio.run(grow())
     assert 2 <= len(tries) <= 7
     assert capsys.readouterr().err.count("mine.py has changed") == 1

@@ -93,7 +93,7 @@ def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) ->
 
 @pytest.mark.parametrize("how", ["manager", "all calls"])
 def test_a_resize_that_is_cancelled(unharmed: Recovering, tmp_path: Path, how: str) -> None:
-    manager = unharmed.als.connection.manager
+    manager = unharmed.als.connection.transport.manager
     cancel = manager.stop_resize if how == "manager" else manager.cancel
     outcome = during_the_move(unharmed, tmp_path, lambda: ray.get(cancel.remote()))
     assert isinstance(outcome.error, CancelledError)
@@ -146,7 +146,7 @@ def test_a_gang_that_is_ended_meanwhile(plain: Recovering, tmp_path: Path, how: 
 
 @pytest.mark.cell("GroupManager", "resizing", "private", "lost")
 def test_a_manager_that_dies_leaves_nothing(plain: Recovering, tmp_path: Path) -> None:
-    manager = plain.als.connection.manager
+    manager = plain.als.connection.transport.manager
     outcome = during_the_move(plain, tmp_path, lambda: ray.kill(manager.actor))
     assert isinstance(outcome.error, GroupFailedError)
 
