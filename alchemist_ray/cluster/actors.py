@@ -13,8 +13,6 @@ import json
 import re
 import sys
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -25,6 +23,7 @@ from alchemist_ray.attached.control_channel import MANAGER_GONE
 from alchemist_ray.errors import NEXT_GANG, AlchemistError, GroupFailedError, from_failure
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
+from mpi_workers.wire.frames import Body
 
 NAMESPACE = "alchemist"
 AGENT_PREFIX = "alchemist-agent-"
@@ -127,9 +126,11 @@ async def result_of(ref: Any) -> Any:
     return await ref
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class GangHandle:
-    """A gang in its GroupManager: ``handle.NAME.remote(...)`` calls a method of `Gang`.
+    """A gang in its GroupManager: calls the methods of `runtime.gang.Gang` of the same names.
+
+    Each returns an ObjectRef; `ask_manager` waits for its result.
 
     Attributes
     ----------
@@ -141,11 +142,51 @@ class GangHandle:
     actor: ActorHandle
     gang: str
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # protocols of Python, such as pickle's
-            raise AttributeError(name)
+    def _ask(self, method: str, *args: Any) -> Any:
         actor: Any = self.actor
-        return SimpleNamespace(remote=partial(actor.ask.remote, self.gang, name))
+        return actor.ask.remote(self.gang, method, *args)
+
+    def expect_launch(self) -> Any:
+        return self._ask("expect_launch")
+
+    def launch(self, request: Any) -> Any:
+        return self._ask("launch", request)
+
+    def gang_address(self) -> Any:
+        return self._ask("gang_address")
+
+    def about(self) -> Any:
+        return self._ask("about")
+
+    def call(self, epoch: int, body: Body, holder: str) -> Any:
+        return self._ask("call", epoch, body, holder)
+
+    def end_results(self, tokens: list[str]) -> Any:
+        return self._ask("end_results", tokens)
+
+    def function(self, request: Any, body: Body, *values: Any) -> Any:
+        return self._ask("function", request, body, *values)
+
+    def cancel(self) -> Any:
+        return self._ask("cancel")
+
+    def keep_source(self, epoch: int, matrix: int, source: Any) -> Any:
+        return self._ask("keep_source", epoch, matrix, source)
+
+    def holding(self, reservation: str) -> Any:
+        return self._ask("holding", reservation)
+
+    def resize(self, epoch: int, workers: int) -> Any:
+        return self._ask("resize", epoch, workers)
+
+    def stop_resize(self) -> Any:
+        return self._ask("stop_resize")
+
+    def end(self, *why: str) -> Any:
+        return self._ask("end", *why)
+
+    def kill(self, why: str) -> Any:
+        return self._ask("kill", why)
 
 
 def find_gang(gang: str) -> GangHandle:

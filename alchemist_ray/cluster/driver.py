@@ -128,7 +128,7 @@ class Driver:
         """Give a gang's CPUs back, and clear up if its manager dies without having done so."""
         while True:
             try:
-                await result_of(find_gang(gang).holding.remote(run))
+                await result_of(find_gang(gang).holding(run))
                 died = False
                 break
             except ActorUnavailableError:

@@ -36,7 +36,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.measures import exporter
 from alchemist_ray.ray_access import manager_pool
-from alchemist_ray.ray_access.manager_pool import Manager
+from alchemist_ray.ray_access.manager_pool import OwnGang
 from alchemist_ray.ray_access.ray_transport import ATTACH_TIMEOUT_S, RayTransport
 from alchemist_ray.version import __version__
 from mpi_workers.wire.frames import Body
@@ -109,7 +109,7 @@ def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
         )
     try:
         manager = find_gang(ref.gang)
-        address: GangAddress = ask_manager(manager.gang_address.remote(), ATTACH_TIMEOUT_S)
+        address: GangAddress = ask_manager(manager.gang_address(), ATTACH_TIMEOUT_S)
         if address.session != ref.session:
             raise ValueError  # the GroupManager runs the gang of another session now
     except (ValueError, SessionError, GroupFailedError) as error:
@@ -126,7 +126,7 @@ def _entry(name: str) -> tuple[GangHandle | None, Body]:
     except ValueError:
         return None, {"state": "none"}
     try:
-        return manager, ask(manager.about.remote(), ANSWER_S)
+        return manager, ask(manager.about(), ANSWER_S)
     except GetTimeoutError:
         return manager, {"state": NOT_ANSWERING}
     except RayError:
@@ -185,7 +185,7 @@ def stop(name: str) -> None:
     if manager is None or entry["state"] == "none":
         raise _unknown(name)
     try:
-        ask(manager.end.remote(f"gang {name} was stopped (stop_gang)"), END_TIMEOUT_S)
+        ask(manager.end(f"gang {name} was stopped (stop_gang)"), END_TIMEOUT_S)
     except AlchemistError:  # it is being started
         ask(manager.actor.forget.remote(name), END_TIMEOUT_S)
     except (GetTimeoutError, RayError):
@@ -200,12 +200,12 @@ def cancel(name: str) -> int:
     """Cancel all calls of a gang; their number. Raises `SessionError` if there is no such gang."""
     try:
         manager = find_gang(name)
-        return int(ask(manager.cancel.remote(), ANSWER_S))
+        return int(ask(manager.cancel(), ANSWER_S))
     except (ValueError, ray.exceptions.RayActorError):
         raise _unknown(name) from None
 
 
-def start_named(options: GangOptions) -> Manager:
+def start_named(options: GangOptions) -> OwnGang:
     """A GroupManager for a gang with a name; that of a failed gang is replaced.
 
     Raises

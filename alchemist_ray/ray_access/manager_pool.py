@@ -32,7 +32,7 @@ UNUSED_KEPT_S = 300.0
 
 
 @dataclass(slots=True, eq=False)
-class _Shared:
+class _PooledManager:
     """A GroupManager for the private gangs of an owner."""
 
     owner: str
@@ -45,23 +45,16 @@ class _Shared:
 
 
 _lock = threading.Lock()
-_open: dict[str, _Shared] = {}  # GroupManagers that take private gangs, by owner
+_open: dict[str, _PooledManager] = {}  # GroupManagers that take private gangs, by owner
 
 
-@dataclass(slots=True, eq=False)
-class Manager:
-    """A gang's place in a GroupManager, which it may share."""
+@dataclass(eq=False)
+class OwnGang(GangHandle):
+    """A gang of this process, in a GroupManager that it may share with others."""
 
-    actor: ActorHandle
-    gang: str
     connection: tuple[str, str]  # of this process to Ray at that time
-    shared: _Shared | None = None
+    shared: _PooledManager | None = None
     ended: bool = False
-
-    @property
-    def handle(self) -> GangHandle:
-        """For calls of the gang's methods."""
-        return GangHandle(self.actor, self.gang)
 
     def alive(self, limit_s: float = READY_TIMEOUT_S) -> bool:
         """Whether it can start a gang: its process answers within `limit_s` seconds."""
@@ -73,7 +66,7 @@ class Manager:
             return False
         return True
 
-    def end(self, *, reusable: bool = False) -> None:
+    def give_up(self, *, reusable: bool = False) -> None:
         """End the gang at once, and the GroupManager if it has no other gang.
 
         `reusable`: the gang has ended, and its GroupManager is kept for further sessions.
@@ -100,13 +93,13 @@ class Manager:
             _kill(self.actor)
 
 
-def _close(shared: _Shared) -> None:
+def _close(shared: _PooledManager) -> None:
     """Give it no more gangs. The caller holds the lock."""
     if _open.get(shared.owner) is shared:
         del _open[shared.owner]
 
 
-def _end_unused(shared: _Shared) -> None:
+def _end_unused(shared: _PooledManager) -> None:
     with _lock:
         if shared.gangs or _open.get(shared.owner) is not shared:
             return
@@ -120,7 +113,7 @@ def _kill(actor: ActorHandle) -> None:
             ray.kill(actor)
 
 
-def take(owner: str) -> Manager:
+def take(owner: str) -> OwnGang:
     """A place for a private gang in the GroupManager of its owner; see `GangRequest`.
 
     A new GroupManager may still be starting.
@@ -132,31 +125,31 @@ def take(owner: str) -> Manager:
             new = shared is None or shared.connection != here
             if shared is None or new:
                 ident = f"g{uuid.uuid4().hex[:8]}"
-                shared = _open[owner] = _Shared(owner, ident, _start(ident), here)
+                shared = _open[owner] = _PooledManager(owner, ident, _start(ident), here)
             shared.gangs += 1
             if shared.unused is not None:
                 shared.unused.cancel()
                 shared.unused = None
             gang = f"{shared.ident}{next(shared.numbers):04x}"
-        manager = Manager(shared.actor, gang, here, shared)
+        own = OwnGang(shared.actor, gang, here, shared)
         try:
-            if new or manager.alive():
-                return manager
+            if new or own.alive():
+                return own
         except BaseException:  # Ctrl-C: its place is not left occupied
-            manager.end(reusable=True)
+            own.give_up(reusable=True)
             raise
         with _lock:
             _close(shared)
-        manager.end()
+        own.give_up()
 
 
-def take_named(name: str, *, detached: bool) -> Manager:
+def take_named(name: str, *, detached: bool) -> OwnGang:
     """A GroupManager for a gang with a name. Raises `ValueError` if the name is in use."""
     actor = _start(name, f"g{uuid.uuid4().hex[:10]}", detached=detached)
-    manager = Manager(actor, name, connection_id())
+    own = OwnGang(actor, name, connection_id())
     if detached:
-        manager.handle.expect_launch.remote()
-    return manager
+        own.expect_launch()
+    return own
 
 
 def _start(name: str, ident: str = "", *, detached: bool = False) -> ActorHandle:

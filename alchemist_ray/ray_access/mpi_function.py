@@ -26,7 +26,7 @@ from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.functions.run import pack
 from alchemist_ray.plural import counted
 from alchemist_ray.ray_access import manager_pool
-from alchemist_ray.ray_access.manager_pool import Manager
+from alchemist_ray.ray_access.manager_pool import OwnGang
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from mpi_workers.wire.frames import Body
 
@@ -200,7 +200,7 @@ def mpi_function(
 class _Host:
     """A gang that runs functions, and the calls that it has not answered."""
 
-    manager: Manager
+    own: OwnGang
     idle_s: float
     calls: list[Any] = field(default_factory=list)
     born: float = field(default_factory=time.monotonic)
@@ -211,7 +211,7 @@ class _Host:
 
         Ray has ended those of an earlier connection than `here`.
         """
-        if self.manager.connection != here:
+        if self.own.connection != here:
             return False
         if self.calls:
             _, self.calls = ray.wait(
@@ -220,8 +220,8 @@ class _Host:
             self.idle_since = time.monotonic()
         if self.calls or time.monotonic() - self.idle_since <= self.idle_s:
             return True
-        self.manager.handle.end.remote()
-        self.manager.end(reusable=True)
+        self.own.end()
+        self.own.give_up(reusable=True)
         return False
 
 
@@ -244,7 +244,7 @@ class _Pool:
             host = self._host(key, most)
             host.idle_s = options.idle_s
             request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
-            ref: Any = host.manager.handle.function.remote(request, body, *refs)
+            ref: Any = host.own.function(request, body, *refs)
             host.calls.append(ref)
             if not self._watched:
                 self._watched = True
@@ -268,9 +268,9 @@ class _Pool:
 
     def _host(self, key: FunctionOptions, most: int | None) -> _Host:
         hosts = self._hosts.setdefault(key, [])
-        for host in [host for host in hosts if not host.calls and not host.manager.alive()]:
+        for host in [host for host in hosts if not host.calls and not host.own.alive()]:
             hosts.remove(host)
-            host.manager.end()
+            host.own.give_up()
         free = min(hosts, key=lambda host: len(host.calls), default=None)
         if free is None or (free.calls and (most is None or len(hosts) < most)):
             room = self._room()  # also for the first gang: the next call compares with it

@@ -28,7 +28,7 @@ from alchemist_ray.cluster.ray_cluster import (
 from alchemist_ray.errors import AlchemistError, GroupFailedError, LaunchError, SessionError
 from alchemist_ray.ray_access import catalogue, manager_pool
 from alchemist_ray.ray_access.catalogue import connect, connect_to_gang_of, start_named
-from alchemist_ray.ray_access.manager_pool import Manager
+from alchemist_ray.ray_access.manager_pool import OwnGang
 from alchemist_ray.runtime.launch.gang_request import GangRequest, check_in_cluster
 from alchemist_ray.session.owner import MANAGER_TIMEOUT_S
 from alchemist_ray.version import __version__
@@ -61,7 +61,7 @@ class RayGangs:
         # A session that is attached starts no gang.
         self._options = options if isinstance(options, GangOptions) else GangOptions()
         self._owner = owner or this_process()
-        self._manager: Manager | None = None
+        self._own: OwnGang | None = None
         self._last: GangConnection | None = None
         self._started_ray = False
         self._driver: ActorHandle | None = None
@@ -87,7 +87,7 @@ class RayGangs:
     def _find_actors(self) -> ActorHandle:
         self._driver = find_driver()  # without a reference, one that is not detached ends
         if self._options.name is None:
-            self._manager = manager_pool.take(self._owner)
+            self._own = manager_pool.take(self._owner)
         return self._driver
 
     def move(self, address: str, port: int, *, in_use: bool) -> None:
@@ -117,14 +117,14 @@ class RayGangs:
         request = GangRequest.of(options, num_workers, self._session, self._owner, after)
         limit_s = self._options.start_timeout_s + MANAGER_TIMEOUT_S
         try:
-            manager = self._live_manager()
-            address: GangAddress = ask_manager(manager.handle.launch.remote(request), limit_s)
+            manager = self._live_gang()
+            address: GangAddress = ask_manager(manager.launch(request), limit_s)
         except AlchemistError:
             if self.detached:
-                self._manager = None  # it ends itself
+                self._own = None  # it ends itself
             raise
         except BaseException as error:  # no answer, Ctrl-C, or another signal's handler raised
-            self._kill_manager()
+            self._give_up()
             if not isinstance(error, GetTimeoutError):
                 raise
             raise LaunchError(
@@ -132,18 +132,18 @@ class RayGangs:
                 "with `ray status` whether this node can start another process"
             ) from None
         try:
-            self._last = self.connect(address, manager.handle, owner=not self.detached)
+            self._last = self.connect(address, manager, owner=not self.detached)
         except BaseException:  # the session would neither have the gang nor be able to start one
-            self._kill_manager()
+            self._give_up()
             raise
         here = [n.count for n in address.nodes if any(map(sockets.reachable_here, n.addresses))]
         warn_of_shared_cores(sum(here), self._options.threads_per_worker)
         return self._last
 
-    def _kill_manager(self) -> None:
-        manager, self._manager = self._manager, None
+    def _give_up(self) -> None:
+        manager, self._own = self._own, None
         if manager is not None:
-            manager.end()
+            manager.give_up()
 
     def connect(self, address: GangAddress, manager: GangHandle, *, owner: bool) -> GangConnection:
         """This process's connection to a gang, for one more session."""
@@ -152,7 +152,7 @@ class RayGangs:
     def resize(self, connection: GangConnection, num_workers: int) -> None:
         manager = connection.transport.manager
         try:
-            ask_manager(manager.resize.remote(connection.address.epoch, num_workers))
+            ask_manager(manager.resize(connection.address.epoch, num_workers))
         except BaseException as error:
             if not isinstance(error, AlchemistError):  # Ctrl-C, or another signal's handler raised
                 self.stop_resize(connection)
@@ -160,9 +160,9 @@ class RayGangs:
 
     def stop_resize(self, connection: GangConnection) -> None:
         """End a resize that is under way; the gang goes on as it was."""
-        connection.transport.manager.stop_resize.remote()
+        connection.transport.manager.stop_resize()
 
-    def _live_manager(self) -> Manager:
+    def _live_gang(self) -> OwnGang:
         """The session's GroupManager; another one if it has ended, or does not answer.
 
         A process that Ray starts may hang before its first call, for example in an import from a
@@ -170,45 +170,45 @@ class RayGangs:
         """
         options = self._options
         for last in (False, True):
-            manager = self._manager or (
+            manager = self._own or (
                 manager_pool.take(self._owner) if options.name is None else start_named(options)
             )
-            self._manager = manager
+            self._own = manager
             if last or manager.alive(HANGS_S):
                 break
             log.warning("the GroupManager has ended or does not answer: another one is started")
             if self.detached:  # others may have gangs there
-                self._manager = None
+                self._own = None
             else:
-                self._kill_manager()
+                self._give_up()
         return manager
 
     def end(self, *, running: bool) -> bool:
-        if self._manager is None or not ray.is_initialized():
+        if self._own is None or not ray.is_initialized():
             return False
         try:
             if running:
-                ray.get(self._manager.handle.end.remote(), timeout=END_TIMEOUT_S)
+                ray.get(self._own.end(), timeout=END_TIMEOUT_S)
         except Exception:  # the manager is shutting down; errors are ignored
             return False
         return True
 
     def kill(self, why: str) -> None:
-        if self._manager is None:
+        if self._own is None:
             return
         try:
-            ask_manager(self._manager.handle.kill.remote(why), KILL_TIMEOUT_S)
+            ask_manager(self._own.kill(why), KILL_TIMEOUT_S)
         except (AlchemistError, GetTimeoutError, ray.exceptions.RayError):
-            self._kill_manager()  # ranks end with it
+            self._give_up()  # ranks end with it
 
     def close(self, *, reusable: bool) -> None:
         if self.detached:
-            self._manager = None
-        elif reusable and self._manager is not None:
-            self._manager.end(reusable=True)
-            self._manager = None
+            self._own = None
+        elif reusable and self._own is not None:
+            self._own.give_up(reusable=True)
+            self._own = None
         else:
-            self._kill_manager()
+            self._give_up()
 
     def serve(self, **options: Any) -> Any:
         return registry.gateway_actor().serve(**options)
@@ -233,7 +233,7 @@ def attach(options: AttachOptions) -> tuple[RayGangs, GangConnection]:
     _join(options.address)
     manager = catalogue.find_manager(options.name)
     try:
-        found: GangAddress = ask_manager(manager.gang_address.remote(), options.timeout_s)
+        found: GangAddress = ask_manager(manager.gang_address(), options.timeout_s)
     except GetTimeoutError:
         raise SessionError(
             f"gang {options.name} was not ready in {options.timeout_s:g} s: see "

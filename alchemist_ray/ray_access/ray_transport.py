@@ -29,11 +29,11 @@ class RayTransport(Transport):
         self.manager = manager
 
     def address_now(self) -> GangAddress:
-        found: GangAddress = ask_manager(self.manager.gang_address.remote(), ATTACH_TIMEOUT_S)
+        found: GangAddress = ask_manager(self.manager.gang_address(), ATTACH_TIMEOUT_S)
         return found
 
     def keep_source(self, epoch: int, matrix: int, data: Any) -> None:
-        ask_manager(self.manager.keep_source.remote(epoch, matrix, data))
+        ask_manager(self.manager.keep_source(epoch, matrix, data))
 
     def open_rank_channel(
         self, connection: GangConnection, serve: Serve, timeout_s: float
@@ -65,7 +65,7 @@ class RemoteResults:
         """Start a routine call; the ObjectRef of its results."""
         connection = self._connection
         token = f"{connection.process}/{uuid.uuid4().hex}"
-        ref: Any = connection.transport.manager.call.remote(connection.address.epoch, body, token)
+        ref: Any = connection.transport.manager.call(connection.address.epoch, body, token)
         with self._lock:
             self._tokens[ref.hex().encode()] = token
             if not self._watched:
@@ -90,6 +90,6 @@ class RemoteResults:
                     self._watched = False
                 done = not self._watched
             if tokens:  # in the same order as the calls, which may still wait for their turn
-                self._connection.transport.manager.end_results.remote(tokens)
+                self._connection.transport.manager.end_results(tokens)
             if done:
                 return

@@ -224,7 +224,7 @@ def test_the_group_manager_of_an_environment_dies(bystander: HPCSimulatorEnv) ->
     with new(num_workers=2) as env:
         env.reset()
         ranks = pids(env)
-        env._simulation._session._gangs._manager.end()
+        env._simulation._session._gangs._own.give_up()
         told_of(GangLostError, lambda: [(env.step(ACTION), time.sleep(0.1)) for _ in range(20)])
         assert gone(ranks)
         env.reset()

@@ -236,7 +236,7 @@ class Gang:
     @property
     def manager(self) -> Any:
         """The actor of the gang's GroupManager."""
-        return self.session._gangs._manager.actor
+        return self.session._gangs._own.actor
 
     @property
     def endpoint(self) -> int:

@@ -25,7 +25,7 @@ FROZEN = """
     from alchemist_ray.ray_access import ray_gangs
     ray_gangs.HANGS_S = 1.0
     with AlchemistSession() as als:
-        manager = als._gangs._manager.actor
+        manager = als._gangs._own.actor
         pid = ray.get(manager.__ray_call__.remote(lambda self: os.getpid()))
         os.kill(pid, signal.SIGSTOP)
         als.request_workers(2)

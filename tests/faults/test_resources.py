@@ -226,7 +226,7 @@ def test_an_mpiexec_that_fails_is_reported(gang: Gang) -> None:
 def opened(**options: Any) -> AlchemistSession:
     """A session whose GroupManager already runs, so that its start is not measured."""
     session = AlchemistSession(**options)
-    ray.get(session._gangs._live_manager().actor.__ray_ready__.remote())
+    ray.get(session._gangs._live_gang().actor.__ray_ready__.remote())
     return session
 
 
@@ -235,7 +235,7 @@ def launch_with(session: AlchemistSession, mpiexec: str) -> None:
 
     An empty command removes the setting: the manager may serve the next session.
     """
-    set_variable(session._gangs._live_manager().actor, "ALCHEMIST_MPIEXEC", mpiexec)
+    set_variable(session._gangs._live_gang().actor, "ALCHEMIST_MPIEXEC", mpiexec)
 
 
 def set_variable(actor: Any, name: str, value: str) -> None:

@@ -208,7 +208,7 @@ def test_the_memory_of_the_group_manager_is_flat(session: AlchemistSession) -> N
         for _ in range(calls):
             A + 1.0
         session.run(lambda comm: comm.size)
-        return memory(pid_of(session._gangs._manager.actor))  # type: ignore[attr-defined]
+        return memory(pid_of(session._gangs._own.actor))  # type: ignore[attr-defined]
 
     before = used(20_000, 500)
     assert used(scaled(80_000, 1_000_000), scaled(1_000, 10_000)) - before < 8 << 20

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from inspect import signature
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,10 +19,11 @@ import ray
 from alchemist_ray import AlchemistSession
 from alchemist_ray.attached.address import this_process
 from alchemist_ray.attached.options import GangOptions
-from alchemist_ray.cluster.actors import group_name, reservation_name
+from alchemist_ray.cluster.actors import GangHandle, group_name, reservation_name
 from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.errors import GroupFailedError
 from alchemist_ray.ray_access import catalogue, manager_pool
+from alchemist_ray.runtime.gang import Gang
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from tests.faults.conftest import agent_pids, pid_of
 from tests.faults.named.named_gangs import managers
@@ -34,7 +36,7 @@ CPUS_WAIT_S = 50.0
 def without_unused() -> set[str]:
     """End this process's manager if it has no gang; the names of those that are left."""
     manager = manager_pool.take(this_process())
-    manager.end()
+    manager.give_up()
     shared = {group_name(manager.gang)}
     assert traces.wait_until(lambda: not shared & managers(), START_LIMIT_S, 0.1) is not None
     return managers()
@@ -142,7 +144,7 @@ def test_a_start_that_is_given_up_leaves_the_other_gangs(
         options = GangOptions(start_timeout_s=CPUS_WAIT_S)
         manager = manager_pool.take(this_process())
         assert manager.actor == als.connection.transport.manager.actor
-        launch = manager.handle.launch.remote(GangRequest.of(options, cpus, "s0"))
+        launch = manager.launch(GangRequest.of(options, cpus, "s0"))
 
         def reserved() -> bool:
             table: dict[str, Any] = ray.util.placement_group_table()
@@ -151,7 +153,7 @@ def test_a_start_that_is_given_up_leaves_the_other_gangs(
             return any(group["state"] != "REMOVED" for group in found)
 
         assert traces.wait_until(reserved, START_LIMIT_S, 0.1) is not None
-        manager.end()
+        manager.give_up()
         with pytest.raises(ray.exceptions.RayError):
             ray.get(launch, timeout=START_LIMIT_S)
         assert traces.wait_until(lambda: not reserved(), START_LIMIT_S, 0.1) is not None
@@ -164,7 +166,7 @@ def test_owners_have_managers_of_their_own(wait_for: Callable[[int], set[str]]) 
     assert len(wait_for(2)) == 2
     assert found[0].actor == found[2].actor
     for manager in found:
-        manager.end()
+        manager.give_up()
     wait_for(0)
 
 
@@ -259,3 +261,11 @@ def test_gangs_on_a_node_that_does_not_answer_are_listed(
         assert len(found) == 3
         about = found[als.connection.address.gang]
         assert (about.state, about.free_nbytes) == ("ready", None)
+
+
+@pytest.mark.parametrize("name", [name for name in vars(GangHandle) if not name.startswith("_")])
+def test_a_handle_has_methods_of_the_gang_with_its_parameters(name: str) -> None:
+    of_handle, of_gang = (signature(getattr(kind, name)) for kind in (GangHandle, Gang))
+    positional = [p for p in of_handle.parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    of_gang.bind(*positional)
+    assert list(of_gang.parameters)[: len(positional)] == [p.name for p in positional]

@@ -140,7 +140,7 @@ def test_a_killed_rank_fails_its_call_and_the_next_gets_a_fresh_gang() -> None:
 def test_the_next_call_after_the_death_of_the_manager_gets_a_fresh_gang() -> None:
     before = ray.get(pids.remote())
     ((host,),) = filter(None, _pool._hosts.values())
-    os.kill(pid_of(host.manager.actor), signal.SIGKILL)
+    os.kill(pid_of(host.own.actor), signal.SIGKILL)
     with contextlib.suppress(ray.exceptions.RayActorError):  # sent before the death was known
         ray.get(pids.remote(), timeout=30)
     after = ray.get(pids.remote(), timeout=30)
@@ -154,10 +154,10 @@ def test_calls_that_wait_for_a_gang_that_is_stopped_start_no_other() -> None:
 
         def starting() -> bool:
             found = AlchemistSession.list()
-            return any((g.name, g.state) == (host.manager.gang, "starting") for g in found)
+            return any((g.name, g.state) == (host.own.gang, "starting") for g in found)
 
         assert traces.wait_until(starting, 20, 0.1) is not None
-        AlchemistSession.stop_gang(host.manager.gang)
+        AlchemistSession.stop_gang(host.own.gang)
         for call in calls:
             with pytest.raises(GroupError):
                 ray.get(call, timeout=30)

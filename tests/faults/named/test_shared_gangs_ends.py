@@ -252,7 +252,7 @@ def test_a_lost_connection_is_resumed_when_the_gang_is_elsewhere(nothing_of_it_l
         os.kill(victim, signal.SIGKILL)
 
         def moved() -> bool:
-            return ask_manager(find_gang("moved").gang_address.remote(), 20.0).epoch > 1
+            return ask_manager(find_gang("moved").gang_address(), 20.0).epoch > 1
 
         assert traces.wait_until(moved, 20) is not None
         np.testing.assert_array_equal(A.fetch(), np.eye(3))

@@ -37,7 +37,7 @@ class Recovering:
     @property
     def manager(self) -> Any:
         """The actor of its GroupManager, which later sessions of this process use too."""
-        return self.als._gangs._manager.actor
+        return self.als._gangs._own.actor
 
     @property
     def counting(self) -> Any:
