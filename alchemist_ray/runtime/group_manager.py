@@ -9,6 +9,7 @@ a detached gang belongs to the cluster, and ends itself when its gang has ended.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 from alchemist_ray.measures import exporter
@@ -31,6 +32,8 @@ class GroupManager:
     def __init__(self, ident: str = "") -> None:
         self._ident = ident
         self._gangs: dict[str, Gang] = {}
+        # Threads wait for objects, which Ray takes for the event loop: it would tell the user.
+        os.environ["RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"] = "0"
         exporter.start()
 
     def gang(self, name: str) -> Gang:
