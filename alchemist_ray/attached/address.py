@@ -88,7 +88,7 @@ class GangAddress:
         places = zip(self.nodes, self.hosts, strict=True)
         return [host for node, host in places for _ in range(node.count)]
 
-    def renewal(self) -> dict[str, Any]:
+    def move(self) -> dict[str, Any]:
         """The address for attached processes of the incarnation before, without the secret."""
         return {
             "epoch": self.epoch,
@@ -100,8 +100,8 @@ class GangAddress:
             "stale": [[ident, reason] for ident, reason in self.stale.items()],
         }
 
-    def renewed(self, fields: dict[str, Any]) -> GangAddress:
-        """The address of the next incarnation, from its `renewal`."""
+    def moved(self, fields: dict[str, Any]) -> GangAddress:
+        """The address of the next incarnation, from its `move`."""
         return replace(
             self,
             epoch=fields["epoch"],

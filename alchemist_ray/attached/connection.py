@@ -223,7 +223,7 @@ class GangConnection:
         while (channel := self._dialled()) is None:
             now = self._address_now(error)
             if now.epoch > self.address.epoch:
-                self.renew(now)
+                self.move_to(now)
             elif time.monotonic() >= deadline:
                 raise error
             else:
@@ -254,8 +254,8 @@ class GangConnection:
     def _on_frame(self, body: Body, op: str) -> None:
         """Called by the thread that reads the control channel, with each frame."""
         command = COMMANDS.get(op)
-        if "renewed" in body:
-            self.on_renewal(body["renewed"])
+        if "moved" in body:
+            self.on_move(body["moved"])
         elif "result" in body and (command is None or command.turn is Turn.QUEUED):
             self._lease_results(body["result"])
 
@@ -274,13 +274,13 @@ class GangConnection:
             value["lease"] = self.leases.lease(value["matrix"], kept=kept)
             self.leases.share(value.get("aliases", ()))
 
-    def on_renewal(self, fields: Body) -> None:
+    def on_move(self, fields: Body) -> None:
         """The dispatcher has told that the gang has other ranks now: started again, or resized."""
         with self._lock:
             if fields["epoch"] > self.address.epoch:
-                self.renew(self.address.renewed(fields))
+                self.move_to(self.address.moved(fields))
 
-    def renew(self, address: GangAddress) -> None:
+    def move_to(self, address: GangAddress) -> None:
         """Use the next incarnation of the gang, which has carried over the matrices."""
         with self._lock:
             self._at(address)

@@ -486,7 +486,7 @@ class Gang:
             raise now.failure
         self._life.enter(GangState.READY)
         self._moved_to(address)
-        self.dispatcher.resume(restored)
+        self.dispatcher.go_on(restored)
 
     async def _node_lost(self, error: AlchemistError) -> bool:
         """Whether a node of the gang is gone, or is being taken away."""
@@ -564,7 +564,7 @@ class Gang:
         """Attached processes use the next incarnation's ranks, and know what did not arrive."""
         self._token = address.token
         self.address = replace(address, stale=dict(self.dispatcher.commands.stale))
-        self.dispatcher.renew(self.address.renewal())
+        self.dispatcher.tell_move(self.address.move())
 
     # --- the end ---
 

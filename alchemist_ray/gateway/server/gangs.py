@@ -78,7 +78,7 @@ class HostedGang:
         self.transfers = GangTransfers(connection)
         self.clients: dict[str, HostedClient] = {}  # by process, also when they are lost
         self.ended = False
-        self.renewal: Body | None = None  # for clients that do not know the ranks of now
+        self.move: Body | None = None  # for clients that do not know the ranks of now
 
     @property
     def name(self) -> str:
@@ -128,16 +128,16 @@ class HostedGang:
         """End a resize that is under way."""
         self._gangs.stop_resize(self.connection)
 
-    def renewed(self, fields: Body) -> Body:
+    def moved(self, fields: Body) -> Body:
         """The gang has other ranks now; what clients are told of it."""
-        self.connection.on_renewal(fields)
+        self.connection.on_move(fields)
         address = self.connection.address
-        if self.renewal is None or self.renewal["epoch"] < address.epoch:
-            self.transfers.renew()
+        if self.move is None or self.move["epoch"] < address.epoch:
+            self.transfers.reopen()
             behind = NodeAddress(0, address.size, ())
             hidden = replace(address, addresses=(), nodes=(behind,), hosts=(), node_ids=())
-            self.renewal = hidden.renewal()
-        return self.renewal
+            self.move = hidden.move()
+        return self.move
 
     def kill(self, why: str) -> None:
         """End the gang at once. Blocks."""
@@ -430,7 +430,7 @@ class SessionCommands:
             gang.clients[client.ident] = client
             return before
 
-    def left(self, gang: HostedGang, client: HostedClient) -> bool:
+    def disconnected(self, gang: HostedGang, client: HostedClient) -> bool:
         """A process has left; False if it has connected again meanwhile."""
         with self._lock:
             if gang.clients.get(client.ident) is not client:

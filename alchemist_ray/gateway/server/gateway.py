@@ -268,7 +268,7 @@ class Gateway:
 
     def _gone(self, client: Client) -> None:
         """A process has said goodbye, or did not come back in time."""
-        if self._sessions.left(client.gang, client):
+        if self._sessions.disconnected(client.gang, client):
             self.audit.write("left", user=client.user, gang=client.gang.name, process=client.ident)
 
     # --- transfers ---
@@ -355,7 +355,7 @@ class Client:
             self.gang.connection.ping(wait=True)
             self._upstream = self._connected()
         self.link.send(Kind.WELCOME, {"version": __version__})
-        self._tell_renewal()
+        self._tell_move()
         self._reader.start()
         while not self.left:
             self._from_client(self.link.recv().body)
@@ -469,9 +469,9 @@ class Client:
 
     def _from_gang(self, frame: Frame) -> None:
         body = frame.body
-        if "renewed" in body:
-            self.gang.renewed(body["renewed"])
-            self._tell_renewal()
+        if "moved" in body:
+            self.gang.moved(body["moved"])
+            self._tell_move()
             return
         call = self._calls.get(body.get("id", 0))
         if call is not None and frame.kind == Kind.REPLY:
@@ -481,10 +481,10 @@ class Client:
             self._log(call.facts, time.monotonic() - call.begun, outcome)
         self.link.send(frame.kind, body)
 
-    def _tell_renewal(self) -> None:
+    def _tell_move(self) -> None:
         """Tell the client of the gang's ranks, if it has others now than at its start."""
-        if self.gang.renewal is not None:
-            self.link.send(Kind.EVENT, {"renewed": self.gang.renewal})
+        if self.gang.move is not None:
+            self.link.send(Kind.EVENT, {"moved": self.gang.move})
 
     def _log(self, facts: Body, seconds: float, outcome: str | None) -> None:
         command = COMMANDS.get(facts.get("op", ""))

@@ -134,7 +134,7 @@ class GangTransfers:
                 if isinstance(matrix, int):
                     self._matrices.pop(matrix, None)
 
-    def renew(self) -> None:
+    def reopen(self) -> None:
         """The gang has other ranks now, among which its matrices are divided in another way."""
         with self._lock:
             self._matrices.clear()

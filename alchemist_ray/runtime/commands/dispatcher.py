@@ -112,7 +112,7 @@ class AttachedProcesses:
         process.connections += 1
         return process
 
-    def left(self, process: AttachedProcess) -> None:
+    def disconnected(self, process: AttachedProcess) -> None:
         """A connection is gone. Its process may come back within the grace."""
         process.connections -= 1
         if process.connections:
@@ -243,11 +243,11 @@ class Dispatcher:
             self._queue.drop(protocol)
             if self._active is not None and self._active.connection is protocol:
                 self._end_early(self._active, "the caller has disconnected")
-            self._processes.left(peer)
+            self._processes.disconnected(peer)
             if peer.owner and not self.nodes.closed:
                 self._on_orphaned()
         elif isinstance(peer, NodePeer):
-            peer.nodes.left(peer.number)
+            peer.nodes.node_ended(peer.number)
 
     def _on_frame(self, protocol: FrameProtocol, frame: Frame) -> None:
         peer = protocol.peer
@@ -354,7 +354,7 @@ class Dispatcher:
             return  # that process knows of its own command, or `_noticed` has told it
         if not self._there.is_set():
             job.notice(LOST_NOTICE)
-        elif self.nodes.left_early() is not None:
+        elif self.nodes.lingering() is not None:
             job.notice(BUSY_NOTICE)
         else:
             about = active.described("running")
@@ -494,7 +494,7 @@ class Dispatcher:
         return {
             "last_used": time.time() - self.idle_s,
             "processes": [process.where for process in self._processes.connected()],
-            "calls": calls_of(self._active, self._queue, self.nodes.left_early()),
+            "calls": calls_of(self._active, self._queue, self.nodes.lingering()),
             "matrices": sum(record.sealed for record in records),
             "nbytes": self.commands.nbytes,
             "libraries": list(self.commands.libraries),
@@ -510,12 +510,12 @@ class Dispatcher:
         else:
             self.give_up(error)
 
-    def renew(self, renewed: Body) -> None:
-        """Tell attached processes how to reach the ranks; see `GangConnection.renew`."""
+    def tell_move(self, move: Body) -> None:
+        """Tell attached processes how to reach the ranks; see `GangConnection.move_to`."""
         for connection in list(self._connections):
-            connection.send(Kind.EVENT, {"renewed": renewed})
+            connection.send(Kind.EVENT, {"moved": move})
 
-    def resume(self, restored: str) -> None:
+    def go_on(self, restored: str) -> None:
         """Ranks are there again; `restored`: the words for callers of commands that were lost."""
         self._restored = restored
         self.used()

@@ -136,7 +136,7 @@ class Job:
         return {"name": self.name, "state": state, "caller": caller, "age_s": age_s}
 
 
-def calls_of(active: Job | None, queue: Iterable[Job], left: Round | None) -> list[Body]:
+def calls_of(active: Job | None, queue: Iterable[Job], lingering: Round | None) -> list[Body]:
     """The calls of a gang for the catalogue, without those of the dispatcher itself.
 
     Parameters
@@ -145,13 +145,13 @@ def calls_of(active: Job | None, queue: Iterable[Job], left: Round | None) -> li
         The command that runs.
     queue : iterable of Job
         Those that wait for it.
-    left : Round, optional
+    lingering : Round, optional
         A call that is over for its caller, and that ranks are still in. The active command waits
         for it.
     """
-    calls = [] if left is None else [left.described()]
+    calls = [] if lingering is None else [lingering.described()]
     if active is not None and not active.own:
-        calls.append(active.described("running" if left is None else "queued"))
+        calls.append(active.described("running" if lingering is None else "queued"))
     return calls + [job.described("queued") for job in queue if not job.own]
 
 

@@ -86,7 +86,7 @@ class Round(Replies):
         self.begun = time.monotonic()
         self.stuck: set[int] = set()
         self.stacks: dict[int, list[str]] = {}
-        self._left = asyncio.Event()
+        self._returned = asyncio.Event()
 
     def described(self) -> Body:
         """A round that is over for its caller, and that ranks are still in, for the catalogue."""
@@ -103,14 +103,14 @@ class Round(Replies):
         if self.missing:
             return False
         self.finish()
-        self._left.set()
+        self._returned.set()
         return True
 
-    async def left(self, limit_s: float) -> bool:
+    async def returned(self, limit_s: float) -> bool:
         """Wait until all ranks have left the call; whether they have in time."""
         with contextlib.suppress(TimeoutError):
-            await in_time(self._left.wait(), limit_s)
-        return self._left.is_set()
+            await in_time(self._returned.wait(), limit_s)
+        return self._returned.is_set()
 
     def _where(self) -> str:
         """A line for each stack; see `by_stack`."""
@@ -144,7 +144,7 @@ class Round(Replies):
     def drop(self, error: AlchemistError) -> None:
         """The gang is lost."""
         self.finish(error)
-        self._left.set()
+        self._returned.set()
 
     def finish(self, error: AlchemistError | None = None) -> None:
         """The caller need not wait any longer. Only the first call counts."""
@@ -282,7 +282,7 @@ class Nodes:
         """Whether a round is under way."""
         return bool(self._rounds)
 
-    def left_early(self) -> Round | None:
+    def lingering(self) -> Round | None:
         """A round that is over for its caller, and that ranks are still in."""
         return next((r for r in self._rounds.values() if r.over.done()), None)
 
@@ -305,7 +305,7 @@ class Nodes:
             raise Failure("LaunchError", f"no proxy is expected for node {node!r}")
         self._proxies[node] = proxy
 
-    def left(self, node: int) -> None:
+    def node_ended(self, node: int) -> None:
         """A node's proxy has ended, and its ranks with it."""
         self._proxies.pop(node, None)
         if node in self._crashed:
@@ -444,7 +444,7 @@ class Nodes:
         return False
 
     async def _after_failure(self, seq: int, under_way: Round, error: Body) -> None:
-        if await under_way.left(FIRST_ERROR_S) or under_way.over.done():
+        if await under_way.returned(FIRST_ERROR_S) or under_way.over.done():
             return
         message = (
             f"{error['message']} (other ranks have not come back from the call yet: if they are "
@@ -457,10 +457,10 @@ class Nodes:
         await self._end_if_stuck(seq, under_way, what, error)
 
     async def _after_cancelling(self, seq: int, under_way: Round, why: Failure) -> None:
-        if await under_way.left(FIRST_ERROR_S) or under_way.over.done():
+        if await under_way.returned(FIRST_ERROR_S) or under_way.over.done():
             return
         self._ask_who_runs(seq, under_way)
-        if await under_way.left(REPORT_S):
+        if await under_way.returned(REPORT_S):
             return
         why.message = under_way.still_running(why.message)
         under_way.finish()
@@ -468,10 +468,10 @@ class Nodes:
 
     async def _end_if_stuck(self, seq: int, under_way: Round, what: str, error: Body) -> None:
         """End the gang if ranks do not return from a call that failed or was cancelled."""
-        if await under_way.left(DRAIN_S):
+        if await under_way.returned(DRAIN_S):
             return
         self._ask_who_runs(seq, under_way)
-        if not await under_way.left(REPORT_S):
+        if not await under_way.returned(REPORT_S):
             self.fail(under_way.stuck_error(what, error))
 
     def _ask_who_runs(self, seq: int, under_way: Round) -> None:

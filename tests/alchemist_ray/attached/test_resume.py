@@ -118,7 +118,7 @@ def test_a_part_that_asks_the_gang_blocks_no_thread_that_reads(
     create = dispatcher.command()
     part = Call(lambda: connection.part(lambda of: of.request({"op": "ping"})))
     ping = dispatcher.command()
-    dispatcher.ends[-1].send(Kind.EVENT, {"renewed": connection.address.renewal()})
+    dispatcher.ends[-1].send(Kind.EVENT, {"moved": connection.address.move()})
     dispatcher.ends[-1].send(Kind.REPLY, {"id": create["id"], "result": {"matrix": NEW}})
     dispatcher.ends[-1].send(Kind.REPLY, {"id": ping["id"], "result": {"busy": False}})
     assert [call.outcome(0.0, WAIT_S).error for call in (reader, part)] == [None, None]

@@ -41,7 +41,7 @@ def test_a_crash_that_follows_another_loss_is_not_named(
         begin = time.monotonic()
         for node, rank, cause in events:
             nodes.receive(node, ended(rank, cause))
-            nodes.left(node)  # its proxy ends next
+            nodes.node_ended(node)  # its proxy ends next
             await asyncio.sleep(0.01)
         while not errors:
             await asyncio.sleep(0.005)
@@ -79,7 +79,7 @@ def test_a_command_right_after_a_crash_is_not_complete_without_the_lost_node() -
             nodes.joined(node, Proxy(nodes, node))  # type: ignore[arg-type]
         await asyncio.wait_for(nodes.round("free"), 5)
         nodes.receive(1, ended(3, CRASHED))
-        nodes.left(1)
+        nodes.node_ended(1)
         with pytest.raises(AlchemistError, match="SIGSEGV"):
             await asyncio.wait_for(nodes.round("free"), 5)
 
