@@ -16,7 +16,10 @@ same name, signature and docstring from it.
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -493,3 +496,15 @@ def _swap(
 
 def _raw(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
+
+
+def collect_routines(package: str) -> list[str]:
+    """Put the routines that the modules of a package declare into the package; their names."""
+    names = []
+    for found in pkgutil.iter_modules(sys.modules[package].__path__):
+        module = importlib.import_module(f"{package}.{found.name}")
+        for name, value in sorted(vars(module).items()):
+            if hasattr(value, "__alchemist__") and value.__module__ == module.__name__:
+                setattr(sys.modules[package], name, value)
+                names.append(name)
+    return names

@@ -22,45 +22,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ali.elemental.dense import (
-    cholesky,
-    cond,
-    eigh,
-    interpolative,
-    lstsq,
-    lu,
-    matmul,
-    norm,
-    pinv,
-    polar,
-    qr,
-    qr_pivoted,
-    ridge,
-    singular_values,
-    solve,
-    svd,
-    svdvals,
-)
 from ali.elemental.library import find
-from ali.elemental.models import (
-    basis_pursuit,
-    elastic_net,
-    lasso,
-    least_absolute,
-    nmf,
-    nnls,
-    rpca,
-    svm,
-)
 from ali.elemental.views import release
+from ali.interface import collect_routines
 
 PURE = True  # no routine has other effects than its results
 
-__all__ = [
-    "basis_pursuit", "cholesky", "cond", "eigh", "elastic_net", "interpolative", "lasso",
-    "least_absolute", "lstsq", "lu", "matmul", "nmf", "nnls", "norm", "pinv", "polar", "qr",
-    "qr_pivoted", "ridge", "rpca", "singular_values", "solve", "svd", "svdvals", "svm",
-]  # fmt: skip
+__all__ = collect_routines(__name__)
 
 
 def load(state: dict[str, Any], path: str | None) -> None:

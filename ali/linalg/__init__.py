@@ -20,54 +20,9 @@ measured for float64 of order 2000 and 100000 x 40 on 2 ranks. tests/ali/test_st
 measures both, and fails if a docstring states less.
 """
 
-from ali.linalg.arithmetic import add, apply, astype, elementwise, elementwise_scalar, scale, where
-from ali.linalg.creation import diag, eye, full, random_normal, random_uniform, zeros
-from ali.linalg.eigen import eigh
-from ali.linalg.indexing import (
-    concatenate,
-    diagonal,
-    select_cols,
-    select_rows,
-    slice,
-    take_cols,
-    take_rows,
-    trace,
-    tril,
-    triu,
-)
-from ali.linalg.iterative import conjugate_gradient
-from ali.linalg.learning import (
-    kmeans,
-    pca,
-    random_features,
-    random_features_predict,
-    random_features_ridge,
-)
+from ali.interface import collect_routines
 from ali.linalg.native_libraries import close as close
-from ali.linalg.orthogonal import least_squares, lstsq, qr, ridge
-from ali.linalg.products import gram, matmul, transpose
-from ali.linalg.reductions import column_stats, max, mean, min, norm, std, sum, var
-from ali.linalg.singular import matrix_rank, pinv, polar, svd, svdvals, truncated_svd
-from ali.linalg.systems import (
-    cholesky,
-    condest,
-    det,
-    expm,
-    inv,
-    slogdet,
-    solve,
-    solve_triangular,
-)
 
 PURE = True  # no routine has other effects than its results and the matrices in `writes`
 
-__all__ = [
-    "add", "apply", "astype", "cholesky", "column_stats", "concatenate", "condest",
-    "conjugate_gradient", "det", "diag", "diagonal", "eigh", "elementwise",
-    "elementwise_scalar", "expm", "eye", "full", "gram", "inv", "kmeans", "least_squares",
-    "lstsq", "matmul", "matrix_rank", "max", "mean", "min", "norm", "pca", "pinv", "polar",
-    "qr", "random_features", "random_features_predict", "random_features_ridge",
-    "random_normal", "random_uniform", "ridge", "scale", "select_cols", "select_rows", "slice",
-    "slogdet", "solve", "solve_triangular", "std", "sum", "svd", "svdvals", "take_cols",
-    "take_rows", "trace", "transpose", "tril", "triu", "truncated_svd", "var", "where", "zeros",
-]  # fmt: skip
+__all__ = collect_routines(__name__)

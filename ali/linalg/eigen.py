@@ -41,13 +41,7 @@ from ali.linalg import qr_factorization
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.native_libraries import call
 from ali.linalg.qr_factorization import Panel
-from ali.linalg.triangular import (
-    adjoint_in_rows,
-    copy_to_rows,
-    gather_rows,
-    owned_rows,
-    rows_before,
-)
+from ali.linalg.rows import adjoint_in_rows, copy_to_rows, gather_rows, owned_rows, rows_before
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 EPS = float(np.finfo(np.float64).eps)

@@ -24,7 +24,7 @@ from ali.blocks import (
 )
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
-from ali.linalg.triangular import as_rows, copy_to_rows, gather_rows
+from ali.linalg.rows import as_rows, copy_to_rows, gather_rows
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 

@@ -30,14 +30,9 @@ from ali.linalg.iterative import column_dots
 from ali.linalg.native_libraries import call
 from ali.linalg.products import inner, product
 from ali.linalg.qr_factorization import Panel, TallQR, exceeds_share, stays_spread
+from ali.linalg.rows import adjoint_in_rows, as_rows, copy_to_rows, rows_before
 from ali.linalg.singular import svd_in_rows
-from ali.linalg.triangular import (
-    adjoint_in_rows,
-    as_rows,
-    copy_to_rows,
-    rows_before,
-    triangular_solve,
-)
+from ali.linalg.triangular import triangular_solve
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 

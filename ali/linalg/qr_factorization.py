@@ -44,14 +44,8 @@ from ali.blocks import (
 from ali.interface import Context
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.products import inner
-from ali.linalg.triangular import (
-    PANEL_COLUMNS,
-    copy_to_rows,
-    gather_rows,
-    owned_rows,
-    rows_before,
-    triangular_solve,
-)
+from ali.linalg.rows import copy_to_rows, gather_rows, owned_rows, rows_before
+from ali.linalg.triangular import PANEL_COLUMNS, triangular_solve
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 if TYPE_CHECKING:

@@ -19,15 +19,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ali.interface import Context, routine
+from ali.interface import Context, collect_routines, routine
 from ali.scalapack import native
-from ali.scalapack.spectra import eigh, svd, svdvals
-from ali.scalapack.systems import cholesky, condest, lq, lstsq, lu, matmul, norm, qr, solve
 
-__all__ = [
-    "about", "cholesky", "condest", "eigh", "lq", "lstsq", "lu", "matmul", "norm", "qr", "solve",
-    "svd", "svdvals",
-]  # fmt: skip
+__all__ = ["about", *collect_routines(__name__)]
 
 PURE = True  # no routine has other effects than its results
 

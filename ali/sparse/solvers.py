@@ -1,6 +1,6 @@
 """Singular values of sparse matrices, and conjugate gradients with a block-Jacobi preconditioner.
 
-Sources: ali/linalg/singular.py, ali/linalg/iterative.py; Saad, "Iterative Methods for Sparse Linear
+Sources: ali/linalg/leading.py, ali/linalg/iterative.py; Saad, "Iterative Methods for Sparse Linear
 Systems", 2nd ed., 12.2 (block Jacobi).
 """
 
@@ -15,7 +15,8 @@ from ali.arrays.exchanges import IN_BLOCKS
 from ali.blocks import Array, block, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.iterative import checked_tol, search
-from ali.linalg.singular import basis_size, right_vectors, svd
+from ali.linalg.leading import basis_size, right_vectors
+from ali.linalg.singular import svd
 from ali.sparse.elements import frobenius
 from ali.sparse.products import gather_blocks, in_blocks, require_rows
 from mpi_workers.failures import Failure
@@ -56,7 +57,7 @@ def truncated_svd(
     -----
     ARPACK on the Gram matrix, which is never formed: ``4 nnz / ranks`` flops and two messages of n
     words for each product. Singular values below the square root of the machine epsilon times the
-    largest are noise. Source: see ali/linalg/singular.py.
+    largest are noise. Source: see ali/linalg/leading.py.
 
     Error: 2 eps, of S, relative to the largest singular value. Peak memory: 1.4 times arguments and
     results.

@@ -17,11 +17,10 @@ from ali.interface import Context
 from ali.linalg import (
     arithmetic,
     collectives,
+    leading,
     learning,
     products,
     reductions,
-    singular,
-    systems,
     triangular,
 )
 from ali.sparse_matrices import from_whole
@@ -202,7 +201,7 @@ def small_panels() -> Iterator[None]:
         patch.setattr(products, "CHUNK", 64)
         patch.setattr(pairwise, "MESSAGE", 128)
         patch.setattr(learning, "PANEL", 2000)
-        for module in (arithmetic, reductions, learning, systems, singular, triangular):
+        for module in (arithmetic, reductions, learning, leading, triangular):
             patch.setattr(module, "CHUNK", 256)
         yield
 

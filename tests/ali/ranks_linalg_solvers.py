@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ali import linalg
-from ali.linalg import systems, triangular
+from ali.linalg import triangular
 from mpi_workers.rank.gang import Gang
 from tests.ali.ranks_linalg_checks import FLOATS, NUMBERS, Array, Checks, values
 
@@ -23,8 +23,7 @@ SIDES = ("VC_STAR", "MC_MR", "STAR_VC", "CIRC_CIRC", "MR_STAR")
 def small_blocks(width: int) -> Iterator[None]:
     """Panels of a few columns, so that there are many and the last is short."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (systems, triangular):
-            patch.setattr(module, "PANEL_COLUMNS", width)
+        patch.setattr(triangular, "PANEL_COLUMNS", width)
         yield
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ali import DistMatrix, registry
-from ali.linalg import eigen, qr_factorization, systems, triangular
+from ali.linalg import eigen, qr_factorization, triangular
 from ali.scalapack import cyclic, spectra
 from ali.scalapack.cyclic import Call
 from mpi_workers.failures import Failure
@@ -46,7 +46,7 @@ def spread() -> Iterator[None]:
     with small_panels(), pytest.MonkeyPatch.context() as patch:
         for module in (eigen, qr_factorization):
             patch.setattr(module, "ON_ONE_RANK", 3)
-        for module in (qr_factorization, systems, triangular):
+        for module in (qr_factorization, triangular):
             patch.setattr(module, "PANEL_COLUMNS", 5)
         patch.setattr(eigen, "WIDTH", 4)
         patch.setattr(eigen, "LEAF", 6)
