@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from ali.interface import Context
 from ali.sparse_matrices import arguments_of
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.dist_matrix import DistMatrix
+from mpi_workers.matrix.dist_matrix import DistMatrix, read_only
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
 from mpi_workers.wire.signature import MATRIX, SPARSE, Result, Signature, coerce, no_routine
@@ -101,7 +102,8 @@ class PythonLibrary:
             raise no_such_routine(self._name, routine, self._routines)
         function, signature = self._routines[routine]
         arguments = arguments_of(gang, signature, arguments)
-        returned = function(Context(gang, self._state), **arguments)
+        with self._unchanged(function, arguments):
+            returned = function(Context(gang, self._state), **arguments)
         declared = signature.results
         if not declared:
             values: tuple[Any, ...] = ()
@@ -121,6 +123,23 @@ class PythonLibrary:
             if source is not None:
                 found[i] = found[i].with_ndim(arguments[source].ndim if source else 1)
         return found
+
+    def _unchanged(
+        self, function: Callable[..., Any], arguments: Mapping[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        """A block in which the routine can change what it declares only; without a cost for others.
+
+        The gang relies on declarations where it fetches, recovers and remembers elements.
+        """
+        writes = getattr(function, "__alchemist_writes__", None)
+        if writes is None:
+            return contextlib.nullcontext()
+        matrices = {name: v for name, v in arguments.items() if isinstance(v, DistMatrix)}
+        written = {id(matrices[name]) for name in writes if name in matrices}
+        return read_only(
+            [matrix for matrix in matrices.values() if id(matrix) not in written],
+            f"The routine declares writes={tuple(writes)!r}, and changes another matrix: name it.",
+        )
 
     def prepared(self, gang: Gang, routine: str) -> PreparedRoutine:
         """A routine of numbers, to be called often."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,3 +153,21 @@ class DistMatrix:
     def __repr__(self) -> str:
         shape, local = (" x ".join(map(str, x)) for x in (self.array_shape, self.local.shape))
         return f"<DistMatrix {shape} {self.dtype} {self.layout}, rank {self.rank}: {local}>"
+
+
+@contextlib.contextmanager
+def read_only(matrices: Iterable[DistMatrix], advice: str) -> Iterator[None]:
+    """A block in which NumPy refuses to write into the elements, with `advice` in the traceback."""
+    arrays = [array for matrix in matrices for array in (matrix.stored, matrix.local)]
+    arrays = [array for array in arrays if array.flags.writeable]
+    for array in arrays:
+        array.flags.writeable = False
+    try:
+        yield
+    except ValueError as error:
+        if "read-only" in str(error):
+            error.add_note(advice)
+        raise
+    finally:
+        for array in arrays:
+            array.flags.writeable = True

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
+from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix, read_only
 from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.sizes import check_room
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
@@ -29,6 +29,8 @@ from mpi_workers.waits import interruption
 from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import places
+
+IMPURE = "The call is declared pure=True, and changes a matrix: leave out pure=True."
 
 
 class Library(Protocol):
@@ -244,10 +246,15 @@ class RankCommands:
         used: dict[int, DistMatrix] = {}
 
         def matrix(matrix_id: Any) -> DistMatrix:
-            return used.setdefault(matrix_id, self._storage.sealed(matrix_id))
+            if matrix_id not in used:
+                used[matrix_id] = found = self._storage.sealed(matrix_id)
+                if body.get("pure"):
+                    unchanged.enter_context(read_only([found], IMPURE))
+            return used[matrix_id]
 
         self._result = []
-        results, value = called(isolated, self._runner.run, self.gang, body, matrix)
+        with contextlib.ExitStack() as unchanged:
+            results, value = called(isolated, self._runner.run, self.gang, body, matrix)
         reply = self._keep(results, body["first"], used)
         if self.gang.rank == 0:
             reply["value"] = value

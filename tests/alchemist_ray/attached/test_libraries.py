@@ -111,6 +111,30 @@ def test_errors_for_unknown_names_list_the_known_ones(als: AlchemistSession) -> 
     assert not hasattr(als.load_library("echo"), "whom")
 
 
+def test_a_routine_changes_the_matrices_that_it_declares(
+    als: AlchemistSession, tmp_path: Path
+) -> None:
+    path = library(
+        tmp_path / "writing.py",
+        '''
+        @routine("n", writes=("A",))
+        def both(ctx: Context, A: DistMatrix, B: DistMatrix) -> int:
+            """A and B are doubled."""
+            A.local[...] *= 2
+            B.local[...] *= 2
+            return 1
+        ''',
+    )
+    mine = als.load_library("writing", str(path))
+    A, B = als.send_matrix(np.eye(3)), als.send_matrix(np.ones(2))
+    with pytest.raises(RoutineError, match="is read-only") as caught:
+        mine.both(A, B)
+    assert "declares writes=('A',), and changes another matrix" in (caught.value.traceback or "")
+    np.testing.assert_array_equal(B.fetch(), np.ones(2))
+    assert mine.both(A, A) == 1
+    np.testing.assert_array_equal(A.fetch(), 8 * np.eye(3))
+
+
 def test_a_user_library(als: AlchemistSession, tmp_path: Path) -> None:
     path = library(
         tmp_path / "mine.py",

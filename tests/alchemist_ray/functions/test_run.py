@@ -224,6 +224,21 @@ def test_an_exception_names_its_rank_and_traceback(als: AlchemistSession, rank: 
     assert "worker.py" not in shown  # our own frames tell a user nothing
 
 
+def test_a_pure_function_that_changes_a_matrix_is_refused(als: AlchemistSession) -> None:
+    """The gang would keep what it knows of the matrix from before."""
+
+    def doubled(comm: Any, A: Any) -> None:
+        A.local[...] *= 2
+
+    A = als.send_matrix(np.eye(3))
+    with pytest.raises(RoutineError, match="is read-only") as caught:
+        als.run(doubled, A, pure=True)
+    assert "changes a matrix: leave out pure=True" in (caught.value.traceback or "")
+    np.testing.assert_array_equal(A.fetch(), np.eye(3))
+    als.run(doubled, A)
+    np.testing.assert_array_equal(A.fetch(), 2 * np.eye(3))
+
+
 def test_an_exception_that_cannot_be_pickled_is_reported(als: AlchemistSession) -> None:
     def broken(comm: Any) -> None:
         class OddError(Exception):
