@@ -6,7 +6,7 @@ The table of dtypes is `DTYPES` in `mpi_workers.matrix.dtypes`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 import mpi_workers.matrix.missing
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
-from mpi_workers.matrix import arrow_columns, dtypes, pandas_columns
+from mpi_workers.matrix import arrow_columns, pandas_columns
+from mpi_workers.matrix import dtypes as matrix_dtypes
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.missing import ERROR, FILL, OPTION, Missing, filled, nulls
 
 __all__ = [
     "DTYPES", "as_array", "as_numbers", "check_range", "check_unmasked", "checked_missing",
-    "chosen_dtype", "frame_values", "open_table", "refusals",
+    "chosen_dtype", "common_dtype", "frame_values", "open_table", "refusals",
 ]  # fmt: skip
 
 
@@ -45,22 +46,26 @@ def chosen_dtype(source: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
         If a matrix cannot have that dtype, or the elements cannot be cast to it.
     """
     try:
-        return dtypes.chosen_dtype(source, wanted)
+        return matrix_dtypes.chosen_dtype(source, wanted)
     except ValueError as error:
         raise DtypeError(str(error)) from None
 
 
+def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """See `dtypes.common_dtype` of the ranks' package. Raises `DtypeError`."""
+    with refusals():
+        return matrix_dtypes.common_dtype(list(dtypes))
+
+
 def as_numbers(array: NDArray[Any]) -> NDArray[Any]:
-    """An array of numbers; dates and durations are the int64 that they are, in their unit.
+    """An array of numbers, dates or durations.
 
     Raises
     ------
     DtypeError
         If its elements are something else.
     """
-    if array.dtype.kind in "mM":
-        return array.astype(np.int64)
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biufcmM":
         raise DtypeError(
             f"elements of dtype {array.dtype} are not numbers; a matrix has one of the dtypes "
             f"{', '.join(DTYPES)}; if all of them are numbers, x.astype(float) makes floats"
@@ -170,6 +175,6 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
     Nothing is read where the dtype holds every element of the array's dtype.
     """
     try:
-        dtypes.check_range(array, dtype, what)
+        matrix_dtypes.check_range(array, dtype, what)
     except ValueError as error:
         raise DtypeError(str(error)) from None

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from mpi4py.futures import MPICommExecutor
 
 from mpi_workers.rank.gang import Gang
 
@@ -25,6 +26,19 @@ def nothing(gang: Gang) -> int:
     """Ranks that have started and found each other."""
     gang.comm.Barrier()
     return gang.comm.Get_size()
+
+
+def futures(gang: Gang, count: int) -> float:
+    """Calls by mpi4py.futures, each on one of two workers: it has none of several ranks."""
+    seconds = 0.0
+    with MPICommExecutor(gang.comm, 0) as workers:
+        if workers is not None:
+            list(workers.map(abs, range(2)))
+            begin = time.perf_counter()
+            for future in [workers.submit(abs, 0) for _ in range(count)]:
+                future.result()
+            seconds = time.perf_counter() - begin
+    return seconds
 
 
 def matmul(gang: Gang, n: int) -> float:

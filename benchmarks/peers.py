@@ -45,6 +45,9 @@ def run() -> Report:
     _turns(report, SUBMIT, {
         "alchemist": _futures(lambda: Executor(num_workers=2, max_gangs=1), _first),
         "executorlib": _futures(_executorlibs, _rank),
+        "mpi4py.futures, one rank a call": functools.partial(
+            local_gang.run, "benchmarks.by_hand:futures", 3, FUTURES
+        ),
     })  # fmt: skip
     _compute(report)
     for operation in dict.fromkeys(peer.operation for peer in report.peers):

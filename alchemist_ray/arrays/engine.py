@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.recording import Recorder
+from alchemist_ray.arrays.times import TimeHandle
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.libraries import Library, Routine
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import DTYPES
-from alchemist_ray.errors import ResourceError, ShapeError
+from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
 from alchemist_ray.transfer.sending import send
+from mpi_workers.matrix.dtypes import is_time
 from mpi_workers.wire.names import ARRAYS
 
 
@@ -223,7 +225,11 @@ class Engine:
 
     def astype(self, A: Any, dtype: Any, *, copy: bool = True) -> Any:
         """A copy with another dtype; without `copy`, A itself if it has the dtype."""
-        wanted = rules.checked_dtype(dtype)
+        if is_time(time := rules.plain_dtype(dtype)):
+            if A.dtype != np.int64:
+                raise DtypeError(f"{A.dtype} is no count of {time}: .astype('int64') makes one")
+            return TimeHandle(self.copy(A) if copy else A, time)
+        wanted = rules.checked_dtype(time)
         if A.dtype == wanted and not copy:
             return A
         if wanted.kind == "b" != A.dtype.kind:

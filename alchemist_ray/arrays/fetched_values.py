@@ -158,8 +158,8 @@ class FetchedValues(MatrixRef):
         cells = "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows.items())
         return f"<table>{cells}</table><pre>{html.escape(str(self))}</pre>"
 
-    def _numbers(self, text: Callable[..., str]) -> str:
-        """The elements as text; why there are none where they cannot be had at once."""
+    def _numbers(self, text: Callable[..., str], dtype: Any = None) -> str:
+        """The elements, seen as of a dtype, as text; why there are none if they are not here."""
         try:
             corners = self.known_elements()
             if corners is None:
@@ -174,6 +174,7 @@ class FetchedValues(MatrixRef):
             return f"({error})"
         if corners is None:
             return "(a call is running on the gang)"
+        corners = corners if dtype is None else corners.view(dtype)
         if not self.shape:
             return str(corners[()])
         if max(self.shape) > 2 * EDGE and math.prod(self.shape) > SHOWN:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arrays import (
+    borders,
     fourier,
     functions,
     linear,
@@ -24,6 +25,7 @@ from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.errors import BadArgumentError
 
 IMPLEMENTED_IN = (
+    borders,
     fourier,
     functions,
     linear,

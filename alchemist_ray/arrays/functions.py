@@ -236,7 +236,12 @@ def _triangle(engine: Engine, name: str, m: Any, k: int) -> Any:
 
 
 @implements(np.take)
-def _take(engine: Engine, a: Any, indices: Any, axis: Any = None) -> Any:
+def _take(engine: Engine, a: Any, indices: Any, axis: Any = None, mode: str = "raise") -> Any:
+    if mode != "raise":
+        n = a.size if axis is None else a.shape[rules.axis_index(axis, a.ndim)]
+        if mode not in ("wrap", "clip") or not n:
+            raise BadIndexError(f"np.take with mode={mode!r} of {n} elements")
+        indices = np.remainder(indices, n) if mode == "wrap" else np.clip(indices, 0, n - 1)
     if axis is None or not rules.axes_of(axis, a.ndim):
         return (a if a.ndim == 1 else engine.reshape(a, -1))[indices].mark_copy()
     return a[(*WHOLE[: rules.axis_index(axis, a.ndim)], indices)].mark_copy()
@@ -280,21 +285,6 @@ def _select(engine: Engine, condlist: Any, choicelist: Any, default: Any = 0) ->
     found, *choices = [x if isinstance(x, MatrixRef) else np.asarray(x, kind) for x in given]
     for condition, choice in zip(reversed(condlist), choices, strict=True):
         found = engine.where(condition, choice, found)
-    return found
-
-
-@implements(np.pad)
-def _pad(engine: Engine, array: Any, pad_width: Any, mode: Any = "constant", *,
-         constant_values: Any = 0) -> Any:  # fmt: skip
-    if mode != "constant" or np.unique(constant_values).size > 1:
-        raise rules.unsupported(
-            f"np.pad with mode={mode!r}", "one number around A is mode='constant'"
-        )
-    widths = np.broadcast_to(pad_width, (array.ndim, 2)).tolist()
-    shape = tuple(n + sum(ends) for n, ends in zip(array.shape, widths, strict=True))
-    value = np.ravel(constant_values)[0]
-    found = creation.filled(engine, shape, value, array.dtype, array.layout)
-    found[tuple(slice(w[0], w[0] + n) for w, n in zip(widths, array.shape, strict=True))] = array
     return found
 
 

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from alchemist_ray.arguments import named_after
 from alchemist_ray.arrays import saving
 from alchemist_ray.arrays.operators import ArrayOperators
 from alchemist_ray.arrays.sparse import SparseHandle
+from alchemist_ray.arrays.times import TimeHandle
 from alchemist_ray.attached.address import GangAddress
 from alchemist_ray.attached.leases import MatrixLease, ResultLease
+from alchemist_ray.attached.matrix_ref import time_from_wire
 from alchemist_ray.attached.registry import gang_of, lease_of
 from alchemist_ray.errors import SessionError
 from alchemist_ray.transfer.sending import checked_layout
@@ -61,6 +65,8 @@ class Handle(ArrayOperators):
     ) -> Any:
         """The handle for a matrix as the dispatcher describes it; of a sparse one its own kind."""
         made = super().from_record(record, address, lease)
+        if time := time_from_wire(record.get("columns", ())):
+            return TimeHandle(made, np.dtype(time))
         return made if of_layout(made.layout) is None else SparseHandle(made)
 
     def to_layout(self, layout: str) -> Handle:
@@ -147,13 +153,13 @@ class Handle(ArrayOperators):
             self, columns, override_num_blocks=override_num_blocks, lazy=lazy
         )
 
-    def to_arrow(self) -> Any:
+    def to_arrow(self, dtype: Any = None) -> Any:
         """The matrix, or a vector, as a `pyarrow.Table`; see `alchemist_ray.clients.arrow`."""
-        return _client("arrow").to_arrow(self)
+        return _client("arrow").to_arrow(self, dtype)
 
-    def to_polars(self) -> Any:
+    def to_polars(self, dtype: Any = None) -> Any:
         """The matrix, or a vector, as a `polars.DataFrame`, with the columns of `to_arrow`."""
-        return _client("arrow").to_polars(self)
+        return _client("arrow").to_polars(self, dtype)
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Arrow's protocol, of `to_arrow`: ``polars.from_arrow(A)``, a query of DuckDB, ..."""

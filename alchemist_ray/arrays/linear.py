@@ -507,6 +507,9 @@ def _norms(engine: Engine, x: Any, ord: Any, axes: tuple[int, ...], keepdims: bo
     row, col = (rules.axis_index(axis, x.ndim) for axis in axes)
     if ord in NORMS and x.ndim == 2 and row < col:
         return _whole_norm(engine, x, NORMS[ord], keepdims)
+    if ord == -2 and x.ndim == 2 and row < col:
+        least = np.linalg.svdvals(x if x.dtype.kind in "fc" else x.astype(np.float64)).min()
+        return engine.reshape(least, (1, 1)) if keepdims else least
     if row == col or ord not in (None, "fro", "f", 1, -1, np.inf, -np.inf):
         one = "also 2 and 'nuc'" if x.ndim == 2 else "2 and 'nuc' of one matrix, A[i]"
         raise rules.unsupported(

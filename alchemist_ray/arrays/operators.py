@@ -14,6 +14,7 @@ from alchemist_ray.arrays.engine import Engine, OperandPlacement
 from alchemist_ray.arrays.fetched_values import FetchedValues
 from alchemist_ray.arrays.function_dispatch import apply_function
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
+from alchemist_ray.arrays.times import TimeHandle
 from alchemist_ray.arrays.ufuncs import apply_ufunc, write_whole
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import MatrixError
@@ -288,6 +289,8 @@ class ArrayOperators(ArrayMethods):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        if TimeHandle in types:  # which knows what it has
+            return NotImplemented
         return apply_function(self._engine, function, args, kwargs)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Namespace:

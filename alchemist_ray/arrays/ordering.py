@@ -207,8 +207,18 @@ def _union1d(engine: Engine, ar1: Any, ar2: Any) -> Any:
 
 
 @implements(np.intersect1d)
-def _intersect1d(engine: Engine, ar1: Any, ar2: Any) -> Any:
+def _intersect1d(
+    engine: Engine, ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False
+) -> Any:
     left, right = _both(engine, ar1, ar2)
+    if return_indices:
+        common = np.result_type(left.dtype, right.dtype)
+        (ours, first, *_), (theirs, second, *_) = (
+            engine.call("unique_all", _flat(engine.astype(x, common, copy=False)))
+            for x in (left, right)
+        )
+        there = np.isin(ours, theirs)
+        return ours[there], first[there], second[np.isin(theirs, ours)]
     common = np.result_type(left.dtype, right.dtype)
     return _members(engine, engine.astype(left, common, copy=False), right, invert=False)
 

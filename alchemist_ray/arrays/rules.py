@@ -58,7 +58,7 @@ INSTEAD = {  # of functions that are missing: code that runs as it is here, and 
     "compress": "A[A[:, 0] > 0], a mask of rows", "extract": "A[A > 0], a mask of elements",
     "place": "A[A > 0] = 1", "putmask": "A[A > 0] = 1", "copyto": "A[...] = 1",
     "rot90": "A.T[::-1]",
-    "trapezoid": "(A[1:] + A[:-1]).sum(axis=0) / 2", "ediff1d": "np.diff(A.ravel())",
+    "ediff1d": "np.diff(A.ravel())",
     "piecewise": "np.where(A > 0, A, -A)",
     "setxor1d": "np.setdiff1d(np.union1d(A, A), np.intersect1d(A, A))",
     "block": "np.vstack([np.hstack([A, A]), np.hstack([A, A])])",
@@ -162,6 +162,14 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
         return check_dtype(dtype)
     except ValueError as error:
         raise DtypeError(str(error)) from None
+
+
+def plain_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype that something names. Raises `DtypeError`."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise DtypeError(f"{dtype!r} is not a dtype") from None
 
 
 def encode_operand(array: NDArray[Any]) -> tuple[bytes, list[int], str]:

@@ -249,11 +249,56 @@ def _quantiles(
     return found if found.shape == shape else engine.reshape(found, shape)
 
 
+def _weighted(
+    engine: Engine, name: str, a: Any, q: Any, axis: Any, method: str, keepdims: Any, weights: Any
+) -> Any:
+    """Elements at which the sum of the weights of all smaller ones reaches a share of the total."""
+    if method != "inverted_cdf":
+        raise BadArgumentError(f"np.{name} with weights=: method='inverted_cdf' has them")
+    axes = rules.axes_of(axis, a.ndim)
+    weight = engine.matrix(weights)
+    if weight.shape != a.shape:
+        if weight.shape != tuple(a.shape[i] for i in axes):
+            raise ShapeError(f"np.{name}: weights of {weight.shape} for an array of {a.shape}")
+        weight = engine.reshape(weight, [n if i in axes else 1 for i, n in enumerate(a.shape)])
+        weight = engine.broadcast(weight, a.shape)
+    if bool(engine.reduce("any", engine.binary("less", weight, 0), None)):
+        raise ValueError(f"np.{name}: weights must be non-negative")
+    kept = [i for i in range(a.ndim) if i not in axes]
+    lines = [
+        engine.reshape(np.transpose(x, [*kept, *axes]), (*[a.shape[i] for i in kept], -1))
+        for x in (a, weight)
+    ]
+    values, weight = lines
+    if name.startswith("nan"):
+        weight = engine.where(engine.unary("isnan", values), np.float64(0), weight)
+    order = np.argsort(values, axis=-1)
+    shares = np.cumsum(np.take_along_axis(weight, order, -1).astype(np.float64), axis=-1)
+    shares = shares / shares[..., -1:]
+    values = np.take_along_axis(values, order, -1)
+    last = values.shape[-1] - 1
+    missing = None
+    if values.dtype.kind == "f" and not name.startswith("nan"):
+        missing = np.isnan(values).any(-1)
+    asked = np.asarray(q, np.float64) / (100.0 if name.endswith("percentile") else 1.0)
+    found = []
+    for share in asked.reshape(-1):
+        below = np.sum((shares < share) | (shares == 0), axis=-1, keepdims=True)
+        one = np.take_along_axis(values, np.minimum(below, last), -1)[..., 0]
+        found.append(
+            one if missing is None else np.where(missing, np.asarray(np.nan, one.dtype), one)
+        )
+    rest = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i in kept]
+    return engine.reshape(np.stack(found), (*asked.shape, *rest))
+
+
 def _quantile_function(function: Any) -> None:
     def quantile(
         engine: Engine, a: Any, q: Any, axis: Any = None, overwrite_input: bool = False,
-        method: str = "linear", keepdims: Any = False,
+        method: str = "linear", keepdims: Any = False, *, weights: Any = None,
     ) -> Any:  # fmt: skip
+        if weights is not None:
+            return _weighted(engine, function.__name__, a, q, axis, method, keepdims, weights)
         return _quantiles(engine, function.__name__, a, q, axis, method, keepdims)
 
     implements(function)(quantile)

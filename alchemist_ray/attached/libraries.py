@@ -17,7 +17,7 @@ import numpy as np
 
 from alchemist_ray.arguments import checked_seconds
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.matrix_ref import MatrixRef, columns_to_wire, ref_of
+from alchemist_ray.attached.matrix_ref import MatrixRef, argument_ref, columns_to_wire, ref_of
 from alchemist_ray.attached.progress import RoutineBar, call_text, narrated
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import BadArgumentError, LibraryError, NoSuchRoutineError, from_failure
@@ -240,7 +240,7 @@ class Routine:
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
         def matrix(value: Any) -> dict[str, int]:
-            if (ref := ref_of(value)) is not None:
+            if (ref := argument_ref(value)) is not None:
                 if self._read_only:
                     return {"matrix": self._connection.check(ref).id}
                 return {"matrix": self._connection.argument(ref)}

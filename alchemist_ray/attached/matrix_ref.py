@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from alchemist_ray.attached.address import GangAddress
 from alchemist_ray.attached.leases import MatrixLease, ResultLease
+from alchemist_ray.errors import BadArgumentError
 from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
+from mpi_workers.wire.names import TIME
 
 REMEMBERED_NBYTES = 1 << 16  # 64 KiB
 
@@ -31,22 +33,36 @@ class ColumnName(str):
         return found
 
 
-def columns_to_wire(columns: Iterable[str]) -> list[Any]:
-    """Names of columns as a message has them: those with categories as a list of both."""
+def columns_to_wire(columns: Iterable[str], time: str = "") -> list[Any]:
+    """What a message says of the columns: their names, those with categories as a list of both.
+
+    Of dates and durations, which are int64 on the ranks, the first item is their dtype, `time`.
+    """
+    return [*([{TIME: time}] if time else []), *_names_to_wire(columns)]
+
+
+def _names_to_wire(columns: Iterable[str]) -> list[Any]:
     return [
         [str(name), list(its)] if (its := getattr(name, "categories", ())) else str(name)
         for name in columns
     ]
 
 
-def with_categories(names: list[str], categories: dict[str, list[str]]) -> list[Any]:
-    """Names of columns as a message has them; `categories` are by position."""
-    found = enumerate(names)
-    return [[name, categories[str(j)]] if str(j) in categories else name for j, name in found]
+def with_categories(names: list[str], categories: dict[str, Any]) -> list[Any]:
+    """What a message says of columns with these names; `categories` as the routine `load` does."""
+    columns = [ColumnName(name, categories.get(str(j), ())) for j, name in enumerate(names)]
+    return columns_to_wire(columns, categories.get(TIME, ""))
 
 
 def columns_from_wire(columns: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(name if isinstance(name, str) else ColumnName(*name) for name in columns)
+    names = (name for name in columns if not isinstance(name, dict))
+    return tuple(name if isinstance(name, str) else ColumnName(*name) for name in names)
+
+
+def time_from_wire(columns: Sequence[Any]) -> str:
+    """The dtype of dates and durations; empty for numbers."""
+    time: str = columns[0][TIME] if columns and isinstance(columns[0], dict) else ""
+    return time
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, repr=False)
@@ -199,8 +215,25 @@ class MatrixRef:
         return self
 
 
+def argument_ref(value: Any) -> MatrixRef | None:
+    """What names the matrix of an argument of code on the ranks; None for other values.
+
+    Raises
+    ------
+    BadArgumentError
+        For dates and durations, which are numbers there.
+    """
+    found = ref_of(value)
+    if found is not None and (dtype := value.dtype).kind in "mM":
+        raise BadArgumentError(
+            f"{found.name} has elements of {dtype}, which are int64 on the ranks: "
+            ".astype('int64') gives these counts, and .astype of a result makes dates of them"
+        )
+    return found
+
+
 def ref_of(value: Any) -> MatrixRef | None:
-    """What names the matrix of a handle, also of a sparse one; None for other values."""
+    """What names the matrix of a handle, also of a sparse one or of dates; None for others."""
     if not isinstance(value, MatrixRef):
         value = vars(type(value)).get("matrix_ref") and value.matrix_ref
     return value if isinstance(value, MatrixRef) else None

@@ -17,13 +17,15 @@ from mpi_workers.matrix.arrow_columns import UNNAMED
 __all__ = ["to_arrow", "to_polars"]
 
 
-def to_arrow(handle: MatrixRef) -> Any:
+def to_arrow(handle: MatrixRef, dtype: Any = None) -> Any:
     """The elements as a table: fetched into this process, each column contiguous.
 
     Parameters
     ----------
     handle : MatrixRef
         Of shape (m, n), or (m,): one column.
+    dtype : dtype, optional
+        The datetime64 or timedelta64 of which the elements are counts.
 
     Returns
     -------
@@ -58,7 +60,11 @@ def to_arrow(handle: MatrixRef) -> Any:
     n = values.shape[1]
     named = len(set(handle.columns)) == n
     names = list(map(str, handle.columns)) if named else [f"c{j}" for j in range(n)]
-    arrays = [_column(pyarrow, values[:, j], handle.columns[j] if named else "") for j in range(n)]
+    if dtype is None:
+        labels = handle.columns if named else [""] * n
+        arrays = [_column(pyarrow, values[:, j], label) for j, label in enumerate(labels)]
+    else:
+        arrays = [_times(pyarrow, values[:, j].view(dtype)) for j in range(n)]
     table = pyarrow.table(arrays, names=names)
     return table if named else table.replace_schema_metadata({UNNAMED: b"c0, c1, ..."})
 
@@ -75,9 +81,17 @@ def _column(pyarrow: Any, values: Any, name: str) -> Any:
     )
 
 
-def to_polars(handle: MatrixRef) -> Any:
+def _times(pyarrow: Any, values: Any) -> Any:
+    try:
+        return pyarrow.array(values)  # NaT is a null
+    except pyarrow.ArrowException as error:
+        words = f"Arrow: {error}; A.astype('M8[s]') or A.astype('m8[s]') has one of its units"
+        raise DtypeError(words) from None
+
+
+def to_polars(handle: MatrixRef, dtype: Any = None) -> Any:
     """The elements as a `polars.DataFrame`; as `to_arrow`, which it needs."""
-    return _package("polars").from_arrow(to_arrow(handle))
+    return _package("polars").from_arrow(to_arrow(handle, dtype))
 
 
 def _package(name: str) -> Any:

@@ -13,6 +13,7 @@ from alchemist_ray.attached.matrix_ref import ColumnName
 from alchemist_ray.dtypes import frame_values, refusals
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.transfer.sources import NumPySource
+from mpi_workers.matrix import dtypes
 from mpi_workers.matrix.missing import Missing
 from mpi_workers.matrix.pandas_columns import dtypes_of, names_of
 
@@ -48,7 +49,7 @@ def common_dtype(frame: Any, missing: Missing) -> np.dtype[Any]:
         If there are no columns.
     """
     with refusals():
-        return np.result_type(*dtypes_of(frame, missing))
+        return dtypes.common_dtype(dtypes_of(frame, missing), names_of(frame))
 
 
 def partition(

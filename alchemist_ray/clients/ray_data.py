@@ -25,7 +25,7 @@ from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.matrix_ref import ColumnName, MatrixRef
 from alchemist_ray.clients.ray_tasks import fetch, wait_for_cpu
 from alchemist_ray.cluster.node_jobs import SourceBlock, task_failure
-from alchemist_ray.dtypes import chosen_dtype, refusals
+from alchemist_ray.dtypes import chosen_dtype, common_dtype, refusals
 from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
 from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget
@@ -118,7 +118,7 @@ class RowsDecoder:
                     raise ShapeError(f"column {name!r} has rows of different shapes, {shown}{FIT}")
                 with contextlib.suppress(ValueError, TypeError):
                     array = np.stack([np.asarray(row) for row in array])
-        if array.dtype.kind not in "biufc":
+        if array.dtype.kind not in "biufcmM":
             kind = kind or getattr(column, "dtype", array.dtype)
             raise DtypeError(arrow_columns.not_numeric(name, kind))
         return array
@@ -269,7 +269,8 @@ def inspect(
                 f"column {name!r} has tensors of {len(inner)} axes, and an array on ranks has at "
                 f"most {MAX_AXES} with that of the rows: reshape them with map_batches"
             )
-    dtype = chosen_dtype(np.result_type(*(c[2] for i in filled for c in found[i].columns)), wanted)
+    dtype = common_dtype(np.dtype(c[2]) for i in filled for c in found[i].columns)
+    dtype = chosen_dtype(dtype, wanted)
     return DatasetSource(sources, [about.rows for about in found], first, dtype, decoder)
 
 

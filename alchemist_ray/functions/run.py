@@ -22,7 +22,7 @@ import numpy as np
 from alchemist_ray.arguments import checked_mapping, checked_path
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.libraries import Library, Routine, checked_timeout
-from alchemist_ray.attached.matrix_ref import MatrixRef, ref_of
+from alchemist_ray.attached.matrix_ref import MatrixRef, argument_ref
 from alchemist_ray.attached.progress import RoutineBar, narrated
 from alchemist_ray.errors import AlchemistError, BadArgumentError
 from alchemist_ray.object_refs import ObjectRef, resolved
@@ -244,7 +244,7 @@ class _Pickler(Pickler):
         self._refs = refs
 
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
-        if (ref := ref_of(value)) is not None:
+        if (ref := argument_ref(value)) is not None:
             return ("matrix", self._matrix(ref))
         if isinstance(value, Library | Routine):
             name = value.name if isinstance(value, Library) else value.__qualname__

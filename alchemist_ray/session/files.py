@@ -161,7 +161,11 @@ class SessionFiles(GangOwner):
         return named
 
     def open_dataset(
-        self, path: str | os.PathLike[str], variables: Sequence[str] | None = None
+        self,
+        path: str | os.PathLike[str],
+        variables: Sequence[str] | None = None,
+        *,
+        group: str | None = None,
     ) -> Any:
         """A NetCDF-4 file or Zarr group as an `xarray.Dataset` of handles.
 
@@ -170,7 +174,9 @@ class SessionFiles(GangOwner):
         path : path_like
             ``.nc`` or ``.zarr``; this process and all nodes see it.
         variables : sequence of str, optional
-            Default: all variables of numbers; a warning names the others.
+            Default: all variables of numbers, dates and durations; a warning names the others.
+        group : str, optional
+            The group of the file, as in `xarray.open_dataset`. Default: the root.
 
         Returns
         -------
@@ -189,7 +195,7 @@ class SessionFiles(GangOwner):
         -----
         The ranks read the variables in parallel, as `load_matrix`.
         """
-        return xarray.open_dataset(self.load_matrix, path, variables)
+        return xarray.open_dataset(self.load_matrix, path, variables, group)
 
     def send_blocks(
         self,

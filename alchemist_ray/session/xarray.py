@@ -12,9 +12,15 @@ import numpy as np
 from alchemist_ray.errors import BadArgumentError, FileError, SessionError
 
 Load = Callable[..., Any]
+KINDS = "biufcmM"  # of dtypes that handles have
 
 
-def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[str] | None) -> Any:
+def open_dataset(
+    load: Load,
+    path: str | os.PathLike[str],
+    variables: Sequence[str] | None,
+    group: str | None = None,
+) -> Any:
     """See `AlchemistSession.open_dataset`; `load` is `AlchemistSession.load_matrix`."""
     try:
         import xarray as xr  # noqa: PLC0415 - optional
@@ -26,8 +32,11 @@ def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[s
     opening: Any = {"engine": "zarr", "consolidated": False} if in_folder else {
         "engine": "h5netcdf"}  # fmt: skip
     try:
-        stored = xr.open_dataset(path, decode_cf=False, **opening)
-    except OSError as error:
+        stored = xr.open_dataset(path, decode_cf=False, group=group, **opening)
+    except (OSError, KeyError) as error:
+        if group is not None and os.path.exists(path):
+            words = f"{os.fspath(path)} has no group {group!r} that is a Dataset: {error}"
+            raise FileError(words, path=path) from error
         raise FileError(f"{os.fspath(path)}: not a Dataset: {error}", path=path) from error
     with stored:
         try:
@@ -38,7 +47,7 @@ def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[s
             words = f"{os.fspath(path)} cannot be decoded: {error} {which}"
             raise FileError(words.rstrip(), path=path) from error
         kinds = {str(name): one.dtype for name, one in decoded.data_vars.items()}
-        numeric = [name for name, dtype in kinds.items() if dtype.kind in "biufc"]
+        numeric = [name for name, dtype in kinds.items() if dtype.kind in KINDS]
         wanted = list(numeric if variables is None else variables)
         if unknown := [name for name in wanted if name not in numeric]:
             raise BadArgumentError(
@@ -49,11 +58,24 @@ def open_dataset(load: Load, path: str | os.PathLike[str], variables: Sequence[s
         if left:
             shown = ", ".join(f"{name!r} ({kinds[name]})" for name in left)
             warnings.warn(
-                f"{path}: open_dataset leaves out {shown}: a handle has numbers or bools"
+                f"{path}: open_dataset leaves out {shown}: a handle has numbers, bools or dates"
                 + "".join(_as_stored(stored, kinds, name) for name in left),
                 stacklevel=3,
             )
-        found = {name: _variable(load, path, stored[name], decoded[name]) for name in wanted}
+        place = "" if group is None else group.strip("/") + "/"
+
+        def variable(name: str) -> Any:
+            A, dtype = load(path, dataset=place + name), kinds[name]
+            if dtype.kind in "mM":
+                units = {k: v for k, v in stored[name].attrs.items() if k in ("units", "calendar")}
+                two = xr.Variable(("two",), np.arange(2), units)
+                two = xr.conventions.decode_cf_variable(name, two).values
+                A = _dates(A, stored[name], two.astype(dtype))
+            else:
+                A = _numbers(A, stored[name], dtype)
+            return decoded[name].dims, A, decoded[name].attrs
+
+        found = {name: variable(name) for name in wanted}
         return xr.Dataset(found, coords=coords, attrs=decoded.attrs)
 
 
@@ -64,10 +86,9 @@ def _as_stored(stored: Any, kinds: dict[str, np.dtype[Any]], name: str) -> str:
     return f"; load_matrix(path, dataset={name!r}) loads the numbers that are stored"
 
 
-def _variable(load: Load, path: str | os.PathLike[str], stored: Any, decoded: Any) -> Any:
-    """Dimensions, handle and attributes of a variable, in the dtype in which xarray has it."""
-    attrs, dtype = stored.attrs, decoded.dtype
-    A = load(path, dataset=stored.name)
+def _numbers(A: Any, stored: Any, dtype: np.dtype[Any]) -> Any:
+    """The numbers of a variable, in the dtype in which xarray has them."""
+    attrs = stored.attrs
     if A.dtype.kind + str(attrs.get("_Unsigned")) in ("itrue", "ufalse"):
         A = _other_sign(A)
     if dtype.kind in "fc":
@@ -78,8 +99,24 @@ def _variable(load: Load, path: str | os.PathLike[str], stored: Any, decoded: An
     for name, compute in (("scale_factor", np.multiply), ("add_offset", np.add)):
         if name in attrs:
             A = compute(A, np.asarray(np.ravel(attrs[name])[0], dtype))
-    A = A != 0 if dtype.kind == "b" else A.astype(dtype, copy=False)
-    return decoded.dims, A, decoded.attrs
+    return A != 0 if dtype.kind == "b" else A.astype(dtype, copy=False)
+
+
+def _dates(A: Any, stored: Any, two: Any) -> Any:
+    """Dates or durations, of which xarray makes `two` of 0 and 1."""
+    zero, one = two.view(np.int64).tolist()
+    nat = np.iinfo(np.int64).min
+    if A.dtype.kind in "iu" and not {"scale_factor", "add_offset"} & set(stored.attrs):
+        missing = [np.equal(A, mark) for mark in _marks(stored.attrs, stored.dtype, A.dtype)]
+        counts = A.astype(np.int64) * (one - zero) + zero
+    else:
+        floats = _numbers(A, stored, np.dtype(np.float64))
+        missing = [np.isnan(floats)]
+        floats = np.rint(np.where(missing[0], 0.0, floats) * (one - zero))
+        counts = floats.astype(np.int64) + zero
+    for there in missing:
+        counts = np.where(there, nat, counts)
+    return counts.astype(two.dtype)
 
 
 def _other_sign(A: Any) -> Any:

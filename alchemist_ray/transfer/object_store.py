@@ -37,7 +37,7 @@ from alchemist_ray.cluster.node_jobs import (
     write,
 )
 from alchemist_ray.cluster.ray_connection import connection_id
-from alchemist_ray.dtypes import chosen_dtype
+from alchemist_ray.dtypes import chosen_dtype, common_dtype
 from alchemist_ray.errors import IncompleteMatrixError, ShapeError, TransferError
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
@@ -84,7 +84,7 @@ class ObjectStoreSource:
         for i, shape in enumerate(shapes):
             if 0 in shape:
                 raise ShapeError(f"{_label(i)} has shape {shape}: it must not be empty")
-        dtype = np.result_type(*{np.dtype(dtype) for (_, dtype), _ in found})
+        dtype = common_dtype({np.dtype(dtype) for (_, dtype), _ in found})
         sources = [source for _, source in found]
         return cls(refs, sources, origins, shapes, chosen_dtype(dtype, wanted), reader)
 

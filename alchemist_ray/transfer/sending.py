@@ -36,6 +36,7 @@ from alchemist_ray.transfer.sources import (
     source_for,
 )
 from mpi_workers.data.description import TransferTarget
+from mpi_workers.matrix.dtypes import is_time, stored_dtype
 from mpi_workers.matrix.layout import Distribution, check_layout, copies
 from mpi_workers.matrix.missing import ERROR
 from mpi_workers.matrix.sparse_rows import of_layout
@@ -62,6 +63,9 @@ def keep_source(
             )
         return
     data = source.kept() if isinstance(source, KeptSource) else None
+    if is_time(source.dtype):  # it is made again as the counts that it is on the ranks
+        is_array = isinstance(data, np.ndarray)
+        data = data.astype(source.dtype).view(np.int64) if is_array else None
     if isinstance(data, np.ndarray) and not durable and data.nbytes > ALWAYS_KEPT:
         data = None
     elif data is not None and connection.transport.manager is not None:
@@ -143,15 +147,16 @@ def _send(
         raise LayoutError(f"layout={layout[:40]!r} is for sparse matrices of SciPy only")
     epoch, begun = connection.address.epoch, events.now()
     sent_as = layout if copies(layout, connection.grid) == 1 else BASE_LAYOUT
+    columns = columns_to_wire(source.columns, str(source.dtype) if is_time(source.dtype) else "")
     created = connection.request(
         {
             "op": "create",
             "shape": list(getattr(source, "array_shape", source.shape)),
-            "dtype": source.dtype.name,
+            "dtype": stored_dtype(source.dtype).name,
             "layout": sent_as,
             "name": name,
             "source": source.provenance(),
-            **({"columns": columns_to_wire(source.columns)} if source.columns else {}),
+            **({"columns": columns} if columns else {}),
         }
     )
     # A process that connects again keeps the matrices that it has leases of.

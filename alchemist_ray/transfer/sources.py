@@ -87,6 +87,7 @@ CLIENTS: dict[str, str] = {
     "dask_expr": "alchemist_ray.clients.dask.chunks",
     "ray.data": "alchemist_ray.clients.ray_data",
     "pyspark": "alchemist_ray.clients.spark.sources",
+    "pyspark.sql.connect": "alchemist_ray.clients.spark_connect",
 }
 PANDAS = "alchemist_ray.clients.pandas"
 

@@ -117,6 +117,7 @@ class About:
     names: Sequence[str] = ()  # of its columns, where they have any
     order: Literal["C", "F"] = "C"  # of the arrays that `Source.read` returns
     named: bool = True  # else the names only number the columns, and no matrix gets them
+    time: str = ""  # the dtype of dates or durations, whose counts the elements are
 
     @property
     def shape(self) -> Shape:

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ali.files.exchange import Array
+from ali.files.exchange import Array, fitting
 from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.arrow_columns import UNNAMED, BadShape, Columns, categories_of, columns_of
 from mpi_workers.matrix.arrow_memory import read_schema
+from mpi_workers.matrix.dtypes import common_dtype, is_time, stored_dtype
 from mpi_workers.matrix.layout import ArrayShape, IndexArray, as_slice
 from mpi_workers.matrix.missing import missing_of
 from mpi_workers.matrix.pairwise import Buffers
@@ -196,11 +197,19 @@ class ParquetSource:
             except ValueError as error:
                 words = f"{self._place.path}: {error}; columns=[...] chooses others"
                 raise Failure("DtypeError", words) from None
-            self._dtype = np.result_type(*kinds) if kinds else self._dtype
+            try:
+                names_of_them = [self._columns[j].name for j in chosen]
+                self._dtype = common_dtype(kinds, names_of_them) if kinds else self._dtype
+            except ValueError as error:
+                raise Failure("DtypeError", f"{self._place.path}: {error}") from None
+            if dtype is not None and is_time(self._dtype):
+                words = f"{self._dtype}, which dtype={dtype.name!r} cannot hold: leave out dtype="
+                raise Failure("DtypeError", f"{self._place.path} has elements of {words}")
             shape = self._shape(chosen, cols)
             named = named and not any(self._columns[j].inner for j in chosen)
         grain = Grain(bands=tuple(self._starts[:-1]), columns_apart=True)
-        return About(shape, self._dtype, grain, names, "F", named)
+        time = str(self._dtype) if is_time(self._dtype) else ""
+        return About(shape, stored_dtype(self._dtype), grain, names, "F", named, time)
 
     def _shape(self, chosen: Sequence[int], cols: Pick) -> ArrayShape:
         """Of an array of these columns; of one of tensors alone it has more axes."""
@@ -238,12 +247,14 @@ class ParquetSource:
         return {k: its for k, j in enumerate(places) if (its := self._categories.get(j))}
 
     def read(self, rows: Pick, cols: Pick) -> Array:
-        out = self._buffers.take("read", (len(cols), len(rows)), self._dtype).T
+        out = self._buffers.take("read", (len(cols), len(rows)), stored_dtype(self._dtype)).T
         places = [self._places[int(c)] for c in cols]
         for g, to, inside in by_band(self._starts, rows):
             table = self._table(g, list(dict.fromkeys(self._columns[j].name for j, _ in places)))
             for j in dict.fromkeys(j for j, _ in places):
                 values = self._values(table, j, g)
+                if is_time(self._dtype):
+                    values = fitting(values, self._dtype, self._place.path).view(np.int64)
                 values = values.reshape(len(values), math.prod(values.shape[1:]))
                 for at, (other, k) in enumerate(places):
                     if other == j:

@@ -38,7 +38,7 @@ from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import as_slice
 from mpi_workers.matrix.sizes import readable
-from mpi_workers.wire.names import CHECKPOINT_FORMAT, MANIFEST
+from mpi_workers.wire.names import CHECKPOINT_FORMAT, MANIFEST, TIME
 
 Picked = Pick
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix
@@ -111,7 +111,8 @@ def load(
     columns : list of str
         Names of its columns, if the file has names.
     categories : str
-        JSON: the categories of each column that has codes of some, by its position.
+        JSON: the categories of each column that has codes of some, by its position. Under "time"
+        the dtype of dates or durations, of which A has the counts.
 
     Raises
     ------
@@ -163,7 +164,7 @@ def load(
 
         down, across, there, kind = together(ctx, path, look)
         found = source.agree(ctx, across) if isinstance(source, WithCategories) else {}
-        categories = json.dumps(found)
+        categories = json.dumps(found | ({TIME: there.time} if there.time else {}))
         shape = (len(down), len(across))
         ndim = len(there.array_shape)
         A = ctx.empty(
@@ -368,7 +369,7 @@ def inspect(
             return source.about(None, range(there.shape[1]))
 
         there = together(ctx, path, look)
-        return *there.shape, there.dtype.name, list(there.names)
+        return *there.shape, there.time or there.dtype.name, list(there.names)
     finally:
         source.close()
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mpi_workers.matrix import arrow_memory
 from mpi_workers.matrix.arrow_memory import Field, Part
+from mpi_workers.matrix.dtypes import common_dtype
 from mpi_workers.matrix.missing import ERROR, NAN, Missing, dtype_with_missing, filled
 
 Array = NDArray[Any]
@@ -37,7 +38,6 @@ OTHERS = {  # the names of Arrow's types that are not numbers, by how their form
 } | LISTS  # fmt: skip
 CODES = np.dtype(np.int32)  # of categories
 UNITS = {"s": "[s]", "m": "[ms]", "u": "[us]", "n": "[ns]"}
-TIMES = ("date", "time", "duration")  # how the names of Arrow's types begin: dates and durations
 TEXTS = ("string", "large_string", "string_view")
 UNNAMED = b"alchemist.unnamed"  # the key of a Parquet file whose matrix had no names of columns
 
@@ -74,6 +74,8 @@ class Column(NamedTuple):
             return dtype_with_missing(np.dtype(bool), missing)
         if base.format in NUMBERS:
             return dtype_with_missing(np.dtype(NUMBERS[base.format]), missing)
+        if (time := _time_dtype(base.format)) is not None:
+            return time
         if base.format == "n" or base.format.startswith("d:"):
             return np.dtype(np.float64)
         raise ValueError(not_numeric(self.name, type_name(base)))
@@ -165,7 +167,7 @@ def columns_of(schema: Field, *, index: bool = False) -> Columns:
     hidden = set() if index else {str(name) for name in pandas.get("index_columns", ())}
     floats = {
         about["field_name"] for about in pandas.get("columns", ())
-        if str(about.get("numpy_type")).startswith("float")
+        if str(about.get("numpy_type")).startswith(("float", "datetime64", "timedelta64"))
     }  # fmt: skip
     levels = [about.get("pandas_type") for about in pandas.get("column_indexes", ())]
     columns = [Column(field.name, field, field.name in floats) for field in schema.children]
@@ -181,8 +183,8 @@ def named(name: str) -> str:
 def not_numeric(name: str, kind: Any) -> str:
     """The words about a column that is not of numbers."""
     remedy = "drop or convert it"
-    if str(kind).startswith(TIMES):
-        remedy = "drop it, or cast it to an integer: the count of its unit"
+    if str(kind).startswith("time["):
+        remedy = "drop it, or cast it to a duration or an integer"
     elif str(kind).startswith(TEXTS):
         remedy = "drop or convert it, or make it categorical, which sends its codes"
     return f"{named(name)} has type {kind}, which is not numeric: {remedy}"
@@ -247,7 +249,8 @@ def open_table(data: Any, missing: Missing = ERROR) -> Table:
     if alone and one == (1,) and not inner[0]:
         shape = shape[:1]
     names = [column.name for column in columns] if has_names and len(columns) == width else []
-    dtype = np.result_type(*(column.dtype(missing) for column in columns))
+    kinds = [column.dtype(missing) for column in columns]
+    dtype = common_dtype(kinds, [column.name for column in columns])
     return Table(columns, found, dtype, shape, names, categories if len(columns) == width else {})
 
 
@@ -286,6 +289,15 @@ def gathered(table: Table) -> Array:
 # --- one part of a column ---
 
 
+def _time_dtype(kind: str) -> np.dtype[Any] | None:
+    """The dtype of a column of dates or durations; instants of a time zone are in UTC."""
+    if kind in ("tdD", "tdm"):
+        return np.dtype("M8[D]" if kind == "tdD" else "M8[ms]")
+    if kind[:2] not in ("ts", "tD"):
+        return None
+    return np.dtype(("M8" if kind[1] == "s" else "m8") + UNITS[kind[2]])
+
+
 def _formats(field: Field) -> tuple[Any, ...]:
     return field.format, *map(_formats, field.children), field.dictionary is not None
 
@@ -310,6 +322,9 @@ def _elements(field: Field, part: Part) -> tuple[Array, NDArray[np.bool_] | None
     if kind in NUMBERS:
         values = part.elements(NUMBERS[kind])
         return (values != 0 if field.extension == "arrow.bool8" else values), valid
+    if (time := _time_dtype(kind)) is not None:
+        counts = part.elements(np.int32 if kind == "tdD" else np.int64)
+        return counts.astype(np.int64, copy=False).view(time), valid
     if kind == "n":
         return np.zeros(part.length), np.zeros(part.length, bool)
     if kind.startswith("d:"):

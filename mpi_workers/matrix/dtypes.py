@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,40 @@ ADVICE = {  # for elements that a dtype cannot hold
 }
 
 
+def is_time(dtype: np.dtype[Any]) -> bool:
+    """Whether elements are dates (datetime64) or durations (timedelta64)."""
+    return dtype.kind in "mM"
+
+
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype on the ranks: dates and durations are the int64 counts of their unit there."""
+    return np.dtype(np.int64) if is_time(dtype) else dtype
+
+
+def common_dtype(dtypes: Sequence[np.dtype[Any]], names: Sequence[str] = ()) -> np.dtype[Any]:
+    """The dtype that holds elements of all these, as NumPy promotes them.
+
+    Raises `ValueError` for dates, durations and numbers together: NumPy would make durations of
+    the numbers. `names` are those of the columns.
+    """
+    if (dates := [is_time(dtype) for dtype in dtypes]) and any(dates):
+        first = dates.index(True)
+        for j, dtype in enumerate(dtypes):
+            if dtype.kind != dtypes[first].kind:
+                told = [
+                    f"column {names[k]!r} ({dtypes[k]})" if names else str(dtypes[k])
+                    for k in (first, j)
+                ]
+                raise ValueError(
+                    f"{told[0]} and {told[1]} have no common dtype: send dates, durations and "
+                    "numbers as matrices of their own"
+                )
+    try:
+        return np.result_type(*dtypes)
+    except TypeError as error:  # years and days
+        raise ValueError(f"{error}: convert them to one unit") from None
+
+
 def check_dtype(dtype: Any) -> np.dtype[Any]:
     """`dtype` as a NumPy dtype. Raises `ValueError` if a matrix cannot have it."""
     try:
@@ -37,6 +72,14 @@ def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
 
     Raises `ValueError` if a matrix cannot have the dtype, or the elements cannot be cast to it.
     """
+    if is_time(have):
+        time = have if wanted is None else np.dtype(wanted)
+        if time.kind != have.kind:
+            raise ValueError(
+                f"elements of dtype {have} cannot become {time}: leave out dtype=, and "
+                ".astype('int64') of the handle gives the counts of their unit"
+            )
+        return time.newbyteorder("=")  # which elements it holds is checked when they are sent
     if wanted is None and have.kind in "fc" and have.name not in DTYPES:
         nearest = "complex128" if have.kind == "c" else "float64"
         raise ValueError(
@@ -60,6 +103,13 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
     """
     if not array.size or not narrows(array.dtype, dtype):
         return
+    if is_time(dtype):
+        back = array.astype(dtype).astype(array.dtype)
+        if len(lost := array[(back != array) & ~np.isnat(array)]):
+            raise ValueError(
+                f"{what} has the element {lost[0]}, which {dtype} cannot hold: choose another unit"
+            )
+        return
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         for value in (array.real.min().item(), array.real.max().item()):
@@ -77,6 +127,8 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
 
 def narrows(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
     """Whether some elements of dtype `have` are out of the range of `want`."""
+    if is_time(want):
+        return have != want
     if want.kind in "iu":
         return not np.can_cast(have, want, "safe")
     if have.kind in "iu" and want.kind in "fc":  # 100000 is beyond float16

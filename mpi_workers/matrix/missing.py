@@ -102,6 +102,10 @@ def filled(
 def element_for(missing: Missing, dtype: np.dtype[Any], what: str) -> Any:
     """What stands for a missing value, as an element of a dtype. Raises `ValueError`."""
     value = np.nan if isinstance(missing, str) else missing
+    if dtype.kind in "mM" and not isinstance(missing, str):
+        raise ValueError(
+            f"missing={value!r} is no element of {what}, which has dtype {dtype}: 'nan' makes NaT"
+        )
     with np.errstate(all="ignore"):
         try:
             element = np.asarray(value).astype(dtype)[()]

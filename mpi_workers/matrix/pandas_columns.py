@@ -22,6 +22,7 @@ from mpi_workers.matrix.arrow_columns import (
     open_table,
 )
 from mpi_workers.matrix.arrow_memory import read_schema
+from mpi_workers.matrix.dtypes import common_dtype
 from mpi_workers.matrix.missing import ERROR, Missing, dtype_with_missing, filled
 
 
@@ -42,13 +43,15 @@ def dtypes_of(frame: Any, missing: Missing = ERROR) -> list[np.dtype[Any]]:
 def _dtype(name: str, dtype: Any, missing: Missing) -> np.dtype[Any]:
     if isinstance(dtype, np.dtype):
         found = dtype
+    elif hasattr(dtype, "tz"):  # the instants, in UTC
+        found = dtype = np.dtype(f"M8[{dtype.unit}]")
     elif hasattr(dtype, "categories"):
         return dtype_with_missing(CODES, missing)
     elif hasattr(dtype, "pyarrow_dtype"):
         return Column(name, read_schema(dtype.pyarrow_dtype)).dtype(missing)
     else:  # of a sparse column its dense one would be large
         found = getattr(dtype, "numpy_dtype", np.dtype(object))
-    if found.kind not in "biufc":
+    if found.kind not in "biufcmM":
         raise ValueError(not_numeric(name, dtype))
     return found if found is dtype else dtype_with_missing(found, missing)
 
@@ -72,7 +75,7 @@ def values_of(
         For a column that is not of numbers, or has missing values that `missing` does not allow.
     """
     dtypes = dtypes_of(frame, missing)
-    dtype = np.result_type(*dtypes)
+    dtype = common_dtype(dtypes, names_of(frame))
     own = list(frame.dtypes) if frame.ndim == 2 else [frame.dtype]
     if all(isinstance(kind, np.dtype) for kind in own):
         return np.asarray(frame.to_numpy(dtype=dtype))
@@ -82,6 +85,8 @@ def values_of(
         kind, its = column.dtype, list[str]()
         if isinstance(kind, np.dtype):
             values = column.to_numpy()
+        elif hasattr(kind, "tz"):
+            values = column.to_numpy(dtypes[j])
         elif hasattr(kind, "pyarrow_dtype") and hasattr(column, "__arrow_c_stream__"):
             table = open_table(column, missing)
             values, its = gathered(table), table.categories.get(0, [])

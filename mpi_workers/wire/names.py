@@ -32,6 +32,7 @@ SUFFIXES = {  # of a path, and the module of `ali.files` for its format
     ".csv": "text",
 }
 SPARSE_SUFFIXES = (".npz", ".mtx", ".mtx.gz")  # SciPy's and Matrix Market's files
+TIME = "time"  # the key of the dtype of dates and durations, in what is said of columns
 TABLES = (".csv", ".parquet")  # formats whose columns have names
 MANIFEST = "manifest.json"  # of a checkpoint
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "alchemist-on-ray checkpoint", 1

@@ -266,7 +266,13 @@ def tables(check: Checks) -> None:
         ("types.parquet", only("money"), [[1.5], [2.5]]),
         ("types.parquet", only("pair"), "DtypeError: {}: column 'pair' has type struct"),
         ("types.parquet", only("word"), [[0], [1]]),
-        ("types.parquet", only("day"), "DtypeError: {}: column 'day' has type date32"),
+        ("types.parquet", only("day"), [[1], [2]]),
+        ("types.parquet", {"column_names": ["x", "day"]}, "DtypeError: {}: column 'day' (datetime"),
+        (
+            "types.parquet",
+            {**only("day"), "dtype": "int32"},
+            "DtypeError: {} has elements of datet",
+        ),
     ):
         expect(check, folder / name, options, wanted)
         expect(check, f"file://{folder / name}", options, wanted)

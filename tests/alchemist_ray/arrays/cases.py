@@ -41,6 +41,40 @@ OTHERS: dict[str, Work] = {
     "two differences": lambda x: np.diff(x, 2, 0, prepend=0, append=1),
     "quantile": lambda x: np.quantile(x, 0.3),
     "quantiles of columns": lambda x: np.quantile(x, [0.1, 0.5], 0),
+    "weighted quantiles": lambda x: np.quantile(
+        np.nan_to_num(x), [0, 0.3, 1], 0, method="inverted_cdf", weights=np.arange(x.shape[0]) + 0.5
+    ),
+    "weighted percentile": lambda x: np.percentile(
+        np.nan_to_num(x), 40, method="inverted_cdf", weights=np.ones(x.shape)
+    ),
+    "convolve": lambda x: [
+        np.convolve(np.nan_to_num(np.ravel(x)), [1, 2, -1], mode)
+        for mode in ("full", "same", "valid")
+    ],
+    "correlate": lambda x: [
+        np.correlate(np.nan_to_num(np.ravel(x)), [1, 2, 0, -1], mode)
+        for mode in ("full", "same", "valid")
+    ],
+    "a longer kernel": lambda x: np.correlate(np.nan_to_num(np.ravel(x)), np.arange(40.0), "same"),
+    **{
+        f"pad, {mode}": lambda x, mode=mode: np.pad(np.nan_to_num(x), (2, 1), mode)
+        for mode in (
+            "edge", "reflect", "symmetric", "wrap", "linear_ramp", "maximum", "minimum", "mean",
+            "median",
+        )
+    },
+    "pad with options": lambda x: [
+        np.pad(x, [(1, 0)] * x.ndim, "constant", constant_values=(3, 4)),
+        np.pad(np.nan_to_num(x), 1, "mean", stat_length=2),
+        np.pad(np.nan_to_num(x), 3, "linear_ramp", end_values=(-2, 5)),
+    ],
+    "trapezoid": lambda x: [np.trapezoid(x), np.trapezoid(x, dx=0.5, axis=0)],
+    "trapezoid at places": lambda x: np.trapezoid(x, np.arange(x.shape[0]) ** 2, axis=0),
+    "intersection with places": lambda x: np.intersect1d(
+        np.nan_to_num(x), [1, 2, 2, 0, 5], return_indices=True
+    ),
+    "take wrapped": lambda x: np.take(x, [-9, 3, 50], mode="wrap"),
+    "take clipped": lambda x: np.take(x, [-9, 0, 50], axis=0, mode="clip"),
     "percentiles without nan": lambda x: np.nanpercentile(x, [5, 60], 0, method="nearest"),
     "hazen": lambda x: np.percentile(x, [5, 50], method="hazen"),
     **{
@@ -263,7 +297,6 @@ ASKING: list[Work] = [  # these give values of Python, not handles
     lambda x: np.shares_memory(x, x + 1),
 ]  # fmt: skip
 FETCHING = [  # calls that are missing; the error has the same with fetched operands
-    "np.convolve(B, [1, 2], mode='same')",
     "np.apply_along_axis(sum, 0, A)", "np.var(A, mean=0)",
 ]  # fmt: skip
 REFUSED = {  # and words of the message, which names what to do

@@ -93,16 +93,73 @@ def test_integers_arrive_exactly_and_nulls_are_refused(
 
 
 @pytest.mark.parametrize("producer", [*NAMED, *BLOCKS])
-def test_dates_and_text_are_refused_with_the_remedy(
+def test_text_and_times_of_day_are_refused_with_the_remedy(
     als: AlchemistSession, tmp_path: Path, producer: str
 ) -> None:
-    day, send = datetime.datetime(2026, 1, 2), (NAMED | BLOCKS)[producer]
+    send = (NAMED | BLOCKS)[producer]
     for column, remedy in (
-        ([day.date()] * 2, "cast it to an integer"), ([day] * 2, "cast it to an integer"),
-        ([day - day] * 2, "cast it to an integer"), (["x", "y"], "drop or convert it"),
+        ([datetime.time(3, 4)] * 2, "cast it to a duration"), (["x", "y"], "drop or convert it"),
     ):  # fmt: skip
         with pytest.raises(DtypeError, match=f"column 'a' has type .*not numeric.*{remedy}"):
             send(als, pa.table({"a": column, "b": [3, 4]}), tmp_path)
+
+
+DAY = datetime.datetime(2026, 1, 2, 3, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize("producer", [*NAMED, "the object store", "Dask"])
+def test_dates_and_durations_arrive_in_the_finest_unit(
+    als: AlchemistSession, tmp_path: Path, producer: str
+) -> None:
+    send = (NAMED | BLOCKS | {"Dask": dask})[producer]
+    dates = {"a": [DAY.date()] * 2, "b": pa.array([DAY] * 2, pa.timestamp("ms", "Asia/Tokyo"))}
+    A = send(als, pa.table(dates), tmp_path)
+    assert A.dtype == np.dtype("M8[ms]")
+    expected = np.array([["2026-01-02", "2026-01-02T03"]] * 2, "M8[ms]")
+    np.testing.assert_array_equal(A.fetch(), expected)
+    assert A.columns == (("a", "b") if producer != "the object store" else ())
+    np.testing.assert_array_equal((A[:, 1] - A[:, 0]).fetch(), np.array([3, 3], "m8[h]"))
+    B = send(als, pa.table({"a": pa.array([5, -7], pa.duration("s"))}), tmp_path)
+    np.testing.assert_array_equal(B.fetch(), np.array([[5], [-7]], "m8[s]"))
+    with pytest.raises(DtypeError, match=r"have no common dtype: send dates, durations and numb"):
+        send(als, pa.table({"a": [DAY] * 2, "b": [3, 4]}), tmp_path)
+
+
+def test_dates_of_pandas_numpy_and_polars(als: AlchemistSession) -> None:
+    frame = pd.DataFrame({"t": pd.to_datetime(["2026-01-02T03", None])})
+    frame["local"] = frame.t.dt.tz_localize("Asia/Tokyo")
+    expected = np.array([["2026-01-02T03", "2026-01-01T18"], ["NaT", "NaT"]], frame.t.dtype)
+    A = als.send_matrix(frame)
+    np.testing.assert_array_equal(A.fetch(), expected)
+    np.testing.assert_array_equal(als.send_matrix(frame.t).fetch(), expected[:, 0])
+    table = A.to_arrow()
+    assert table["t"].null_count == 1
+    np.testing.assert_array_equal(als.send_matrix(table, missing="nan").fetch(), expected)
+    stored = pa.Table.from_pandas(frame[["t"]])  # in which NaT is null
+    np.testing.assert_array_equal(als.send_matrix(stored).fetch(), expected[:, :1])
+    hours = als.send_matrix(np.array([1, 2], "m8[h]"))
+    with pytest.raises(DtypeError, match=r"astype\('M8\[s\]'\)"):
+        hours.to_arrow()
+    assert hours.astype("m8[s]").to_arrow()["c0"].to_pylist()[1] == datetime.timedelta(hours=2)
+    pl = pytest.importorskip("polars", reason="polars is not installed")
+    days = pl.DataFrame({"d": [DAY.date()]})
+    assert als.send_matrix(days).to_polars().equals(days)
+
+
+def test_dates_stay_in_checkpoints_and_blocks(als: AlchemistSession, tmp_path: Path) -> None:
+    days = np.arange("2000-01-01", "2000-03-01", dtype="M8[D]").reshape(-1, 2)
+    A = als.send_blocks(iter(np.split(days, 3)), shape=days.shape, dtype="M8[s]", name="dated")
+    np.testing.assert_array_equal(A.fetch(), days.astype("M8[s]"))
+    later = (A + np.timedelta64(1, "D")).keep()
+    als.checkpoint(tmp_path / "checkpoint")
+    with AlchemistSession.restore(tmp_path / "checkpoint", 1) as restored:
+        np.testing.assert_array_equal(restored.matrix("dated").fetch(), days)
+        np.testing.assert_array_equal(restored.matrix(later.name).fetch(), days + 1)
+    da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
+    B = als.send_matrix(da.from_array(days, chunks=(7, 1)))
+    np.testing.assert_array_equal(B.to_dask().compute(), days)
+    A.free()
+    later.free()
 
 
 def test_single_columns_and_operands_follow_it(als: AlchemistSession) -> None:
@@ -174,14 +231,18 @@ KINDS: dict[str, Any] = {
     "decimal": pa.array([D("-2.25"), None], pa.decimal128(9, 2)),
     "categories": pa.array(["low", None]).dictionary_encode(),
     "list of 2 float32": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
-    "date, text": pa.array(["2026-01-02", None]),
+    "date": pa.array([DAY.date(), None]),
+    "timestamp of a time zone": pa.array([DAY, None], pa.timestamp("us", "UTC")),
+    "duration": pa.array([5, None], pa.duration("s")),
+    "text": pa.array(["2026-01-02", None]),
 }
 MISSING = {"no null": "error", "null": "error", '`missing="nan"`': "nan", "`missing=-1`": -1}
 
 
 def masked(als: AlchemistSession, table: Any, _: Path, **options: Any) -> Any:
     column = table["a"]
-    values = column.fill_null(0).to_numpy().reshape(-1, 1)
+    dated = pa.types.is_temporal(column.type)
+    values = (column if dated else column.fill_null(0)).to_numpy().reshape(-1, 1)
     mask = column.is_null().to_numpy().reshape(-1, 1)
     return als.send_matrix(np.ma.masked_array(values, mask), **options)
 
@@ -189,7 +250,7 @@ def masked(als: AlchemistSession, table: Any, _: Path, **options: Any) -> Any:
 SOURCES = NAMED | {"Dask": dask, "a masked array": masked}
 HAS_NOT = {
     "Dask": {"categories", "list of 2 float32"},  # see `test_dask_says_what_it_does_not_know`
-    "a masked array": {"bool", "decimal", "categories", "list of 2 float32", "date, text"},
+    "a masked array": {"bool", "decimal", "categories", "list of 2 float32", "text"},
 }
 
 

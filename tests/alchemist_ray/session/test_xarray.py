@@ -163,6 +163,37 @@ def test_coordinates_are_those_of_xarray(
     assert found.day.isnull().sum() == 1
 
 
+@pytest.mark.parametrize("suffix", [".nc", ".zarr"])
+def test_dates_and_groups(session: AlchemistSession, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"dated{suffix}"
+    days = pd.to_datetime(["1900-01-01T00:00", "2020-02-29T12:00", None])
+    written = xr.Dataset(
+        {"whole": ("x", days), "floats": ("x", days), "age": ("x", days - days[0]),
+         "v": ("x", [1.0, 2.0, 3.0])},
+        coords={"x": pd.date_range("2000-01-01", periods=3), "name": ("x", ["a", "b", "c"])},
+    )  # fmt: skip
+    encoding = {"whole": {"units": "hours since 1900-01-01", "dtype": "i8", "_FillValue": -1},
+                "floats": {"units": "days since 1970-01-01", "dtype": "f8"}}  # fmt: skip
+    opening: dict[str, Any] = {"engine": "h5netcdf", "group": "inner"}
+    if suffix == ".nc":
+        written.to_netcdf(path, engine="h5netcdf", encoding=encoding, group="inner")
+    else:
+        written.to_zarr(path, encoding=encoding, consolidated=False, group="inner")
+        opening |= {"engine": "zarr", "consolidated": False}
+    found, expected = session.open_dataset(path, group="inner"), xr.open_dataset(path, **opening)
+    xr.testing.assert_identical(found.coords.to_dataset(), expected.coords.to_dataset().load())
+    for name in written:
+        A = found[name].data
+        assert A.dtype == expected[name].dtype, name
+        np.testing.assert_array_equal(np.asarray(A), expected[name], err_msg=str(name))
+    late = found.whole.where(found.floats > np.datetime64("2000-01-01"))
+    np.testing.assert_array_equal(late.isnull().as_numpy(), [True, False, True])
+    assert (found.whole - found.floats).isel(x=1).data.item() == 0
+    assert found.whole.max().data.dtype == expected.whole.dtype
+    with pytest.raises(FileError, match="has no group 'outer'"):
+        session.open_dataset(path, group="outer")
+
+
 def test_what_no_handle_can_be_is_named(session: AlchemistSession, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr", reason="needs alchemist-on-ray[files]")
     path = tmp_path / "flags.zarr"

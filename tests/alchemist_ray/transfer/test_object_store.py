@@ -90,12 +90,13 @@ def test_a_dtype_can_be_asked_for(als: AlchemistSession) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["M8[s]", "m8[D]", ">M8[us]"])
-def test_dates_are_the_integers_that_they_are(session: AlchemistSession, dtype: str) -> None:
+def test_dates_keep_their_dtype(session: AlchemistSession, dtype: str) -> None:
     dates = np.array([[1, 2], [3, "NaT"]], dtype)
     block = [(ray.put(dates), 0, 0)]
     for handle in (session.send_matrix(dates), session.send_matrix(block)):
-        assert handle.dtype == np.int64
-        np.testing.assert_array_equal(handle.fetch().view(dtype.strip(">")), dates)
+        assert handle.dtype == np.dtype(dtype.strip(">"))
+        np.testing.assert_array_equal(handle.fetch(), dates)
+        assert handle.astype("int64").dtype == np.int64
 
 
 @pytest.mark.parametrize(
