@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,6 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alchemist_ray.attached.options import RankResources
 from alchemist_ray.background import in_task, in_time
 from alchemist_ray.cluster.actors import (
     NAMESPACE,
@@ -30,7 +28,7 @@ from alchemist_ray.cluster.actors import (
     result_of,
 )
 from alchemist_ray.cluster.agent import Agent
-from alchemist_ray.cluster.placement import Growth, ask_for
+from alchemist_ray.cluster.placement import Bundles, Growth, ask_for
 from alchemist_ray.cluster.user_limits import ClusterLimits
 from alchemist_ray.errors import LaunchError
 
@@ -94,27 +92,23 @@ class Driver:
         self,
         gang: str,
         run: str,
-        ranks: Sequence[int],
-        each: RankResources,
+        bundles: Bundles,
         node_id: str,
-        strategy: str = "PACK",
-        nodes: Sequence[str] = (),
         user: str = "",
         instead: bool = False,
     ) -> PlacementGroup:
         """Queue CPUs for a gang (its incarnation `run`), and watch its manager from then on.
 
-        The GroupManager is on node `node_id`. `ranks`, `nodes`: see `ask_for`;
-        `user`, `instead`: see `ClusterLimits`.
+        The GroupManager is on node `node_id`. `user`, `instead`: see `ClusterLimits`.
 
         The reservation is detached: it outlives this actor's restarts and the manager's death, so
         it is given back here.
         """
         self._recover()
         if run not in self._reservations:
-            self._limits.add(user, gang, run, sum(ranks), instead=instead)
+            self._limits.add(user, gang, run, sum(bundles.ranks), instead=instead)
             name = reservation_name(gang, run)
-            group = ask_for(ranks, each, name, strategy, self._lifetime, nodes)
+            group = ask_for(bundles, name, self._lifetime)
             self._guard(gang, run, group, node_id)
         return self._reservations[run]
 

@@ -188,24 +188,38 @@ def _total(nodes: Sequence[Resources], each: RankResources) -> str:
     return " and ".join(counted(amount, name) for name, amount in total.items())
 
 
-def ask_for(
-    ranks: Sequence[int],
-    each: RankResources,
-    name: str,
-    strategy: str,
-    lifetime: str | None,
-    nodes: Sequence[str] = (),
-) -> PlacementGroup:
-    """A placement group with a bundle for this many ranks each; not waited for.
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """The bundles of a placement group.
 
-    `nodes`: the node of each bundle, or ``"!in(...)"`` with those to avoid. A detached group
-    outlives the actor that asked for it, which may be restarted by Ray: that actor has to give it
-    back.
+    Attributes
+    ----------
+    ranks : sequence of int
+        How many each has room for.
+    each : RankResources
+    strategy : str
+    nodes : sequence of str
+        The node of each bundle, or ``"!in(...)"`` with those to avoid. Empty: any.
     """
-    bundles = [each.times(count) for count in ranks]
-    where = [{NODE_LABEL: node} for node in nodes] or None
+
+    ranks: Sequence[int]
+    each: RankResources
+    strategy: str
+    nodes: Sequence[str] = ()
+
+
+def ask_for(bundles: Bundles, name: str, lifetime: str | None) -> PlacementGroup:
+    """A placement group; not waited for.
+
+    A detached group outlives the actor that asked for it, which may be restarted by Ray: that
+    actor has to give it back.
+    """
     group: PlacementGroup = placement_group(
-        bundles, strategy=strategy, name=name, lifetime=lifetime, bundle_label_selector=where
+        [bundles.each.times(count) for count in bundles.ranks],
+        strategy=bundles.strategy,
+        name=name,
+        lifetime=lifetime,
+        bundle_label_selector=[{NODE_LABEL: node} for node in bundles.nodes] or None,
     )
     return group
 

@@ -484,5 +484,5 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             **user_code.process_settings(cwd, env),
         }
         used = sorted(set(uses.values()))
-        found = user_code.run_task(self.connection, task, used, limit_s)
-        return ProgramResult(found["exit_codes"], found["matrices"])
+        ended = user_code.run_task(self.connection, task, used, limit_s)
+        return ProgramResult(ended["exit_codes"], ended["matrices"])

@@ -166,8 +166,8 @@ class SessionCheckpoints(GangOwner):
             manifest = _checked(library.routine("manifest")(where), where)
             states = manifest.get("states", [])  # none in manifests of earlier versions
             arguments = [value for state in states for value in state["arguments"].values()]
-            of_states = {value.get("file") for value in arguments if isinstance(value, dict)}
-            found = {}
+            files_of_states = {value.get("file") for value in arguments if isinstance(value, dict)}
+            of_states = {}
             for entry in manifest["matrices"]:
                 file, layout = f"{where}/{entry['file']}", entry["layout"]
                 handle = ref_of(library.routine("load")(file, layout=layout)[0])
@@ -178,8 +178,8 @@ class SessionCheckpoints(GangOwner):
                         "another one",
                         path=file,
                     )
-                if entry["file"] in of_states:
-                    found[entry["file"]] = handle
+                if entry["file"] in files_of_states:
+                    of_states[entry["file"]] = handle
                     continue
                 source = {"kind": "restored", "from": where, "was": entry["source"]}
                 columns = entry.get("columns", ())  # likewise
@@ -187,7 +187,7 @@ class SessionCheckpoints(GangOwner):
             for entry in states:
                 asked = {"op": "load", "library": entry["library"], "path": entry["path"]}
                 loaded = Library(connection, connection.request(asked))
-                loaded.routine(LOAD_STATE)(**_arguments(entry, found))
+                loaded.routine(LOAD_STATE)(**_arguments(entry, of_states))
         except BaseException:
             session.close()
             raise

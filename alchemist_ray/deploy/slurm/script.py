@@ -181,8 +181,8 @@ def render(site: Site, request: Request, command: Sequence[str], place: Place, d
         lines += [f"module load {' '.join(site.software.modules)}"] * bool(site.software.modules)
         lines += site.software.setup
     image = request.image
-    told = settings(site, image=image is not None)
-    lines += [f"export {name}={_expandable(value)}" for name, value in told.items()]
+    variables = settings(site, image=image is not None)
+    lines += [f"export {name}={_expandable(value)}" for name, value in variables.items()]
     run = ["--site", _expandable(place.site)]
     if request.start_timeout_s is not None:
         run += ["--start-timeout", f"{request.start_timeout_s:g}"]

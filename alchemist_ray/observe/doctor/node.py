@@ -384,15 +384,15 @@ def own_address(site: Site, ray_address: str, towards: str) -> str:
 
 def used_interface(site: Site, ray_address: str, peers: int) -> Iterator[Finding]:
     """Check the interfaces, and the one that Ray uses."""
-    here, about = interfaces(), psutil.net_if_stats()
+    here, states = interfaces(), psutil.net_if_stats()
 
     def speed(name: str) -> int:
         """The Mbit/s of an interface, 0 if unknown."""
-        return about[name].speed if name in about else 0
+        return states[name].speed if name in states else 0
 
     def described(name: str, address: str) -> str:
         """Format ``eth0 10.0.0.1, MTU 1500, 10000 Mbit/s``."""
-        mtu = f", MTU {about[name].mtu}" if name in about else ""
+        mtu = f", MTU {states[name].mtu}" if name in states else ""
         return f"{name} {address}{mtu}" + (f", {speed(name)} Mbit/s" if speed(name) else "")
 
     every = "; ".join(described(n, a) for n, a in here.items()) or "none with an address"

@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from alchemist_ray.background import in_pool, in_time
 from alchemist_ray.cluster.actors import result_of
 from alchemist_ray.cluster.placement import (
+    Bundles,
     Reservation,
     check_capacity,
     divisions,
@@ -178,9 +179,10 @@ class GangCpus:
         held, request = _Held(next(self._names)), self._request
         self._held.append(held)  # first: `holding` is called as soon as the Driver has asked
         here = ray.get_runtime_context().get_node_id()
-        about = (held.name, ranks, request.options.each, here, strategy, nodes, request.user)
+        bundles = Bundles(ranks, request.options.each, strategy, nodes)
+        about = (self._gang, held.name, bundles, here, request.user, instead)
         try:
-            return held, await result_of(self._driver.reserve.remote(self._gang, *about, instead))
+            return held, await result_of(self._driver.reserve.remote(*about))
         except BaseException as error:
             self._forget(held)
             if isinstance(error, RayTaskError) and isinstance(error.cause, AlchemistError):

@@ -115,12 +115,12 @@ class Incarnation:
         nodes: Sequence[tuple[str, int]] = cpus.nodes(request.workers)
         devices = cpus.devices(request.workers)
         self.stage = "waiting for the nodes' agents"
-        found = await result_of(self.driver.agents.remote([node for node, _ in nodes]))
+        agents = await result_of(self.driver.agents.remote([node for node, _ in nodes]))
         launcher = LAUNCHERS[request.options.launcher](os.environ | request.settings)
-        order = launcher.order([about["name"] for _, about in found])
-        nodes, found = [nodes[i] for i in order], [found[i] for i in order]
-        self.agents = [agent for agent, _ in found]
-        facts = [about for _, about in found]
+        order = launcher.order([node["name"] for _, node in agents])
+        nodes, agents = [nodes[i] for i in order], [agents[i] for i in order]
+        self.agents = [agent for agent, _ in agents]
+        facts = [node for _, node in agents]
         self.nodes = self.dispatcher.new_nodes(len(nodes), request.workers)
         self.nodes.node_ids = tuple(node for node, _ in nodes)
         self._folder = PrivateFolder(f"manager-{self.run}")
@@ -129,13 +129,13 @@ class Incarnation:
         plan = GangPlan(
             gang=self.run,
             nodes=tuple(
-                NodePlan(about["ip"], ranks, about["name"], devices[node])
-                for (node, ranks), about in zip(nodes, facts, strict=True)
+                NodePlan(known["ip"], ranks, known["name"], devices[node])
+                for (node, ranks), known in zip(nodes, facts, strict=True)
             ),
             threads=request.options.threads_per_worker,
             token=token,
             manager=addresses,
-            keep_bytes=min(about["memory"] for about in facts) // KEEP_SHARE,
+            keep_bytes=min(node["memory"] for node in facts) // KEEP_SHARE,
             start_timeout_s=request.options.start_timeout_s,
             mpi_waits=request.options.mpi_waits,
             log_folder=folder_name(self.gang, self.run.rpartition(".")[0]),
@@ -153,7 +153,7 @@ class Incarnation:
             epoch=self.epoch,
             token=token,
             addresses=addresses,
-            nodes=tuple(about for _, about in sorted(self.nodes.data.items())),
+            nodes=tuple(address for _, address in sorted(self.nodes.data.items())),
             incarnation=self.run,
             hosts=tuple(map(self.nodes.host, range(len(nodes)))),
             node_ids=self.nodes.node_ids,

@@ -25,7 +25,7 @@ def test_a_reservation_is_removed_at_the_end_whatever_calls_raise_before(
         if (error := answers.pop(0)) is not None:
             raise error
 
-    gang = SimpleNamespace(holding=SimpleNamespace(remote=lambda run: holding()))
+    gang = SimpleNamespace(holding=lambda run: holding())
     monkeypatch.setattr(driver, "find_gang", lambda name: gang)
     monkeypatch.setattr(driver, "remove_placement_group", events.append)
     monkeypatch.setattr(driver, "UNAVAILABLE_S", 0.01)
