@@ -154,7 +154,7 @@ def check_unmasked(data: Any, what: str, remedy: str = FILL) -> None:
             raise DtypeError(nulls(what, count, remedy))
 
 
-def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
+def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str, *, cut: bool = False) -> None:
     """Refuse an array with an element that a dtype cannot hold; rounding is accepted.
 
     Parameters
@@ -164,17 +164,19 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
         Of the matrix.
     what : str
         The array, for the message.
+    cut : bool
+        Fractions may be cut off in integers, as NumPy's `astype` and assignments do.
 
     Raises
     ------
     DtypeError
-        If an integer is out of range, or a finite number would become infinite.
+        If an integer is out of range or has a fraction, or a finite number would become infinite.
 
     Notes
     -----
     Nothing is read where the dtype holds every element of the array's dtype.
     """
     try:
-        matrix_dtypes.check_range(array, dtype, what)
+        matrix_dtypes.check_range(array, dtype, what, cut=cut)
     except ValueError as error:
         raise DtypeError(str(error)) from None

@@ -43,7 +43,7 @@ def refuse_loss(ctx: Context, values: Array, dtype: np.dtype[Any], what: str) ->
         return
     told = ""
     try:
-        check_range(values, dtype, what)
+        check_range(values, dtype, what, cut=True)
     except ValueError as error:
         told = str(error)
     told = next(filter(None, ctx.comm.allgather(told)), "")

@@ -32,7 +32,7 @@ def asarray(engine: Engine, obj: Any, dtype: Any, copy: bool | None) -> Any:
     check_unmasked(obj, "the array")
     array = np.asarray(obj) if isinstance(obj, np.ndarray) else np.asarray(obj, dtype=dtype)
     if dtype is not None and array.dtype.kind in "biufc":
-        check_range(array, rules.checked_dtype(dtype), "the array")
+        check_range(array, rules.checked_dtype(dtype), "the array", cut=True)
         array = array.astype(dtype, copy=False)
     array = rules.operand(array)
     if array.nbytes <= rules.SMALL:
@@ -130,7 +130,7 @@ def from_function(
                 found = np.asarray(function(rows, cols))
             else:
                 found = np.asarray(function(rows[:, 0]))[..., None]
-            dtypes.check_range(found, part.dtype, "the result of the function")
+            dtypes.check_range(found, part.dtype, "the result of the function", cut=True)
             part.local[...] = found
 
     run.run(engine.connection, fill, (A, function), {}, None)

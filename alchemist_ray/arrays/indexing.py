@@ -123,7 +123,7 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     if isinstance(value, int | np.integer):  # as NumPy: an error if it is out of range
         value = {"b": bool, "f": float, "c": float}.get(A.dtype.kind, int)(value)
     elif getattr(value, "dtype", None) == np.uint64:
-        check_range(value, A.dtype, "the value of an assignment")
+        check_range(value, A.dtype, "the value of an assignment", cut=True)
         value = value.astype(A.dtype)  # float64, its common dtype with int64, would lose digits
     if A.dtype.kind in "if" and np.iscomplexobj(value):
         if type(value) is complex:  # as NumPy, which warns of arrays and of its own numbers
@@ -131,7 +131,7 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
         text = "an assignment discards the imaginary parts"
         warnings.warn(text, np.exceptions.ComplexWarning, stacklevel=3)
     if type(value) in (float, complex):  # others are checked on the ranks
-        check_range(np.asarray(value), A.dtype, "the value of an assignment")
+        check_range(np.asarray(value), A.dtype, "the value of an assignment", cut=True)
     filling = engine.matrix(value, A)
     if mask is not None:
         engine.call("assign_elements", A, mask, filling)

@@ -33,6 +33,7 @@ from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter, Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import ArrayBlock
+from mpi_workers.matrix.dtypes import castable
 from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
 from mpi_workers.matrix.missing import ERROR, Missing
 from mpi_workers.matrix.node_shares import Region
@@ -264,7 +265,7 @@ def cut(
                 "was mapped over it returns the declared shape"
             )
         for array in arrays:
-            if not np.can_cast(array.dtype, dtype, "same_kind"):
+            if not castable(array.dtype, dtype):
                 raise DtypeError(
                     f"{label} has elements of dtype {array.dtype}, which cannot be sent as "
                     f"{dtype} without loss: check that a function that was mapped over it returns "
@@ -338,7 +339,7 @@ def _place(blocks: Sequence[ArrayBlock], box: _Box, panel: NDArray[Any], i: int)
     """Copy a member of a box to where it belongs in the box's panel."""
     (r, c), (m, n) = blocks[i].origin, blocks[i].array.shape
     r, c = r - box.row0, c - box.col0
-    np.copyto(panel[r : r + m, c : c + n], blocks[i].array, casting="same_kind")
+    np.copyto(panel[r : r + m, c : c + n], blocks[i].array, casting="unsafe")  # checked
 
 
 def _joined(boxes: Sequence[_Box], axis: int, most: int) -> list[_Box]:

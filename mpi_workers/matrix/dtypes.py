@@ -86,8 +86,7 @@ def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
             f"a matrix cannot have dtype {have}: choose one to convert to, e.g. dtype={nearest!r}"
         )
     dtype = check_dtype(have if wanted is None else wanted)
-    integers = have.kind in "iu" and dtype.kind == "u"  # which elements fit is checked
-    if have.kind not in "biufc" or not (integers or np.can_cast(have, dtype, "same_kind")):
+    if not castable(have, dtype):
         remedy = ".real" if have.kind == "c" else f".astype({dtype.name!r})"
         raise ValueError(
             f"elements of dtype {have} cannot become {dtype} without loss: leave out dtype=, and "
@@ -96,10 +95,19 @@ def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
     return np.dtype(dtype.name)
 
 
-def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
-    """Refuse an array (`what`) with an element that a dtype cannot hold; rounding is accepted.
+def castable(have: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether elements can be sent as another dtype, if it holds each of them (`check_range`)."""
+    if have.kind in "iuf" and dtype.kind in "iu":
+        return True
+    return have.kind in "biufc" and np.can_cast(have, dtype, "same_kind")
 
-    Raises `ValueError`. Nothing is read where the dtype holds every element of the array's dtype.
+
+def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str, *, cut: bool = False) -> None:
+    """Refuse an array (`what`) with an element that a dtype cannot hold.
+
+    Rounding to another float is accepted. With `cut`, fractions may be cut off, as NumPy's
+    `astype` and assignments do. Raises `ValueError`. Nothing is read where the dtype holds every
+    element of the array's dtype.
     """
     if not array.size or not narrows(array.dtype, dtype):
         return
@@ -113,8 +121,12 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         for value in (array.real.min().item(), array.real.max().item()):
-            if not limits.min - 1 < value < limits.max + 1:  # fractions are cut off
+            if not limits.min - 1 < value < limits.max + 1:
                 raise _out_of_range(what, value, dtype)
+        if array.dtype.kind == "f" and not cut:
+            parts = array[array != np.trunc(array)]
+            if parts.size:
+                raise _out_of_range(what, parts[0].item(), dtype)
         return
     most = float(np.finfo(dtype).max)
     for part in (array.real, array.imag) if array.dtype.kind == "c" else (array,):
@@ -140,4 +152,6 @@ def _out_of_range(what: str, value: float, dtype: np.dtype[Any]) -> ValueError:
     advice = ADVICE.get(dtype.name, "choose int64" if dtype.kind in "iu" else "scale the elements")
     if not np.isfinite(value):
         advice = "replace it first, for example with np.nan_to_num"
+    elif dtype.kind in "iu" and value != int(value):
+        advice = f"leave out dtype=, and .astype({dtype.name!r}) of the handle cuts fractions off"
     return ValueError(f"{what} has the element {value!r}, which {dtype} cannot hold: {advice}")

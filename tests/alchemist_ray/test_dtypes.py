@@ -28,6 +28,8 @@ INT32, INT64 = np.iinfo("int32"), np.iinfo("int64")
         ([2.0**31], "float64", "int32"),
         ([-(2.0**31) - 1], "float64", "int32"),
         ([-1], "int8", "uint64"),
+        ([1, -0.5], "float64", "int64"),
+        ([2.0**31 - 0.5], "float64", "int32"),
         ([256], "uint16", "uint8"),
         ([1e5], "float32", "float16"),
         ([100_000, 1], "int64", "float16"),
@@ -49,7 +51,7 @@ def test_elements_that_do_not_fit_are_refused(values: Any, source: str, target: 
         ([], "int64", "int32"),
         ([255], "int64", "uint8"),
         ([65504], "float64", "float16"),
-        ([2.0**31 - 0.5, -(2.0**31) - 0.5], "float64", "int32"),
+        ([2.0**31 - 1, -(2.0**31), -0.0], "float64", "int32"),
         ([-(2.0**63)], "float64", "int64"),
         ([np.nan, np.inf, 7], "float64", "bool"),
         ([np.inf + 1j], "complex128", "complex64"),
@@ -59,8 +61,15 @@ def test_elements_that_fit_are_taken(values: Any, source: str, target: str) -> N
     check_range(np.array(values, source), np.dtype(target), "the array")
 
 
+def test_fractions_are_cut_off_where_numpy_does() -> None:
+    parts = np.array([2.0**31 - 0.5, -(2.0**31) - 0.5])
+    check_range(parts, np.dtype("int32"), "the array", cut=True)
+    with pytest.raises(DtypeError, match=r"7\.5, which int32 .*\.astype\('int32'\)"):
+        check_range(parts, np.dtype("int32"), "the array")
+
+
 def test_a_kind_of_numbers_is_never_changed() -> None:
-    for source, wanted in (("float64", "int64"), ("complex128", "float64"), ("U3", "float64")):
+    for source, wanted in (("float64", "bool"), ("complex128", "float64"), ("U3", "float64")):
         with pytest.raises(DtypeError, match="without loss"):
             chosen_dtype(np.dtype(source), wanted)
 

@@ -125,10 +125,15 @@ def _submit(options: argparse.Namespace) -> int:
     folder = JobFolder(Path(options.folder).absolute() if options.folder else _fresh(request.name))
     # By its full path: the job starts in another folder.
     named = str(sites.find(options.site)) if site.name not in sites.names() else site.name
-    log = "log-%j.txt" if options.system == "slurm" else "log.txt"
+    log = folder.path / ("log-%j.txt" if options.system == "slurm" else "log.txt")
+    written = str(log)
+    if options.system == "slurm":  # which would fill in %j and the like in folders' names, too
+        written = f"{str(folder.path).replace('%', '%%')}/{log.name}"
     binaries = str(Path(sys.executable).parent)
-    place = script.Place(str(folder.path), str(folder.path / log), binaries, named)
+    place = script.Place(str(folder.path), written, binaries, named)
     text = script.render(site, request, options.command, place, options.system)
+    if options.system == "slurm" and (warning := script.early_signal(site, request)):
+        print(f"warning: {warning}", file=sys.stderr)
     if options.dry_run:
         print(text, end="")
         return 0
@@ -147,7 +152,7 @@ def _submit(options: argparse.Namespace) -> int:
         if not options.folder:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    print(f"job {job}\nscript {path}\nlog {place.log.replace('%j', job)}")
+    print(f"job {job}\nscript {path}\nlog {log.with_name(log.name.replace('%j', job))}")
     if options.system == "slurm":
         _warn_of_limits(job)
     return 0

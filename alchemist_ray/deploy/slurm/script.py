@@ -17,6 +17,7 @@ from alchemist_ray.launchers.srun import PMI
 from alchemist_ray.plural import counted
 
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
+SIGNAL_EARLY_S = 60  # "the signal may be sent up to 60 seconds earlier than specified" (sbatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,25 @@ def directives(site: Site, request: Request, log: str, dialect: str) -> list[str
             ("--image={}", image.name if image and image.runtime == "shifter" else ""),
         ]
         mark = "#SBATCH"
-    given = [form.format(value) for form, value in told if value not in ("", None)]
+    given = [form.format(_one_word(value)) for form, value in told if value not in ("", None)]
     return [f"{mark} {option}" for option in (*given, *site.job.options, *request.options)]
+
+
+def _one_word(value: Any) -> str:
+    """A value in a line of options, where a space would end it."""
+    return f'"{value}"' if re.search(r"\s", str(value)) else str(value)
+
+
+def early_signal(site: Site, request: Request) -> str:
+    """A warning if Slurm may end the program before it has done much; empty for longer jobs."""
+    left = seconds(request.time) - spare_s(site, request)
+    if left > 2 * SIGNAL_EARLY_S:
+        return ""
+    return (
+        f"of -t {request.time} the program has {max(0, left - SIGNAL_EARLY_S)} to {left} s, the "
+        f"start of Ray included: Slurm sends SIGTERM {spare_s(site, request)} s before the time "
+        f"limit, and up to {SIGNAL_EARLY_S} s earlier. Ask for more with -t"
+    )
 
 
 def settings(site: Site, *, image: bool = False) -> dict[str, str]:

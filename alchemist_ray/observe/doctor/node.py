@@ -344,8 +344,11 @@ def mpi_library(site: Site) -> Iterator[Finding]:
         return
     told = json.loads(done.stdout)
     message = f"{told['version']}, {told['family']}, {told['library']}"
+    level = OK
+    if told["family"] == "Open MPI" and not site.mpi.library:
+        level = WARN if shutil.which("srun") else BAD
     yield unfit(message, told["library"], site) or Finding(
-        WARN if told["family"] == "Open MPI" and not site.mpi.library else OK, message,
+        level, message,
         "gangs use MPICH or an MPI with its ABI, and start ranks of Open MPI only by `srun "
         "--mpi=pmix`: unset MPI4PY_LIBMPI there, or load the modules of such an MPI",
     )  # fmt: skip

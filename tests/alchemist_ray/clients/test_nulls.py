@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import scipy.sparse
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, BadArgumentError, DtypeError, ShapeError
@@ -74,7 +75,7 @@ BLOCKS: dict[str, Send] = {
         [(ray.put(table), 0, 0)], **options
     ),
     "an iterator": lambda als, table, _, **options: als.send_blocks(
-        [table], shape=(2, 2), dtype="int64", **options
+        [table], **{"shape": (2, 2), "dtype": "int64", **options}
     ),
 }
 
@@ -375,3 +376,29 @@ def test_the_option_is_checked(als: AlchemistSession, tmp_path: Path) -> None:
     for value in (1.5, 300):
         with pytest.raises(AlchemistError, match=rf"missing={value} is no element of column 'a'"):
             als.send_matrix(pa.table({"a": pa.array([1, None], pa.int8())}), missing=value)
+
+
+@pytest.mark.parametrize("source", [*NAMED, *BLOCKS, "NumPy", "HDF5", "sparse"])
+def test_dtype_converts_what_it_holds(als: AlchemistSession, tmp_path: Path, source: str) -> None:
+    """Floats that are whole numbers become integers; another element is named."""
+    send = {
+        **NAMED,
+        **BLOCKS,
+        "NumPy": sends(lambda table: table.to_pandas().to_numpy()),
+        "HDF5": _hdf5,
+        "sparse": sends(lambda table: scipy.sparse.csr_array(table.to_pandas().to_numpy())),
+    }[source]
+    A = send(als, pa.table({"a": [1.0, 2.0], "b": [-3.0, 4.0]}), tmp_path, dtype="int32")
+    found = A.fetch()
+    found = found.toarray() if scipy.sparse.issparse(found) else found
+    assert (A.dtype, found.tolist()) == (np.int32, [[1, -3], [2, 4]])
+    for wrong in (4.5, 2.0**31):
+        with pytest.raises(DtypeError, match=rf"{wrong}, which int32 cannot hold"):
+            send(als, pa.table({"a": [1.0, 2.0], "b": [-3.0, wrong]}), tmp_path, dtype="int32")
+
+
+def _hdf5(als: AlchemistSession, table: Any, folder: Path, **options: Any) -> Any:
+    h5py = pytest.importorskip("h5py", reason="needs alchemist-on-ray[files]")
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["x"] = table.to_pandas().to_numpy()
+    return als.load_matrix(folder / "a.h5", **options)

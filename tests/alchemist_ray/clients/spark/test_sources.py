@@ -123,7 +123,8 @@ def test_dtypes(als: AlchemistSession, spark: Any) -> None:
     assert short.dtype == np.int16
     np.testing.assert_array_equal(short.fetch(), [[-300, 7]])
     refused(als, frame.select("i"), DtypeError, "columns of dtype uint8", dtype="uint8")
-    refused(als, frame, DtypeError, "without loss", dtype="int64")
+    refused(als, frame, DtypeError, "'f' has the value 2.5, which int64", dtype="int64")
+    assert als.send_matrix(mixed.fetch()[:, ::2], dtype="int64").fetch().tolist() == [[1, 3]]
 
 
 def test_numbers_that_a_narrower_dtype_cannot_hold_are_refused(

@@ -84,3 +84,17 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_one_line(
     monkeypatch.setenv(batch_job.FOLDER_VARIABLE, folder)
     assert main(["slurm", "start"]) == 1
     assert f"cannot write to the job's folder {folder}" in capsys.readouterr().err
+
+
+def test_slurm_does_not_read_the_name_of_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would fill in %j there, and end the name at a space."""
+    folder = tmp_path / "50% of 7"
+    words = ["submit", "--dry-run", "-t", "2", "--folder", str(folder), "--", "true"]
+    assert main(["slurm", *words]) == 0
+    said = capsys.readouterr()
+    assert f'#SBATCH --output="{tmp_path}/50%% of 7/log-%j.txt"\n' in said.out
+    assert "warning: of -t 2 the program has" in said.err
+    assert main(["pbs", *words]) == 0
+    assert f'#PBS -o "{folder}/log.txt"\n' in capsys.readouterr().out

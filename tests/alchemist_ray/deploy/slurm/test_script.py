@@ -105,10 +105,10 @@ def test_what_is_missing_for_an_image_is_said() -> None:
         image.words({"HOME": "/home/ada"})
 
 
-def rendered(request: Request, command: tuple[str, ...] = ("true",)) -> str:
+def rendered(request: Request, command: tuple[str, ...] = ("true",), place: str = "/j") -> str:
     """The script of a request where a site does not matter."""
-    place = Place("/j", "/j/log", "/b", "x")
-    return script.render(sites.load("generic-slurm"), request, list(command), place, "slurm")
+    paths = Place(place, f"{place}/log", "/b", "x")
+    return script.render(sites.load("generic-slurm"), request, list(command), paths, "slurm")
 
 
 def test_a_short_job_is_told_its_end_when_half_of_it_is_over() -> None:
@@ -116,6 +116,23 @@ def test_a_short_job_is_told_its_end_when_half_of_it_is_over() -> None:
     assert "#SBATCH --signal=B:TERM@30" in text
     assert "--spare 30" in text
     assert "--spare" not in rendered(Request(1, "5"))
+
+
+def test_a_job_that_gets_sigterm_early_is_warned_of() -> None:
+    """Slurm may send it a minute earlier than it was asked to."""
+    site = sites.load("generic-slurm")
+    warning = script.early_signal(site, Request(1, "2"))
+    assert "-t 2 the program has 0 to 60 s, the start of Ray included" in warning
+    assert "SIGTERM 60 s before the time limit, and up to 60 s earlier" in warning
+    assert "has 60 to 120 s" in script.early_signal(site, Request(1, "3"))
+    assert not script.early_signal(site, Request(1, "5"))
+
+
+def test_names_with_spaces_are_quoted() -> None:
+    text = rendered(Request(1, "5", "my run", account="m888"), place="/my jobs/svd")
+    assert '#SBATCH --job-name="my run"' in text
+    assert '#SBATCH --output="/my jobs/svd/log"' in text
+    assert "#SBATCH --account=m888" in text
 
 
 def test_the_script_that_is_shown_is_what_is_made() -> None:

@@ -1,6 +1,6 @@
 package alchemist.spark
 
-import java.io.Closeable
+import java.io.{Closeable, IOException}
 import java.util.{Collections, OptionalLong, Set => JSet}
 
 import scala.reflect.ClassTag
@@ -117,8 +117,9 @@ private[spark] final class Fetcher(target: Target) extends Closeable {
   private val itemsize = target.element.nbytes
   private var opened = false
   private lazy val connections = {
-    opened = true
-    Connection.all(target, write = false)
+    val all = Connection.all(target, write = false)
+    opened = true // not before: close() would connect once more
+    all
   }
   private lazy val others = connections.filterNot(_.near)
 
@@ -248,11 +249,29 @@ private[spark] final case class MatrixPart(
 
   /** The same of any columns: rows are counted by partitions without columns, then sent. */
   override def planInputPartitions(): Array[InputPartition] = {
+    check()
     val rows = stop - start
     val share = rows.toDouble / math.max(1, table.target.rows)
     val wanted = math.max(table.least, math.ceil(table.partitions * share).toLong)
     MatrixRows(start, stop).split(math.max(1, math.min(rows, wanted)).toInt).toArray
   }
+
+  /** Read an element. A matrix that is not there any more is one line here; of each task that failed
+    * Spark would show the stack.
+    */
+  private def check(): Unit =
+    if (readSchema.nonEmpty && start < stop) {
+      val fetcher = new Fetcher(table.target)
+      val column = table.schema.fieldIndex(readSchema.fieldNames.head)
+      val nbytes = table.target.element.nbytes
+      try fetcher.rows(Array(column), start, 1, new Array[Byte](nbytes), 0, nbytes)
+      catch {
+        case error: IOException =>
+          throw new IllegalArgumentException(
+            s"the matrix of this frame cannot be read: ${error.getMessage}. Was it freed, or has its " +
+            "gang ended? Call .cache() on frames that must outlive the matrix")
+      } finally fetcher.close()
+    }
 
   override def createReaderFactory(): PartitionReaderFactory =
     new MatrixReaders(table.spec, readSchema.fieldNames.map(table.schema.fieldIndex))
