@@ -133,7 +133,7 @@ def _load(parts: Sequence[Any], matrix: Find, values: Sequence[Any]) -> Any:
 # --- results ----------------------------------------------------------------------------
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Replaces matrices by their index among the results; keeps large buffers out of band."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -156,7 +156,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _packed(result: Any, task: dict[str, Any], rank: int) -> tuple[Sequence[DistMatrix], Any]:
     """The matrices in a result, and the rest as a pickle."""
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    pickler = _ResultPickler(file)
     try:
         pickler.dump(result)
     except Interrupted:

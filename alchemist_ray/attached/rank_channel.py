@@ -31,6 +31,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.network import address_towards
 from mpi_workers.data.description import NodeAddress
+from mpi_workers.deadlines import LOST_COMMAND_S
 from mpi_workers.failures import Failure
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.wire import frames, sockets
@@ -39,7 +40,6 @@ from mpi_workers.wire.blocking import Connection, ShortWait
 from mpi_workers.wire.frames import Body, Kind
 
 RANKS = 64  # larger gangs are called by commands, node by node
-END_TIMEOUT_S = 35.0  # for a command that lost a rank: others may be stuck in MPI for 30 s
 LEAVE_TIMEOUT_S = 5.0  # for the routine to end after the channel was closed
 POLL_INTERVAL_S = 0.05
 
@@ -173,7 +173,7 @@ class RankChannel:
     def _lost(self) -> BaseException:
         """A connection broke: the command has failed, or is about to."""
         self.hang_up()
-        wait([self._command], END_TIMEOUT_S)
+        wait([self._command], LOST_COMMAND_S)
         return self._ended()
 
     def _ended(self) -> BaseException:

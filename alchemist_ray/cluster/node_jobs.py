@@ -36,6 +36,7 @@ from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.dtypes import castable
 from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
 from mpi_workers.matrix.missing import ERROR, Missing
+from mpi_workers.matrix.neighbours import joined
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.node.cleanup import runs_here
 from mpi_workers.wire.frames import WireError
@@ -277,29 +278,6 @@ def cut(
     return found
 
 
-class _Box(NamedTuple):
-    """A rectangle of the matrix that some blocks cover."""
-
-    row0: int
-    col0: int
-    row1: int
-    col1: int
-    members: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return (self.row1 - self.row0) * (self.col1 - self.col0)
-
-    def continues(self, other: _Box, axis: int) -> bool:
-        """Whether the other one begins where this one ends, and is as wide (high)."""
-        if axis == 1:
-            return (self.row0, self.row1, self.col1) == (other.row0, other.row1, other.col0)
-        return (self.col0, self.col1, self.row1) == (other.col0, other.col1, other.row0)
-
-    def join(self, other: _Box) -> _Box:
-        return _Box(self.row0, self.col0, other.row1, other.col1, (*self.members, *other.members))
-
-
 def panels(
     blocks: Sequence[ArrayBlock],
     dtype: np.dtype[Any],
@@ -313,43 +291,32 @@ def panels(
     this thread or in several.
     """
     most = PANEL // dtype.itemsize
-    boxes, whole = [], []
+    small, whole = [], []
     for i, block in enumerate(blocks):
-        (r, c), (m, n) = block.origin, block.array.shape
         if is_small(block.array):
-            boxes.append(_Box(r, c, r + m, c + n, (i,)))
+            small.append((block.bounds, [i]))
         else:
             whole.append(block)
-    boxes.sort(key=lambda box: (box.row0, box.col0))
-    joined = _joined(_joined(boxes, 1, most), 0, most)
-    whole += [blocks[box.members[0]] for box in joined if len(box.members) == 1]
+    boxes = joined(joined(small, 1, most), 0, most)
+    whole += [blocks[members[0]] for _, members in boxes if len(members) == 1]
     if whole:
         yield whole
-    for box in joined:
-        if len(box.members) == 1:
+    for (row0, row1, col0, col1), members in boxes:
+        if len(members) == 1:
             continue
-        panel = _scratch()[: box.size * dtype.itemsize].view(dtype)
-        panel = panel.reshape(box.row1 - box.row0, box.col1 - box.col0)
-
-        share_out(partial(_place, blocks, box, panel), box.members)
-        yield [ArrayBlock(panel, (box.row0, box.col0))]
-
-
-def _place(blocks: Sequence[ArrayBlock], box: _Box, panel: NDArray[Any], i: int) -> None:
-    """Copy a member of a box to where it belongs in the box's panel."""
-    (r, c), (m, n) = blocks[i].origin, blocks[i].array.shape
-    r, c = r - box.row0, c - box.col0
-    np.copyto(panel[r : r + m, c : c + n], blocks[i].array, casting="unsafe")  # checked
+        size = (row1 - row0) * (col1 - col0)
+        panel = _scratch()[: size * dtype.itemsize].view(dtype).reshape(row1 - row0, col1 - col0)
+        box = ArrayBlock(panel, (row0, col0))
+        share_out(partial(_place, blocks, box), members)
+        yield [box]
 
 
-def _joined(boxes: Sequence[_Box], axis: int, most: int) -> list[_Box]:
-    found: list[_Box] = []
-    for box in boxes:
-        if found and found[-1].continues(box, axis) and found[-1].size + box.size <= most:
-            found[-1] = found[-1].join(box)
-        else:
-            found.append(box)
-    return found
+def _place(blocks: Sequence[ArrayBlock], box: ArrayBlock, i: int) -> None:
+    """Copy a block to where it belongs in the panel of a box."""
+    row0, row1, col0, col1 = blocks[i].bounds
+    row, col = box.origin
+    here = box.array[row0 - row : row1 - row, col0 - col : col1 - col]
+    np.copyto(here, blocks[i].array, casting="unsafe")  # checked
 
 
 _own = threading.local()

@@ -195,7 +195,7 @@ def pack(
         uses.add(ident)
         return ident
 
-    pickler = functools.partial(_Pickler, used, refs)
+    pickler = functools.partial(_CallPickler, used, refs)
     code = _pickled(function, pickler, lambda: _at_fault(name, function, pickler))
     both = (tuple(args), dict(kwargs))
     given = _pickled(both, pickler, lambda: _argument_at_fault(name, args, kwargs, pickler))
@@ -234,7 +234,9 @@ def _modules_by_value() -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-class _Pickler(Pickler):
+class _CallPickler(Pickler):
+    """Replaces handles by ids, and ObjectRefs by indices; keeps large buffers out of band."""
+
     def __init__(self, matrix: Callable[[MatrixRef], int], refs: list[Any] | None) -> None:
         self.file, self.buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         # Ray cannot carry buffers: an `mpi_function` has them in the pickle.
@@ -264,7 +266,7 @@ class _Pickler(Pickler):
         return None
 
 
-_NewPickler = Callable[[], _Pickler]
+_NewPickler = Callable[[], _CallPickler]
 
 
 def _pickled(

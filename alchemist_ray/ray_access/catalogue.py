@@ -39,10 +39,10 @@ from alchemist_ray.ray_access import manager_pool
 from alchemist_ray.ray_access.manager_pool import OwnGang
 from alchemist_ray.ray_access.ray_transport import ATTACH_TIMEOUT_S, RayTransport
 from alchemist_ray.version import __version__
+from mpi_workers.deadlines import END_TIMEOUT_S
 from mpi_workers.wire.frames import Body
 
 ANSWER_S = 5.0  # a GroupManager that takes longer is listed as not answering
-END_TIMEOUT_S = 15.0
 GONE_TIMEOUT_S = 10.0  # for Ray to forget an actor that has ended
 POLL_INTERVAL_S = 0.01
 

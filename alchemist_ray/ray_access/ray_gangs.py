@@ -32,12 +32,11 @@ from alchemist_ray.ray_access.manager_pool import OwnGang
 from alchemist_ray.runtime.launch.gang_request import GangRequest, check_in_cluster
 from alchemist_ray.session.owner import MANAGER_TIMEOUT_S
 from alchemist_ray.version import __version__
+from mpi_workers.deadlines import END_TIMEOUT_S, KILL_TIMEOUT_S
 from mpi_workers.wire import sockets
 
 __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs", "stop_gang"]
 
-END_TIMEOUT_S = 15.0
-KILL_TIMEOUT_S = 8.0  # nodes may take 5 of them to clean up
 HANGS_S = 30.0  # a GroupManager starts in a few seconds
 
 log = logging.getLogger(__name__)

@@ -41,8 +41,8 @@ from alchemist_ray.attached.options import (
 from alchemist_ray.attached.progress import narrated, say
 from alchemist_ray.errors import AlchemistError, GroupError, SessionError
 from alchemist_ray.plural import counted
+from mpi_workers.deadlines import END_TIMEOUT_S
 
-END_TIMEOUT_S = 15.0
 MANAGER_TIMEOUT_S = 30.0  # for a GroupManager to start, and to clean up after a failed launch
 
 log = logging.getLogger(__name__)

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import os
-import time
-from collections import Counter
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from alchemist_ray.attached.connection import NODE_FAILED, GangConnection
+from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.progress import say, times_table, transfer_bar
 from alchemist_ray.errors import (
     BadIndexError,
-    GroupRecoveredError,
     ShapeError,
-    TransferError,
     from_failure,
 )
 from alchemist_ray.measures import events
+from alchemist_ray.transfer.watching import counted, repeated, watched
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.matrix.sparse_rows import of_layout
-from mpi_workers.wire.frames import WireError
 
 
 def fetch(
@@ -209,63 +204,3 @@ def _result_array(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
         return _pool.take(nbytes).array().view(dtype).reshape(shape)
     except Failure as failure:
         raise from_failure(failure) from None
-
-
-# --- transfers and the loss of ranks: why one broke, and whether it can be repeated ---
-
-T = TypeVar("T")
-
-FAILURE_NEWS_S = 2.0  # how long the dispatcher may take to report what broke a transfer
-POLL_INTERVAL_S = 0.05
-RECOVERED = "ranks were lost during the transfer, and the gang was started again: repeat it"
-
-
-def watched(connection: GangConnection, transfer: Callable[[], T]) -> T:
-    """Run a transfer. If it breaks because the gang is dying, raise that instead.
-
-    Raises
-    ------
-    GroupRecoveredError
-        If ranks were lost meanwhile and the gang was started again: the transfer can be
-        repeated.
-    """
-    epoch = connection.address.epoch
-    try:
-        return transfer()
-    except (Failure, WireError, OSError, TransferError) as error:
-        known = isinstance(error, TransferError) and error.facts.get("cause") == NODE_FAILED
-        # Another failure is an answer of ranks; those of a later epoch do not know what is sent.
-        known = known or (isinstance(error, Failure) and error.kind != "TransferError")
-        deadline = time.monotonic() + (0.0 if known else FAILURE_NEWS_S)
-        while True:
-            connection.ping(wait=True)  # raises GroupFailedError once it is known
-            if connection.address.epoch != epoch:
-                raise GroupRecoveredError(RECOVERED) from error
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(POLL_INTERVAL_S)
-        if isinstance(error, Failure):
-            raise from_failure(error) from error.__cause__
-        raise
-
-
-def repeated(transfer: Callable[[], T]) -> T:
-    """Run a transfer, and run it again each time ranks are lost meanwhile."""
-    while True:
-        try:
-            return transfer()
-        except GroupRecoveredError:
-            continue
-
-
-def counted(direction: str, times: dict[int, NodeTimes], begun: events.Moment) -> None:
-    """Count a transfer that has ended, by the routes that its bytes took."""
-    routes: Counter[str] = Counter()
-    for node in times.values():
-        routes[node.route] += node.nbytes
-    total = routes.total()
-    parts = [
-        {"direction": direction, "route": route, "nbytes": nbytes, "share": nbytes / max(1, total)}
-        for route, nbytes in routes.items()
-    ]
-    events.note_span(events.TRANSFER, direction, begun, parts, nbytes=total)

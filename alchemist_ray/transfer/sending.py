@@ -26,7 +26,6 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.measures import events
-from alchemist_ray.transfer.fetching import RECOVERED, counted, repeated, watched
 from alchemist_ray.transfer.sources import (
     TASK_REPEATED,
     IteratorSource,
@@ -35,6 +34,7 @@ from alchemist_ray.transfer.sources import (
     SparseSource,
     source_for,
 )
+from alchemist_ray.transfer.watching import RECOVERED, counted, repeated, watched
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.dtypes import is_time, stored_dtype
 from mpi_workers.matrix.layout import Distribution, check_layout, copies

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ali.blocks import Array
+from mpi_workers.matrix import tags
 from mpi_workers.matrix.layout import Grid
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TAG = 13
 SLICE = 1 << 16  # 64 KiB: arrays of at least one such slice for each rank are summed by slices
 Join = Callable[[Array, Array], Array]
 
@@ -61,16 +61,16 @@ def tree_reduce(comm: MPI.Intracomm, group: Sequence[int], mine: Array, join: Jo
     while step < len(group) and not me & step:
         if me + step < len(group):
             other = np.empty_like(result)
-            comm.Recv(other, group[me + step], TAG)
+            comm.Recv(other, group[me + step], tags.COLLECTIVE)
             result = np.ascontiguousarray(join(result, other))
             children.append(group[me + step])
         step *= 2
     if me:
-        comm.Send(result, group[me - step], TAG)
+        comm.Send(result, group[me - step], tags.COLLECTIVE)
         result = np.empty_like(result)
-        comm.Recv(result, group[me - step], TAG)
+        comm.Recv(result, group[me - step], tags.COLLECTIVE)
     for child in reversed(children):
-        comm.Send(result, child, TAG)
+        comm.Send(result, child, tags.COLLECTIVE)
     return result
 
 
@@ -98,7 +98,7 @@ def sum_over_ranks(comm: MPI.Intracomm, mine: Array) -> Array:
         to, source = (me + ahead) % size, (me - ahead) % size
         place = room[source * longest :][: edges[me + 1] - edges[me]]
         if ahead:
-            comm.Sendrecv(flat[slices[to]], to, TAG, place, source, TAG)
+            comm.Sendrecv(flat[slices[to]], to, tags.COLLECTIVE, place, source, tags.COLLECTIVE)
         else:
             place[...] = flat[slices[me]]
     total = room[: edges[me + 1] - edges[me]].copy()
@@ -107,7 +107,7 @@ def sum_over_ranks(comm: MPI.Intracomm, mine: Array) -> Array:
     room[slices[me]] = total
     for ahead in range(1, size):
         to, source = (me + ahead) % size, (me - ahead) % size
-        comm.Sendrecv(total, to, TAG, room[slices[source]], source, TAG)
+        comm.Sendrecv(total, to, tags.COLLECTIVE, room[slices[source]], source, tags.COLLECTIVE)
     return room[: flat.size].reshape(mine.shape)
 
 

@@ -41,6 +41,7 @@ from ali.blocks import (
     transposed,
 )
 from ali.interface import Context, routine
+from mpi_workers.matrix import tags
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Distribution, mirrored
 
@@ -79,7 +80,6 @@ def operand(A: DistMatrix, operation: str) -> DistMatrix:
 
 
 Order = Literal["C", "F"]
-TAG = 11
 RECEIVED = 3  # time of a received word, in copies of a word: MPI copies it twice
 
 
@@ -318,7 +318,7 @@ def _gathered(
         to, source = (me + distance) % len(group), (me - distance) % len(group)
         m, n = shapes[source]
         incoming = buffer[: m * n]
-        comm.Sendrecv(outgoing, group[to], TAG, incoming, group[source], TAG)
+        comm.Sendrecv(outgoing, group[to], tags.PRODUCT, incoming, group[source], tags.PRODUCT)
         yield source, incoming.reshape((m, n), order=order)
 
 

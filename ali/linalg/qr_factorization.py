@@ -46,6 +46,7 @@ from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.products import inner
 from ali.linalg.rows import copy_to_rows, gather_rows, owned_rows, rows_before
 from ali.linalg.triangular import PANEL_COLUMNS, triangular_solve
+from mpi_workers.matrix import tags
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 if TYPE_CHECKING:
@@ -217,7 +218,6 @@ def _divide(ctx: Context, x: Array, r: Array, out: Array) -> None:
         out[some] = trsm(1.0, upper, x[some], side=1)
 
 
-TAG = 12
 BLOCK = 32  # columns that tpqrt factors at a time
 
 
@@ -344,10 +344,10 @@ class TallQR:
             part = factor if self._top is None else self._top @ factor
         else:
             part = np.empty((self._rows, columns), dtype)
-            self._comm.Recv(part, self._parent, TAG)
+            self._comm.Recv(part, self._parent, tags.TALL_QR)
         for join in reversed(self._joins):
             part = join.times(part)
-            self._comm.Send(np.ascontiguousarray(part[join.rows :]), join.partner, TAG)
+            self._comm.Send(np.ascontiguousarray(part[join.rows :]), join.partner, tags.TALL_QR)
             part = part[: join.rows]
         return part if self._q is None else self._q @ part
 
@@ -378,14 +378,14 @@ class TallQR:
         return (q if self._vectors else None), r
 
     def _send(self, rows: Array, triangular: bool, to: int) -> None:
-        self._comm.Send(np.array([rows.shape[0], triangular]), to, TAG)
-        self._comm.Send(np.ascontiguousarray(rows), to, TAG)
+        self._comm.Send(np.array([rows.shape[0], triangular]), to, tags.TALL_QR)
+        self._comm.Send(np.ascontiguousarray(rows), to, tags.TALL_QR)
 
     def _receive(self, source: int, dtype: np.dtype[np.generic]) -> tuple[Array, bool]:
         header = np.empty(2, np.int64)
-        self._comm.Recv(header, source, TAG)
+        self._comm.Recv(header, source, tags.TALL_QR)
         rows = np.empty((int(header[0]), self._n), dtype)
-        self._comm.Recv(rows, source, TAG)
+        self._comm.Recv(rows, source, tags.TALL_QR)
         return rows, bool(header[1])
 
 

@@ -24,12 +24,11 @@ from ali.blocks import CHUNK, Array, block, panels, subtract_product
 from ali.interface import Context
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.rows import gather_rows, owned_rows, rows_before
-from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix import copy_kernels, tags
 from mpi_workers.matrix.dist_matrix import DistMatrix
 
 PANEL_COLUMNS = 128  # enough for BLAS's full speed, and little memory compared with the matrix
 NOT_FINITE = -1
-TAG = 15
 
 
 def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:
@@ -295,14 +294,14 @@ def _panel(ctx: Context, mine: Array, ids: Array, width: int) -> tuple[Array, Ar
     rows, names = _pivot_rows(mine, ids, width) if finite else (mine[:0], ids[:0])
     while step < size and me % (2 * step) == 0:
         if me + step < size:
-            others, more, theirs_finite = comm.recv(source=me + step, tag=TAG)
+            others, more, theirs_finite = comm.recv(source=me + step, tag=tags.PIVOTS)
             finite = finite and theirs_finite
             rows, names = np.concatenate([rows, others]), np.concatenate([names, more])
             if finite:
                 rows, names = _pivot_rows(rows, names, width)
         step *= 2
     if me:
-        comm.send((rows, names, finite), me - (me & -me), TAG)
+        comm.send((rows, names, finite), me - (me & -me), tags.PIVOTS)
     header = np.zeros(width + 1, np.int64)
     corner = np.empty((width, width), mine.dtype)
     if me == 0:

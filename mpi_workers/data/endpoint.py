@@ -28,6 +28,7 @@ import numpy as np
 
 from mpi_workers.data.loans import Loan, NodeMemory, NodeProof, full
 from mpi_workers.data.streams import Order, Share, move_stream
+from mpi_workers.deadlines import STALL_TIMEOUT_S
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.node_shares import (
@@ -47,7 +48,6 @@ from mpi_workers.wire.frames import Body, Frame, Kind
 
 MAX_PEERS = 4096  # authenticated clients, a thread each
 MAX_ROWS_BYTES = 64 << 20  # 64 MiB of rows in one frame
-STALL_TIMEOUT_S = 600.0  # for the next bytes of a payload; a lost node is noticed by TCP before
 
 
 class DataEndpoint:

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mpi_workers.deadlines import STALL_TIMEOUT_S
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import RankPart
 from mpi_workers.matrix.layout import Distribution
@@ -36,7 +37,6 @@ from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Frame, Kind
 
-STALL_TIMEOUT_S = 600.0  # for a rank's answer: a routine may hold its interpreter
 # Segments of a rank that stay mapped for the next transfer. Those that the rank has released since
 # hold no pages (`Segment.release` in `matrix.memory`).
 MAX_SEGMENTS = 16

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
 from mpi_workers.data.streams import InArrays, Order, Share, is_by_row, move_stream
+from mpi_workers.deadlines import STALL_TIMEOUT_S
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.mapping import SharedMapping
@@ -30,7 +31,6 @@ from mpi_workers.wire.frames import Body, Kind
 
 Array = NDArray[Any]
 
-STALL_TIMEOUT_S = 600.0  # for a node's next byte; a rank's death and a lost node are noticed before
 MAX_MAPPINGS = 8  # of a rank's memory, kept for the next transfer
 CONNECT_STEP_S = 2.0  # of an attempt to connect: `hang_up` ends the attempts
 STREAMS = 2  # connections to another node that stream at the same time

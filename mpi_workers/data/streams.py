@@ -21,6 +21,7 @@ import numpy as np
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.copy_kernels import Array, ArrayBlock
 from mpi_workers.matrix.layout import Distribution, Runs, Shape
+from mpi_workers.matrix.neighbours import joined
 from mpi_workers.matrix.node_shares import Box, Region, boxes, chunk_bytes, spans
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import ConnectionLost
@@ -300,18 +301,15 @@ def stackable(array: Array, dtype: np.dtype[Any]) -> bool:
 
 def stacked(steps: Sequence[Step], dtype: np.dtype[Any]) -> list[Step]:
     """The same elements; blocks one below the other are one step."""
-    groups: list[list[Step]] = []
-    for step in sorted(steps, key=lambda step: (step.region.col0, step.region.row0)):
-        last = groups[-1][-1] if groups else step
-        follows = (last.region.row1, last.region[2:]) == (step.region.row0, step.region[2:])
-        if follows and stackable(last.array, dtype) and stackable(step.array, dtype):
-            groups[-1].append(step)
+    rows, found = [], []
+    for i, step in enumerate(steps):
+        if stackable(step.array, dtype):
+            rows.append((step.region, [i]))
         else:
-            groups.append([step])
-    found = []
-    for group in groups:
-        first, array = group[0], group[0].array
-        if len(group) > 1:  # it is used as an array, by those who stream it
-            array = cast("Array", RowStack([step.array for step in group]))
-        found.append(Step(array, first.region._replace(row1=group[-1].region.row1)))
+            found.append(step)
+    for bounds, members in joined(rows, 0):
+        array = steps[members[0]].array
+        if len(members) > 1:  # it is used as an array, by those who stream it
+            array = cast("Array", RowStack([steps[i].array for i in members]))
+        found.append(Step(array, Region(*bounds)))
     return found

@@ -310,7 +310,7 @@ class MatrixWriter(_Transfer):
         if self._far and not (self._near and stackable(array, self._target.dtype)):
             least = IN_PLACE_BYTES if stackable(array, self._target.dtype) else MIN_STREAM_BYTES
             return m * n * itemsize < least
-        if n * itemsize >= copy_kernels.KERNEL_ROW_BYTES and copy_kernels.stackable(
+        if n * itemsize >= copy_kernels.KERNEL_ROW_BYTES and copy_kernels.copied_by_kernel(
             array, self._target.dtype
         ):
             return False

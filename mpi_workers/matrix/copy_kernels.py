@@ -42,6 +42,7 @@ from mpi_workers.matrix.layout import (
     spacing,
     taken,
 )
+from mpi_workers.matrix.neighbours import Bounds, joined
 
 LIBRARY = Path(__file__).with_name("copy_kernel.so")
 LEVELS = ("plain C", "AVX2", "AVX-512")
@@ -152,6 +153,11 @@ class ArrayBlock(NamedTuple):
     array: Array
     origin: tuple[int, int]  # global row and column of its first element
 
+    @property
+    def bounds(self) -> Bounds:
+        (row, col), (m, n) = self.origin, self.array.shape
+        return row, row + m, col, col + n
+
 
 class RankPart(NamedTuple):
     """One rank's side of a copy: its indices and its block."""
@@ -201,10 +207,10 @@ def transposed(dst: Array, src: Array, *, stream: bool, mapped: bool = False) ->
         If `src` is a mapped file (`mapped`) that was truncated, or whose disk failed: elsewhere a
         SIGBUS, which ends the process.
     """
-    axis = 0 if stackable(src, dst.dtype) else 1  # of the lines of `src`
+    axis = 0 if copied_by_kernel(src, dst.dtype) else 1  # of the lines of `src`
     if (
         min(dst.shape) < KERNEL_LINES
-        or not stackable(src if axis == 0 else src.T, dst.dtype)
+        or not copied_by_kernel(src if axis == 0 else src.T, dst.dtype)
         or dst.strides[axis] != dst.itemsize
     ):
         return False
@@ -396,7 +402,7 @@ class _Stack(NamedTuple):
         return cls(blocks, range(row0, row0 + at), range(col0, col0 + array.shape[1]), lines)
 
 
-def stackable(array: Array, dtype: np.dtype[Any]) -> bool:
+def copied_by_kernel(array: Array, dtype: np.dtype[Any]) -> bool:
     """Whether the compiled kernel can copy an array's rows to ranks: C-ordered, of their dtype."""
     return (
         array.dtype == dtype
@@ -410,27 +416,21 @@ def _stacks(
     blocks: Sequence[ArrayBlock], parts: Sequence[RankPart]
 ) -> tuple[list[_Stack], list[ArrayBlock]]:
     """The blocks that the compiled kernel copies, and those that are left to NumPy."""
-    by_cols: defaultdict[tuple[int, int], list[ArrayBlock]] = defaultdict(list)
-    others: list[ArrayBlock] = []
     dtypes = {part.local.dtype for part in parts}
     dtype = dtypes.pop() if len(dtypes) == 1 else None
-    for block in blocks:
-        if dtype is not None and stackable(block.array, dtype):
-            by_cols[block.origin[1], block.array.shape[1]].append(block)
+    rows, others = [], []
+    for i, block in enumerate(blocks):
+        if dtype is not None and copied_by_kernel(block.array, dtype):
+            rows.append((block.bounds, [i]))
         else:
             others.append(block)
     stacks = []
-    for (_, n), members in by_cols.items():
-        members.sort(key=lambda block: block.origin[0])
-        starts = [block.origin[0] for block in members]
-        ends = [row + len(block.array) for row, block in zip(starts, members, strict=True)]
-        cuts = [k for k in range(1, len(members)) if starts[k] != ends[k - 1]]
-        for first, last in pairwise([0, *cuts, len(members)]):
-            some, m = members[first:last], ends[last - 1] - starts[first]
-            if min(m, n) >= KERNEL_LINES and m * n * some[0].array.itemsize > UNTILED_BYTES:
-                stacks.append(_Stack.of(some))
-            else:
-                others += some
+    for (row0, row1, col0, col1), members in joined(rows, 0):
+        some, (m, n) = [blocks[i] for i in members], (row1 - row0, col1 - col0)
+        if min(m, n) >= KERNEL_LINES and m * n * some[0].array.itemsize > UNTILED_BYTES:
+            stacks.append(_Stack.of(some))
+        else:
+            others += some
     return stacks, others
 
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.matrix import copy_kernels
+from mpi_workers.matrix import copy_kernels, tags
 from mpi_workers.matrix.layout import IndexArray, Shape, as_slice, put, taken
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 MESSAGE = 16 << 20  # 16 MiB: far below MPI's 2 GiB
-TAG = 11
 
 Array = NDArray[Any]
 Order = Literal["C", "F"]
@@ -144,7 +143,7 @@ def swap(
             continue
         if place is not None:
             arrived = room.take("received", place.shape, dtype, order)
-            request = comm.Irecv(_raw(arrived, order), giver, TAG)
+            request = comm.Irecv(_raw(arrived, order), giver, tags.PAIRWISE)
         if cut is not None:
             values = cut.elements()
             flags = values.flags
@@ -153,7 +152,7 @@ def swap(
                 packed = room.take("sent", cut.shape, dtype, order)
                 copy_kernels.copy(packed, values)
                 values = packed
-            comm.Send(_raw(values, order), taker, TAG)
+            comm.Send(_raw(values, order), taker, tags.PAIRWISE)
         if place is not None:
             request.Wait()
             place.set(arrived)

@@ -21,6 +21,7 @@ from typing import Any
 
 import uvloop
 
+from mpi_workers.deadlines import BLAME_S, EXIT_GRACE_S
 from mpi_workers.failures import Failure
 from mpi_workers.node import processes
 from mpi_workers.node.cleanup import GangFolder, learn_segments, note_segments
@@ -42,13 +43,11 @@ from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 from mpi_workers.wire.names import STDERR
 from mpi_workers.wire.pmi import PmiNode, process_mapping
 
-EXIT_GRACE_S = 4.0  # for libraries to close and ranks to exit; the GroupManager waits for 5
 LEAVE_GRACE_S = 20.0  # time limit for a gang to leave a node that is taken away (pods have 30 s)
 HELLO_FIELDS = ("rank", "size", "pid", "hostname", "mpi", "gpus")
 READ_LIMIT_S = 1.0  # for the GroupManager to read the last report
 OUTPUT_S = 0.01  # between batches of lines that ranks print
 OUTPUT_BACKLOG = 1 << 20  # 1 MiB: more is not sent before the GroupManager has read it
-BLAME_S = 0.2  # a launcher kills all ranks when one aborts: time for that one's node to report it
 
 
 class Proxy:

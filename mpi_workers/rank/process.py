@@ -33,6 +33,7 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from mpi_workers.data.loans import RankMemory
+from mpi_workers.deadlines import BLAME_S
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.available_memory import NodeAllocations
 from mpi_workers.matrix.memory import Pool
@@ -289,7 +290,6 @@ def write_frames_to(path: str) -> None:
 
 _EXIT_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)
 EXIT_FRAMES = 64
-PEER_S = 0.2  # a rank that MPI ends because of another one leaves it this time to be noticed first
 
 
 def report_exits() -> None:
@@ -318,7 +318,7 @@ def _report_exit(code: int, pid: int | None) -> None:
             f"MPI has ended this rank's process with code {code}: another rank has called "
             "MPI_Abort or has ended, or MPI cannot continue after an error"
         )
-        delay_s = PEER_S
+        delay_s = BLAME_S
     else:
         words = (
             f"a library has ended this rank's process with code {code}: it called exit(), or STOP "

@@ -20,13 +20,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from mpi_workers.deadlines import CLEAN_UP_S
 from mpi_workers.failures import Interrupted
 from mpi_workers.waits import mpi_layer
 
 # Modules in which the signal raises nothing: functions that native code calls, through which no
 # exception passes, and programs of ranks, which must not be left half started or half ended.
 OURS = ("mpi_workers.", "ali.native.host", "ali.executables.process", "ali.executables.program")
-CLEAN_UP_S = 5.0  # of the 30 that a cancelled call has before its gang is ended
 
 
 class InterruptWord:

@@ -64,3 +64,12 @@ def test_the_index_of_changes_names_folders_that_exist() -> None:
     for line in index_lines():
         for folder in re.findall(r"`((?:[\w.-]+/)+)`", line):
             assert (ROOT / folder).is_dir(), line
+
+
+def test_the_index_of_changes_names_functions_and_classes_of_its_files() -> None:
+    """Of rows with "`Class.method` in `path`"."""
+    for line in index_lines():
+        for names, path in re.findall(r"((?:`[\w.]+`(?:, )?)+) in `([\w/.-]+\.\w+)`", line):
+            source = (ROOT / path).read_text()
+            for name in re.findall(r"(\w+)`", names):
+                assert re.search(rf"(def|class|object|^) *{name}\b", source, re.MULTILINE), line

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.errors import TransferError
-from alchemist_ray.transfer.fetching import FAILURE_NEWS_S
+from alchemist_ray.transfer.watching import FAILURE_NEWS_S
 from tests.faults.conftest import ERROR_LIMIT_S, Call, Gang, Outcome, kill, record
 from tests.support import traces
 from tests.support.sparks import SPARK, Sparks, sparks

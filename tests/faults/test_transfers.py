@@ -16,9 +16,9 @@ import ray
 
 from alchemist_ray.errors import AlchemistError, TransferError
 from alchemist_ray.transfer import fetching, sending
-from alchemist_ray.transfer.fetching import FAILURE_NEWS_S
 from alchemist_ray.transfer.object_store import STOP_TIMEOUT_S, BlockSender
 from alchemist_ray.transfer.sources import NumPySource
+from alchemist_ray.transfer.watching import FAILURE_NEWS_S
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Call,

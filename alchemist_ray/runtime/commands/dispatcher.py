@@ -22,7 +22,8 @@ from alchemist_ray.runtime.commands.gang_measures import GangMeasures
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
 from alchemist_ray.runtime.commands.jobs import HELD_S, Changes, Job, JobQueue, calls_of, late, log
 from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
-from alchemist_ray.runtime.commands.nodes import DRAIN_S, Nodes, recovered_words
+from alchemist_ray.runtime.commands.nodes import Nodes, recovered_words
+from mpi_workers.deadlines import DRAIN_S
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer

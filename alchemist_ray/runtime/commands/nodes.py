@@ -25,6 +25,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.runtime.commands.matrix_records import DeadMatrices
 from mpi_workers.data.description import NodeAddress
+from mpi_workers.deadlines import BLAME_S, DRAIN_S
 from mpi_workers.failures import Failure
 from mpi_workers.node.command_relay import Replies
 from mpi_workers.node.stacks import by_stack, named
@@ -33,11 +34,8 @@ from mpi_workers.wire.commands import COMMANDS, command_name
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
-DRAIN_S = 30.0  # time for ranks to return from a call that failed on another rank
 REPORT_S = 1.0  # time for proxies to report the ranks that did not return, and their stacks
-# A rank's death can crash its MPI peers. Wait, so that the first death is reported as the cause.
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
-BLAME_S = 0.2
 PLACES = 4  # that a message names
 
 

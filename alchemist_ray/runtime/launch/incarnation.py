@@ -23,12 +23,12 @@ from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.nodes import Nodes
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
+from mpi_workers.deadlines import NODES_END_S
 from mpi_workers.node.cleanup import PrivateFolder
 from mpi_workers.node.specs import GangPlan, NodePlan
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
 
-END_TIMEOUT_S = 5.0
-LOST_NODE_TIMEOUT_S = 1.0  # the same for a node that was lost
+LOST_NODE_TIMEOUT_S = 1.0  # `NODES_END_S` of a node that was lost
 POLL_INTERVAL_S = 1.0  # between checks of proxies that have not connected yet; for an answer
 LATE_S = 2.0  # for a reservation, which has its own limit, to say what it waits for
 KEEP_SHARE = 4  # a quarter of a node's free memory may be kept warm, for some seconds
@@ -208,7 +208,7 @@ class Incarnation:
     async def shutdown(self) -> None:
         """Ask the ranks to end in good order, if they have not failed."""
         if self.failure is None:
-            await self.nodes.shutdown(END_TIMEOUT_S)
+            await self.nodes.shutdown(NODES_END_S)
 
     async def release(self, *, serve: bool = False) -> None:
         """End the ranks, close the sockets, and wait until every node is clean.
@@ -221,7 +221,7 @@ class Incarnation:
             self._acceptor.close()
         waits: list[Any] = []
         for node, agent in enumerate(self.agents):
-            limit_s = LOST_NODE_TIMEOUT_S if node == lost else END_TIMEOUT_S
+            limit_s = LOST_NODE_TIMEOUT_S if node == lost else NODES_END_S
             gone = result_of(agent.wait_gone.remote(self.run, limit_s))
             waits.append(in_time(gone, limit_s + 0.5))
         await asyncio.gather(*waits, return_exceptions=True)

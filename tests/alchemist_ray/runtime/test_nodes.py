@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.matrix_records import FREE_DELAY_S
-from alchemist_ray.runtime.commands.nodes import BLAME_S, Nodes
+from alchemist_ray.runtime.commands.nodes import Nodes
+from mpi_workers.deadlines import BLAME_S, ENDING, FAILING
 from mpi_workers.wire.frames import HEADER, Body, Frame, Kind, decode_body
 
 KILLED, CRASHED = "was killed by signal 9 (SIGKILL)", "was killed by signal 11 (SIGSEGV)"
@@ -128,3 +130,8 @@ def test_matrices_released_while_others_run_the_commands_are_freed_there() -> No
         return told(before), told(after)
 
     assert asyncio.run(free()) == ([], [[], [1]])
+
+
+@pytest.mark.parametrize("chain", [ENDING, FAILING])
+def test_a_wait_lasts_longer_than_the_waits_inside_it(chain: tuple[float, ...]) -> None:
+    assert all(inner < outer for inner, outer in pairwise(chain))

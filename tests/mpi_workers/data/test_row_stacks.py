@@ -75,7 +75,7 @@ def test_blocks_that_do_not_follow_each_other_stay_apart() -> None:
         Step(c, Region(8, 9, 0, 4)),  # of another dtype
         Step(a, Region(5, 7, 4, 8)),
     ]
-    found = stacked(steps, np.dtype("f8"))
+    found = sorted(stacked(steps, np.dtype("f8")), key=lambda step: step.region[::-1])
     assert [step.region for step in found] == [
         Region(0, 2, 0, 4), Region(3, 8, 0, 4), Region(8, 9, 0, 4), Region(5, 7, 4, 8)
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
+from mpi_workers.matrix.neighbours import joined
 from mpi_workers.matrix.node_shares import Region
 
 sizes = st.integers(0, 40)
@@ -47,3 +49,25 @@ def test_an_invalid_region_is_a_shape_error(value: Any) -> None:
         Region.checked(value, (3, 4))
     assert caught.value.kind == "ShapeError"
     assert len(caught.value.message) < 300
+
+
+@given(
+    rows=st.sets(st.integers(1, 19)), cols=st.sets(st.integers(1, 19)), order=st.randoms(),
+    gone=st.sets(st.integers(0, 40)), axis=st.sampled_from([0, 1]), most=st.integers(1, 500),
+)  # fmt: skip
+def test_joined_blocks_fill_their_rectangle_in_order(
+    rows: set[int], cols: set[int], order: Any, gone: set[int], axis: int, most: int
+) -> None:
+    down, across = (list(pairwise([0, *sorted(cuts), 20])) for cuts in (rows, cols))
+    bounds = [(*r, *c) for r in down for c in across]
+    order.shuffle(bounds)
+    given = [(b, [i]) for i, b in enumerate(bounds) if i not in gone]
+    numbers = [i for _, (i,) in given]
+    found = joined(given, axis, most)
+    assert sorted(i for _, members in found for i in members) == numbers
+    for (row0, row1, col0, col1), members in found:
+        first, last = bounds[members[0]], bounds[members[-1]]
+        assert (row0, row1, col0, col1) == (first[0], last[1], first[2], last[3])
+        assert (row1 - row0) * (col1 - col0) <= most or len(members) == 1
+        edges = [bounds[i][2 * axis : 2 * axis + 2] for i in members]
+        assert all(before[1] == after[0] for before, after in pairwise(edges))
