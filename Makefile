@@ -182,6 +182,8 @@ clean-image: $(READY)
 lock: $(READY)
 	printf '%s\n' uv hatchling setuptools wheel | cat - > $(VENV)/extra.in
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --all-extras --upgrade pyproject.toml $(VENV)/extra.in --output-file constraints.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-deps --generate-hashes constraints.txt | \
+	  sed ':a; /\\$$/ { N; s/ *\\\n */ /; ba }' > kuberay/hashes.txt
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

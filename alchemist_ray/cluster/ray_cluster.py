@@ -78,6 +78,7 @@ RAY_FOLDER = "r"  # in the private folder: Ray opens its own folder to every use
 SOCKET_PATH = "r/session_2026-11-22_00-00-00_000000_0000000/sockets/plasma_store"
 START_TIMEOUT_S = 60.0  # Ray gives its node 30 s
 SLOW_START_S = 8.0  # a start that takes longer is reported
+BUSY_LOAD = 2.5  # runnable programs per core; the start of Ray itself makes 1 to 1.5
 CPU_PARTS = 10_000  # Ray divides a CPU into these
 WATCH_INTERVAL_S = 0.2  # between looks at Ray's processes while they start
 DAEMONS = ("raylet", "gcs_server")
@@ -323,13 +324,22 @@ def shared_cpus(workers: int, cpus: float) -> float:
 
 @cache
 def warn_of_shared_cores(ranks: int, threads: int) -> None:
-    """One warning, if this machine has fewer cores than the ranks that it runs have threads."""
-    cores = physical_cores()
+    """One warning, if this machine has fewer cores than the ranks that it runs have threads.
+
+    Or if others keep its cores busy: one rank of several that has none keeps all others waiting.
+    """
+    cores, load = physical_cores(), os.getloadavg()[0]
     if ranks * threads > cores:
         log.warning(
             "%d ranks of %d thread%s share the %d physical cores of this machine: each step waits "
             "for the slowest. For speed use num_workers=%d, or a machine with more cores",
             ranks, threads, "" if threads == 1 else "s", cores, max(1, cores // threads),
+        )  # fmt: skip
+    elif ranks > 1 and load > BUSY_LOAD * cores:
+        log.warning(
+            "other programs use the %d cores of this machine (load %.1f): each step of %d ranks "
+            "waits for the slowest. One rank may be faster",
+            cores, load, ranks,
         )  # fmt: skip
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +20,7 @@ from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.control_channel import MANAGER_GONE
 from alchemist_ray.attached.info import GangInfo
 from alchemist_ray.attached.options import AttachOptions, GangOptions, Workers, least_of
+from alchemist_ray.background import in_thread
 from alchemist_ray.cluster.actors import GangHandle, ask_manager, other_versions
 from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.cluster.ray_cluster import (
@@ -37,6 +42,8 @@ from mpi_workers.wire import sockets
 
 __all__ = ["RayGangs", "attach", "connect_to_gang_of", "list_gangs", "open_gangs", "stop_gang"]
 
+IDLE = "main_loop"  # the function of Ray in which the main thread of a worker waits for a task
+TASK_INTERVAL_S = 1.0  # between two looks whether a task has ended
 HANGS_S = 30.0  # a GroupManager starts in a few seconds
 
 log = logging.getLogger(__name__)
@@ -76,6 +83,9 @@ class RayGangs:
                 "`ray start --head` first to keep gangs"
             )
         self._find_actors().prewarm.remote()
+        context = ray.get_runtime_context()
+        if context.get_task_id() is not None and context.get_actor_id() is None:
+            in_thread(_collect_after_task)
         if others := other_versions():
             log.warning(
                 "alchemist-on-ray %s has gangs in this Ray cluster too, and this program has %s: "
@@ -256,3 +266,11 @@ def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
     """See `AlchemistSession.stop_gang`."""
     _join(address)
     catalogue.stop(name)
+
+
+def _collect_after_task() -> None:
+    """Collect what a Ray task leaves in cycles: a session in one would keep its gang."""
+    main = threading.main_thread().ident
+    while main is not None and sys._current_frames()[main].f_code.co_name != IDLE:
+        time.sleep(TASK_INTERVAL_S)
+    gc.collect()

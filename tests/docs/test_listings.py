@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from alchemist_ray.deploy.slurm import sites
 from alchemist_ray.measures.metrics import METRICS
 from tests.docs.pages import ROOT, documents, read_page
 from tests.support import commands
+from tests.support.build import uv_build
 from tests.support.kernels import plain_shell
 
 __all__ = ["plain_shell"]
@@ -56,7 +58,8 @@ RUN_BY = {
     },
     "docs/own-library.md": {
         "alchemist new-library": SCAFFOLD,
-        "[project.entry-points": "tests/ali/test_registry.py",
+        "# a module with @routine": "tests/ali/test_registry.py",
+        "hatchling": HERE,
         "alchemist run-routine": HERE,
     },
     "docs/scala.md": {
@@ -165,6 +168,19 @@ def test_a_routine_of_the_template_without_ray(tmp_path: Path) -> None:
     shell(listing("docs/own-library.md", "run-routine"), tmp_path)
     (result,) = (tmp_path / "results").glob("*.npy")
     np.testing.assert_array_equal(np.load(result), 3 * A)
+
+
+def test_a_wheel_with_a_shared_object_has_the_tag_of_its_platform(tmp_path: Path) -> None:
+    page = "docs/own-library.md"
+    (tmp_path / "pyproject.toml").write_text(listing(page, "hatchling"))
+    hook = read_page(ROOT / page).files["hatch_build.py"]
+    (tmp_path / "hatch_build.py").write_text(hook)
+    (tmp_path / "mylib").mkdir()
+    for name in ("__init__.py", "libmylib.so"):
+        (tmp_path / "mylib" / name).touch()
+    (wheel,) = uv_build(tmp_path, tmp_path / "dist", "--wheel").glob("*.whl")
+    assert re.fullmatch(r"mylib-1\.0-py3-none-linux_\w+\.whl", wheel.name)
+    assert "mylib/libmylib.so" in zipfile.ZipFile(wheel).namelist()
 
 
 def test_cells_on_the_ranks(cluster: str, plain_shell: Any) -> None:

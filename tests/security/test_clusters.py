@@ -236,6 +236,18 @@ def test_more_ranks_than_the_cluster_has_cpus_share_them_with_a_warning(
     assert own_cluster["stderr"].count("physical cores of this machine") == 1
 
 
+@pytest.mark.parametrize(("ranks", "load", "warned"), [(2, 9.0, 1), (2, 1.5, 0), (1, 9.0, 0)])
+def test_ranks_on_busy_cores_are_warned_of(
+    ranks: int, load: float, warned: int,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Two ranks of a simulator made 3 to 9 steps a second there, and one 522."""
+    monkeypatch.setattr(ray_cluster, "physical_cores", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    ray_cluster.warn_of_shared_cores.__wrapped__(ranks, 1)
+    assert caplog.text.count("(load 9.0): each step of 2 ranks waits") == warned
+
+
 def test_a_session_does_not_leave_its_cluster_for_an_address_without_one(
     own_cluster: dict[str, Any],
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,13 +67,19 @@ def test_a_session_that_is_collected_gives_its_gang_back(cluster: str) -> None:
     assert traces.wait_until(given_back, 20) is not None
 
 
-def test_a_task_that_fails_without_closing_its_session_leaves_no_gang(cluster: str) -> None:
+@pytest.mark.parametrize("cycle", [False, True])
+def test_a_task_that_fails_without_closing_its_session_leaves_no_gang(
+    cluster: str, cycle: bool
+) -> None:
     before = len(AlchemistSession.list())
 
     @ray.remote(num_cpus=0, max_retries=0)
     def task() -> None:
         als = AlchemistSession(1)
         als.send_matrix(np.eye(3))
+        if cycle:
+            both: list[Any] = [als]
+            both.append(both)
         raise ValueError("the task has failed")
 
     with pytest.raises(ValueError, match="the task has failed"):

@@ -36,7 +36,7 @@ REFERENCE = f"docker.io/library/{NAME}"  # the same, as containerd wants it
 TREE = Path(__file__).resolve().parents[3]
 TOOLS = ("mmdebstrap", "buildah", "podman", "runc")
 PACKAGES = "apt-get install -y --no-install-recommends mmdebstrap buildah podman runc charliecloud"
-COPIED = ("Containerfile", ".containerignore", "constraints.txt", "pyproject.toml", "README.md",
+COPIED = ("Containerfile", ".containerignore", "kuberay/hashes.txt", "pyproject.toml", "README.md",
           "LICENSE", "ali", "alchemist_ray", "cray", "envs", "mpi_workers")  # fmt: skip
 # debian:bookworm-slim, nearly: it has no documentation and no translations either.
 LEFT_OUT = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*/LC_MESSAGES/*",

@@ -150,6 +150,22 @@ def test_nothing_is_in_it_that_should_not_be(image: str) -> None:
     assert environment <= known | {"TERM", "container"}
 
 
+def test_it_lists_what_is_in_it(image: str) -> None:
+    """The versions that are locked, as JSON; and Debian's packages."""
+    listed = json.loads(inside(image, "python3", "-m", "pip", "inspect", "--local"))["installed"]
+    found = {each["metadata"]["name"]: each["metadata"]["version"] for each in listed}
+    assert found["alchemist-on-ray"] == __version__
+    assert f"ray=={found['ray']}" in (images.TREE / "constraints.txt").read_text()
+    assert "tini\t" in inside(image, "dpkg-query", "-W")
+
+
+def test_every_locked_version_has_its_hashes() -> None:
+    """`make lock` writes both files; no image is needed."""
+    names = (images.TREE / name for name in ("constraints.txt", "kuberay/hashes.txt"))
+    locked, hashed = (path.read_text().splitlines() for path in names)
+    assert [line.partition(" --hash=sha256:")[0] for line in hashed] == locked
+
+
 def test_the_build_says_what_is_wrong_with_it() -> None:
     """No image is needed: the Containerfile as text."""
     run(Path(sys.executable).parent / "hadolint", "--no-color", images.TREE / "Containerfile")
