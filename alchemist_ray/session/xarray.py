@@ -67,9 +67,10 @@ def open_dataset(
         def variable(name: str) -> Any:
             A, dtype = load(path, dataset=place + name), kinds[name]
             if dtype.kind in "mM":
-                units = {k: v for k, v in stored[name].attrs.items() if k in ("units", "calendar")}
+                attrs = stored[name].attrs
+                units = {key: attrs[key] for key in ("units", "calendar", "dtype") if key in attrs}
                 two = xr.Variable(("two",), np.arange(2), units)
-                two = xr.conventions.decode_cf_variable(name, two).values
+                two = xr.conventions.decode_cf_variable(name, two, decode_timedelta=True).values
                 A = _dates(A, stored[name], two.astype(dtype))
             else:
                 A = _numbers(A, stored[name], dtype)
