@@ -108,7 +108,9 @@ def _dates(A: Any, stored: Any, two: Any) -> Any:
     zero, one = two.view(np.int64).tolist()
     nat = np.iinfo(np.int64).min
     if A.dtype.kind in "iu" and not {"scale_factor", "add_offset"} & set(stored.attrs):
-        missing = [np.equal(A, mark) for mark in _marks(stored.attrs, stored.dtype, A.dtype)]
+        marks = _marks(stored.attrs, stored.dtype, A.dtype)
+        marks += [np.int64(nat)] if A.dtype == np.int64 else []
+        missing = [np.equal(A, mark) for mark in marks]
         counts = A.astype(np.int64) * (one - zero) + zero
     else:
         floats = _numbers(A, stored, np.dtype(np.float64))
