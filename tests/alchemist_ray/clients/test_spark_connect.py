@@ -7,6 +7,7 @@ folder, which the variable `ALCHEMIST_SPARK_CONNECT` names; it needs Java 17. El
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,17 +71,10 @@ PROGRAM = """
 
 @pytest.mark.skipif(not FOLDER, reason="ALCHEMIST_SPARK_CONNECT names no folder with pyspark 4")
 def test_a_frame_is_sent_by_executors_or_through_this_process(cluster: str) -> None:
-    path = os.pathsep.join(
-        [FOLDER, str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
-    )
+    path = [FOLDER, str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
     said = commands.python(
-        PROGRAM,
-        code=0,
-        limit_s=250,
-        PYTHONPATH=path,
-        SPARK_HOME=f"{FOLDER}/pyspark",
-        RAY_ADDRESS=cluster,
-    ).stdout
-    assert [line for line in said.split() if line in ("executors", "here", "refused")] == [
-        "executors", "here", "refused"
-    ]  # fmt: skip
+        PROGRAM, code=0, limit_s=250, PYTHONPATH=os.pathsep.join(path), RAY_ADDRESS=cluster,
+        SPARK_HOME=f"{FOLDER}/pyspark", PYSPARK_PYTHON=sys.executable,
+    ).stdout  # fmt: skip
+    told = [line for line in said.split() if line in ("executors", "here", "refused")]
+    assert told == ["executors", "here", "refused"]
