@@ -16,6 +16,7 @@ from alchemist_ray.arrays.function_dispatch import apply_function
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.times import TimeHandle
 from alchemist_ray.arrays.ufuncs import apply_ufunc, write_whole
+from alchemist_ray.attached.libraries import calling_frame
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import MatrixError
 
@@ -259,9 +260,12 @@ class ArrayOperators(ArrayMethods):
         return self
 
     def _refuse_to_write(self) -> None:
+        remedy = "assign to A[...] directly, or call .copy() first"
+        if str(calling_frame().f_globals.get("__name__")).startswith("sklearn."):
+            remedy = "choose a solver that does not write to a transpose: PCA(svd_solver='full')"
         raise MatrixError(
             f"{self.name} is a copy of elements of {self.part_of}, and an assignment would not "
-            "change that matrix: assign to A[...] directly, or call .copy() first"
+            f"change that matrix: {remedy}"
         )
 
     if not TYPE_CHECKING:  # it would accept every name

@@ -16,7 +16,7 @@ from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.rules import Implementation, implements
 from alchemist_ray.attached.matrix_ref import MatrixRef
-from alchemist_ray.errors import BadArgumentError, ShapeError
+from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 
 # --- along the elements -----------------------------------------------------------------
 
@@ -255,6 +255,8 @@ def _weighted(
     """Elements at which the sum of the weights of all smaller ones reaches a share of the total."""
     if method != "inverted_cdf":
         raise BadArgumentError(f"np.{name} with weights=: method='inverted_cdf' has them")
+    if a.dtype.kind == "c":
+        raise DtypeError(f"np.{name} of {a.dtype}: complex numbers have no order")
     axes = rules.axes_of(axis, a.ndim)
     weight = engine.matrix(weights)
     if weight.shape != a.shape:

@@ -60,7 +60,12 @@ def inspect(source: Any, wanted: Any, missing: Missing, connection: GangConnecti
         dtype = dtypes.common_dtype(kinds, [column.name for column in columns])
     if lists := [column.name for column in columns if column.inner != ()]:
         raise DtypeError(f"column {lists[0]!r} has lists: select their elements, col[0], col[1]")
-    counted = sorted(_run("count its rows", lambda: source.mapInArrow(_counter(), COUNTED)))
+    try:
+        counted = sorted(_run("count its rows", lambda: source.mapInArrow(_counter(), COUNTED)))
+    except TransferError as error:
+        if "ModuleNotFoundError" not in str(error):
+            raise
+        counted = [(0, _run("count its rows", source.count, rows=False), False)]  # no pyarrow there
     rows = [count for _, count, _ in counted]
     if all(ready for _, count, ready in counted if count):
         return ConnectSource(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import queue
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import ray
@@ -106,7 +107,7 @@ class Executor(concurrent.futures.Executor):
     def __init__(self, options: ExecutorOptions) -> None:
         self._options = options
         self._lock = threading.Lock()
-        self._waiting: deque[CallFuture] = deque()
+        self._waiting: defaultdict[FunctionOptions, deque[CallFuture]] = defaultdict(deque)
         self._running: set[CallFuture] = set()
         # Calls that have ended, and None: look again. Ray's own threads must not wait for a lock.
         self._news: queue.SimpleQueue[CallFuture | None] = queue.SimpleQueue()
@@ -148,7 +149,7 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            self._waiting.append(future)
+            self._waiting[key].append(future)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="Executor", daemon=True)
                 self._thread.start()
@@ -176,7 +177,7 @@ class Executor(concurrent.futures.Executor):
                 if call.cancelled():  # meanwhile
                     ray.cancel(call.ref)
             with self._lock:
-                if self._closed and not self._waiting and not self._running:
+                if self._closed and not any(self._waiting.values()) and not self._running:
                     break
         for key in keys:
             release(key)
@@ -184,20 +185,16 @@ class Executor(concurrent.futures.Executor):
     def _startable(self) -> list[CallFuture]:
         """The calls, in their order, that gangs have room for."""
         found: list[CallFuture] = []
-        later: deque[CallFuture] = deque()
         busy = Counter(call.key for call in self._running)
         with self._lock:
-            for call in self._waiting:
+            for key, waiting in self._waiting.items():
                 # One more than its gangs have room for starts another gang.
-                room = min(AHEAD * gangs_of(call.key) + 1, AHEAD * self._options.max_gangs)
-                if call.cancelled():
-                    continue
-                if busy[call.key] < room:
-                    busy[call.key] += 1
-                    found.append(call)
-                else:
-                    later.append(call)
-            self._waiting = later
+                room = min(AHEAD * gangs_of(key) + 1, AHEAD * self._options.max_gangs) - busy[key]
+                while waiting and room > 0:
+                    call = waiting.popleft()
+                    if not call.cancelled():
+                        found.append(call)
+                        room -= 1
         return found
 
     def _tell(self, call: CallFuture, done: concurrent.futures.Future[Any]) -> None:
@@ -216,7 +213,7 @@ class Executor(concurrent.futures.Executor):
         """
         with self._lock:
             self._closed = True
-            waiting = list(self._waiting) if cancel_futures else []
+            waiting = [*chain(*self._waiting.values())] if cancel_futures else []
         for call in waiting:
             call.cancel()
         self._news.put(None)

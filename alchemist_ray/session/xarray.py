@@ -67,9 +67,10 @@ def open_dataset(
         def variable(name: str) -> Any:
             A, dtype = load(path, dataset=place + name), kinds[name]
             if dtype.kind in "mM":
-                units = {k: v for k, v in stored[name].attrs.items() if k in ("units", "calendar")}
+                attrs = stored[name].attrs
+                units = {key: attrs[key] for key in ("units", "calendar", "dtype") if key in attrs}
                 two = xr.Variable(("two",), np.arange(2), units)
-                two = xr.conventions.decode_cf_variable(name, two).values
+                two = xr.conventions.decode_cf_variable(name, two, decode_timedelta=True).values
                 A = _dates(A, stored[name], two.astype(dtype))
             else:
                 A = _numbers(A, stored[name], dtype)
@@ -107,7 +108,9 @@ def _dates(A: Any, stored: Any, two: Any) -> Any:
     zero, one = two.view(np.int64).tolist()
     nat = np.iinfo(np.int64).min
     if A.dtype.kind in "iu" and not {"scale_factor", "add_offset"} & set(stored.attrs):
-        missing = [np.equal(A, mark) for mark in _marks(stored.attrs, stored.dtype, A.dtype)]
+        marks = _marks(stored.attrs, stored.dtype, A.dtype)
+        marks += [np.int64(nat)] if A.dtype == np.int64 else []
+        missing = [np.equal(A, mark) for mark in marks]
         counts = A.astype(np.int64) * (one - zero) + zero
     else:
         floats = _numbers(A, stored, np.dtype(np.float64))

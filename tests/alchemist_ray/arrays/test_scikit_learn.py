@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,9 +13,25 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import RandomForestRegressor
-from sklearn.linear_model import LinearRegression, Ridge, RidgeClassifier, RidgeCV
+from sklearn.kernel_approximation import Nystroem
+from sklearn.linear_model import (
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegressor,
+    Ridge,
+    RidgeClassifier,
+    RidgeClassifierCV,
+    RidgeCV,
+)
 from sklearn.metrics import pairwise
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import (
+    GridSearchCV,
+    cross_val_predict,
+    cross_val_score,
+    train_test_split,
+)
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
     Binarizer,
     KernelCenterer,
@@ -25,6 +42,7 @@ from sklearn.preprocessing import (
     PolynomialFeatures,
     StandardScaler,
 )
+from sklearn.utils import all_estimators, get_tags
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import MatrixError
@@ -56,6 +74,12 @@ PAIRWISE = (
     "pairwise_distances pairwise_kernels"
 )
 Work = Callable[[Any, Any, Any, Any, Any], Any]
+
+
+def scaled_ridge() -> Any:
+    return make_pipeline(StandardScaler(), Ridge(solver="svd"))
+
+
 WORK: dict[str, Work] = {
     "PCA": lambda X, Y, T, G, C: PCA(3, svd_solver="full").fit(X).transform(X),
     "PCA back": lambda X, Y, T, G, C: (p := PCA(3, svd_solver="full").fit(X)).inverse_transform(
@@ -66,6 +90,22 @@ WORK: dict[str, Work] = {
     ).fit(X).explained_variance_,
     "Ridge": lambda X, Y, T, G, C: Ridge(solver="svd").fit(X, T).predict(X),
     "RidgeCV": lambda X, Y, T, G, C: RidgeCV().fit(X, T).predict(X),
+    "RidgeClassifierCV": lambda X, Y, T, G, C: RidgeClassifierCV().fit(X, Y).predict(X),
+    "LogisticRegression": lambda X, Y, T, G, C: LogisticRegression().fit(X, Y).predict_proba(X),
+    "GaussianNB": lambda X, Y, T, G, C: GaussianNB().fit(X, Y).predict_proba(X),
+    "PoissonRegressor": lambda X, Y, T, G, C: PoissonRegressor().fit(X / 9, abs(T)).predict(X / 9),
+    "Nystroem": lambda X, Y, T, G, C: Nystroem(n_components=5, random_state=0).fit_transform(X),
+    "a pipeline": lambda X, Y, T, G, C: make_pipeline(
+        StandardScaler(), PCA(3, svd_solver="full"), Ridge(solver="svd")
+    ).fit(X, T).predict(X),
+    "cross_val_score": lambda X, Y, T, G, C: cross_val_score(scaled_ridge(), X, T, cv=3),
+    "cross_val_score of classes": lambda X, Y, T, G, C: cross_val_score(
+        LinearDiscriminantAnalysis(), X, Y, cv=3
+    ),
+    "cross_val_predict": lambda X, Y, T, G, C: cross_val_predict(scaled_ridge(), X, T, cv=3),
+    "GridSearchCV": lambda X, Y, T, G, C: GridSearchCV(
+        scaled_ridge(), {"ridge__alpha": [0.1, 10, 1000]}, cv=3
+    ).fit(X, T).predict(X),
     "RidgeClassifier": lambda X, Y, T, G, C: RidgeClassifier(solver="svd").fit(X, Y).predict(X),
     "LDA": lambda X, Y, T, G, C: LinearDiscriminantAnalysis().fit(X, Y).predict(X),
     "LDA chances": lambda X, Y, T, G, C: LinearDiscriminantAnalysis().fit(X, Y).predict_proba(X),
@@ -85,6 +125,9 @@ WORK: dict[str, Work] = {
 }  # fmt: skip
 
 
+OF_SCORES = {"cross_val_score", "cross_val_score of classes"}  # arrays of scores, made here
+
+
 @pytest.fixture(autouse=True)
 def dispatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")
@@ -102,8 +145,20 @@ def test_the_result_is_that_of_arrays_and_stays_on_the_ranks(
     several = isinstance(wanted, tuple)
     for mine, arrays in zip(found if several else [found], wanted if several else [wanted],
                             strict=True):  # fmt: skip
-        assert isinstance(mine, Handle) == isinstance(arrays, np.ndarray)
+        is_array = isinstance(arrays, np.ndarray) and name not in OF_SCORES
+        assert isinstance(mine, Handle) == is_array
         np.testing.assert_allclose(np.asarray(mine), arrays, rtol=1e-8, atol=1e-6)
+
+
+def test_every_estimator_that_the_dispatch_lists_is_here() -> None:
+    listed = set()
+    for name, kind in all_estimators():
+        with contextlib.suppress(TypeError, AttributeError):  # those that need arguments
+            if get_tags(kind()).array_api_support:
+                listed.add(name)
+    assert "PCA" in listed
+    short = {"LDA": "LinearDiscriminantAnalysis"}
+    assert listed <= {short.get(name, name) for name in WORK}
 
 
 @pytest.mark.parametrize(
@@ -123,5 +178,8 @@ def test_estimators_without_dispatch_compute_here_on_a_copy(
 
 def test_what_does_not_run_says_why(session: AlchemistSession) -> None:
     X = session.send_matrix(x)
-    with pytest.raises(MatrixError, match="is a copy"):  # it writes to eigenvecs.T
-        PCA(3, svd_solver="covariance_eigh").fit(X)
+    for solver in ("covariance_eigh", "auto"):  # it writes to eigenvecs.T
+        with pytest.raises(MatrixError, match=r"is a copy.*PCA\(svd_solver='full'\)"):
+            PCA(3, svd_solver=solver).fit(X)
+    with pytest.raises(ValueError, match="different devices: cpu, gang"):  # it has no dispatch
+        KMeans(3).fit(X)
