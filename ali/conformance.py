@@ -309,8 +309,8 @@ class _Checker:
             for result, value, wanted in zip(results, returned, expected, strict=True):
                 whole = value
                 if result.type == MATRIX:
-                    about = (value.array_shape, value.dtype.name, value.layout)
-                    everyone = set(self.gang.comm.allgather(about))
+                    form = (value.array_shape, value.dtype.name, value.layout)
+                    everyone = set(self.gang.comm.allgather(form))
                     if len(everyone) > 1:
                         wrong.append(f"{result.name} differs between ranks: {sorted(everyone)}")
                         continue

@@ -137,7 +137,7 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
         engine.call("assign_elements", A, mask, filling)
         return
     keys = expanded(A, key)
-    dots = any(one is Ellipsis for one in (key if isinstance(key, tuple) else (key,)))
+    dots = any(index is Ellipsis for index in (key if isinstance(key, tuple) else (key,)))
     if keys and filling.ndim and all(map(_is_integer, keys)) and not dots:
         raise ShapeError(f"a value of shape {filling.shape} does not broadcast to one element")
     first: Any = keys[0] if keys else None
@@ -146,18 +146,20 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
         chosen = engine.reshape(engine.matrix(first), (*first.shape, *(1,) * len(rest)))
         put(engine, A, ..., engine.where(chosen, filling, A))
         return
-    if any(_mask_axes(one) > 1 for one in keys):
+    if any(_mask_axes(index) > 1 for index in keys):
         whole, keys = _without_tables(engine, A, keys)
         put(engine, whole.mark_copy(), tuple(keys), filling)
         put(engine, A, ..., engine.reshape(whole, A.shape))
         return
-    lists = [one for one in keys if _is_list(one)]
+    lists = [index for index in keys if _is_list(index)]
     single = len(lists) == 1 and len(np.shape(lists[0])) == 1 and _together(keys)
     if lists and not (single or _outer(lists)):
         rows, cols, shape = _positions(A, keys)
         engine.call("put_elements", A, rows, cols, shape, filling)
         return
-    part = _Part(engine, A, [np.ravel(one) if isinstance(one, np.ndarray) else one for one in keys])
+    part = _Part(
+        engine, A, [np.ravel(index) if isinstance(index, np.ndarray) else index for index in keys]
+    )
     engine.call("assign", A, filling, shape=part.shape, axes=part.axes, **part.arguments())
 
 

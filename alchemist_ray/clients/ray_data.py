@@ -233,26 +233,26 @@ def inspect(
         raise DtypeError(f"cannot send a {type(source).__name__} of ray.data: send a Dataset")
     bundles = _execute(source)
     sources: list[Any] = [ref for bundle in bundles for ref in bundle.block_refs]
-    found, decoder = _declared(bundles), RowsDecoder(missing=missing)
-    if found is None:
+    blocks, decoder = _declared(bundles), RowsDecoder(missing=missing)
+    if blocks is None:
         inspected = inspect_objects(sources, [_label(i) for i in range(len(sources))], decoder)
-        found = [about for about, _ in inspected]
-        categories = _joined_categories(found)
+        blocks = [block for block, _ in inspected]
+        categories = _joined_categories(blocks)
         if categories:  # blocks that are open have codes of their own
             decoder = replace(decoder, categories=categories)
         else:
             sources = [source for _, source in inspected]
-    filled = [i for i, about in enumerate(found) if about.rows]
+    filled = [i for i, block in enumerate(blocks) if block.rows]
     if not filled:
         raise ShapeError(
             "the Dataset has no rows, so the widths of its columns are not known: send "
             "numpy.empty((0, n)) for a matrix without rows"
         )
-    first = found[filled[0]].columns
+    first = blocks[filled[0]].columns
     for i in filled:
-        if [c[:2] for c in found[i].columns] != [c[:2] for c in first]:
+        if [c[:2] for c in blocks[i].columns] != [c[:2] for c in first]:
             raise ShapeError(
-                f"{_label(i)} has the columns {_shown(found[i].columns)}, and "
+                f"{_label(i)} has the columns {_shown(blocks[i].columns)}, and "
                 f"{_label(filled[0])} has {_shown(first)}"
             )
     if not sum(math.prod(inner) for _, inner, _ in first):
@@ -269,9 +269,9 @@ def inspect(
                 f"column {name!r} has tensors of {len(inner)} axes, and an array on ranks has at "
                 f"most {MAX_AXES} with that of the rows: reshape them with map_batches"
             )
-    dtype = common_dtype(np.dtype(c[2]) for i in filled for c in found[i].columns)
+    dtype = common_dtype(np.dtype(c[2]) for i in filled for c in blocks[i].columns)
     dtype = chosen_dtype(dtype, wanted)
-    return DatasetSource(sources, [about.rows for about in found], first, dtype, decoder)
+    return DatasetSource(sources, [block.rows for block in blocks], first, dtype, decoder)
 
 
 def _joined_categories(blocks: Sequence[BlockInfo]) -> dict[str, list[str]]:

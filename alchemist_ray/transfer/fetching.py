@@ -123,22 +123,22 @@ def _fetched_sparse(
                 connection.nodes, target, progress, connection.options.buffer_bytes
             ) as reader,
         ):
-            found = []  # of each part: its number, and starts
+            parts = []  # of each part: its number, and starts
             for part in range(len(form.counts)):
                 own = form.rows(part)
                 low, high = max(own.start, first), min(own.stop, first + length)
                 if low < high:
                     starts = np.empty(high - low + 1, form.index)
                     read(reader, starts, form.sections(part)[0].start, low - own.start)
-                    found.append((part, starts))
-            counts = [int(starts[-1] - starts[0]) for _, starts in found]
+                    parts.append((part, starts))
+            counts = [int(starts[-1] - starts[0]) for _, starts in parts]
             ends = np.cumsum([0, *counts])
             columns = _result_array((int(ends[-1]), 1), form.index)[:, 0]
             elements = _result_array((int(ends[-1]), 1), form.dtype)[:, 0]
-            for (part, starts), a, b in zip(found, ends[:-1], ends[1:], strict=True):
+            for (part, starts), a, b in zip(parts, ends[:-1], ends[1:], strict=True):
                 for out, at in zip((columns, elements), form.sections(part)[1:], strict=True):
                     read(reader, out[a:b], at.start, int(starts[0]))
-        heights = [np.diff(starts) for _, starts in found]
+        heights = [np.diff(starts) for _, starts in parts]
         lines = np.concatenate([np.zeros(1, np.int64), *heights]).cumsum()
         return reader.times, (elements, columns, lines)
 

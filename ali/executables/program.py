@@ -226,7 +226,7 @@ class Program:
         gang: Gang,
         comm: MPI.Intracomm,
         task: dict[str, Any],
-        given: Mapping[str, DistMatrix],
+        matrices: Mapping[str, DistMatrix],
         closing: contextlib.ExitStack,
         **streams: int,
     ) -> None:
@@ -258,7 +258,7 @@ class Program:
         closing.enter_context(gang.segments(segments))
         self._pmi_socket, pmi_end = (closing.enter_context(end) for end in socket.socketpair())
         self._pmi_socket.settimeout(ANSWER_S)
-        self.service = closing.enter_context(contextlib.closing(MatrixService(gang, given)))
+        self.service = closing.enter_context(contextlib.closing(MatrixService(gang, matrices)))
         self._child = self._start(task, counts, pmi_end, streams)
         pmi_end.close()
         self.service.child_end.close()

@@ -163,8 +163,8 @@ def load(
             return down, across, there, matrix_dtype(there.dtype, dtype, path)
 
         down, across, there, kind = together(ctx, path, look)
-        found = source.agree(ctx, across) if isinstance(source, WithCategories) else {}
-        categories = json.dumps(found | ({TIME: there.time} if there.time else {}))
+        of_columns = source.agree(ctx, across) if isinstance(source, WithCategories) else {}
+        categories = json.dumps(of_columns | ({TIME: there.time} if there.time else {}))
         shape = (len(down), len(across))
         ndim = len(there.array_shape)
         A = ctx.empty(

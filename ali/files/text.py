@@ -268,7 +268,7 @@ class CsvSource:
         kind = pyarrow.string() if as_text else pyarrow.from_numpy_dtype(self._dtype)
         text = self._file.read(self._bytes[k], self._bytes[k + 1])
         if with_bools:
-            text = self._bool.sub(lambda found: b"1" if found[1][:1] in b"Tt" else b"0", text)
+            text = self._bool.sub(lambda match: b"1" if match[1][:1] in b"Tt" else b"0", text)
         wanted = [f"f{j}" for j in dict.fromkeys(int(j) for j in cols)]
         ragged: list[Any] = []
 
@@ -297,8 +297,8 @@ class CsvSource:
                 ),
             )
         except pyarrow.ArrowException as error:
-            found = CONVERTED.search(str(error))
-            if found and found[3] in BOOLS and not with_bools:
+            match = CONVERTED.search(str(error))
+            if match and match[3] in BOOLS and not with_bools:
                 return self._parsed(k, cols, with_bools=True)
             raise self._unreadable(k, ragged, str(error)) from None
         if any(column.null_count for column in table.columns) and (blank := _blank(text)) >= 0:

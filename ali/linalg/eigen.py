@@ -268,7 +268,7 @@ def reduce(ctx: Context, A: DistMatrix) -> tuple[Array, Array, list[Panel]]:
     n, local, me, size = A.shape[0], block(A), ctx.rank, ctx.size
     kind = np.zeros(0, A.dtype).real.dtype
     diagonal, beside, taus = np.zeros(n, kind), np.zeros(max(0, n - 1), kind), np.zeros(n, A.dtype)
-    found = []
+    reflections = []
     for cols in panels(n - 1, WIDTH):
         start, stop = cols.start, cols.stop
         V = np.zeros((n, stop - start), A.dtype, order="F")
@@ -287,27 +287,27 @@ def reduce(ctx: Context, A: DistMatrix) -> tuple[Array, Array, list[Panel]]:
             V[j + 1, i], V[j + 2 :, i] = 1, message[3:]
             v = V[j + 1 :, i]
             at = rows_before(j + 1, me, size)
-            mine = owned_rows(j + 1, me, size)
+            own = owned_rows(j + 1, me, size)
             w = local[at:, j + 1 :] @ v
-            w -= V[j + 1 :, :i][mine] @ (W[j + 1 :, :i].conj().T @ v)
-            w -= W[j + 1 :, :i][mine] @ (V[j + 1 :, :i].conj().T @ v)
+            w -= V[j + 1 :, :i][own] @ (W[j + 1 :, :i].conj().T @ v)
+            w -= W[j + 1 :, :i][own] @ (V[j + 1 :, :i].conj().T @ v)
             whole = taus[j] * gather_rows(ctx, w[:, None], j + 1, n)[:, 0]
             W[j + 1 :, i] = whole - (0.5 * taus[j] * np.vdot(whole, v)) * v
-            local[at:, j] = v[mine]
-        at, mine = rows_before(stop, me, size), owned_rows(stop, me, size)
-        left = np.concatenate([V[stop:][mine], W[stop:][mine]], axis=1)
+            local[at:, j] = v[own]
+        at, own = rows_before(stop, me, size), owned_rows(stop, me, size)
+        left = np.concatenate([V[stop:][own], W[stop:][own]], axis=1)
         right = np.concatenate([W[stop:], V[stop:]], axis=1).conj().T
         subtract_product(local[at:, stop:n], left, right)
         panel = Panel(cols, start + 1, n, np.empty(0, A.dtype))
         _, y = qr_factorization.vectors(ctx, local, panel)
         gram = sum_over_ranks(ctx.comm, y.conj().T @ y)
-        found.append(panel._replace(t=qr_factorization.triangle_of(gram, taus[cols])))
+        reflections.append(panel._replace(t=qr_factorization.triangle_of(gram, taus[cols])))
         ctx.progress(0.5 * (1 - (1 - stop / n) ** 3), f"tridiagonal form: column {stop} of {n}")
     last = local[(n - 1) // size, -1:].real if (n - 1) % size == me else np.empty(1, kind)
     last = np.ascontiguousarray(last)
     ctx.comm.Bcast(last, (n - 1) % size)
     diagonal[-1] = last[0]
-    return diagonal, beside, found
+    return diagonal, beside, reflections
 
 
 def _reflection(x: Array) -> tuple[tuple[complex, complex], Array]:

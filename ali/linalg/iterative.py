@@ -170,8 +170,8 @@ def search(
         Z = precondition(R)
         return Z, dots(R, Z)
 
-    mine = np.abs(right).max(axis=0, initial=0).astype(np.float64)
-    largest = tree_reduce(ctx.comm, range(ctx.size), mine, np.maximum)
+    own_largest = np.abs(right).max(axis=0, initial=0).astype(np.float64)
+    largest = tree_reduce(ctx.comm, range(ctx.size), own_largest, np.maximum)
     _refuse_nonfinite(name, largest)
     # Powers of two, so that scaling is exact.
     units = np.ldexp(1.0, np.where(largest > 0, np.frexp(largest)[1] - 1, 0))

@@ -388,19 +388,19 @@ def pca(
     dtype = float_dtype(A.dtype)
     rows = ctx.to_layout(A, "VC_STAR")
     measure, nothing = moment_measure(A.dtype)
-    found, _, _ = reduce_matrix(ctx, rows, 0, measure, nothing, join_moments)
+    moments, _, _ = reduce_matrix(ctx, rows, 0, measure, nothing, join_moments)
     with np.errstate(all="ignore"):
         constant = _constant(ctx, rows)
-        unscaled = constant | _rounding(m, found[1], found[2])
-        deviation = np.where(unscaled, 1.0, np.sqrt(found[2] / (m - 1))) if scale else np.ones(n)
-        squares = np.where(constant, 0.0, found[2])
-        squares = squares if center else squares + m * found[1] ** 2
+        unscaled = constant | _rounding(m, moments[1], moments[2])
+        deviation = np.where(unscaled, 1.0, np.sqrt(moments[2] / (m - 1))) if scale else np.ones(n)
+        squares = np.where(constant, 0.0, moments[2])
+        squares = squares if center else squares + m * moments[1] ** 2
     require(
         bool(np.isfinite(squares).all()),
         "LinAlgError",
         "pca: A contains NaN or infinity, or its squares overflow",
     )
-    mean, rest = (found[1], found[3]) if center else (np.zeros(n), np.zeros(n))
+    mean, rest = (moments[1], moments[3]) if center else (np.zeros(n), np.zeros(n))
     total = math.fsum((squares / deviation**2).tolist()) / (m - 1)
     X = ctx.empty(A.shape, dtype)
     for j in range(n):  # in float64, a column at a time

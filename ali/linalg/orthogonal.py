@@ -61,7 +61,7 @@ def minimize(
     right = block(copy_to_rows(ctx, B, dtype))
     if lam and not wide:
         right = np.concatenate([right, np.zeros((len(tall.rows) - len(right), B.shape[1]), dtype)])
-    found = qr_factorization.factor(
+    reflections = qr_factorization.factor(
         ctx, tall, None if wide else right, identity_from=large if lam else None
     )
     edge = rows_before(small, ctx.rank, ctx.size)
@@ -80,11 +80,11 @@ def minimize(
         if wide:
             U, V = V, U
         Y = inner(ctx, block(U).conj().T, block(side))
-        y, mine = block(Y), np.asarray(Y.rows)
-        gone = mine >= rank
+        y, row_numbers = block(Y), np.asarray(Y.rows)
+        gone = row_numbers >= rank
         lost = lost + column_dots(*[y[gone]] * 2)
         y[gone] = 0
-        y[~gone] /= S[mine[~gone], None]
+        y[~gone] /= S[row_numbers[~gone], None]
         side = product(ctx, V, Y, "rows")
         S = S * S.dtype.type(unit)
     else:
@@ -93,7 +93,7 @@ def minimize(
     del R
     residuals = sum_over_ranks(ctx.comm, np.asarray(lost)).astype(np.zeros(0, dtype).real.dtype)
     if wide:
-        side = _times_q(ctx, tall, found, side, n)
+        side = _times_q(ctx, tall, reflections, side, n)
     return side, residuals, rank, S
 
 
@@ -284,14 +284,14 @@ def _least_squares(
     factors = TallQR(ctx.comm, whole, vectors=wide or many, overwrite=whole is not tall)
     projected, rest = _projected(ctx, factors, small, right, dtype) if many else (None, None)
     X = np.empty((small, r), dtype)
-    found: tuple[Array, int, Array | None] | None = None
+    outcome: tuple[Array, int, Array | None] | None = None
     if factors.r is not None:
         triangle = factors.r[:small, :small]
         side = right if wide else factors.r[:small, small:] if projected is None else projected
         if lam:
             trans = "C" if wide else "N"
             X[...] = scipy.linalg.solve_triangular(triangle, side, trans=trans, check_finite=False)
-            found = np.zeros(r), small, None
+            outcome = np.zeros(r), small, None
         else:
             u, s, vh = scipy.linalg.svd(triangle.conj().T if wide else triangle, check_finite=False)
             rank = int((s > limit * s[:1].max(initial=0)).sum())
@@ -301,14 +301,14 @@ def _least_squares(
                 lost += rest
             elif not wide:
                 lost += column_dots(*[factors.r[small:, small:]] * 2)
-            found = lost.astype(s.dtype), rank, s
-    found = ctx.comm.bcast(found)
-    assert found is not None
+            outcome = lost.astype(s.dtype), rank, s
+    outcome = ctx.comm.bcast(outcome)
+    assert outcome is not None
     if wide:
-        mine = factors.times(X if ctx.rank == 0 else None, r, dtype)
-        return ctx.new_from_rows(mine[:count], n), *found
+        own_rows = factors.times(X if ctx.rank == 0 else None, r, dtype)
+        return ctx.new_from_rows(own_rows[:count], n), *outcome
     ctx.comm.Bcast(X)
-    return ctx.new_replicated(X, "VC_STAR"), *found
+    return ctx.new_replicated(X, "VC_STAR"), *outcome
 
 
 def _projected(

@@ -284,9 +284,9 @@ def exchange(
     tasks: list[Task] = []
     uncompiled = [(block, parts) for block in others]
     for stack in stacks:
-        compiled, left = _kernel_tasks(stack, parts, into_parts, stream, threads)
+        compiled, unserved = _kernel_tasks(stack, parts, into_parts, stream, threads)
         tasks += compiled
-        uncompiled += [(block, left) for block in stack.blocks if left]
+        uncompiled += [(block, unserved) for block in stack.blocks if unserved]
     for block, its_parts in uncompiled:
         (m, n), itemsize = block.array.shape, block.array.itemsize
         by_share = []
