@@ -17,6 +17,7 @@ from ali.linalg.collectives import ranks_sharing, tree_reduce
 from ali.linalg.reductions import (
     LARGE,
     SUPPORTED,
+    Measure,
     accumulator,
     extreme,
     join_moments,
@@ -61,7 +62,8 @@ def _folded(
         return np.asarray(function.reduce(part, axis=along, dtype=wide)).reshape(1, -1)
 
     nothing = np.full((1, 1), function.identity, wide)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, function, LARGE)
+    folded = Measure(measure, nothing, function, LARGE)
+    values, layout, shape = reduce_matrix(ctx, A, axis, folded)
     return result_matrix(ctx, values, sum_dtype(A.dtype), layout, shape)
 
 
@@ -134,7 +136,8 @@ def _nan_moments(
         squares = (apart.real**2 + apart.imag**2).sum(axis=along, keepdims=True)
         return moments(count, mean, squares, apart.sum(axis=along, keepdims=True) / some)
 
-    return reduce_matrix(ctx, A, axis, measure, np.zeros((4, 1), wide), join_moments)
+    apart_from_nan = Measure(measure, np.zeros((4, 1), wide), join_moments)
+    return reduce_matrix(ctx, A, axis, apart_from_nan)
 
 
 # --- places of extreme elements ---------------------------------------------------------

@@ -34,7 +34,7 @@ from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from ali.linalg.creation import RowStreams, normal_rows
 from ali.linalg.iterative import checked_tol, search
-from ali.linalg.reductions import join_moments, moment_measure, reduce_matrix
+from ali.linalg.reductions import moment_measure, reduce_matrix
 from ali.linalg.singular import truncated_svd
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -387,8 +387,7 @@ def pca(
     require_range("pca", "k", k, 1, min(m, n), note=f" for a {shape_text(A)} matrix")
     dtype = float_dtype(A.dtype)
     rows = ctx.to_layout(A, "VC_STAR")
-    measure, nothing = moment_measure(A.dtype)
-    moments, _, _ = reduce_matrix(ctx, rows, 0, measure, nothing, join_moments)
+    moments, _, _ = reduce_matrix(ctx, rows, 0, moment_measure(A.dtype))
     with np.errstate(all="ignore"):
         constant = _constant(ctx, rows)
         unscaled = constant | _rounding(m, moments[1], moments[2])

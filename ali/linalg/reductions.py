@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,31 @@ from ali.linalg.singular import singular_values
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import distributions, sibling
 
-Measure = Callable[[Array, int | None], Array]
 SUPPORTED = ("MC", "MR", "VC", "VR", "STAR")  # distributions that give indices to every rank
 # 4 MiB: pieces for measures of one pass. Smaller ones cost more in calls than the caches save.
 LARGE = 4 << 20
 SEGMENT = 1024  # elements of a column that einsum adds; sums of segments are added pairwise
+
+
+class Measure(NamedTuple):
+    """What a reduction computes of each block, and how the numbers of blocks are joined.
+
+    Attributes
+    ----------
+    of : callable
+        ``of(block, axis)`` of a block that is not empty; shape (rows, numbers).
+    nothing : ndarray, shape (rows, 1)
+        The measure of no elements.
+    join : callable
+        Of two measures.
+    block_nbytes : int
+        Size of a block; 0 is `CHUNK`, which stays in a core's cache.
+    """
+
+    of: Callable[[Array, int | None], Array]
+    nothing: Array
+    join: Join
+    block_nbytes: int = 0
 
 
 def check_axis(name: str, axis: int | None) -> None:
@@ -41,26 +61,9 @@ def check_axis(name: str, axis: int | None) -> None:
 
 
 def reduce_matrix(
-    ctx: Context,
-    A: DistMatrix,
-    axis: int | None,
-    measure: Measure,
-    nothing: Array,
-    join: Join,
-    block_nbytes: int = 0,
+    ctx: Context, A: DistMatrix, axis: int | None, measure: Measure
 ) -> tuple[Array, str, tuple[int, int]]:
     """Reduce A over its rows (``axis=0``), its columns (1) or both (None). Collective.
-
-    Parameters
-    ----------
-    measure : callable
-        ``measure(block, axis)`` of a block that is not empty; shape (rows, numbers).
-    nothing : ndarray, shape (rows, 1)
-        The measure of no elements.
-    join : callable
-        Of two measures.
-    block_nbytes : int
-        Size of a block; 0 is `CHUNK`, which stays in a core's cache.
 
     Returns
     -------
@@ -74,9 +77,9 @@ def reduce_matrix(
     if not all(dist in SUPPORTED for dist in distributions(A.layout)):
         A = ctx.to_layout(A, "VC_STAR")
     rows, cols = distributions(A.layout)
-    (m, n), local = A.shape, block(A)
+    (m, n), local, join = A.shape, block(A), measure.join
     with np.errstate(all="ignore"):
-        found = _local(ctx, local, axis, measure, nothing, join, block_nbytes or CHUNK)
+        found = _local(ctx, local, axis, measure)
         if axis != 1:
             found = tree_reduce(ctx.comm, ranks_sharing(rows, ctx.grid, ctx.rank), found, join)
         if axis != 0:
@@ -88,16 +91,9 @@ def reduce_matrix(
     return found, sibling(A.layout, rows, "STAR"), (m, 1)
 
 
-def _local(
-    ctx: Context,
-    local: Array,
-    axis: int | None,
-    measure: Measure,
-    nothing: Array,
-    join: Join,
-    block_nbytes: int,
-) -> Array:
-    m, n = local.shape
+def _local(ctx: Context, local: Array, axis: int | None, measure: Measure) -> Array:
+    (m, n), nothing = local.shape, measure.nothing
+    block_nbytes = measure.block_nbytes or CHUNK
     length = {0: n, 1: m, None: 1}[axis]
     found = np.repeat(nothing, length, axis=1)
     if not local.size:
@@ -111,12 +107,14 @@ def _local(
         ctx.check()
         for across in panels(n, width):
             part = local[down, across]
-            numbers = measure(part, axis) if part.size else nothing  # of a mask that selects none
+            numbers = (
+                measure.of(part, axis) if part.size else nothing
+            )  # of a mask that selects none
             place = {0: across, 1: down, None: slice(0, 1)}[axis]
             first = down.start == 0 if axis == 0 else across.start == 0
             if axis is None:
                 first = first and down.start == 0
-            found[:, place] = numbers if first else join(found[:, place], numbers)
+            found[:, place] = numbers if first else measure.join(found[:, place], numbers)
     return found
 
 
@@ -157,7 +155,7 @@ def _segment_sums(part: Array, squares: bool = False) -> Array:
     return np.vstack([np.einsum("jki->kj", segments), rest])
 
 
-def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, Array]:
+def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> Measure:
     """The measure that adds elements, or absolute values of elements."""
     real = np.dtype(np.float64) if absolute else accumulator(dtype)
 
@@ -170,10 +168,10 @@ def sum_measure(dtype: np.dtype[Any], absolute: bool = False) -> tuple[Measure, 
             return np.asarray(np.add.reduce(part, axis=axis, dtype=real)).reshape(1, -1)
         return np.asarray(np.add.reduce(_segment_sums(part), axis=axis)).reshape(1, -1)
 
-    return measure, np.zeros((1, 1), real)
+    return Measure(measure, np.zeros((1, 1), real), np.add, LARGE)
 
 
-def extreme_measure(dtype: np.dtype[Any], function: np.ufunc) -> tuple[Measure, Array]:
+def extreme_measure(dtype: np.dtype[Any], function: np.ufunc) -> Measure:
     """The measure that takes the smallest or largest element.
 
     `function`: `minimum` or `maximum`, which give NaN if there is one; `fmin` or `fmax`, which
@@ -194,10 +192,10 @@ def extreme_measure(dtype: np.dtype[Any], function: np.ufunc) -> tuple[Measure, 
     def measure(part: Array, axis: int | None) -> Array:
         return np.asarray(function.reduce(part, axis=axis)).reshape(1, -1)
 
-    return measure, np.full((1, 1), worst, dtype)
+    return Measure(measure, np.full((1, 1), worst, dtype), function)
 
 
-def moment_measure(dtype: np.dtype[Any]) -> tuple[Measure, Array]:
+def moment_measure(dtype: np.dtype[Any]) -> Measure:
     """The measure of count, mean, sum of squared deviations and rest of the mean.
 
     The mean is the sum of the second and the fourth row: of a mean much larger than the deviation,
@@ -223,7 +221,7 @@ def moment_measure(dtype: np.dtype[Any]) -> tuple[Measure, Array]:
             squared = np.add.reduce(_segment_sums(part, squares=True), axis=axis)
         return moments(part.size // mean.size, mean, squared, rest)
 
-    return measure, np.zeros((4, 1), wide)
+    return Measure(measure, np.zeros((4, 1), wide), join_moments)
 
 
 def moments(count: Any, mean: Array, squares: Any, rest: Any) -> Array:
@@ -286,8 +284,7 @@ def sum(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     results.
     """
     check_axis("sum", axis)
-    measure, nothing = sum_measure(A.dtype)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, LARGE)
+    values, layout, shape = reduce_matrix(ctx, A, axis, sum_measure(A.dtype))
     return result_matrix(ctx, values, sum_dtype(A.dtype), layout, shape)
 
 
@@ -319,8 +316,7 @@ def mean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     check_axis("mean", axis)
     kind = A.dtype if A.dtype.kind not in "biu" else np.dtype(np.float64)
     wide = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype  # sums of integers could wrap
-    measure, nothing = sum_measure(wide)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, LARGE)
+    values, layout, shape = reduce_matrix(ctx, A, axis, sum_measure(wide))
     count = {0: A.shape[0], 1: A.shape[1], None: A.shape[0] * A.shape[1]}[axis]
     if not count and values.size:
         ctx.warn_of_slice("Mean of empty slice")
@@ -489,21 +485,21 @@ def column_stats(
         f"column_stats: A is {A.dtype}, and complex numbers have no order",
     )
     _check_ddof("column_stats", ddof)
-    basic, nothing = moment_measure(A.dtype)
+    basic = moment_measure(A.dtype)
 
     def measure(part: Array, axis: int | None) -> Array:
         ends = [
             np.minimum.reduce(part, axis=axis),
             np.maximum.reduce(part, axis=axis),
         ]
-        return np.concatenate([basic(part, axis), np.stack(ends).reshape(2, -1)])
+        return np.concatenate([basic.of(part, axis), np.stack(ends).reshape(2, -1)])
 
     def join(a: Array, b: Array) -> Array:
         ends = [np.minimum(a[4], b[4]), np.maximum(a[5], b[5])]
         return np.concatenate([join_moments(a[:4], b[:4]), np.stack(ends)])
 
-    empty = np.concatenate([nothing, [[np.inf], [-np.inf]]])
-    values, layout, shape = reduce_matrix(ctx, A, 0, measure, empty, join)
+    empty = np.concatenate([basic.nothing, [[np.inf], [-np.inf]]])
+    values, layout, shape = reduce_matrix(ctx, A, 0, Measure(measure, empty, join))
     kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype
     with np.errstate(all="ignore"):
         deviation = np.sqrt(values[2] / np.maximum(values[0] - ddof, 0))
@@ -556,15 +552,15 @@ def norm(ctx: Context, A: DistMatrix, ord: str = "fro") -> float:
             wide = part.astype(np.float64) if A.dtype.kind in "biu" else part
             return np.asarray(np.abs(wide).max(axis=axis), np.float64).reshape(1, -1)
 
-        found, _, _ = reduce_matrix(ctx, A, None, measure, np.zeros((1, 1)), np.maximum)
+        largest = Measure(measure, np.zeros((1, 1)), np.maximum)
+        found, _, _ = reduce_matrix(ctx, A, None, largest)
         return float(found[0, 0])
     return largest_sum(ctx, A, 0 if ord == "1" else 1)
 
 
 def largest_sum(ctx: Context, A: DistMatrix, axis: int) -> float:
     """The largest sum of absolute values of a column (``axis=0``) or of a row (1). Collective."""
-    measure, nothing = sum_measure(A.dtype, absolute=True)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, np.add, LARGE)
+    values, layout, shape = reduce_matrix(ctx, A, axis, sum_measure(A.dtype, absolute=True))
     sums_of = result_matrix(ctx, values, np.float64, layout, shape)
     largest = extreme(ctx, sums_of, None, np.maximum)
     return float(largest.local[0, 0]) if all(A.shape) else 0.0
@@ -572,8 +568,7 @@ def largest_sum(ctx: Context, A: DistMatrix, axis: int) -> float:
 
 def extreme(ctx: Context, A: DistMatrix, axis: int | None, function: np.ufunc) -> DistMatrix:
     """The smallest or largest elements; see `extreme_measure`. Collective."""
-    measure, nothing = extreme_measure(A.dtype, function)
-    values, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, function)
+    values, layout, shape = reduce_matrix(ctx, A, axis, extreme_measure(A.dtype, function))
     return result_matrix(ctx, values, A.dtype, layout, shape)
 
 
@@ -582,8 +577,7 @@ def _deviation(
 ) -> DistMatrix:
     check_axis(name, axis)
     _check_ddof(name, ddof)
-    measure, nothing = moment_measure(A.dtype)
-    moments, layout, shape = reduce_matrix(ctx, A, axis, measure, nothing, join_moments)
+    moments, layout, shape = reduce_matrix(ctx, A, axis, moment_measure(A.dtype))
     left = moments[0].real - ddof
     if (left <= 0).any():
         ctx.warn_of_slice("Degrees of freedom <= 0 for slice")
