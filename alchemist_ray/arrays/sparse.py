@@ -18,7 +18,9 @@ from alchemist_ray.dtypes import check_range, check_unmasked, chosen_dtype
 from alchemist_ray.errors import BadArgumentError, BadIndexError, DtypeError, ShapeError
 from alchemist_ray.object_refs import resolved
 from alchemist_ray.transfer.fetching import fetch_sparse
-from alchemist_ray.transfer.sending import send, send_sparse
+from alchemist_ray.transfer.sending import send
+from alchemist_ray.transfer.sources import MatrixSource, NumPySource, SparseSource
+from mpi_workers.matrix.missing import Missing
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.matrix.sparse_rows import ROWS, of_layout
 
@@ -43,6 +45,13 @@ def is_sparse_blocks(data: Any) -> bool:
         and (is_sparse(block[0]) or all(isinstance(x, np.ndarray) and x.ndim == 1 for x in block))
         for block in data
     )  # fmt: skip
+
+
+def inspect(data: Any, dtype: Any, missing: Missing, connection: GangConnection) -> MatrixSource:
+    """The source for an object of `scipy.sparse`; see `transfer.sources`."""
+    if is_sparse(data):
+        return SparseSource(as_csr(data, None, dtype), connection.address.size)
+    return NumPySource.inspect(data, dtype, missing=missing)  # a LinearOperator: an error
 
 
 def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
@@ -259,7 +268,7 @@ class SparseHandle(_Refusing):
     def _sparse(self, other: Any) -> SparseHandle:
         if isinstance(other, SparseHandle):
             return other
-        sent: SparseHandle = send_sparse(self._gang, as_csr(other))
+        sent: SparseHandle = send(self._gang, other)
         return sent
 
     # --- elements ---

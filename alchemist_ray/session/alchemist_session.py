@@ -134,13 +134,11 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         On the same node the data is copied once, through shared memory; each other
         node has two streams. A layout with copies is sent once and copied by the ranks over MPI.
         """
-        if shape is not None or is_sparse(matrix) or is_sparse_blocks(matrix):
-            rows = as_csr(matrix, shape, dtype)
-            with narrated(self._options.verbose, f"Send of {name or 'a sparse matrix'}"):
-                return sending.send_sparse(
-                    self.connection, rows, name=name, durable=durable, print_times=print_times
-                )
-        with narrated(self._options.verbose, f"Send of {name or 'a matrix'} as {layout}"):
+        if shape is not None or is_sparse_blocks(matrix):
+            matrix = as_csr(matrix, shape, dtype)
+        sparse = is_sparse(matrix)
+        what = f"{name or 'a sparse matrix'}" if sparse else f"{name or 'a matrix'} as {layout}"
+        with narrated(self._options.verbose, f"Send of {what}"):
             return sending.send(
                 self.connection, matrix, layout=layout, name=name, dtype=dtype, missing=missing,
                 durable=durable, print_times=print_times,

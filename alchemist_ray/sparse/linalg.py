@@ -25,7 +25,7 @@ from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError
-from alchemist_ray.transfer.sending import send, send_sparse
+from alchemist_ray.transfer.sending import send
 
 __all__ = [
     "bicgstab", "cg", "eigs", "eigsh", "gmres", "lsqr", "minres", "norm", "spsolve", "svds",
@@ -165,7 +165,7 @@ def _solved(
 def _sent(A: Any) -> SparseHandle:
     if isinstance(A, SparseHandle):
         return A
-    sent: SparseHandle = send_sparse(current_session().connection, as_csr(A))
+    sent: SparseHandle = send(current_session().connection, as_csr(A))
     return sent
 
 

@@ -115,7 +115,8 @@ def send(
 
     def once() -> Any:
         source = source_for(data, dtype, fill, connection)
-        return _send(connection, source, layout, name, durable=durable, print_times=print_times)
+        form = source.form.layout if isinstance(source, SparseSource) else layout
+        return _send(connection, source, form, name, durable=durable, print_times=print_times)
 
     if isinstance(data, IteratorSource):  # it cannot be read twice
         return once()
@@ -126,12 +127,6 @@ def send(
             raise
         log.warning("%s. It is sent once more", str(error).partition(":")[0])
         return repeated(once)
-
-
-def send_sparse(connection: GangConnection, rows: Any, **options: Any) -> Any:
-    """Send a `scipy.sparse.csr_array`; the handle. `options`: as of `send`."""
-    source = SparseSource(rows, connection.address.size)
-    return send(connection, source, layout=source.form.layout, **options)
 
 
 def _send(

@@ -78,14 +78,15 @@ class KeptSource(Protocol):
 
 
 TASK_REPEATED = "task repeated"  # cause of a TransferError: the same data can be sent again
-# Systems whose data are in other processes, which no protocol reaches: by the package that a type
-# comes from, the module whose `inspect(data, dtype, missing, connection)` makes a source of it. It
+# Data that no protocol describes, most of it in other processes: by the package that a type comes
+# from, the module whose `inspect(data, dtype, missing, connection)` makes a source of it. It
 # is imported when such data is met. The longest name that fits counts.
 OBJECT_STORE = "alchemist_ray.transfer.object_store"
 CLIENTS: dict[str, str] = {
     "dask": "alchemist_ray.clients.dask.chunks",
     "dask_expr": "alchemist_ray.clients.dask.chunks",
     "ray.data": "alchemist_ray.clients.ray_data",
+    "scipy.sparse": "alchemist_ray.arrays.sparse",
     "pyspark": "alchemist_ray.clients.spark.sources",
     "pyspark.sql.connect": "alchemist_ray.clients.spark_connect",
 }
@@ -105,7 +106,7 @@ def source_for(data: Any, dtype: Any, missing: Missing, connection: GangConnecti
             f"{data.name} is on the ranks already: handle.to_layout() changes its layout, and "
             "another session can send handle.fetch()"
         )
-    if isinstance(data, IteratorSource | SparseSource):
+    if isinstance(data, IteratorSource):
         return data
     if on_disk(data):
         return disk_source(data, dtype)
