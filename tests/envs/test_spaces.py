@@ -12,8 +12,9 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector.utils import batch_space
 
+from ali.simulator import spec
 from ali.simulator.spec import parse
-from envs import BadActionError, HPCSimulatorEnv, HPCSimulatorVectorEnv
+from envs import BadActionError, HPCSimulatorEnv, HPCSimulatorVectorEnv, simulation
 from mpi_workers.failures import Failure
 from mpi_workers.testing import local_gang
 
@@ -128,3 +129,7 @@ def test_a_spec_that_cannot_be_is_told_so(change: dict[str, Any], words: str) ->
     spec = {"observation": {"shape": [2]}, "action": {"shape": [1]}, **change}
     with pytest.raises(Failure, match=words):
         parse("changed", json.dumps(spec))
+
+
+def test_both_sides_of_a_step_agree_on_the_header_of_shared_memory() -> None:
+    assert simulation.HEADER == spec.HEADER
