@@ -180,6 +180,7 @@ def test_names_pickles_and_text(gang: AlchemistSession) -> None:
     A = gang.send_matrix(DATES, name="days")
     assert (A.name, A.shape, A.columns) == ("days", (2, 3), ())
     same(gang.matrix("days"), DATES)
+    same(gang.fetch_matrix(A, rows=slice(1, 2), cols=0), DATES[1:2, :1])
     same(A.to_layout("MC_MR"), DATES)
     made = A + np.timedelta64(1, "D")
     same(pickle.loads(pickle.dumps(made)), DATES + 1)
