@@ -167,9 +167,10 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
 def plain_dtype(dtype: Any) -> np.dtype[Any]:
     """The dtype that something names. Raises `DtypeError`."""
     try:
-        return np.dtype(dtype)
+        found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise DtypeError(f"{dtype!r} is not a dtype") from None
+    return found
 
 
 def encode_operand(array: NDArray[Any]) -> tuple[bytes, list[int], str]:

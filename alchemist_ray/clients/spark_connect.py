@@ -6,6 +6,7 @@ Such a client has no JVM. The frame's rows go from Python workers of the executo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from alchemist_ray import errors
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.dtypes import check_range, chosen_dtype, open_table, refusals
 from alchemist_ray.errors import (
@@ -37,6 +39,7 @@ from mpi_workers.matrix.sizes import readable
 
 COPIES = 3  # of the table in this process: as it is received, decoded, and cut by layout
 COUNTED = "partition int, rows long, ready boolean"
+OURS = re.compile(r"^alchemist_ray\.errors\.(\w+): (.*)$", re.M)  # raised by an executor
 SENT = "node int, route string, nbytes long, seconds double"
 
 
@@ -112,6 +115,8 @@ def _run(what: str, work: Callable[[], Any], *, rows: bool = True) -> Any:
     except AlchemistError:
         raise
     except Exception as error:  # of pyspark or gRPC
+        if ours := OURS.search(str(error)):
+            raise getattr(errors, ours[1])(ours[2]) from error
         raise TransferError(f"Spark could not {what}: {type(error).__name__}: {error}") from error
 
 

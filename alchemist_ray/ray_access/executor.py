@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import queue
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -20,7 +21,9 @@ from alchemist_ray.cluster.actors import told
 from alchemist_ray.errors import BadArgumentError
 from alchemist_ray.ray_access.mpi_function import FunctionOptions, gangs_of, pooled, release
 
-AHEAD = 2  # calls that a gang has at a time: one runs, and the next is there when it ends
+# Calls that a gang has at a time: one runs, the next is there when it ends; of short calls more.
+AHEAD, MOST_AHEAD = 2, 16
+AHEAD_S = 0.05  # time that they take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         self.start = start
         self.key = key
         self.ref: Any = None  # of the call, when a gang has it
+        self.given = 0.0  # when it got it
         self.done_by_ray: Any = None  # the future of its ObjectRef
 
     def running(self) -> bool:
@@ -109,6 +113,8 @@ class Executor(concurrent.futures.Executor):
         self._lock = threading.Lock()
         self._waiting: defaultdict[FunctionOptions, deque[CallFuture]] = defaultdict(deque)
         self._running: set[CallFuture] = set()
+        # When the last call ended, and what one takes: by options, of all their gangs together.
+        self._paces: dict[FunctionOptions, tuple[float, float]] = {}
         # Calls that have ended, and None: look again. Ray's own threads must not wait for a lock.
         self._news: queue.SimpleQueue[CallFuture | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -163,11 +169,12 @@ class Executor(concurrent.futures.Executor):
             ended = self._news.get()
             if ended is not None:
                 self._running.discard(ended)
+                self._note(ended)
                 ended.finish()
             for call in self._startable():
                 keys.add(call.key)
                 try:
-                    call.ref = call.start()
+                    call.ref, call.given = call.start(), time.monotonic()
                 except Exception as error:  # no cluster, no driver
                     if call.set_running_or_notify_cancel():
                         call.set_exception(error)
@@ -182,6 +189,16 @@ class Executor(concurrent.futures.Executor):
         for key in keys:
             release(key)
 
+    def _note(self, ended: CallFuture) -> None:
+        """Take the time of a call into account that has ended."""
+        now, (last, seconds) = time.monotonic(), self._paces.get(ended.key, (0.0, AHEAD_S))
+        taken = now - max(last, ended.given)
+        self._paces[ended.key] = now, 0.7 * seconds + 0.3 * taken
+
+    def _ahead(self, key: FunctionOptions) -> int:
+        _, seconds = self._paces.get(key, (0.0, AHEAD_S))
+        return max(AHEAD, min(MOST_AHEAD, int(AHEAD_S / max(seconds, 1e-6))))
+
     def _startable(self) -> list[CallFuture]:
         """The calls, in their order, that gangs have room for."""
         found: list[CallFuture] = []
@@ -189,7 +206,8 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             for key, waiting in self._waiting.items():
                 # One more than its gangs have room for starts another gang.
-                room = min(AHEAD * gangs_of(key) + 1, AHEAD * self._options.max_gangs) - busy[key]
+                ahead = self._ahead(key)
+                room = min(ahead * gangs_of(key) + 1, ahead * self._options.max_gangs) - busy[key]
                 while waiting and room > 0:
                     call = waiting.popleft()
                     if not call.cancelled():

@@ -13,6 +13,7 @@ from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.sparse import SparseHandle, as_csr, is_sparse, is_sparse_blocks
+from alchemist_ray.arrays.times import TimeHandle
 from alchemist_ray.attached.info import CallInfo, GangInfo, WorkerInfo, gang_html
 from alchemist_ray.attached.libraries import Library, checked_timeout, named
 from alchemist_ray.attached.matrix_ref import MatrixRef
@@ -118,7 +119,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         Returns
         -------
         Handle
-            Of a sparse matrix a `SparseHandle` (`arrays.sparse`), which has products and solvers.
+            Of a sparse matrix a `SparseHandle` (`arrays.sparse`), which has products and solvers;
+            of dates and durations a `TimeHandle` (`arrays.times`).
 
         Raises
         ------
@@ -146,7 +148,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
 
     def fetch_matrix(
         self,
-        handle: Handle | SparseHandle,
+        handle: Handle | SparseHandle | TimeHandle,
         *,
         rows: slice | int | None = None,
         cols: slice | int | None = None,
@@ -159,6 +161,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         connection = self.connection
         if isinstance(handle, SparseHandle):
             return handle.fetch(rows)
+        if isinstance(handle, TimeHandle):
+            return handle.fetch(rows, cols, print_times=print_times)
         if not isinstance(handle, Handle):
             raise MatrixError(
                 f"fetch_matrix takes a handle, as send_matrix returns it; got a "

@@ -69,9 +69,9 @@ def open_dataset(
             if dtype.kind in "mM":
                 attrs = stored[name].attrs
                 units = {key: attrs[key] for key in ("units", "calendar", "dtype") if key in attrs}
-                two = xr.Variable(("two",), np.arange(2), units)
-                two = xr.conventions.decode_cf_variable(name, two, decode_timedelta=True).values
-                A = _dates(A, stored[name], two.astype(dtype))
+                pair = xr.Variable(("two",), np.arange(2), units)
+                pair = xr.conventions.decode_cf_variable(name, pair, decode_timedelta=True)
+                A = _dates(A, stored[name], pair.values.astype(dtype))
             else:
                 A = _numbers(A, stored[name], dtype)
             return decoded[name].dims, A, decoded[name].attrs

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.matrix_ref import MatrixRef
+from alchemist_ray.attached.matrix_ref import ref_of
 from alchemist_ray.attached.progress import say
 from alchemist_ray.dtypes import as_array, as_numbers, check_range, checked_missing, chosen_dtype
 from alchemist_ray.errors import (
@@ -101,7 +101,7 @@ def source_for(data: Any, dtype: Any, missing: Missing, connection: GangConnecti
     DtypeError, ShapeError, IncompleteMatrixError, MatrixError
         If no matrix can be made of it.
     """
-    if isinstance(data, MatrixRef):
+    if ref_of(data) is not None:
         raise MatrixError(
             f"{data.name} is on the ranks already: handle.to_layout() changes its layout, and "
             "another session can send handle.fetch()"

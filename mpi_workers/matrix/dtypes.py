@@ -97,6 +97,8 @@ def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
 
 def castable(have: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
     """Whether elements can be sent as another dtype, if it holds each of them (`check_range`)."""
+    if is_time(have) or is_time(dtype):
+        return have.kind == dtype.kind
     if have.kind in "iuf" and dtype.kind in "iu":
         return True
     return have.kind in "biufc" and np.can_cast(have, dtype, "same_kind")

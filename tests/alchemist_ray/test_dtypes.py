@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alchemist_ray.dtypes import check_range, chosen_dtype
+from alchemist_ray.dtypes import check_range, chosen_dtype, common_dtype
 from alchemist_ray.errors import DtypeError
+from mpi_workers.matrix.dtypes import castable
 
 INT32, INT64 = np.iinfo("int32"), np.iinfo("int64")
 
@@ -77,3 +78,16 @@ def test_a_kind_of_numbers_is_never_changed() -> None:
 def test_the_error_names_a_dtype_that_holds_the_elements() -> None:
     with pytest.raises(DtypeError, match=r"choose one to convert to, e\.g\. dtype='float64'"):
         chosen_dtype(np.dtype(np.longdouble), None)
+
+
+def test_dates_are_cast_to_dates_alone() -> None:
+    date, span, count = map(np.dtype, ("M8[s]", "m8[s]", "int64"))
+    assert castable(date, np.dtype("M8[us]"))
+    assert castable(span, span)
+    for have, want in ((date, span), (date, count), (count, date), (span, count)):
+        assert not castable(have, want)
+    for mixed in ([date, span], [date, count], [count, span]):
+        with pytest.raises(DtypeError, match="no common dtype"):
+            common_dtype(mixed)
+    assert chosen_dtype(np.dtype(">M8[D]"), None) == np.dtype("M8[D]")
+    assert common_dtype([np.dtype("M8[D]"), date]) == date

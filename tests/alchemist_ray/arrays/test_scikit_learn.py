@@ -150,6 +150,7 @@ def test_the_result_is_that_of_arrays_and_stays_on_the_ranks(
         np.testing.assert_allclose(np.asarray(mine), arrays, rtol=1e-8, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of estimators that it will remove
 def test_every_estimator_that_the_dispatch_lists_is_here() -> None:
     listed = set()
     for name, kind in all_estimators():

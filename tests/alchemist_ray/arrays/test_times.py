@@ -12,7 +12,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.arrays.times import TimeHandle
-from alchemist_ray.errors import AlchemistError, BadArgumentError, DtypeError
+from alchemist_ray.errors import AlchemistError, BadArgumentError, DtypeError, MatrixError
 
 DATES = np.array(
     [["2001-03-01", "NaT", "1969-12-31"], ["2000-02-29", "2001-03-01", "1970-01-01"]], "M8[D]"
@@ -180,7 +180,10 @@ def test_names_pickles_and_text(gang: AlchemistSession) -> None:
     A = gang.send_matrix(DATES, name="days")
     assert (A.name, A.shape, A.columns) == ("days", (2, 3), ())
     same(gang.matrix("days"), DATES)
+    same(gang.fetch_matrix(A, rows=slice(1, 2), cols=0), DATES[1:2, :1])
     same(A.to_layout("MC_MR"), DATES)
+    with pytest.raises(MatrixError, match="days is on the ranks already"):
+        gang.send_matrix(A)
     made = A + np.timedelta64(1, "D")
     same(pickle.loads(pickle.dumps(made)), DATES + 1)
     same(gang.matrix(made.name), DATES + 1)

@@ -42,7 +42,7 @@ PROGRAM = """
         arrived(A)
         np.testing.assert_array_equal(A.fetch(), expected)  # by partition, then within each
         days = spark.createDataFrame([(datetime.date(2026, 1, 2),), (None,)], "day date")
-        with pytest.raises(Exception, match=r"column 'day' has nulls \\(1\\)"):
+        with pytest.raises(DtypeError, match=r"column 'day' has nulls \\(1\\)"):
             als.send_matrix(days)
         D = als.send_matrix(days, missing="nan")
         assert D.dtype == np.dtype("M8[D]")

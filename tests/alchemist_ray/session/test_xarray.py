@@ -213,3 +213,16 @@ def test_what_no_handle_can_be_is_named(session: AlchemistSession, tmp_path: Pat
     times.to_netcdf(tmp_path / "times.nc", engine="h5netcdf")
     with pytest.raises(FileError, match=r"times.nc cannot be decoded: .* variable 'time'"):
         session.open_dataset(tmp_path / "times.nc")
+
+
+def test_points_and_idxmax_have_alternatives(session: AlchemistSession) -> None:
+    """xarray refuses lists of points of every array of the standard's namespace."""
+    there = xr.DataArray(x, dims=tuple(COORDS), coords=COORDS)
+    d = there.copy(data=session.send_matrix(x))
+    points = {name: xr.DataArray([0, 1], dims="point") for name in ("lat", "lon")}
+    for work in (lambda: d.isel(points), lambda: d.idxmax("lat")):
+        with pytest.raises(TypeError, match="Vectorized indexing is not supported"):
+            work()
+    np.testing.assert_array_equal(d.data[:, [0, 1], [0, 1]], there.isel(points))
+    xr.testing.assert_equal(d.lat[d.argmax("lat").as_numpy()].drop_vars("lat"),
+                            there.idxmax("lat").drop_vars("lat", errors="ignore"))  # fmt: skip
