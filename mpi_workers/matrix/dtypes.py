@@ -13,6 +13,7 @@ DTYPES: tuple[str, ...] = (
     "float32", "float64", "complex64", "complex128", "int32", "int64", "bool",
     "int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16",
 )  # fmt: skip
+PIECE = 1 << 16  # elements that are checked at once
 ADVICE = {  # for elements that a dtype cannot hold
     "int64": "choose float64, which rounds, or subtract an offset",
     "uint64": "choose float64, which rounds, or subtract an offset",
@@ -126,9 +127,9 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str, *, cut: bo
             if not limits.min - 1 < value < limits.max + 1:
                 raise _out_of_range(what, value, dtype)
         if array.dtype.kind == "f" and not cut:
-            parts = array[array != np.trunc(array)]
-            if parts.size:
-                raise _out_of_range(what, parts[0].item(), dtype)
+            for part in np.nditer(array, ["external_loop", "buffered"], buffersize=PIECE):
+                if (wrong := part[part != np.trunc(part)]).size:
+                    raise _out_of_range(what, wrong[0].item(), dtype)
         return
     most = float(np.finfo(dtype).max)
     for part in (array.real, array.imag) if array.dtype.kind == "c" else (array,):

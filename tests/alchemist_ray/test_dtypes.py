@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,18 @@ def test_fractions_are_cut_off_where_numpy_does() -> None:
     check_range(parts, np.dtype("int32"), "the array", cut=True)
     with pytest.raises(DtypeError, match=r"7\.5, which int32 .*\.astype\('int32'\)"):
         check_range(parts, np.dtype("int32"), "the array")
+
+
+def test_the_check_takes_little_memory() -> None:
+    array = np.ones((3, 1_000_000)).T
+    array[700_000, 2] = 0.25
+    tracemalloc.start()
+    try:
+        with pytest.raises(DtypeError, match=r"element 0\.25"):
+            check_range(array, np.dtype("int8"), "the array")
+        assert tracemalloc.get_traced_memory()[1] < 4e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_kind_of_numbers_is_never_changed() -> None:

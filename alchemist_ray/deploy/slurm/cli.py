@@ -202,11 +202,15 @@ def _name(command: Sequence[str]) -> str:
     """Return a job's name: the first script in the command, or the program."""
     files = [word for word in command if word.endswith((".py", ".sh"))]
     name = Path(files[0] if files else command[0]).stem if command else ""
-    return re.sub(r"[^\w.+-]+", "-", name) or "alchemist"
+    return _plain(name) or "alchemist"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", name)
 
 
 def _fresh(name: str) -> Path:
-    return JobFolder.home() / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{os.getpid()}"
+    return JobFolder.home() / f"{time.strftime('%Y%m%d-%H%M%S')}-{_plain(name)}-{os.getpid()}"
 
 
 # --- inside a job ---

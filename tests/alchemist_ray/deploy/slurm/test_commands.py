@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,5 +97,8 @@ def test_slurm_does_not_read_the_name_of_the_folder(
     said = capsys.readouterr()
     assert f'#SBATCH --output="{tmp_path}/50%% of 7/log-%j.txt"\n' in said.out
     assert "warning: of -t 2 the program has" in said.err
+    assert main(["slurm", "submit", "--dry-run", "--name", "../a b", "--", "true"]) == 0
+    (home,) = re.findall("output=(.*)/[^/]*-..-a-b-[0-9]+/log-%j.txt", capsys.readouterr().out)
+    assert home == str(JobFolder.home())
     assert main(["pbs", *words]) == 0
     assert f'#PBS -o "{folder}/log.txt"\n' in capsys.readouterr().out
