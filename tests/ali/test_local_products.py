@@ -44,6 +44,7 @@ def test_products_are_those_of_the_host(dtype: str) -> None:
 
 def test_squares_are_symmetric_and_cross_once() -> None:
     a = numbers((50, 30), "float32")
+    a.flags.writeable = False  # as those of a call that declares not to change them
     with counted(products=True) as found:
         square = multiply(a.T, a)
         assert found.copied_nbytes == a.nbytes + square.nbytes
