@@ -202,12 +202,6 @@ def panels(stop: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + width, stop))
 
 
-def subtract_product(x: Array, left: Array, right: Array) -> None:
-    """``x -= left @ right`` in strips of columns, whose products stay in the cache."""
-    for some in panels(x.shape[1], max(32, 4 * CHUNK // max(1, len(x) * x.itemsize))):
-        x[:, some] -= left @ right[:, some]
-
-
 def keep_triangle(matrix: DistMatrix, *, lower: bool, k: int = 0) -> DistMatrix:
     """Zero the elements above the k-th diagonal (`lower`), or below it; the matrix."""
     _keep_triangle(block(matrix), matrix.rows, matrix.cols, k, lower)

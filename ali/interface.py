@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 from ali import sparse_matrices
 from mpi_workers.failures import Failure
+from mpi_workers.matrix import device
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.matrix.layout import BLOCK, Grid, selector, taken
+from mpi_workers.matrix.layout import BLOCK, Grid, selector, shape_of_parts, taken
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.wire.names import SLICE_WARNINGS
 from mpi_workers.wire.signature import MATRIX, REQUIRED, SPARSE, Parameter, Result, Signature
@@ -173,6 +174,45 @@ class Context:
         matrix = self.empty((m, local.shape[1]), local.dtype, "VC_STAR")
         if local.size:
             matrix.local[...] = local
+        return matrix
+
+    def from_device(self, x: Any, layout: str = "VC_STAR") -> DistMatrix:
+        """A matrix of which each rank passes its part, on its GPU. Collective.
+
+        Parameters
+        ----------
+        x : tensor of PyTorch or array of CuPy, shape (local_m, local_n); or (local_m,) of a vector
+            Of one dtype on all ranks. Copied to the host once: columns that lie one after another
+            (``x.T.contiguous().T``) are copied fastest. Later changes of `x` are not seen.
+        layout : str
+            The matrix has the shape that these parts have in it.
+
+        Raises
+        ------
+        Failure
+            ResourceError, as `DistMatrix.on_device`; ShapeError or DtypeError on all ranks, if the
+            parts make no matrix.
+        """
+        found = device.required()
+        x = found.tensor(x)
+        kind = str(x.dtype).removeprefix("torch.")
+        parts = self.comm.allgather((kind, tuple(x.shape)))
+        kinds, dimensions = {kind for kind, _ in parts}, {len(shape) for _, shape in parts}
+        if len(kinds) > 1 or len(dimensions) > 1 or not dimensions <= {1, 2}:
+            raise Failure(
+                "ShapeError" if len(kinds) == 1 else "DtypeError",
+                "from_device: the parts of all ranks must have one dtype, and 1 axis or 2; they "
+                f"have {', '.join(sorted(kinds))} and {', '.join(map(str, sorted(dimensions)))}",
+            )
+        try:
+            dtype = found.numpy_dtype(x)
+            whole = shape_of_parts(layout, self.grid, [(*shape, 1)[:2] for _, shape in parts])
+        except (TypeError, ValueError) as error:
+            words = "DtypeError" if isinstance(error, TypeError) else "ShapeError"
+            raise Failure(words, f"from_device: {error}") from None
+        matrix = self.empty(whole[: x.ndim], dtype, layout)
+        if matrix.stored.size:
+            found.store(x.reshape(matrix.stored.shape), matrix.stored)
         return matrix
 
     def new_sparse(self, local: Any, m: int) -> SparseMatrix:

@@ -98,6 +98,7 @@ class GangInfo:
         The process that started it: ``user@host (pid 123)``.
     workers : int
         Ranks.
+    gpus_per_worker : float
     nodes : tuple of str
         Host names.
     named, detached : bool
@@ -121,6 +122,7 @@ class GangInfo:
     state: str
     owner: str = ""
     workers: int = 0
+    gpus_per_worker: float = 0.0
     nodes: tuple[str, ...] = ()
     named: bool = True
     detached: bool = False

@@ -159,6 +159,8 @@ class GangOptions(ConnectionOptions):
         CPUs reserved for each rank. Default: `threads_per_worker`.
     gpus_per_worker : float
         GPUs reserved for each rank, which sees no others. A fraction below 1: ranks share one.
+    gpu : {"auto", "off"}
+        Whether shipped libraries compute large products on the ranks' GPUs (``docs/gpus.md``).
     launcher : {"auto", "pmi", "mpiexec", "srun", "pals", "aprun", "hydra"}
         How ranks are started: forked on each node (pmi), by mpiexec on one machine, or on many
         nodes by a site's launcher (`alchemist_ray.launchers`). ``"auto"`` takes the value of
@@ -185,6 +187,7 @@ class GangOptions(ConnectionOptions):
     threads_per_worker: int = 1
     cpus_per_worker: float | None = None
     gpus_per_worker: float = 0
+    gpu: str = "auto"
     launcher: str = "auto"
     start_timeout_s: float = START_TIMEOUT_S
     mpi_waits: str = "interruptible"
@@ -222,6 +225,7 @@ class GangOptions(ConnectionOptions):
         if self.cpus_per_worker is not None:
             checked_cpus("cpus_per_worker", self.cpus_per_worker)
         checked_gpus("gpus_per_worker", self.gpus_per_worker)
+        checked_choice("gpu", self.gpu, ("auto", "off"))
         if not isinstance(self.launcher, str):
             raise ValueError(f"launcher={self.launcher!r}: it must be a string")
         checked_seconds("start_timeout_s", self.start_timeout_s, most=MAX_SECONDS)

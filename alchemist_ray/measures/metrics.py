@@ -42,6 +42,7 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 TABLE = (
     ("gangs", GAUGE, "gang state user", "gangs"),
     ("ranks", GAUGE, "gang node", "MPI ranks that run"),
+    ("gpus", GAUGE, "gang node", "GPUs that are reserved for ranks"),
     ("held_bytes", GAUGE, "gang node", "memory of a gang's matrices on a node, copies included"),
     ("free_bytes", GAUGE, "node", "memory that the next matrix can use on a node with ranks"),
     ("processes", GAUGE, "gang", "attached processes"),

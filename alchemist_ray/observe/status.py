@@ -184,10 +184,11 @@ def _row(gang: GangInfo) -> tuple[str, ...]:
         first = gang.calls[0]
         state = f" ({first.state})" if first.state not in ("running", "queued") else ""
         call = f"{first.name} {_age(first.age_s)}{state}{queued}"
+    gpus = gang.gpus_per_worker
     return (
         gang.name,
         gang.state if gang.detached else f"{gang.state} (private)",
-        str(gang.workers),
+        str(gang.workers) + f" ({gang.workers * gang.gpus_per_worker:g} GPUs)" * (gpus > 0),
         ",".join(gang.nodes),
         readable(gang.nbytes),
         "-" if gang.free_nbytes is None else readable(gang.free_nbytes),

@@ -206,7 +206,8 @@ class Gang:
         folder = logs.folder_name(self._name, self._ident)
         self._log = logs.write_to(folder, request.settings)
         label = "" if self._name == self._ident else self._name
-        self._measures = GangMeasures(label, request.owner, folder)
+        gpus = request.options.gpus_per_worker
+        self._measures = GangMeasures(label, request.owner, folder, gpus)
         self.dispatcher = Dispatcher(
             self._on_failure,
             self._on_orphaned,
@@ -289,6 +290,7 @@ class Gang:
             entry |= {
                 "owner": request.owner,
                 "workers": request.workers,
+                "gpus_per_worker": request.options.gpus_per_worker,
                 "detached": request.options.detached,
                 "idle_timeout_s": request.options.idle_timeout_s,
                 "nodes": self.nodes,

@@ -76,6 +76,8 @@ def _rank_events(ranks: list[RankHistory]) -> Iterable[Body]:
             facts: Body = {"mpi_s": entry.mpi_s}
             if not entry.span:
                 facts["grown_nbytes"] = entry.grown_nbytes
+            if entry.device_nbytes:
+                facts["gpu_nbytes"] = entry.device_nbytes
             if entry.failed:
                 facts["failed"] = True
             kind = "span" if entry.span else "rank"
@@ -122,25 +124,27 @@ class Profile:
         """A table: for each call and rank its time, that in MPI, and the growth of memory."""
         if self._since is None:  # not used in `with`
             self.ranks = histories(self.connection, time.time() - EARLIER_S)
-        head = f"{'call':<32} {'rank':>6} {'calls':>6} {'s':>10} {'in MPI':>10} {'memory':>10}"
-        lines = [head, "-" * len(head)]
         entries = [entry for one in self.ranks for entry in one.entries]
+        gpus = any(entry.device_nbytes for entry in entries)
+        head = f"{'call':<32} {'rank':>6} {'calls':>6} {'s':>10} {'in MPI':>10} {'memory':>10}"
+        head += f" {'to/from GPU':>11}" * gpus
+        lines = [head, "-" * len(head)]
         entries.sort(key=lambda entry: entry.span)  # calls, then the spans in them
         for name, span in dict.fromkeys((entry.name, entry.span) for entry in entries):
             rows = [self._row(name, span, one) for one in self.ranks]
             if len(rows) > SHOWN_RANKS:  # the slowest and the fastest ones
                 rows.sort(key=lambda row: -row[2])
                 rows = rows[: SHOWN_RANKS // 2] + rows[-SHOWN_RANKS // 2 :]
-            for rank, count, seconds, mpi_s, grown in rows:
+            for rank, count, seconds, mpi_s, grown, copied in rows:
                 shown = f"  {name}" if span else name
                 lines.append(
                     f"{shown[:32]:<32} {rank:>6} {count:>6} {seconds:>10.4f} {mpi_s:>10.4f} "
-                    f"{readable(grown):>10}"
+                    f"{readable(grown):>10}" + f" {readable(copied):>11}" * gpus
                 )
         return "\n".join(lines)
 
     @staticmethod
-    def _row(name: str, span: bool, one: RankHistory) -> tuple[int, int, float, float, int]:
+    def _row(name: str, span: bool, one: RankHistory) -> tuple[int, int, float, float, int, int]:
         own = [entry for entry in one.entries if (entry.name, entry.span) == (name, span)]
         return (
             one.rank,
@@ -148,6 +152,7 @@ class Profile:
             sum(entry.seconds for entry in own),
             sum(entry.mpi_s for entry in own),
             sum(entry.grown_nbytes for entry in own),
+            sum(entry.device_nbytes for entry in own),
         )
 
 
@@ -208,7 +213,8 @@ class SessionTraces:
         -------
         Profile
             Its text is a table: for each call and rank the number of calls, their time, the time
-            that waited in MPI, and the growth of the peak memory; then the same for spans.
+            that waited in MPI, the growth of the peak memory, and the bytes that were copied to and
+            from GPUs, if there are any; then the same for spans.
             ``p.ranks`` has the numbers.
 
         Notes

@@ -210,6 +210,8 @@ struct alchemist_host {
     /* 5; a sparse matrix whose three arrays the library fills on each rank. Collective. */
     alchemist_sparse *(*new_sparse)(alchemist_call *, int64_t rows, int64_t cols,
                                     int64_t local_elements, alchemist_dtype);
+    /* 6; the address of a copy of this rank's part on its GPU */
+    const void *(*device_pointer)(alchemist_call *, const alchemist_matrix *);
 };
 
 typedef struct {
@@ -344,6 +346,17 @@ ALCHEMIST_API alchemist_sparse *alchemist_new_sparse(alchemist_call *call, int64
                                                      alchemist_dtype dtype) {
     if (call->host->abi >= 5) return call->host->new_sparse(call, rows, cols, local_elements, dtype);
     alchemist_fail(call, "this version of Alchemist has no sparse matrices for libraries in C");
+    return NULL;
+}
+
+/* A copy of this rank's part on its GPU, column-major like `data`, until the call returns. Do not
+ * write to it: copy results to the `data` of their matrix, which MPI and clients use. NULL if there
+ * is no GPU or no room on it (the host has recorded the cause: return ALCHEMIST_FAILED); also of a
+ * part without elements. */
+ALCHEMIST_API const void *alchemist_device_pointer(alchemist_call *call,
+                                                   const alchemist_matrix *matrix) {
+    if (call->host->abi >= 6) return call->host->device_pointer(call, matrix);
+    alchemist_fail(call, "this version of Alchemist has no GPUs for libraries in C");
     return NULL;
 }
 

@@ -34,11 +34,11 @@ from ali.blocks import (
     panels,
     require,
     require_square,
-    subtract_product,
 )
 from ali.interface import Context, routine
 from ali.linalg import qr_factorization
 from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.local_products import subtract_product
 from ali.linalg.native_libraries import call
 from ali.linalg.qr_factorization import Panel
 from ali.linalg.rows import adjoint_in_rows, copy_to_rows, gather_rows, owned_rows, rows_before

@@ -30,6 +30,7 @@ from ali.interface import Context
 from ali.linalg import qr_factorization
 from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.creation import normal_rows
+from ali.linalg.local_products import Operand, multiply
 from ali.linalg.rows import gather_rows
 from mpi_workers.failures import Failure
 
@@ -111,6 +112,7 @@ def krylov_basis(
     products = np.empty((len(local), width), dtype, order="F")
     basis = np.empty((len(range(ctx.rank, n, ctx.size)), width), dtype, order="F")
     new = _random(ctx, n, size, seed, dtype)
+    rows = Operand(local, 2 * steps + 1)
     for step in range(steps + 1):
         ctx.check()
         here = slice(step * size, (step + 1) * size)
@@ -119,12 +121,12 @@ def krylov_basis(
             new = new - known @ sum_over_ranks(ctx.comm, known.conj().T @ new)
             new = _orthonormal(ctx, new)
         basis[:, here] = new
-        products[:, here] = local @ gather_rows(ctx, new, 0, n)
+        multiply(rows, gather_rows(ctx, new, 0, n), products[:, here])
         ctx.progress((step + 1) / (steps + 2), f"block {step + 1} of {steps + 1}")
         if step == steps:
             break
         ahead = products[:, here] / dtype.type(scale)
-        ahead = sum_over_ranks(ctx.comm, (ahead.conj().T @ local) / dtype.type(scale))
+        ahead = sum_over_ranks(ctx.comm, multiply(ahead.conj().T, rows) / dtype.type(scale))
         # Where X maps all blocks to zero, the rounding errors added here are as good as any vector.
         noise = _random(ctx, n, size, seed + step + 1, dtype) * dtype.type(np.finfo(dtype).eps)
         new = ahead.conj().T[ctx.rank :: ctx.size] + noise

@@ -22,6 +22,7 @@ from ali.blocks import (
 )
 from ali.interface import Context, routine
 from ali.linalg import qr_factorization
+from ali.linalg.local_products import multiply
 from ali.linalg.products import inner, product
 from ali.linalg.rows import adjoint_in_rows, copy_to_rows, gather_rows, rows_before
 from ali.linalg.triangular import cholesky_in_place, triangular_solve
@@ -134,7 +135,7 @@ def _by_qr(ctx: Context, X: DistMatrix, a: float, b: float, c: float) -> None:
     for some in panels(n, panel_width(n, X.dtype.itemsize)):
         mine = slice(*(rows_before(n + i, ctx.rank, ctx.size) for i in (some.start, some.stop)))
         right = gather_rows(ctx, s[mine], n + some.start, n + some.stop)
-        x[:, some] += s[:count] @ right.conj().T
+        multiply(s[:count], right.conj().T, x[:, some], add=1)
 
 
 def _by_cholesky(ctx: Context, X: DistMatrix, a: float, b: float, c: float) -> DistMatrix:
@@ -147,7 +148,7 @@ def _by_cholesky(ctx: Context, X: DistMatrix, a: float, b: float, c: float) -> D
         at = rows_before(some.start, ctx.rank, ctx.size)  # the lower triangle suffices
         mine = slice(at, rows_before(some.stop, ctx.rank, ctx.size))
         right = gather_rows(ctx, x[mine], some.start, some.stop)
-        z[at:, some] = X.dtype.type(c) * (x[at:] @ right.conj().T)
+        z[at:, some] = X.dtype.type(c) * multiply(x[at:], right.conj().T)
     z[range(len(X.rows)), X.rows] += 1
     cholesky_in_place(ctx, Z)
     Y = copy_to_rows(ctx, X, X.dtype)

@@ -25,7 +25,6 @@ from math import lcm
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-import scipy.linalg
 
 from ali.blocks import (
     CHUNK,
@@ -41,6 +40,7 @@ from ali.blocks import (
     transposed,
 )
 from ali.interface import Context, routine
+from ali.linalg.local_products import Operand, multiply
 from mpi_workers.matrix import tags
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import Distribution, mirrored
@@ -145,7 +145,7 @@ def product(ctx: Context, A: DistMatrix, B: DistMatrix, way: str = "") -> DistMa
         return ctx.zeros((A.shape[0], B.shape[1]), dtype)
     if ctx.size == 1:
         C = ctx.empty((A.shape[0], B.shape[1]), dtype)
-        np.matmul(_cast(A.local, dtype), _cast(B.local, dtype), out=C.local)
+        multiply(_cast(A.local, dtype), _cast(B.local, dtype), C.local)
         return C
     match way or plan(A.distribution, B.distribution):
         case "rows":
@@ -182,7 +182,7 @@ def _cols(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
     C = ctx.empty((A.shape[0], B.shape[1]), dtype, "STAR_VC")
     mine = _cast(block(B), dtype)
     if A.layout == "STAR_STAR":
-        np.matmul(_cast(A.local, dtype), mine, out=block(C))
+        multiply(_cast(A.local, dtype), mine, block(C))
     else:
         A = ctx.to_layout(A, "STAR_VC")
         _stationary(ctx, mine.T, _cast(block(A), dtype).T, block(C).T, "C")
@@ -201,13 +201,14 @@ def _stationary(ctx: Context, mine: Array, distributed: Array, out: Array, order
     else:
         scratch = ctx.empty((width, k), mine.dtype, "STAR_STAR").local.T
     ranks = range(ctx.size)
+    left = Operand(mine, -(-n // width))
     for cols in panels(n, width):
         count = cols.stop - cols.start
         panel = scratch[:, :count]
         shapes = [(count_owned(k, q, ctx.size), count) for q in ranks]
         for q, part in _gathered(ctx.comm, ranks, distributed[:, cols], shapes, order):
             panel[q :: ctx.size] = part
-        np.matmul(mine, panel, out=out[:, cols])
+        multiply(left, panel, out[:, cols])
 
 
 def inner(ctx: Context, left: Array, right: Array) -> DistMatrix:
@@ -227,13 +228,15 @@ def inner(ctx: Context, left: Array, right: Array) -> DistMatrix:
     C = ctx.empty((m, n), left.dtype)
     out = block(C)
     if size == 1:
-        np.matmul(left, right, out=out)
+        multiply(left, right, out)
         return C
     mine = out.shape[0]
-    for cols in panels(n, max(1, min(n, panel_width(m, left.itemsize)))):
+    width = max(1, min(n, panel_width(m, left.itemsize)))
+    resident = Operand(left, -(-n // width))
+    for cols in panels(n, width):
         count = cols.stop - cols.start
         # The whole array, not a slice, if possible: NumPy halves the work of X.T @ X.
-        partial = left @ (right if count == n else right[:, cols])
+        partial = multiply(resident, right if count == n else right[:, cols])
         outgoing = np.concatenate([partial[q::size].reshape(-1, order="F") for q in range(size)])
         incoming = np.empty((size, count, mine), partial.dtype)
         ctx.comm.Alltoallv(
@@ -269,31 +272,18 @@ def _grid(ctx: Context, A: DistMatrix, B: DistMatrix, dtype: np.dtype[Any]) -> D
         shapes = [(count_owned(count, q, height), b.shape[1]) for q in range(height)]
         for q, part in _gathered(ctx.comm, down, b[rows], shapes):
             right[q:count:height] = part
-        _add_product(c, left[:, :count], right[:count])
+        multiply(left[:, :count], right[:count], c, add=1)
     return C
 
 
 def _multiply(a: Array, b: Array, out: Array) -> None:
     """``out = a @ b``; columns of `a` of another dtype are cast some at a time, in the caches."""
     if a.dtype == out.dtype:
-        np.matmul(a, b, out=out)
+        multiply(a, b, out)
         return
     out[...] = 0
     for some in panels(a.shape[1], panel_width(len(a), out.itemsize, 4 * CHUNK)):
-        _add_product(out, a[:, some].astype(out.dtype), b[some])
-
-
-def _add_product(c: Array, a: Array, b: Array) -> None:
-    """``c += a @ b``, for c in Fortran order; of inexact numbers without a temporary."""
-    if not (c.size and a.size):
-        return
-    if c.dtype.kind in "iu":
-        strip = max(1, 4 * CHUNK // (c.shape[0] * c.itemsize))  # the sums stay in the cache
-        for some in panels(c.shape[1], strip):
-            c[:, some] += a @ b[:, some]
-        return
-    (gemm,) = scipy.linalg.get_blas_funcs(("gemm",), (a, b, c))
-    gemm(1.0, a, b, 1.0, c, overwrite_c=True)
+        multiply(a[:, some].astype(out.dtype), b[some], out, add=1)
 
 
 def _gathered(

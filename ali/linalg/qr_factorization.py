@@ -39,10 +39,10 @@ from ali.blocks import (
     panel_width,
     panels,
     phases,
-    subtract_product,
 )
 from ali.interface import Context
 from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.local_products import multiply, subtract_product
 from ali.linalg.products import inner
 from ali.linalg.rows import copy_to_rows, gather_rows, owned_rows, rows_before
 from ali.linalg.triangular import PANEL_COLUMNS, triangular_solve
@@ -185,7 +185,7 @@ def gram_of_rows(ctx: Context, local: Array, scale: float = 1.0) -> Array:
         for some in panels(len(local), panel_width(n, local.itemsize)):
             ctx.check()
             part = local[some] if scale == 1.0 else local[some] / dtype.type(scale)
-            gram += part.T @ part if local.dtype.kind == "f" else part.conj().T @ part
+            gram += multiply(part.T if local.dtype.kind == "f" else part.conj().T, part)
         return sum_over_ranks(ctx.comm, gram)
 
 

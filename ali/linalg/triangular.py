@@ -20,9 +20,10 @@ import scipy.linalg
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from ali.blocks import CHUNK, Array, block, panels, subtract_product
+from ali.blocks import CHUNK, Array, block, panels
 from ali.interface import Context
 from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.local_products import strip_width, subtract_product
 from ali.linalg.rows import gather_rows, owned_rows, rows_before
 from mpi_workers.matrix import copy_kernels, tags
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -63,11 +64,11 @@ def cholesky_in_place(ctx: Context, L: DistMatrix) -> int:
         ).T
         local[end:, cols] = below
         whole = gather_rows(ctx, below, stop, n)
-        strip = max(32, 4 * CHUNK // max(1, (len(local) - end) * local.itemsize))
+        strip = strip_width(len(local) - end, local.itemsize)
         for some in panels(n - stop, strip):  # little more than the lower triangle
             at = rows_before(stop + some.start, me, size)
-            update = below[at - end :] @ whole[some].conj().T
-            local[at:, stop + some.start : stop + some.stop] -= update
+            rest = local[at:, stop + some.start : stop + some.stop]
+            subtract_product(rest, below[at - end :], whole[some].conj().T)
         ctx.progress(1 - (1 - stop / n) ** 3, f"column {stop} of {n}")
     for j, col in enumerate(L.cols):
         local[: rows_before(col, me, size), j] = 0

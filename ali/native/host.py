@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 ABI = 4
-HOST = 5  # of the functions that libraries may call
+HOST = 6  # of the functions that libraries may call
 SYMBOL = "alchemist_library_describe"
 OK, FAILED, ENDED = 0, 1, 2
 REFUSED = 1  # the kind of a failure: bad arguments
@@ -157,6 +157,12 @@ class Frame:
         where = ctypes.addressof(about)
         self._matrices[where] = about, matrix
         return where
+
+    def device_address(self, matrix: DistMatrix) -> int:
+        """The address of a copy of a matrix's part on the rank's GPU."""
+        x = matrix.on_device()
+        self._kept.append(x)
+        return int(x.data_ptr())
 
     def matrix(self, where: int | None) -> tuple[Any, DistMatrix]:
         """The description at this address, and its matrix."""
@@ -312,6 +318,12 @@ class Host:
             return source if moved is matrix else frame.address(moved)
 
         return self._guarded(move)
+
+    def _device_pointer(self, _: Any, source: int) -> Any:
+        def copied(frame: Frame) -> int:
+            return frame.device_address(frame.matrix(source)[1])
+
+        return self._guarded(copied)
 
     def _allocate(self, _: Any, nbytes: int) -> Any:
         return self._guarded(lambda frame: frame.allocate(nbytes))

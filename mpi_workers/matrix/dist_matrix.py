@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpi_workers.failures import Failure
+from mpi_workers.matrix import device
 from mpi_workers.matrix.layout import (
     ArrayShape,
     Distribution,
@@ -126,6 +128,50 @@ class DistMatrix:
     def leading_dimension(self) -> int:
         """Elements from one local column to the next, for BLAS and Elemental (>= 1)."""
         return max(1, len(self.stored))
+
+    def on_device(self, library: str = "torch") -> Any:
+        """A copy of `local` on this rank's GPU, column-major as it lies. Do not write to it.
+
+        The copy of a matrix that the call has declared not to change (``writes=()`` or `pure` of a
+        routine, ``pure=True`` of `als.run`) is kept: the next call gets it without a transfer,
+        until a call may change the matrix, it is freed, or the GPU's memory is short. Other
+        matrices are copied each time.
+
+        Parameters
+        ----------
+        library : {"torch", "cupy"}
+            CuPy's array is of the same memory as PyTorch's tensor, so it needs both.
+
+        Raises
+        ------
+        Failure
+            ResourceError: no GPU is reserved for the ranks, it has too little memory, or the
+            library or the driver does not fit. BadArgumentError: unknown library.
+        """
+        found = device.required()
+        return found.given(found.part(self.local, self.block), library)
+
+    @contextlib.contextmanager
+    def changed_on_device(self, library: str = "torch") -> Iterator[Any]:
+        """`on_device`, to be changed in place: the end of the ``with`` block copies it to `local`.
+
+        After an error in the block `local` is as before.
+
+        Raises
+        ------
+        Failure
+            As `on_device`; RoutineError, if the call has declared not to change the matrix.
+        """
+        if self.block.steady:
+            raise Failure(
+                "RoutineError",
+                f"changed_on_device() of the {self!r}: the routine has not declared that it writes "
+                "to it (`writes=` of @routine, `pure=` of als.run)",
+            )
+        found = device.required()
+        x = found.part(self.local, self.block)
+        yield found.given(x, library)
+        found.store(x, self.local)
 
     def descriptor(self, context: int) -> NDArray[np.int32]:
         """ScaLAPACK's descriptor, for a matrix in MC_MR, BLOCK or BLOCK_CYCLIC.

@@ -447,6 +447,34 @@ def local_indices(layout: str, shape: Shape, grid: Grid, rank: int) -> LocalIndi
     return LocalIndices(rows, cols) if rows and cols else NOTHING
 
 
+def shape_of_parts(layout: str, grid: Grid, parts: Sequence[Shape]) -> Shape:
+    """The shape of a matrix of which each rank has a part of that shape; empty ones may be (0, 0).
+
+    Raises
+    ------
+    ValueError
+        If no matrix has such parts.
+    """
+    some = block_shape(layout, (len(parts), len(parts)), grid)
+    lengths = []
+    for axis in (0, 1):
+        longest: dict[Runs, int] = {}  # of the ranks with the same rows or columns
+        for rank, part in enumerate(parts):
+            both = rank_runs(layout, grid, rank, some)
+            if both is not None:
+                longest[both[axis]] = max(longest.get(both[axis], 0), part[axis])
+        lengths.append(sum(longest.values()))
+    shape = lengths[0], lengths[1]
+    for rank, part in enumerate(parts):
+        own = local_indices(layout, shape, grid, rank).shape
+        if own != part and (0 not in own or 0 not in part):
+            raise ValueError(
+                f"parts of these shapes make no matrix in {layout}: of a {shape[0]} x {shape[1]} "
+                f"matrix rank {rank} would have {own}, and it has {part}"
+            )
+    return shape
+
+
 @lru_cache(maxsize=256)
 def owners(layout: str, grid: Grid) -> tuple[tuple[int, ...], ...]:
     """Groups of ranks that hold copies of the same part.

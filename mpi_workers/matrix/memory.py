@@ -41,13 +41,14 @@ _ids = itertools.count(1)
 class Segment:
     """Mapped memory with all its pages present: a memfd, or private to this process."""
 
-    __slots__ = ("fd", "id", "memory", "nbytes", "pid", "tainted")
+    __slots__ = ("fd", "id", "memory", "nbytes", "pid", "tainted", "unpin")
 
     def __init__(self, nbytes: int, *, shared: bool) -> None:
         self.id = next(_ids)
         self.pid = os.getpid()
         self.nbytes = max(PAGE, -(-nbytes // PAGE) * PAGE)
         self.tainted = False
+        self.unpin: Callable[[], object] | None = None  # if a GPU's driver knows the pages
         self.fd = -1
         try:
             # The allocation would succeed and trigger the OOM killer later.
@@ -74,6 +75,9 @@ class Segment:
 
     def release(self) -> None:
         """Return the pages to the system, also those that other processes still map."""
+        if self.unpin is not None:
+            self.unpin()
+            self.unpin = None
         if self.fd >= 0:
             with contextlib.suppress(OSError):
                 self.memory.advise(mmap.MADV_REMOVE)
@@ -85,11 +89,22 @@ class Segment:
 
 
 class MemoryBlock:
-    """A part of a segment, lent until this object and all arrays made from it are deleted."""
+    """A part of a segment, lent until this object and all arrays made from it are deleted.
+
+    Attributes
+    ----------
+    steady : bool
+        Whether nothing changes the bytes before the end of the call under way.
+    copy : (tensor, int), optional
+        The bytes as elements on the rank's GPU, and the tensor's version at that time; see
+        `mpi_workers.matrix.device`.
+    """
 
     def __init__(self, segment: Segment, nbytes: int) -> None:
         self.segment = segment
         self.nbytes = nbytes
+        self.steady = False
+        self.copy: tuple[Any, int] | None = None
         self.__array_interface__: dict[str, Any] = {
             **segment.memory.__array_interface__,
             "shape": (max(1, nbytes),),

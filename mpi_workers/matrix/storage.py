@@ -89,6 +89,7 @@ class Storage:
         yield None
 
     def put(self, matrix_id: int, matrix: DistMatrix, *, sealed: bool) -> None:
+        matrix.block.steady = sealed
         with self._lock:
             self._entries[matrix_id] = Entry(matrix, sealed=sealed)
 
@@ -131,6 +132,7 @@ class Storage:
                     f"matrix {matrix_id}",
                 )
             entry.sealed = True
+        entry.matrix.block.steady = True
 
     def free_from(self, first: int) -> None:
         """Forget the matrices with this id and later ones."""

@@ -99,6 +99,7 @@ class Proxy:
             one_node=len(plan.nodes) == 1,
             first=min(self._ranks),
             devices=plan.nodes[self._node].devices,
+            gpu=plan.gpu,
         )
         processes.set_waits(crowded)
         for name in ("OMP", "OPENBLAS", "MKL"):

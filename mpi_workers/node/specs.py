@@ -93,6 +93,7 @@ class GangPlan:
     keep_bytes: int
     start_timeout_s: float
     mpi_waits: str = "interruptible"
+    gpu: str = "auto"
     log_folder: str = ""
     start: Start | None = None
     kvs_name: str = field(default_factory=lambda: f"alchemist_{uuid.uuid4().hex[:20]}")
@@ -130,6 +131,7 @@ class RankConfig:
     one_node: bool = False  # all ranks of the gang are on this node
     first: int = 0  # rank of this node
     devices: Sequence[Mapping[str, str]] = ()  # of its ranks; see `NodePlan`
+    gpu: str = "auto"
 
     @classmethod
     def find(cls, pattern: str) -> RankConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.foreign_code import called, isolated
 from mpi_workers.rank.gang import Gang
 from mpi_workers.waits import interruption
-from mpi_workers.wire.commands import COMMANDS
+from mpi_workers.wire.commands import COMMANDS, matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import places
 
@@ -224,7 +224,8 @@ class RankCommands:
             name: self._storage.sealed(value["matrix"]) if isinstance(value, dict) else value
             for name, value in body["arguments"].items()
         }
-        results = called(isolated, library.call, self.gang, body["routine"], arguments)
+        with self._changing(body):
+            results = called(isolated, library.call, self.gang, body["routine"], arguments)
         used = {v["matrix"]: arguments[k] for k, v in body["arguments"].items() if type(v) is dict}
         found = [result for result in results if isinstance(result, DistMatrix)]
         reply = self._keep(found, body["first"], used)
@@ -253,7 +254,7 @@ class RankCommands:
             return used[matrix_id]
 
         self._result = []
-        with contextlib.ExitStack() as unchanged:
+        with self._changing(body), contextlib.ExitStack() as unchanged:
             results, value = called(isolated, self._runner.run, self.gang, body, matrix)
         reply = self._keep(results, body["first"], used)
         if self.gang.rank == 0:
@@ -262,6 +263,19 @@ class RankCommands:
             if sum(sizes) > body.get("inline", math.inf):
                 self._result, value["sizes"] = value.pop("parts"), sizes
         return reply
+
+    @contextlib.contextmanager
+    def _changing(self, body: Body) -> Iterator[None]:
+        """For a call: the matrices that it may change have no copies on a GPU that are kept."""
+        changes = body.get("changes", matrices_of(body))
+        blocks = [self._storage.sealed(ident).block for ident in changes]
+        for block in blocks:
+            block.steady, block.copy = False, None
+        try:
+            yield
+        finally:
+            for block in blocks:
+                block.steady = True
 
     def keep_result(self, body: Body) -> None:
         """Make a matrix of the result of the last function, which is too large for a reply."""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
+from mpi_workers.matrix import device
 from mpi_workers.waits import interruption
 from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body
@@ -31,6 +32,8 @@ class Entry(NamedTuple):
     failed : bool
         Whether it ended with an exception.
     span : bool
+    device_nbytes : int
+        Bytes that were copied to and from the rank's GPU.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Entry(NamedTuple):
     grown_nbytes: int
     failed: bool
     span: bool = False
+    device_nbytes: int = 0
 
 
 _entries: deque[Entry] = deque(maxlen=KEPT)
@@ -54,26 +58,37 @@ class Span:
     name : str
     """
 
-    __slots__ = ("_begun", "_counter", "_name", "_waited_s")
+    __slots__ = ("_begun", "_copied", "_counter", "_name", "_waited_s")
 
     def __init__(self, name: str) -> None:
         self._name = name[:SPAN_NAME]
 
     def __enter__(self) -> None:
         self._begun, self._waited_s = time.time(), interruption.waited_s()
+        self._copied = device.copied_nbytes()
         self._counter = time.perf_counter()
 
     def __exit__(self, kind: object, *_: object) -> None:
         seconds = time.perf_counter() - self._counter
         mpi_s = min(interruption.waited_s() - self._waited_s, seconds)
-        _spans.append(Entry(self._name, self._begun, seconds, mpi_s, 0, kind is not None, True))
+        copied = device.copied_nbytes() - self._copied
+        failed = kind is not None
+        _spans.append(Entry(self._name, self._begun, seconds, mpi_s, 0, failed, True, copied))
 
 
 def add(
-    body: Body, begun: float, seconds: float, mpi_s: float, grown_nbytes: int, *, failed: bool
+    body: Body,
+    begun: float,
+    seconds: float,
+    mpi_s: float,
+    grown_nbytes: int,
+    *,
+    failed: bool,
+    device_nbytes: int = 0,
 ) -> None:
     """Note a command that has ended."""
-    _entries.append(Entry(command_name(body), begun, seconds, mpi_s, grown_nbytes, failed))
+    name = command_name(body)
+    _entries.append(Entry(name, begun, seconds, mpi_s, grown_nbytes, failed, False, device_nbytes))
 
 
 def collected(comm: Any, since: float) -> list[tuple[int, str, list[tuple[Any, ...]]]] | None:

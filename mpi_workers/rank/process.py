@@ -35,6 +35,7 @@ from threadpoolctl import threadpool_limits
 from mpi_workers.data.loans import RankMemory
 from mpi_workers.deadlines import BLAME_S
 from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.matrix import device
 from mpi_workers.matrix.available_memory import NodeAllocations
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
@@ -126,6 +127,7 @@ class RankLoop:
     def _answer(self, body: Body) -> None:
         """Execute a command, reply, and note it in the history while the reply travels."""
         begun, counter, waited_s = time.time(), time.perf_counter(), interruption.waited_s()
+        copied = device.copied_nbytes()
         reply = self._execute(body)
         seconds = time.perf_counter() - counter
         if MPI.Is_finalized():
@@ -138,8 +140,9 @@ class RankLoop:
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         grown, self._peak_kib = peak_kib - self._peak_kib, peak_kib
         history.add(
-            body, begun, seconds, min(mpi_s, seconds), grown << 10, failed="errors" in reply
-        )
+            body, begun, seconds, min(mpi_s, seconds), grown << 10, failed="errors" in reply,
+            device_nbytes=device.copied_nbytes() - copied,
+        )  # fmt: skip
 
     def _execute(self, body: Body) -> Body:
         reply: Body = {"seq": body["seq"]}
@@ -148,6 +151,10 @@ class RankLoop:
         except Interrupted as interrupted:
             reply["places"] = {place(interrupted): [self._rank]}
         except BaseException as error:  # a routine may call sys.exit: the gang continues
+            if fault := device.fault_of(error):
+                sys.stderr.write(f"this rank has lost its GPU: {fault}\n")
+                flush()
+                os._exit(1)
             reply["errors"] = [self._failure(error, body).to_map()]
         command = COMMANDS.get(body["op"])
         if command is not None and command.prints:
@@ -373,6 +380,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         report_exits()
         if config.devices:  # before anything here opens a GPU
             os.environ.update(config.devices[MPI.COMM_WORLD.rank - config.first])
+            device.use(device.Device(products=config.gpu != "off"))
         RankLoop(config, loader, runner).run()
         status = 0
     except BaseException:

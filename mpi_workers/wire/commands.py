@@ -57,8 +57,9 @@ class Command:
     ranks : str or None
         What the ranks get. Each such command also has ``op`` and ``seq``, and may have
         ``unreferenced`` and ``discard``: ids of matrices to free first, one by one, and from an id
-        on; ``call`` and ``run`` also ``room``, bytes that their results may have. None: ranks take
-        no part.
+        on; ``call`` and ``run`` also ``room``, bytes that their results may have, and ``changes``,
+        ids of the matrices that they may change (default: all that they get). None: ranks take no
+        part.
     prints : bool
         Its code on the ranks may print.
     """

@@ -19,6 +19,7 @@ from ali.linalg import (
     collectives,
     leading,
     learning,
+    local_products,
     products,
     reductions,
     triangular,
@@ -201,7 +202,7 @@ def small_panels() -> Iterator[None]:
         patch.setattr(products, "CHUNK", 64)
         patch.setattr(pairwise, "MESSAGE", 128)
         patch.setattr(learning, "PANEL", 2000)
-        for module in (arithmetic, reductions, learning, leading, triangular):
+        for module in (arithmetic, reductions, learning, leading, local_products, triangular):
             patch.setattr(module, "CHUNK", 256)
         yield
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ali import registry
+from ali.interface import Context
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dtypes import DTYPES
@@ -160,3 +162,16 @@ def waits(gang: Gang, path: str) -> Any:
         time.sleep(0.5)
     library.call(gang, "fail", {"rank": gang.size, "how": "fail"})  # an allreduce, no failure
     return gang.comm.allgather(0.4 < waited_s() - before < 5)
+
+
+def device_pointer(gang: Gang, path: str) -> list[Any]:
+    """What a library reads at a part's address on the device, and the error without one."""
+    from tests.support.devices import counted  # noqa: PLC0415 - needs torch
+
+    library = load("device", path)
+    A = Context(gang, {}).new_replicated(np.arange(24.0).reshape(6, 4), "MC_MR")
+    with counted() as found:
+        told = [*library.call(gang, "sum", {"A": A}), found.copies]
+    with pytest.raises(Failure) as refused:
+        library.call(gang, "sum", {"A": A})
+    return [*told, refused.value.message]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,6 +20,7 @@ from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.rank.gang import Gang
 from tests.ali import routine_table
 from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, small_panels
+from tests.support.devices import counted
 
 # Of the table those whose errors are small for every matrix, or for matrices without a kind.
 STABLE = {
@@ -81,6 +82,16 @@ def in_place() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def on_device() -> Iterator[None]:
+    """All products on a device, for which PyTorch's CPU stands in; in panels of a few elements."""
+    if importlib.util.find_spec("torch") is None:
+        raise Failure("LibraryNotFoundError", "needs torch")
+    with small_panels(), counted(products=True) as found:
+        yield
+        assert found.copies
+
+
 # For each way: the library, its environment, the layouts of arguments, the layout of large results
 # ("": any), additional arguments.
 Way = tuple[str, Callable[[], Any], tuple[str, ...], str, dict[str, Any]]
@@ -88,6 +99,7 @@ WAYS: dict[str, Way] = {
     "linalg": ("linalg", nullcontext, LAID, "", {}),
     "panels": ("linalg", small_panels, LAID, "", {}),
     "spread": ("linalg", spread, LAID, "", {}),
+    "on a device": ("linalg", on_device, LAID, "", {}),
     "scalapack": ("scalapack", lambda: blocks(False), LAYOUTS, "MC_MR", {}),
     "scalapack in blocks": ("scalapack", lambda: blocks(True), LAYOUTS, "MC_MR", {}),
     "scalapack in place": (

@@ -19,7 +19,7 @@ from ali import blocks, registry
 from ali.files import exchange, zarr3
 from ali.files.routines import load as load_routine
 from ali.files.routines import save as save_routine
-from ali.linalg import learning, reductions, triangular
+from ali.linalg import learning, local_products, reductions, triangular
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -108,7 +108,7 @@ def memory(gang: Gang, library: str) -> dict[str, float]:
         patch.setattr(reductions, "LARGE", PANEL)
         for tuned in (blocks, learning):
             patch.setattr(tuned, "PANEL", PANEL)
-        for tuned in (blocks, triangular):
+        for tuned in (blocks, triangular, local_products):
             patch.setattr(tuned, "CHUNK", PANEL // 8)
         for name, cases in LIBRARIES[library].items():
             given = cases[0][0] | MEMORY.get(name, {})

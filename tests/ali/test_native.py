@@ -148,6 +148,14 @@ def test_a_matrix_is_described_as_it_is(ranks: int) -> None:
     assert launches.run("tests.ali.ranks_native:descriptions", ranks, str(built("every.c"))) == []
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_library_reads_a_part_on_the_gpu(ranks: int) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    told = launches.run("tests.ali.ranks_native:device_pointer", ranks, str(built("device.c")))
+    assert told[:3] == [276.0, True, 1]
+    assert told[3].startswith("no GPU is reserved for this rank")
+
+
 def test_an_error_of_mpi_that_a_library_ignores_fails_the_call() -> None:
     careless, careful, total = local_gang.run(
         "tests.ali.ranks_native:mpi_errors", 2, str(built("mpi_errors.c"))

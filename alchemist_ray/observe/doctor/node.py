@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -77,6 +78,7 @@ def own_processes(*facts: str) -> Iterator[psutil.Process]:
 # --- memory, limits, cores, disks -------------------------------------------------------
 
 RDMA = Path("/sys/class/infiniband")
+DEVICES, VISIBLE = Path("/dev"), "CUDA_VISIBLE_DEVICES"
 SHM_LEAST = 128 << 20  # 128 MiB: MPICH's segments of a few ranks, and Ray's minimal store
 SHM_SHARE = 0.2  # of the free memory; Ray's object store wants 0.3 of all
 FILES_LEAST, FILES_GOOD = 1024, 4096
@@ -207,6 +209,21 @@ def cores(site: Site, ray_cpus: float) -> Iterator[Finding]:
             "other programs compute there (`top`): runs will be slow and uneven; request whole "
             "nodes", "load"
         )  # fmt: skip
+
+
+def gpus(site: Site) -> Iterator[Finding]:
+    """Check that ranks can use the GPUs of the node."""
+    cards = [path.name for path in DEVICES.glob("nvidia[0-9]*")]
+    found = f"{counted(len(cards), 'NVIDIA GPU')}; visible: {os.environ.get(VISIBLE, 'all')}"
+    if not cards:
+        yield Finding(INFO, "none")
+    else:
+        yield warn_if(
+            find_spec("torch") is None,
+            f"{found}; PyTorch is not installed",
+            "pip install torch there: matrices on a GPU (A.on_device) and large products need it",
+            found,
+        )
 
 
 def threads() -> Iterator[Finding]:
@@ -632,6 +649,7 @@ def checks(ray_address: str, ray_cpus: float, peers: int) -> dict[str, Check]:
         "temporary folder": disk,
         "limits": limits,
         "cores": partial(cores, ray_cpus=ray_cpus),
+        "GPUs": gpus,
         "network interface": partial(used_interface, ray_address=ray_address, peers=peers),
         "host name": own_name,
         "MPI library": mpi_library,

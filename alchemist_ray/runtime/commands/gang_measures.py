@@ -44,10 +44,11 @@ class GangMeasures:
         Of its log; see `measures.logs.write_to`.
     """
 
-    def __init__(self, gang: str = "", user: str = "", folder: str = "") -> None:
+    def __init__(self, gang: str = "", user: str = "", folder: str = "", gpus: float = 0) -> None:
         self._log = logging.LoggerAdapter(log, {"gang": folder})
         self._gang = metrics.bounded(gang) if gang else metrics.PRIVATE
         self._user = metrics.bounded(user.partition("@")[0])  # host and process are without number
+        self._gpus = gpus  # of each rank
         self._shown: dict[tuple[str, metrics.Labels], float] = {}
 
     # --- events ---
@@ -94,6 +95,8 @@ class GangMeasures:
             hosts = address.hosts_of_ranks()
             for host in set(hosts):
                 now["alchemist_ranks", (self._gang, host)] = hosts.count(host)
+                if self._gpus:
+                    now["alchemist_gpus", (self._gang, host)] = hosts.count(host) * self._gpus
             for host, nbytes in held_bytes(hosts, records).items():
                 now["alchemist_held_bytes", (self._gang, host)] = nbytes
         self._set(now)

@@ -231,7 +231,9 @@ class Commands:
         if self.log.enabled:
             used, changed = self._affected(again, used)
         room = self._room(body)
-        asked = again if room is None else {**again, "room": room}
+        asked = {**again, "changes": self.libraries.changed(again)}
+        if room is not None:
+            asked["room"] = room
         begin, first = time.monotonic(), self.next_id
         try:
             done = await self.nodes.round(collective=True, first=first, **asked)

@@ -138,6 +138,7 @@ class Incarnation:
             keep_bytes=min(node["memory"] for node in facts) // KEEP_SHARE,
             start_timeout_s=request.options.start_timeout_s,
             mpi_waits=request.options.mpi_waits,
+            gpu=request.options.gpu,
             log_folder=folder_name(self.gang, self.run.rpartition(".")[0]),
         )
         self.stage = "starting processes"

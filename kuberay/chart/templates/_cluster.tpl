@@ -309,12 +309,18 @@ workerGroupSpecs:
             {{- if .Values.rdmaResource }}
             {{ .Values.rdmaResource | toString | quote }}: "1"
             {{- end }}
+            {{- if .Values.gpus }}
+            nvidia.com/gpu: {{ int .Values.gpus | toString | quote }}
+            {{- end }}
           limits:
             cpu: {{ int .Values.cpus | toString | quote }}
             memory: {{ .Values.memory | toString | quote }}
             ephemeral-storage: {{ .Values.storage | toString | quote }}
             {{- if .Values.rdmaResource }}
             {{ .Values.rdmaResource | toString | quote }}: "1"
+            {{- end }}
+            {{- if .Values.gpus }}
+            nvidia.com/gpu: {{ int .Values.gpus | toString | quote }}
             {{- end }}
         startupProbe:
           httpGet:

@@ -113,6 +113,88 @@ def test_ranks_see_the_gpus_that_ray_has_reserved_for_them() -> None:
     assert len(set(told["function"])) == 2
 
 
+ON_DEVICE = """
+    import json
+    import numpy as np
+    import ray
+
+    ray.init(num_cpus=4, num_gpus=2, log_to_driver=False, include_dashboard=False)
+    from alchemist_ray import AlchemistSession
+    from alchemist_ray.errors import AlchemistError
+
+    def refusal(call, *args):
+        try:
+            call(*args)
+        except AlchemistError as error:
+            return str(error)
+
+    def use_cpu(comm):  # in place of a GPU
+        from mpi_workers.matrix import device
+        told = device.current().products
+        device.use(device.Device("cpu", products=told))
+        return comm.gather(told)
+
+    def total(comm, A):
+        return comm.allreduce(float(A.on_device().sum()))
+
+    def doubled(comm, A):
+        with A.changed_on_device() as x:
+            x *= 2
+
+    def lost(comm):
+        import sys, types
+
+        class Cuda:
+            is_initialized = staticmethod(lambda: True)
+
+            def synchronize():
+                raise RuntimeError("CUDA error: unspecified launch failure")
+
+        if comm.rank:
+            sys.modules["torch"] = types.SimpleNamespace(cuda=Cuda)
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        comm.barrier()
+
+    told = {}
+    with AlchemistSession(2, gpus_per_worker=1, gpu="off") as als:
+        told["off"] = als.run(use_cpu)
+    with AlchemistSession(2, gpus_per_worker=1) as als:
+        A = als.send_matrix(np.ones((1000, 10)))
+        told["no driver"] = refusal(als.run, total, A)
+        told["auto"] = als.run(use_cpu)
+        copied = []
+        for call, pure in ((total, True), (total, True), (doubled, False), (total, True)):
+            with als.profile() as profile:
+                told["sum"] = als.run(call, A, pure=pure)
+            copied.append([sum(e.device_nbytes for e in one.entries) for one in profile.ranks])
+        told["copied"], told["profile"] = copied, str(profile)
+        try:
+            als.run(lost)
+        except Exception as error:
+            told["lost"] = str(error)
+    with AlchemistSession(1) as als:
+        told["none"] = refusal(als.run, total, als.send_matrix(np.ones((3, 3))))
+    print(json.dumps(told))
+"""
+
+
+@pytest.mark.timeout(150)
+def test_parts_cross_to_gpus_and_their_copies_are_kept_and_shown() -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    told = json.loads(commands.python(ON_DEVICE, code=0, limit_s=140.0).stdout.splitlines()[-1])
+    assert told["off"] == [False, False]
+    assert told["auto"] == [True, True]
+    assert "cannot use this rank's GPU: RuntimeError: " in told["no driver"]
+    part = 500 * 10 * 8
+    # Copied once, kept; there and back; copied again, because it had been changed.
+    assert told["copied"] == [[part] * 2, [0] * 2, [2 * part] * 2, [part] * 2]
+    assert told["sum"] == 20_000
+    assert "to/from GPU" in told["profile"].splitlines()[0]
+    assert told["profile"].splitlines()[2].endswith("40.0 kB")
+    assert "has lost its GPU: RuntimeError: CUDA error: an illegal memory access" in told["lost"]
+    assert "no GPU is reserved for this rank: start the gang with gpus_per_worker=1" in told["none"]
+
+
 @given(st.integers(1, 20), st.sampled_from([0.1, 0.25, 0.5, 1, 2, 3]))
 def test_every_rank_has_as_many_devices_as_were_reserved(ranks: int, gpus: float) -> None:
     ids = [str(i) for i in range(-(-ranks * gpus // 1).__trunc__())]

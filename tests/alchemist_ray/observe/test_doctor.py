@@ -19,7 +19,7 @@ from alchemist_ray import cli
 from alchemist_ray.deploy.slurm.sites import Mpi, Nodes, Site
 from alchemist_ray.observe.doctor import cli as doctor_cli
 from alchemist_ray.observe.doctor import finding, node, probe
-from alchemist_ray.observe.doctor.finding import BAD, NOTHING, OK, WARN, Finding, run_checks
+from alchemist_ray.observe.doctor.finding import BAD, INFO, NOTHING, OK, WARN, Finding, run_checks
 from tests.mpi_workers.cgroups import limited_memory
 from tests.support import commands
 
@@ -189,6 +189,19 @@ def test_more_cpus_than_cores_are_seen() -> None:
     cores = node.usable_cores()
     expect(next(iter(node.cores(NOTHING, cores))), OK)
     expect(next(iter(node.cores(NOTHING, cores + 1))), WARN, "share cores")
+
+
+def test_gpus_that_ranks_cannot_use_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "DEVICES", tmp_path)
+    expect(next(node.gpus(NOTHING)), INFO, "none")
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    expect(next(node.gpus(NOTHING)), OK, "2 NVIDIA GPUs; visible: 1")
+    monkeypatch.setattr(node, "find_spec", lambda name: None)
+    expect(next(node.gpus(NOTHING)), WARN, "PyTorch is not installed", "pip install torch")
 
 
 def test_others_that_compute_there_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,8 @@ def test_rows_of_any_gang_can_be_shown() -> None:
     calls = (CallInfo("linalg.svd", "running", "", 200.0), CallInfo("f", "queued", "", 1.0))
     busy: dict[str, Any] = {"calls": calls, "detached": True, "last_used": time.time() - 3 * 3600}
     text = status.table([GangInfo("a", "not answering"), GangInfo("b", "ready", **busy)])
+    some = GangInfo("c", "ready", workers=6, gpus_per_worker=0.5)
+    assert "6 (3 GPUs)" in status.table([some])
     assert "linalg.svd 3 min (+1)" in text
     assert "3 h ago" in text
     assert "not answering" in text

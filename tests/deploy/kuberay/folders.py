@@ -21,6 +21,7 @@ OVERLAYS: dict[str, Map] = {
     "gang-volcano": {"gang": "volcano"},
     "gang-yunikorn": {"gang": "yunikorn"},
     "gateway": {"gateway": True},
+    "gpu": {"gpus": 1},
     "hostnetwork-rdma": {"hostNetwork": True, "rdmaResource": "rdma/hca_shared_devices_a"},
     "monitoring": {"monitoring": True},
     "network-policy": {"networkPolicy": True},

@@ -29,6 +29,7 @@ from mpi_workers.matrix.layout import (
     number_of,
     positions,
     selector,
+    shape_of_parts,
     sibling,
     stored_shape,
 )
@@ -51,6 +52,15 @@ def test_every_rank_owns_what_elemental_says(layout: str) -> None:
         for rank, owned in enumerate(case["owned"]):
             rows, cols = owned_indices(layout, shape, grid, rank)
             assert (rows.tolist(), cols.tolist()) == (owned["rows"], owned["cols"]), (case, rank)
+
+
+@given(layouts, shapes, grids)
+def test_the_shape_of_a_matrix_follows_from_those_of_its_parts(
+    layout: str, shape: tuple[int, int], grid: tuple[int, int]
+) -> None:
+    ranks = range(grid[0] * grid[1])
+    parts = [local_indices(layout, shape, grid, rank).shape for rank in ranks]
+    assert shape_of_parts(layout, grid, parts) == shape
 
 
 @given(st.none() | st.integers(2, 12), shapes, grids)
