@@ -398,13 +398,16 @@ static const void *block(void *array, long n, H type, H comm) {
 /* --- small collectives of ranks on one node --- */
 
 enum { INLINE = 48, ALL = 16, SPINS = 100 }; /* bytes in a line; ranks that read each other's */
+enum { ALL_RANKS = -1 }; /* a root: all get the result */
 
 static volatile uint64_t *line_of(const Member *member, int rank) {
     return member->row + RANK(rank) + (2 + (member->met[0] & 1)) * LINE;
 }
 static void *elements_of(const Member *member, int rank) { return (void *)(line_of(member, rank) + 2); }
-static int inlined(Member *member, H comm, long bytes) {
-    return bytes >= 0 && bytes <= INLINE && member->size <= ALL && near(member, comm);
+/* Ranks that share cores get one less often if those of a root wait for each other as well. */
+static int inlined(Member *member, H comm, long bytes, int root) {
+    return bytes >= 0 && bytes <= INLINE && member->size <= ALL && (root == ALL_RANKS || !W.crowded) &&
+           root >= ALL_RANKS && root < member->size && in_row(member, comm);
 }
 /* One turn of a wait for the ranks from `next` to before `end` to be in the call. */
 static int come(const Member *member, int *next, int end, int *done) {
@@ -446,8 +449,6 @@ static int bcast_inline(Member *member, void *A, long n, H type, long bytes, int
     if ((e = all_come(member, root, root + 1, comm, "Bcast"))) return e;
     return unpack(elements_of(member, root), A, n, type, comm);
 }
-/* Below, `root` is ALL_RANKS where all ranks get the result. */
-enum { ALL_RANKS = -1 };
 static int reduce_inline(Member *member, const void *a, void *A, long n, H type, H op, long bytes,
                          int root, H comm, const char *name) {
     _Alignas(16) char sum[INLINE];
@@ -544,7 +545,7 @@ int MPI_Bcast##X(void *A, COUNT n, H t, int root, H c) {                        
     int32_t r = REQUEST_NULL;                                                                                    \
     long bytes = bytes_of(n, t);                                                                  \
     if (m_->apart) return p_Bcast##X(A, n, t, root, c);                                     \
-    if (root >= 0 && root < size && inlined(m_, c, bytes)) return bcast_inline(m_, A, n, t, bytes, root, c); \
+    if (root != ALL_RANKS && inlined(m_, c, bytes, root)) return bcast_inline(m_, A, n, t, bytes, root, c);            \
     if (!FITS(bytes) || near(m_, c)) return together_Bcast##X(A, n, t, root, c);                                 \
     if (mine && (e = pack(A, n, t, IN, c))) return e;                                             \
     e = finish_small(r, p_Ibcast##X(IN, (COUNT)bytes, BYTE, root, c, &r), c, "Bcast");               \
@@ -557,7 +558,7 @@ int MPI_Allgather##X(const void *a, COUNT n, H t, void *A, COUNT m, H u, H c) { 
     int32_t r = REQUEST_NULL;                                                                                    \
     long bytes = bytes_of(m, u);                                                                  \
     if (m_->apart) return p_Allgather##X(a, n, t, A, m, u, c);                              \
-    if (inlined(m_, c, bytes))                                                                    \
+    if (inlined(m_, c, bytes, ALL_RANKS))                                                                    \
         return gather_inline(m_, a, n, t, A, m, u, bytes, ALL_RANKS, c, "Allgather");             \
     if (!FITS(bytes * size) || near(m_, c)) return together_Allgather##X(a, n, t, A, m, u, c);                   \
     e = a == IN_PLACE ? pack(block(A, m, u, c), m, u, IN, c) : pack(a, n, t, IN, c);              \
@@ -574,7 +575,7 @@ int MPI_Gather##X(const void *a, COUNT n, H t, void *A, COUNT m, H u, int root, 
     int32_t r = REQUEST_NULL;                                                                                    \
     long bytes = mine ? bytes_of(m, u) : bytes_of(n, t);                                          \
     if (m_->apart) return p_Gather##X(a, n, t, A, m, u, root, c);                           \
-    if (root >= 0 && root < size && inlined(m_, c, bytes))                                        \
+    if (root != ALL_RANKS && inlined(m_, c, bytes, root))                                        \
         return gather_inline(m_, a, n, t, A, m, u, bytes, root, c, "Gather");                     \
     if (!FITS(bytes * size) || near(m_, c)) return together_Gather##X(a, n, t, A, m, u, root, c);                \
     e = a == IN_PLACE ? pack(block(A, m, u, c), m, u, IN, c) : pack(a, n, t, IN, c);              \
@@ -623,7 +624,7 @@ int MPI_Reduce##X(const void *a, void *A, COUNT n, H t, H o, int root, H c) {   
     int32_t r = REQUEST_NULL;                                                                                    \
     long bytes = span(n, t, o);                                                                   \
     if (m_->apart) return p_Reduce##X(a, A, n, t, o, root, c);                              \
-    if (root >= 0 && root < size && inlined(m_, c, bytes))                                        \
+    if (root != ALL_RANKS && inlined(m_, c, bytes, root))                                        \
         return reduce_inline(m_, a, A, n, t, o, bytes, root, c, "Reduce");                        \
     if (!FITS(bytes) || near(m_, c)) return together_Reduce##X(a, A, n, t, o, root, c);                          \
     if (bytes) memcpy(a == IN_PLACE ? OUT : IN, a == IN_PLACE ? A : a, (size_t)bytes);            \
@@ -686,7 +687,7 @@ static long span(long n, H type, H op) {
 }
 #define NOT_INLINE(...)
 #define ALLREDUCE(M, A, B, N, T, O, BYTES, C)                                                   \
-    if (inlined(M, C, BYTES)) return reduce_inline(M, A, B, N, T, O, BYTES, ALL_RANKS, C, "Allreduce")
+    if (inlined(M, C, BYTES, ALL_RANKS)) return reduce_inline(M, A, B, N, T, O, BYTES, ALL_RANKS, C, "Allreduce")
 #define REDUCTION(NAME, START, X, COUNT, INS, INLINED)                                             \
 int MPI_##NAME##X(const void *a, void *A, COUNT n, H t, H o, H c) {                               \
     BEGIN(NAME##X, c, a, A, n, t, o, c);                                                             \
