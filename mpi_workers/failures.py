@@ -25,7 +25,14 @@ class Failure(Exception):
         Names the thing at fault, the problem and the remedy.
     **facts
         Further details (msgpack types only), e.g. ``rank``, ``traceback``.
+
+    Attributes
+    ----------
+    interrupted : bool
+        Whether ranks were ended in the middle of the call; not sent.
     """
+
+    interrupted = False
 
     def __init__(self, kind: str, message: str, **facts: Any) -> None:
         super().__init__(message)

@@ -6,7 +6,7 @@ import html
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -75,13 +75,15 @@ class CallInfo:
 
     `state` is ``"running"``, ``"queued"``, or a text for a call that was cancelled or has failed,
     and that ranks are still in. `caller` is the process that waits for it; empty for calls that
-    came through Ray.
+    came through Ray. `waits_in` names the ranks that wait for others in MPI, by function:
+    ``{"MPI_Recv": [0, 2]}``; only `AlchemistSession.list_calls` asks for it.
     """
 
     name: str
     state: str
     caller: str
     age_s: float
+    waits_in: dict[str, list[int]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,10 @@ class MatrixLeases:
             lease.change(1)
         try:
             yield
+        except BaseException:
+            for lease in changed:
+                lease.share()  # only the gang knows whether ranks still change it, or left it so
+            raise
         finally:
             for lease in changed:
                 lease.change(-1)

@@ -90,6 +90,15 @@ def with_gangs_mpi(env: dict[str, str]) -> dict[str, str]:
     return env | {"LD_LIBRARY_PATH": ":".join(filter(None, folders))}
 
 
+def showing_waits(env: dict[str, str], file: Path, variables: dict[str, str]) -> dict[str, str]:
+    """The environment of an MPI program with those of `Gang.program_variables`."""
+    # Of AddressSanitizer, which ends a program that loads another library first.
+    if not variables or any("libasan" in chain[-1] for chain, _ in searched(file)):
+        return env
+    preloaded = filter(None, [env.get("LD_PRELOAD"), variables["LD_PRELOAD"]])
+    return env | variables | {"LD_PRELOAD": ":".join(preloaded)}
+
+
 def mpirun_command(file: Path, library: str, task: dict[str, Any], counts: list[int]) -> list[str]:
     """The command that starts a program of Open MPI on the ranks of one node.
 

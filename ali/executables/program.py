@@ -34,6 +34,7 @@ from ali.executables.process import (
     mpi_of,
     mpirun_command,
     ready,
+    showing_waits,
     with_gangs_mpi,
     working_folder,
 )
@@ -263,6 +264,7 @@ class Program:
         pmi_end.close()
         self.service.child_end.close()
         self.serve: dict[int, Callable[[], bool]] = {}
+        closing.callback(gang.forget_program)
         if self._child is None:
             self._agreement.begin((ENDED, 0))
             return
@@ -294,6 +296,8 @@ class Program:
         else:
             if library and found is None:
                 env = with_gangs_mpi(env)
+            if library:
+                env = showing_waits(env, file, self._gang.program_variables())
             env |= {
                 "PMI_FD": str(pmi_end.fileno()),
                 "PMI_RANK": str(rank),
@@ -346,7 +350,8 @@ class Program:
             return f"the wait for the processes of program {self._name} on other ranks"
         if self._agreement.under_way:
             return f"MPI_Init or MPI_Finalize of program {self._name}"
-        return f"program {self._name}"
+        function = self._gang.program_waits_in()
+        return f"{function} of program {self._name}" if function else f"program {self._name}"
 
     def _release(self, arrived: list[Any]) -> None:
         """All ranks have reached a barrier of PMI: pass on the keys of all."""
@@ -395,11 +400,13 @@ class Program:
         code = os.waitstatus_to_exitcode(status)
         in_barrier = self._agreement.under_way
         if in_barrier or code < 0 or (code != 0 and self._checks_exit):
-            where = " while it waited for the other ranks in MPI_Init or MPI_Finalize"
+            function = self._gang.program_waits_in()
+            where = f" in {function}" if function else ""
+            if in_barrier:
+                where = " while it waited for the other ranks in MPI_Init or MPI_Finalize"
             raise Failure(
                 "RoutineError",
-                f"program {self._name} {describe_status(status)} on rank {self._gang.rank}"
-                f"{where if in_barrier else ''}",
+                f"program {self._name} {describe_status(status)} on rank {self._gang.rank}{where}",
                 rank=self._gang.rank,
                 exit_code=code,
             )

@@ -154,6 +154,15 @@ class CommandRelay:
         if with_signal:
             self._signal_ranks(seq)
 
+    def report_waits(self, question: int) -> None:
+        """Send in which MPI calls the ranks wait at this moment."""
+        waits: dict[str, list[int]] = {}
+        first = min(self.ranks)
+        for rank in self.ranks:
+            if name := self.word.waits_in(rank - first):
+                waits.setdefault(f"MPI_{name}", []).append(rank)
+        self.uplink.send_event("waits", question=question, waits=waits)
+
     def report_running(self, seq: int) -> None:
         """Send the ranks that have not come back from a call, then their stacks."""
         pending = self._pending.get(seq)

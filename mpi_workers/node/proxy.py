@@ -333,6 +333,8 @@ class Proxy:
                 self._relay.interrupt(body["seq"], with_signal=bool(body.get("signal")))
             case "report_running":
                 self._relay.report_running(body["seq"])
+            case "report_waits":
+                self._relay.report_waits(body["question"])
             case "shutdown":
                 self._shutting_down = asyncio.ensure_future(self._shutdown())
             case _:

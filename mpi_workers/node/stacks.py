@@ -22,6 +22,7 @@ FRAMES = 12  # innermost ones that are shown
 # The rank's own loop and ctypes, below the code of the library or the user.
 LOOP = "/mpi_workers/"
 HIDDEN = (LOOP, "/ali/", "/libffi.so", "_ctypes")
+LAYER = "mpi_waits.so"  # under MPI: its functions have the names of MPI's
 MPI_FUNCTION = re.compile(r"P?MPI_[A-Z]")
 BELOW_MPI = re.compile(r"\((libc|libpthread|libuc|libfabric|\[vdso\])")  # and what MPI itself calls
 INTERPRETER = re.compile(r"\((libffi|_ctypes|libpython|python)")  # what has called the C code
@@ -54,7 +55,8 @@ def shown(frames: list[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     for frame in frames:
         path = frame.get("module") or frame.get("filename") or ""
-        if any(part in path for part in HIDDEN) or frame["name"].startswith("0x"):
+        hidden = not path.endswith(LAYER) and any(part in path for part in HIDDEN)
+        if hidden or frame["name"].startswith("0x"):
             if lines and LOOP in path:
                 break  # the loop that has called what is above
             continue
@@ -90,13 +92,15 @@ def named(ranks: list[int], most: int = 8) -> str:
 
 def _from_mpi(lines: list[str]) -> list[str]:
     """Frames without those inside of an MPI function, which differ from moment to moment."""
+    outermost = 0
     for index, line in enumerate(lines):
-        if MPI_FUNCTION.match(line):
-            return lines[index:]
         library = line.rpartition(" (")[2].removesuffix(")")
-        if not (library.startswith("libmpi") or BELOW_MPI.search(f"({library}")):
+        inside = library.startswith(("libmpi", LAYER)) or BELOW_MPI.search(f"({library}")
+        if MPI_FUNCTION.match(line):
+            outermost = index
+        elif not inside:
             break
-    return lines
+    return lines[outermost:]
 
 
 def crash_file(folder: str, rank: int) -> str:

@@ -215,6 +215,18 @@ class Gang:
         """
         learn_segments(self.folder, descendants([os.getpid()]))
 
+    def program_variables(self) -> dict[str, str]:
+        """For an MPI program that this rank starts: it shows in which call of MPI it is."""
+        return interruption.program_variables()
+
+    def program_waits_in(self) -> str:
+        """The MPI call in which that program is, or has ended: ``MPI_Recv``; or empty."""
+        return interruption.program_waits_in()
+
+    def forget_program(self) -> None:
+        """That program has ended."""
+        interruption.forget_program()
+
     def check(self) -> None:
         """Raise `Interrupted` if the call has failed on another rank or was cancelled."""
         if interruption.interrupted():

@@ -77,7 +77,11 @@ class RankLoop:
         pool = Pool(config.keep_bytes, shared=True, shortages=allocations.shortages)
         storage = Storage(world.rank, pool, allocations)
         self._memory = RankMemory(storage, config.token, config.data)
-        interruption.watch(InterruptWord(folder / "interrupt"), crowded=config.crowded)
+        interruption.watch(
+            InterruptWord(folder / "interrupt"),
+            crowded=config.crowded,
+            index=world.rank - config.first,
+        )
         is_mpich = MPI._sizeof(world) == mpi_layer.HANDLE_NBYTES
         interruption.start_layer(world, wanted=is_mpich and config.mpi_waits != "plain")
         end_on_signal(interruption.interrupted, INTERRUPTIBLE)

@@ -61,7 +61,8 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
     world.Barrier()  # all have attached: the names are not needed, and none stays if all are killed
     for name in segments_of():
         (SHM / name).unlink(missing_ok=True)
-    interruption.watch(InterruptWord(Path(folder, "interrupt")), crowded=crowded(world.size))
+    word = InterruptWord(Path(folder, "interrupt"))
+    interruption.watch(word, crowded=crowded(world.size), index=world.rank)
     interruption.begin(FIRST_CALL)
     own = MPI.Intracomm(world.Dup())
     interruption.start_layer(own, wanted=os.environ.get("ALCHEMIST_MPI_WAITS") != "plain")

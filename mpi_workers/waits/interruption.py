@@ -27,12 +27,15 @@ from mpi_workers.waits import mpi_layer
 # Modules in which the signal raises nothing: functions that native code calls, through which no
 # exception passes, and programs of ranks, which must not be left half started or half ended.
 OURS = ("mpi_workers.", "ali.native.host", "ali.executables.process", "ali.executables.program")
+SLOT = 64  # bytes of the name of the call in which a rank waits; `mpi_waits.c` knows it
+SLOTS = 1023  # ranks of a node that show it
 
 
 class InterruptWord:
     """The number of the last call that must end, in a file that all ranks of a node map.
 
     The node's proxy raises the number. A rank leaves its wait if its call's number is not above it.
+    Behind it each rank shows the proxy in which MPI call it waits.
 
     Raises
     ------
@@ -49,10 +52,12 @@ class InterruptWord:
                     f"{path} is not a file of this user: remove it, or set TMPDIR to a folder of "
                     "your own"
                 )
-            os.ftruncate(fd, mmap.PAGESIZE)
-            self._map = mmap.mmap(fd, mmap.PAGESIZE)
+            nbytes = (1 + SLOTS) * SLOT
+            os.ftruncate(fd, nbytes)
+            self._map = mmap.mmap(fd, nbytes)
         finally:
             os.close(fd)
+        self.path = Path(path)
         self._words = memoryview(self._map).cast("Q")
 
     @property
@@ -66,6 +71,16 @@ class InterruptWord:
 
     def ends(self, call: int) -> bool:
         return bool(self._words[0] >= call)
+
+    def waits_in(self, index: int) -> str:
+        """The MPI call in which a rank waits, by its place on this node: ``Recv``; or empty."""
+        begin = (1 + index) * SLOT
+        name, *_ = self._map[begin : begin + SLOT].partition(b"\0")
+        return name.decode(errors="replace")
+
+    def forget(self, index: int) -> None:
+        """What has waited there has ended."""
+        self._map[(1 + index) * SLOT] = 0
 
 
 def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeType]) -> None:
@@ -126,15 +141,26 @@ def place(error: BaseException) -> str:
 
 
 _word: InterruptWord | None = None  # of this process: one rank, one gang, one call at a time
+_index = 0  # of this rank on its node
 _left: list[BaseException] = []  # their frames have memory that MPI may still write into
 
 
-def watch(word: InterruptWord, *, crowded: bool) -> None:
-    """Let this process's waits read `word`. `crowded`: the node has more ranks than cores."""
-    global _word
-    _word = word
+def watch(word: InterruptWord, *, crowded: bool, index: int = 0) -> None:
+    """Let this process's waits read `word`, and show in which call they are.
+
+    Parameters
+    ----------
+    word : InterruptWord
+    crowded : bool
+        Whether the node has more ranks than cores.
+    index : int
+        Of this rank on its node.
+    """
+    global _word, _index
+    _word, _index = word, index
     state = mpi_layer.state()
     state.word, state.crowded = word.address, crowded
+    state.waits_in = word.address + (1 + index) * SLOT if index < SLOTS else None
     state.call = state.call or 1  # of commands, which have numbers from 1
 
 
@@ -166,6 +192,31 @@ def interrupt(call: int) -> None:
 def interrupted() -> bool:
     """Whether the current call has failed on another rank or was cancelled."""
     return bool(_word is not None and _word.ends(mpi_layer.state().call))
+
+
+def program_variables() -> dict[str, str]:
+    """For an MPI program that this rank starts: it shows in which call it waits, as the rank does.
+
+    Its calls are MPI's own: the end of the call ends the program.
+    """
+    if _word is None or _index >= SLOTS or mpi_layer.loaded() is None:
+        return {}
+    return {
+        "LD_PRELOAD": str(mpi_layer.LIBRARY),
+        "ALCHEMIST_WAITS_IN": f"{(1 + _index) * SLOT} of {_word.path}",
+    }
+
+
+def program_waits_in() -> str:
+    """The MPI call in which that program is, or in which it has ended: ``MPI_Recv``; or empty."""
+    name = "" if _word is None or _index >= SLOTS else _word.waits_in(_index)
+    return f"MPI_{name}" if name else ""
+
+
+def forget_program() -> None:
+    """That program has ended."""
+    if _word is not None and _index < SLOTS:
+        _word.forget(_index)
 
 
 def left() -> str:

@@ -132,6 +132,7 @@ Request_free r
 Request_get_status hps
 Cancel r
 Ibarrier cr
+Reduce_local aAnto
 Pack aitpipc
 Unpack aipAitc
 Pack_c altplLc

@@ -29,7 +29,7 @@ class State(ctypes.Structure):
         ("started", ctypes.c_int32),
         ("waited_s", ctypes.c_double),
         ("left_s", ctypes.c_double),
-        ("waits_in", ctypes.c_char_p),
+        ("waits_in", ctypes.c_void_p),
         ("left_in", ctypes.c_char_p),
     )
 

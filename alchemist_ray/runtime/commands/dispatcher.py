@@ -294,7 +294,16 @@ class Dispatcher:
         job.answer({"cancelled": self.cancel_calls(None if everyone else job.holder)})
 
     def _status(self, job: Job, connection: FrameProtocol) -> None:
-        job.answer(self.status())
+        in_task(self._with_waits(job), self._tasks)
+
+    async def _with_waits(self, job: Job) -> None:
+        """Answer with the gang's status, and in which MPI calls the ranks of its call wait."""
+        waits = await self.nodes.waits_in() if self.nodes.busy else {}
+        status = self.status()
+        for call in status["calls"][:1]:
+            if call["state"] != "queued":
+                call["waits_in"] = waits
+        job.answer(status)
 
     def _cancel(self, job: Job, connection: FrameProtocol) -> None:
         for call in (self._active, *self._queue):

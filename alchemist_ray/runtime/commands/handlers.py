@@ -25,7 +25,7 @@ from alchemist_ray.runtime.commands.nodes import Nodes, table_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.matrix.sizes import check_room
-from mpi_workers.wire.commands import matrices_of
+from mpi_workers.wire.commands import command_name, matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import ARRAYS, LOAD_STATE, SAVE_STATE, places
 
@@ -128,6 +128,7 @@ class Commands:
         """A copy of a matrix in another layout."""
         begin = time.monotonic()
         source = self._known(body["source"])
+        source.check_defined()
         fields = {"shape": list(source.shape), "dtype": source.dtype, "layout": body["layout"]}
         origin = {"kind": "layout", "of": source.id}
         record = await self._make("redistribute", body, fields, origin, holder, source=source.id)
@@ -188,6 +189,10 @@ class Commands:
         library, routine, arguments = body["library"], body["routine"], body["arguments"]
         self.libraries.check(library, holder)
         used = [self._known(ident) for ident in matrices_of(body)]
+        written = set(self.libraries.written(body) or ())
+        for record in used:
+            if record.id not in written:  # a routine that writes it may make it whole
+                record.check_defined()
         about = {"library": library, "routine": routine, "arguments": arguments}
         again, origin = {"op": "call", **about}, {"kind": "routine", **about}
         done, described = await self._logged(body, again, used, origin, holder)
@@ -205,6 +210,8 @@ class Commands:
         """Run a user's function, script or program."""
         task = body["task"]
         used = [self._known(ident) for ident in body["uses"]]
+        for record in used:
+            record.check_defined()
         origin = {"kind": "run", "name": task["name"], "uses": body["uses"]}
         again = {**task, "op": "run", "uses": body["uses"], "pure": bool(body.get("pure"))}
         done, made = await self._logged(body, again, used, origin, holder)
@@ -239,16 +246,29 @@ class Commands:
             done = await self.nodes.round(collective=True, first=first, **asked)
         except Failure as failure:
             self.dead.add_results(first)
+            if failure.interrupted:
+                self._set_undefined(
+                    again,
+                    f"is undefined: {command_name(again)} was interrupted while it changed it in "
+                    "place. Send or compute it again, or call a routine that overwrites it",
+                )
             if again.get("library") != ARRAYS or failure.kind not in REFUSALS:
                 words = "a call that failed may have changed it in place"
                 self.log.add(again, changed=changed, reason=words)
             raise
+        self._set_undefined(again, "")
         described = self._keep_results(done.matrices, origin, holder, body.get("columns"))
         made = [self.matrices[about["matrix"]] for about in described]
         code = self.libraries.stamp(again.get("library", ""))
         seconds = time.monotonic() - begin
         self.log.add(again, used, made, changed, code=code, seconds=seconds)
         return done, described
+
+    def _set_undefined(self, body: Body, why: str) -> None:
+        """Note it of the matrices that a routine declares to write; empty: it has written them."""
+        if self.libraries.written(body) is not None:
+            for record in self.changed(body):
+                record.undefined = f"matrix {record.name} {why}" if why else ""
 
     def changed(self, body: Body) -> list[Record]:
         """The matrices that a command may change, with those that have the same memory."""

@@ -270,5 +270,7 @@ class Changes:
         """Answer with the version of a matrix, when no command changes it; 0: it is not known."""
         if record is not None and record in self._records:
             self._waiting.append((job, record))
+        elif record is not None and record.undefined:
+            job.answer(Failure("MatrixError", record.undefined))
         else:
             job.answer({"version": 0 if record is None else record.changes})

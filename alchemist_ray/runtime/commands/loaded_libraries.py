@@ -162,15 +162,22 @@ class LoadedLibraries(dict[str, LoadedLibrary]):
             case {"op": "run", "uses": uses} if not self.pure(body):
                 return list(uses)
             case {"op": "call", "arguments": arguments}:
-                writes = self._called(body).get("writes")
-                if writes is None:  # but sparse matrices, which no routine changes
+                written = self.written(body)
+                if written is None:  # but sparse matrices, which no routine changes
                     parameters = self._called(body).get("parameters", ())
                     kept = {name for name, kind, *_ in parameters if kind == SPARSE}
                     some = {name: value for name, value in arguments.items() if name not in kept}
                     return [] if self.pure(body) else matrices_of({**body, "arguments": some})
-                given = [arguments.get(name) for name in writes]
-                return [value["matrix"] for value in given if isinstance(value, dict)]
+                return written
         return []
+
+    def written(self, body: Body) -> list[int] | None:
+        """The matrices that a routine declares to write in place; None: it declares nothing."""
+        writes = self._called(body).get("writes") if body["op"] == "call" else None
+        if writes is None:
+            return None
+        given = [body["arguments"].get(name) for name in writes]
+        return [value["matrix"] for value in given if isinstance(value, dict)]
 
     def repeatable(self, body: Body) -> bool:
         """Whether a command that was lost with a rank can be run again: no other effects."""

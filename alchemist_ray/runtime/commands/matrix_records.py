@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpi_workers.failures import Failure
 from mpi_workers.wire.commands import command_name, matrices_of
 from mpi_workers.wire.frames import Body
 
@@ -120,6 +121,8 @@ class Record:
         Matrices with the same memory, itself included.
     changes : int
         Raised when a command that may change it begins, and when that ends.
+    undefined : str
+        Why its elements are undefined: a call that was writing them was interrupted.
     """
 
     id: int
@@ -136,6 +139,12 @@ class Record:
     made_by: LoggedCommand | None = None
     aliases: set[int] = field(default_factory=set)
     changes: int = 1
+    undefined: str = ""
+
+    def check_defined(self) -> None:
+        """Raise a `Failure`, a MatrixError, if an interrupted call has left it half written."""
+        if self.undefined:
+            raise Failure("MatrixError", self.undefined)
 
     @property
     def nbytes(self) -> int:

@@ -35,6 +35,7 @@ from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
 REPORT_S = 1.0  # time for proxies to report the ranks that did not return, and their stacks
+WAITS_S = 0.5  # time for proxies to report in which MPI calls ranks wait
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
 PLACES = 4  # that a message names
 
@@ -264,6 +265,8 @@ class Nodes:
         self.dead: DeadMatrices | None = None  # of a gang whose commands these nodes carry out
         self._crashed: set[int] = set()  # nodes with a rank that crashed
         self._tasks: set[asyncio.Task[None]] = set()
+        self._questions: dict[int, asyncio.Queue[dict[str, list[int]]]] = {}
+        self._asked = 0
         self._pmi_nodes = 0
         self._pmi_puts: dict[str, str] = {}
         self.ranks: dict[int, Body] = {}
@@ -342,6 +345,9 @@ class Nodes:
                     under_way.stuck.update(body["ranks"])
                     for rank, stack in body["stacks"].items():
                         under_way.stacks[int(rank)] = stack
+            case "waits":
+                if (answers := self._questions.get(body["question"])) is not None:
+                    answers.put_nowait(body["waits"])
             case "rank_ended":
                 self._rank_ended(node, body)
             case "endpoint_ended":
@@ -476,6 +482,23 @@ class Nodes:
         under_way.stuck.clear()  # stacks are kept until newer ones arrive
         self._send_all({"op": "report_running", "seq": seq})
 
+    async def waits_in(self) -> dict[str, list[int]]:
+        """The ranks that wait in MPI at this moment, by call, of nodes that answer in time."""
+        found: dict[str, list[int]] = {}
+        self._asked = question = self._asked + 1
+        self._questions[question] = answers = asyncio.Queue()
+        self._send_all({"op": "report_waits", "question": question})
+        try:
+            async with asyncio.timeout(WAITS_S):
+                for _ in range(len(self._proxies)):
+                    for name, ranks in (await answers.get()).items():
+                        found[name] = sorted([*found.get(name, ()), *ranks])
+        except TimeoutError:  # a node is slow
+            pass
+        finally:
+            del self._questions[question]
+        return found
+
     def _reply(self, body: Body) -> None:
         under_way = self._rounds.get(body["seq"])
         if under_way is None:
@@ -526,6 +549,9 @@ class Nodes:
         failure = under_way.failure()
         if failure is not None:
             self._renew = self._renew or collective  # the next call gets a fresh communicator
+            failure.interrupted = bool(
+                under_way.places or under_way.missing or under_way.cancelled is not None
+            )
             raise failure
         return under_way
 

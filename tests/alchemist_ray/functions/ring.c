@@ -50,6 +50,10 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "crash") && last) raise(SIGSEGV);
     if (!strcmp(what, "exit") && last) exit(3);
     if (!strcmp(what, "leave") && last) _exit(0);
+    if (!strcmp(what, "wait")) { /* for the last one, which does not come */
+        if (last) pause();
+        MPI_Recv(&left, 1, MPI_INT, size - 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
     if (!strcmp(what, "hang")) {
         signal(SIGTERM, SIG_IGN); /* and so does its child */
         if (fork() == 0) execlp("sleep", "sleep", "1000", (char *)NULL);

@@ -129,6 +129,33 @@ def test_a_deadline_and_a_cancellation_end_its_children_too(
     timer.join()
 
 
+def test_a_program_that_waits_in_mpi_is_ended_and_the_call_is_named(
+    als: AlchemistSession, ring: Path
+) -> None:
+    said = "ranks 0, 1 were in MPI_Recv of program ring; rank 2 was in program ring$"
+    with pytest.raises(CallTimeoutError, match=said):
+        als.run_program([ring, "wait"], timeout_s=2)
+    shown: list[dict[str, list[int]]] = []
+
+    def shows() -> bool:
+        shown[:] = [call.waits_in for call in als.list_calls()]
+        return shown == [{"MPI_Recv": [0, 1]}]
+
+    found: list[float | None] = []
+
+    def watch() -> None:
+        found.append(traces.wait_until(shows, 10))
+        als.cancel()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pytest.raises(CancelledError, match="ranks 0, 1 were in MPI_Recv"):
+        als.run_program([ring, "wait"])
+    watcher.join()
+    assert found != [None], shown
+    assert als.run_program([ring]).exit_codes == [0, 0, 0]
+
+
 def test_programs_that_cannot_start_are_refused_with_the_remedy(
     als: AlchemistSession, ring: Path, tmp_path: Path
 ) -> None:

@@ -115,6 +115,14 @@ def test_frames_inside_of_mpi_are_left_out_but_those_that_mpi_calls_are_not() ->
     assert shown([*operation, *barrier])[0] == "own_maximum (libmine.so)"
 
 
+def test_a_wait_in_the_layer_under_mpi_is_that_of_its_caller() -> None:
+    layer = "mpi_workers/waits/mpi_waits.so"
+    inside = [native("sched_yield", "libc.so.6"), native("PMPI_Iprobe", "libmpi.so.12")]
+    inside += [native("meet", layer), native("MPI_Allreduce", layer)]
+    caller = [native("solve", "libmine.so"), python("execute", "/a/mpi_workers/rank/process.py", 9)]
+    assert shown([*inside, *caller]) == ["MPI_Allreduce (mpi_waits.so)", "solve (libmine.so)"]
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_crash_in_c_leaves_its_frames(tmp_path: Path, compiled: bool) -> None:
     source, library = tmp_path / "solver.c", tmp_path / "solver.so"

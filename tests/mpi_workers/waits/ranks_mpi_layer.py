@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import signal
 import time
 from collections.abc import Callable
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,8 @@ WAITS: dict[str, Callable[[Comm], Any]] = {
 }  # fmt: skip
 WINDOWS: dict[int, MPI.Win] = {}
 FATAL = ("Recv", "Allreduce", "Barrier", "Waitall")
+STOPS = 30
+ERROR = {"careless": False, "fault": "error", "fortran": False}  # of rank 1, in C
 
 
 def ends(gang: Gang, path: str) -> dict[str, Any]:
@@ -126,6 +130,38 @@ def agreement(gang: Gang, crowded: bool) -> dict[str, bool]:
         same = repr(_plain(method(gang.comm))) == expected
         found[name] = gang.comm.allreduce(same, MPI.LAND)
     return found
+
+
+def in_any_order(gang: Gang, calls: int) -> int:
+    """Small collectives in a random order, of ranks that are late; how many are wrong."""
+    mpi_layer.state().crowded = False
+    comm, random, wrong = gang.comm, np.random.default_rng(7), 0
+    for call in range(calls):
+        kind, root, n = random.integers(6), int(random.integers(comm.size)), random.integers(8)
+        every = call + np.add.outer(10.0 * np.arange(comm.size), np.arange(n))
+        mine, all_of = every[comm.rank].copy(), np.zeros_like(every)
+        if call % 40 == 7 * comm.rank:
+            time.sleep(0.002)
+        match kind:
+            case 0:
+                comm.Allreduce(MPI.IN_PLACE, mine)
+                wrong += not np.array_equal(mine, every.sum(axis=0))
+            case 1:
+                comm.Bcast(mine, root)
+                wrong += not np.array_equal(mine, every[root])
+            case 2:
+                total = np.zeros(n)
+                comm.Reduce(mine, total, root=root)
+                wrong += comm.rank == root and not np.array_equal(total, every.sum(axis=0))
+            case 3:
+                comm.Allgather(mine, all_of)
+                wrong += not np.array_equal(all_of, every)
+            case 4:
+                comm.Gather(mine, all_of, root)
+                wrong += comm.rank == root and not np.array_equal(all_of, every)
+            case _:
+                comm.Barrier()
+    return int(comm.allreduce(wrong))
 
 
 def not_yet(gang: Gang, path: str) -> list[Any]:
@@ -225,11 +261,20 @@ def canaries(gang: Gang, path: str) -> dict[str, int]:
     return found
 
 
-def leaks(gang: Gang, path: str) -> list[int]:
-    """Communicators and requests that 200 calls have used up which were ended in a wait."""
+def leaks(gang: Gang, path: str, library: str | None) -> list[int]:
+    """Communicators and requests that 200 calls have used up which were ended in a wait.
+
+    In Python, or in a library in C.
+    """
     word = InterruptWord(path)
     interruption.watch(word, crowded=gang.size > 2)
-    waits = [WAITS["Allreduce"], WAITS["Waitall"]]
+    waits: list[Callable[[Comm], Any]] = [WAITS["Allreduce"], WAITS["Waitall"]]
+    if library is not None:
+        loaded = load("waiting", library)
+        waits = [
+            lambda comm, how=how: loaded.call(gang, "wait", {**ERROR, "how": how})
+            for how in ("Recv", "Allreduce_c")
+        ]
     for number in range(2, 202):
         with interruption.uninterruptible():
             interruption.begin(number)
@@ -254,6 +299,53 @@ def leaks(gang: Gang, path: str) -> list[int]:
     return [gang.comm.allreduce(len(spare), MPI.MIN), mpi_layer.state().started]
 
 
+def starts(gang: Gang) -> list[Any]:
+    """Whether the layer starts where a rank does not want it, or has another version."""
+    state = mpi_layer.state()
+    version, state.active, found = state.version, 0, []
+    for wanted, its in ((True, version), (gang.rank != 1, version), (True, version + gang.rank)):
+        state.version = its
+        said = interruption.start_layer(gang.world, wanted=wanted)
+        found.append(gang.world.allgather([said, bool(state.active)]))
+        state.active = 0
+    return found
+
+
+def without_a_core(gang: Gang, path: str, crowded: bool) -> int:
+    """Ranks get a core only after the others have left a call; the number of such calls."""
+    word = InterruptWord(path)
+    interruption.watch(word, crowded=crowded)
+    pids = gang.world.allgather(os.getpid())
+    counts = [np.ones(gang.size), [1] * gang.size]
+
+    def end(number: int) -> None:
+        stopped = pids[(2, 3, 0)[number % 3]]
+        time.sleep(0.02)
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(0.02)
+        word.raise_to(number)
+        time.sleep(0.25)
+        os.kill(stopped, signal.SIGCONT)
+
+    for number in range(2, 2 + STOPS):
+        with interruption.uninterruptible():
+            interruption.begin(number)
+            gang.renew()
+            gang.world.Barrier()
+        stopping = Thread(target=end, args=[number])
+        if gang.rank == 1:
+            stopping.start()
+        with contextlib.suppress(Interrupted), interruption.ended_waits():
+            while True:
+                gang.comm.Alltoallv(counts, counts)
+        if gang.rank == 1:
+            stopping.join()
+    interruption.begin(1000)
+    with interruption.uninterruptible():
+        gang.renew()
+    return int(gang.comm.allreduce(STOPS) // gang.size)
+
+
 def native(gang: Gang, path: str, word_path: str, cases: list[list[Any]]) -> list[Any]:
     """What each rank says of waits in native code for rank 1, which fails, and the longest time."""
     word = InterruptWord(word_path)
@@ -267,7 +359,7 @@ def native(gang: Gang, path: str, word_path: str, cases: list[list[Any]]) -> lis
             gang.world.Barrier()
         begun = time.monotonic()
         try:
-            library.call(gang, "wait", {"how": how, "careless": careless})
+            library.call(gang, "wait", {**ERROR, "how": how, "careless": careless})
             said = "returned"
         except Failure as failure:
             said = failure.message

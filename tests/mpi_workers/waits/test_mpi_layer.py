@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ def test_every_method_gives_what_mpi_alone_gives(ranks: int, crowded: bool) -> N
     assert [name for name, same in found.items() if not same] == []
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_small_collectives_are_right_in_any_order(ranks: int) -> None:
+    assert local_gang.run(RANKS + "in_any_order", ranks, 1000, timeout=60) == 0
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_interrupt_ends_every_wait_and_what_follows_is_right(ranks: int, tmp_path: Path) -> None:
     found = local_gang.run(RANKS + "ends", ranks, str(tmp_path / "word"), timeout=30)
@@ -37,10 +43,29 @@ def test_nothing_is_written_into_memory_of_waits_that_were_left(tmp_path: Path) 
     assert {name: count for name, count in found.items() if count} == {}
 
 
-def test_200_calls_that_were_ended_use_up_no_more_than_their_communicators(tmp_path: Path) -> None:
-    spare, started = local_gang.run(RANKS + "leaks", 2, str(tmp_path / "word"), timeout=30)
+@pytest.mark.parametrize("language", ["Python", "C"])
+def test_200_calls_that_were_ended_use_up_no_more_than_their_communicators(
+    tmp_path: Path, language: str
+) -> None:
+    library = None
+    if language == "C":
+        if shutil.which("cc") is None:
+            pytest.skip("needs a C compiler")
+        source = Path(__file__).with_name("waiting.c")
+        library = str(shared_object(source, tmp_path / "libwaiting.so"))
+    arguments = (str(tmp_path / "word"), library)
+    spare, started = local_gang.run(RANKS + "leaks", 2, *arguments, timeout=30)
     assert spare > 1500
     assert started == 0
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_rank_that_has_no_core_when_a_call_is_ended_loses_no_other(
+    tmp_path: Path, crowded: bool
+) -> None:
+    """All ranks leave a collective, or all go on into it."""
+    arguments = (str(tmp_path / "word"), crowded)
+    assert local_gang.run(RANKS + "without_a_core", 4, *arguments, timeout=60) == 30
 
 
 def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> None:
@@ -54,6 +79,11 @@ def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> No
     assert "open another session" in said
     assert total == 2  # the last one still works
     assert "the gang's own communicator" in refused
+
+
+def test_all_ranks_have_the_layer_or_none() -> None:
+    found = local_gang.run(RANKS + "starts", 3)
+    assert found == [[[on, on]] * 3 for on in (True, False, False)]
 
 
 def test_an_interrupt_ends_the_calls_up_to_its_number_only(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
-/* Waits in MPI for rank 1, which does not take part: in C and in BLACS. */
+/* Waits in MPI for rank 1, which does not take part: in C, in Fortran and in BLACS. */
 #include <alchemist.h>
+#include <signal.h>
+#include <unistd.h>
+
+int waited_in_fortran(const char *how, int length, MPI_Comm, int size); /* waiting.f90 */
 
 #ifdef WITH_BLACS
 int Csys2blacs_handle(MPI_Comm);
@@ -34,6 +38,17 @@ static int waited(const char *how, MPI_Comm c, int size) {
     return MPI_Waitall(2, r, MPI_STATUSES_IGNORE);
 }
 
+static int fault(alchemist_call *call, const char *what) {
+    if (!strcmp(what, "exit")) _exit(3);
+    if (!strcmp(what, "SIGSEGV")) raise(SIGSEGV);
+    if (!strcmp(what, "error")) return alchemist_fail(call, "rank 1 does not take part");
+    for (;;) {
+        int code = alchemist_check(call);
+        if (code != ALCHEMIST_OK) return code;
+        usleep(1000);
+    }
+}
+
 /* With `careless` errors are fatal on a communicator of our own, and ignored where they are not. */
 static int run(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
     MPI_Comm c = call->comm;
@@ -48,8 +63,13 @@ static int run(alchemist_call *call, const alchemist_value *in, alchemist_value 
         Cblacs_gridinit(&grid, "C", call->size, 1);
     }
 #endif
-    if (call->rank == 1) return alchemist_fail(call, "rank 1 does not take part");
-    int code = waited(in[0].string, c, call->size);
+    if (call->rank == 1) return fault(call, in[2].string);
+    int code;
+#ifdef WITH_FORTRAN
+    if (in[3].flag) code = waited_in_fortran(in[0].string, (int)strlen(in[0].string), c, call->size);
+    else
+#endif
+    code = waited(in[0].string, c, call->size);
     if (in[1].flag) return ALCHEMIST_OK;
     return alchemist_returned(call, code, in[0].string);
 }
@@ -59,10 +79,24 @@ static int hang(alchemist_call *call, const alchemist_value *in, alchemist_value
     (void)in, (void)out;
     return MPI_Recv(&x, 1, MPI_DOUBLE, MPI_ANY_SOURCE, 9, call->comm, MPI_STATUS_IGNORE);
 }
+/* Write a matrix, and wait for ever before its last element. */
+static int write_in_place(alchemist_call *call, const alchemist_value *in, alchemist_value *out) {
+    double *data = (double *)in[0].matrix->data;
+    const int64_t n = in[0].matrix->local_rows * in[0].matrix->local_cols;
+    for (int64_t i = 0; i < n - 1; i++) data[i] = 7;
+    if (in[1].flag && hang(call, in, out)) return ALCHEMIST_FAILED;
+    if (n > 0) data[n - 1] = 7;
+    return ALCHEMIST_OK;
+}
 static const alchemist_routine routines[] = {
     {.name = "wait", .doc = "Wait.", .run = run,
      .parameters = ALCHEMIST_PARAMETERS({"how", ALCHEMIST_STRING, "which call"},
-                                        {"careless", ALCHEMIST_BOOL, "about errors", "false"})},
+                                        {"careless", ALCHEMIST_BOOL, "about errors", "false"},
+                                        {"fault", ALCHEMIST_STRING, "of rank 1", "\"error\""},
+                                        {"fortran", ALCHEMIST_BOOL, "wait in it", "false"})},
+    {.name = "write", .doc = "Write.", .run = write_in_place,
+     .parameters = ALCHEMIST_PARAMETERS({"A", ALCHEMIST_MATRIX_WRITTEN, "in place"},
+                                        {"wait", ALCHEMIST_BOOL, "for ever", "true"})},
     {.name = "hang", .doc = "Wait for ever.", .run = hang},
     {0}};
 ALCHEMIST_LIBRARY("waiting", "Waits.", routines)
