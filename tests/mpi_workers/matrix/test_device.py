@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
+from mpi_workers.matrix.device import fault_of
 from mpi_workers.testing import local_gang
 from tests.support import launches
 
@@ -33,3 +37,19 @@ def test_a_segment_is_registered_once_and_until_its_pages_are_returned() -> None
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_copy_is_kept_until_a_call_may_change_the_part(ranks: int) -> None:
     local_gang.run(RANKS + "kept", ranks)  # not shared: it begins calls by their numbers
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_error_of_cuda_is_a_lost_gpu_if_further_calls_fail(
+    alive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def synchronize() -> None:
+        if not alive:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, synchronize=synchronize)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    error = RuntimeError("CUDA error: an illegal memory access was encountered\nhint")
+    lost = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert fault_of(error) == ("" if alive else lost)
+    assert not fault_of(ValueError("of the user's own"))
