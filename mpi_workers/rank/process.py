@@ -382,8 +382,9 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         use_rank_pipes(config.directory, MPI.COMM_WORLD.rank)
         write_frames_to(crash_file(config.directory, MPI.COMM_WORLD.rank))
         report_exits()
-        if config.devices:  # before anything here opens a GPU
-            os.environ.update(config.devices[MPI.COMM_WORLD.rank - config.first])
+        rank = MPI.COMM_WORLD.rank - config.first
+        if config.devices and (devices := config.devices[rank]):  # before anything here opens a GPU
+            os.environ.update(devices)
             device.use(device.Device(products=config.gpu != "off"))
         RankLoop(config, loader, runner).run()
         status = 0
