@@ -84,7 +84,8 @@ class RayGangs:
             )
         self._find_actors().prewarm.remote()
         context = ray.get_runtime_context()
-        if context.get_task_id() is not None and context.get_actor_id() is None:
+        # Ray warns of the question for an actor in other processes.
+        if context.worker.mode == ray.WORKER_MODE and context.get_actor_id() is None:
             in_thread(_collect_after_task)
         if others := other_versions():
             log.warning(
