@@ -133,8 +133,8 @@ class Round(Replies):
         return _ended(
             GroupFailedError,
             f"a call {what} and {self._stuck_ranks()} did not return within {DRAIN_S:.0f} s: they "
-            "are in native code, or in a blocking MPI call (a library in C can use alchemist_wait, "
-            "alchemist_allreduce and alchemist_check)",
+            "are in native code that computes without MPI (long loops can call alchemist_check), "
+            "or wait in MPI where that is not interrupted (`alchemist doctor` says whether it is)",
             f". The gang was ended; {NEXT_GANG}{self._where()}",
             rank=min(self.stuck, default=error.get("facts", {}).get("rank")),
             cause="ranks stuck in MPI",
@@ -486,7 +486,8 @@ class Nodes:
         """The ranks that wait in MPI at this moment, by call, of nodes that answer in time."""
         found: dict[str, list[int]] = {}
         self._asked = question = self._asked + 1
-        self._questions[question] = answers = asyncio.Queue()
+        answers: asyncio.Queue[dict[str, list[int]]] = asyncio.Queue()
+        self._questions[question] = answers
         self._send_all({"op": "report_waits", "question": question})
         try:
             async with asyncio.timeout(WAITS_S):
