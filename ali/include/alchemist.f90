@@ -47,7 +47,7 @@ module alchemist
   public :: alchemist_matrix, alchemist_value
   public :: alchemist_library, alchemist_routine, alchemist_parameter, alchemist_result
   public :: alchemist_described, alchemist_closed_by, alchemist_state, alchemist_set_state
-  public :: alchemist_new_sparse, alchemist_start, alchemist_column, alchemist_set_start
+  public :: alchemist_sparse, alchemist_new_sparse, alchemist_start, alchemist_column, alchemist_set_start
   public :: alchemist_set_column, alchemist_sparse_of
   public :: alchemist_matrix_of, alchemist_integer, alchemist_number, alchemist_flag
   public :: alchemist_text, alchemist_numbers, alchemist_set, alchemist_give, alchemist_local
