@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
     new.add_argument(
         "--simulator", action="store_true", help="a simulator for environments, with its test"
     )
+    new.add_argument("--sparse", action="store_true", help="with routines of sparse matrices")
     new.add_argument(
         "--folder", default=".", type=Path, help="parent folder (default: the current folder)"
     )
@@ -55,8 +56,9 @@ def main(argv: list[str]) -> int:
         match options.command:
             case "new-library":
                 folder = scaffold.new_library(
-                    options.name, options.language, options.folder, simulator=options.simulator
-                )
+                    options.name, options.language, options.folder,
+                    simulator=options.simulator, sparse=options.sparse,
+                )  # fmt: skip
                 print(f"created {folder}; see {folder / 'README.md'}")
             case "run-routine":
                 standalone.run(options)

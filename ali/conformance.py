@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array
 
 from ali import registry, sparse_matrices
 from ali.interface import Context
@@ -41,6 +42,23 @@ UNUSUAL: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "bool": lambda array: array != 0,
     "no rows": lambda array: array[:0],
     "vectors": lambda array: array.reshape(len(array), -1)[:, 0],
+}
+
+
+def _unordered(matrix: Any) -> Any:
+    """The same matrix: each row from its last element on, and a zero at the place of each."""
+    rows = coo_array(matrix)
+    places = [np.repeat(x[::-1], 2) for x in rows.coords]
+    values = np.zeros(2 * rows.nnz, rows.dtype)
+    values[::2] = rows.data[::-1]
+    order = np.argsort(places[0], kind="stable")
+    starts = np.searchsorted(places[0][order], np.arange(rows.shape[0] + 1))
+    return csr_array((values[order], places[1][order], starts), shape=rows.shape)
+
+
+UNUSUAL_SPARSE: dict[str, Callable[[Any], Any]] = {
+    "no elements": lambda matrix: csr_array(matrix.shape, dtype=matrix.dtype),
+    "no rows": lambda matrix: csr_array(matrix)[:0],
 }
 
 
@@ -106,6 +124,11 @@ class _Checker:
                         continue
                 for words in self.tried(case, layout):
                     wrong.append(f"{case.routine}, matrices in {layout}: {words}")
+            if given := self.matrices(case, SPARSE):
+                changed = {name: _unordered(case.arguments[name]) for name in given}
+                other = replace(case, arguments={**case.arguments, **changed})
+                for words in self.tried(other, home(case)):
+                    wrong.append(f"{case.routine}, sparse rows without order, twice: {words}")
             if len(wrong) == before:
                 self.sound.append(case)
         return wrong
@@ -127,11 +150,17 @@ class _Checker:
         return wrong
 
     def unusual(self) -> list[str]:
-        """Matrices of bool, without rows and with one dimension: all ranks succeed, or none."""
+        """Matrices of bool, without rows and with one dimension: all ranks succeed, or none.
+
+        Sparse ones without elements or rows.
+        """
         wrong = []
         for case in {case.routine: case for case in reversed(self.sound)}.values():
-            given = {name: np.asarray(case.arguments[name]) for name in self.matrices(case)}
-            for what, change in UNUSUAL.items() if given else ():
+            dense = {name: np.asarray(case.arguments[name]) for name in self.matrices(case)}
+            sparse = {name: case.arguments[name] for name in self.matrices(case, SPARSE)}
+            changes = [(*change, dense) for change in UNUSUAL.items() if dense]
+            changes += [(*change, sparse) for change in UNUSUAL_SPARSE.items() if sparse]
+            for what, change, given in changes:
                 changed = {name: change(array) for name, array in given.items()}
                 odd = replace(case, arguments={**case.arguments, **changed})
                 everyone = self.outcomes(odd, home(case), f"{case.routine} of {what}")
@@ -195,12 +224,10 @@ class _Checker:
         known = (case for case in self.suite.cases if case.routine in self.signatures)
         return (case for case in known if case.raises is None)
 
-    def matrices(self, case: Case) -> list[str]:
+    def matrices(self, case: Case, kind: str = MATRIX) -> list[str]:
         parameters = self.signatures[case.routine].parameters
         return [
-            p.name
-            for p in parameters
-            if p.type == MATRIX and case.arguments.get(p.name) is not None
+            p.name for p in parameters if p.type == kind and case.arguments.get(p.name) is not None
         ]
 
     def arguments(self, case: Case, layout: str) -> dict[str, Any]:
@@ -321,11 +348,10 @@ class _Checker:
                     continue  # values that are not matrices are those of rank 0
                 if wanted is not None and not _equal(whole, wanted, case.rtol):
                     wrong.append(f"{result.name} is\n{whole}\nand not\n{wanted}")
-            for p in self.signatures[case.routine].parameters:
-                if p.type == SPARSE and case.arguments.get(p.name) is not None:
-                    whole = self.whole_sparse(arguments[p.name])
-                    if not np.array_equal(whole, case.arguments[p.name].toarray(), equal_nan=True):
-                        wrong.append(f"it has changed its argument {p.name}, a sparse matrix")
+            for name in self.matrices(case, SPARSE):
+                whole = self.whole_sparse(arguments[name])
+                if not np.array_equal(whole, case.arguments[name].toarray(), equal_nan=True):
+                    wrong.append(f"it has changed its argument {name}, a sparse matrix")
             for name in self.matrices(case):
                 whole, declared = self.whole(arguments[name]), name in self.writes[case.routine]
                 if name in case.changed and declared:

@@ -45,7 +45,9 @@ def mpi_compiler(name: str) -> Path:
     return found
 
 
-def new_library(name: str, language: str, parent: Path, *, simulator: bool = False) -> Path:
+def new_library(
+    name: str, language: str, parent: Path, *, simulator: bool = False, sparse: bool = False
+) -> Path:
     """Create a new library in the new folder ``parent/name``.
 
     Parameters
@@ -57,6 +59,8 @@ def new_library(name: str, language: str, parent: Path, *, simulator: bool = Fal
     parent : Path
     simulator : bool
         Create a simulator for the environments of `envs`.
+    sparse : bool
+        Create routines of sparse matrices; not in Fortran.
 
     Returns
     -------
@@ -83,6 +87,11 @@ def new_library(name: str, language: str, parent: Path, *, simulator: bool = Fal
         raise ValueError(f"{name!r} is the name of an installed Python module: choose another")
     if language not in LANGUAGES:
         raise ValueError(f"language must be one of {', '.join(LANGUAGES)}; got {language!r}")
+    if sparse and (simulator or language == "fortran"):
+        raise ValueError(
+            "a library of sparse matrices is no simulator, and is made in C, C++ or Python; in "
+            "Fortran use the types of alchemist.f90"
+        )
     if not parent.is_dir():
         raise FileNotFoundError(f"the folder {parent.absolute()} does not exist")
     folder = parent / name
@@ -95,6 +104,8 @@ def new_library(name: str, language: str, parent: Path, *, simulator: bool = Fal
     kinds = [language, "library"]
     if simulator:  # with the build files of a library
         kinds += [f"simulator_{language}", "simulator"]
+    if sparse:
+        kinds += [f"sparse_{language}", "sparse"]
     for kind in kinds:
         for template in resources.files("ali").joinpath("templates", kind).iterdir():
             if template.name.endswith(".in"):

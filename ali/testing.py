@@ -15,9 +15,10 @@
 
 pytest then runs the library on gangs of real MPI ranks, without Ray: every case with its
 matrices in each of the 14 layouts and in blocks, and with matrices of bool, without rows and with
-one dimension, which it may refuse; the declared signatures; a failure on all ranks, on one rank
-while the others wait for it, and a call that is cancelled, after each of which the gang must go on;
-loading and unloading again and again.
+one dimension, which it may refuse; sparse matrices also with elements in another order and at the
+same place, and, which it may refuse, without any; the declared signatures; a failure on all ranks,
+on one rank while the others wait for it, and a call that is cancelled, after each of which the gang
+must go on; loading and unloading again and again.
 """
 
 from __future__ import annotations

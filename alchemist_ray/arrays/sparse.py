@@ -67,6 +67,7 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
         If a block has another form.
     """
     if not is_sparse(data):
+        data = _of_dask(data) if hasattr(data, "__dask_graph__") else data
         if not isinstance(data, list):
             raise BadArgumentError(
                 f"shape= is for a sparse matrix in blocks, not for a {type(data).__name__}: a list "
@@ -85,6 +86,29 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
     kind = chosen_dtype(rows.dtype, dtype)
     check_range(rows.data, kind, "the sparse matrix")
     return rows.astype(kind, copy=False)
+
+
+def _of_dask(data: Any) -> list[Any]:
+    """Blocks of a Dask array or DataFrame, whose three columns are rows, columns and values."""
+    import dask  # noqa: PLC0415  (its data comes from it)
+
+    found = []
+    for part in dask.compute(*np.ravel(data.to_delayed())):
+        table = np.asarray(part)
+        if table.ndim != 2 or table.shape[1] != 3:
+            raise ShapeError(
+                f"shape= and Dask's data: three columns (rows, columns, values), not {table.shape}"
+            )
+        rows, columns = (_integers(x) for x in table[:, :2].T)
+        found.append((rows, columns, part.iloc[:, 2].to_numpy() if hasattr(part, "iloc")
+                      else table[:, 2]))  # fmt: skip
+    return found
+
+
+def _integers(places: Any) -> Any:
+    """Those of a table that has one dtype, if nothing is lost."""
+    found = places.astype(np.int64)
+    return found if (found == places).all() else places
 
 
 def _joined(blocks: Any, shape: Any) -> Any:
@@ -380,7 +404,7 @@ class SparseHandle(_Refusing):
         return found if step == 1 else found[::step]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file of SciPy (``.npz``) or Matrix Market (``.mtx``, ``.mtx.gz``).
+        """Write it to a file of SciPy (``.npz``), Matrix Market (``.mtx``, ``.mtx.gz``) or PETSc.
 
         Rank 0 writes it, and holds all of it meanwhile. An existing file is replaced in one step.
         """

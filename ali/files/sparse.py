@@ -1,9 +1,14 @@
-"""Files of sparse matrices: SciPy's .npz, Matrix Market. Rank 0 reads and writes them."""
+"""Files of sparse matrices: SciPy's .npz, Matrix Market, PETSc. Rank 0 reads and writes them.
+
+PETSc's (``MatView`` with a binary viewer) are big-endian: four integers, the number of elements in
+each row, columns, elements. They do not say of which type: their size does.
+"""
 
 from __future__ import annotations
 
 import gzip
 import os
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,7 @@ from ali.interface import Context, routine
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
+from mpi_workers.matrix.sparse_rows import INT32_MAX
 from mpi_workers.wire.names import SPARSE_SUFFIXES
 
 
@@ -24,8 +30,42 @@ def _checked(path: str) -> None:
         path.endswith(SPARSE_SUFFIXES),
         "BadArgumentError",
         f"{path}: a sparse matrix is in a file of SciPy (.npz, scipy.sparse.save_npz) or of Matrix "
-        "Market (.mtx, .mtx.gz)",
+        "Market (.mtx, .mtx.gz), or in PETSc's binary format (.petsc)",
     )
+
+
+PETSC_ID = 1211216  # of a matrix, MAT_FILE_CLASSID
+
+
+def _read_petsc(path: str) -> csr_array:
+    raw = np.fromfile(path, np.uint8)
+    for integer in (">i4", ">i8"):  # of a PETSc with 32-bit or 64-bit indices
+        size = np.dtype(integer).itemsize
+        head = raw[: 4 * size].view(integer)
+        if len(head) == 4 and head[0] == PETSC_ID:
+            break
+    else:
+        raise ValueError("it has no matrix in PETSc's binary format")
+    _, m, n, count = head.tolist()
+    ends = np.cumsum([4 * size, m * size, count * size])
+    each = (len(raw) - int(ends[-1])) // max(count, 1)
+    if count < 0 or (each not in (8, 16) and count) or len(raw) < ends[-1]:
+        raise ValueError("it is dense, cut off, or not in double precision")
+    lengths, columns = (raw[a:b].view(integer).astype(np.int64) for a, b in pairwise(ends))
+    elements = raw[ends[-1] :].view(">c16" if each == 16 else ">f8")[:count]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    found = csr_array((elements.astype(elements.dtype.newbyteorder("=")), columns, starts), (m, n))
+    found.check_format(full_check=True)
+    return found
+
+
+def _write_petsc(path: str, whole: csr_array) -> None:
+    integer = ">i4" if max(*whole.shape, whole.nnz) <= INT32_MAX else ">i8"
+    real = whole.dtype.kind != "c"
+    with open(path, "wb") as file:
+        for part in ([PETSC_ID, *whole.shape, whole.nnz], np.diff(whole.indptr), whole.indices):
+            file.write(np.asarray(part, integer).tobytes())
+        file.write(whole.data.astype(">f8" if real else ">c16").tobytes())
 
 
 @routine("A", pure=True)
@@ -35,7 +75,8 @@ def load_sparse(ctx: Context, path: str) -> SparseMatrix:
     Parameters
     ----------
     path : str
-        ``.npz`` of `scipy.sparse.save_npz`, or Matrix Market's ``.mtx`` or ``.mtx.gz``.
+        ``.npz`` of `scipy.sparse.save_npz`, Matrix Market's ``.mtx`` or ``.mtx.gz``, or PETSc's
+        binary format in double precision, ``.petsc``.
 
     Returns
     -------
@@ -56,6 +97,8 @@ def load_sparse(ctx: Context, path: str) -> SparseMatrix:
 
     def read() -> coo_array:
         try:
+            if path.endswith(".petsc"):
+                return coo_array(_read_petsc(path))
             found = load_npz(path) if path.endswith(".npz") else mmread(path, spmatrix=False)
             return coo_array(found)
         except Exception as error:  # of the libraries that read it
@@ -78,7 +121,8 @@ def save_sparse(ctx: Context, A: SparseMatrix, path: str) -> None:
     ----------
     A : sparse matrix
     path : str
-        ``.npz`` of `scipy.sparse.save_npz`, or Matrix Market's ``.mtx`` or ``.mtx.gz``.
+        ``.npz`` of `scipy.sparse.save_npz`, Matrix Market's ``.mtx`` or ``.mtx.gz``, or PETSc's
+        binary format in double precision, ``.petsc``.
 
     Raises
     ------
@@ -100,6 +144,8 @@ def save_sparse(ctx: Context, A: SparseMatrix, path: str) -> None:
         try:
             if path.endswith(".npz"):
                 save_npz(hidden, whole)
+            elif path.endswith(".petsc"):
+                _write_petsc(hidden, whole)
             else:
                 opened = gzip.open if path.endswith(".gz") else open
                 with opened(hidden, "wb") as file:

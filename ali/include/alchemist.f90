@@ -47,6 +47,8 @@ module alchemist
   public :: alchemist_matrix, alchemist_value
   public :: alchemist_library, alchemist_routine, alchemist_parameter, alchemist_result
   public :: alchemist_described, alchemist_closed_by, alchemist_state, alchemist_set_state
+  public :: alchemist_sparse, alchemist_new_sparse, alchemist_start, alchemist_column, alchemist_set_start
+  public :: alchemist_set_column, alchemist_sparse_of
   public :: alchemist_matrix_of, alchemist_integer, alchemist_number, alchemist_flag
   public :: alchemist_text, alchemist_numbers, alchemist_set, alchemist_give, alchemist_local
   public :: alchemist_rank, alchemist_size, alchemist_comm
@@ -63,7 +65,7 @@ module alchemist
   ! are in the members of alchemist_value, as in alchemist.h.
   integer(c_int), parameter, public :: ALCHEMIST_MATRIX_TYPE = 1, ALCHEMIST_INT_TYPE = 2, &
       ALCHEMIST_FLOAT_TYPE = 3, ALCHEMIST_BOOL_TYPE = 4, ALCHEMIST_STRING_TYPE = 5, &
-      ALCHEMIST_FLOATS_TYPE = 8, &
+      ALCHEMIST_FLOATS_TYPE = 8, ALCHEMIST_SPARSE_TYPE = 11, &
       ALCHEMIST_MATRIX_READ_TYPE = 257, ALCHEMIST_MATRIX_WRITTEN_TYPE = 513  ! parameters only
 
   integer(c_int), parameter, public :: ALCHEMIST_FLOAT32 = 1, ALCHEMIST_FLOAT64 = 2, &
@@ -77,7 +79,8 @@ module alchemist
       ALCHEMIST_MD_STAR = 3, ALCHEMIST_MR_MC = 4, ALCHEMIST_MR_STAR = 5, ALCHEMIST_STAR_MC = 6, &
       ALCHEMIST_STAR_MD = 7, ALCHEMIST_STAR_MR = 8, ALCHEMIST_STAR_STAR = 9, &
       ALCHEMIST_STAR_VC = 10, ALCHEMIST_STAR_VR = 11, ALCHEMIST_VC_STAR = 12, &
-      ALCHEMIST_VR_STAR = 13, ALCHEMIST_CIRC_CIRC = 14, ALCHEMIST_BLOCK = 2147483393
+      ALCHEMIST_VR_STAR = 13, ALCHEMIST_CIRC_CIRC = 14, ALCHEMIST_BLOCK = 2147483393, &
+      ALCHEMIST_ROW_BLOCKS = 2147483404  ! whole rows, one block for each rank: ceil(rows / size)
 
   integer(c_int), parameter, public :: ALCHEMIST_SUM = 1, ALCHEMIST_MIN = 2, ALCHEMIST_MAX = 3
 
@@ -90,6 +93,16 @@ module alchemist
     integer(c_int64_t) :: local_rows, local_cols, leading_dimension
     integer(c_int64_t) :: row_shift, row_stride, col_shift, col_stride, row_block, col_block
     type(c_ptr) :: data
+  end type
+
+  ! One rank's rows of a sparse matrix, those that it has of a dense one in ALCHEMIST_ROW_BLOCKS:
+  ! alchemist_start and alchemist_column read where elements are, all numbers from 0 as in C, and
+  ! call c_f_pointer(A%data, values, [A%local_elements]) gives them. Arguments are read-only.
+  type, bind(c) :: alchemist_sparse
+    integer(c_int64_t) :: rows, cols, elements
+    integer(c_int) :: dtype, index
+    integer(c_int64_t) :: first_row, local_rows, local_elements
+    type(c_ptr) :: starts, columns, data
   end type
 
   ! An argument or a result. `given` is 0 for an optional argument that was left out.
@@ -122,7 +135,7 @@ module alchemist
 
   ! call alchemist_set(out(1), x): a matrix on every rank; a number or logical on rank 0.
   interface alchemist_set
-    module procedure set_matrix, set_number, set_integer, set_flag
+    module procedure set_matrix, set_sparse, set_number, set_integer, set_flag
   end interface
 
   ! code = alchemist_give(call, out(1), x): a list of numbers or a text, which is copied.
@@ -245,6 +258,33 @@ module alchemist
       type(alchemist_matrix), intent(in) :: matrix
       integer(c_int), value :: layout
     end function
+    type(c_ptr) function f_new_sparse(call, rows, cols, local_elements, dtype) &
+        bind(c, name="alchemist_new_sparse") result(made)
+      import
+      type(c_ptr), value :: call
+      integer(c_int64_t), value :: rows, cols, local_elements
+      integer(c_int), value :: dtype
+    end function
+    integer(c_int64_t) function alchemist_start(matrix, row) bind(c) result(start)
+      import
+      type(alchemist_sparse), intent(in) :: matrix
+      integer(c_int64_t), value :: row
+    end function
+    integer(c_int64_t) function alchemist_column(matrix, element) bind(c) result(column)
+      import
+      type(alchemist_sparse), intent(in) :: matrix
+      integer(c_int64_t), value :: element
+    end function
+    subroutine alchemist_set_start(matrix, row, start) bind(c)
+      import
+      type(alchemist_sparse), intent(in) :: matrix
+      integer(c_int64_t), value :: row, start
+    end subroutine
+    subroutine alchemist_set_column(matrix, element, column) bind(c)
+      import
+      type(alchemist_sparse), intent(in) :: matrix
+      integer(c_int64_t), value :: element, column
+    end subroutine
     integer(c_int) function f_allreduce(call, values, count, kind, operation) &
         bind(c, name="alchemist_f_allreduce") result(code)
       import
@@ -333,6 +373,12 @@ contains
     call c_f_pointer(transfer(value%words(1), c_null_ptr), matrix)
   end function
 
+  function alchemist_sparse_of(value) result(matrix)
+    type(alchemist_value), intent(in) :: value
+    type(alchemist_sparse), pointer :: matrix
+    call c_f_pointer(transfer(value%words(1), c_null_ptr), matrix)
+  end function
+
   integer(c_int64_t) function alchemist_integer(value) result(x)
     type(alchemist_value), intent(in) :: value
     x = value%words(1)
@@ -406,6 +452,12 @@ contains
   subroutine set_matrix(value, x)
     type(alchemist_value), intent(inout) :: value
     type(alchemist_matrix), intent(in), target :: x
+    value%words(1) = transfer(c_loc(x), value%words(1))
+  end subroutine
+
+  subroutine set_sparse(value, x)
+    type(alchemist_value), intent(inout) :: value
+    type(alchemist_sparse), intent(in), target :: x
     value%words(1) = transfer(c_loc(x), value%words(1))
   end subroutine
 
@@ -533,6 +585,15 @@ contains
     integer(c_int), intent(in) :: dtype, layout
     type(alchemist_matrix), pointer :: made
     call c_f_pointer(f_new(call, rows, cols, dtype, layout), made)
+  end function
+
+  ! A sparse matrix, whose arrays each rank fills; not associated if the call must end.
+  function alchemist_new_sparse(call, rows, cols, local_elements, dtype) result(made)
+    type(c_ptr), intent(in) :: call
+    integer(c_int64_t), intent(in) :: rows, cols, local_elements
+    integer(c_int), intent(in) :: dtype
+    type(alchemist_sparse), pointer :: made
+    call c_f_pointer(f_new_sparse(call, rows, cols, local_elements, dtype), made)
   end function
 
   ! ScaLAPACK's block-cyclic layout with nb x nb blocks, nb >= 2.

@@ -370,6 +370,19 @@ ALCHEMIST_API int64_t alchemist_column(const alchemist_sparse *matrix, int64_t e
                                             : ((const int64_t *)matrix->columns)[element];
 }
 
+/* Of a matrix of alchemist_new_sparse. */
+ALCHEMIST_API void alchemist_set_start(const alchemist_sparse *matrix, int64_t local_row,
+                                       int64_t start) {
+    if (matrix->index == ALCHEMIST_INT32) ((int32_t *)matrix->starts)[local_row] = (int32_t)start;
+    else ((int64_t *)matrix->starts)[local_row] = start;
+}
+
+ALCHEMIST_API void alchemist_set_column(const alchemist_sparse *matrix, int64_t element,
+                                        int64_t column) {
+    if (matrix->index == ALCHEMIST_INT32) ((int32_t *)matrix->columns)[element] = (int32_t)column;
+    else ((int64_t *)matrix->columns)[element] = column;
+}
+
 ALCHEMIST_API int64_t alchemist_global_row(const alchemist_matrix *matrix, int64_t local_row) {
     if (matrix->row_block == 1) return matrix->row_shift + local_row * matrix->row_stride;
     return matrix->row_shift + local_row / matrix->row_block * matrix->row_stride +

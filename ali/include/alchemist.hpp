@@ -116,6 +116,35 @@ template <class T> class Matrix {
     const alchemist_matrix *raw_;
 };
 
+// One rank's rows of a sparse matrix, in CSR with global columns: the rows that it has of a dense
+// matrix in ALCHEMIST_ROW_BLOCKS. One of Call::sparse is filled on each rank, others are read-only.
+template <class T> class Sparse {
+  public:
+    explicit Sparse(const alchemist_sparse *raw) : raw_(raw) {
+        constexpr auto wanted = dtype_of<std::remove_const_t<T>>::value;
+        if (raw->dtype != wanted)
+            throw Refused(std::string("it takes a sparse matrix of ") + name_of(wanted) +
+                          ", not of " + name_of(raw->dtype));
+    }
+    int64_t rows() const { return raw_->rows; } // of the whole
+    int64_t cols() const { return raw_->cols; }
+    int64_t elements() const { return raw_->elements; } // on all ranks
+    int64_t first_row() const { return raw_->first_row; }
+    int64_t local_rows() const { return raw_->local_rows; }
+    int64_t local_elements() const { return raw_->local_elements; }
+    // Elements start(i) to start(i + 1) are in local row i.
+    int64_t start(int64_t i) const { return alchemist_start(raw_, i); }
+    int64_t column(int64_t k) const { return alchemist_column(raw_, k); }
+    void set_start(int64_t i, int64_t k) const { alchemist_set_start(raw_, i, k); }
+    void set_column(int64_t k, int64_t j) const { alchemist_set_column(raw_, k, j); }
+    T *data() const { return static_cast<T *>(raw_->data); }
+    T &operator[](int64_t k) const { return data()[k]; }
+    const alchemist_sparse *raw() const { return raw_; }
+
+  private:
+    const alchemist_sparse *raw_;
+};
+
 namespace detail {
 
 // A message under way, with its memory.
@@ -208,6 +237,11 @@ class Call {
         constexpr auto dtype = dtype_of<std::remove_const_t<T>>::value;
         return Matrix<T>(checked(alchemist_new_vector(raw_, rows, dtype, layout)));
     }
+    // A sparse matrix; every rank passes the same shape, and the number of its own elements.
+    template <class T> Sparse<T> sparse(int64_t rows, int64_t cols, int64_t local_elements) {
+        constexpr auto dtype = dtype_of<std::remove_const_t<T>>::value;
+        return Sparse<T>(checked(alchemist_new_sparse(raw_, rows, cols, local_elements, dtype)));
+    }
     template <class T> Matrix<std::remove_const_t<T>> like(const Matrix<T> &matrix) {
         return Matrix<std::remove_const_t<T>>(checked(alchemist_new_like(raw_, matrix.raw())));
     }
@@ -295,7 +329,7 @@ namespace detail {
 template <class T> struct never : std::false_type {};
 
 template <class T, class = void> struct Value { // one per type: tag, from an argument, to a result
-    static_assert(never<T>::value, "parameters and results are Matrix<T>, integers, double, bool, "
+    static_assert(never<T>::value, "parameters and results are Matrix<T>, Sparse<T>, integers, double, bool, "
                                    "std::string, std::complex<double>, or std::vector of int64_t, "
                                    "double, bool or std::string; parameters also std::optional");
 };
@@ -304,6 +338,11 @@ template <class T> struct Value<Matrix<T>> {
     static constexpr auto tag = ALCHEMIST_MATRIX;
     static Matrix<T> take(const alchemist_value &v) { return Matrix<T>(v.matrix); }
     static void give(Call &, alchemist_value &v, const Matrix<T> &x) { v.matrix = x.raw(); }
+};
+template <class T> struct Value<Sparse<T>> {
+    static constexpr auto tag = ALCHEMIST_SPARSE;
+    static Sparse<T> take(const alchemist_value &v) { return Sparse<T>(v.sparse); }
+    static void give(Call &, alchemist_value &v, const Sparse<T> &x) { v.sparse = x.raw(); }
 };
 template <class T>
 struct Value<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, bool>>> {

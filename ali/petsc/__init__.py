@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from ali.interface import Context, routine
 from ali.petsc import native
-from ali.petsc.solvers import lstsq, prepare, solve, solve_prepared
+from ali.petsc.solvers import (
+    lstsq,
+    prepare,
+    solve,
+    solve_dense,
+    solve_operator,
+    solve_prepared,
+)
 
 load = native.load
 
-__all__ = ["about", "lstsq", "prepare", "solve", "solve_prepared"]
+__all__ = ["about", "lstsq", "prepare", "solve", "solve_dense", "solve_operator", "solve_prepared"]
 
 PURE = True  # no routine has other effects than its results; a solver is made again with its matrix
 

@@ -11,16 +11,17 @@ import importlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ali.arrays.exchanges import IN_BLOCKS
-from ali.blocks import block, require
+from ali.blocks import Array, block, require
 from ali.interface import Context
 from ali.mpi_family import refuse_second_mpi
+from ali.sparse.elements import without_duplicates
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
@@ -32,6 +33,7 @@ ADVICE = (
 )
 CHECK_EVERY = 4  # iterations: then ranks look whether the call was cancelled
 _numbers = itertools.count(1)
+Times = Callable[[DistMatrix], DistMatrix]
 
 
 def load(state: dict[str, Any], path: str | None) -> None:
@@ -80,7 +82,7 @@ def describe() -> str:
     return f"PETSc {version}, scalars {scalars}, indices {integers}, {P.__file__}"
 
 
-def require_scalars(name: str, **matrices: DistMatrix | SparseMatrix | None) -> None:
+def require_scalars(name: str, **matrices: SparseMatrix | DistMatrix | Shell | None) -> None:
     """Refuse matrices of another dtype than the scalars of this PETSc."""
     scalars = np.dtype(petsc().ScalarType)
     for letter, matrix in matrices.items():
@@ -92,21 +94,94 @@ def require_scalars(name: str, **matrices: DistMatrix | SparseMatrix | None) -> 
         )
 
 
-def mat(ctx: Context, A: SparseMatrix) -> Any:
-    """PETSc's matrix; it copies the elements."""
+class Objects:
+    """PETSc's objects of one call, which are given to it: they are destroyed at its end.
+
+    Those that Python drops stay until `garbage_cleanup`; so do these after an error that is no
+    `Failure`, which all ranks raise: other ranks may not come here.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[Any] = []
+
+    def __call__(self, new: Any) -> Any:
+        self._made.append(new)
+        return new
+
+    def release(self) -> None:
+        """Leave them to Python."""
+        self._made.clear()
+
+    def __enter__(self) -> Objects:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Failure):
+            for each in reversed(self._made):
+                each.destroy()
+
+
+class Shell:
+    """A routine as a matrix: it gets a vector in VC_STAR:BLOCK, and returns A times it."""
+
+    def __init__(self, ctx: Context, shape: tuple[int, int], times: Times) -> None:
+        self.ctx, self.shape, self.times = ctx, shape, times
+        self.dtype = np.dtype(petsc().ScalarType)
+        self.error: BaseException | None = None  # PETSc's own does not tell it
+
+    def mult(self, _: Any, x: Any, y: Any) -> None:
+        """PETSc's name."""
+        try:
+            self._mult(x, y)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _mult(self, x: Any, y: Any) -> None:
+        X = self.ctx.empty((self.shape[1],), self.dtype, IN_BLOCKS)
+        block(X)[:, 0] = x.getArray(readonly=True)
+        found = self.ctx.to_layout(self.times(X), IN_BLOCKS)
+        require(
+            found.shape[0] == self.shape[0] and found.shape[1] == 1,
+            "ShapeError",
+            f"the operator has returned {found.shape[0]} x {found.shape[1]} elements for a vector "
+            f"of {self.shape[0]}",
+        )
+        y.setArray(block(found)[:, 0])
+
+
+Operator = SparseMatrix | DistMatrix | Shell
+
+
+def mat(ctx: Context, A: Operator) -> Any:
+    """PETSc's matrix; it copies the elements. Destroys those that Python has dropped."""
     P = petsc()
+    P.garbage_cleanup(ctx.comm)
+    m, n = A.shape
+    size = (len(_own(ctx, m)), m), (len(_own(ctx, n)), n)
+    if isinstance(A, Shell):
+        return P.Mat().createPython(size, A, comm=ctx.comm)
+    if isinstance(A, DistMatrix):
+        rows = np.asfortranarray(block(ctx.to_layout(A, IN_BLOCKS)))
+        _require_finite(ctx, rows)
+        return P.Mat().createDense(size, array=rows, comm=ctx.comm)
     integers = np.dtype(P.IntType)
-    starts, columns, elements = A.arrays(ctx.rank)
     require(
         max(*A.shape, *A.form.counts) <= np.iinfo(integers).max,
         "DtypeError",
         f"a matrix of {A.shape[0]} x {A.shape[1]} with {A.nnz} elements needs a PETSc with 64-bit "
         f"indices (--with-64-bit-indices), and this one has {integers} ({describe()})",
     )
-    rows, columns_here = (len(_own(ctx, length)) for length in A.shape)
-    csr = starts.astype(integers, copy=False), columns.astype(integers, copy=False), elements
-    size = (rows, A.shape[0]), (columns_here, A.shape[1])
+    _require_finite(ctx, A.local.data)
+    local = without_duplicates(A)  # for PETSc an element at the same place replaces the first
+    starts, columns = (x.astype(integers, copy=False) for x in (local.indptr, local.indices))
+    csr = starts, columns, local.data
     return P.Mat().createAIJ(size, csr=csr, comm=ctx.comm)
+
+
+def _require_finite(ctx: Context, elements: Array) -> None:
+    finite = all(ctx.comm.allgather(bool(np.isfinite(elements).all())))
+    require(finite, "LinAlgError", "the matrix contains NaN or infinity")
 
 
 def _own(ctx: Context, length: int) -> range:
@@ -178,14 +253,18 @@ def watch(ctx: Context, what: str, tol: float, number: int, norm: float) -> None
 
 
 @contextlib.contextmanager
-def as_itself() -> Iterator[None]:
-    """An `Interrupted` of a monitor, and an error of PETSc, are raised as themselves.
+def as_itself(solver: Any, operator: Operator | None = None) -> Iterator[None]:
+    """An `Interrupted` of a monitor, errors of an operator and of PETSc are raised as themselves.
 
-    The first may come back as an error of PETSc, the second of slepc4py as a SystemError.
+    The first may come back as an error of PETSc, the second of slepc4py as a SystemError. The
+    solver stays then: to destroy one that PETSc has left in the middle can crash (multigrid).
     """
     try:
         yield
     except (petsc().Error, SystemError) as error:
+        solver.incRef()
+        if isinstance(operator, Shell) and operator.error is not None:
+            raise operator.error from None
         causes: list[BaseException] = [error]
         while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
             causes.append(cause)
@@ -193,6 +272,25 @@ def as_itself() -> Iterator[None]:
             for found in causes:
                 if isinstance(found, kind):
                     raise found from None
+        raise
+    except BaseException:
+        solver.incRef()
+        raise
+
+
+@contextlib.contextmanager
+def singular(name: str) -> Iterator[None]:
+    """Errors of PETSc that come from zeros on a diagonal say that A is singular for the method."""
+    try:
+        yield
+    except petsc().Error as error:
+        if any(words in str(error).lower() for words in ("zero pivot", "missing diagonal",
+                                                         "all diagonal locations")):  # fmt: skip
+            raise Failure(
+                "LinAlgError",
+                f"{name}: A is singular, or has a zero on its diagonal, which this preconditioner "
+                f"cannot use: {error}",
+            ) from None
         raise
 
 

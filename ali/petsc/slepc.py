@@ -80,7 +80,8 @@ def eigsh(
     LinAlgError
         If fewer than k converge.
     """
-    return _eigen(ctx, "eigsh", A, k, which, sigma, M, tol, max_iterations, options)
+    with native.Objects() as own:
+        return _eigen(ctx, own, "eigsh", A, k, which, sigma, M, tol, max_iterations, options)
 
 
 @routine("W", "V", "residuals", vectors=("W",))
@@ -115,12 +116,14 @@ def eigs(
     ShapeError, DtypeError, BadArgumentError, LinAlgError
         As `eigsh`.
     """
-    return _eigen(ctx, "eigs", A, k, which, sigma, M, tol, max_iterations, options)
+    with native.Objects() as own:
+        return _eigen(ctx, own, "eigs", A, k, which, sigma, M, tol, max_iterations, options)
 
 
 def _eigen(
-    ctx: Context, name: str, A: SparseMatrix, k: int, which: str, sigma: float | None,
-    M: SparseMatrix | None, tol: float, max_iterations: int, options: list[str] | None,
+    ctx: Context, own: native.Objects, name: str, A: SparseMatrix, k: int, which: str,
+    sigma: float | None, M: SparseMatrix | None, tol: float, max_iterations: int,
+    options: list[str] | None,
 ) -> tuple[DistMatrix, DistMatrix, list[float]]:  # fmt: skip
     S, (m, n) = native.slepc(), A.shape
     require(m == n, "ShapeError", f"{name}: A is {m} x {n}; it must be square")
@@ -129,8 +132,8 @@ def _eigen(
     require_choice(name, "which", which, WHICH)
     native.require_scalars(name, A=A, M=M)
     hermitian = name == "eigsh"
-    eps = S.EPS().create(ctx.comm)
-    eps.setOperators(native.mat(ctx, A), None if M is None else native.mat(ctx, M))
+    eps = own(S.EPS().create(ctx.comm))
+    eps.setOperators(own(native.mat(ctx, A)), None if M is None else own(native.mat(ctx, M)))
     kind = ("GHEP" if hermitian else "GNHEP") if M else "HEP" if hermitian else "NHEP"
     eps.setProblemType(getattr(S.EPS.ProblemType, kind))
     eps.setDimensions(k)
@@ -146,11 +149,13 @@ def _eigen(
         ksp.setType("preonly")
         ksp.getPC().setType("redundant" if ctx.size > 1 else "lu")
     eps.setMonitor(lambda _, number, found, *__: _watch(ctx, name, number, found, k))
-    with native.configured(name, eps, options), native.as_itself():
+    with native.configured(name, eps, options), native.as_itself(eps):
         eps.solve()
     _require_found(name, eps, eps.getConverged(), k)
-    own, comm = range(len(block(ctx.empty((n, 1), A.dtype, IN_BLOCKS)))), ctx.comm
-    real, imaginary = (native.petsc().Vec().createMPI((len(own), n), comm=comm) for _ in "12")
+    rows = len(block(ctx.empty((n, 1), A.dtype, IN_BLOCKS)))
+    real, imaginary = (
+        own(native.petsc().Vec().createMPI((rows, n), comm=ctx.comm)) for _ in range(2)
+    )
     pairs, residuals = [], []
     for i in range(k):
         value = eps.getEigenpair(i, real, imaginary)
@@ -201,21 +206,31 @@ def svds(
     DtypeError, BadArgumentError, LinAlgError
         As `eigsh`.
     """
-    L, (m, n) = native.slepc(), A.shape
+    m, n = A.shape
     require(1 <= k <= min(m, n), "BadArgumentError", f"svds: k={k} of a {m} x {n} matrix")
     require_choice("svds", "which", which, ("LM", "SM"))
     native.require_scalars("svds", A=A)
-    svd = L.SVD().create(ctx.comm)
-    svd.setOperator(native.mat(ctx, A))
+    with native.Objects() as own:
+        return _svds(ctx, own, A, k, which, tol, max_iterations, options)
+
+
+def _svds(
+    ctx: Context, own: native.Objects, A: SparseMatrix, k: int, which: str, tol: float,
+    max_iterations: int, options: list[str] | None,
+) -> tuple[DistMatrix, DistMatrix, DistMatrix, list[float]]:  # fmt: skip
+    L, (m, n) = native.slepc(), A.shape
+    svd = own(L.SVD().create(ctx.comm))
+    svd.setOperator(own(native.mat(ctx, A)))
     svd.setDimensions(k)
     svd.setTolerances(tol, max_iterations or None)
     svd.setWhichSingularTriplets(L.SVD.Which.LARGEST if which == "LM" else L.SVD.Which.SMALLEST)
     svd.setMonitor(lambda _, number, found, *__: _watch(ctx, "svds", number, found, k))
-    with native.configured("svds", svd, options), native.as_itself():
+    with native.configured("svds", svd, options), native.as_itself(svd):
         svd.solve()
     _require_found("svds", svd, svd.getConverged(), k)
     U, V = (ctx.zeros((length, k), A.dtype, IN_BLOCKS) for length in (m, n))
-    both = list(zip(native.vectors(ctx, U), native.vectors(ctx, V), strict=True))
+    left, right = ([own(v) for v in native.vectors(ctx, X)] for X in (U, V))
+    both = list(zip(left, right, strict=True))
     order = range(k) if which == "LM" else range(k - 1, -1, -1)
     values = [svd.getSingularTriplet(i, *both[j]) for j, i in enumerate(order)]
     residuals = [float(svd.computeError(i, L.SVD.ErrorType.RELATIVE)) for i in order]

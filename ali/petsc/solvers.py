@@ -7,12 +7,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ali import registry
 from ali.arrays.exchanges import IN_BLOCKS
 from ali.blocks import require
 from ali.interface import Context, routine
 from ali.petsc import native
 from ali.sparse.products import require_rows
-from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 
@@ -21,11 +21,14 @@ Solution = tuple[DistMatrix, int, float, str]
 
 
 class Solver:
-    """A Krylov solver of PETSc for one matrix, set up."""
+    """A Krylov solver of PETSc for one matrix, set up.
+
+    Its objects are given to `own`, as of `native.Objects`.
+    """
 
     def __init__(
-        self, ctx: Context, name: str, A: SparseMatrix, method: str, preconditioner: str,
-        tol: float, max_iterations: int, options: list[str] | None,
+        self, ctx: Context, own: native.Objects, name: str, A: native.Operator, method: str,
+        preconditioner: str, tol: float, max_iterations: int, options: list[str] | None,
     ) -> None:  # fmt: skip
         require(0 < tol < 1, "BadArgumentError", f"{name}: tol={tol}: it must be between 0 and 1")
         require(
@@ -35,21 +38,16 @@ class Solver:
         self.name, self.given = name, (A, method, preconditioner, tol, max_iterations, options)
         self.comm = ctx.comm
         self.what = f"{method} with {preconditioner}"
-        self.A = native.mat(ctx, A)
-        self.ksp = native.petsc().KSP().create(self.comm)
+        self.A = own(native.mat(ctx, A))
+        self.ksp = own(native.petsc().KSP().create(self.comm))
         self.ksp.setOperators(self.A)
         with native.bad_arguments(name):
             self.ksp.setType(method)
             self.ksp.getPC().setType(preconditioner)
         self.ksp.setTolerances(rtol=tol, max_it=max_iterations or None)
-        with native.configured(name, self.ksp, options):
-            try:
-                self.ksp.setUp()
-                self.ksp.setUpOnBlocks()
-            except native.petsc().Error as error:
-                if "zero pivot" in str(error).lower():
-                    raise Failure("LinAlgError", f"{name}: A is singular: {error}") from None
-                raise
+        with native.configured(name, self.ksp, options), native.as_itself(self.ksp):
+            self.ksp.setUp()
+            self.ksp.setUpOnBlocks()
 
     def solve(self, ctx: Context, B: DistMatrix) -> Solution:
         """X, iterations, the largest relative residual of a column, and the reason."""
@@ -60,35 +58,44 @@ class Solver:
         X = ctx.zeros((A.shape[1], B.shape[1]), A.dtype, IN_BLOCKS)
         count, worst, why = 0, 0.0, ""
         for b, x in zip(native.vectors(ctx, right), native.vectors(ctx, X), strict=True):
-            length = b.norm() or 1.0
-            require(
-                bool(np.isfinite(length)), "LinAlgError", f"{self.name}: B contains NaN or infinity"
-            )
+            with native.Objects() as own:
+                now, residual, why = self._column(ctx, own(b), own(x), tol)
+            count, worst = max(count, now), max(worst, residual)
+        return X.with_ndim(B.ndim), count, worst, why
 
-            def monitor(_: Any, number: int, norm: float, length: float = length) -> None:
-                native.watch(ctx, self.what, tol, number, norm / length)
+    def _column(self, ctx: Context, b: Any, x: Any, tol: float) -> tuple[int, float, str]:
+        length = b.norm() or 1.0
+        require(
+            bool(np.isfinite(length)), "LinAlgError", f"{self.name}: B contains NaN or infinity"
+        )
 
-            self.ksp.setMonitor(monitor)
-            try:
-                with native.as_itself():
-                    self.ksp.solve(b, x)
-            finally:
-                self.ksp.monitorCancel()
-            count, why = max(count, self.ksp.getIterationNumber()), native.reason(self.ksp)
-            rest = b.duplicate()
+        def monitor(_: Any, number: int, norm: float) -> None:
+            native.watch(ctx, self.what, tol, number, norm / length)
+
+        self.ksp.setMonitor(monitor)
+        with native.as_itself(self.ksp, self.given[0]):
+            self.ksp.solve(b, x)
+        self.ksp.monitorCancel()
+        count, why = self.ksp.getIterationNumber(), native.reason(self.ksp)
+        with native.Objects() as own:
+            rest = own(b.duplicate())
             self.A.mult(x, rest)
             rest.axpy(-1, b)
             residual = rest.norm() / length
-            worst = max(worst, residual)
-            # A breakdown can be called convergence where A is singular.
-            solved = self.given[1] == "lsqr" or residual < NO_SOLUTION
-            require(
-                self.ksp.getConvergedReason() > 0 and solved,
-                "LinAlgError",
-                f"{self.name}: {self.what} has not converged: {why}, after {count} iterations, "
-                f"with a relative residual of {residual:.1e}",
-            )
-        return X.with_ndim(B.ndim), count, worst, why
+        # A breakdown can be called convergence where A is singular.
+        solved = self.given[1] == "lsqr" or residual < NO_SOLUTION
+        require(
+            self.ksp.getConvergedReason() > 0 and solved,
+            "LinAlgError",
+            f"{self.name}: {self.what} has not converged: {why}, after {count} iterations, "
+            f"with a relative residual of {residual:.1e}",
+        )
+        return count, residual, why
+
+
+def _solved(ctx: Context, name: str, B: DistMatrix, *given: Any) -> Solution:
+    with native.singular(name), native.Objects() as own:
+        return Solver(ctx, own, name, *given).solve(ctx, B)
 
 
 @routine("X", "iterations", "residual", "reason")
@@ -146,8 +153,92 @@ def solve(
         For other errors of PETSc, with its stack.
     """
     _require_square("solve", A)
-    solver = Solver(ctx, "solve", A, method, preconditioner, tol, max_iterations, options)
-    return solver.solve(ctx, B)
+    return _solved(ctx, "solve", B, A, method, preconditioner, tol, max_iterations, options)
+
+
+@routine("X", "iterations", "residual", "reason")
+def solve_dense(
+    ctx: Context,
+    A: DistMatrix,
+    B: DistMatrix,
+    method: str = "gmres",
+    preconditioner: str = "jacobi",
+    tol: float = 1e-8,
+    max_iterations: int = 0,
+    options: list[str] | None = None,
+) -> Solution:
+    """Solve A X = B for a dense A.
+
+    Parameters
+    ----------
+    A : matrix, shape (n, n)
+    B, method, preconditioner, tol, max_iterations, options
+        As in `solve`. Not every preconditioner takes a dense matrix.
+
+    Returns
+    -------
+    X, iterations, residual, reason
+        As of `solve`.
+
+    Raises
+    ------
+    ShapeError, DtypeError, BadArgumentError, LinAlgError, RoutineError
+        As `solve`.
+    """
+    _require_square("solve_dense", A)
+    return _solved(ctx, "solve_dense", B, A, method, preconditioner, tol, max_iterations, options)
+
+
+@routine("X", "iterations", "residual", "reason")
+def solve_operator(
+    ctx: Context,
+    B: DistMatrix,
+    library: str,
+    routine: str,
+    path: str | None = None,
+    method: str = "gmres",
+    tol: float = 1e-8,
+    max_iterations: int = 0,
+    options: list[str] | None = None,
+) -> Solution:
+    """Solve A X = B, where a routine of another library multiplies by A. No preconditioner.
+
+    Parameters
+    ----------
+    B : matrix, shape (n, r) or (n,)
+    library, routine : str
+        Called as ``Y = routine(X)`` with a vector of n elements in VC_STAR:BLOCK; a state of that
+        library is another one than that of a session's `load_library`.
+    path : str, optional
+        As in `load_library`.
+    method, tol, max_iterations, options
+        As in `solve`.
+
+    Returns
+    -------
+    X, iterations, residual, reason
+        As of `solve`.
+
+    Raises
+    ------
+    ShapeError, DtypeError, BadArgumentError, LinAlgError, RoutineError
+        As `solve`.
+    LibraryNotFoundError, NoSuchRoutineError
+        Of the library; also its errors.
+    """
+    key = f"{library}: {path}"
+    if key not in ctx.state:
+        ctx.state[key] = registry.load(library, path)
+    loaded, n = ctx.state[key], B.shape[0]
+    known = loaded.signatures.get(routine)  # without it the call says so
+    name = next((p.name for p in known.parameters), "") if known else ""
+
+    def times(X: DistMatrix) -> DistMatrix:
+        (Y,) = loaded.call(ctx.gang, routine, {name: X})
+        return Y
+
+    A = native.Shell(ctx, (n, n), times)
+    return _solved(ctx, "solve_operator", B, A, method, "none", tol, max_iterations, options)
 
 
 @routine("X", "iterations", "residual")
@@ -180,8 +271,7 @@ def lstsq(
     ShapeError, DtypeError, BadArgumentError, LinAlgError, RoutineError
         As `solve`.
     """
-    solver = Solver(ctx, "lstsq", A, "lsqr", "none", tol, max_iterations, options)
-    return solver.solve(ctx, B)[:3]
+    return _solved(ctx, "lstsq", B, A, "lsqr", "none", tol, max_iterations, options)[:3]
 
 
 # Solvers that stay, by the memory of the matrix that stands for them.
@@ -212,11 +302,17 @@ def prepare(
     """
     _require_square("prepare", A)
     made = ctx.zeros((1,), np.int8, "STAR_STAR")
-    native.petsc().garbage_cleanup(ctx.comm)  # of those that were freed
-    _prepared[made.block] = Solver(
-        ctx, "solve_prepared", A, method, preconditioner, tol, max_iterations, options
-    )
+    given = A, method, preconditioner, tol, max_iterations, options
+    _prepared[made.block] = _kept(ctx, *given)
     return made
+
+
+def _kept(ctx: Context, *given: Any) -> Solver:
+    """A solver whose objects stay: petsc4py leaves them to `native.mat` when it is dropped."""
+    with native.singular("prepare"), native.Objects() as own:
+        solver = Solver(ctx, own, "solve_prepared", *given)
+        own.release()
+    return solver
 
 
 @routine("X", "iterations", "residual", "reason")
@@ -249,10 +345,10 @@ def solve_prepared(ctx: Context, solver: DistMatrix, B: DistMatrix) -> Solution:
     )
     assert found is not None
     if found.comm != ctx.comm:
-        found = _prepared[solver.block] = Solver(ctx, found.name, *found.given)
+        found = _prepared[solver.block] = _kept(ctx, *found.given)
     return found.solve(ctx, B)
 
 
-def _require_square(name: str, A: SparseMatrix) -> None:
+def _require_square(name: str, A: native.Operator) -> None:
     m, n = A.shape
     require(m == n, "ShapeError", f"{name}: A is {m} x {n}; it must be square")

@@ -248,11 +248,16 @@ def norm(ctx: Context, A: SparseMatrix) -> float:
 
     Error: 1 eps, relative. Peak memory: 1.2 times arguments and results.
     """
+    return frobenius(ctx, without_duplicates(A))
+
+
+def without_duplicates(A: SparseMatrix) -> Any:
+    """This rank's rows, in each of which columns ascend; elements at one place are added."""
     local = A.local
     if not local.has_canonical_format:
         local = local.copy()
         local.sum_duplicates()
-    return frobenius(ctx, local)
+    return local
 
 
 def frobenius(ctx: Context, local: Any) -> float:

@@ -18,7 +18,7 @@ from ali.linalg.iterative import checked_tol, search
 from ali.linalg.leading import basis_size, right_vectors
 from ali.linalg.singular import svd
 from ali.sparse.elements import frobenius
-from ali.sparse.products import gather_blocks, in_blocks, require_rows
+from ali.sparse.products import in_blocks, needed_rows, require_rows
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
@@ -118,7 +118,7 @@ def conjugate_gradient(
 
     Notes
     -----
-    An iteration costs ``2 r nnz / ranks`` flops and ``n r`` words, which each rank holds. Source:
+    An iteration costs ``2 r nnz / ranks`` flops and up to ``n r`` words, as `matmul`. Source:
     see ali/linalg/iterative.py.
 
     Error: 1 tol, the largest |A X - B| / |B| of a column. Peak memory: 5.2 times arguments and
@@ -132,8 +132,10 @@ def conjugate_gradient(
     tol = checked_tol("conjugate_gradient", tol, dtype, max_iterations)
     right = block(ctx.to_layout(B, IN_BLOCKS)).astype(dtype)
 
+    needed = needed_rows(ctx, A)
+
     def times(mine: Array) -> Array:
-        return np.asarray(A.local @ gather_blocks(ctx, mine)).astype(dtype, copy=False)
+        return np.asarray(A.local @ needed(ctx, mine)).astype(dtype, copy=False)
 
     X, count, residual = search(
         ctx, "conjugate_gradient", times, right, tol, max_iterations or 10 * n,

@@ -31,7 +31,7 @@ SUFFIXES = {  # of a path, and the module of `ali.files` for its format
     ".parquet": "parquet",
     ".csv": "text",
 }
-SPARSE_SUFFIXES = (".npz", ".mtx", ".mtx.gz")  # SciPy's and Matrix Market's files
+SPARSE_SUFFIXES = (".npz", ".mtx", ".mtx.gz", ".petsc")  # SciPy's, Matrix Market's, PETSc's files
 TIME = "time"  # the key of the dtype of dates and durations, in what is said of columns
 TABLES = (".csv", ".parquet")  # formats whose columns have names
 MANIFEST = "manifest.json"  # of a checkpoint

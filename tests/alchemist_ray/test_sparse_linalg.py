@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,13 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as sl
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError, LinAlgError
+from alchemist_ray.errors import (
+    BadArgumentError,
+    CallTimeoutError,
+    LibraryNotFoundError,
+    LinAlgError,
+    RoutineError,
+)
 from alchemist_ray.sparse import linalg
 from tests.ali.test_petsc import needs_petsc, needs_slepc, poisson
 
@@ -96,3 +105,39 @@ def test_eigenvalues(session: AlchemistSession) -> None:
     w, v = linalg.eigs(session.send_matrix(D), 1, which="LR")
     assert w[0] == pytest.approx(exact[-1])
     assert np.asarray(v).dtype == np.complex128
+
+
+@needs_petsc
+@pytest.mark.parametrize("preconditioner", ["jacobi", "gamg"])
+def test_the_end_of_a_call_ends_an_iteration_and_not_the_gang(
+    session: AlchemistSession, preconditioner: str
+) -> None:
+    petsc, before = session.load_library("petsc"), session.list_workers()
+    A = session.send_matrix(poisson(100))
+    b = session.send_matrix(np.ones(10_000), layout="VC_STAR:BLOCK")
+    endless = (A, b, "richardson", preconditioner, 1e-30, 10**9)
+    for _ in range(2):
+        with pytest.raises(CallTimeoutError):
+            petsc.solve.options(timeout_s=0.5)(*endless)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            petsc.solve(*endless)
+        found = petsc.solve(A, b, "cg", preconditioner)
+        assert found.residual < 1e-5
+    assert [each.pid for each in session.list_workers()] == [each.pid for each in before]
+
+
+@needs_petsc
+def test_an_error_inside_petsc_has_its_stack(session: AlchemistSession) -> None:
+    petsc, A = session.load_library("petsc"), session.send_matrix(P)
+    with pytest.raises(RoutineError, match=r"MatGetFactor\(\) at"):
+        petsc.solve(A, session.send_matrix(B), "preonly", "lu")  # of one rank only
+    np.testing.assert_allclose(np.asarray(petsc.solve(A, session.send_matrix(B)).X), X, atol=1e-5)
+
+
+@needs_petsc
+def test_sessions_of_one_fork_server_have_petsc(cluster: str) -> None:
+    for workers in (2, 3, 2):
+        with AlchemistSession(workers) as als:
+            found = als.load_library("petsc").solve(als.send_matrix(P), als.send_matrix(B))
+            np.testing.assert_allclose(np.asarray(found.X), X, atol=1e-5)

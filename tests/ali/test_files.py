@@ -153,6 +153,18 @@ def test_ranks_have_equally_many_columns_of_few_bands() -> None:
 FOLDER = Path(tempfile.mkdtemp())
 A = np.arange(20.0).reshape(5, 4)
 np.save(FOLDER / "A.npy", A)
+for name, integer, element, cut, last in (
+    ("A", ">i4", ">f8", None, A.shape[1] - 1), ("wide", ">i8", ">c16", None, A.shape[1] - 1),
+    ("cut", ">i4", ">f8", 90, 0), ("outside", ">i4", ">f8", None, A.shape[1]),
+):  # fmt: skip
+    columns = np.tile(np.arange(A.shape[1]), len(A))
+    columns[-1] = last
+    head = [1211216, *A.shape, A.size, *[A.shape[1]] * len(A), *columns]
+    elements = (A + (2j if element == ">c16" else 0)).astype(element)
+    (FOLDER / f"{name}.petsc").write_bytes(
+        (np.array(head, integer).tobytes() + elements.tobytes())[:cut]
+    )
+(FOLDER / "other.petsc").write_bytes(bytes(64))
 scipy.io.mmwrite(FOLDER / "A.mtx", scipy.sparse.csr_array(A), precision=17)
 (FOLDER / "kept").mkdir()
 (FOLDER / "kept" / "manifest.json").write_text("{}")
@@ -174,6 +186,11 @@ class TestFiles(LibraryTests):
              raises="a sparse matrix is in a file of SciPy"),
         Case("load_sparse", {"path": f"{FOLDER}/A.mtx"}, [scipy.sparse.csr_array(A)]),
         Case("load_sparse", {"path": f"{FOLDER}/A.npz"}, raises="FileError"),
+        Case("load_sparse", {"path": f"{FOLDER}/A.petsc"}, [scipy.sparse.csr_array(A)]),
+        Case("load_sparse", {"path": f"{FOLDER}/wide.petsc"}, [scipy.sparse.csr_array(A + 2j)]),
+        Case("load_sparse", {"path": f"{FOLDER}/cut.petsc"}, raises="cut off"),
+        Case("load_sparse", {"path": f"{FOLDER}/outside.petsc"}, raises="FileError"),
+        Case("load_sparse", {"path": f"{FOLDER}/other.petsc"}, raises="PETSc's binary format"),
         Case("inspect", {"path": f"{FOLDER}/A.npy"}, [5, 4, "float64", []]),
         Case("stamp", {"path": f"{FOLDER}/A.npy"},
              [f"1 files, {(FOLDER / 'A.npy').stat().st_size} bytes, "

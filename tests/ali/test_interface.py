@@ -247,6 +247,7 @@ def test_the_twins_of_the_header_agree_with_the_rest() -> None:
         assert number_of(name) == i
     fortran = (Path(__file__).parents[2] / "ali/include/alchemist.f90").read_text()
     assert f"ALCHEMIST_BLOCK = {number_of('BLOCK')}" in fortran
+    assert f"ALCHEMIST_ROW_BLOCKS = {number_of('VC_STAR:BLOCK')}" in fortran
     for name in SOME_LAYOUTS:
         assert layout_of(number_of(name)) == name
     assert set(TYPES) == set(wire.TYPES) - {"list[complex]", "bytes", "list[bytes]"}

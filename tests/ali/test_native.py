@@ -117,6 +117,20 @@ class TestSparseInC(LibraryTests):
         return built("sparse.c")
 
 
+class TestSparseInCpp(LibraryTests):
+    library = "sparse_in_cpp"
+    sizes = scaled((6,), (1, 2, 3, 6))
+    cases = (
+        Case("scaled", {"A": K, "factor": 3.0}, [3 * K, K.sum(axis=1)]),
+        Case("scaled", {"A": scipy.sparse.csr_array((3, 2))}, [np.zeros((3, 2)), np.zeros(3)]),
+        Case("scaled", {"A": K.astype("int32")}, raises="a sparse matrix of float64, not of int32"),
+    )
+
+    @property
+    def path(self) -> Path:
+        return built("sparse.cpp")
+
+
 class TestEverythingInCpp(LibraryTests):
     library = "every"
     sizes = scaled((2, 6), (1, 2, 3, 6))

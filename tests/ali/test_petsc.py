@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import re
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +14,17 @@ import pytest
 import scipy.sparse as sp
 import scipy.sparse.linalg as sl
 
+from ali import scaffold
 from ali.testing import Case, LibraryTests
 from mpi_workers.testing import local_gang
+from tests.support.build import needs_compiler, run
 from tests.support.suite import scaled
+
+ROOT = Path(__file__).parents[2]
 
 SIZES = scaled((1, 2, 5), (1, 2, 3, 4, 5, 6))
 LOOSE = 1e-5
+STENCIL = str(Path(__file__).with_name("ranks_stencil.py"))
 
 
 def poisson(n: int) -> Any:
@@ -36,6 +45,14 @@ SMALL = sp.csr_array(np.diag([4.0, -3.0, 2.0, 1.0]))  # fewer rows than ranks
 FEW = sp.csr_array((3, 3))
 NAN = sp.csr_array(np.diag([1.0, np.nan, 1.0]))
 SINGULAR = sp.csr_array(np.diag([1.0, 0.0, 1.0]))
+TWICE = sp.csr_array(  # each element of P in two, from the last column on
+    (np.concatenate([P.data[a:b][::-1] * f for a, b in pairwise(P.indptr) for f in (0.25, 0.75)]),
+     np.concatenate([P.indices[a:b][::-1] for a, b in pairwise(P.indptr) for _ in "12"]),
+     2 * P.indptr),
+    shape=P.shape,
+)  # fmt: skip
+WIDE = sp.csr_array((np.ones(1), (np.array([2]), np.array([2**31 + 3]))), shape=(3, 2**31 + 8))
+NOTHING = sp.csr_array((0, 0))
 MASS = sp.diags_array(np.arange(1.0, 26), format="csr")
 W = np.linalg.eigvalsh(P.toarray())
 GENERAL = np.sort(np.linalg.eigvals(np.diag(1 / np.arange(1.0, 26)) @ P.toarray()).real)
@@ -71,7 +88,20 @@ class TestPetsc(LibraryTests):
              raises="has not converged: max it, after 1 iterations"),
         Case("solve", {"A": SMALL, "B": np.ones(4), "method": "cg", "preconditioner": "none"},
              raises="indefinite mat"),
-        Case("solve", {"A": NAN, "B": np.ones(3), "preconditioner": "none"}, raises="nan"),
+        Case("solve", {"A": NAN, "B": np.ones(3), "preconditioner": "none"},
+             raises="LinAlgError: the matrix contains NaN"),
+        Case("solve", {"A": TWICE, "B": B, "method": "cg", "preconditioner": "gamg"},
+             [X, None, None, None], rtol=LOOSE),
+        Case("solve", {"A": NOTHING, "B": np.zeros(0)}, [np.zeros(0), 0, 0.0, None]),
+        Case("solve", {"A": P, "B": np.zeros((25, 0))}, [np.zeros((25, 0)), 0, 0.0, None]),
+        Case("solve", {"A": P, "B": B, "options": {"ksp_gmres_restart": "many"}},
+             raises="BadArgumentError"),
+        Case("solve", {"A": P, "B": B, "options": {"": "3"}}, raises="has not used the option"),
+        Case("solve", {"A": P, "B": B, "preconditioner": "hypre"},
+             raises="requested PC type hypre"),
+        Case("solve", {"A": P, "B": B, "tol": 2.0}, raises="between 0 and 1"),
+        Case("lstsq", {"A": WIDE, "B": np.ones(3)}, raises="needs a PETSc with 64-bit indices"),
+        Case("lstsq", {"A": sp.csr_array((6, 3)), "B": np.ones(6)}, raises="LinAlgError"),
         Case("solve", {"A": P, "B": np.full(25, np.nan)}, raises="B contains NaN"),
         Case("solve", {"A": SINGULAR, "B": np.ones(3), "preconditioner": "none"},
              raises="LinAlgError"),
@@ -80,6 +110,19 @@ class TestPetsc(LibraryTests):
         Case("solve", {"A": P, "B": Y}, raises="ShapeError"),
         Case("solve", {"A": P.astype("float32"), "B": B}, raises="scalars of float64"),
         Case("lstsq", {"A": T, "B": Y}, [LEAST, None, None], rtol=LOOSE),
+        Case("solve_dense", {"A": P.toarray(), "B": B, "method": "cg"},
+             [X, None, None, "rtol"], rtol=LOOSE),
+        Case("solve_dense", {"A": np.diag([4.0, -3.0, 2.0, 1.0]), "B": np.ones(4)},
+             [1 / SMALL.diagonal(), None, None, None], rtol=LOOSE),
+        Case("solve_dense", {"A": np.ones((3, 2)), "B": np.ones(3)}, raises="ShapeError"),
+        Case("solve_dense", {"A": np.full((3, 3), np.inf), "B": np.ones(3)}, raises="infinity"),
+        Case("solve_operator", {"B": B, "library": "stencil", "routine": "times",
+                                "path": STENCIL, "method": "cg"},
+             [X, None, None, "rtol"], rtol=LOOSE),
+        Case("solve_operator", {"B": B, "library": "stencil", "routine": "other", "path": STENCIL},
+             raises="NoSuchRoutineError"),
+        Case("solve_operator", {"B": B, "library": "stencil", "routine": "breaks",
+                                "path": STENCIL}, raises="it breaks"),
         Case("prepare", {"A": P, "method": "cg"}),
         Case("solve_prepared", {"solver": np.zeros(1, np.int8), "B": B}, raises="no solver of"),
         Case("about"),
@@ -96,6 +139,12 @@ class TestSlepc(LibraryTests):
         Case("eigsh", {"A": P, "k": 2, "sigma": 0.0}, [W[:2], None, None], rtol=1e-7),
         Case("eigsh", {"A": P, "k": 2, "M": MASS}, [GENERAL[-2:], None, None], rtol=1e-7),
         Case("eigsh", {"A": SMALL, "k": 2}, [np.array([-3.0, 4.0]), None, None], rtol=1e-7),
+        Case("eigsh", {"A": TWICE, "k": 3}, [W[-3:], None, None], rtol=1e-7),
+        Case("eigsh", {"A": NAN, "k": 1}, raises="contains NaN"),
+        Case("eigsh", {"A": FEW, "k": 1}, raises="0 of 1 have converged"),
+        Case("eigsh", {"A": NOTHING, "k": 1}, raises="k=1 of a matrix of order 0"),
+        Case("eigsh", {"A": P, "k": 1, "options": {"eps_typo": 3}},
+             raises="has not used the option eps_typo"),
         Case("eigsh", {"A": P, "k": 26}, raises="k=26 of a matrix of order 25"),
         Case("eigsh", {"A": T, "k": 2}, raises="ShapeError"),
         Case("eigs", {"A": P, "k": 1, "which": "LR"}, [W[-1:] + 0j, None, None], rtol=1e-7),
@@ -111,6 +160,24 @@ def test_a_prepared_solver_and_calls_that_fail(ranks: int) -> None:
     assert local_gang.run("tests.ali.ranks_petsc:prepared", ranks) == []
 
 
+@needs_petsc
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_many_errors_inside_petsc_leave_the_gang_and_its_matrices(ranks: int) -> None:
+    assert local_gang.run("tests.ali.ranks_petsc:errors_inside", ranks, timeout=300) == []
+
+
+@needs_petsc
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_files_are_those_of_petsc(ranks: int) -> None:
+    assert local_gang.run("tests.ali.ranks_petsc:files", ranks) == []
+
+
+@needs_petsc
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_calls_leave_no_memory(ranks: int) -> None:
+    assert local_gang.run("tests.ali.ranks_petsc:grown", ranks) < 8 << 20
+
+
 @needs_slepc
 @pytest.mark.parametrize("ranks", SIZES)
 def test_pairs_are_those_of_the_matrix(ranks: int) -> None:
@@ -121,6 +188,25 @@ def test_pairs_are_those_of_the_matrix(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_examples_in_the_documentation_run(ranks: int) -> None:
     assert local_gang.run("tests.ali.ranks_petsc:documented", ranks) < 5e-3
+
+
+@needs_petsc
+@needs_compiler
+@pytest.mark.skipif(importlib.util.find_spec("petsc") is None, reason="it is of a site, not of pip")
+def test_the_example_in_c_runs(tmp_path: Path) -> None:
+    (text,) = re.findall(
+        r"```c\n(/\* ksp\.c.*?)```", (ROOT / "docs/own-library.md").read_text(), re.DOTALL
+    )
+    petsc = Path(importlib.import_module("petsc").get_petsc_dir())
+    (tmp_path / "ksp.c").write_text(text)
+    run(
+        scaffold.mpi_compiler("mpicc"), "-Wall", "-Werror", "-shared", "-fPIC", "ksp.c",
+        f"-I{scaffold.include_directory()}", f"-I{petsc}/include", f"-L{petsc}/lib",
+        f"-Wl,-rpath,{petsc}/lib", "-o", "libksp.so", "-lpetsc", cwd=tmp_path,
+    )  # fmt: skip
+    for ranks in (1, 3):
+        path = str(tmp_path / "libksp.so")
+        assert local_gang.run("tests.ali.ranks_petsc:in_c", ranks, path) == []
 
 
 def test_a_petsc_that_is_not_there_is_explained() -> None:

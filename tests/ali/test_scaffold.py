@@ -102,6 +102,71 @@ FORTRAN_RING = """
   function describe("""
 
 
+FORTRAN_SPARSE = """
+  function summed(call, in, out) bind(c) result(code)
+    type(c_ptr), value :: call
+    type(alchemist_value), intent(in) :: in(*)
+    type(alchemist_value), intent(inout) :: out(*)
+    integer(c_int) :: code
+    type(alchemist_sparse), pointer :: A, B
+    real(c_double), pointer :: x(:), y(:)
+    integer(c_int64_t) :: i
+    A => alchemist_sparse_of(in(1))
+    code = ALCHEMIST_FAILED_CODE
+    B => alchemist_new_sparse(call, A%rows, A%cols, A%local_elements, A%dtype)
+    if (.not. associated(B)) return
+    call c_f_pointer(A%data, x, [A%local_elements])
+    call c_f_pointer(B%data, y, [B%local_elements])
+    y = 2 * x
+    do i = 0, A%local_rows
+      call alchemist_set_start(B, i, alchemist_start(A, i))
+    end do
+    do i = 0, A%local_elements - 1
+      call alchemist_set_column(B, i, alchemist_column(A, i))
+    end do
+    call alchemist_set(out(1), B)
+    code = ALCHEMIST_OK
+  end function
+
+  function describe("""
+FORTRAN_SPARSE_CASE = """
+import numpy as np
+import scipy.sparse as sp
+from ali.testing import Case, LibraryTests
+
+A = sp.random_array((7, 5), density=0.4, rng=np.random.default_rng(0), format="csr")
+
+class TestSparse(LibraryTests):
+    library = "my_lib"
+    path = "libmy_lib.so"
+    sizes = (1, 3)
+    interruptible = False
+    cases = (
+        Case("total", {"A": A}, [2 * A]),
+        Case("total", {"A": sp.csr_array((2, 2))}, [np.zeros((2, 2))]),
+        Case("scale", {"A": np.ones((2, 2))}, [np.full((2, 2), 2.0)]),
+    )
+"""
+
+
+@needs_compiler
+@needs_fortran
+def test_sparse_matrices_in_fortran(tmp_path: Path) -> None:
+    folder = new(tmp_path, "fortran")
+    (source,) = folder.glob("*.f90")
+    text = source.read_text()
+    start, end = text.index("  function summed("), text.index("  function describe(")
+    text = text[:start] + FORTRAN_SPARSE.strip("\n") + text[end + len("  function describe(") :]
+    first, last = text.rsplit("call alchemist_routine", 1)
+    for kind in ("MATRIX_READ", "FLOAT"):
+        last = last.replace(f"ALCHEMIST_{kind}_TYPE", "ALCHEMIST_SPARSE_TYPE")
+    source.write_text(f"{first}call alchemist_routine{last}")
+    run("make", f"lib{source.stem}.so", cwd=folder)
+    for test in folder.glob("test_*.py"):
+        test.write_text(FORTRAN_SPARSE_CASE)
+    assert "passed" in run(sys.executable, "-m", "pytest", "-q", cwd=folder)
+
+
 @needs_compiler
 @needs_fortran
 def test_neighbours_exchange_edges_in_fortran(tmp_path: Path) -> None:
@@ -166,6 +231,22 @@ def test_a_program_in_fortran_uses_matrices(cluster: str, tmp_path: Path) -> Non
         words = "alchemist_local: the array is of float64, and the matrix has dtype 1: compare"
         with pytest.raises(RoutineError, match=words):
             als.run_program([tmp_path / "sums"], matrices={"A": A.astype("float32")})
+
+
+@needs_compiler
+@pytest.mark.parametrize("language", ["c", pytest.param("cpp", marks=needs_cmake), "python"])
+def test_a_library_of_sparse_matrices_builds_and_passes_its_tests(
+    language: str, tmp_path: Path
+) -> None:
+    folder = new(tmp_path, language, "--sparse")
+    if language != "python":
+        assert "warning" not in make(folder, language).lower()
+    assert "passed" in run("python", "-m", "pytest", cwd=folder)
+
+
+def test_a_simulator_has_no_sparse_matrices(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"C, C\+\+ or Python"):
+        scaffold.new_library("my_lib", "fortran", tmp_path, sparse=True)
 
 
 def test_in_python(tmp_path: Path) -> None:

@@ -61,11 +61,11 @@ def test_a_notebook_runs(
     assert outputs(executed) == outputs(stored(path)), "run `make tutorials`"
 
 
-def test_there_are_seven_with_pictures_and_no_traces_of_a_machine() -> None:
+def test_there_are_eight_with_pictures_and_no_traces_of_a_machine() -> None:
     found = {path.stem: stored(path) for path in notebooks()}
-    assert len(found) == 7
+    assert len(found) == 8
     pictures = [name for name, n in found.items() if any("image/png" in k for k in outputs(n))]
-    assert len(pictures) == 6  # that of clusters is about processes
+    assert len(pictures) == 7  # that of clusters is about processes
     for path in notebooks():
         text = path.read_text()
         assert len(text) < 400_000, path

@@ -82,7 +82,7 @@ def same(found: Any, expected: Any) -> None:
 
 @pytest.mark.timeout(scaled(120, 1800))
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-def test_programs_give_what_scipy_gives(ranks: int) -> None:
+def test_programs_give_what_scipy_gives(cluster: str, ranks: int) -> None:
     with AlchemistSession(ranks) as session:
         for seed in range(PROGRAMS):
             random = np.random.default_rng([ranks, seed])
