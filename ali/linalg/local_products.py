@@ -163,7 +163,8 @@ def _pays(found: Device, left: Operand, right: Operand, added: Array | None) -> 
 
 
 def _flops(a: Array, b: Array) -> float:
-    return (8.0 if a.dtype.kind == "c" else 2.0) * a.shape[0] * a.shape[1] * b.shape[1]
+    m, k, n = *a.shape, b.shape[1]
+    return float((8 if a.dtype.kind == "c" else 2) * m * k * n)
 
 
 def _same_memory(a: Array, b: Array) -> bool:
