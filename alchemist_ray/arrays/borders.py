@@ -92,7 +92,8 @@ def _pad(
     options = {name: given[name] for name in OPTIONS.get(mode, ())}
     if callable(mode):
         raise rules.unsupported("np.pad with a function", "np.concatenate adds what you compute")
-    np.pad(np.zeros((2,) * array.ndim), pad_width, mode, **options)  # type: ignore[call-overload]
+    pad: Any = np.pad
+    pad(np.zeros((2,) * array.ndim), pad_width, mode, **options)  # raises for bad arguments
     widths = np.broadcast_to(pad_width, (array.ndim, 2)).tolist()
     if mode == "empty" or (mode == "constant" and np.unique(constant_values).size == 1):
         value = 0 if mode == "empty" else np.ravel(constant_values)[0]
@@ -116,7 +117,8 @@ def _padded(
     """An array with more elements at both ends of an axis."""
     n = a.shape[axis]
     if mode in ("edge", "reflect", "symmetric", "wrap"):
-        index = np.pad(np.arange(n), ends, mode)
+        pad: Any = np.pad
+        index = pad(np.arange(n), ends, mode)
         if reflect_type == "even" or mode in ("edge", "wrap"):
             return np.take(a, index, axis)
         if max(ends) > n - (mode == "reflect"):

@@ -305,8 +305,7 @@ def _in_unit(counts: Any, have: np.dtype[Any], want: np.dtype[Any]) -> Any:
 
 def _steps(have: np.dtype[Any], want: np.dtype[Any]) -> int:
     """How many units of `want` one of `have` is; 0 if it is less than one."""
-    one, other = (np.timedelta64(np.datetime_data(x)[1], np.datetime_data(x)[0])
-                  for x in (have, want))  # fmt: skip
+    one, other = (np.ones((), f"m8{x.str[3:]}") for x in (have, want))
     return int(one // other)
 
 
@@ -448,7 +447,8 @@ def _unique(
     axis: Any = None,
 ) -> Any:  # fmt: skip
     asked = return_index, return_inverse, return_counts
-    found = np.unique(_key(ar.matrix_ref), *asked, axis=axis)
+    unique: Any = np.unique
+    found = unique(_key(ar.matrix_ref), *asked, axis=axis)
     if not any(asked):
         return _dated(_of_key(found), ar.dtype)
     return (_dated(_of_key(found[0]), ar.dtype), *found[1:])

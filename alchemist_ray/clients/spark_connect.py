@@ -129,11 +129,12 @@ def _counter() -> Callable[[Any], Iterator[Any]]:
         import pyarrow  # noqa: PLC0415
         from pyspark import TaskContext  # noqa: PLC0415
 
+        task: Any = TaskContext.get()
         rows = sum(batch.num_rows for batch in batches)
         ready = importlib.util.find_spec("alchemist_ray") is not None
         yield pyarrow.RecordBatch.from_arrays(
             [
-                pyarrow.array([TaskContext.get().partitionId()], pyarrow.int32()),
+                pyarrow.array([task.partitionId()], pyarrow.int32()),
                 pyarrow.array([rows]),
                 pyarrow.array([ready]),
             ],
@@ -198,8 +199,9 @@ def send_partition(
     import pyarrow  # noqa: PLC0415 - Spark's own on an executor
     from pyspark import TaskContext  # noqa: PLC0415
 
+    task: Any = TaskContext.get()
     nodes, width = NodeConnections(endpoints), target.distribution.shape[1]
-    row = starts.get(TaskContext.get().partitionId(), 0)
+    row = starts.get(task.partitionId(), 0)
     times: dict[int, NodeTimes] = {}
     try:
         for batch in batches:

@@ -64,8 +64,7 @@ def keep_source(
         return
     data = source.kept() if isinstance(source, KeptSource) else None
     if is_time(source.dtype):  # it is made again as the counts that it is on the ranks
-        is_array = isinstance(data, np.ndarray)
-        data = data.astype(source.dtype).view(np.int64) if is_array else None
+        data = data.astype(source.dtype).view(np.int64) if isinstance(data, np.ndarray) else None
     if isinstance(data, np.ndarray) and not durable and data.nbytes > ALWAYS_KEPT:
         data = None
     elif data is not None and connection.transport.manager is not None:

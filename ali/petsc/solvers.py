@@ -234,6 +234,7 @@ def solve_operator(
     name = next((p.name for p in known.parameters), "") if known else ""
 
     def times(X: DistMatrix) -> DistMatrix:
+        Y: DistMatrix
         (Y,) = loaded.call(ctx.gang, routine, {name: X})
         return Y
 

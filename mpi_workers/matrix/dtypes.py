@@ -127,8 +127,9 @@ def check_range(array: NDArray[Any], dtype: np.dtype[Any], what: str, *, cut: bo
             if not limits.min - 1 < value < limits.max + 1:
                 raise _out_of_range(what, value, dtype)
         if array.dtype.kind == "f" and not cut:
-            for part in np.nditer(array, ["external_loop", "buffered"], buffersize=PIECE):
-                if (wrong := part[part != np.trunc(part)]).size:
+            pieces: Any = np.nditer(array, ["external_loop", "buffered"], buffersize=PIECE)
+            for piece in pieces:
+                if (wrong := piece[piece != np.trunc(piece)]).size:
                     raise _out_of_range(what, wrong[0].item(), dtype)
         return
     most = float(np.finfo(dtype).max)
