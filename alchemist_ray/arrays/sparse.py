@@ -81,10 +81,10 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
 
 def _of_dask(data: Any) -> list[Any]:
     """Blocks of a Dask array or DataFrame, whose three columns are rows, columns and values."""
-    import dask  # noqa: PLC0415  (its data comes from it)
+    from dask.base import compute  # noqa: PLC0415  (its data comes from it)
 
     found = []
-    for part in dask.compute(*np.ravel(data.to_delayed())):
+    for part in compute(*np.ravel(data.to_delayed())):
         table = np.asarray(part)
         if table.ndim != 2 or table.shape[1] != 3:
             raise ShapeError(
