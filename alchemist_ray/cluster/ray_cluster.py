@@ -67,6 +67,7 @@ def _token() -> tuple[tuple[str, str], ...]:
     return tuple((str(k).lower(), v) for k, v in loader.get_token_for_http_header().items())
 
 
+ATTEMPTS = 3  # to start Ray: on a busy machine one of its processes may end after 15 s
 LAPTOP_CPUS = 4  # a Ray that a session starts has room for at least this many workers
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 AUTO = "auto"  # any cluster of this machine
@@ -225,7 +226,7 @@ def _start(cpus: int, limit_s: float) -> None:
     with suppress(OSError):  # Ray makes it for everyone, with the token in it
         Path("~/.ray").expanduser().mkdir(mode=0o700)
     tighten()
-    for attempt in (1, 2):
+    for attempt in range(ATTEMPTS):
         others = descendants([os.getpid()])
         watch = _StartWatch(others, folder or _ray_folder())
         try:
@@ -239,7 +240,7 @@ def _start(cpus: int, limit_s: float) -> None:
             said = f"Ray did not start in {taken:.0f} s: {why}"
             ray.shutdown()
             _end_left(others, folder or _ray_folder())
-            if attempt == 2 or taken > (limit_s if watch.died else limit_s / 2):
+            if attempt == ATTEMPTS - 1 or taken > (limit_s if watch.died else limit_s / 2):
                 raise LaunchError(said) from (None if watch.died else error)
             log.warning("%s\nRay is started once more", said.rstrip())
         finally:
