@@ -410,7 +410,7 @@ class Sessions(RuleBasedStateMachine):
             return
         if stop_after_s is not None:
             manager = self.world.users["owner"].als.connection.transport.manager
-            self.later(stop_after_s, manager.stop_resize.remote)
+            self.later(stop_after_s, manager.stop_resize)
         try:
             self.ask("owner", "resize", workers)
             self.world.done["resized"] += 1

@@ -40,7 +40,7 @@ def held() -> dict[str, dict[str, float]]:
         **_rays_own(),
     }
     found |= {name: _process(pid) for name, pid in pids.items()}
-    spare.end(reusable=True)
+    spare.give_up(reusable=True)
     gangs = len(list(Path(tempfile.gettempdir()).glob("alchemist-g*")))
     found["files"] = {"files": gangs + len(traces.shared_memory())}
     return found

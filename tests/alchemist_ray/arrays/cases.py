@@ -279,6 +279,7 @@ LINEAR: list[Work] = [  # of a Hermitian positive definite matrix
     lambda x: np.linalg.norm(x), lambda x: np.linalg.norm(x, 1),
     lambda x: np.linalg.norm(x, np.inf),
     lambda x: np.linalg.norm(x, 2), lambda x: np.linalg.norm(x, "nuc"),
+    lambda x: np.linalg.norm(x, -2),
     lambda x: np.linalg.norm(x, axis=0), lambda x: np.linalg.norm(x, 1, axis=1, keepdims=True),
     lambda x: np.linalg.matrix_norm(x, ord="fro", keepdims=True),
     lambda x: np.linalg.vector_norm(x, axis=1, ord=3), lambda x: np.linalg.vector_norm(x),

@@ -312,7 +312,7 @@ def test_data_frames_of_numbers(als: AlchemistSession) -> None:
 @pytest.mark.parametrize(
     ("part", "kind", "words"),
     [
-        ({"a": [0.5, 1.0], "b": [1.0, 2.0]}, DtypeError, r"chunk \(1, 0\).*float64.*int32"),
+        ({"a": [0.5, 1.0], "b": [1.0, 2.0]}, DtypeError, r"chunk \(1, 0\).*element 0.5.*int32"),
         ({"a": [1, 2**40], "b": [1, 2]}, DtypeError, "1099511627776"),
         ({"a": ["3", "4"], "b": [1, 2]}, DtypeError, r"chunk \(1, 0\).*'a'"),
         ({"b": [5, 6], "a": [3, 4]}, ShapeError, r"chunk \(1, 0\).*columns b, a.*a, b"),

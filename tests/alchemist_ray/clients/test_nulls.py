@@ -234,7 +234,7 @@ KINDS: dict[str, Any] = {
     "list of 2 float32": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
     "date": pa.array([DAY.date(), None]),
     "timestamp of a time zone": pa.array([DAY, None], pa.timestamp("us", "UTC")),
-    "duration": pa.array([5, None], pa.duration("s")),
+    "duration": pa.array([5, None], pa.duration("ms")),  # polars has no seconds
     "text": pa.array(["2026-01-02", None]),
 }
 MISSING = {"no null": "error", "null": "error", '`missing="nan"`': "nan", "`missing=-1`": -1}

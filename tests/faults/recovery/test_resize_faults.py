@@ -95,7 +95,7 @@ def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) ->
 def test_a_resize_that_is_cancelled(unharmed: Recovering, tmp_path: Path, how: str) -> None:
     manager = unharmed.als.connection.transport.manager
     cancel = manager.stop_resize if how == "manager" else manager.cancel
-    outcome = during_the_move(unharmed, tmp_path, lambda: ray.get(cancel.remote()))
+    outcome = during_the_move(unharmed, tmp_path, lambda: ray.get(cancel()))
     assert isinstance(outcome.error, CancelledError)
     assert outcome.seconds < 5
 
