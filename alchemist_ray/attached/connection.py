@@ -380,9 +380,8 @@ class GangConnection:
         with self._lock:  # also of the leases: none is released between the two messages
             if self._channel is not lost:
                 return  # another thread has done it
-            ended = (
-                lost.same_node and self.transport.manager is None
-            )  # a link cannot break on one node
+            # A link cannot break on one node.
+            ended = lost.same_node and self.transport.manager is None
             channel = self._dial(0.0 if ended else self.transport.resume_s, error)
             # First of all: the gang frees matrices of this process that are not named here.
             channel.tell({"op": "resume", "matrices": self.leases.live()})

@@ -47,6 +47,7 @@ TASK_INTERVAL_S = 1.0  # between two looks whether a task has ended
 HANGS_S = 30.0  # a GroupManager starts in a few seconds
 
 log = logging.getLogger(__name__)
+_collecting = threading.Lock()  # held while a thread waits for the end of this process's task
 
 
 class RayGangs:
@@ -85,7 +86,8 @@ class RayGangs:
         self._find_actors().prewarm.remote()
         context = ray.get_runtime_context()
         # Ray warns of the question for an actor in other processes.
-        if context.worker.mode == ray.WORKER_MODE and context.get_actor_id() is None:
+        in_task = context.worker.mode == ray.WORKER_MODE and context.get_actor_id() is None
+        if in_task and _collecting.acquire(blocking=False):  # else a thread waits already
             in_thread(_collect_after_task)
         if others := other_versions():
             log.warning(
@@ -271,7 +273,10 @@ def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
 
 def _collect_after_task() -> None:
     """Collect what a Ray task leaves in cycles: a session in one would keep its gang."""
-    main = threading.main_thread().ident
-    while main is not None and sys._current_frames()[main].f_code.co_name != IDLE:
-        time.sleep(TASK_INTERVAL_S)
+    try:
+        main = threading.main_thread().ident
+        while main is not None and sys._current_frames()[main].f_code.co_name != IDLE:
+            time.sleep(TASK_INTERVAL_S)
+    finally:
+        _collecting.release()
     gc.collect()

@@ -275,7 +275,7 @@ def current() -> Device | None:
 
 
 def required() -> Device:
-    """The device of this rank. Raises `Failure` (ResourceError) if there is none."""
+    """The device of this rank. Raises `Failure` (ResourceError) if no GPU was reserved for it."""
     if _device is None:
         raise Failure(
             "ResourceError",
