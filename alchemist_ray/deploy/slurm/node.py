@@ -131,6 +131,7 @@ TRIES = 2
 QUICK_S = 20.0
 STORE_MIN_NBYTES = 80 << 20  # Ray's minimum for its object store
 DROPPED = ("RAY_ADDRESS", "PMI_", "PMIX_")  # variables of another Ray, or of a launcher
+GPUS = "SLURM_GPUS_ON_NODE"  # those of the step: Ray itself counts NVIDIA's only where it sees them
 NO_PROGRAM = 127
 # Ray starts a server for Ray Client on the head whenever gRPC is installed, at all interfaces, and
 # has no option against it. Sessions do not use it.
@@ -238,6 +239,7 @@ class RayNode:
         store = max(STORE_MIN_NBYTES, min(share, self.folder.shared_memory()))
         prefix = self.task.container
         python = [*prefix, sites.PYTHON] if prefix else [sys.executable]
+        gpus = "" if prefix else os.environ.get(GPUS)  # an image may hide them
         role = ["--head", f"--port={gcs}", "--include-dashboard=false"]
         if not head:
             role = [f"--address={address}"]
@@ -248,6 +250,7 @@ class RayNode:
             "--log-color=false",
             f"--node-ip-address={self.ip}",
             f"--num-cpus={cpus}",
+            *([f"--num-gpus={gpus}"] if gpus else []),
             f"--object-store-memory={store}",
             f"--temp-dir={self.folder.ray}",
             "--min-worker-port=0", "--max-worker-port=0",

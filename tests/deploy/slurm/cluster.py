@@ -30,6 +30,7 @@ from tests.support import commands, traces
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 PACKAGES = "RUNLEVEL=1 apt-get install -y --no-install-recommends slurm-wlm munge slurm-wlm-torque"
 CPUS = 4  # that each node claims; the machine has fewer
+GPUS = 2  # the same; their device files are empty
 UP_S = 40.0
 CONF = """\
 ClusterName=lab
@@ -50,6 +51,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SwitchType=switch/none
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
@@ -64,7 +66,10 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 PartitionName=short Nodes=ALL MaxTime=5 State=UP
 """
-NODE = "NodeName={name} NodeAddr={ip} CPUs={cpus} CoresPerSocket={cpus} RealMemory=2000\n"
+NODE = (
+    "NodeName={name} NodeAddr={ip} CPUs={cpus} CoresPerSocket={cpus} RealMemory=2000 "
+    "Gres=gpu:{gpus}\n"
+)
 
 
 def why_not() -> str | None:
@@ -115,9 +120,12 @@ class Slurm(commands.System):
         names = "".join(f"{host.ip} {host.name}\n" for host in everybody)
         (self.root / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         conf = CONF.format(login=self._login.name, login_ip=self._login.ip, root=self.root)
-        listed = [NODE.format(name=n.name, ip=n.ip, cpus=CPUS) for n in self.nodes]
+        listed = [NODE.format(name=n.name, ip=n.ip, cpus=CPUS, gpus=GPUS) for n in self.nodes]
         head, partition = conf.split("PartitionName", 1)
         (self.root / "slurm.conf").write_text(f"{head}{''.join(listed)}PartitionName{partition}")
+        for number in range(GPUS):
+            (self.root / f"gpu{number}").touch()
+        (self.root / "gres.conf").write_text(f"Name=gpu File={self.root}/gpu[0-{GPUS - 1}]\n")
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         with ThreadPoolExecutor() as threads:
             list(threads.map(self._furnish, everybody))

@@ -113,6 +113,20 @@ def ignore() -> int:
     return 0
 
 
+def gpus() -> int:
+    """The devices that each rank sees, by our own launcher and by srun."""
+
+    def seen(comm: Any) -> list[Any]:
+        device = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return comm.gather((os.uname().nodename, device))  # type: ignore[no-any-return]
+
+    for launcher in ("pmi", "srun"):
+        with AlchemistSession(4, gpus_per_worker=1, launcher=launcher) as als:
+            tell(launcher, als.run(seen))
+    tell("too-many", failure(lambda: AlchemistSession(5, gpus_per_worker=1, start_timeout_s=5)))
+    return 0
+
+
 def count() -> int:
     """Counts the signals that tell it to end, for a second after the first."""
     numbers: list[int] = []

@@ -215,3 +215,17 @@ def test_what_sbatch_refuses_is_said_and_leaves_no_folder(slurm: Slurm) -> None:
     assert set((slurm.shared / ".alchemist" / "jobs").glob("*")) == before
     bare = slurm.login(*ALCHEMIST, "slurm", "run", "--", "true", check=False)
     assert "JobError: not inside a Slurm or PBS job" in bare
+
+
+@pytest.mark.parametrize("option", ["--gres=gpu:2", "--gpus-per-task=2"])
+def test_ranks_see_the_gpus_that_slurm_has_given_to_the_job(
+    slurm: Slurm, submit: Any, option: str
+) -> None:
+    job = submit("-N", 2, "-c", 2, f"--option={option}", program=["gpus"])
+    assert job.wait(START_S) == 0, job.log
+    for launcher in ("pmi", "srun"):
+        seen = sorted(map(tuple, job.told(launcher)))
+        assert [device for _, device in seen] == ["0", "1"] * 2, job.log
+        assert len({host for host, _ in seen}) == 2
+    assert "4 GPUs on 2 nodes, room for 4" in job.told("too-many")["message"]
+    assert_clean(slurm.nodes)

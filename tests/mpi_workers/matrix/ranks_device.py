@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,11 @@ def refused(gang: Gang) -> None:
     device.use(Device("cuda"))
     with pytest.raises(Failure, match=r"PyTorch .* cannot use this rank's GPU: RuntimeError: .*"):
         A.on_device()
+    device.use(Device("cuda"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", None)  # as Python sees a module that is not there
+        with pytest.raises(Failure, match=r"needs PyTorch on the ranks' nodes .*: pip "):
+            A.on_device()
     with counted() as found:
         with pytest.raises(Failure, match="library='jax': arrays on a device are of one of torch"):
             A.on_device("jax")
