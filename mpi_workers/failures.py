@@ -1,7 +1,8 @@
 """An error in the form in which it crosses a process boundary: kind, message and facts.
 
 The rank side raises `Failure`. A frame carries its map. `alchemist_ray.errors` turns the kind
-into the error class of the same name, which the user sees.
+into the error class of the same name, which the user sees. The loss of a rank becomes an error in
+`alchemist_ray.runtime.commands.nodes`.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class CommandRelay:
         self._closed = True
 
     def relay(self, body: Body, encoded: bytes) -> None:
-        """Send a command's frame to all ranks."""
+        """Send a command's frame to all ranks (`RankLoop.run`)."""
         command = COMMANDS.get(body["op"])
         prints = command is not None and command.prints
         self._pending[body["seq"]] = Pending(self.ranks, prints=prints)

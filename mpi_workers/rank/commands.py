@@ -34,7 +34,10 @@ IMPURE = "The call is declared pure=True, and changes a matrix: leave out pure=T
 
 
 class Library(Protocol):
-    """A loaded library, as `ali` provides it."""
+    """A loaded library: `ali.python_library.PythonLibrary` or `ali.native.library.NativeLibrary`.
+
+    `ali.registry.load` makes it; `mpi_workers.entry_points` passes that function in.
+    """
 
     def describe(self) -> Body:
         """Name, documentation and signatures, as a map."""

@@ -4,7 +4,9 @@ A process sends a command to the gang's dispatcher, which carries it out itself 
 the ranks. From `COMMANDS` follow what the dispatcher accepts and when it runs it, what a gateway
 passes on, what a connection sends again after it was lost, what is run again after the loss of
 ranks, and what ranks accept. The handlers are the methods of the same name: of `Dispatcher` and
-`Commands` in `alchemist_ray.runtime`, of `RankCommands` in `mpi_workers.rank.commands`.
+`Commands` in `alchemist_ray.runtime`, of `RankCommands` in `mpi_workers.rank.commands`. From
+`Nodes.round` (`alchemist_ray.runtime.commands.nodes`) a command passes `Proxy._command` and
+`CommandRelay.relay` (`mpi_workers.node`) on its way to `RankLoop.run` (`mpi_workers.rank.process`).
 """
 
 from __future__ import annotations

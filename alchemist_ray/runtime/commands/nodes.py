@@ -519,6 +519,8 @@ class Nodes:
     async def round(self, op: str, *, collective: bool = False, **fields: Any) -> Round:
         """Send one command to every rank and wait for all answers.
 
+        `Proxy._command` (`mpi_workers.node.proxy`) receives it on each node.
+
         Raises
         ------
         Failure

@@ -1,4 +1,4 @@
-"""GangRequest: what a session asks of its GroupManager."""
+"""GangRequest: what a session asks of its GroupManager. Options, limits: `attached.options`."""
 
 from __future__ import annotations
 
