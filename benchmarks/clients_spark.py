@@ -203,7 +203,7 @@ def _layouts(report: Report, als: AlchemistSession, spark: Any) -> None:
     report.add(
         "Spark, slowest / fastest layout", max(times.values()) / fastest, 2, "x", at_most=True,
         detail=", ".join(f"{layout} {took / fastest:.2f}" for layout, took in times.items())
-        + "; 2019 (Fig. 5): VC_STAR fastest, MC_MR little slower, STAR_VC slowest",
+        + "; 2019, VI-C: VC_STAR fastest, MC_MR little slower, STAR_VC slowest",
     )  # fmt: skip
 
 

@@ -213,7 +213,7 @@ def _verdicts(page: Page, times: dict[Case, list[float]]) -> None:
             "of many steps is disturbed more often, by about the same time at each",
         )
     page.not_comparable(
-        "buffers of 100 MB are a good compromise, and larger ones are worse", "2019, VI-C",
+        "larger buffers are better up to a point, with 100 MB a good compromise", "2019, VI-C",
         "that needs matrices that are many times as large as the buffers (the paper: 400 GB); of "
         "these, 100 MB move nearly all in one step. Spark's executors, the paper's route, have no "
         "such option: they cut rows into blocks of a fixed size",
