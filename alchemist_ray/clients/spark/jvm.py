@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 
+from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.background import in_thread
 from alchemist_ray.errors import DtypeError, TransferError
 from alchemist_ray.version import __version__
@@ -48,20 +50,76 @@ POLL_INTERVAL_S = 0.5  # between checks of the gang
 CANCEL_TIMEOUT_S = 20.0  # for a cancelled job to end
 MESSAGE_CHARS = 2000  # of a message from Spark
 
+
+class Readers:
+    """The matrices that objects of Spark read, each until Java has collected these objects.
+
+    A matrix is then freed as if this process had dropped a handle, at the next use of Spark here:
+    Java tells nobody when it collects.
+    """
+
+    def __init__(self, java: Any) -> None:
+        self._java = java  # a `Dropped`
+        self._handles: dict[int, MatrixRef] = {}
+        self._numbers = itertools.count()
+
+    def add(self, made: Any, handle: MatrixRef) -> None:
+        """An object in the JVM reads a matrix."""
+        number = next(self._numbers)
+        self._java.watchSource(made, number)
+        self._handles[number] = handle
+
+    def release(self) -> None:
+        """Drop the handles of objects that were collected."""
+        with contextlib.suppress(Py4JError, OSError):  # Spark has ended; the next call says so
+            while self._handles and (number := self._java.poll()) >= 0:
+                del self._handles[number]
+
+
 _lock = threading.Lock()
-_attached: dict[str, Any] = {}  # the class `Sender` of each application
+# Of the last application: its id, the class `Sender`, and who reads in it. With Spark's end its
+# objects cannot read any more.
+_attached: tuple[str, Any, Readers] | None = None
 
 
 def sender(spark: Any) -> Any:
     """The Java class `Sender` in Spark's JVM. Raises `TransferError` without the jar."""
+    return _attachment(spark)[0]
+
+
+def readers(spark: Any) -> Readers:
+    """Who reads matrices in this application. Raises `TransferError` without the jar."""
+    return _attachment(spark)[1]
+
+
+def _attachment(spark: Any) -> tuple[Any, Readers]:
+    global _attached
     context = spark.sparkContext
     application = context.applicationId
     with _lock:
-        if application not in _attached:  # each name of a package is a search in Spark's jars
+        if _attached is None or _attached[0] != application:
             if not _present(context):
                 _attach(context, build())
-            _attached[application] = context._jvm.alchemist.spark.Sender
-        return _attached[application]
+            # Each name of a package is a search in Spark's jars.
+            java = context._jvm.alchemist.spark
+            _attached = application, java.Sender, Readers(java.Dropped())
+        _, found, its = _attached
+        its.release()
+        return found, its
+
+
+def release() -> None:
+    """Drop the handles of objects of Spark that were collected."""
+    with _lock:
+        if _attached is not None:
+            _attached[2].release()
+
+
+def detach() -> None:
+    """Spark has ended: its objects read nothing any more."""
+    global _attached
+    with _lock:
+        _attached = None
 
 
 def _no_jar(reason: str) -> TransferError:

@@ -23,6 +23,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 
 from alchemist_ray.arrays.handle import Handle
+from alchemist_ray.clients.spark import jvm
 from alchemist_ray.clients.spark.results import MLLIB
 from alchemist_ray.errors import AlchemistError, BadArgumentError
 from alchemist_ray.session.alchemist_session import AlchemistSession
@@ -60,7 +61,8 @@ class JvmSession:
 
     def _answer(self, request: Any) -> None:
         for matrix in request.dropped():
-            self._free(matrix)
+            self._handles.pop(matrix, None)  # objects of Spark may still refer to it
+        jvm.release()
         try:
             value = getattr(self, f"_{request.operation()}")(request, *request.arguments())
         except Py4JJavaError as error:
@@ -96,8 +98,8 @@ class JvmSession:
     def _receive(self, request: Any, matrix: int, kind: str) -> Any:
         return self._handle(matrix).to_spark(self._spark, kind=kind)
 
-    def _free(self, *words: Any) -> None:
-        handle = self._handles.pop(words[-1], None)
+    def _free(self, request: Any, matrix: int) -> None:
+        handle = self._handles.pop(matrix, None)
         if handle is not None:
             with contextlib.suppress(AlchemistError):  # the gang has ended
                 handle.free()

@@ -7,7 +7,7 @@ Call the functions with a matrix, or change one import::
 
 The gang is that of the only open session of this process, or of ``session=``. Matrices that a
 function sends are freed before it returns. Distributed results are lazy (see `to_spark`): they stay
-in the gang's memory and can be used until it ends.
+in the gang's memory until Spark has dropped them.
 """
 
 from __future__ import annotations

@@ -58,8 +58,10 @@ def to_spark(
     -------
     DataFrame or distributed matrix
         Lazy: each use fetches the data again, so ``.cache()`` a result that is used twice or
-        must outlive the gang. Rows are in order, partition by partition. A query of a DataFrame
-        fetches the columns that it uses and the rows of its limit; a count fetches nothing.
+        must outlive the gang. It refers to the matrix as a handle does, until Java has collected
+        it and all that Spark derives of it, and until the next use of Spark here. Rows are in
+        order, partition by partition. A query of a DataFrame fetches the columns that it uses and
+        the rows of its limit; a count fetches nothing.
 
     Raises
     ------
@@ -102,24 +104,25 @@ def to_spark(
     target = TransferTarget(
         handle.id, Distribution(handle.layout, handle.stored_shape, connection.grid), handle.dtype
     )
-    jvm.sender(spark)  # the jar is there
+    readers = jvm.readers(spark)
     described = json.dumps(jvm.description(connection.endpoints, target))
-    handle.keep()  # Spark does not report when it is done with it
     nbytes = m * n * target.dtype.itemsize
     rows = _partitions(spark, m, nbytes)
     java, context = spark._jvm.alchemist.spark, spark.sparkContext._jsc
     if kind == "DataFrame":
         names = json.dumps(handle.columns)  # py4j would ask for each name
-        return DataFrame(
-            java.MatrixSource.frame(spark._jsparkSession, described, rows, names), spark
-        )
+        made = java.MatrixSource.frame(spark._jsparkSession, described, rows, names)
+        readers.add(made, handle)
+        return DataFrame(made, spark)
     matrix, method = MLLIB[kind]
     make = getattr(java.Matrices, method)
-    if kind != "BlockMatrix":
-        return matrix(make(context, described, rows), m, n)
-    down, across = map(int, block or (BLOCK, BLOCK))
-    parts = _partitions(spark, math.ceil(m / down) * math.ceil(n / across), nbytes)
-    return matrix(make(context, described, parts, down, across), down, across, m, n)
+    sides: tuple[int, ...] = ()
+    if kind == "BlockMatrix":
+        sides = down, across = tuple(map(int, block or (BLOCK, BLOCK)))
+        rows = _partitions(spark, math.ceil(m / down) * math.ceil(n / across), nbytes)
+    made = make(context, described, rows, *sides)
+    readers.add(made, handle)
+    return matrix(made, *sides, m, n)
 
 
 def _partitions(spark: Any, count: int, nbytes: int) -> int:

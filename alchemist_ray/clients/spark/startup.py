@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from ray.exceptions import RayError
 
 from alchemist_ray.background import in_thread
+from alchemist_ray.clients.spark import jvm
 from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.errors import AlchemistError, LaunchError, ResourceError
 from alchemist_ray.plural import counted
@@ -174,6 +175,7 @@ def stop_spark() -> None:
         with contextlib.suppress(Exception):
             context.stop()
     _end_jvm(context)
+    jvm.detach()
     _restore_ctrl_c()
 
 

@@ -71,6 +71,9 @@ object Paper {
       kindOf(ac.registerLibrary("no_such_library")))
     check(s"errors $errors", errors ==
       Seq("ShapeError", "NoSuchRoutineError", "LibraryNotFoundError"))
+    val product = GEMM(alQ, alR).toIndexedRowMatrix() // its AlMatrix is dropped
+    for (_ <- 1 to 3) { System.gc(); Thread.sleep(100); CondEst(alR) }
+    check("fetched after a collection", close(rows(product), a))
     alA.free()
     check("freed", kindOf(alA.toRowMatrix()) == "BadArgumentError")
     check("fetched later", close(rows(Q.multiply(R.toBlockMatrix().toLocalMatrix())), a))

@@ -165,7 +165,7 @@ def test_without_a_java_the_error_names_what_is_missing(
     for name in ("java", "home"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(jvm, "SOURCES", tmp_path / "java")
-    monkeypatch.setattr(jvm, "_attached", {})
+    monkeypatch.setattr(jvm, "_attached", None)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)

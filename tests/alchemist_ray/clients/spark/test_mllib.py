@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import time
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ pytest.importorskip("pyspark", reason="needs alchemist-on-ray[spark]")
 from pyspark.mllib.common import callMLlibFunc
 from pyspark.mllib.linalg import DenseMatrix, Vectors
 
+from alchemist_ray.clients.spark import jvm
 from alchemist_ray.clients.spark.mllib import CondEst
 
 pytestmark = SPARK
@@ -172,3 +175,45 @@ def test_sent_matrices_are_freed(als: AlchemistSession, spark: Any) -> None:
     matrix.computeGramianMatrix()
     matrix.computePrincipalComponents(2)
     assert als.list_matrices() == []
+
+
+def dropped_by_spark(als: AlchemistSession, spark: Any) -> bool:
+    """Whether the gang has no matrix soon after Java's garbage collection."""
+    deadline = time.monotonic() + 20
+    while als.list_matrices() and time.monotonic() < deadline:
+        gc.collect()
+        spark._jvm.System.gc()
+        time.sleep(0.1)
+        jvm.release()
+    return not als.list_matrices()
+
+
+@pytest.mark.parametrize("make", [row_matrix, indexed_matrix])
+def test_results_stay_until_spark_drops_them(als: AlchemistSession, spark: Any, make: Any) -> None:
+    rows = make(spark, OURS).computeSVD(2, computeU=True).U.rows.filter(bool)  # an RDD of Python
+    for _ in range(3):
+        gc.collect()
+        spark._jvm.System.gc()
+        jvm.release()
+    assert rows.count() == len(X)
+    del rows
+    assert dropped_by_spark(als, spark)
+
+
+def test_frames_stay_until_spark_drops_them(als: AlchemistSession, spark: Any) -> None:
+    def kept(some: Any) -> bool:
+        gc.collect()
+        spark._jvm.System.gc()
+        jvm.release()
+        return bool(len(some.collect()) == len(X) and len(als.list_matrices()) == 1)
+
+    some = als.send_matrix(X).to_spark(spark).select("c1").where("c1 is not null")
+    assert kept(some)
+    some = some.rdd
+    assert kept(some)
+    del some
+    assert dropped_by_spark(als, spark)
+    als.send_matrix(X).to_spark(spark).createOrReplaceTempView("numbers")
+    assert kept(spark.sql("select c2 from numbers"))
+    spark.catalog.dropTempView("numbers")
+    assert dropped_by_spark(als, spark)

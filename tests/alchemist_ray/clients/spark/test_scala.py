@@ -79,7 +79,7 @@ def test_the_listing_of_the_paper(cluster: str, jar: Path, program: Path, tmp_pa
     library.write_text(LIBRARY)
     done = submitted(program, jar, cluster, str(library))
     lines = [line for line in done.stdout.splitlines() if line.endswith((": true", ": false"))]
-    assert len(lines) == 10, done.stdout + done.stderr
+    assert len(lines) == 11, done.stdout + done.stderr
     assert all(line.endswith("true") for line in lines), lines
     assert done.returncode == 0, done.stderr
 

@@ -1,8 +1,6 @@
 package alchemist
 
-import java.lang.ref.{PhantomReference, ReferenceQueue}
 import java.util.{ArrayList, HashMap, List => JList}
-import java.util.concurrent.ConcurrentHashMap
 
 import scala.annotation.varargs
 import scala.collection.JavaConverters._
@@ -11,6 +9,8 @@ import org.apache.spark.SparkContext
 import org.apache.spark.mllib.linalg.distributed.{
   BlockMatrix, CoordinateMatrix, IndexedRowMatrix, RowMatrix}
 import org.apache.spark.sql.{DataFrame, SparkSession}
+
+import alchemist.spark.Dropped
 
 /** A session of Alchemist for programs in Scala and Java: a gang of MPI ranks, and its libraries.
   *
@@ -32,8 +32,7 @@ class AlchemistContext(val spark: SparkSession, numWorkers: Int, options: Map[St
   def this(sc: SparkContext, numWorkers: Int) =
     this(SparkSession.builder.config(sc.getConf).getOrCreate(), numWorkers)
 
-  private val unreferenced = new ReferenceQueue[AlMatrix]
-  private val references = ConcurrentHashMap.newKeySet[AlchemistContext.Dropped]()
+  private val matrices = new Dropped
   private val helper = new Helper(spark, this)
 
   try {
@@ -94,12 +93,8 @@ class AlchemistContext(val spark: SparkSession, numWorkers: Int, options: Map[St
   override def close(): Unit = stop()
 
   private def request(operation: String, arguments: Any*): Any = {
-    val dropped = Iterator.continually(unreferenced.poll()).takeWhile(_ != null).map {
-      case reference: AlchemistContext.Dropped =>
-        references.remove(reference)
-        Long.box(reference.id): Any
-    }.toList
-    helper.request(operation, arguments, dropped)
+    val dropped = Iterator.continually(matrices.poll()).takeWhile(_ >= 0)
+    helper.request(operation, arguments, dropped.map(Long.box(_): Any).toList)
   }
 
   /** A value as Python gets it. */
@@ -119,18 +114,12 @@ class AlchemistContext(val spark: SparkSession, numWorkers: Int, options: Map[St
   private[alchemist] def matrix(
       id: Long, name: String, rows: Long, cols: Long, dtype: String, layout: String): AlMatrix = {
     val made = new AlMatrix(this, id, name, rows, cols, dtype, layout)
-    references.add(new AlchemistContext.Dropped(made, unreferenced))
+    matrices.watch(made, id)
     made
   }
 }
 
 object AlchemistContext {
-  /** A matrix that the program has dropped: it is freed with the next request. */
-  private final class Dropped(matrix: AlMatrix, queue: ReferenceQueue[AlMatrix])
-      extends PhantomReference[AlMatrix](matrix, queue) {
-    val id: Long = matrix.id
-  }
-
   private var contexts = List.empty[AlchemistContext]
 
   private def opened(context: AlchemistContext): Unit = synchronized { contexts ::= context }
@@ -160,7 +149,8 @@ class AlchemistException(val kind: String, message: String)
 
 /** A matrix on a gang. Its elements stay there until the program asks for them.
   *
-  * The matrix is freed by `free`, or some time after the program has dropped the object.
+  * The matrix is freed by `free`, or some time after the program has dropped the object and all
+  * objects of Spark that were made of it.
   *
   * @param context what sent or computed it: a wrapper calls its routine by `context.run`
   * @param dtype NumPy's name: "float64", ...

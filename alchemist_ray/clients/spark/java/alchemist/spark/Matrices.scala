@@ -274,7 +274,7 @@ private[spark] final case class MatrixPart(
     }
 
   override def createReaderFactory(): PartitionReaderFactory =
-    new MatrixReaders(table.spec, readSchema.fieldNames.map(table.schema.fieldIndex))
+    new MatrixReaders(table, table.spec, readSchema.fieldNames.map(table.schema.fieldIndex))
 }
 
 /** Rows [start, stop) of the matrix. */
@@ -288,9 +288,10 @@ private[spark] final case class MatrixRows(start: Long, stop: Long) extends Inpu
 }
 
 /** Makes the readers of partitions, which Spark may read again; `columns` are those that it needs,
-  * ascending.
+  * ascending. In the driver an RDD of a frame refers to the table by them; see `Dropped`.
   */
-private[spark] final class MatrixReaders(spec: String, columns: Array[Int])
+private[spark] final class MatrixReaders(
+    @transient val table: MatrixTable, spec: String, columns: Array[Int])
     extends PartitionReaderFactory {
   override def createReader(partition: InputPartition): PartitionReader[InternalRow] =
     new RowReader(Target.parse(spec), columns, partition.asInstanceOf[MatrixRows])
