@@ -11,7 +11,8 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -175,6 +176,17 @@ class Cluster(commands.System):
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    @contextmanager
+    def forwarded(self, namespace: str, port: int) -> Iterator[None]:
+        """While `kubectl port-forward` brings a port of Ray's head to the sandbox's loopback."""
+        where = ("-n", namespace, "service/alchemist-head-svc", port)
+        words = (self._binary, "kubectl", "port-forward", *where)
+        self.sandbox.start("port-forward", *words, KUBECONFIG=self._config)
+        try:
+            yield
+        finally:
+            self.sandbox.stop("port-forward")
 
     def wait_for(self, what: str, settled: Callable[[], T], limit_s: float) -> T:
         """Wait until something is so. Raises `AssertionError` with how things stand."""

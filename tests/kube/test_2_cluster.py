@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,13 @@ from tests.kube.running import Program, program, text
 
 NAMESPACE = "alchemist"
 IMAGE = "alchemist-on-ray:0.1.0"
+ASK = """
+import http.client
+connection = http.client.HTTPConnection("127.0.0.1", 8265, timeout=30)
+connection.request("GET", "/api/version")
+answer = connection.getresponse()
+print(answer.status, answer.read().decode())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +137,15 @@ def test_a_stranger_reaches_no_port_of_a_gang(ray: Cluster) -> None:
         ray.wait_for("the policy again", lambda: opened("default", "stranger") == [], 60)
     ray.kubectl("delete", "pod/stranger", "-n", NAMESPACE)
     ray.kubectl("delete", "pod/stranger", "-n", "default")
+
+
+def test_a_forwarded_port_reaches_the_head(ray: Cluster) -> None:
+    """As the 2019 paper's clients; the policy does not keep it out."""
+    knock = (sys.executable, "-c", text("knock"), "127.0.0.1", 8265)
+    with ray.forwarded(NAMESPACE, 8265):
+        ray.wait_for("a forwarded port", lambda: json.loads(ray.sandbox.run(*knock)) == [8265], 60)
+        asked = ray.sandbox.run(sys.executable, "-c", ASK)
+    assert "ray_version" in asked or "401" in asked, asked
 
 
 def delete(kube: Cluster, pod: str) -> None:
