@@ -66,7 +66,8 @@ class PythonLibrary:
             raise Failure(
                 "LibraryLoadError",
                 f"library {name!r} ({module.__name__}) declares no routine: decorate at least one "
-                "function with @ali.routine",
+                "function with @ali.routine. A package that is no library is imported in functions "
+                "of als.run",
             )
         self.signatures = {key: its for key, (_, its) in self._routines.items()}
         check_state_routines(name, self.signatures)

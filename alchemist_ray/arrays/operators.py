@@ -323,10 +323,10 @@ class ArrayOperators(ArrayMethods):
             raise TypeError("len() is not defined for an array of shape ()")
         return self.shape[0]
 
-    def reshape(self, *shape: Any) -> Any:
-        """The elements in another shape, in C order; a copy. -1 stands for the length left."""
+    def reshape(self, *shape: Any, order: Literal["C", "F"] = "C") -> Any:
+        """The elements in another shape, in C order or in Fortran's; a copy. -1: what is left."""
         wanted = shape[0] if len(shape) == 1 and np.iterable(shape[0]) else shape
-        return self._engine.reshape(self, wanted)
+        return np.reshape(self, wanted, order)
 
     def ravel(self, order: Literal["C", "F"] = "C") -> Any:
         """The elements as a vector, in C order or in Fortran's ("F"); a copy."""
@@ -414,9 +414,9 @@ class ArrayOperators(ArrayMethods):
         """The main diagonal of two axes, or the one `offset` columns further right."""
         return np.diagonal(self, offset, axis1, axis2)
 
-    def clip(self, min: Any = None, max: Any = None) -> Any:
+    def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
         """Elements below `min` or above `max` become these."""
-        found: Any = np.clip(self, min, max)
+        found: Any = np.clip(self, min, max, out=out)
         return found
 
     def round(self, decimals: int = 0) -> Any:

@@ -268,7 +268,7 @@ class _StartWatch:
 
     def _watch(self) -> None:
         begun, running = time.monotonic(), dict[int, str]()
-        slow = f"; its logs are in {self._folder}/session_latest/logs"
+        slow = True
         while not self.over.wait(WATCH_INTERVAL_S) and not self.died:
             alive = set[int]()
             for pid in descendants([os.getpid()]) - self._others:
@@ -283,8 +283,11 @@ class _StartWatch:
                     log.warning("Ray does not start: %s", self.died)
                     break
             if slow and time.monotonic() > begun + SLOW_START_S:
-                log.warning("Ray has been starting for %.0f s%s", SLOW_START_S, slow)
-                slow = ""
+                logs = _session_of(self._folder) / "logs"
+                log.warning(
+                    "Ray has been starting for %.0f s; its logs are in %s", SLOW_START_S, logs
+                )
+                slow = False
 
 
 def _end_left(others: Collection[int], folder: Path) -> None:
@@ -296,9 +299,15 @@ def _end_left(others: Collection[int], folder: Path) -> None:
                 process.kill()
 
 
+def _session_of(folder: Path) -> Path:
+    """The folder of the Ray that this process starts: `session_latest` may be another program's."""
+    ours = folder.glob(f"session_*_{os.getpid()}")
+    return max(ours, default=folder / "session_latest")  # named by time
+
+
 def _logs_of(folder: Path, *names: str) -> str:
     """The end of the first log of Ray's daemons, or of these, that says something."""
-    logs = folder / "session_latest" / "logs"
+    logs = _session_of(folder) / "logs"
     for name in names or DAEMONS:
         for suffix in ("err", "out"):
             with suppress(OSError):

@@ -118,8 +118,10 @@ def _numbers_apart(text: str, decimal: str) -> str | None:
 
 
 def _separated(text: str, delimiter: str) -> str:
-    option = "decimal=','" if delimiter == "," else f"delimiter={delimiter!r}"
-    return f"{text.strip()[:40]!r} is not a number: set {option}"
+    advice = f"set delimiter={delimiter!r}"
+    if delimiter == ",":
+        advice = "set decimal=',' if it has a decimal comma; commas of thousands are not read"
+    return f"{text.strip()[:40]!r} is not a number: {advice}"
 
 
 def _is_header(fields: list[str], missing: Collection[str], decimal: str, path: str) -> bool:

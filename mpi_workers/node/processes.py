@@ -406,6 +406,8 @@ def fork(run: Callable[[], None], *kept: int, farewell: int | None = signal.SIGK
         if farewell is not None:
             die_with_parent(parent, farewell)
         close_all_but(0, 1, 2, *kept)
+        if random := sys.modules.get("numpy.random"):
+            random.seed()  # as in a process of its own: all ranks would draw the same numbers
         run()
     except Exception:
         traceback.print_exc()

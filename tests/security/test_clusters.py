@@ -288,6 +288,16 @@ def test_a_ray_that_does_not_start_is_one_error_with_its_log(place: Path) -> Non
     assert done.stderr.count("Ray does not start: its raylet has ended") == 1  # said at once
 
 
+def test_the_log_is_that_of_this_programs_ray(tmp_path: Path) -> None:
+    """Two programs that start a Ray share a folder, and `session_latest` names the later one."""
+    for second, pid in ((1, os.getpid()), (2, os.getpid()), (3, 1)):
+        logs = tmp_path / f"session_2026-11-28_17-00-0{second}_000000_{pid}" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "raylet.err").write_text(f"raylet {second} of {pid}")
+    (tmp_path / "session_latest").symlink_to(logs.parent)
+    assert f"raylet 2 of {os.getpid()}" in ray_cluster._logs_of(tmp_path, "raylet")
+
+
 def test_auto_starts_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray_cluster, "heads", list)

@@ -30,11 +30,12 @@ from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
 from mpi_workers.wire.asynchronous import FrameProtocol, listen
 from mpi_workers.wire.commands import Turn, checked
 from mpi_workers.wire.frames import Body, Frame, Kind
-from mpi_workers.wire.names import STDERR
+from mpi_workers.wire.names import ARRAYS, SHIPPED, STDERR
 
 QUEUE_LIMIT = 100_000
 SENDING_LIMIT_S = 60.0  # for which a resize waits for matrices that are being sent
 NOTICE_S = 1.0  # a caller that waits longer is told so
+LOAD_NOTICE_S = 3.0  # packages that are no libraries may take half a minute to be imported
 LOST_NOTICE = "ranks were lost: waiting until the gang is started again (max_failures)"
 BUSY_NOTICE = (
     "waiting for ranks that are still in a call that failed or was cancelled (up to "
@@ -417,7 +418,11 @@ class Dispatcher:
                 return {}
             handler: Callable[[Body, str], Awaitable[Body]]
             handler = getattr(self.commands, job.body["op"])
-            return await handler(job.body, job.holder)
+            work = handler(job.body, job.holder)
+            if job.body["op"] != "load" or job.body["library"] in (*SHIPPED, ARRAYS):
+                return await work
+            words = f"the ranks still load library {job.body['library']!r}"
+            return await self._noticed(job, work, words, LOAD_NOTICE_S)
         except Exception as error:  # whatever it is, the next command runs
             if not self._there.is_set() and isinstance(error, AlchemistError):
                 return None
@@ -443,11 +448,13 @@ class Dispatcher:
         words = recovered_words(job.name, job.losses, self._restored)
         return Failure("GroupRecoveredError", words)
 
-    async def _noticed(self, job: Job, wait: Awaitable[Any], text: str) -> None:
+    async def _noticed(
+        self, job: Job, wait: Awaitable[Any], text: str, after_s: float = NOTICE_S
+    ) -> Any:
         """Wait; tell the caller if that takes long."""
-        notice = asyncio.get_running_loop().call_later(NOTICE_S, job.notice, text)
+        notice = asyncio.get_running_loop().call_later(after_s, job.notice, text)
         try:
-            await wait
+            return await wait
         finally:
             notice.cancel()
 

@@ -242,6 +242,8 @@ PAIRS: list[Callable[[Any, Any], Any]] = [  # of a matrix and another one with a
     lambda x, y: np.diag(y[0], 2), lambda x, y: np.diag(y[0], -1), lambda x, y: np.trace(x, 1),
     lambda x, y: np.diagonal(x, -2), lambda x, y: np.ravel(y, order="F"),
     lambda x, y: np.reshape(y, (9, -1), order="F"), lambda x, y: x.mean(0, "complex64"),
+    lambda x, y: y.reshape(9, -1, order="F"), lambda x, y: y.reshape((-1,)),
+    lambda x, y: y.real.clip(-1, 1, out=y.real.copy()),
     lambda x, y: x.ravel("F"), lambda x, y: x.diagonal(2), lambda x, y: divmod(y, 2)[1],
     lambda x, y: divmod(7, y)[0], lambda x, y: np.around(y, 1), lambda x, y: x.transpose(1, 0),
     lambda x, y: x.transpose((0, 1)), lambda x, y: x.transpose(None),

@@ -206,6 +206,16 @@ def test_a_library_that_does_not_load_is_reported_with_the_reason(
     assert als.load_library("echo").who() == [0, 1]
 
 
+def test_a_slow_load_is_told(
+    als: AlchemistSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`load_library("sklearn")` imported for 23 s before it was refused, without a word."""
+    path = library(tmp_path / "mine.py", "import time\ntime.sleep(3.5)")
+    with pytest.raises(LibraryLoadError, match="is imported in functions"):
+        als.load_library("slow", path)
+    assert "the ranks still load library 'slow'" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("rank", [-1, 0, 1])
 def test_a_failing_rank_fails_the_call_and_not_the_gang(als: AlchemistSession, rank: int) -> None:
     echo = als.load_library("echo")

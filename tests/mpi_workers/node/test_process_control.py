@@ -121,3 +121,23 @@ def test_children_that_a_thread_reaps_itself_disturb_nobody() -> None:
         while not all(program.done() for program in programs):
             assert list(ranks.ended_children()) == []
     assert [program.exception() for program in programs] == [None] * len(programs)
+
+
+def test_forked_ranks_draw_different_random_numbers() -> None:
+    """NumPy's generator was copied: all ranks of all gangs of a fork server drew the same."""
+    program = """
+import os, random
+import numpy.random as nr  # before the fork, as SciPy does in a fork server
+from mpi_workers.node.processes import fork
+
+def draw():
+    os.write(1, f"{nr.random()} {random.random()}\\n".encode())
+    os._exit(0)
+
+for _ in range(2):
+    os.waitpid(fork(draw), 0)
+"""
+    done = commands.python(program)
+    assert done.returncode == 0, done.stderr
+    numbers = done.stdout.split()
+    assert len(set(numbers)) == len(numbers) == 4, done.stdout
