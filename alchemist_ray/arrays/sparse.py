@@ -287,7 +287,7 @@ class SparseHandle(_Refusing):
         if isinstance(other, MatrixRef):
             return other
         check_unmasked(other, "the operand")
-        return send(self._gang, np.asarray(other))
+        return send(self._gang, np.asarray(other), layout="VC_STAR:BLOCK")
 
     def _sparse(self, other: Any) -> SparseHandle:
         if isinstance(other, SparseHandle):

@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from mpi4py import MPI
 from scipy.sparse import csr_array, vstack
+from scipy.sparse._sparsetools import csc_matvec, csr_matvec
 
 from ali.arrays.exchanges import IN_BLOCKS, scratch
 from ali.blocks import Array, block, require, shape_text
 from ali.interface import Context, routine
-from ali.linalg.collectives import sum_over_ranks
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 
@@ -25,8 +25,7 @@ def matmul(ctx: Context, A: SparseMatrix, X: DistMatrix) -> DistMatrix:
     ----------
     A : sparse matrix, shape (m, n)
     X : matrix, shape (n, k) or (n,)
-        In VC_STAR:BLOCK ranks receive the rows that their columns of A need; of another layout
-        every rank receives all of it.
+        Best in VC_STAR:BLOCK.
 
     Returns
     -------
@@ -39,17 +38,16 @@ def matmul(ctx: Context, A: SparseMatrix, X: DistMatrix) -> DistMatrix:
 
     Notes
     -----
-    ``2 k nnz / ranks`` flops, up to ``n k`` words received and held by each rank. Which rows are
-    needed is found in the first product with A.
+    ``2 k nnz / ranks`` flops. Each rank receives the rows of X that its columns of A need, and
+    holds n words. Which rows these are is found in the first product with A.
 
     Error: 2 eps, relative to the largest element. Peak memory: 1.1 times arguments and results.
     """
     require_rows("A @ X", X, A.shape[1])
-    if X.layout == IN_BLOCKS:
-        whole = needed_rows(ctx, A)(ctx, block(X))
-    else:
-        whole = block(ctx.to_layout(X, "STAR_STAR"))
-    return in_blocks(ctx, np.asarray(A.local @ whole), A.shape[0]).with_ndim(X.ndim)
+    C = product_of(ctx, A.shape[0], A, X)
+    mine = block(ctx.to_layout(X, IN_BLOCKS))
+    needed_rows(ctx, A).add_product(ctx, A, mine, block(C))
+    return C.with_ndim(X.ndim)
 
 
 @routine("C")
@@ -73,14 +71,16 @@ def transposed_matmul(ctx: Context, A: SparseMatrix, X: DistMatrix) -> DistMatri
 
     Notes
     -----
-    ``2 k nnz / ranks`` flops; ranks add ``n k`` words, which each of them holds.
+    ``2 k nnz / ranks`` flops. Each rank holds n words, and sends those of other ranks' rows that
+    its columns of A contribute to.
 
     Error: 8 eps, relative to the largest element. Peak memory: 1.3 times arguments and results.
     """
     require_rows("A.T @ X", X, A.shape[0])
+    C = product_of(ctx, A.shape[1], A, X)
     mine = block(ctx.to_layout(X, IN_BLOCKS))
-    total = sum_over_ranks(ctx.comm, np.asarray(A.local.T @ mine))
-    return ctx.new_replicated(total, IN_BLOCKS).with_ndim(X.ndim)
+    needed_rows(ctx, A).add_transposed(ctx, A, mine, block(C))
+    return C.with_ndim(X.ndim)
 
 
 @routine("C")
@@ -138,8 +138,9 @@ def fetched_rows(ctx: Context, B: SparseMatrix, rows: Array) -> csr_array:
 class NeededRows:
     """Which rows of a matrix in VC_STAR:BLOCK ranks exchange, so that each can multiply by A.
 
-    Called with this rank's rows, it gives an array of all rows, of which only those are set that
-    the columns of this rank's part of A need. Collective.
+    Products go column by column, as the columns are stored: SciPy's with several columns at once
+    wants them in C order, and takes longer with the two copies. Its private functions write into
+    the result; its operators would make another array, to be copied.
     """
 
     def __init__(self, ctx: Context, A: SparseMatrix) -> None:
@@ -158,18 +159,47 @@ class NeededRows:
         ctx.comm.Alltoallv([self.received, self.counts], [self.sent, self.asked])
         self.sent -= self.own.start
 
-    def __call__(self, ctx: Context, mine: Array) -> Array:
-        shape = self.length, mine.shape[1]
-        whole = scratch(ctx, self.length * mine.shape[1], mine.dtype).reshape(shape)
-        whole[self.own] = mine
-        if ctx.size > 1 and mine.shape[1]:
-            row = MPI.BYTE.Create_contiguous(mine.itemsize * mine.shape[1]).Commit()
-            found = np.empty((len(self.received), mine.shape[1]), mine.dtype)
-            asked = np.ascontiguousarray(mine[self.sent])
-            ctx.comm.Alltoallv([asked, self.asked, row], [found, self.counts, row])
+    def add_product(self, ctx: Context, A: SparseMatrix, mine: Array, into: Array) -> None:
+        """``into += A X`` for this rank's rows of X and of the result. Collective."""
+        found = self._exchanged(ctx, mine[self.sent], self.asked, self.counts)
+        starts, columns, elements = A.arrays(ctx.rank)
+        elements = elements.astype(into.dtype, copy=False)
+        whole = scratch(ctx, self.length, into.dtype)
+        for k in range(mine.shape[1]):
+            whole[self.own] = mine[:, k]
+            whole[self.received] = found[:, k]
+            csr_matvec(
+                len(A.rows), self.length, starts, columns, elements, whole, into[:, k]
+            )  # fmt: skip
+
+    def add_transposed(self, ctx: Context, A: SparseMatrix, mine: Array, into: Array) -> None:
+        """``into += A^T X`` for this rank's rows of X and of the result. Collective."""
+        starts, columns, elements = A.arrays(ctx.rank)
+        elements = elements.astype(into.dtype, copy=False)
+        whole = scratch(ctx, self.length, into.dtype)
+        theirs = np.empty((len(self.received), mine.shape[1]), into.dtype)
+        for k in range(mine.shape[1]):
+            whole[self.own] = whole[self.received] = 0
+            csc_matvec(
+                self.length, len(A.rows), starts, columns, elements,
+                mine[:, k].astype(into.dtype, copy=False), whole,
+            )  # fmt: skip
+            into[:, k] += whole[self.own]
+            theirs[:, k] = whole[self.received]
+        found = self._exchanged(ctx, theirs, self.counts, self.asked)
+        ends = np.cumsum(self.asked)
+        for start, end in zip(ends - self.asked, ends, strict=True):  # rows of one rank differ
+            into[self.sent[start:end]] += found[start:end]
+
+    @staticmethod
+    def _exchanged(ctx: Context, rows: Array, sent: Array, received: Array) -> Array:
+        """Rows from other ranks for rows of this one, both in order of the ranks."""
+        found = np.empty((int(received.sum()), rows.shape[1]), rows.dtype)
+        if ctx.size > 1 and rows.shape[1]:
+            row = MPI.BYTE.Create_contiguous(rows.itemsize * rows.shape[1]).Commit()
+            ctx.comm.Alltoallv([np.ascontiguousarray(rows), sent, row], [found, received, row])
             row.Free()
-            whole[self.received] = found
-        return whole
+        return found
 
 
 _needed: WeakKeyDictionary[object, NeededRows] = WeakKeyDictionary()  # by the memory of A
@@ -186,6 +216,13 @@ def needed_rows(ctx: Context, A: SparseMatrix) -> NeededRows:
             found = _needed[A.packed.block] = NeededRows(ctx, A)
     assert found is not None
     return found
+
+
+def product_of(ctx: Context, rows: int, A: SparseMatrix, X: DistMatrix) -> DistMatrix:
+    """Zeros in VC_STAR:BLOCK, for the result of a product with these rows."""
+    dtype = np.result_type(A.dtype, X.dtype)
+    half = dtype == np.float16  # which SciPy's products do not have
+    return ctx.zeros((rows, X.shape[1]), np.float32 if half else dtype, IN_BLOCKS)
 
 
 def in_blocks(ctx: Context, local: Any, m: int) -> DistMatrix:

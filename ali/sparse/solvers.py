@@ -135,7 +135,9 @@ def conjugate_gradient(
     needed = needed_rows(ctx, A)
 
     def times(mine: Array) -> Array:
-        return np.asarray(A.local @ needed(ctx, mine)).astype(dtype, copy=False)
+        product = np.zeros((len(A.rows), mine.shape[1]), dtype, order="F")
+        needed.add_product(ctx, A, mine, product)
+        return product
 
     X, count, residual = search(
         ctx, "conjugate_gradient", times, right, tol, max_iterations or 10 * n,
