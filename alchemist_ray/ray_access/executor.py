@@ -243,7 +243,8 @@ class Executor(concurrent.futures.Executor):
 
     def _open(self, key: FunctionOptions, *, first: bool) -> None:
         """Have one gang more, if there is room."""
-        host, failed = None, None
+        host: Host | None = None
+        failed: Exception | None = None
         try:
             host = take(key, first=first)
         except Exception as error:  # no cluster, no driver
