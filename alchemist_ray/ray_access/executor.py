@@ -292,8 +292,9 @@ class Executor(concurrent.futures.Executor):
                     again = error.facts.get("begun") is False
                     if connection is not None:
                         connection.close()
-                    connection, ended = None, not gang.host.own.alive()
+                    connection = None
                     error = advising(error, "the next call starts a new one")
+                ended = connection is None and not _alive(gang.host)
                 if not again:
                     call.finish(error=error)
             with self._changed:
@@ -355,6 +356,14 @@ class Executor(concurrent.futures.Executor):
                 self._changed.wait_for(
                     lambda: not self._running and not any(self._waiting.values())
                 )
+
+
+def _alive(host: Host) -> bool:
+    """Whether it can start a gang: not after ``ray.shutdown()``, or the end of its GroupManager."""
+    try:
+        return host.own.alive()
+    except Exception:  # Ray is not there
+        return False
 
 
 def _connected(host: Host) -> GangConnection:
