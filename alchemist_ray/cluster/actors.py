@@ -167,6 +167,9 @@ class GangHandle:
     def function(self, request: Any, body: Body, *values: Any) -> Any:
         return self._ask("function", request, body, *values)
 
+    def own_gang(self, request: Any) -> Any:
+        return self._ask("own_gang", request)
+
     def cancel(self) -> Any:
         return self._ask("cancel")
 

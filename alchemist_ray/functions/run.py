@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.libraries import Library, Routine, checked_timeout
 from alchemist_ray.attached.matrix_ref import MatrixRef, argument_ref
 from alchemist_ray.attached.progress import RoutineBar, narrated
-from alchemist_ray.errors import AlchemistError, BadArgumentError
+from alchemist_ray.errors import AlchemistError, BadArgumentError, RoutineError
 from alchemist_ray.object_refs import ObjectRef, resolved
 from alchemist_ray.tracebacks import is_users_own
 from alchemist_ray.transfer.fetching import fetch
@@ -33,6 +33,7 @@ from mpi_workers.wire.frames import Body, Buffer
 from mpi_workers.wire.names import places
 
 INLINE = 1 << 20  # 1 MiB
+PLAIN = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, type, CodeType})
 
 
 def run(
@@ -86,11 +87,13 @@ def run_task(
     timeout_s: float | None,
     *,
     pure: bool = False,
+    own: bool = False,
 ) -> Any:
     """Run a task on all ranks; rank 0's result.
 
     Code, arguments and result travel in the command and its reply; those of more than `INLINE`
-    bytes are matrices for the time of the call.
+    bytes are matrices for the time of the call. `own`: the gang is one for functions, where a call
+    has no matrices, and all of its time when its turn comes.
     """
     task["inline"] = INLINE
     large = {}
@@ -103,6 +106,8 @@ def run_task(
     body: Body = {"op": "run", "task": task, "uses": uses, "pure": pure}
     if timeout_s is not None:
         body["timeout_s"] = timeout_s
+    if own:
+        body["own_turn"] = True
     bar = RoutineBar(task["name"], connection.options.progress)
     with (
         narrated(connection.options.verbose, f"{task['kind'].capitalize()} {task['name']}"),
@@ -112,7 +117,17 @@ def run_task(
     if "matrix" in (value := reply["value"]):
         raw = fetch(connection, connection.handle(value["matrix"])).view(np.uint8)
         value["parts"] = [raw[place] for place in places(value["sizes"])]
+    if own and reply["matrices"]:
+        raise no_matrix(task["name"])
     return result_of(reply, connection.handle)
+
+
+def no_matrix(name: str) -> RoutineError:
+    """The error of a function whose gang ends before its result could be used."""
+    return RoutineError(
+        f"{name} must not return a DistMatrix, because its gang ends: return an array (gathered on "
+        "rank 0), or run it with als.run on a session's gang"
+    )
 
 
 def _as_matrix(connection: GangConnection, parts: Sequence[Buffer], at: Sequence[slice]) -> Any:
@@ -196,9 +211,10 @@ def pack(
         return ident
 
     pickler = functools.partial(_CallPickler, used, refs)
-    code = _pickled(function, pickler, lambda: _at_fault(name, function, pickler))
     both = (tuple(args), dict(kwargs))
-    given = _pickled(both, pickler, lambda: _argument_at_fault(name, args, kwargs, pickler))
+    with _modules_by_value():
+        code = _pickled(function, pickler, lambda: _at_fault(name, function, pickler))
+        given = _pickled(both, pickler, lambda: _argument_at_fault(name, args, kwargs, pickler))
     task = {"kind": "function", "name": name, "code": code, "given": given}
     return task, sorted(uses)
 
@@ -246,6 +262,8 @@ class _CallPickler(Pickler):
         self._refs = refs
 
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
+        if type(value) in PLAIN:  # nearly all that is pickled
+            return None
         if (ref := argument_ref(value)) is not None:
             return ("matrix", self._matrix(ref))
         if isinstance(value, Library | Routine):
@@ -274,8 +292,7 @@ def _pickled(
 ) -> list[Buffer]:
     into = pickler()
     try:
-        with _modules_by_value():
-            into.dump(value)
+        into.dump(value)
     except AlchemistError:
         raise
     except Exception as error:  # pickling calls into any class

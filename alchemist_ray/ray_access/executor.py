@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import queue
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import chain
 from typing import Any
 
-import ray
+from alchemist_ray.arguments import MAX_SECONDS, checked_mapping, positive_int
+from alchemist_ray.attached.address import GangAddress
+from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.options import ConnectionOptions, with_options
+from alchemist_ray.background import in_thread
+from alchemist_ray.cluster.actors import ask, ask_manager, told
+from alchemist_ray.errors import BadArgumentError, GroupFailedError, advising
+from alchemist_ray.functions.run import packed_values, run_task
+from alchemist_ray.ray_access.catalogue import connect
+from alchemist_ray.ray_access.mpi_function import (
+    FunctionOptions,
+    Host,
+    gang_key,
+    give_back,
+    packed,
+    take,
+)
+from mpi_workers.wire.frames import Body
 
-from alchemist_ray.arguments import checked_mapping, positive_int
-from alchemist_ray.attached.options import with_options
-from alchemist_ray.cluster.actors import told
-from alchemist_ray.errors import BadArgumentError
-from alchemist_ray.ray_access.mpi_function import FunctionOptions, gangs_of, pooled, release
-
-# Calls that a gang has at a time: one runs, the next is there when it ends; of short calls more.
-AHEAD, MOST_AHEAD = 2, 16
-AHEAD_S = 0.05  # time that they take
+AHEAD = 2  # calls that a gang has at a time: one runs, the next is there when it ends
+FULL_S = 1.0  # from one look for room for another gang to the next
+CANCEL_INTERVAL_S = 0.1
+MIN_IDLE_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,37 +58,79 @@ ExecutorOptions.__init__.__qualname__ = "Executor"  # which Python's errors name
 class CallFuture(concurrent.futures.Future[Any]):
     """The future of a call. `cancel` also ends a call that runs; its gang stays."""
 
-    def __init__(self, start: Callable[[], Any], key: FunctionOptions) -> None:
+    def __init__(self, options: FunctionOptions, task: Body, refs: list[Any]) -> None:
         super().__init__()
-        self.start = start
-        self.key = key
-        self.ref: Any = None  # of the call, when a gang has it
-        self.given = 0.0  # when it got it
-        self.done_by_ray: Any = None  # the future of its ObjectRef
+        self.options = options
+        self.task = task
+        self.refs = refs
+        self.given = False  # to a gang
+        self._ending = threading.RLock()
+        self._connection: GangConnection | None = None  # that runs it
+        self._left = threading.Event()
 
     def running(self) -> bool:
-        return self.ref is not None and not self.done()
+        return self.given and not self.done()
 
     def cancel(self) -> bool:
         """Cancel the call, unless it is over; returns whether it is cancelled."""
-        if self.cancelled():
-            return True
-        if not super().cancel():
-            return False
-        self.set_running_or_notify_cancel()
-        if self.ref is not None:
-            ray.cancel(self.ref)
+        with self._ending:
+            if self.cancelled():
+                return True
+            if not super().cancel():
+                return False
+            self.set_running_or_notify_cancel()
+            if self._connection is not None:
+                in_thread(self._leave)
         return True
 
-    def finish(self) -> None:
-        """Take the result of the ObjectRef."""
-        if self.cancelled() or not self.set_running_or_notify_cancel():
-            return
-        error = self.done_by_ray.exception()
+    def _leave(self) -> None:
+        """Have the ranks leave the call, as soon as its command has been sent."""
+        while True:
+            with self._ending:
+                if self._connection is None:
+                    return
+                self._connection.cancel()
+            self._left.wait(CANCEL_INTERVAL_S)
+
+    def run(self, connection: GangConnection) -> Any:
+        """The result of rank 0. Raises what the call raises."""
+        with self._ending:
+            if self.cancelled():
+                return None
+            self._connection = connection
+        try:
+            task = self.task
+            if self.refs:
+                values = ask(self.refs)
+                if self.cancelled():
+                    return None
+                task = {**task, "values": packed_values(values)}
+            return run_task(connection, task, [], self.options.timeout_s, own=True)
+        finally:
+            with self._ending:
+                self._connection = None
+            self._left.set()
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        with self._ending:
+            if self.cancelled() or not self.set_running_or_notify_cancel():
+                return
         if error is None:
-            self.set_result(self.done_by_ray.result())
+            self.set_result(result)
         else:
-            self.set_exception(told(error))
+            self.set_exception(error)
+
+
+@dataclass(eq=False)
+class _Gang:
+    """A gang of an executor, with threads that give it calls: at most `AHEAD` at a time."""
+
+    host: Host
+    key: FunctionOptions
+    calls: queue.SimpleQueue[CallFuture | None] = field(default_factory=queue.SimpleQueue)
+    idle_s: float = 0.0  # of its last call
+    busy: int = 0  # calls that it has
+    used: float = field(default_factory=time.monotonic)
 
 
 class Executor(concurrent.futures.Executor):
@@ -110,14 +165,14 @@ class Executor(concurrent.futures.Executor):
     @with_options(ExecutorOptions, "Executor")
     def __init__(self, options: ExecutorOptions) -> None:
         self._options = options
-        self._lock = threading.Lock()
+        own = {each.name: getattr(options, each.name) for each in fields(FunctionOptions)}
+        self._function_options = FunctionOptions(**own)
+        self._changed = threading.Condition()  # guards what follows
         self._waiting: defaultdict[FunctionOptions, deque[CallFuture]] = defaultdict(deque)
-        self._running: set[CallFuture] = set()
-        # When the last call ended, and what one takes: by options, of all their gangs together.
-        self._paces: dict[FunctionOptions, tuple[float, float]] = {}
-        # Calls that have ended, and None: look again. Ray's own threads must not wait for a lock.
-        self._news: queue.SimpleQueue[CallFuture | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._gangs: defaultdict[FunctionOptions, list[_Gang]] = defaultdict(list)
+        self._opening: set[FunctionOptions] = set()
+        self._full: dict[FunctionOptions, float] = {}  # when there was no room for another gang
+        self._running = 0
         self._closed = False
 
     def submit(  # type: ignore[override]  # `resources` is ours
@@ -144,80 +199,139 @@ class Executor(concurrent.futures.Executor):
             If something cannot be pickled, for a handle, and for unknown resources.
         """
         given = checked_mapping("resources", resources, "names and values of options")
-        own = {field.name: getattr(self._options, field.name) for field in fields(FunctionOptions)}
+        own = asdict(self._function_options)
         if unknown := set(given) - set(own):
             raise BadArgumentError(
                 f"resources={resources!r}: a call has no {min(unknown)!r}; it has {', '.join(own)}"
             )
-        key = FunctionOptions(**{**own, **given})
-        start = pooled(key, fn, args, kwargs, self._options.max_gangs)
-        future = CallFuture(start, key)
-        with self._lock:
+        options = FunctionOptions(**{**own, **given}) if given else self._function_options
+        future = CallFuture(options, *packed(options, fn, args, kwargs))
+        key = gang_key(options)
+        with self._changed:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._waiting[key].append(future)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="Executor", daemon=True)
-                self._thread.start()
-        self._news.put(None)
+            self._give(key)
         return future
 
-    def _serve(self) -> None:
-        """Start calls and hand over their results, until the executor is shut down and idle."""
-        keys: set[FunctionOptions] = set()
+    # The methods below that begin with `_give` and `_end` are called with the lock.
+
+    def _give(self, key: FunctionOptions) -> None:
+        """Give waiting calls to the gangs that have the fewest; start another one if all have some.
+
+        The second call of a gang is there when its first one ends.
+        """
+        waiting, gangs = self._waiting[key], self._gangs[key]
+        while waiting:
+            gang = min(gangs, key=lambda gang: gang.busy, default=None)
+            if gang is None or gang.busy:
+                more = len(gangs) < self._options.max_gangs
+                if more and time.monotonic() - self._full.get(key, -math.inf) > FULL_S:
+                    if key not in self._opening:
+                        self._opening.add(key)
+                        in_thread(partial(self._open, key, first=not gangs))
+                    return  # when it is there, or known not to fit
+                if gang is None or gang.busy >= AHEAD:
+                    return
+            call = waiting.popleft()
+            if not call.cancelled():
+                call.given = True
+                gang.idle_s = call.options.idle_s
+                gang.busy += 1
+                self._running += 1
+                gang.calls.put(call)
+
+    def _open(self, key: FunctionOptions, *, first: bool) -> None:
+        """Have one gang more, if there is room."""
+        host: Host | None = None
+        failed: Exception | None = None
+        try:
+            host = take(key, first=first)
+        except Exception as error:  # no cluster, no driver
+            failed = error
+        with self._changed:
+            self._opening.discard(key)
+            if host is not None:
+                gang = _Gang(host, key)
+                self._gangs[key].append(gang)
+                for _ in range(AHEAD):
+                    in_thread(partial(self._serve, gang))
+            elif failed is None or self._gangs[key]:
+                self._full[key] = time.monotonic()
+                failed = None
+            refused = [] if failed is None else [*self._waiting[key]]
+            if refused:
+                self._waiting[key].clear()
+            self._running += len(refused)
+            self._give(key)
+        for call in refused:
+            call.finish(error=failed)
+        self._over(len(refused))
+
+    def _over(self, count: int) -> None:
+        """Calls have ended."""
+        with self._changed:
+            self._running -= count
+            if self._closed:
+                self._end_idle()
+            self._changed.notify_all()
+
+    def _serve(self, gang: _Gang) -> None:
+        """Run calls of a gang, one after the other, until the gang is given back."""
+        connection: GangConnection | None = None
+        while (call := self._next(gang)) is not None:
+            again = ended = False
+            try:
+                if connection is None or connection.known_loss() is not None:
+                    connection = None
+                    connection = _connected(gang.host)
+                call.finish(call.run(connection))
+            except BaseException as failed:
+                error = told(failed)
+                if isinstance(error, GroupFailedError):  # the next call starts the gang again
+                    again = error.facts.get("begun") is False
+                    if connection is not None:
+                        connection.close()
+                    connection = None
+                    error = advising(error, "the next call starts a new one")
+                ended = connection is None and not _alive(gang.host)
+                if not again:
+                    call.finish(error=error)
+            with self._changed:
+                gang.busy -= 1
+                gang.used = time.monotonic()
+                if again:
+                    self._waiting[gang.key].appendleft(call)
+                if ended:
+                    self._end(gang)
+                self._give(gang.key)
+            self._over(1)
+            del call
+        if connection is not None:
+            connection.close()
+
+    def _next(self, gang: _Gang) -> CallFuture | None:
+        """The next call of a gang. None: it is given back."""
         while True:
-            ended = self._news.get()
-            if ended is not None:
-                self._running.discard(ended)
-                self._note(ended)
-                ended.finish()
-            for call in self._startable():
-                keys.add(call.key)
-                try:
-                    call.ref, call.given = call.start(), time.monotonic()
-                except Exception as error:  # no cluster, no driver
-                    if call.set_running_or_notify_cancel():
-                        call.set_exception(error)
-                    continue
-                self._running.add(call)
-                call.ref.future().add_done_callback(partial(self._tell, call))
-                if call.cancelled():  # meanwhile
-                    ray.cancel(call.ref)
-            with self._lock:
-                if self._closed and not any(self._waiting.values()) and not self._running:
-                    break
-        for key in keys:
-            release(key)
+            try:
+                return gang.calls.get(timeout=min(max(gang.idle_s, MIN_IDLE_S), MAX_SECONDS))
+            except queue.Empty:
+                with self._changed:
+                    if not gang.busy and time.monotonic() - gang.used >= gang.idle_s:
+                        self._end(gang)
 
-    def _note(self, ended: CallFuture) -> None:
-        """Take the time of a call into account that has ended."""
-        now, (last, seconds) = time.monotonic(), self._paces.get(ended.key, (0.0, AHEAD_S))
-        taken = now - max(last, ended.given)
-        self._paces[ended.key] = now, 0.7 * seconds + 0.3 * taken
+    def _end_idle(self) -> None:
+        """Give the gangs back that have nothing to do."""
+        for key, gangs in self._gangs.items():
+            for gang in [gang for gang in gangs if not gang.busy and not self._waiting[key]]:
+                self._end(gang)
 
-    def _ahead(self, key: FunctionOptions) -> int:
-        _, seconds = self._paces.get(key, (0.0, AHEAD_S))
-        return max(AHEAD, min(MOST_AHEAD, int(AHEAD_S / max(seconds, 1e-6))))
-
-    def _startable(self) -> list[CallFuture]:
-        """The calls, in their order, that gangs have room for."""
-        found: list[CallFuture] = []
-        busy = Counter(call.key for call in self._running)
-        with self._lock:
-            for key, waiting in self._waiting.items():
-                # One more than its gangs have room for starts another gang.
-                ahead = self._ahead(key)
-                room = min(ahead * gangs_of(key) + 1, ahead * self._options.max_gangs) - busy[key]
-                while waiting and room > 0:
-                    call = waiting.popleft()
-                    if not call.cancelled():
-                        found.append(call)
-                        room -= 1
-        return found
-
-    def _tell(self, call: CallFuture, done: concurrent.futures.Future[Any]) -> None:
-        call.done_by_ray = done
-        self._news.put(call)
+    def _end(self, gang: _Gang) -> None:
+        if gang in self._gangs[gang.key]:
+            self._gangs[gang.key].remove(gang)
+            give_back(gang.host)
+            for _ in range(AHEAD):
+                gang.calls.put(None)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls; their gangs end when all have ended.
@@ -229,11 +343,30 @@ class Executor(concurrent.futures.Executor):
         cancel_futures : bool
             Cancel those that no gang has begun.
         """
-        with self._lock:
+        with self._changed:
             self._closed = True
             waiting = [*chain(*self._waiting.values())] if cancel_futures else []
         for call in waiting:
             call.cancel()
-        self._news.put(None)
-        if wait and self._thread is not None:
-            self._thread.join()
+        with self._changed:
+            for key in list(self._waiting):
+                self._give(key)
+            self._end_idle()
+            if wait:
+                self._changed.wait_for(
+                    lambda: not self._running and not any(self._waiting.values())
+                )
+
+
+def _alive(host: Host) -> bool:
+    """Whether it can start a gang: not after ``ray.shutdown()``, or the end of its GroupManager."""
+    try:
+        return host.own.alive()
+    except Exception:  # Ray is not there
+        return False
+
+
+def _connected(host: Host) -> GangConnection:
+    """A connection to a gang, which is started if necessary."""
+    address: GangAddress = ask_manager(host.own.own_gang(host.request))
+    return connect(address, host.own, ConnectionOptions(progress=False))

@@ -99,7 +99,9 @@ class MpiFunction:
         BadArgumentError
             If something cannot be pickled, or for a handle: its matrix is on another gang.
         """
-        return pooled(self._options, self.function, args, kwargs)()
+        task, refs = packed(self._options, self.function, args, kwargs)
+        body = {"op": "run", "task": task, "uses": [], "timeout_s": self._options.timeout_s}
+        return _pool.submit(self._options, body, refs)
 
     def options(self, **changed: Any) -> MpiFunction:
         """The same function with other options of `mpi_function`."""
@@ -120,20 +122,18 @@ class MpiFunction:
         return f"<mpi_function {name} on {counted(self._options.num_workers, 'worker')}>"
 
 
-def pooled(
+def packed(
     options: FunctionOptions,
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    most: int | None = None,
-) -> Callable[[], Any]:
-    """A call that is ready to be given to one of at most `most` gangs; then it is an ObjectRef."""
+) -> tuple[Body, list[Any]]:
+    """The task of a call that a gang of these options can run, and the ObjectRefs that it needs."""
     refs: list[Any] = []
     task, _ = pack(function, args, kwargs, _no_handle, refs)
-    body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": options.timeout_s}
     if not ray.is_initialized():
         join_ray(options.num_workers)
-    return lambda: _pool.submit(options, body, refs, most)
+    return task, refs
 
 
 def _no_handle(handle: MatrixRef) -> int:
@@ -197,14 +197,26 @@ def mpi_function(
 
 
 @dataclass(slots=True, eq=False)
-class _Host:
-    """A gang that runs functions, and the calls that it has not answered."""
+class Host:
+    """A gang that runs functions, and the calls that it has not answered.
+
+    Attributes
+    ----------
+    users : int
+        Executors that have it. They give it calls through connections of their own.
+    """
 
     own: OwnGang
-    idle_s: float
+    request: GangRequest
+    idle_s: float = 0.0
+    users: int = 0
     calls: list[Any] = field(default_factory=list)
     born: float = field(default_factory=time.monotonic)
     idle_since: float = field(default_factory=time.monotonic)
+
+    @property
+    def load(self) -> int:
+        return len(self.calls) + self.users
 
     def stays(self, here: tuple[str, str]) -> bool:
         """Forget the calls that are over; end the gang if it has been idle for long enough.
@@ -218,7 +230,7 @@ class _Host:
                 self.calls, num_returns=len(self.calls), timeout=0, fetch_local=False
             )
             self.idle_since = time.monotonic()
-        if self.calls or time.monotonic() - self.idle_since <= self.idle_s:
+        if self.load or time.monotonic() - self.idle_since <= self.idle_s:
             return True
         self.own.end()
         self.own.give_up(reusable=True)
@@ -230,55 +242,62 @@ class _Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._hosts: dict[FunctionOptions, list[_Host]] = {}
+        self._hosts: dict[FunctionOptions, list[Host]] = {}
         self._watched = False
         self._others = 0.0  # CPUs that others have taken
 
-    def submit(
-        self, options: FunctionOptions, body: Body, refs: list[Any], most: int | None
-    ) -> Any:
+    def submit(self, options: FunctionOptions, body: Body, refs: list[Any]) -> Any:
         """Give a call to a host. `idle_s` and `timeout_s` make no difference to a gang."""
-        key = _key(options)
         with self._lock:
-            self._settle()
-            host = self._host(key, most)
+            host = self._host(options)
             host.idle_s = options.idle_s
-            request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
-            ref: Any = host.own.function(request, body, *refs)
+            ref: Any = host.own.function(host.request, body, *refs)
             host.calls.append(ref)
-            if not self._watched:
-                self._watched = True
-                threading.Thread(target=self._watch, name="mpi_function", daemon=True).start()
         return ref
+
+    def take(self, options: FunctionOptions, *, first: bool) -> Host | None:
+        """A gang for an `Executor`, until it gives it back; None if there is no room for it.
+
+        `first`: the executor has no other one, so it shares one, or waits for room.
+        """
+        with self._lock:
+            host = self._host(options)
+            if not first and host.load:
+                return None
+            host.users += 1
+        return host
+
+    def give_back(self, host: Host) -> None:
+        """End the gang when it has no calls."""
+        with self._lock:
+            host.users -= 1
+            host.idle_s = 0.0
 
     def _settle(self) -> None:
         here = connection_id()
         for hosts in self._hosts.values():
             hosts[:] = [host for host in hosts if host.stays(here)]
 
-    def count(self, options: FunctionOptions) -> int:
-        with self._lock:
-            return len(self._hosts.get(_key(options), ()))
-
-    def release(self, options: FunctionOptions) -> None:
-        """End the gangs of these options when they are idle."""
-        with self._lock:
-            for host in self._hosts.get(_key(options), ()):
-                host.idle_s = 0.0
-
-    def _host(self, key: FunctionOptions, most: int | None) -> _Host:
+    def _host(self, options: FunctionOptions) -> Host:
+        """The gang with the fewest calls, or another one if all have some and there is room."""
+        self._settle()
+        key = gang_key(options)
         hosts = self._hosts.setdefault(key, [])
-        for host in [host for host in hosts if not host.calls and not host.own.alive()]:
+        for host in [host for host in hosts if not host.load and not host.own.alive()]:
             hosts.remove(host)
             host.own.give_up()
-        free = min(hosts, key=lambda host: len(host.calls), default=None)
-        if free is None or (free.calls and (most is None or len(hosts) < most)):
+        free = min(hosts, key=lambda host: host.load, default=None)
+        if free is None or free.load:
             room = self._room()  # also for the first gang: the next call compares with it
             each, gpus = key.gang.each, ray.available_resources().get("GPU", 0.0)
             if free is None or each.room({"CPU": room, "GPU": gpus}) >= key.num_workers:
                 find_driver().prewarm.remote()
-                free = _Host(manager_pool.take(this_process()), 0.0)
+                request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
+                free = Host(manager_pool.take(this_process()), request)
                 hosts.append(free)
+        if not self._watched:
+            self._watched = True
+            threading.Thread(target=self._watch, name="mpi_function", daemon=True).start()
         return free
 
     def _room(self) -> float:
@@ -310,9 +329,10 @@ class _Pool:
                 self._watched = any(self._hosts.values())
 
 
-def _key(options: FunctionOptions) -> FunctionOptions:
+def gang_key(options: FunctionOptions) -> FunctionOptions:
+    """What calls that share gangs have in common."""
     return replace(options, timeout_s=None, idle_s=0.0)
 
 
 _pool = _Pool()
-gangs_of, release = _pool.count, _pool.release
+take, give_back = _pool.take, _pool.give_back

@@ -37,7 +37,6 @@ from alchemist_ray.errors import (
     GroupError,
     GroupFailedError,
     LaunchError,
-    RoutineError,
     SessionError,
     advising,
     from_failure,
@@ -388,7 +387,7 @@ class Gang:
         """
         task = body["task"]
         async with self._one_by_one:
-            epoch = (await self._own_gang(request)).epoch
+            epoch = (await self._there(request)).epoch
             if values:
                 task["values"] = await in_pool(run.packed_values, values)
             try:
@@ -396,7 +395,12 @@ class Gang:
             except GroupFailedError as error:
                 raise advising(error, "the next call starts a new one") from None
 
-    async def _own_gang(self, request: GangRequest) -> GangAddress:
+    async def own_gang(self, request: GangRequest) -> GangAddress:
+        """The gang that is there, or one that is started now: `function` for a connection."""
+        async with self._one_by_one:
+            return await self._there(request)
+
+    async def _there(self, request: GangRequest) -> GangAddress:
         """The gang that is there, or one that is started now, also if the caller goes away."""
         with contextlib.suppress(AlchemistError):
             return await self.gang_address()
@@ -406,10 +410,7 @@ class Gang:
         """The value that a function has returned on rank 0."""
         if known := [record["matrix"] for record in reply["matrices"]]:
             await self.command(epoch, {"op": "free", "matrices": known})
-            raise RoutineError(
-                f"{name} must not return a DistMatrix, because its gang ends: return an array "
-                "(gathered on rank 0), or run it with als.run on a session's gang"
-            )
+            raise run.no_matrix(name)
         return await in_pool(run.result_of, reply, dict)
 
     # --- lost ranks ---

@@ -16,7 +16,7 @@ from alchemist_ray.measures import exporter
 from alchemist_ray.runtime.gang import Gang
 from mpi_workers.wire.frames import Body
 
-STARTS = ("launch", "function", "expect_launch")  # methods that begin a gang
+STARTS = ("launch", "function", "own_gang", "expect_launch")  # methods that begin a gang
 
 
 class GroupManager:

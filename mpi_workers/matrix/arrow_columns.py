@@ -102,7 +102,9 @@ class Column(NamedTuple):
             except BadShape as error:
                 raise BadShape(f"{what} {error}") from None
             if self.field.dictionary is not None:
-                values = _recoded(self.field.dictionary, part.dictionary(), codes, values)
+                values, known = _recoded(self.field.dictionary, part.dictionary(), codes, values)
+                if known is not None:
+                    valid = known if valid is None else known & valid
             found.append(filled(values, valid, missing, what, dtype))
         if len({array.shape[1:] for array in found if len(array)}) > 1:
             raise BadShape(f"{what} has rows of different shapes")
@@ -232,6 +234,9 @@ def open_table(data: Any, missing: Missing = ERROR) -> Table:
         columns, has_names, children = [Column(name, schema)], bool(name), [parts]
     else:
         columns, has_names = columns_of(schema)
+        absent = [int((~rows).sum()) for part in parts if (rows := part.valid()) is not None]
+        if any(absent):  # rows of an array of structs, below which the columns have elements
+            raise ValueError(f"{sum(absent)} of its rows are null: drop them first")
         shown = {id(column.field) for column in columns}
         places = [k for k, field in enumerate(schema.children) if id(field) in shown]
         children = [[part.child(k) for part in parts] for k in places]
@@ -386,12 +391,26 @@ def _decimals(kind: str, part: Part) -> Array:
     return np.where(negative, -number - 1, number) / 10.0 ** int(scale)
 
 
-def _recoded(dictionary: Field, part: Part, codes: dict[str, int], values: Array) -> Array:
-    """The codes of a part by the categories of the whole column, which get those of the part."""
+def _recoded(
+    dictionary: Field, part: Part, codes: dict[str, int], values: Array
+) -> tuple[Array, NDArray[np.bool_] | None]:
+    """The codes of a part by the categories of the whole column, which get those of the part.
+
+    And which codes are not of a null among the categories; None: all.
+    """
     if dictionary.format in ("u", "U", "vu"):
         words = [str(text) for text in part.texts(dictionary.format)]
     else:
         words = list(map(str, _elements(dictionary, part)[0].tolist()))
-    new = np.array([codes.setdefault(word, len(codes)) for word in words] or [0], CODES)
-    found: Array = new[np.clip(values, 0, len(new) - 1)]  # codes of nulls are arbitrary
-    return found
+    known = part.valid()
+    there = [known is None or known[k] for k in range(len(words))]
+    new = np.array(
+        [
+            codes.setdefault(word, len(codes)) if is_there else 0
+            for word, is_there in zip(words, there, strict=True)
+        ]
+        or [0],
+        CODES,
+    )
+    places = np.clip(values, 0, len(new) - 1)  # codes of nulls are arbitrary
+    return new[places], None if known is None else known[places]

@@ -42,7 +42,8 @@ class Command:
     ----------
     fields : str
         What its sender gives; ``?``: optional. Each command may also have ``id`` (the sender waits
-        for an answer), ``timeout_s`` (seconds, with the time in the queue) and ``output`` (whether
+        for an answer), ``timeout_s`` (seconds, with the time in the queue; of a ``run`` with
+        ``own_turn`` without it) and ``output`` (whether
         the sender shows what ranks print). A gateway adds ``quota_nbytes`` to those that make
         matrices: bytes that all matrices of the gang may have.
     turn : Turn
@@ -111,7 +112,8 @@ COMMANDS: dict[str, Command] = {
         audited=True, prints=True, rerun=Rerun.IF_PURE,
     ),
     "run": _queued(
-        "task uses pure?", "name first", _CODE, audited=True, prints=True, rerun=Rerun.IF_PURE
+        "task uses pure? own_turn?", "name first", _CODE,
+        audited=True, prints=True, rerun=Rerun.IF_PURE,
     ),
     "keep_result": _queued("", "matrix layout shape dtype", None, internal=True),
     "checkpoint": Command("path cut?", scope="files", audited=True, rerun=Rerun.NEVER),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alchemist_ray.dtypes import check_range, chosen_dtype, common_dtype
+from alchemist_ray.dtypes import as_array, check_range, chosen_dtype, common_dtype
 from alchemist_ray.errors import DtypeError
 from mpi_workers.matrix.dtypes import castable
 
@@ -104,3 +104,16 @@ def test_dates_are_cast_to_dates_alone() -> None:
             common_dtype(mixed)
     assert chosen_dtype(np.dtype(">M8[D]"), None) == np.dtype("M8[D]")
     assert common_dtype([np.dtype("M8[D]"), date]) == date
+
+
+def test_nulls_that_lie_above_their_elements_are_nulls() -> None:
+    pa = pytest.importorskip("pyarrow")
+    codes = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2]), pa.array(["a", None, "c"]))
+    with pytest.raises(DtypeError, match=r"nulls \(2\)"):
+        as_array(codes, "it")
+    assert as_array(codes, "it", -1)[0].tolist() == [0, -1, -1, 1]  # as many categories as words
+    mask = pa.array([False, True])
+    structs = pa.StructArray.from_arrays([pa.array([1, 2])], names=["a"], mask=mask)
+    assert as_array(structs[:1], "it")[0].tolist() == [[1]]
+    with pytest.raises(DtypeError, match="1 of its rows are null"):
+        as_array(structs, "it", "nan")

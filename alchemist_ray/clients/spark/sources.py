@@ -61,6 +61,12 @@ _DTYPES: dict[type[types.DataType], np.dtype[Any]] = {
     types.DecimalType: FLOAT64,
 }
 
+# A date or time as a count, in Spark's SQL, and the dtype that makes dates of the counts.
+_COUNTS: dict[type[types.DataType], tuple[str, str]] = {
+    types.DateType: ("bigint(unix_date({0}))", "M8[D]"),
+    types.TimestampType: ("unix_micros({0})", "M8[us]"),
+}
+
 # Of a column of Spark: name, kind, width (columns of the matrix), type (dtype of its elements).
 Column = dict[str, Any]
 Reports = list[dict[str, Any]]  # of the tasks
@@ -171,9 +177,17 @@ def _column(field: types.StructField) -> Column:
         if isinstance(kind.elementType, types.DecimalType):
             raise DtypeError(f"column {field.name!r} is {kind.simpleString()}: cast it to double")
         return {"name": field.name, "kind": LIST, "type": _DTYPES[type(kind.elementType)].name}
+    if type(kind) in _COUNTS:
+        count, dtype = _COUNTS[type(kind)]
+        name = field.name.replace("`", "``")
+        raise DtypeError(
+            f"column {field.name!r} is {kind.simpleString()}, and frames of Spark are sent as "
+            f"numbers: select dates alone, as F.expr({count.format(f'`{name}`')!r}), and "
+            f".astype({dtype!r}) of the handle makes dates of them; or load_matrix from Parquet"
+        )
     raise DtypeError(
         f"column {field.name!r} is {kind.simpleString()}, which is neither numeric nor a vector: "
-        "drop it (df.drop) or cast it"
+        "drop it (df.drop), or select numbers that are made of it"
     )
 
 

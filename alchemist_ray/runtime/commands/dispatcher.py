@@ -337,7 +337,7 @@ class Dispatcher:
             if turn is Turn.CONNECTION:
                 getattr(self, f"_{op}")(job, job.connection)
             elif self.failure is not None:
-                job.answer(to_failure(self.failure))
+                job.answer(_not_begun(self.failure))
             elif turn is Turn.QUEUED:
                 self._enqueue(job)
             elif not self._there.is_set() and op == "ping" and job.body.get("wait"):
@@ -350,13 +350,17 @@ class Dispatcher:
     def _enqueue(self, job: Job) -> None:
         if len(self._queue) >= QUEUE_LIMIT:
             raise Failure("GroupError", f"{QUEUE_LIMIT} commands are queued: send fewer")
-        if (limit_s := job.body.get("timeout_s")) is not None:
-            loop = asyncio.get_running_loop()
-            job.timer = loop.call_later(limit_s, self._end_early, job, late(limit_s))
+        if not job.body.get("own_turn"):
+            self._limit(job)
         first = self._queue.add(job)
         self._next()
         if first and job is not self._active:
             asyncio.get_running_loop().call_later(NOTICE_S, self._tell_waiting, job)
+
+    def _limit(self, job: Job) -> None:
+        if (limit_s := job.body.get("timeout_s")) is not None and job.timer is None:
+            loop = asyncio.get_running_loop()
+            job.timer = loop.call_later(limit_s, self._end_early, job, late(limit_s))
 
     def _tell_waiting(self, job: Job) -> None:
         """Tell a process that its command still waits for one of another process."""
@@ -413,6 +417,7 @@ class Dispatcher:
             changes = self._changes.begin(self.commands.changed(job.body))
             if job.cancelled is not None:
                 return job.cancelled
+            self._limit(job)
             if job.work is not None:
                 await job.work()
                 return {}
@@ -544,7 +549,7 @@ class Dispatcher:
         self.failure = error
         self._recovering_is_over()
         for job in self._queue.clear():
-            job.answer(to_failure(error))
+            job.answer(_not_begun(error))
 
     def _recovering_is_over(self) -> None:
         self._there.set()
@@ -563,3 +568,10 @@ class Dispatcher:
         for connection in list(self._connections):
             connection.send(Kind.REFUSED, to_failure(error).to_map())
             connection.close()
+
+
+def _not_begun(error: AlchemistError) -> Failure:
+    """The answer to a command that was waiting when the gang was lost: an `Executor` repeats it."""
+    failure = to_failure(error)
+    failure.facts = {**failure.facts, "begun": False}
+    return failure

@@ -22,6 +22,7 @@ from alchemist_ray.errors import (
     RoutineError,
 )
 from tests.alchemist_ray.session.test_alchemist_session import wait_for_cpus
+from tests.support.traces import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,20 @@ def test_calls_are_cancelled_before_and_while_they_run(executor: Executor) -> No
     assert not finished.cancel()
 
 
+def test_a_call_waits_at_its_gang_without_a_share_in_what_happens_there(cluster: str) -> None:
+    def dies(comm: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with Executor(num_workers=1, max_gangs=1) as other:
+        other.submit(pids, 0.3)
+        lost, waits = other.submit(dies), other.submit(total, 1)
+        with pytest.raises(GroupFailedError, match="SIGKILL"):
+            lost.result(timeout=60)
+        assert waits.result(timeout=60) == 1  # by the next gang
+        limited = [other.submit(pids, 0.6, resources={"timeout_s": 1.0}) for _ in range(3)]
+        assert all(call.exception(timeout=30) is None for call in limited)
+
+
 def test_shutdown_ends_the_gangs(cluster: str) -> None:
     other = Executor(num_workers=1, max_gangs=1)
     ranks = other.submit(pids).result()
@@ -127,6 +142,7 @@ def test_shutdown_ends_the_gangs(cluster: str) -> None:
         time.sleep(0.1)
     another = Executor(num_workers=1, max_gangs=1)
     calls = [another.submit(pids, 0.5) for _ in range(6)]
+    assert wait_until(calls[0].running, 30) is not None  # else it would be cancelled, too
     another.shutdown(wait=False, cancel_futures=True)
     wait(calls, timeout=30)
     assert calls[-1].cancelled()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,21 @@ def test_columns_that_are_no_numbers_are_named(als: AlchemistSession, spark: Any
     none.free()
     refused(als, spark.createDataFrame([([["x"]],)], ["n"]), DtypeError, "'n'", "array")
     refused(als, frame.rdd, DtypeError, r"RowMatrix\(rdd\)")
+
+
+def test_dates_are_refused_with_the_expression_that_sends_them(
+    als: AlchemistSession, spark: Any
+) -> None:
+    words = "date'1969-12-31' `a day`, timestamp_micros(-1) at, timestamp_ntz'2024-01-01' local"
+    frame = spark.range(1).selectExpr(words)
+    refused(als, frame.select("local"), DtypeError, "'local' is timestamp_ntz")
+    for name, want in (("a day", "1969-12-31"), ("at", "1969-12-31T23:59:59.999999")):
+        with pytest.raises(DtypeError, match=f"{name!r} is ") as refusal:
+            als.send_matrix(frame.select(name))
+        found = re.search(r'F.expr\([\'"](.*)[\'"]\).*astype\(\'(.*)\'\)', str(refusal.value))
+        assert found is not None
+        counts = als.send_matrix(frame.selectExpr(found[1]))
+        assert counts.astype(found[2]).fetch().tolist() == [[np.datetime64(want).item()]]
 
 
 def test_nulls_are_refused_by_their_column(als: AlchemistSession, spark: Any) -> None:
