@@ -36,6 +36,7 @@ enum { VERSION = 3, SMALL = 16 << 10, TESTS_PER_YIELD = 64, YIELDS = 200, SLEEP_
 enum { NAME = 64 }; /* bytes of a call's name; `interruption.SLOT` */
 #define IN_PLACE ((void *)-1)
 #define IGNORE ((Status *)1)
+#define LONG_S 1e-3   /* of a wait, after which its end may be seen later, by a sleep */
 #define GRACE_S 0.2   /* for messages of ranks that have entered the same call */
 #define GRACE_TESTS 500 /* also where this rank had no core meanwhile */
 #define STUCK_S 2.0   /* for a message of which a part has arrived */
@@ -85,11 +86,12 @@ static int builtin(H handle) { return ((uint32_t)handle >> 30) == 1; }
 
 /* --- waiting --- */
 
-typedef struct { unsigned count; double begun; } Turns;
+typedef struct { unsigned count; int lasts; double begun; } Turns;
 
-static void rest(unsigned turn) {
-    /* Where ranks share cores: see `interruption.YIELDS`. */
-    if (W.crowded && turn > YIELDS)
+/* Where ranks share cores, or the wait lasts: it sleeps, so that the core is free for the rank that is
+ * late. Another program may have that rank's core, which no rank sees. */
+static void rest(unsigned turn, int lasts) {
+    if (lasts || (W.crowded && turn > YIELDS))
         nanosleep(&(struct timespec){0, SLEEP_NS}, NULL);
     else if (W.crowded || turn % TESTS_PER_YIELD == 0)
         sched_yield();
@@ -101,7 +103,8 @@ static int turn(Turns *turns, const char *name) {
         at(name);
     }
     if (over()) return 0;
-    rest(turns->count);
+    if (turns->count % TESTS_PER_YIELD == 0 && now() - turns->begun > LONG_S) turns->lasts = 1;
+    rest(turns->count, turns->lasts);
     return 1;
 }
 static void stop(const Turns *turns) {
@@ -123,7 +126,7 @@ static int settled(int32_t *request, double seconds) {
     int done = 0;
     double until = now() + seconds;
     for (unsigned i = 0; !p_Test(request, &done, IGNORE) && !done && (i < GRACE_TESTS || now() < until); i++)
-        rest(i);
+        rest(i, 0);
     return done;
 }
 
@@ -191,7 +194,7 @@ static void cancel(int32_t request, const char *name) {
     p_Cancel(&request);
     for (unsigned i = 0; !p_Request_get_status(request, &done, IGNORE) && !done; i++) {
         if (now() > until) stuck(name);
-        rest(i);
+        rest(i, 0);
     }
 }
 static int under_way(int32_t request) {
