@@ -33,7 +33,7 @@ typedef struct { int count_lo, count_hi_and_cancelled, source, tag, error; } Sta
 enum { COMM_NULL = 0x04000000, REQUEST_NULL = 0x2c000000, COMM_SELF = 0x44000001, COMM_WORLD = 0x44000000,
        BYTE = 0x4c00010d, PACKED = 0x4c00010f, INFO_NULL = 0x1c000000, SHARED = 1, ANY = -1, ANY_SOURCE = -2 };
 enum { VERSION = 3, SMALL = 16 << 10, TESTS_PER_YIELD = 64, YIELDS = 200, SLEEP_NS = 50000 };
-enum { NAME = 64 }; /* bytes of a call's name; `interruption.SLOT` */
+enum { NAME = 64 }; /* bytes of a call's name, and of a program's seconds; `interruption.SLOT` */
 #define IN_PLACE ((void *)-1)
 #define IGNORE ((Status *)1)
 #define LONG_S 1e-3   /* of a wait, after which its end may be seen later, by a sleep */
@@ -58,6 +58,8 @@ typedef struct {
 Waits alchemist_waits = {.version = VERSION};
 #define W alchemist_waits
 
+static int one_node; /* has all ranks: large messages between nodes need tests without sleeps */
+static int program; /* of `als.run_program`: its seconds in MPI are behind the name */
 static int ready, depth; /* depth: inside of a call that goes to MPI whole */
 static void resolve(void);
 
@@ -76,7 +78,8 @@ static void at(const char *name) {
     if (name == NULL)
         *W.waits_in = 0;
     else
-        strncpy(W.waits_in, name, NAME - 1);
+        strncpy(W.waits_in, name, NAME - 9);
+    if (program) *(double *)(W.waits_in + NAME - 8) += name == NULL ? now() : -now();
 }
 static int over(void) { return W.word != NULL && *W.word >= W.call; }
 static int same(H a, H b) { return (int32_t)a == (int32_t)b; }
@@ -103,7 +106,7 @@ static int turn(Turns *turns, const char *name) {
         at(name);
     }
     if (over()) return 0;
-    if (turns->count % TESTS_PER_YIELD == 0 && now() - turns->begun > LONG_S) turns->lasts = 1;
+    if (turns->count % TESTS_PER_YIELD == 0) turns->lasts = one_node && now() - turns->begun > LONG_S;
     rest(turns->count, turns->lasts);
     return 1;
 }
@@ -925,6 +928,7 @@ static int start_rows(void) {
         p_Comm_split_type(COMM_WORLD, SHARED, 0, INFO_NULL, &node) || p_Comm_size(node, &here))
         return -1;
     if (here < world_size || here > 1 << ROUNDS) return p_Comm_free(&node);
+    one_node = 1;
     long bytes = rank == 0 ? 8l * (long)(HEAD + ROWS * ROW(world_size)) : 0;
     return p_Win_allocate_shared(bytes, 1, INFO_NULL, node, &mine, &window) ||
            p_Win_shared_query(window, 0, &bytes, &unit, &shared);
@@ -942,7 +946,10 @@ __attribute__((constructor)) static void show(void) {
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0) return;
     char *page = mmap(NULL, (size_t)offset + NAME, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (page != MAP_FAILED) W.waits_in = page + offset;
+    if (page != MAP_FAILED) {
+        W.waits_in = page + offset;
+        program = 1;
+    }
     close(file);
 }
 /* Begin to look at the word. Collective. 0, or an error. */
