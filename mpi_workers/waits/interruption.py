@@ -81,7 +81,7 @@ class InterruptWord:
 
     def program_s(self, index: int) -> float:
         """The seconds that the program of a rank has been in MPI."""
-        (seconds,) = struct.unpack_from("d", self._map, (2 + index) * SLOT - 8)
+        seconds: float = struct.unpack_from("d", self._map, (2 + index) * SLOT - 8)[0]
         return max(0.0, seconds + time.monotonic() if self.waits_in(index) else seconds)
 
     def forget(self, index: int) -> None:
