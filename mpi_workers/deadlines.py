@@ -16,7 +16,8 @@ ENDING = (EXIT_GRACE_S, NODES_END_S, KILL_TIMEOUT_S, END_TIMEOUT_S)
 # A call that has failed or was cancelled, from its rank to the process that called.
 BLAME_S = 0.2  # a rank's death can end its MPI peers: until then the first death is reported
 CLEAN_UP_S = 5.0  # in a rank: for a cancelled call to clean up
-DRAIN_S = 30.0  # in the GroupManager: for the ranks to return; then the gang is ended
-LOST_COMMAND_S = 35.0  # in a connected process: for a command that lost a rank
+STUCK_S = 30.0  # in the GroupManager: for the ranks to return; then the gang is ended. An option
+LOST_COMMAND_S = 5.0  # after that, in a connected process: for a command that lost a rank
 STALL_TIMEOUT_S = 600.0  # at both ends of a transfer: for the next byte, or a busy rank's answer
-FAILING = (BLAME_S, CLEAN_UP_S, DRAIN_S, LOST_COMMAND_S, STALL_TIMEOUT_S)
+MOST_STUCK_S = STALL_TIMEOUT_S - 2 * LOST_COMMAND_S
+FAILING = (BLAME_S, CLEAN_UP_S, STUCK_S, MOST_STUCK_S + LOST_COMMAND_S, STALL_TIMEOUT_S)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from mpi_workers.data.description import NodeAddress
+from mpi_workers.deadlines import STUCK_S
 
 
 class OnGang(Protocol):
@@ -52,6 +53,8 @@ class GangAddress:
         How long a process that loses its connection keeps its leases, and can resume it.
     idle_timeout_s : float or None
         The gang ends after this many seconds without a command.
+    stuck_timeout_s : float
+        It ends if ranks have not returned this many seconds after their call has failed.
     first_epoch : int
         Handles of this epoch and later ones are valid: their matrices were carried over.
     recovers : bool
@@ -73,6 +76,7 @@ class GangAddress:
     shared: bool = False
     lease_grace_s: float = 0.0
     idle_timeout_s: float | None = None
+    stuck_timeout_s: float = STUCK_S
     first_epoch: int = 1
     recovers: bool = False
     stale: dict[int, str] = field(default_factory=dict)

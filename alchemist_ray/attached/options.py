@@ -27,6 +27,7 @@ from alchemist_ray.arguments import (
 )
 from alchemist_ray.errors import ResourceError, SessionError
 from alchemist_ray.plural import counted
+from mpi_workers.deadlines import MOST_STUCK_S, STUCK_S
 
 Workers = int | tuple[int, int]  # ranks, or the fewest and the most
 
@@ -170,6 +171,10 @@ class GangOptions(ConnectionOptions):
     mpi_waits : {"interruptible", "plain"}
         Whether waits in MPI end with their call, also those of native libraries
         (``docs/errors-and-failures.md``). ``"plain"``: MPI's own waits, which end with the gang.
+    stuck_timeout_s : float
+        End the gang if ranks have not returned this many seconds after their call has failed or
+        was cancelled: they run native code that calls neither MPI nor ``alchemist_check``, or
+        code that cleans up.
     """
 
     num_workers: Workers | None = field(default=None, metadata=HERE)
@@ -191,6 +196,7 @@ class GangOptions(ConnectionOptions):
     launcher: str = "auto"
     start_timeout_s: float = START_TIMEOUT_S
     mpi_waits: str = "interruptible"
+    stuck_timeout_s: float = STUCK_S
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,6 +235,7 @@ class GangOptions(ConnectionOptions):
         if not isinstance(self.launcher, str):
             raise ValueError(f"launcher={self.launcher!r}: it must be a string")
         checked_seconds("start_timeout_s", self.start_timeout_s, most=MAX_SECONDS)
+        checked_seconds("stuck_timeout_s", self.stuck_timeout_s, most=MOST_STUCK_S)
 
     @property
     def detached(self) -> bool:

@@ -71,6 +71,7 @@ class RankChannel:
         self, serve: Serve, cancel: Callable[[], None], gang_address: GangAddress, timeout_s: float
     ) -> None:
         self.cancel = cancel
+        self._stuck_timeout_s = gang_address.stuck_timeout_s
         self._asked = 0
         self._connections: list[Connection] = []
         self._readable = select.poll()
@@ -173,7 +174,7 @@ class RankChannel:
     def _lost(self) -> BaseException:
         """A connection broke: the command has failed, or is about to."""
         self.hang_up()
-        wait([self._command], LOST_COMMAND_S)
+        wait([self._command], self._stuck_timeout_s + LOST_COMMAND_S)
         return self._ended()
 
     def _ended(self) -> BaseException:

@@ -211,6 +211,7 @@ class Gang:
             self._on_failure,
             self._on_orphaned,
             lease_grace_s=request.options.lease_grace_s,
+            stuck_timeout_s=request.options.stuck_timeout_s,
             recovers=request.options.max_failures > 0,
             measures=self._measures,
         )

@@ -13,6 +13,7 @@ import mmap
 import os
 import signal
 import stat
+import struct
 import sys
 import time
 from collections.abc import Callable, Container, Iterator
@@ -27,7 +28,7 @@ from mpi_workers.waits import mpi_layer
 # Modules in which the signal raises nothing: functions that native code calls, through which no
 # exception passes, and programs of ranks, which must not be left half started or half ended.
 OURS = ("mpi_workers.", "ali.native.host", "ali.executables.process", "ali.executables.program")
-SLOT = 64  # bytes of the name of the call in which a rank waits; `mpi_waits.c` knows it
+SLOT = 64  # bytes of the name of the call in which a rank waits, and of a program's seconds in MPI
 SLOTS = 1023  # ranks of a node that show it
 
 
@@ -78,9 +79,15 @@ class InterruptWord:
         name, *_ = self._map[begin : begin + SLOT].partition(b"\0")
         return name.decode(errors="replace")
 
+    def program_s(self, index: int) -> float:
+        """The seconds that the program of a rank has been in MPI."""
+        seconds: float = struct.unpack_from("d", self._map, (2 + index) * SLOT - 8)[0]
+        return max(0.0, seconds + time.monotonic() if self.waits_in(index) else seconds)
+
     def forget(self, index: int) -> None:
         """What has waited there has ended."""
-        self._map[(1 + index) * SLOT] = 0
+        begin = (1 + index) * SLOT
+        self._map[begin : begin + SLOT] = bytes(SLOT)
 
 
 def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeType]) -> None:
@@ -214,8 +221,9 @@ def program_waits_in() -> str:
 
 
 def forget_program() -> None:
-    """That program has ended."""
+    """That program has ended; its time in MPI is this rank's."""
     if _word is not None and _index < SLOTS:
+        note_wait(_word.program_s(_index))
         _word.forget(_index)
 
 
@@ -280,5 +288,5 @@ def waited_s() -> float:
 
 
 def note_wait(seconds: float) -> None:
-    """Count a wait of native code that tests requests itself."""
+    """Count a wait of native code that tests requests itself, or of a program."""
     mpi_layer.state().waited_s += seconds

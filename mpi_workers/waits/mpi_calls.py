@@ -34,6 +34,7 @@ Neighbor_allgather antAntc
 Neighbor_allgatherv antANDtc
 Neighbor_alltoall antAntc
 Neighbor_alltoallv aNDtANDtc
+Neighbor_alltoallw aNDTANDTc
 Comm_dup cm
 Comm_dup_with_info chm
 Comm_split ciim
@@ -42,8 +43,8 @@ Comm_create chm
 Cart_create cippim
 Cart_sub cpm
 Graph_create cippim
-Dist_graph_create cippppihm
-Dist_graph_create_adjacent cippippihm
+Dist_graph_create cipppphim
+Dist_graph_create_adjacent cippipphim
 Win_create AlnhcW
 Win_create_dynamic hcW
 Win_allocate lnhcpW
@@ -99,13 +100,17 @@ Ineighbor_allgather antAntcr
 Ineighbor_allgatherv antANDtcr
 Ineighbor_alltoall antAntcr
 Ineighbor_alltoallv aNDtANDtcr
+Ineighbor_alltoallw aNDTANDTcr
 Comm_idup cmr
+Isendrecv antiiAntiicr
+Isendrecv_replace Antiiiicr
 """
 # Others that `mpi_waits.c` has or uses.
 OTHERS = """
 Barrier c
 Recv Antiics
 Irecv Antiicr
+Recv_init Antiicr
 Mrecv Antrs
 Imrecv Antrr
 Send antiic
@@ -147,6 +152,8 @@ Comm_disconnect m
 Comm_get_attr cipp
 Comm_set_attr cip
 Comm_create_keyval pppp
+Win_wait w
+Win_test wp
 Win_shared_query hiLpp
 Add_error_class p
 Add_error_code ip

@@ -26,6 +26,7 @@ class State(ctypes.Structure):
         ("ended", ctypes.c_int32),
         ("broken", ctypes.c_int32),
         ("ours", ctypes.c_int32),
+        ("mixed", ctypes.c_int32),
         ("started", ctypes.c_int32),
         ("waited_s", ctypes.c_double),
         ("left_s", ctypes.c_double),

@@ -32,10 +32,11 @@ typedef struct { int count_lo, count_hi_and_cancelled, source, tag, error; } Sta
 
 enum { COMM_NULL = 0x04000000, REQUEST_NULL = 0x2c000000, COMM_SELF = 0x44000001, COMM_WORLD = 0x44000000,
        BYTE = 0x4c00010d, PACKED = 0x4c00010f, INFO_NULL = 0x1c000000, SHARED = 1, ANY = -1, ANY_SOURCE = -2 };
-enum { VERSION = 2, SMALL = 16 << 10, TESTS_PER_YIELD = 64, YIELDS = 200, SLEEP_NS = 50000 };
-enum { NAME = 64 }; /* bytes of a call's name; `interruption.SLOT` */
+enum { VERSION = 3, SMALL = 16 << 10, TESTS_PER_YIELD = 64, YIELDS = 200, SLEEP_NS = 50000 };
+enum { NAME = 64 }; /* bytes of a call's name, and of a program's seconds; `interruption.SLOT` */
 #define IN_PLACE ((void *)-1)
 #define IGNORE ((Status *)1)
+#define LONG_S 1e-3   /* of a wait, after which its end may be seen later, by a sleep */
 #define GRACE_S 0.2   /* for messages of ranks that have entered the same call */
 #define GRACE_TESTS 500 /* also where this rank had no core meanwhile */
 #define STUCK_S 2.0   /* for a message of which a part has arrived */
@@ -47,6 +48,7 @@ typedef struct {
     int32_t active, crowded, version;
     int32_t ended;        /* the error code of a wait that was left */
     int32_t broken, ours; /* those of a communicator on which one was, and of freeing the gang's */
+    int32_t mixed;        /* that of ranks that are in different collectives */
     int32_t started;              /* nonblocking collectives that were under way when a wait was left */
     double waited_s;      /* in MPI, since the start */
     double left_s;        /* when a wait was left, by the monotonic clock */
@@ -56,6 +58,8 @@ typedef struct {
 Waits alchemist_waits = {.version = VERSION};
 #define W alchemist_waits
 
+static int one_node; /* has all ranks: large messages between nodes need tests without sleeps */
+static int program; /* of `als.run_program`: its seconds in MPI are behind the name */
 static int ready, depth; /* depth: inside of a call that goes to MPI whole */
 static void resolve(void);
 
@@ -74,7 +78,8 @@ static void at(const char *name) {
     if (name == NULL)
         *W.waits_in = 0;
     else
-        strncpy(W.waits_in, name, NAME - 1);
+        strncpy(W.waits_in, name, NAME - 9);
+    if (program) *(double *)(W.waits_in + NAME - 8) += name == NULL ? now() : -now();
 }
 static int over(void) { return W.word != NULL && *W.word >= W.call; }
 static int same(H a, H b) { return (int32_t)a == (int32_t)b; }
@@ -84,11 +89,12 @@ static int builtin(H handle) { return ((uint32_t)handle >> 30) == 1; }
 
 /* --- waiting --- */
 
-typedef struct { unsigned count; double begun; } Turns;
+typedef struct { unsigned count; int lasts; double begun; } Turns;
 
-static void rest(unsigned turn) {
-    /* Where ranks share cores: see `interruption.YIELDS`. */
-    if (W.crowded && turn > YIELDS)
+/* Where ranks share cores, or the wait lasts: it sleeps, so that the core is free for the rank that is
+ * late. Another program may have that rank's core, which no rank sees. */
+static void rest(unsigned turn, int lasts) {
+    if (lasts || (W.crowded && turn > YIELDS))
         nanosleep(&(struct timespec){0, SLEEP_NS}, NULL);
     else if (W.crowded || turn % TESTS_PER_YIELD == 0)
         sched_yield();
@@ -100,7 +106,8 @@ static int turn(Turns *turns, const char *name) {
         at(name);
     }
     if (over()) return 0;
-    rest(turns->count);
+    if (turns->count % TESTS_PER_YIELD == 0) turns->lasts = one_node && now() - turns->begun > LONG_S;
+    rest(turns->count, turns->lasts);
     return 1;
 }
 static void stop(const Turns *turns) {
@@ -122,7 +129,7 @@ static int settled(int32_t *request, double seconds) {
     int done = 0;
     double until = now() + seconds;
     for (unsigned i = 0; !p_Test(request, &done, IGNORE) && !done && (i < GRACE_TESTS || now() < until); i++)
-        rest(i);
+        rest(i, 0);
     return done;
 }
 
@@ -165,6 +172,19 @@ static void forget(int32_t request) {
     }
 }
 
+/* Persistent receives: they write from each MPI_Start to its MPI_Wait. */
+static int32_t *persistent;
+static int persistent_count;
+static void note_persistent(int32_t request) {
+    persistent = realloc(persistent, (size_t)(persistent_count + 1) * sizeof *persistent);
+    if (persistent == NULL) abort();
+    persistent[persistent_count++] = request;
+}
+static void forget_persistent(int32_t request) {
+    for (int i = persistent_count; i-- > 0;)
+        if (persistent[i] == request) persistent[i] = persistent[--persistent_count];
+}
+
 static void stuck(const char *name) {
     fprintf(stderr, "MPI_%s was left when a part of its message had arrived, and the rest does not "
                     "arrive: MPI would write into memory that is used for something else\n", name);
@@ -177,8 +197,12 @@ static void cancel(int32_t request, const char *name) {
     p_Cancel(&request);
     for (unsigned i = 0; !p_Request_get_status(request, &done, IGNORE) && !done; i++) {
         if (now() > until) stuck(name);
-        rest(i);
+        rest(i, 0);
     }
+}
+static int under_way(int32_t request) {
+    int done = 0;
+    return !p_Request_get_status(request, &done, IGNORE) && !done;
 }
 /* The call has ended, and the memory of its operations may be used for something else soon. Receives
  * are cancelled; how many collectives can still write is added to W.started. */
@@ -188,11 +212,14 @@ void alchemist_waits_leave(void) {
         if (one.request == 0) continue;
         live[i].request = 0;
         live_count--;
+        if (!under_way(one.request)) continue;
         if (one.collective)
             W.started++;
         else
             cancel(one.request, "Irecv");
     }
+    for (int i = 0; i < persistent_count; i++)
+        if (under_way(persistent[i])) cancel(persistent[i], "Start");
 }
 
 /* --- calls --- */
@@ -215,20 +242,21 @@ typedef struct {
     int apart;                /* one rank, or an intercommunicator: no concern of this file */
     int broken;               /* a wait on it was left */
     int kept;                 /* it is the gang's, which no one may free */
-    int32_t number;           /* of its row; -1: none */
+    int asked;                /* for `place`, into which MPI may still write */
+    int32_t place;            /* the number of its row, which rank 0 tells, + 2; 1: none; 0: not yet */
     volatile uint64_t *row;   /* where its ranks, all on this node, meet; NULL: by a barrier */
-    uint64_t met[2];          /* in how many calls; at first what rank 0 tells the others */
+    uint64_t met;             /* in how many calls */
     int ahead;                /* others may be in an earlier call still: the last one was a broadcast */
 } Member;
 static Member nowhere = {.size = 1, .apart = 1};
 
 /* Rows in memory that all ranks share, if they are on one node. A row has a cache line for what ranks
- * that leave a meeting tell the others, then four for each rank of a communicator: a number for each
- * round of a meeting; the number of the last meeting after which it has gone on; and two for elements
- * of small collectives, in turn, with the number of the call. */
+ * that leave a meeting tell the others, and how many have freed the communicator; then four for each rank: a
+ * number for each round of a meeting; the number of the last meeting after which it has gone on; and two
+ * for elements of small collectives, in turn, with the number of the call and what the call is. */
 enum { ROWS = 2048, LINE = 8, ROUNDS = 8 };
-static uint64_t *shared; /* the last communicator's number, bits of rows in use, then rows */
-#define HEAD (1 + ROWS / 64)
+static uint64_t *shared; /* bits of rows in use, then rows: all 0 when a communicator gets one */
+#define HEAD (ROWS / 64)
 #define RANK(R) ((1 + 4 * (size_t)(R)) * LINE)
 #define ROW(SIZE) RANK(SIZE)
 static int keyval, world_size;
@@ -236,17 +264,22 @@ static int keyval, world_size;
 static int take_row(void) {
     for (int i = 0; i < ROWS; i++) {
         uint64_t bit = 1ull << i % 64;
-        if (!(__atomic_fetch_or(&shared[1 + i / 64], bit, __ATOMIC_ACQ_REL) & bit)) return i;
+        if (!(__atomic_fetch_or(&shared[i / 64], bit, __ATOMIC_ACQ_REL) & bit)) return i;
     }
     return -1;
 }
 static int end_member(H comm, int key, void *value, void *_) {
     (void)comm, (void)key, (void)_;
     Member *member = value;
-    if (member->rank == 0 && member->number >= 0)
-        __atomic_fetch_and(&shared[1 + member->number / 64], ~(1ull << member->number % 64),
-                           __ATOMIC_ACQ_REL);
-    free(member);
+    const int number = member->place - 2;
+    if (number >= 0) { /* the last rank gives the row back: until then others read what is there */
+        uint64_t *row = shared + HEAD + (size_t)number * ROW(world_size);
+        if (__atomic_add_fetch(&row[2], 1, __ATOMIC_ACQ_REL) == (uint64_t)member->size) {
+            memset(row, 0, 8 * ROW((size_t)member->size));
+            __atomic_fetch_and(&shared[number / 64], ~(1ull << number % 64), __ATOMIC_ACQ_REL);
+        }
+    }
+    if (!member->asked) free(member);
     return 0;
 }
 static Member *member_of(H comm) {
@@ -254,7 +287,6 @@ static Member *member_of(H comm) {
     int found = 0, inter = 0;
     if (!p_Comm_get_attr(comm, keyval, &member, &found) && found) return member;
     if ((member = calloc(1, sizeof *member)) == NULL) return &nowhere;
-    member->number = -1;
     if (p_Comm_size(comm, &member->size) || p_Comm_rank(comm, &member->rank) ||
         p_Comm_test_inter(comm, &inter) || p_Comm_set_attr(comm, keyval, member)) {
         free(member);
@@ -278,18 +310,15 @@ static int left(const char *name, H comm) {
 static int agree(Member *member, H comm, const char *name) {
     int e, done = 0;
     int32_t request = REQUEST_NULL;
-    if (shared == NULL || member->apart || member->met[1]) return 0;
-    if (member->rank == 0) { /* numbers in the row are below those of the new communicator */
-        member->number = take_row();
-        member->met[0] = __atomic_add_fetch(&shared[0], 1, __ATOMIC_ACQ_REL) << 32;
-        member->met[1] = (uint64_t)member->number + 2;
-    }
-    if ((e = p_Ibcast(member->met, sizeof member->met, BYTE, 0, comm, &request))) return e;
+    if (shared == NULL || member->apart || member->place) return 0;
+    if (member->rank == 0) member->place = take_row() + 2;
+    if ((e = p_Ibcast(&member->place, sizeof member->place, BYTE, 0, comm, &request))) return e;
+    member->asked = 1;
     UNTIL(name, p_Test(&request, &done, IGNORE));
     if (e) return e;
-    member->number = (int32_t)member->met[1] - 2;
-    if (member->number >= 0)
-        member->row = (volatile uint64_t *)shared + HEAD + (size_t)member->number * ROW(world_size);
+    member->asked = 0;
+    if (member->place >= 2)
+        member->row = (volatile uint64_t *)shared + HEAD + (size_t)(member->place - 2) * ROW(world_size);
     return 0;
 }
 /* Whether the ranks meet in shared memory; quickly: they do not share cores either. */
@@ -297,6 +326,11 @@ static int in_row(Member *member, H comm) {
     return !agree(member, comm, "first collective") && member->row != NULL;
 }
 static int near(Member *member, H comm) { return !W.crowded && in_row(member, comm); }
+/* A further call in the row. Now and then MPI makes progress, for which other ranks may wait. */
+static void advance(Member *member) {
+    int flag;
+    if (++member->met % 64 == 0) p_Iprobe(ANY_SOURCE, ANY, COMM_SELF, &flag, IGNORE);
+}
 static volatile uint64_t *rounds_of(const Member *member, int rank) {
     return member->row + RANK(rank);
 }
@@ -308,8 +342,8 @@ static int met(const Member *member, int *round, int *done) {
         volatile uint64_t *mine = &rounds_of(member, member->rank)[*round];
         const int from = (member->rank - distance + member->size) % member->size;
         const volatile uint64_t *its = &rounds_of(member, from)[*round];
-        if (*mine != member->met[0]) __atomic_store_n(mine, member->met[0], __ATOMIC_RELEASE);
-        for (int i = 0; __atomic_load_n(its, __ATOMIC_ACQUIRE) < member->met[0]; i++)
+        if (*mine != member->met) __atomic_store_n(mine, member->met, __ATOMIC_RELEASE);
+        for (int i = 0; __atomic_load_n(its, __ATOMIC_ACQUIRE) < member->met; i++)
             if (i == 30) { /* messages of other operations may depend on this rank */
                 int flag;
                 return p_Iprobe(ANY_SOURCE, ANY, COMM_SELF, &flag, IGNORE);
@@ -321,7 +355,7 @@ static int met(const Member *member, int *round, int *done) {
  * all go on, or all leave. */
 static int decided(const Member *member, uint64_t go_on) {
     volatile uint64_t *verdict = &member->row[1];
-    const uint64_t number = member->met[0];
+    const uint64_t number = member->met;
     uint64_t was = __atomic_load_n(verdict, __ATOMIC_SEQ_CST);
     while (was >> 1 < number)
         if (__atomic_compare_exchange_n(verdict, &was, number << 1 | go_on, 0, __ATOMIC_SEQ_CST,
@@ -332,13 +366,13 @@ static int decided(const Member *member, uint64_t go_on) {
 /* All have come. A rank goes on without a decision if no rank has begun to leave when it has left its
  * mark: ranks that leave look for marks. A fence between the two is theirs. */
 static int goes_on(const Member *member) {
-    __atomic_store_n(&rounds_of(member, member->rank)[LINE], member->met[0], __ATOMIC_RELEASE);
+    __atomic_store_n(&rounds_of(member, member->rank)[LINE], member->met, __ATOMIC_RELEASE);
     __asm__ volatile("" ::: "memory");
-    return __atomic_load_n(&member->row[0], __ATOMIC_ACQUIRE) < member->met[0] || decided(member, 1);
+    return __atomic_load_n(&member->row[0], __ATOMIC_ACQUIRE) < member->met || decided(member, 1);
 }
 /* The call is over, and not all have come as far as this rank knows. */
 static int leaves(const Member *member) {
-    const uint64_t number = member->met[0];
+    const uint64_t number = member->met;
     volatile uint64_t *leaving = &member->row[0];
     uint64_t was = __atomic_load_n(leaving, __ATOMIC_SEQ_CST), gone_on = 0;
     while (was < number && !__atomic_compare_exchange_n(leaving, &was, number, 0, __ATOMIC_SEQ_CST,
@@ -360,7 +394,7 @@ static int meet(H comm, const char *name, int last) {
     if (member->apart) return 0;
     if (in_row(member, comm)) {
         int round = 0;
-        member->met[0]++;
+        advance(member);
         member->ahead = 0;
         UNTIL(name, met(member, &round, &done));
         if (!last && !e && !goes_on(member)) e = W.ended;
@@ -401,7 +435,11 @@ enum { INLINE = 48, ALL = 16, SPINS = 100 }; /* bytes in a line; ranks that read
 enum { ALL_RANKS = -1 }; /* a root: all get the result */
 
 static volatile uint64_t *line_of(const Member *member, int rank) {
-    return member->row + RANK(rank) + (2 + (member->met[0] & 1)) * LINE;
+    return member->row + RANK(rank) + (2 + (member->met & 1)) * LINE;
+}
+/* What a call is: equal on all ranks, or they are in different ones. */
+static uint64_t kind(const char *name, long bytes, int root) {
+    return (uint64_t)name[3] << 32 | (uint64_t)(root + 1) << 8 | (uint64_t)bytes;
 }
 static void *elements_of(const Member *member, int rank) { return (void *)(line_of(member, rank) + 2); }
 /* Ranks that share cores get one less often if those of a root wait for each other as well. */
@@ -410,53 +448,62 @@ static int inlined(Member *member, H comm, long bytes, int root) {
            root >= ALL_RANKS && root < member->size && in_row(member, comm);
 }
 /* One turn of a wait for the ranks from `next` to before `end` to be in the call. */
-static int come(const Member *member, int *next, int end, int *done) {
+static int come(const Member *member, int *next, int end, uint64_t what, int *done) {
     for (; *next < end; ++*next) {
-        const volatile uint64_t *its = line_of(member, *next);
-        for (int i = 0; __atomic_load_n(its, __ATOMIC_ACQUIRE) < member->met[0]; i++)
+        const volatile uint64_t *its = line_of(member, *next), *meets = rounds_of(member, *next);
+        for (int i = 0; __atomic_load_n(its, __ATOMIC_ACQUIRE) < member->met; i++)
             if (i == SPINS) { /* as in `met` */
                 int flag;
+                if (__atomic_load_n(meets, __ATOMIC_ACQUIRE) >= member->met &&
+                    __atomic_load_n(its, __ATOMIC_ACQUIRE) < member->met)
+                    return W.mixed; /* it waits in a meeting for this one */
                 return p_Iprobe(ANY_SOURCE, ANY, COMM_SELF, &flag, IGNORE);
             }
+        if (what && its[1] != what) return W.mixed;
     }
     *done = 1;
     return 0;
 }
-static int all_come(Member *member, int first, int end, H comm, const char *name) {
+static int all_come(Member *member, int first, int end, uint64_t what, H comm, const char *name) {
     int e, done = 0;
-    UNTIL(name, come(member, &first, end, &done));
+    UNTIL(name, come(member, &first, end, what, &done));
+    if (e == W.mixed) any_broken = member->broken = 1;
     return e == W.ended ? left(name, comm) : e;
 }
 /* Write this rank's elements where the others read them. A line is written again two calls later:
  * all have read it if all are in the call between. */
-static int show_elements(Member *member, const void *elements, long bytes, H comm, const char *name) {
+static int show_elements(Member *member, const void *elements, long bytes, uint64_t what, H comm,
+                         const char *name) {
     int e;
-    if (member->ahead && (e = all_come(member, 0, member->size, comm, name))) return e;
+    if (member->ahead && (e = all_come(member, 0, member->size, 0, comm, name))) return e;
     member->ahead = 0;
-    member->met[0]++;
+    advance(member);
+    line_of(member, member->rank)[1] = what;
     if (bytes) memcpy(elements_of(member, member->rank), elements, (size_t)bytes);
-    __atomic_store_n(line_of(member, member->rank), member->met[0], __ATOMIC_RELEASE);
+    __atomic_store_n(line_of(member, member->rank), member->met, __ATOMIC_RELEASE);
     return 0;
 }
 static int bcast_inline(Member *member, void *A, long n, H type, long bytes, int root, H comm) {
     char elements[INLINE] = {0};
     const int mine = member->rank == root;
+    const uint64_t what = kind("Bcast", bytes, root);
     int e;
     if (mine && (e = pack(A, n, type, elements, comm))) return e;
-    if ((e = show_elements(member, elements, mine ? bytes : 0, comm, "Bcast"))) return e;
+    if ((e = show_elements(member, elements, mine ? bytes : 0, what, comm, "Bcast"))) return e;
     member->ahead = 1;
     if (mine) return 0;
-    if ((e = all_come(member, root, root + 1, comm, "Bcast"))) return e;
+    if ((e = all_come(member, root, root + 1, what, comm, "Bcast"))) return e;
     return unpack(elements_of(member, root), A, n, type, comm);
 }
 static int reduce_inline(Member *member, const void *a, void *A, long n, H type, H op, long bytes,
                          int root, H comm, const char *name) {
     _Alignas(16) char sum[INLINE];
-    int e = show_elements(member, a == IN_PLACE ? A : a, bytes, comm, name);
+    const uint64_t what = kind(name, bytes, root);
+    int e = show_elements(member, a == IN_PLACE ? A : a, bytes, what, comm, name);
     if (e) return e;
     member->ahead = root != ALL_RANKS;
     if (member->ahead && member->rank != root) return 0;
-    if ((e = all_come(member, 0, member->size, comm, name))) return e;
+    if ((e = all_come(member, 0, member->size, what, comm, name))) return e;
     if (bytes) memcpy(sum, elements_of(member, 0), (size_t)bytes);
     for (int i = 1; i < member->size; i++)
         if ((e = p_Reduce_local(elements_of(member, i), sum, (int)n, type, op))) return e;
@@ -466,11 +513,12 @@ static int reduce_inline(Member *member, const void *a, void *A, long n, H type,
 static int gather_inline(Member *member, const void *a, long n, H t, void *A, long m, H u, long bytes,
                          int root, H comm, const char *name) {
     char elements[INLINE] = {0};
+    const uint64_t what = kind(name, bytes, root);
     int e = a == IN_PLACE ? pack(block(A, m, u, comm), m, u, elements, comm) : pack(a, n, t, elements, comm);
-    if (e || (e = show_elements(member, elements, bytes, comm, name))) return e;
+    if (e || (e = show_elements(member, elements, bytes, what, comm, name))) return e;
     member->ahead = root != ALL_RANKS;
     if (member->ahead && member->rank != root) return 0;
-    if ((e = all_come(member, 0, member->size, comm, name))) return e;
+    if ((e = all_come(member, 0, member->size, what, comm, name))) return e;
     long lb, extent;
     p_Type_get_extent(u, &lb, &extent);
     for (int i = 0; i < member->size && !e; i++)
@@ -633,7 +681,14 @@ int MPI_Reduce##X(const void *a, void *A, COUNT n, H t, H o, int root, H c) {   
     if (!e && mine && bytes) memcpy(A, OUT, (size_t)bytes);                                       \
     return e;                                                                                     \
 }                                                                                                 \
+int MPI_Recv_init##X(void *A, COUNT n, H t, int from, int tag, H c, int32_t *r) {                 \
+    *r = REQUEST_NULL;                                                                            \
+    BEGIN(Recv_init##X, c, A, n, t, from, tag, c, r);                                             \
+    if (!(e = p_Recv_init##X(A, n, t, from, tag, c, r))) note_persistent(*r);                     \
+    return e;                                                                                     \
+}                                                                                                 \
 int MPI_Irecv##X(void *A, COUNT n, H t, int from, int tag, H c, int32_t *r) {                     \
+    *r = REQUEST_NULL;                                                                            \
     BEGIN(Irecv##X, c, A, n, t, from, tag, c, r);                                                    \
     e = p_Irecv##X(A, n, t, from, tag, c, r);                                                     \
     if (!e) note(*r, 0);                                                                            \
@@ -643,6 +698,12 @@ int MPI_Recv##X(void *A, COUNT n, H t, int from, int tag, H c, Status *s) {     
     BEGIN(Recv##X, c, A, n, t, from, tag, c, s);                                                     \
     int32_t r = REQUEST_NULL;                                                                                    \
     return (e = p_Irecv##X(A, n, t, from, tag, c, &r)) ? e : received(r, s, c, "Recv");              \
+}                                                                                                 \
+int MPI_Imrecv##X(void *A, COUNT n, H t, int32_t *m, int32_t *r) {                                \
+    *r = REQUEST_NULL;                                                                            \
+    BEGIN(Imrecv##X, COMM_NULL, A, n, t, m, r);                                                   \
+    if (!(e = p_Imrecv##X(A, n, t, m, r))) note(*r, 0);                                           \
+    return e;                                                                                     \
 }                                                                                                 \
 int MPI_Mrecv##X(void *A, COUNT n, H t, int32_t *m, Status *s) {                                  \
     BEGIN(Mrecv##X, COMM_NULL, A, n, t, m, s);                                                               \
@@ -818,7 +879,13 @@ int MPI_Testsome(int n, int32_t *r, int *count, int *indices, Status *s) {
 int MPI_Request_free(int32_t *r) {
     if (!on()) return p_Request_free(r);
     forget(*r);
+    forget_persistent(*r);
     return p_Request_free(r);
+}
+int MPI_Win_wait(H w) {
+    BEGIN(Win_wait, COMM_NULL, w);
+    UNTIL("Win_wait", p_Win_test(w, &done));
+    return e == W.ended ? left("Win_wait", COMM_NULL) : e;
 }
 
 /* --- communicators --- */
@@ -861,6 +928,7 @@ static int start_rows(void) {
         p_Comm_split_type(COMM_WORLD, SHARED, 0, INFO_NULL, &node) || p_Comm_size(node, &here))
         return -1;
     if (here < world_size || here > 1 << ROUNDS) return p_Comm_free(&node);
+    one_node = 1;
     long bytes = rank == 0 ? 8l * (long)(HEAD + ROWS * ROW(world_size)) : 0;
     return p_Win_allocate_shared(bytes, 1, INFO_NULL, node, &mine, &window) ||
            p_Win_shared_query(window, 0, &bytes, &unit, &shared);
@@ -878,7 +946,10 @@ __attribute__((constructor)) static void show(void) {
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0) return;
     char *page = mmap(NULL, (size_t)offset + NAME, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (page != MAP_FAILED) W.waits_in = page + offset;
+    if (page != MAP_FAILED) {
+        W.waits_in = page + offset;
+        program = 1;
+    }
     close(file);
 }
 /* Begin to look at the word. Collective. 0, or an error. */
@@ -891,6 +962,8 @@ int alchemist_waits_start(const volatile uint64_t *word, int crowded) {
                               "that of the call") ||
          add_error(&W.ours, "this is the gang's own communicator, which later calls need: free only "
                             "communicators that you have made (comm.Dup(), comm.Split())") ||
+         add_error(&W.mixed, "ranks are in different collective calls of one communicator, or in the "
+                             "same with different numbers of elements or roots") ||
          start_rows()))
         return -1;
     W.word = word;

@@ -8,8 +8,10 @@ import io
 import ipaddress
 import json
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -183,6 +185,22 @@ def load_own_file(name: str) -> tuple[str, str]:
         except AlchemistError as error:
             return type(error).__name__, str(error)
     return "none", "it was loaded"
+
+
+def waited(name: str, path: str, fault: str, how: str) -> dict[str, Any]:
+    """A call of `waiting.c` in which rank 1 has this fault while the others wait: how it ended."""
+    library = sessions[name].load_library("waiting", path)
+    start, kind = time.monotonic(), "none"
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    if fault == "Ctrl-C":
+        timer.start()
+    try:
+        library.wait.options(timeout_s=0.2 if fault == "limit" else None)(how, fault=fault)
+    except (AlchemistError, KeyboardInterrupt) as error:
+        kind = type(error).__name__
+    finally:
+        timer.cancel()
+    return {"kind": kind, "seconds": time.monotonic() - start}
 
 
 def churn(name: str, seconds: float) -> str:

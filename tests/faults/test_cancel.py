@@ -24,16 +24,14 @@ from alchemist_ray.errors import (
     RoutineError,
 )
 from alchemist_ray.observe.status import table
-from alchemist_ray.runtime.commands import nodes
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
+    Call,
     Gang,
-    inject_and_retry,
     inject_during,
     kill,
     record,
     refused,
-    variables,
 )
 from tests.faults.named.named_gangs import Program
 from tests.mpi_workers import waits
@@ -199,7 +197,9 @@ def test_a_rank_killed_in_a_function_ends_the_gang(gang: Gang) -> None:
     gang.lost("kill -9 of a rank in als.run", outcome, "rank 2", "SIGKILL")
 
 
-def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None:
+def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(
+    bystander: Gang, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stuck(comm: Any) -> None:
         import ctypes  # noqa: PLC0415
 
@@ -207,22 +207,23 @@ def test_a_cancelled_call_stuck_in_native_code_ends_the_gang(gang: Gang) -> None
         for _ in range(2 if comm.rank == 0 else 0):
             ctypes.CDLL(None).pthread_mutex_lock(lock)
 
-    with variables(gang.manager, nodes, DRAIN_S=1.0):
-        where = r"rank 0 is still in \S*stuck"
-        with within(ERROR_LIMIT_S), pytest.raises(CallTimeoutError, match=where):
-            gang.session.run(stuck, timeout_s=0.2)
-        name = gang.session.connection.address.gang
-        (shown,) = (one for one in AlchemistSession.list() if one.name == name)
-        # Not our clean-up:
-        assert [call.name.rpartition(".")[2] for call in shown.calls] == ["stuck"]
-        assert shown.calls[0].state == "cancelled, but ranks are still in it"
-        assert f" ({shown.calls[0].state})" in table([shown])
-        outcome = inject_and_retry(lambda: None, gang.session.list_workers)
-        assert isinstance(outcome.error, GroupFailedError)
-        assert re.search(r"rank 0 is in .*libc.* < \S*stuck \(test_cancel.py", str(outcome.error))
-    gang.lost(
-        "  cancelled, stuck in native MPI: DRAIN_S later",
-        outcome,
-        "cancelled and rank 0 did",
-        "native",
-    )
+    gang = Gang(2, stuck_timeout_s=2)
+    limit = r"2 s \(stuck_timeout_s\)"
+    where = rf"rank 0 is still in \S*stuck, .*ended if that lasts {limit}"
+    with within(ERROR_LIMIT_S), pytest.raises(CallTimeoutError, match=where):
+        gang.session.run(stuck, timeout_s=0.2)
+    begin, waiting = time.monotonic(), Call(gang.lib.total)
+    name = gang.session.connection.address.gang
+    (shown,) = (one for one in AlchemistSession.list() if one.name == name)
+    # Not our clean-up:
+    (call,) = (call for call in shown.calls if not call.name.endswith("total"))
+    assert call.name.rpartition(".")[2] == "stuck"
+    assert call.state == "cancelled, but ranks are still in it"
+    assert f" ({call.state})" in table([shown])
+    outcome = waiting.outcome(begin + 2)
+    assert isinstance(outcome.error, GroupFailedError)
+    assert re.search(r"rank 0 is in .*libc.* < \S*stuck \(test_cancel.py", str(outcome.error))
+    assert re.search(rf"waiting for ranks .*\(up to {limit}", capsys.readouterr().err)
+    words = "cancelled and rank 0 did", "within 2 s", "native"
+    gang.lost("  cancelled, stuck in native code: stuck_timeout_s later", outcome, *words)
+    gang.close()

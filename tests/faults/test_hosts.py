@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ import pytest
 from mpi_workers.data import node_connections
 from tests.faults.conftest import ERROR_LIMIT_S, needs_hosts, record
 from tests.faults.hosts import Host, Hosts
+from tests.mpi_workers import waits
 from tests.support import traces
+from tests.support.build import needs_compiler, shared_object
 
 pytestmark = needs_hosts(100)
 
@@ -26,7 +29,8 @@ INSIDE = "tests.faults.inside"
 class Pair:
     """Two hosts with a cluster, a gang over both and one on the first alone."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.folder = folder
         self.near, self.far = hosts[0], hosts[1]
         # The program that started all our actors has ended.
         assert self.call("join", 2, limit_s=40) == 2
@@ -59,10 +63,11 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    with Hosts(2) as hosts:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("waiting")
+    with Hosts(2, shared=[folder]) as hosts:
         hosts.start_ray([5, 2])
-        yield Pair(hosts)
+        yield Pair(hosts, folder)
 
 
 def inject_during(
@@ -131,6 +136,19 @@ def test_a_library_that_one_host_does_not_have_is_reported(pair: Pair) -> None:
     assert kind == "LibraryNotFoundError"
     assert f"on node {pair.far.name}" in message
     assert pair.call("total", "gang") == 6
+
+
+@needs_compiler
+def test_native_waits_for_a_rank_of_another_host_end_with_their_call(pair: Pair) -> None:
+    library = shared_object(Path(waits.__file__).with_name("waiting.c"), pair.folder / "waiting.so")
+    expected = {"error": "RoutineError", "Ctrl-C": "KeyboardInterrupt", "limit": "CallTimeoutError"}
+    for how in ("Allreduce", "Recv"):
+        for fault, kind in expected.items():
+            found = pair.call("waited", "gang", str(library), fault, how)
+            assert found["kind"] == kind, found
+            assert found["seconds"] < 0.3 + ERROR_LIMIT_S, found
+            assert pair.call("total", "gang") == 6
+    assert [worker["pid"] for worker in pair.workers] == pair.call("pids", "gang")
 
 
 @pytest.mark.cell("rank", "in a call", "private", "lost")

@@ -20,8 +20,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import CallTimeoutError, GroupFailedError, MatrixError, RoutineError
-from alchemist_ray.runtime.commands import nodes
-from tests.faults.conftest import ERROR_LIMIT_S, Call, Gang, inject_and_retry, variables
+from tests.faults.conftest import ERROR_LIMIT_S, Call, Gang, inject_and_retry
 from tests.mpi_workers import waits
 from tests.mpi_workers.waits.test_mpi_layer import BLACS
 from tests.support import commands, traces
@@ -199,15 +198,13 @@ def test_calls_and_profiles_show_in_which_mpi_call_ranks_wait(
 
 
 def test_plain_waits_of_mpi_cost_the_gang_and_are_shown(bystander: Gang, built: Path) -> None:
-    with AlchemistSession(2, mpi_waits="plain") as plain:
+    with AlchemistSession(2, mpi_waits="plain", stuck_timeout_s=1) as plain:
         plain.load_library("waiting", built)
-        manager = plain._gangs._own.actor
-        with variables(manager, nodes, DRAIN_S=1.0):
-            with pytest.raises(RoutineError, match="other ranks have not come back"):
-                plain.library("waiting").wait("Recv")
-            assert [call.state[:6] for call in plain.list_calls()] == ["failed"]
-            assert shows(plain, "MPI_Recv", [0])
-            outcome = inject_and_retry(lambda: None, plain.list_workers)
+        with pytest.raises(RoutineError, match="other ranks have not come back"):
+            plain.library("waiting").wait("Recv")
+        assert [call.state[:6] for call in plain.list_calls()] == ["failed"]
+        assert shows(plain, "MPI_Recv", [0])
+        outcome = inject_and_retry(lambda: None, plain.list_workers)
         assert isinstance(outcome.error, GroupFailedError)
         assert "rank 0 did not return within 1 s" in str(outcome.error)
         if "rank 0 is in" in str(outcome.error):  # py-spy may read it

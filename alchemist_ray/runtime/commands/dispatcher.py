@@ -23,7 +23,7 @@ from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
 from alchemist_ray.runtime.commands.jobs import HELD_S, Changes, Job, JobQueue, calls_of, late, log
 from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
 from alchemist_ray.runtime.commands.nodes import Nodes, recovered_words
-from mpi_workers.deadlines import DRAIN_S
+from mpi_workers.deadlines import STUCK_S
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
@@ -38,8 +38,8 @@ NOTICE_S = 1.0  # a caller that waits longer is told so
 LOAD_NOTICE_S = 3.0  # packages that are no libraries may take half a minute to be imported
 LOST_NOTICE = "ranks were lost: waiting until the gang is started again (max_failures)"
 BUSY_NOTICE = (
-    "waiting for ranks that are still in a call that failed or was cancelled (up to "
-    f"{DRAIN_S:.0f} s, then the gang is ended)"
+    "waiting for ranks that are still in a call that failed or was cancelled (up to {}, then the "
+    "gang is ended)"
 )
 CANCELLED = "the call was cancelled"
 
@@ -153,6 +153,8 @@ class Dispatcher:
         Called when the owner's process is gone without a goodbye.
     lease_grace_s : float
         How long a process that is lost keeps its matrices.
+    stuck_timeout_s : float
+        See `Nodes`.
     recovers : bool
         Whether commands are logged, to be repeated.
     measures : GangMeasures, optional
@@ -172,10 +174,13 @@ class Dispatcher:
         on_orphaned: Callable[[], None],
         *,
         lease_grace_s: float = 0.0,
+        stuck_timeout_s: float = STUCK_S,
         recovers: bool = False,
         measures: GangMeasures | None = None,
     ) -> None:
+        self._stuck_timeout_s = stuck_timeout_s
         self.nodes = self.new_nodes(0, 0)
+        self._busy_notice = BUSY_NOTICE.format(self.nodes.limit)
         self.failure: AlchemistError | None = None
         self._measures = measures or GangMeasures()
         self._processes = AttachedProcesses(lease_grace_s, lambda ident: self.commands.lost(ident))
@@ -202,7 +207,12 @@ class Dispatcher:
     def new_nodes(self, count: int, size: int) -> Nodes:
         """The nodes of a further incarnation; see `use`."""
         nodes = Nodes(
-            count, size, lambda error: self._lost(nodes, error), self._progress, self._output
+            count,
+            size,
+            lambda error: self._lost(nodes, error),
+            self._progress,
+            self._output,
+            self._stuck_timeout_s,
         )
         return nodes
 
@@ -370,7 +380,7 @@ class Dispatcher:
         if not self._there.is_set():
             job.notice(LOST_NOTICE)
         elif self.nodes.lingering() is not None:
-            job.notice(BUSY_NOTICE)
+            job.notice(self._busy_notice)
         else:
             about = active.described("running")
             caller = f" of {about['caller']}" * bool(about["caller"])
@@ -413,7 +423,7 @@ class Dispatcher:
         job.first_round, changes = self.nodes.last_round + 1, object()
         try:
             if self.nodes.busy:  # ranks are still in the call before
-                await self._noticed(job, self.nodes.idle(), BUSY_NOTICE)
+                await self._noticed(job, self.nodes.idle(), self._busy_notice)
             changes = self._changes.begin(self.commands.changed(job.body))
             if job.cancelled is not None:
                 return job.cancelled

@@ -25,7 +25,7 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.runtime.commands.matrix_records import DeadMatrices
 from mpi_workers.data.description import NodeAddress
-from mpi_workers.deadlines import BLAME_S, DRAIN_S
+from mpi_workers.deadlines import BLAME_S, STUCK_S
 from mpi_workers.failures import Failure
 from mpi_workers.node.command_relay import Replies
 from mpi_workers.node.stacks import by_stack, named
@@ -116,25 +116,24 @@ class Round(Replies):
         stacks = {rank: self.stacks[rank] for rank in self.stuck & self.stacks.keys()}
         return "".join(f"\n{line}" for line in by_stack(stacks))
 
-    def still_running(self, message: str) -> str:
+    def still_running(self, message: str, limit: str) -> str:
         """Add to the message of a cancelled call that ranks have not returned from it."""
         verb = "is" if len(self.stuck) == 1 else "are"
         return (
             f"{message}; {self._stuck_ranks()} {verb} still in "
-            f"{self.doing or 'it'}, and the gang is ended if that lasts {DRAIN_S:.0f} s"
-            f"{self._where()}"
+            f"{self.doing or 'it'}, and the gang is ended if that lasts {limit}{self._where()}"
         )
 
     def _stuck_ranks(self) -> str:
         return named(sorted(self.stuck)) if self.stuck else "ranks"
 
-    def stuck_error(self, what: str, error: Body) -> GroupError:
+    def stuck_error(self, what: str, error: Body, limit: str) -> GroupError:
         """The end of the gang: ranks did not return from a call that failed or was cancelled."""
         return _ended(
             GroupFailedError,
-            f"a call {what} and {self._stuck_ranks()} did not return within {DRAIN_S:.0f} s: they "
-            "are in native code that computes without MPI (long loops can call alchemist_check), "
-            "or wait in MPI where that is not interrupted (`alchemist doctor` says whether it is)",
+            f"a call {what} and {self._stuck_ranks()} did not return within {limit}: they are "
+            "in native code that computes without MPI (long loops can call alchemist_check), or "
+            "wait in MPI where that is not interrupted (`alchemist doctor` says whether it is)",
             f". The gang was ended; {NEXT_GANG}{self._where()}",
             rank=min(self.stuck, default=error.get("facts", {}).get("rank")),
             cause="ranks stuck in MPI",
@@ -224,6 +223,8 @@ class Nodes:
         Called with the progress of a routine.
     on_output : callable(body)
         Called with lines that ranks have printed.
+    stuck_timeout_s : float
+        How long ranks may be in a call that has failed or was cancelled.
 
     Attributes
     ----------
@@ -240,6 +241,8 @@ class Nodes:
         Number of the last round.
     failure : AlchemistError or None
         The reason for the end of the gang.
+    limit : str
+        `stuck_timeout_s`, for messages.
     leave : callable(error) -> bool, optional
         Called when a node is being taken away; whether the gang moves to others.
     """
@@ -251,12 +254,15 @@ class Nodes:
         on_lost: Callable[[AlchemistError], None],
         on_progress: Callable[[Body], None],
         on_output: Callable[[Body], None],
+        stuck_timeout_s: float = STUCK_S,
     ) -> None:
         self.count = count
         self._size = size
         self._on_lost = on_lost
         self._on_progress = on_progress
         self._on_output = on_output
+        self._stuck_timeout_s = stuck_timeout_s
+        self.limit = f"{stuck_timeout_s:g} s (stuck_timeout_s)"
         self._proxies: dict[int, FrameProtocol] = {}
         self._rounds: dict[int, Round] = {}
         self.last_round = 0
@@ -436,7 +442,7 @@ class Nodes:
         """End the current collective round, if its number is at least `first`; False if none is.
 
         Ranks leave it as if it had failed on another rank, and are signalled as well. Ranks that
-        stay in native code have `DRAIN_S`.
+        stay in native code have `stuck_timeout_s`.
         """
         for seq, under_way in self._rounds.items():
             if seq >= first and under_way.collective and not under_way.over.done():
@@ -452,7 +458,7 @@ class Nodes:
             return
         message = (
             f"{error['message']} (other ranks have not come back from the call yet: if they are "
-            f"stuck in it, the gang is ended in {DRAIN_S:.0f} s)"
+            f"stuck in it, the gang is ended in {self.limit})"
         )
         under_way.errors.append({**error, "message": message})
         under_way.failed = max(1, under_way.failed)
@@ -466,17 +472,17 @@ class Nodes:
         self._ask_who_runs(seq, under_way)
         if await under_way.returned(REPORT_S):
             return
-        why.message = under_way.still_running(why.message)
+        why.message = under_way.still_running(why.message, self.limit)
         under_way.finish()
         await self._end_if_stuck(seq, under_way, "was cancelled", why.to_map())
 
     async def _end_if_stuck(self, seq: int, under_way: Round, what: str, error: Body) -> None:
         """End the gang if ranks do not return from a call that failed or was cancelled."""
-        if await under_way.returned(DRAIN_S):
+        if await under_way.returned(self._stuck_timeout_s):
             return
         self._ask_who_runs(seq, under_way)
         if not await under_way.returned(REPORT_S):
-            self.fail(under_way.stuck_error(what, error))
+            self.fail(under_way.stuck_error(what, error, self.limit))
 
     def _ask_who_runs(self, seq: int, under_way: Round) -> None:
         under_way.stuck.clear()  # stacks are kept until newer ones arrive

@@ -161,6 +161,7 @@ class Incarnation:
             shared=request.options.name is not None,
             lease_grace_s=request.options.lease_grace_s,
             idle_timeout_s=request.options.idle_timeout_s,
+            stuck_timeout_s=request.options.stuck_timeout_s,
             first_epoch=first_epoch,
             recovers=request.options.max_failures > 0,
             checkpoint_folder=request.checkpoint_folder,

@@ -132,36 +132,140 @@ def agreement(gang: Gang, crowded: bool) -> dict[str, bool]:
     return found
 
 
-def in_any_order(gang: Gang, calls: int) -> int:
-    """Small collectives in a random order, of ranks that are late; how many are wrong."""
-    mpi_layer.state().crowded = False
-    comm, random, wrong = gang.comm, np.random.default_rng(7), 0
-    for call in range(calls):
-        kind, root, n = random.integers(6), int(random.integers(comm.size)), random.integers(8)
-        every = call + np.add.outer(10.0 * np.arange(comm.size), np.arange(n))
-        mine, all_of = every[comm.rank].copy(), np.zeros_like(every)
-        if call % 40 == 7 * comm.rank:
+def _joined(a: Any, b: Any, datatype: Any) -> None:
+    """An operation that is not commutative."""
+    x, y = np.frombuffer(a, "f8"), np.frombuffer(b, "f8")
+    y[:] = 2 * x + y
+
+
+def _random_call(c: Comm, kind: int, n: int, dtype: str, op: MPI.Op, root: int, here: bool) -> Any:
+    """A collective of n elements a rank, in place if `here`; the memory into which it wrote."""
+    x = (np.arange(n * c.size) * (c.rank + 3) % 17 + c.rank).astype(dtype)
+    y, mine = x.copy(), slice(c.rank * n, (c.rank + 1) * n)
+    every, own, at_root = x.copy(), x[:n].copy(), c.rank == root
+    sent: Any = MPI.IN_PLACE if here else own
+    match kind:
+        case 0:
+            c.Allreduce(sent, y[:n], op)
+        case 1:
+            c.Reduce(sent if at_root else own, y[:n], op, root)
+        case 2:
+            c.Bcast(y[:n], root)
+        case 3:
+            c.Allgather(sent, y)
+        case 4:
+            c.Gather(sent if at_root else own, y if at_root else None, root)
+        case 5:
+            c.Scatter(y if at_root else None, MPI.IN_PLACE if here and at_root else own, root)
+            y[mine] = own
+        case 6:
+            c.Alltoall(MPI.IN_PLACE if here else every, y)
+        case 7:
+            (c.Scan if here else c.Exscan)(MPI.IN_PLACE if here else own, y[:n], op)
+        case 8:
+            c.Reduce_scatter_block(MPI.IN_PLACE if here else every, y if here else y[:n], op)
+            y[n:] = 0
+        case 9 if n:  # the same elements in another type on some ranks
+            other = MPI._typedict[np.dtype(dtype).char].Create_vector(n, 1, 2).Commit()
+            y = np.zeros(2 * n, dtype)
+            y[: n if at_root else None] = 1 + c.rank
+            c.Bcast([y, n] if at_root else [y, 1, other], root)
+            other.Free()
+        case _:
+            c.Barrier()
+    return y
+
+
+def in_any_order(gang: Gang, calls: int, crowded: bool, seed: int) -> list[Any]:
+    """Random calls, on random parts, of ranks that are late: those that differ from MPI's own."""
+    mpi_layer.state().crowded = crowded
+    random, wrong = np.random.default_rng(seed), []
+    noncommutative = MPI.Op.Create(_joined, commute=False)
+    with interruption.uninterruptible():
+        comms = [(gang.comm, gang.world.Dup())]
+    for number in range(calls):
+        dtype = str(random.choice(["f8", "i4", "u1", "c16"]))
+        ops = [
+            MPI.SUM,
+            MPI.PROD,
+            *([MPI.MAX] * (dtype != "c16")),
+            *([noncommutative] * (dtype == "f8")),
+        ]
+        kind, n, root = (
+            int(random.integers(most)) for most in (11, random.choice([2, 4, 9, 99]), 4)
+        )
+        op, here, late = (
+            ops[random.integers(len(ops))],
+            bool(random.integers(2)),
+            random.integers(90),
+        )
+        which, colours = random.integers(len(comms)), random.integers(2, size=gang.size)
+        if late == gang.rank:
             time.sleep(0.002)
-        match kind:
-            case 0:
-                comm.Allreduce(MPI.IN_PLACE, mine)
-                wrong += not np.array_equal(mine, every.sum(axis=0))
-            case 1:
-                comm.Bcast(mine, root)
-                wrong += not np.array_equal(mine, every[root])
-            case 2:
-                total = np.zeros(n)
-                comm.Reduce(mine, total, root=root)
-                wrong += comm.rank == root and not np.array_equal(total, every.sum(axis=0))
-            case 3:
-                comm.Allgather(mine, all_of)
-                wrong += not np.array_equal(all_of, every)
-            case 4:
-                comm.Gather(mine, all_of, root)
-                wrong += comm.rank == root and not np.array_equal(all_of, every)
-            case _:
-                comm.Barrier()
-    return int(comm.allreduce(wrong))
+        layer, plain = comms[which]
+        call = kind, n, dtype, op, root % layer.size, here
+        if late > 80 and which:  # not the gang's own
+            layer.Free()
+            del comms[which]
+        elif late > 70 and len(comms) < 6:
+            colour = int(colours[gang.rank])
+            made = layer.Split(colour)
+            with interruption.uninterruptible():
+                comms.append((made, plain.Split(colour)))
+        else:
+            found = _random_call(layer, *call)
+            with interruption.uninterruptible():
+                expected = _random_call(plain, *call)
+            if found.tobytes() != expected.tobytes():
+                wrong.append([number, int(which), layer.size, kind, n, dtype, here])
+    return [one for each in gang.comm.allgather(wrong) for one in each]
+
+
+def freed(gang: Gang) -> list[float]:
+    """What a late rank gets on communicators that another has left and freed."""
+    mpi_layer.state().crowded = False
+    comm, got = gang.comm, []
+    for turn in range(5):
+        first, second = comm.Split(int(comm.rank > 1)), comm.Split(int(comm.rank == 1))
+        x = np.full(2, turn + 10.0 * comm.rank)
+        if comm.rank == 1:
+            time.sleep(0.02)
+        if comm.rank < 2:
+            first.Bcast(x, 0)
+            first.Free()
+        if comm.rank != 1:
+            second.Bcast(np.full(2, 99.0), 0)
+            second.Free()
+        got.append(float(comm.bcast(x[0], 1)))
+    return got
+
+
+def mixed(gang: Gang, path: str) -> list[str]:
+    """The errors of rank 0 where the ranks' collectives differ."""
+    word = InterruptWord(path)
+    interruption.watch(word, crowded=False)
+    wrong: list[Callable[[Comm, int], Any]] = [
+        lambda c, rank: c.Allreduce(np.ones(3 + rank), np.ones(3 + rank)),
+        lambda c, rank: c.Allreduce(np.ones(6 + rank), np.ones(6 + rank)),  # rank 1: not inline
+        lambda c, rank: c.Allreduce(np.ones(1), np.ones(1)) if rank == 0 else c.Barrier(),
+        lambda c, rank: c.Bcast(np.ones(2 - rank), 1),
+        lambda c, rank: c.Bcast(np.ones(2), 1) if rank == 0 else c.Reduce(np.ones(2), None, root=0),
+    ]
+    said = []
+    for number, call in enumerate(wrong, start=2):
+        with interruption.uninterruptible():
+            interruption.begin(number)
+            gang.renew()
+        try:
+            with interruption.ended_waits():
+                call(gang.comm, gang.rank)
+                said.append("nothing")
+        except Interrupted:
+            pass
+        except MPI.Exception as error:
+            said.append(str(error))
+            word.raise_to(number)
+    return said
 
 
 def not_yet(gang: Gang, path: str) -> list[Any]:
@@ -211,6 +315,12 @@ def communicators(gang: Gang, path: str) -> list[Any]:
     return [same, other, count, said, total[0], refused]
 
 
+def _started(comm: Comm, x: Any) -> None:
+    request = comm.Recv_init(x)
+    request.Start()
+    request.Wait()
+
+
 CANARY = 7.0
 OPERATIONS: dict[str, Callable[[Comm, Any, Any], Any]] = {
     "Allreduce": lambda c, x, y: c.Allreduce(x, y[: len(x)]),
@@ -221,6 +331,7 @@ OPERATIONS: dict[str, Callable[[Comm, Any, Any], Any]] = {
     "Reduce": lambda c, x, y: c.Reduce(x, y[: len(x)]) or c.Barrier(),
     "Bcast": lambda c, x, y: c.Bcast(x, 2) or c.Barrier(),
     "Recv": lambda c, x, y: c.Recv(x) if c.rank == 0 else c.Send(x, 0),
+    "Recv_init": lambda c, x, y: _started(c, x) if c.rank == 0 else c.Send(x, 0),
     "Irecv": lambda c, x, y: (c.Irecv(x) if c.rank == 0 else c.Isend(x, 0)) and c.Barrier(),
     "Sendrecv": lambda c, x, y: c.Sendrecv(y[: len(x)], (c.rank + 2) % c.size, 0, x),
 }
