@@ -100,7 +100,7 @@ class MpiFunction:
             If something cannot be pickled, or for a handle: its matrix is on another gang.
         """
         task, refs = packed(self._options, self.function, args, kwargs)
-        body = {"op": "run", "task": task, "uses": [], "timeout_s": self._options.timeout_s}
+        body: Body = {"op": "run", "task": task, "uses": [], "timeout_s": self._options.timeout_s}
         return _pool.submit(self._options, body, refs)
 
     def options(self, **changed: Any) -> MpiFunction:
