@@ -437,7 +437,8 @@ class Dispatcher:
             if job.body["op"] != "load" or job.body["library"] in (*SHIPPED, ARRAYS):
                 return await work
             words = f"the ranks still load library {job.body['library']!r}"
-            return await self._noticed(job, work, words, LOAD_NOTICE_S)
+            loaded: Body = await self._noticed(job, work, words, LOAD_NOTICE_S)
+            return loaded
         except Exception as error:  # whatever it is, the next command runs
             if not self._there.is_set() and isinstance(error, AlchemistError):
                 return None
