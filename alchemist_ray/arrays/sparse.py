@@ -259,7 +259,7 @@ class SparseHandle(_Refusing):
     # --- products ---
 
     def __matmul__(self, other: Any) -> Any:
-        """``A @ X``: of a dense X, shape (n, k) or (n,), which every rank receives, or sparse."""
+        """``A @ X``: of a dense X, shape (n, k) or (n,), or of a sparse one."""
         if isinstance(other, SparseHandle) or is_sparse(other):
             return self._call("multiply", self._sparse(other))
         if self._ref is None and self._transposed is not None:
@@ -321,7 +321,8 @@ class SparseHandle(_Refusing):
         if isinstance(other, MatrixRef) or np.ndim(other) or kind not in "biufc":
             self._refuse()
         typed = isinstance(other, np.generic | np.ndarray)
-        return self._call("scale", complex(other), other.dtype.name if typed else KINDS[kind])
+        rest = int(other) - int(float(other)) if kind in "iu" else 0
+        return self._call("scale", complex(other), other.dtype.name if typed else KINDS[kind], rest)
 
     __rmul__ = __mul__
 

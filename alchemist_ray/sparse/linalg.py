@@ -21,7 +21,6 @@ import numpy as np
 from alchemist_ray.arrays.sparse import SparseHandle, as_csr
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.libraries import Library
-from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError
@@ -71,9 +70,9 @@ def minres(
     A: Any, b: Any, x0: Any = None, *, rtol: float = 1e-5, maxiter: int | None = None,
     M: str | None = None, callback: Any = None,
 ) -> tuple[Any, int]:  # fmt: skip
-    """``x, 0`` of A x = b by MINRES; A is symmetric, the preconditioner positive definite."""
+    """``x, 0`` of A x = b by MINRES; A is symmetric, a preconditioner must be positive definite."""
     _refuse("minres", x0=x0, callback=callback)
-    return _solved("minres", _sent(A), b, rtol, maxiter, M or "jacobi")
+    return _solved("minres", _sent(A), b, rtol, maxiter, M or "none")
 
 
 def spsolve(A: Any, b: Any) -> Any:
@@ -89,7 +88,7 @@ def lsqr(
 ) -> tuple[Any, int, int, float]:
     """``x, istop, itn, r1norm``, the first four of SciPy's results; istop is 2."""
     A = _sent(A)
-    right = _dense(A, b)
+    right = A._dense(b)
     found = _library(A, "petsc").lstsq(A, right, tol=atol, max_iterations=iter_lim or 0)
     return found.X, 2, found.iterations, found.residual * float(np.linalg.norm(right))
 
@@ -157,7 +156,7 @@ def _solved(
             f"M={M!r}: the name of a preconditioner of PETSc, such as 'gamg', 'bjacobi', 'jacobi'"
         )
     found = _library(A, "petsc").solve(
-        A, _dense(A, b), method, M or "bjacobi", rtol, maxiter or 0, options
+        A, A._dense(b), method, M or "bjacobi", rtol, maxiter or 0, options
     )
     return found.X, 0
 
@@ -167,10 +166,6 @@ def _sent(A: Any) -> SparseHandle:
         return A
     sent: SparseHandle = send(current_session().connection, as_csr(A))
     return sent
-
-
-def _dense(A: SparseHandle, b: Any) -> Any:
-    return b if isinstance(b, MatrixRef) else send(gang_of(A.matrix_ref), np.asarray(b))
 
 
 def _library(A: SparseHandle, name: str, *, needed: bool = True) -> Any:

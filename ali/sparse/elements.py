@@ -54,7 +54,9 @@ def elementwise(ctx: Context, A: SparseMatrix, B: SparseMatrix, op: str) -> Spar
 
 
 @routine("B")
-def scale(ctx: Context, A: SparseMatrix, value: complex, kind: str = "complex") -> SparseMatrix:
+def scale(
+    ctx: Context, A: SparseMatrix, value: complex, kind: str = "complex", rest: int = 0
+) -> SparseMatrix:
     """B = A * value.
 
     Parameters
@@ -64,6 +66,8 @@ def scale(ctx: Context, A: SparseMatrix, value: complex, kind: str = "complex") 
     kind : str
         Of the number: "int", "float", "complex" as Python's, or a dtype; that of B follows NumPy's
         rules for it.
+    rest : int
+        Added to an integer, which double precision has rounded.
 
     Returns
     -------
@@ -77,7 +81,8 @@ def scale(ctx: Context, A: SparseMatrix, value: complex, kind: str = "complex") 
     """
     require_choice("scale", "kind", kind, ("int", "float", "complex", *DTYPES))
     number: Any = value if kind.startswith("complex") else value.real
-    number = int(number) if kind == "int" else number
+    if kind == "int" or (kind in DTYPES and np.dtype(kind).kind in "iu"):
+        number = int(number) + rest
     if kind in DTYPES:
         number = np.dtype(kind).type(number)
     return ctx.new_sparse(A.local * number, A.shape[0])

@@ -17,6 +17,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import (
     BadArgumentError,
     CallTimeoutError,
+    DtypeError,
     LibraryNotFoundError,
     LinAlgError,
     RoutineError,
@@ -62,6 +63,10 @@ def test_solvers(session: AlchemistSession, name: str) -> None:
     solve = getattr(linalg, name)
     found = solve(A, B) if name == "spsolve" else solve(A, B, rtol=1e-10)[0]
     np.testing.assert_allclose(np.asarray(found), X, atol=1e-6)
+    if name == "minres":  # for which a matrix may be indefinite
+        Q = sp.csr_array(P - 5 * sp.eye_array(64))
+        found, _ = linalg.minres(session.send_matrix(Q), B, rtol=1e-10)
+        np.testing.assert_allclose(np.asarray(found), sl.spsolve(Q.tocsc(), B), atol=1e-6)
     if name == "cg":
         found, _ = linalg.cg(A, session.send_matrix(B), rtol=1e-10, M="gamg")
         np.testing.assert_allclose(np.asarray(found), X, atol=1e-6)
@@ -77,6 +82,8 @@ def test_lsqr(session: AlchemistSession) -> None:
     np.testing.assert_allclose(np.asarray(x), exact[0], atol=1e-5)
     assert norm == pytest.approx(np.sqrt(exact[1][0]))
     assert istop == 2
+    with pytest.raises(DtypeError, match="operand is masked"):
+        linalg.lsqr(TALL, np.ma.masked_greater(b, 3))
 
 
 @needs_petsc

@@ -276,6 +276,9 @@ def test_numbers_and_parts(session: AlchemistSession) -> None:
         expected = a[rows] if isinstance(rows, slice) else a[[rows]]
         assert (session.fetch_matrix(A, rows=rows) != expected).nnz == 0
     assert (A.fetch(rows=slice(0, 0)).shape, A.layout) == ((0, 11), "ROWS")
+    whole, large = sp.csr_array([[1, 0], [0, -3]]), 2**53 + 1  # which a float64 rounds
+    for number in (large, -large, np.int64(large), np.uint64(large)):
+        same(session.send_matrix(whole) * number, whole * number)
     operator = sp.linalg.aslinearoperator(A)
     np.testing.assert_allclose(operator @ np.ones(11), a @ np.ones(11))
     np.testing.assert_allclose(operator.H @ np.ones(30), a.T @ np.ones(30))
