@@ -33,7 +33,7 @@ from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import MATRIX, SPARSE, is_sparse
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
 
 CANCEL_S = 0.005  # how far into a call it is cancelled
 RELOADS = 3
@@ -62,14 +62,14 @@ UNUSUAL_SPARSE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def check(gang: Gang, file: str) -> dict[str, Any]:
+def check(gang: GangView, file: str) -> dict[str, Any]:
     """Run all checks of a suite on this gang; faults by check, on rank 0."""
     suite: Suite = pickle.loads(Path(file).read_bytes())
     return _Checker(gang, suite).run()
 
 
 class _Checker:
-    def __init__(self, gang: Gang, suite: Suite) -> None:
+    def __init__(self, gang: GangView, suite: Suite) -> None:
         self.gang = gang
         self.suite = suite
         self.ctx = Context(gang, {})
@@ -414,7 +414,7 @@ def _equal(found: Any, wanted: Any, rtol: float) -> bool:
 
 
 def episodes(
-    gang: Gang, name: str, path: str | None, sim: str, seeds: list[int], steps: int, copies: int
+    gang: GangView, name: str, path: str | None, sim: str, seeds: list[int], steps: int, copies: int
 ) -> dict[str, Any]:
     """Run episodes one after another, each with the same random actions.
 

@@ -41,7 +41,7 @@ from mpi_workers.wire.signature import MATRIX, REQUIRED, SPARSE, Parameter, Resu
 if typing.TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
     from mpi_workers.rank.history import Span
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,11 +75,11 @@ class Context:
         The library's own values, kept on this rank from call to call until the library is
         loaded again or the gang ends. The routines `save_state` and `load_state` of a library
         carry it over to other ranks (``docs/own-library.md``).
-    gang : Gang
+    gang : GangView
         The ranks that run the routine, for libraries that host other libraries.
     """
 
-    def __init__(self, gang: Gang, state: dict[str, Any]) -> None:
+    def __init__(self, gang: GangView, state: dict[str, Any]) -> None:
         self.gang = gang
         self.state = state
         self.rank = gang.rank
@@ -429,7 +429,7 @@ Periodic = bool | tuple[bool, bool]
 
 
 def _halo(
-    gang: Gang,
+    gang: GangView,
     matrix: DistMatrix,
     width: int,
     fill: complex,
@@ -493,7 +493,7 @@ ROWS = "rows", "columns"
 
 
 def _swap(
-    gang: Gang,
+    gang: GangView,
     matrix: DistMatrix,
     lines: NDArray[Any],
     axis: int,

@@ -22,7 +22,7 @@ from mpi_workers.wire.signature import MATRIX, SPARSE, Result, Signature, coerce
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
 
 
 def no_such_routine(library: str, routine: str, known: Iterable[str]) -> Failure:
@@ -91,7 +91,7 @@ class PythonLibrary:
             ],
         }
 
-    def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> list[Any]:
+    def call(self, gang: GangView, routine: str, arguments: Mapping[str, Any]) -> list[Any]:
         """Run a routine on this rank; one value per declared result.
 
         Raises
@@ -142,7 +142,7 @@ class PythonLibrary:
             f"The routine declares writes={tuple(writes)!r}, and changes another matrix: name it.",
         )
 
-    def prepared(self, gang: Gang, routine: str) -> PreparedRoutine:
+    def prepared(self, gang: GangView, routine: str) -> PreparedRoutine:
         """A routine of numbers, to be called often."""
         return PreparedRoutine(self, gang, routine)
 
@@ -177,7 +177,7 @@ class PythonLibrary:
 class PreparedRoutine:
     """Calls a routine as `ali.native.library.PreparedCall` does: results are not made lists."""
 
-    def __init__(self, library: PythonLibrary, gang: Gang, routine: str) -> None:
+    def __init__(self, library: PythonLibrary, gang: GangView, routine: str) -> None:
         self._library, self._gang, self._routine = library, gang, routine
         self._function, self._signature = library._routines[routine]
 

@@ -34,7 +34,7 @@ from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.wire.names import places
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
 
 Find = Callable[[Any], DistMatrix]
 
@@ -62,7 +62,7 @@ class Programs:
     """Runs functions, scripts and programs; keeps no state between them."""
 
     def run(
-        self, gang: Gang, task: dict[str, Any], matrix: Find
+        self, gang: GangView, task: dict[str, Any], matrix: Find
     ) -> tuple[Sequence[DistMatrix], Any]:
         """Run a task; the matrices that it created, and rank 0's encoded result."""
         global _running

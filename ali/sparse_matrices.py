@@ -18,18 +18,18 @@ from mpi_workers.matrix.sparse_rows import SparseRows, divided, of_layout
 from mpi_workers.wire.signature import MATRIX, SPARSE, Signature
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
 
 Array = NDArray[Any]
 
 
-def empty(gang: Gang, shape: tuple[int, int], dtype: Any, count: int) -> SparseMatrix:
+def empty(gang: GangView, shape: tuple[int, int], dtype: Any, count: int) -> SparseMatrix:
     """A sparse matrix with uninitialised arrays, for `count` elements of this rank. Collective."""
     form = SparseRows(shape, check_dtype(dtype), tuple(gang.comm.allgather(count)))
     return _of_form(gang, form)
 
 
-def _of_form(gang: Gang, form: SparseRows) -> SparseMatrix:
+def _of_form(gang: GangView, form: SparseRows) -> SparseMatrix:
     return SparseMatrix(gang.new((form.nbytes,), np.uint8, form.layout, zero=False))
 
 
@@ -42,7 +42,7 @@ def _filled(matrix: SparseMatrix, local: Any) -> SparseMatrix:
     return matrix
 
 
-def from_rows(gang: Gang, local: Any, m: int) -> SparseMatrix:
+def from_rows(gang: GangView, local: Any, m: int) -> SparseMatrix:
     """See `Context.new_sparse`."""
     local = csr_array(local)
     own = SparseRows((m, 0), local.dtype, (0,) * gang.size).rows(gang.rank)
@@ -54,7 +54,7 @@ def from_rows(gang: Gang, local: Any, m: int) -> SparseMatrix:
     return _filled(empty(gang, (m, local.shape[1]), local.dtype, int(local.indptr[-1])), local)
 
 
-def from_whole(gang: Gang, whole: Any) -> SparseMatrix:
+def from_whole(gang: GangView, whole: Any) -> SparseMatrix:
     """A sparse matrix that every rank has. Without messages."""
     whole = csr_array(whole)
     form = divided(whole.indptr, whole.shape, check_dtype(whole.dtype), gang.size)
@@ -63,7 +63,7 @@ def from_whole(gang: Gang, whole: Any) -> SparseMatrix:
 
 
 def from_triplets(
-    gang: Gang, rows: Array, columns: Array, elements: Array, shape: tuple[int, int]
+    gang: GangView, rows: Array, columns: Array, elements: Array, shape: tuple[int, int]
 ) -> SparseMatrix:
     """See `Context.sparse_from_triplets`."""
     wrong = next(
@@ -99,7 +99,7 @@ def from_triplets(
 _divided: WeakKeyDictionary[object, SparseMatrix] = WeakKeyDictionary()
 
 
-def on_ranks(gang: Gang, packed: DistMatrix) -> SparseMatrix:
+def on_ranks(gang: GangView, packed: DistMatrix) -> SparseMatrix:
     """A sparse matrix with one part for each rank that there is now. Collective.
 
     After a resize the rows are divided once, at the first use; the result is kept until the matrix
@@ -128,7 +128,7 @@ def _triplets(matrix: SparseMatrix) -> list[Array]:
     return [np.concatenate(each) for each in zip(*found, strict=True)]
 
 
-def arguments_of(gang: Gang, signature: Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(gang: GangView, signature: Signature, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a routine, sparse matrices as such. Collective.
 
     Raises

@@ -31,7 +31,7 @@ from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import from_json
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
 
 LIMIT_S = 24 * 3600.0  # a debugger may wait for its user
 SHOWN = 1000  # elements of a result that are printed
@@ -118,7 +118,7 @@ def _argument(word: str) -> list[Any]:
 # --- on the ranks -----------------------------------------------------------------------
 
 
-def on_rank(gang: Gang, text: str) -> None:
+def on_rank(gang: GangView, text: str) -> None:
     """Call the routine and print its results. An error ends this rank, and mpiexec the others."""
     spec = json.loads(text)
     try:
@@ -156,7 +156,7 @@ def _layout(name: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _loaded(gang: Gang, value: Any, layout: str) -> DistMatrix:
+def _loaded(gang: GangView, value: Any, layout: str) -> DistMatrix:
     if not isinstance(value, Path):  # of a .npy file
         raise TypeError(f"{value!r}; give a .npy file")
     try:
@@ -167,7 +167,7 @@ def _loaded(gang: Gang, value: Any, layout: str) -> DistMatrix:
     return Context(gang, {}).new_replicated(array, layout)
 
 
-def _show(gang: Gang, name: str, value: Any, out: str | None) -> None:
+def _show(gang: GangView, name: str, value: Any, out: str | None) -> None:
     if not isinstance(value, DistMatrix):
         if gang.rank == 0:
             sys.stdout.write(f"{name} = {value!r}\n")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ali import registry
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 
 
-def matmul(gang: Gang, library: str, layout: str, n: int, rounds: int) -> float:
+def matmul(gang: GangView, library: str, layout: str, n: int, rounds: int) -> float:
     """Best time of ``A @ B``, n x n, in seconds."""
     loaded = registry.load(library)
     arguments = {name: _random(gang, n, layout) for name in ("A", "B")}
@@ -30,7 +30,7 @@ def matmul(gang: Gang, library: str, layout: str, n: int, rounds: int) -> float:
     return best
 
 
-def _random(gang: Gang, n: int, layout: str) -> Any:
+def _random(gang: GangView, n: int, layout: str) -> Any:
     matrix = gang.new((n, n), "float64", layout)
     random = np.random.default_rng(gang.rank)
     for j in range(matrix.local.shape[1]):

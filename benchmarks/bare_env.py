@@ -13,10 +13,10 @@ import numpy as np
 from ali.registry import load
 from ali.simulator.instance import Instance
 from ali.simulator.spec import Record
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 
 
-def step_s(gang: Gang, name: str, path: str | None, sim: str, copies: int, steps: int) -> Any:
+def step_s(gang: GangView, name: str, path: str | None, sim: str, copies: int, steps: int) -> Any:
     """Median time of a step of all copies, one after another, in seconds."""
     instances = [Instance(gang, load(name, path), name, sim) for _ in range(copies)]
     record = Record(np.zeros(1, instances[0].spec.layout), 0)

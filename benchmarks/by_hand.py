@@ -14,7 +14,7 @@ import numpy as np
 import ray
 from mpi4py.futures import MPICommExecutor
 
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 
 Array = np.ndarray[Any, Any]
 
@@ -22,13 +22,13 @@ Array = np.ndarray[Any, Any]
 # --- mpi4py ---
 
 
-def nothing(gang: Gang) -> int:
+def nothing(gang: GangView) -> int:
     """Ranks that have started and found each other."""
     gang.comm.Barrier()
     return gang.comm.Get_size()
 
 
-def futures(gang: Gang, count: int) -> float:
+def futures(gang: GangView, count: int) -> float:
     """Calls by mpi4py.futures, each on one of two workers: it has none of several ranks."""
     seconds = 0.0
     with MPICommExecutor(gang.comm, 0) as workers:
@@ -41,7 +41,7 @@ def futures(gang: Gang, count: int) -> float:
     return seconds
 
 
-def matmul(gang: Gang, n: int) -> float:
+def matmul(gang: GangView, n: int) -> float:
     """A times B, both in blocks of rows: B goes to all ranks, each multiplies its rows."""
     rows = _rows(gang, n)
     A, part = (np.random.default_rng(gang.rank).random((rows, n)) for _ in "AB")
@@ -55,7 +55,7 @@ def matmul(gang: Gang, n: int) -> float:
     return _seconds(gang, multiply)
 
 
-def truncated_svd(gang: Gang, m: int, n: int, rank: int) -> float:
+def truncated_svd(gang: GangView, m: int, n: int, rank: int) -> float:
     """By the Gram matrix, as `ali.linalg` does with ``method="gram"``."""
     A = np.random.default_rng(gang.rank).random((_rows(gang, m), n))
 
@@ -69,12 +69,12 @@ def truncated_svd(gang: Gang, m: int, n: int, rank: int) -> float:
     return _seconds(gang, svd)
 
 
-def _rows(gang: Gang, m: int) -> int:
+def _rows(gang: GangView, m: int) -> int:
     """Rows of this rank of a matrix of `m` rows."""
     return m // gang.size + (gang.rank < m % gang.size)
 
 
-def _seconds(gang: Gang, work: Callable[[], None]) -> float:
+def _seconds(gang: GangView, work: Callable[[], None]) -> float:
     """The second run: the first one brings pages and starts threads."""
     for _ in range(2):
         gang.comm.Barrier()

@@ -23,7 +23,7 @@ from benchmarks.harness import RESULTS, Row, write_part
 from mpi_workers.matrix import device
 from mpi_workers.matrix.device import Device
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing import local_gang
 
 SIZES = (4096, 8192, 16384)
@@ -50,7 +50,7 @@ def best_s(action: Callable[[], object], rounds: int = ROUNDS) -> float:
     return min(times)
 
 
-def paths(gang: Gang, name: str) -> dict[str, str]:
+def paths(gang: GangView, name: str) -> dict[str, str]:
     """Use every path on small matrices, and compare with NumPy; the names of card and driver."""
     found, ctx = Device(name), Context(gang, {})
     found.least_flops, found.rates_of = 0.0, None
@@ -94,7 +94,7 @@ def paths(gang: Gang, name: str) -> dict[str, str]:
     }
 
 
-def measured(gang: Gang, name: str, sizes: list[int], cores: int) -> list[Shown]:
+def measured(gang: GangView, name: str, sizes: list[int], cores: int) -> list[Shown]:
     """All rows of the table."""
     ctx, found = Context(gang, {}), Device(name)
     rows = []

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 
 BUDGET_S = 3.0  # of an operation: slow ones have fewer rounds
 
 
-def measure(gang: Gang, sizes: dict[str, list[int]], rounds: int) -> dict[str, list[float]]:
+def measure(gang: GangView, sizes: dict[str, list[int]], rounds: int) -> dict[str, list[float]]:
     """The seconds of each operation in every round, on data that Heat has made."""
     import heat as ht
     import torch
@@ -44,7 +44,7 @@ def measure(gang: Gang, sizes: dict[str, list[int]], rounds: int) -> dict[str, l
     return {name: _rounds(gang, works[name](size), rounds) for name, size in sizes.items()}
 
 
-def _rounds(gang: Gang, work: Callable[[], Any], rounds: int) -> list[float]:
+def _rounds(gang: GangView, work: Callable[[], Any], rounds: int) -> list[float]:
     times: list[float] = []
     while len(times) < rounds and gang.comm.bcast(sum(times)) < BUDGET_S:
         gang.comm.Barrier()

@@ -48,7 +48,7 @@ from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
 
 
 ATTACH, CREATE = 1, 2
@@ -71,7 +71,7 @@ class MatrixService:
         The matrices that the program has created, in the order of their names.
     """
 
-    def __init__(self, gang: Gang, given: Mapping[str, DistMatrix]) -> None:
+    def __init__(self, gang: GangView, given: Mapping[str, DistMatrix]) -> None:
         self._gang = gang
         self._given = given
         self._made: dict[str, DistMatrix] = {}
@@ -171,7 +171,7 @@ BARRIER, ENDED = "barrier", "ended"
 
 
 def run_program(
-    gang: Gang, task: dict[str, Any], matrix: Callable[[Any], DistMatrix]
+    gang: GangView, task: dict[str, Any], matrix: Callable[[Any], DistMatrix]
 ) -> dict[str, Any]:
     """Run a program on all ranks; the exit codes, by rank, and the matrices that it has made.
 
@@ -199,7 +199,7 @@ class Program:
 
     Parameters
     ----------
-    gang : Gang
+    gang : GangView
     comm : MPI.Intracomm
         Ranks that have reached a point wait on it, in a collective operation; so the caller uses
         another one until `turn` has returned the exit codes.
@@ -224,7 +224,7 @@ class Program:
 
     def __init__(
         self,
-        gang: Gang,
+        gang: GangView,
         comm: MPI.Intracomm,
         task: dict[str, Any],
         matrices: Mapping[str, DistMatrix],

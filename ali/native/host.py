@@ -26,7 +26,7 @@ from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.wire.signature import MATRIX, SPARSE
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
 
 
 ABI = 4
@@ -405,7 +405,7 @@ def text_of(raw: bytes | None) -> str:
 
 
 @contextmanager
-def ignored_errors_raised(gang: Gang, what: str) -> Iterator[None]:
+def ignored_errors_raised(gang: GangView, what: str) -> Iterator[None]:
     """Run native code in the block; `what` names it in messages.
 
     Communicators that it derives from the gang's report their errors in later blocks too.

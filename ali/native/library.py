@@ -50,7 +50,7 @@ from mpi_workers.wire.signature import (
 )
 
 if TYPE_CHECKING:
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
 
 
 class NativeLibrary:
@@ -203,7 +203,7 @@ class NativeLibrary:
             ],
         }
 
-    def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> list[Any]:
+    def call(self, gang: GangView, routine: str, arguments: Mapping[str, Any]) -> list[Any]:
         """Run a routine on this rank; one value per declared result.
 
         Raises
@@ -246,7 +246,7 @@ class NativeLibrary:
             raise no_such_routine(self._name, name, self._routines)
         return self._routines[name]
 
-    def prepared(self, gang: Gang, routine: str) -> PreparedCall:
+    def prepared(self, gang: GangView, routine: str) -> PreparedCall:
         """A routine of numbers, to be called often."""
         return PreparedCall(self, gang, routine)
 
@@ -372,7 +372,7 @@ class PreparedCall:
     Parameters
     ----------
     library : NativeLibrary
-    gang : Gang
+    gang : GangView
         The ranks that run it.
     routine : str
 
@@ -382,7 +382,7 @@ class PreparedCall:
         NoSuchRoutineError.
     """
 
-    def __init__(self, library: NativeLibrary, gang: Gang, routine: str) -> None:
+    def __init__(self, library: NativeLibrary, gang: GangView, routine: str) -> None:
         self._library = library
         self._gang = gang
         self._routine = routine

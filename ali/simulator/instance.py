@@ -37,7 +37,7 @@ from mpi_workers.wire.signature import MATRIX, Signature
 if TYPE_CHECKING:
     from ali.native import NativeLibrary
     from ali.python_library import PythonLibrary
-    from mpi_workers.rank.gang import Gang
+    from mpi_workers.rank.gang_view import GangView
 
 Array = np.ndarray[Any, Any]
 
@@ -63,7 +63,7 @@ class Instance:
 
     Parameters
     ----------
-    gang : Gang
+    gang : GangView
         The ranks that compute it.
     library : PythonLibrary or NativeLibrary
         Loaded for this instance only: its state belongs to the instance.
@@ -79,7 +79,7 @@ class Instance:
     """
 
     def __init__(
-        self, gang: Gang, library: PythonLibrary | NativeLibrary, name: str, config: str
+        self, gang: GangView, library: PythonLibrary | NativeLibrary, name: str, config: str
     ) -> None:
         self._gang = gang
         self._library = library

@@ -32,7 +32,7 @@ from ali.interface import Context, routine
 from ali.linalg.systems import solve
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 
 Vector = NDArray[np.float64]
 DIAGONAL, NEIGHBOUR = 26.0, -1.0
@@ -603,11 +603,11 @@ def weak(ctx: Context, seconds: float = 1.0) -> tuple[float, float]:
     return hpl(ctx, n, seconds)[0], hpcg(ctx, N_GRID, seconds=seconds)[0]
 
 
-def bare_weak(gang: Gang, seconds: float) -> tuple[float, float]:
+def bare_weak(gang: GangView, seconds: float) -> tuple[float, float]:
     """The same in a plain MPI program, without Ray."""
     return weak(Context(gang, {}), seconds)
 
 
-def bare(gang: Gang, seconds: float) -> list[list[str]]:
+def bare(gang: GangView, seconds: float) -> list[list[str]]:
     """The kernels in a plain MPI program, without Ray."""
     return list(kernels(Context(gang, {}), seconds))

@@ -24,7 +24,7 @@ from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.foreign_code import called, isolated
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.waits import interruption
 from mpi_workers.wire.commands import COMMANDS, matrices_of
 from mpi_workers.wire.frames import Body
@@ -42,7 +42,7 @@ class Library(Protocol):
     def describe(self) -> Body:
         """Name, documentation and signatures, as a map."""
 
-    def call(self, gang: Gang, routine: str, arguments: Mapping[str, Any]) -> Sequence[Any]:
+    def call(self, gang: GangView, routine: str, arguments: Mapping[str, Any]) -> Sequence[Any]:
         """Run a routine; one value per declared result."""
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Libraries:
             raise Failure("LibraryNotFoundError", f"library {name!r} is not loaded")
         return library
 
-    def load(self, gang: Gang, name: str, path: str | None) -> Library:
+    def load(self, gang: GangView, name: str, path: str | None) -> Library:
         """Load a library, and use it when it has loaded on every rank. Collective.
 
         The library that it replaces is kept until `settle`.
@@ -140,7 +140,7 @@ class Runner(Protocol):
     """Runs code that a user has sent: a function or a script. `ali` provides it."""
 
     def run(
-        self, gang: Gang, task: Body, matrix: Callable[[Any], DistMatrix]
+        self, gang: GangView, task: Body, matrix: Callable[[Any], DistMatrix]
     ) -> tuple[Sequence[DistMatrix], Any]:
         """Run it on this rank: the matrices that it made, and its result as a message field.
 
@@ -153,7 +153,7 @@ class RankCommands:
 
     Parameters
     ----------
-    gang, storage : Gang, Storage
+    gang, storage : GangView, Storage
     loader, runner : Loader, Runner
         How libraries are loaded and users' own code is run.
 
@@ -163,7 +163,7 @@ class RankCommands:
         Of the collective command under way, or of the last one.
     """
 
-    def __init__(self, gang: Gang, storage: Storage, loader: Loader, runner: Runner) -> None:
+    def __init__(self, gang: GangView, storage: Storage, loader: Loader, runner: Runner) -> None:
         self.gang = gang
         self.number = 0
         self._storage = storage

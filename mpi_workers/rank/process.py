@@ -47,7 +47,7 @@ from mpi_workers.node.stacks import crash_file
 from mpi_workers.rank import history
 from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runner
 from mpi_workers.rank.foreign_code import ProcessSettings, flush_python, users_part
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.waits import interruption, mpi_layer
 from mpi_workers.waits.interruption import InterruptWord, end_on_signal, place
@@ -86,7 +86,7 @@ class RankLoop:
         interruption.start_layer(world, wanted=is_mpich and config.mpi_waits != "plain")
         end_on_signal(interruption.interrupted, INTERRUPTIBLE)
         self._settings = ProcessSettings()
-        gang = Gang(world, storage, self._report, folder)
+        gang = GangView(world, storage, self._report, folder)
         self._rank = gang.rank
         self._peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._commands = RankCommands(gang, storage, loader, runner)

@@ -21,7 +21,7 @@ from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import SHM, segments_of
 from mpi_workers.node.processes import ANYONE, close_listeners, crowded, die_with_parent, let_trace
 from mpi_workers.node.stacks import crash_file
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.rank.process import limit_endpoints, report_exits
 from mpi_workers.waits import interruption
 from mpi_workers.waits.interruption import InterruptWord
@@ -66,7 +66,7 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
     interruption.begin(FIRST_CALL)
     own = MPI.Intracomm(world.Dup())
     interruption.start_layer(own, wanted=os.environ.get("ALCHEMIST_MPI_WAITS") != "plain")
-    gang = Gang(
+    gang = GangView(
         own, Storage(world.rank, Pool(POOL_BYTES, shared=True)), lambda *_: None, Path(folder)
     )
     module, name = function.split(":")

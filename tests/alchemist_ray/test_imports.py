@@ -216,7 +216,7 @@ def test_importing_does_not_also_import(imports: str, absent: str) -> None:
 def test_a_process_that_has_imported_modules_of_ranks_gets_the_environments() -> None:
     pytest.importorskip("gymnasium", reason="needs gymnasium")
     program = (
-        "import mpi_workers.rank.gang, envs, gymnasium\n"
+        "import mpi_workers.rank.gang_view, envs, gymnasium\n"
         "assert 'alchemist/Simulator-v0' in gymnasium.registry"
     )
     commands.python(program, code=0)

@@ -13,7 +13,7 @@ import pytest
 from ali import arrays
 from ali.arrays import lookup, ordering, rearranging
 from mpi_workers.matrix.dtypes import DTYPES
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_linalg_checks import Array, Checks
 from tests.support.ranks_shared import failure_of
 
@@ -186,7 +186,7 @@ def rearranged(check: Checks) -> None:
         alike(check, found, np.repeat(a, times, axis), ["repeat", *what])
 
 
-def everything(gang: Gang) -> dict[str, list[Any]]:
+def everything(gang: GangView) -> dict[str, list[Any]]:
     return Checks.results_of(
         gang,
         sorting,

@@ -15,12 +15,12 @@ from ali.elemental.views import Elemental
 from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS, Shape
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, values
 from tests.support.ranks_shared import failure_of
 
 
-def context(gang: Gang) -> Context:
+def context(gang: GangView) -> Context:
     """A context whose state lasts as long as the gang, as a loaded library's does."""
     state = vars(gang).setdefault("elemental", {})
     if not state:
@@ -28,7 +28,7 @@ def context(gang: Gang) -> Context:
     return Context(gang, state)
 
 
-def checks(gang: Gang) -> Checks:
+def checks(gang: GangView) -> Checks:
     check = Checks(gang)
     check.ctx = context(gang)
     return check
@@ -123,7 +123,7 @@ def factorised_data(check: Checks) -> None:
     check.true(np.isfinite(X).all() and (X @ Y.T == 0).all(), "nmf of zero")
 
 
-def controls(gang: Gang) -> dict[str, Any]:
+def controls(gang: GangView) -> dict[str, Any]:
     """Elemental's defaults, read through our structures: the layouts of both agree."""
     found = {}
     with Elemental(context(gang)) as el:
@@ -182,7 +182,7 @@ def refusals(check: Checks) -> dict[str, list[str]]:
     return {name: check.failures(call, ctx, *rest) for name, (call, *rest) in calls.items()}
 
 
-def copies(gang: Gang) -> dict[str, int]:
+def copies(gang: GangView) -> dict[str, int]:
     """How often each routine copies in Elemental, A being in MC_MR: the docstrings say it."""
     ctx, e, native = context(gang), elemental, vars(gang)["elemental"]["libEl"].call
     A, B = (ctx.new_replicated(values(s, "float64"), "MC_MR") for s in ((9, 7), (9, 2)))
@@ -217,7 +217,7 @@ def renewal(check: Checks) -> None:
     norm()
 
 
-def too_large(gang: Gang) -> str:
+def too_large(gang: GangView) -> str:
     """A matrix with more elements on a rank than a 32-bit integer counts."""
     ctx = context(gang)
     with Elemental(ctx) as el:
@@ -226,7 +226,7 @@ def too_large(gang: Gang) -> str:
         return failure_of(el._check_size, (1 << 17, (1 << 15) * gang.size), "VC_STAR")
 
 
-def found(gang: Gang) -> str:
+def found(gang: GangView) -> str:
     """Why libEl cannot be used here; empty if it can."""
     try:
         elemental.load({}, None)
@@ -235,7 +235,7 @@ def found(gang: Gang) -> str:
     return ""
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     functions: list[Any] = [layouts, special, refusals, renewal]
     if gang.size <= 3:  # interior points wait for each other thousands of times
         functions += [factorised_data]

@@ -24,7 +24,7 @@ from ali.interface import Context
 from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import DTYPES
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.support.layouts import SOME_LAYOUTS
 from tests.support.ranks_shared import failure_of
 
@@ -62,7 +62,7 @@ def small() -> Iterator[None]:
         yield
 
 
-def everything(gang: Gang, folder: str) -> dict[str, Any]:
+def everything(gang: GangView, folder: str) -> dict[str, Any]:
     """All checks, in one launch."""
     # They use this module.
     from tests.ali.ranks_files_bad import atomic, refused, url_atomic  # noqa: PLC0415
@@ -92,7 +92,7 @@ def everything(gang: Gang, folder: str) -> dict[str, Any]:
 class Checks:
     """A gang's files: what is wrong, on any rank, as all of them know."""
 
-    def __init__(self, gang: Gang, folder: Path) -> None:
+    def __init__(self, gang: GangView, folder: Path) -> None:
         exchange.EXCHANGE = USUAL  # another check may have changed it
         self.gang = gang
         self.ctx = Context(gang, {})
@@ -136,7 +136,7 @@ class Checks:
         return words if len(everyone) == 1 else f"ranks differ: {sorted(everyone)}"
 
 
-def agreed(gang: Gang, examples: int) -> Any:
+def agreed(gang: GangView, examples: int) -> Any:
     """So many examples, the same on all ranks, others on each number of them."""
     some = settings(
         max_examples=examples if gang.size < 4 else examples // 2,

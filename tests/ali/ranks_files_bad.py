@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ali.files import npy, parquet, paths, routines, text, zarr3
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_files import BASE, SUFFIXES, Checks, bits, values, written_by_others
 
 NOBODY = 65534  # a user without any rights
@@ -48,7 +48,7 @@ def atomic(check: Checks) -> None:
         check.right(replaced, f"{suffix}: not replaced, or left {check.left()}")
 
 
-def break_it(patch: pytest.MonkeyPatch, gang: Gang, suffix: str, fails: str) -> None:
+def break_it(patch: pytest.MonkeyPatch, gang: GangView, suffix: str, fails: str) -> None:
     """The last rank's second box, its sink's end, or rank 0's rename find the disk full."""
 
     def full(*_: object) -> None:
@@ -241,7 +241,7 @@ def elsewhere(check: Checks) -> None:
 # --- a disk that is full ---
 
 
-def full_disk(gang: Gang, folder: str) -> list[str]:
+def full_disk(gang: GangView, folder: str) -> list[str]:
     """On a disk of 2 MB: what is too large is refused, the old file stays, and the room is free
     again."""
     check = Checks(gang, Path(folder))
@@ -260,7 +260,7 @@ def full_disk(gang: Gang, folder: str) -> list[str]:
     return check.wrong
 
 
-def out_of_descriptors(gang: Gang, folder: str) -> list[Any]:
+def out_of_descriptors(gang: GangView, folder: str) -> list[Any]:
     """What saves say if the last rank can open no file, and files that are open afterwards."""
     check = Checks(gang, Path(folder))
     A = check.ctx.new_replicated(BASE, "VC_STAR")

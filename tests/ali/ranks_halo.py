@@ -9,7 +9,7 @@ import numpy as np
 
 from ali.interface import Context
 from mpi_workers.failures import Failure
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.support.ranks_shared import failure_of
 
 SHAPES = [(12, 12), (7, 5), (5, 9), (1, 6), (6, 1), (1, 1), (0, 4), (13, 2)]
@@ -19,7 +19,7 @@ FILLS: tuple[tuple[str, Any], ...] = (("float64", 0), ("complex64", 2 - 1j), ("i
 AROUND = tuple(itertools.product((False, True), repeat=2))
 
 
-def halos(gang: Gang) -> list[Any]:
+def halos(gang: GangView) -> list[Any]:
     """How many halos agree with the part of a padded matrix, and what is wrong."""
     ctx, wrong, done = Context(gang, {}), [], 0
     for shape, width, around, (dtype, fill) in itertools.product(SHAPES, (1, 2, 3), AROUND, FILLS):
@@ -56,7 +56,7 @@ def halos(gang: Gang) -> list[Any]:
     return [done, [*itertools.chain(*gang.comm.allgather(wrong))]]
 
 
-def refusals(gang: Gang) -> list[str]:
+def refusals(gang: GangView) -> list[str]:
     """The messages of this rank; every rank has the same."""
     ctx = Context(gang, {})
     A = ctx.new_replicated(np.zeros((6, 5)), "BLOCK")

@@ -8,17 +8,17 @@ from ali.hpc import about, allreduce, dgemm, ping_pong, ring, stream
 from ali.hpc.measures import pairs
 from ali.interface import Context
 from ali.registry import load
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.support.ranks_shared import failure_of
 
 SHORT_S = 0.01
 
 
-def identities(gang: Gang) -> list[str]:
+def identities(gang: GangView) -> list[str]:
     return about(Context(gang, {}))
 
 
-def refusals(gang: Gang, calls: list[Any], *library: str) -> list[str]:
+def refusals(gang: GangView, calls: list[Any], *library: str) -> list[str]:
     """The failures of calls."""
     call = load(*(library or ["hpc"])).call
     failures = [failure_of(call, gang, *arguments) for arguments in calls]
@@ -26,7 +26,7 @@ def refusals(gang: Gang, calls: list[Any], *library: str) -> list[str]:
     return failures
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     ctx = Context(gang, {})
     found = {
         "dgemm": dgemm(ctx, 100, SHORT_S),
@@ -39,5 +39,5 @@ def everything(gang: Gang) -> dict[str, Any]:
     return found
 
 
-def pairs_of(gang: Gang, hosts: list[str]) -> dict[str, tuple[int, int]]:
+def pairs_of(gang: GangView, hosts: list[str]) -> dict[str, tuple[int, int]]:
     return pairs(hosts)

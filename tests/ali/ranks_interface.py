@@ -14,7 +14,7 @@ import ali
 from ali import DistMatrix
 from ali.interface import Context
 from ali.registry import load
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.support.layouts import SOME_LAYOUTS
 
 
@@ -31,7 +31,7 @@ def _refused(ctx: Context, call: Callable[[], Any]) -> int:
     return int(ctx.comm.allreduce(0))
 
 
-def matrices(gang: Gang) -> dict[str, Any]:
+def matrices(gang: GangView) -> dict[str, Any]:
     ctx = Context(gang, {})
     zeros = ctx.zeros((5, 7), np.int32, "MC_MR")
     like = ctx.empty_like(zeros)
@@ -55,7 +55,7 @@ def matrices(gang: Gang) -> dict[str, Any]:
     }
 
 
-def documented(gang: Gang) -> list[bool]:
+def documented(gang: GangView) -> list[bool]:
     """The example library of docs/own-library.md."""
     text = (Path(ali.__file__).parents[1] / "docs" / "own-library.md").read_text()
     source = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL))
@@ -75,7 +75,7 @@ def documented(gang: Gang) -> list[bool]:
     ]
 
 
-def run_echo(gang: Gang) -> dict[str, Any]:
+def run_echo(gang: GangView) -> dict[str, Any]:
     library = load("echo")
     matrix = gang.new((3, 3), "float32", "VC_STAR")
     given = {"A": matrix, "i": 3, "texts": ["x"], "z": 2j}

@@ -13,7 +13,7 @@ from ali.linalg import products as multiplication
 from mpi_workers.matrix.layout import LAYOUTS
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_linalg_checks import FLOATS, NUMBERS, Array, Checks, small_panels, values
 
 
@@ -210,7 +210,7 @@ def reproducible(plain: Checks) -> list[Any]:
     told: list[Any] = []
     storage = Storage(plain.gang.rank, Pool(1 << 24, shared=False))
     report = lambda fraction, text: told.append([fraction, text])  # noqa: E731
-    check = Checks(Gang(MPI.COMM_WORLD, storage, report, plain.gang.folder))
+    check = Checks(GangView(MPI.COMM_WORLD, storage, report, plain.gang.folder))
     A = check.distribute(values((4000, 200), "float64"))
     one, other = (
         [check.whole(x).tobytes() for x in check.linalg.truncated_svd(A, 8)] for _ in range(2)
@@ -218,7 +218,7 @@ def reproducible(plain: Checks) -> list[Any]:
     return [one == other, told]
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     return Checks.results_of(
         gang, products, svds, norms, transposes, nonfinite_passes, random_numbers, refused,
         reproducible,

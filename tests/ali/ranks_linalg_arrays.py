@@ -10,7 +10,7 @@ from scipy import special
 
 from ali import linalg
 from ali.linalg.arithmetic import UNARY
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_linalg_checks import NUMBERS, Checks, small_panels, values
 from tests.support.layouts import SOME_LAYOUTS as EVERY
 
@@ -285,7 +285,7 @@ def refused(check: Checks) -> list[Any]:
     return says.found
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     return Checks.results_of(
         gang, sums_of_two, broadcasts, operations, functions_of_one, reductions, other_norms,
         slices, diagonals_and_fills, refused,

@@ -27,7 +27,7 @@ from ali.linalg import (
 from ali.sparse_matrices import from_whole
 from mpi_workers.matrix import pairwise
 from mpi_workers.matrix.layout import Shape
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.support.ranks_shared import failure_of
 
 Array = np.ndarray[Any, Any]
@@ -57,7 +57,7 @@ class Routines:
 class Checks:
     """Collects the differences that exceed rounding, on all ranks."""
 
-    def __init__(self, gang: Gang) -> None:
+    def __init__(self, gang: GangView) -> None:
         self.gang, self.ctx = gang, Context(gang, {})
         self.linalg = Routines(self.ctx, linalg)
         self.done = 0
@@ -82,7 +82,7 @@ class Checks:
         return self.whole(result) if isinstance(result, DistMatrix) else result
 
     @classmethod
-    def results_of(cls, gang: Gang, *functions: Any, make: Any = None) -> dict[str, Any]:
+    def results_of(cls, gang: GangView, *functions: Any, make: Any = None) -> dict[str, Any]:
         """By name what functions of checks return, or the results of their checks.
 
         In one launch: starting ranks takes longer than most checks.

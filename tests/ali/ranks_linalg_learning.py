@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ali import linalg
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_linalg_checks import Array, Checks, small_panels, values
 
 REALS = ("float32", "float64", "int32")
@@ -163,5 +163,5 @@ def refused(check: Checks) -> list[Any]:
     return says.found
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     return Checks.results_of(gang, components, clusters, kernels, refused)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_linalg_checks import FLOATS, NUMBERS, Array, Checks, small_panels, values
 from tests.support.layouts import SOME_LAYOUTS
 
@@ -280,7 +280,7 @@ def empty(check: Checks) -> None:
     check.same(check.linalg.solve(np.eye(3), B), np.zeros((3, 0)), "no right-hand sides")
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     return Checks.results_of(
         gang, factors, components, clusters, searches, integers, sums, triangles, masks, empty,
     )  # fmt: skip

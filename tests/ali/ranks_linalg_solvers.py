@@ -12,7 +12,7 @@ import pytest
 
 from ali import linalg
 from ali.linalg import triangular
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_linalg_checks import FLOATS, NUMBERS, Array, Checks, values
 
 SIZES = (1, 2, 5, 9, 24)
@@ -152,7 +152,7 @@ def transposed_products(check: Checks) -> None:
     check.close(H, a.conj().T, "complex64", "A^H", 1e-300)
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     return Checks.results_of(
         gang, pivoting, least_squares, decompositions, transposed_products, refused
     )

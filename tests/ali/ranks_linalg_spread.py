@@ -10,7 +10,7 @@ import scipy.linalg
 from ali import DistMatrix, blocks, linalg
 from ali.interface import Context
 from ali.linalg.eigen import tridiagonal_eigh
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali import ranks_linalg_solvers
 from tests.ali.ranks_linalg_checks import FLOATS, Checks, values
 from tests.ali.ranks_routines import spread
@@ -70,7 +70,7 @@ def tridiagonals(check: Checks) -> None:
         check.orthonormal(z, what)
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     with spread():
         return Checks.results_of(gang, least_squares, leading_vectors, tridiagonals, exponentials)
 
@@ -79,7 +79,7 @@ def leading(ctx: Context, A: DistMatrix) -> Any:
     return linalg.truncated_svd(ctx, A, 5, method="gram", tol=1e-2)
 
 
-def memory(gang: Gang, n: int) -> dict[str, float]:
+def memory(gang: GangView, n: int) -> dict[str, float]:
     """The most memory that a rank takes beyond the arguments' share, in its shares of A."""
     check = alone(gang)
     blocks.PANEL = PANEL

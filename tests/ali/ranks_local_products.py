@@ -11,18 +11,18 @@ from ali.interface import Context
 from ali.linalg import products
 from mpi_workers.matrix import device
 from mpi_workers.matrix.device import Device
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_stated import errors
 from tests.support.devices import counted
 
 
-def stated(gang: Gang) -> dict[str, float]:
+def stated(gang: GangView) -> dict[str, float]:
     """The largest error of each routine whose products are computed on the device."""
     with counted(products=True) as found:
         return {**errors(gang, "linalg"), "copies": float(found.copies)}
 
 
-def repeated(gang: Gang) -> None:
+def repeated(gang: GangView) -> None:
     """A whole part that nothing changes crosses once, for all products of it."""
     ctx = Context(gang, {})
     whole = np.random.default_rng(1).standard_normal((60, 40))
@@ -36,7 +36,7 @@ def repeated(gang: Gang) -> None:
         assert found.copied_nbytes == A.local.nbytes + 3 * (B.local.nbytes + C.local.nbytes)
 
 
-def unusable(gang: Gang) -> None:
+def unusable(gang: GangView) -> None:
     """A GPU that PyTorch cannot use is said once, and nothing else changes."""
     ctx = Context(gang, {})
     A = ctx.new_replicated(np.ones((30, 30)), "VC_STAR")

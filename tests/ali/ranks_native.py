@@ -19,14 +19,14 @@ from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import Runs, number_of
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing.local_gang import begin, interrupt
 from mpi_workers.waits.interruption import waited_s
 from tests.support.layouts import SOME_LAYOUTS
 from tests.support.ranks_shared import failure_of
 
 
-def descriptions(gang: Gang, path: str) -> list[Any]:
+def descriptions(gang: GangView, path: str) -> list[Any]:
     """Whatever a library is told of a matrix agrees with the matrix."""
     library = load("every", path)
     wrong = []
@@ -56,7 +56,7 @@ def descriptions(gang: Gang, path: str) -> list[Any]:
     return list(itertools.chain.from_iterable(gang.comm.allgather(wrong)))
 
 
-def descriptors(gang: Gang, path: str) -> list[Any]:
+def descriptors(gang: GangView, path: str) -> list[Any]:
     """Those that differ from Python's, and how many were compared."""
     library, wrong, done = load("every", path), [], 0
     for layout in ("MC_MR", "BLOCK", "BLOCK_CYCLIC:2", "BLOCK_CYCLIC:64"):
@@ -73,7 +73,7 @@ def descriptors(gang: Gang, path: str) -> list[Any]:
     return [[*itertools.chain(*gang.comm.allgather(wrong))], gang.comm.allreduce(done)]
 
 
-def counts(gang: Gang, path: str, told: str) -> list[int]:
+def counts(gang: GangView, path: str, told: str) -> list[int]:
     """State lasts until the library is closed."""
     os.environ["EVERY_CLOSED"] = told
     library = load("every", path)
@@ -87,7 +87,7 @@ def counts(gang: Gang, path: str, told: str) -> list[int]:
     return found
 
 
-def mpi_errors(gang: Gang, path: str) -> list[Any]:
+def mpi_errors(gang: GangView, path: str) -> list[Any]:
     """An ignored error fails the call; a handled one does not; then the gang still works."""
     library = load("mpi_errors", path)
     careless = failure_of(library.call, gang, "careless", {})
@@ -95,12 +95,12 @@ def mpi_errors(gang: Gang, path: str) -> list[Any]:
     return [careless, careful, gang.comm.allreduce(1)]
 
 
-def refusals(gang: Gang, path: str) -> list[str]:
+def refusals(gang: GangView, path: str) -> list[str]:
     """Why a library is not loaded, the first and the second time."""
     return [failure_of(load, "x", path) for _ in range(2)]
 
 
-def described(gang: Gang, name: str) -> dict[str, Any]:
+def described(gang: GangView, name: str) -> dict[str, Any]:
     """The description of a library, or the reason why it did not load."""
     try:
         about = load(name).describe()
@@ -110,7 +110,7 @@ def described(gang: Gang, name: str) -> dict[str, Any]:
     return {"name": about["name"], "doc": about["doc"], "routines": names}
 
 
-def plugged_in(gang: Gang, path: str) -> dict[str, Any]:
+def plugged_in(gang: GangView, path: str) -> dict[str, Any]:
     """A library whose entry point is a function that says where its shared object is."""
     calls = []
     plug = SimpleNamespace(value="plug:path", load=lambda: lambda: calls.append(1) or path)
@@ -119,7 +119,7 @@ def plugged_in(gang: Gang, path: str) -> dict[str, Any]:
     return {**about, "calls": len(calls)}
 
 
-def cancelled_messages(gang: Gang, path: str, turns: int) -> list[float]:
+def cancelled_messages(gang: GangView, path: str, turns: int) -> list[float]:
     """Calls that fail on one rank while the others wait for its messages, then good ones."""
     library = load("halo", path)
     found = []
@@ -141,7 +141,7 @@ def cancelled_messages(gang: Gang, path: str, turns: int) -> list[float]:
     return found
 
 
-def overwritten(gang: Gang, path: str, folder: str) -> Any:
+def overwritten(gang: GangView, path: str, folder: str) -> Any:
     """The errors of a call and of a load after the file was written to; it is replaced then."""
     file = shutil.copy(path, Path(folder, "libx.so"))
     library = load("x", str(file))
@@ -154,7 +154,7 @@ def overwritten(gang: Gang, path: str, folder: str) -> Any:
     return told
 
 
-def waits(gang: Gang, path: str) -> Any:
+def waits(gang: GangView, path: str) -> Any:
     """By rank: whether half a second's wait for rank 0 was counted as time in MPI."""
     library = load("every", path)
     before = waited_s()
@@ -164,7 +164,7 @@ def waits(gang: Gang, path: str) -> Any:
     return gang.comm.allgather(0.4 < waited_s() - before < 5)
 
 
-def device_pointer(gang: Gang, path: str) -> list[Any]:
+def device_pointer(gang: GangView, path: str) -> list[Any]:
     """What a library reads at a part's address on the device, and the error without one."""
     from tests.support.devices import counted  # noqa: PLC0415 - needs torch
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali import peer_data
 from tests.ali.ranks_linalg_checks import Checks
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     return Checks.results_of(gang, components, regressions, spectra, systems, clusters, refusals)
 
 

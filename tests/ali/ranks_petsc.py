@@ -21,13 +21,13 @@ from ali import registry
 from ali.interface import Context
 from ali.sparse_matrices import from_whole, on_ranks
 from mpi_workers.failures import Failure
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing import local_gang
 
 FAILED_CALLS = 200
 
 
-def missing(gang: Gang) -> list[str]:
+def missing(gang: GangView) -> list[str]:
     found = []
     for name in ("petsc", "slepc"):
         try:
@@ -41,7 +41,7 @@ def _whole(ctx: Context, X: Any) -> Any:
     return ctx.to_layout(X, "STAR_STAR").local
 
 
-def prepared(gang: Gang) -> list[str]:
+def prepared(gang: GangView) -> list[str]:
     """A solver stays for many right-hand sides, after calls that failed, and is freed."""
     from tests.ali.test_petsc import B, P, X  # noqa: PLC0415  (it imports pytest)
 
@@ -81,7 +81,7 @@ def prepared(gang: Gang) -> list[str]:
     return wrong
 
 
-def errors_inside(gang: Gang) -> list[str]:
+def errors_inside(gang: GangView) -> list[str]:
     """Errors of PETSc on one rank alone, deep in a preconditioner on all, and cancelled calls.
 
     Others leave PETSc within a second.
@@ -133,7 +133,7 @@ def errors_inside(gang: Gang) -> list[str]:
     return wrong
 
 
-def files(gang: Gang) -> list[str]:
+def files(gang: GangView) -> list[str]:
     """Matrices in PETSc's format are those that PETSc itself writes and reads."""
     from petsc4py import PETSc  # noqa: PLC0415  (where it is installed)
 
@@ -162,7 +162,7 @@ def files(gang: Gang) -> list[str]:
     return wrong
 
 
-def grown(gang: Gang) -> int:
+def grown(gang: GangView) -> int:
     """Bytes by which this rank has grown in many calls, a tenth of which it may."""
     from tests.ali.test_petsc import poisson  # noqa: PLC0415
 
@@ -176,7 +176,7 @@ def grown(gang: Gang) -> int:
     return max(ctx.comm.allgather(sizes[-1] - sizes[0]))
 
 
-def documented(gang: Gang) -> float:
+def documented(gang: GangView) -> float:
     """The largest error of the examples of docs/own-library.md."""
     ctx = Context(gang, {})
     text = (Path(ali.__file__).parents[1] / "docs" / "own-library.md").read_text()
@@ -202,7 +202,7 @@ def documented(gang: Gang) -> float:
                abs(float(ctx.comm.allreduce(inverse)) - 3.6))  # fmt: skip
 
 
-def in_c(gang: Gang, path: str) -> list[str]:
+def in_c(gang: GangView, path: str) -> list[str]:
     """The example in C, also after an error in it."""
     from tests.ali.test_petsc import B, P, X  # noqa: PLC0415
 
@@ -228,7 +228,7 @@ def in_c(gang: Gang, path: str) -> list[str]:
     return wrong
 
 
-def pairs(gang: Gang) -> list[str]:
+def pairs(gang: GangView) -> list[str]:
     """Vectors, and residuals of the results."""
     from tests.ali.test_petsc import MASS, ROUND, P, T  # noqa: PLC0415
 

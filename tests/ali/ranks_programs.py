@@ -12,7 +12,7 @@ from ali.executables.stepped_program import SteppedProgram
 from ali.interface import Context
 from ali.run import Programs
 from mpi_workers.failures import Interrupted
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing import local_gang
 
 ECHO = """
@@ -29,7 +29,7 @@ print("last", flush=True)
 """
 
 
-def late_answer(gang: Gang) -> list[str]:
+def late_answer(gang: GangView) -> list[str]:
     """Answers to questions after one whose wait was interrupted."""
     ctx = Context(gang, {})
     program = LineProgram([sys.executable, "-S", "-c", ECHO])
@@ -46,7 +46,7 @@ def late_answer(gang: Gang) -> list[str]:
         program.close()
 
 
-def last_answer(gang: Gang, *argv: str) -> list[object]:
+def last_answer(gang: GangView, *argv: str) -> list[object]:
     """Answers of a program that ends before its last answer is read; whether it runs."""
     ctx = Context(gang, {})
     program = SteppedProgram(ctx, argv or [sys.executable, "-S", "-c", LAST_ANSWER])
@@ -58,7 +58,7 @@ def last_answer(gang: Gang, *argv: str) -> list[object]:
     return [*answers, *running]
 
 
-def scripts(gang: Gang, folder: str) -> str:
+def scripts(gang: GangView, folder: str) -> str:
     """What two scripts wrote that import modules of the same names from their own folders."""
     out = Path(folder, "out")
     for name in ("one", "two"):

@@ -17,7 +17,7 @@ from ali.scalapack import cyclic, spectra
 from ali.scalapack.cyclic import Call
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import LAYOUTS
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali import routine_table
 from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, small_panels
 from tests.support.devices import counted
@@ -112,7 +112,7 @@ WAYS: dict[str, Way] = {
 METHODS = ("eigh", "lstsq", "qr", "solve", "svd")  # of linalg with `method` of another library
 
 
-def cases(way: str, gang: Gang) -> Iterator[tuple[str, int, str, str, tuple[int, int], int]]:
+def cases(way: str, gang: GangView) -> Iterator[tuple[str, int, str, str, tuple[int, int], int]]:
     """Routine, number of its case, dtype, kind of matrix, shape, order; a part of all of them."""
     library, *_, more = WAYS[way]
     table = routine_table.LIBRARIES[library]
@@ -132,7 +132,7 @@ def cases(way: str, gang: Gang) -> Iterator[tuple[str, int, str, str, tuple[int,
         yield name, number, dtype, kind, shape, order
 
 
-def agree(gang: Gang, way: str, path: str | None = None) -> dict[str, Any]:
+def agree(gang: GangView, way: str, path: str | None = None) -> dict[str, Any]:
     """How many calls there were by routine, and those whose errors are too large."""
     library, environment, layouts, kept, _ = WAYS[way]
     check = Checks(gang)
@@ -203,6 +203,6 @@ def _wide(x: Array) -> Array:
     return x.astype({"c": np.complex128, "f": np.float64}.get(x.dtype.kind, x.dtype))
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     """All ways in one launch: starting ranks takes longer than most checks."""
     return {way: agree(gang, way) for way in WAYS}

@@ -22,7 +22,7 @@ from ali.scalapack import spectra
 from ali.scalapack.cyclic import Call
 from ali.scalapack.native import grid_of
 from mpi_workers.failures import Failure
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, values
 from tests.ali.ranks_routines import blocks
 from tests.support.ranks_shared import failure_of
@@ -110,7 +110,7 @@ def ignored(check: Checks) -> str:
     return failure_of(send)
 
 
-def loaded(gang: Gang) -> Checks:
+def loaded(gang: GangView) -> Checks:
     check = Checks(gang)
     scalapack.load(check.ctx.state, None)
     return check
@@ -156,7 +156,7 @@ def numbers(check: Checks) -> None:
         check.true(own.matrix is A and same, ["the descriptor", size])
 
 
-def everything(gang: Gang) -> dict[str, Any]:
+def everything(gang: GangView) -> dict[str, Any]:
     try:
         scalapack.load({}, None)
     except Failure as failure:
@@ -185,7 +185,7 @@ def bidiagonal(n: int) -> Iterator[tuple[str, Array, Array]]:
     yield "zero", np.zeros(n), np.zeros(len(any_e))
 
 
-def bidiagonals(gang: Gang) -> list[Any]:
+def bidiagonals(gang: GangView) -> list[Any]:
     """Singular vectors by divide and conquer, without ScaLAPACK."""
     check = Checks(gang)
     with pytest.MonkeyPatch.context() as patch:

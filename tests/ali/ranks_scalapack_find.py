@@ -15,7 +15,7 @@ import pytest
 from ali import loader
 from ali.scalapack import native
 from mpi_workers.failures import Failure
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.support.ranks_shared import failure_of
 
 
@@ -25,7 +25,7 @@ def library(path: Path, needs: str) -> str:
     return str(path)
 
 
-def failures(gang: Gang, folder: str) -> dict[str, str]:
+def failures(gang: GangView, folder: str) -> dict[str, str]:
     """Everything that can be wrong, in the words that the user gets."""
     home = Path(folder)
     said = {}
@@ -57,7 +57,7 @@ def failures(gang: Gang, folder: str) -> dict[str, str]:
     return said
 
 
-def order(gang: Gang, folder: str) -> list[list[str]]:
+def order(gang: GangView, folder: str) -> list[list[str]]:
     """The candidates in order: versions newest first, links once."""
     home = Path(folder)
     names = (
@@ -80,7 +80,7 @@ def order(gang: Gang, folder: str) -> list[list[str]]:
         ]
 
 
-def processors(gang: Gang, folder: str) -> dict[str, Any]:
+def processors(gang: GangView, folder: str) -> dict[str, Any]:
     """The processor that a loaded OpenBLAS is told."""
     cpuinfo = Path(folder, "cpuinfo")
     found: dict[str, Any] = {"no file": loader._core(cpuinfo)}
@@ -105,7 +105,7 @@ def processors(gang: Gang, folder: str) -> dict[str, Any]:
     return found
 
 
-def reference_blas(gang: Gang, path: str) -> tuple[str | None, list[str]]:
+def reference_blas(gang: GangView, path: str) -> tuple[str | None, list[str]]:
     """The reference BLAS behind a library, by its file, and the warnings when it is loaded."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -113,7 +113,7 @@ def reference_blas(gang: Gang, path: str) -> tuple[str | None, list[str]]:
     return found, [str(one.message) for one in caught]
 
 
-def second_mpi(gang: Gang) -> dict[str, Any]:
+def second_mpi(gang: GangView) -> dict[str, Any]:
     """Loading Debian's library brings no second MPI in, and no second ScaLAPACK after it."""
     try:
         loaded = native.load()

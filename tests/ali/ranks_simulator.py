@@ -12,7 +12,7 @@ import numpy as np
 from ali.interface import Context
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing import local_gang
 from tests.support.ranks_shared import failure_of
 
@@ -22,7 +22,7 @@ SIZE = 4
 class Host:
     """The shipped library "simulator" on this rank."""
 
-    def __init__(self, gang: Gang) -> None:
+    def __init__(self, gang: GangView) -> None:
         self._gang = gang
         self._library = load("simulator")
 
@@ -50,7 +50,7 @@ class Host:
         return rows if self._gang.rank == 0 else []
 
 
-def one(gang: Gang, path: str) -> dict[str, Any]:
+def one(gang: GangView, path: str) -> dict[str, Any]:
     """A simulation on all ranks: an episode, what is refused, a second simulator."""
     host = Host(gang)
     before = failure_of(host.begin, [0], [0])
@@ -81,7 +81,7 @@ def one(gang: Gang, path: str) -> dict[str, Any]:
     }
 
 
-def many(gang: Gang, path: str, copies: int) -> dict[str, Any]:
+def many(gang: GangView, path: str, copies: int) -> dict[str, Any]:
     """Copies that are distributed over the ranks; some start again while others continue."""
     host = Host(gang)
     host.attach(path, copies=copies)
@@ -93,7 +93,7 @@ def many(gang: Gang, path: str, copies: int) -> dict[str, Any]:
     return {"records": records, "fields": fields}
 
 
-def failing(gang: Gang, path: str, copies: int) -> dict[str, Any]:
+def failing(gang: GangView, path: str, copies: int) -> dict[str, Any]:
     """A step that fails on one rank: the others leave; a fresh communicator makes it whole."""
     host = Host(gang)
     host.attach(path, '{"fail_at": 2}', copies)
@@ -117,7 +117,7 @@ def failing(gang: Gang, path: str, copies: int) -> dict[str, Any]:
     return {"said": said, "after": [host.begin(which, seeds), host.advance(actions)]}
 
 
-def context(gang: Gang) -> list[Any]:
+def context(gang: GangView) -> list[Any]:
     """A part of a gang is a gang: its ranks, its matrices."""
     part = gang.part(gang.rank % 2)
     ctx = Context(part, {})
@@ -171,7 +171,7 @@ def close(state):
 """
 
 
-def closings(gang: Gang, folder: str) -> list[list[str]]:
+def closings(gang: GangView, folder: str) -> list[list[str]]:
     """What was closed after a wrong spec, and of copies whose close raises; the errors."""
     path, host = Path(folder, "closing.py"), Host(gang)
     told: list[list[str]] = []
@@ -187,7 +187,7 @@ def closings(gang: Gang, folder: str) -> list[list[str]]:
     return told
 
 
-def different(gang: Gang, folder: str) -> str:
+def different(gang: GangView, folder: str) -> str:
     """What a simulator is refused with whose record depends on the number of ranks of a copy."""
     path = Path(folder, "closing.py")
     if gang.rank == 0:
@@ -198,7 +198,7 @@ def different(gang: Gang, folder: str) -> str:
     return failure_of(Host(gang).attach, str(path), config, 2)
 
 
-def number(gang: Gang, folder: str) -> list[Any]:
+def number(gang: GangView, folder: str) -> list[Any]:
     """Shape and dtype of a copy's state that is a number; it is restored."""
     path, host = Path(folder, "closing.py"), Host(gang)
     path.write_text(SIMULATOR)

@@ -26,7 +26,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali import routine_table
 from tests.ali.ranks_linalg_checks import Array, Checks
 
@@ -66,7 +66,7 @@ def loaded(check: Checks, library: str) -> Any:
     return module
 
 
-def errors(gang: Gang, library: str) -> dict[str, float]:
+def errors(gang: GangView, library: str) -> dict[str, float]:
     """The largest error of each routine, in units of float32's epsilon."""
     check, found = Checks(gang), {}
     module = loaded(check, library)
@@ -96,7 +96,7 @@ def errors(gang: Gang, library: str) -> dict[str, float]:
     return found
 
 
-def memory(gang: Gang, library: str) -> dict[str, float]:
+def memory(gang: GangView, library: str) -> dict[str, float]:
     """Peak memory of a rank in each routine, over its share of the arguments and results."""
     check, found = alone(gang), {}
     module = loaded(check, library)
@@ -135,14 +135,16 @@ def _nbytes(value: Any) -> int:
     return int(own.local.nbytes) if isinstance(own, DistMatrix) else 0
 
 
-def alone(gang: Gang) -> Checks:
+def alone(gang: GangView) -> Checks:
     """A gang whose pool keeps nothing, so that all memory of a call is new."""
     return Checks(
-        Gang(MPI.COMM_WORLD, Storage(gang.rank, Pool(0, shared=True)), lambda *_: None, gang.folder)
+        GangView(
+            MPI.COMM_WORLD, Storage(gang.rank, Pool(0, shared=True)), lambda *_: None, gang.folder
+        )
     )
 
 
-def peak(gang: Gang, call: Callable[[], Any]) -> tuple[Any, int]:
+def peak(gang: GangView, call: Callable[[], Any]) -> tuple[Any, int]:
     """The results of a call, and the most memory that this rank takes meanwhile, in bytes."""
     ctypes.CDLL(None).malloc_trim(0)
     gang.comm.Barrier()
@@ -157,7 +159,7 @@ def _status(key: str) -> int:
     return int(re.findall(rf"{key}:\s+(\d+) kB", text)[0]) * 1024
 
 
-def files(gang: Gang) -> dict[str, float]:
+def files(gang: GangView) -> dict[str, float]:
     """Peak memory of `save` and `load` by format, as `memory`; elements come back exactly."""
     check, found = alone(gang), {}
     folder = gang.comm.bcast(tempfile.mkdtemp() if gang.rank == 0 else None)

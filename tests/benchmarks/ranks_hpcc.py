@@ -22,11 +22,11 @@ from benchmarks.papers.hpcc import (
     six_steps,
     transposed,
 )
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.ali.ranks_hpc import SHORT_S, refusals
 
 
-def everything(gang: Gang, calls: list[Any]) -> dict[str, Any]:
+def everything(gang: GangView, calls: list[Any]) -> dict[str, Any]:
     """The kernels' results, their parts beside other ways to compute them, and refused calls."""
     ctx = Context(gang, {})
     return {
@@ -57,7 +57,7 @@ def sequence() -> list[int]:
     return wrong
 
 
-def transforms(gang: Gang, side: int) -> tuple[float, float]:
+def transforms(gang: GangView, side: int) -> tuple[float, float]:
     """Differences of a transform and a transpose from NumPy's."""
     ctx = Context(gang, {})
     rng = np.random.default_rng(1)
@@ -74,7 +74,7 @@ def transforms(gang: Gang, side: int) -> tuple[float, float]:
     return tuple(gang.comm.allreduce(float(value), max) for value in worst)
 
 
-def stencils(gang: Gang, n: int) -> dict[str, float]:
+def stencils(gang: GangView, n: int) -> dict[str, float]:
     """The stencil against dense arrays of the whole grid, and the solution, which is 1."""
     ctx = Context(gang, {})
     stencil = Stencil(ctx, n)

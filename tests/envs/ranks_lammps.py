@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ali.registry import load
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing import local_gang
 
 SMALL = {"cells": 4, "md_steps": 20, "melt_steps": 100}
@@ -20,7 +20,7 @@ SHORT = {"cells": 4, "md_steps": 5, "melt_steps": 10}  # for more ranks than cor
 class Simulator:
     """The library on this gang, with its routines as methods."""
 
-    def __init__(self, gang: Gang, **setup: Any) -> None:
+    def __init__(self, gang: GangView, **setup: Any) -> None:
         self._gang, self._library = gang, load("lammps_crystal")
         self.call("setup", **setup)
 
@@ -44,7 +44,7 @@ class Simulator:
         self._library.close()
 
 
-def same(gang: Gang) -> dict[str, Any]:
+def same(gang: GangView) -> dict[str, Any]:
     """First observations and steps: of two seeds, again, and of another LAMMPS."""
     one = Simulator(gang, **SHORT)
     first, other = one.begin(5), one.begin(6)
@@ -68,7 +68,7 @@ def same(gang: Gang) -> dict[str, Any]:
     return found
 
 
-def quiet(gang: Gang) -> list[str]:
+def quiet(gang: GangView) -> list[str]:
     """Files that an episode leaves in the folder it runs in."""
     here = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ def quiet(gang: Gang) -> list[str]:
             os.chdir(here)
 
 
-def thermostat(gang: Gang, temperature: float) -> dict[str, Any]:
+def thermostat(gang: GangView, temperature: float) -> dict[str, Any]:
     """Mean of the temperature when it has been held, what was scored, the whole fall."""
     simulator = Simulator(gang, cells=5, md_steps=100, episode_length=10)
     start = simulator.begin(3)
@@ -105,7 +105,7 @@ def thermostat(gang: Gang, temperature: float) -> dict[str, Any]:
     }
 
 
-def order(gang: Gang) -> list[float]:
+def order(gang: GangView) -> list[float]:
     """Q6 of the melt, and of atoms put back on their lattice."""
     simulator = Simulator(gang, cells=4)
     melt = simulator.begin(2)[3]
@@ -116,7 +116,7 @@ def order(gang: Gang) -> list[float]:
     return [melt, crystal[3], crystal[1]]
 
 
-def crystallised(gang: Gang, temperature: float, seeds: list[int], steps: int) -> list[float]:
+def crystallised(gang: GangView, temperature: float, seeds: list[int], steps: int) -> list[float]:
     """Energy and Q6 after a hold and a quench, of the first seed that crystallises."""
     simulator = Simulator(gang, cells=4)
     end = [0.0, 0.0]
@@ -135,7 +135,7 @@ def crystallised(gang: Gang, temperature: float, seeds: list[int], steps: int) -
     return end
 
 
-def refused(gang: Gang, texts: list[str]) -> dict[str, Any]:
+def refused(gang: GangView, texts: list[str]) -> dict[str, Any]:
     """The errors of bad commands and of the steps after them, and whether resets repair it."""
     simulator = Simulator(gang, **SMALL)
     before = simulator.begin(4)
@@ -147,12 +147,12 @@ def refused(gang: Gang, texts: list[str]) -> dict[str, Any]:
     return found
 
 
-def bad_arguments(gang: Gang, calls: list[tuple[str, dict[str, Any]]]) -> list[str]:
+def bad_arguments(gang: GangView, calls: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """The errors of calls that are refused, each of a new simulator."""
     return [Simulator(gang, **SMALL).error(routine, **given) for routine, given in calls]
 
 
-def renewed(gang: Gang) -> bool:
+def renewed(gang: GangView) -> bool:
     """Whether an episode goes on where a failure elsewhere costs the gang its communicator."""
     simulator = Simulator(gang, **SHORT)
     simulator.begin(4)

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.waits.interruption import uninterruptible
 
 
@@ -27,7 +27,7 @@ def failure_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str
     return "nothing"
 
 
-def serve(gang: Gang, folder: str) -> None:
+def serve(gang: GangView, folder: str) -> None:
     """Run functions until the pipe of this rank's orders is closed; rank 0 returns the results."""
     # Here: `envs` takes a process that has imported a rank's program for a rank.
     from mpi_workers.testing.local_rank import POOL_BYTES  # noqa: PLC0415
@@ -38,7 +38,7 @@ def serve(gang: Gang, folder: str) -> None:
             faulthandler.dump_traceback_later(timeout, exit=True)
             module, name = function.split(":")
             storage = Storage(gang.rank, Pool(POOL_BYTES, shared=True))
-            fresh = Gang(MPI.COMM_WORLD, storage, lambda *_: None, gang.folder)
+            fresh = GangView(MPI.COMM_WORLD, storage, lambda *_: None, gang.folder)
             result = getattr(importlib.import_module(module), name)(fresh, *arguments)
             with uninterruptible():
                 MPI.COMM_WORLD.Barrier()  # no rank has the next order before all have finished

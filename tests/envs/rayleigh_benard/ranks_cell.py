@@ -17,7 +17,7 @@ from ali.registry import load
 from benchmarks.rayleigh_benard.baselines import POLICIES
 from envs.rayleigh_benard.build import shared_object
 from mpi_workers.failures import Interrupted
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing import local_gang
 from mpi_workers.wire.signature import Signature
 from tests.support.ranks_shared import failure_of
@@ -28,7 +28,7 @@ SMALL = {"height": 8, "width": 24, "velocity": 0.1, "rayleigh": 5e3, "spin_up": 
 class Cell:
     """The library, set up; its routines by name, with their defaults."""
 
-    def __init__(self, gang: Gang, **sim: Any) -> None:
+    def __init__(self, gang: GangView, **sim: Any) -> None:
         self.gang = gang
         self.library = load("rayleigh_benard", shared_object())
         self.signatures = {
@@ -76,18 +76,18 @@ def bits(*values: Any) -> str:
 ROLLS = {"height": 48, "width": 97, "prandtl": 0.71, "velocity": 0.15, "heaters": 1}
 
 
-def spec(gang: Gang, sim: dict[str, Any]) -> dict[str, Any]:
+def spec(gang: GangView, sim: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Cell(gang, **sim)("spec")[0])
     return found
 
 
-def rolls(gang: Gang, rayleigh: float, free_falls: float) -> dict[str, float]:
+def rolls(gang: GangView, rayleigh: float, free_falls: float) -> dict[str, float]:
     """Convection from a perturbed conducting state."""
     cell = Cell(gang, **ROLLS, rayleigh=rayleigh, spin_up=free_falls, perturbation=0.3)
     return cell.measure()
 
 
-def growth(gang: Gang, rayleighs: list[float]) -> list[float]:
+def growth(gang: GangView, rayleighs: list[float]) -> list[float]:
     """Rates at which the energy of a small perturbation grows, per free-fall time."""
     rates = []
     for rayleigh in rayleighs:
@@ -101,7 +101,7 @@ def growth(gang: Gang, rayleighs: list[float]) -> list[float]:
     return rates
 
 
-def conserved(gang: Gang) -> list[dict[str, float]]:
+def conserved(gang: GangView) -> list[dict[str, float]]:
     """Measures at the beginning of an episode, and after every step of it."""
     cell = Cell(gang, height=16, width=48, spin_up=5.0, time_step=0.25)
     cell("reset")
@@ -113,7 +113,7 @@ def conserved(gang: Gang) -> list[dict[str, float]]:
     return found
 
 
-def episode(gang: Gang, sim: dict[str, Any], seed: int, steps: int) -> str:
+def episode(gang: GangView, sim: dict[str, Any], seed: int, steps: int) -> str:
     """All that an episode shows, as bits."""
     cell = Cell(gang, **sim)
     cell("seed", seed=seed)
@@ -128,7 +128,7 @@ def episode(gang: Gang, sim: dict[str, Any], seed: int, steps: int) -> str:
     return everyone[0]
 
 
-def views(gang: Gang) -> dict[str, Any]:
+def views(gang: GangView) -> dict[str, Any]:
     """The same episode seen by one, and by an agent for each heater."""
     found = {}
     for agents in (1, 12):
@@ -140,7 +140,7 @@ def views(gang: Gang) -> dict[str, Any]:
     return found
 
 
-def first_observations(gang: Gang, seeds: list[int]) -> list[list[float]]:
+def first_observations(gang: GangView, seeds: list[int]) -> list[list[float]]:
     cell = Cell(gang, **SMALL)
     found = []
     for seed in seeds:
@@ -151,7 +151,7 @@ def first_observations(gang: Gang, seeds: list[int]) -> list[list[float]]:
     return [*found, cell("get_state")[0]]
 
 
-def heated(gang: Gang) -> None:
+def heated(gang: GangView) -> None:
     """Whatever the action, the plate's mean stays and no heater is beyond the amplitude."""
     sim = {**SMALL, "height": 4, "width": 240, "time_step": 0.02, "amplitude": 0.75}
     cell = Cell(gang, **sim)
@@ -175,7 +175,7 @@ def heated(gang: Gang) -> None:
     holds()
 
 
-def saved(gang: Gang, sim: dict[str, Any], file: str) -> str:
+def saved(gang: GangView, sim: dict[str, Any], file: str) -> str:
     """Save in the middle of an episode; what comes after it, as bits."""
     cell = Cell(gang, **sim)
     cell("seed", seed=8)
@@ -187,7 +187,7 @@ def saved(gang: Gang, sim: dict[str, Any], file: str) -> str:
     return _after(cell)
 
 
-def loaded(gang: Gang, sim: dict[str, Any], file: str, layout: str) -> str:
+def loaded(gang: GangView, sim: dict[str, Any], file: str, layout: str) -> str:
     cell = Cell(gang, **sim)
     cell.load(np.load(file), layout)
     return _after(cell)
@@ -199,7 +199,7 @@ def _after(cell: Cell) -> str:
     return bits(*shown, cell("get_state")[0], cell.field(), cell.state())
 
 
-def refusals(gang: Gang, cases: list[tuple[str, dict[str, Any]]]) -> list[str]:
+def refusals(gang: GangView, cases: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """The errors that the caller gets; a valid call works after each."""
     cell = Cell(gang, **SMALL)
     told = []
@@ -217,7 +217,7 @@ def refusals(gang: Gang, cases: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [*told, *(failure_of(fresh, routine) for routine in unset)]
 
 
-def cancelled(gang: Gang) -> dict[str, Any]:
+def cancelled(gang: GangView) -> dict[str, Any]:
     """A run that is ended in the middle; what is said until reset, and how it goes on."""
     cell = Cell(gang, **SMALL)
     cell("seed", seed=1)
@@ -243,13 +243,13 @@ def cancelled(gang: Gang) -> dict[str, Any]:
     return found
 
 
-def first_bits(gang: Gang, sim: dict[str, Any]) -> str:
+def first_bits(gang: GangView, sim: dict[str, Any]) -> str:
     cell = Cell(gang, **sim)
     cell("reset")
     return bits(cell.act([1, 0, -1, 0])[0], cell.field())
 
 
-def controlled(gang: Gang, steps: int) -> dict[str, float]:
+def controlled(gang: GangView, steps: int) -> dict[str, float]:
     """Nusselt numbers of the default cell: developed, then with each of the baselines."""
     cell = Cell(gang)
     found = {"developed": cell.measure()["nusselt"]}

@@ -19,7 +19,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, selector, taken
 from mpi_workers.rank.commands import RankCommands
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.support.devices import counted
 
 
@@ -27,7 +27,7 @@ def _elements(shape: tuple[int, int], dtype: str) -> np.ndarray[Any, Any]:
     return (np.arange(shape[0] * shape[1]).reshape(shape) % 100).astype(dtype)
 
 
-def crossing(gang: Gang, shape: tuple[int, int]) -> None:
+def crossing(gang: GangView, shape: tuple[int, int]) -> None:
     """A part crosses to the device and back in every layout, by no other copies than asked for."""
     ctx = Context(gang, {})
     with counted() as found:
@@ -52,7 +52,7 @@ def crossing(gang: Gang, shape: tuple[int, int]) -> None:
             assert found.copies == before[0] + 3 + bool(B.stored.size)
 
 
-def dtypes(gang: Gang) -> None:
+def dtypes(gang: GangView) -> None:
     ctx = Context(gang, {})
     with counted():
         for dtype in DTYPES:
@@ -67,7 +67,7 @@ def dtypes(gang: Gang) -> None:
         np.testing.assert_array_equal(cube.on_device().numpy(), cube.local)
 
 
-def refused(gang: Gang) -> None:
+def refused(gang: GangView) -> None:
     """Parts that make no matrix are refused on all ranks."""
     ctx = Context(gang, {})
     A = ctx.zeros((4, 4), "float32")
@@ -108,7 +108,7 @@ def refused(gang: Gang) -> None:
         np.testing.assert_array_equal(B.on_device().numpy(), 0)
 
 
-def pinned(gang: Gang) -> None:
+def pinned(gang: GangView) -> None:
     """Memory is registered once, also when another matrix has it, until it is released."""
     ctx = Context(gang, {})
     with counted() as found:
@@ -172,7 +172,7 @@ def made(ctx: Context) -> DistMatrix:
     return ctx.new_replicated(np.arange(12.0).reshape(6, 2), "VC_STAR")
 
 
-def kept(gang: Gang) -> None:
+def kept(gang: GangView) -> None:
     """A copy is kept from call to call until one may change the matrix, or it is freed."""
     commands = RankCommands(gang, gang.storage, registry.load, Programs())
     number = iter(range(2, 1000))  # the first one is the test's own

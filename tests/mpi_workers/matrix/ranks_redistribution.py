@@ -14,7 +14,7 @@ from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import Distribution, Grid, Shape, positions
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.redistribution import redistribute
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.support.layouts import SOME_LAYOUTS
 
 POOL = Pool(64 << 20, shared=False)
@@ -40,7 +40,7 @@ def blank(distribution: Distribution, rank: int, dtype: str) -> DistMatrix:
     return matrix
 
 
-def moved_wrong(gang: Gang, old: Distribution, new: Distribution, dtype: str) -> int:
+def moved_wrong(gang: GangView, old: Distribution, new: Distribution, dtype: str) -> int:
     """Elements that this rank has wrong after a redistribution, of source and result."""
     values = whole(old.shape, dtype)
     source, result = blank(old, gang.rank, dtype), blank(new, gang.rank, dtype)
@@ -49,13 +49,13 @@ def moved_wrong(gang: Gang, old: Distribution, new: Distribution, dtype: str) ->
     return sum(int((m.local != values[np.ix_(m.rows, m.cols)]).sum()) for m in (source, result))
 
 
-def bad_cases(gang: Gang, cases: list[Any], wrong: list[int]) -> list[Any]:
+def bad_cases(gang: GangView, cases: list[Any], wrong: list[int]) -> list[Any]:
     """The cases in which any rank has wrong elements. Ranks agree once: each message counts."""
     total = gang.comm.allreduce(np.array(wrong))
     return [case for case, count in zip(cases, total, strict=True) if count]
 
 
-def every_pair(gang: Gang, shapes: list[Shape], message: int) -> list[Any]:
+def every_pair(gang: GangView, shapes: list[Shape], message: int) -> list[Any]:
     """All pairs of layouts on every grid, dtypes in turn. Returns what went wrong, and how many."""
     cases: list[Any] = []
     wrong: list[int] = []
@@ -71,7 +71,7 @@ def every_pair(gang: Gang, shapes: list[Shape], message: int) -> list[Any]:
     return [len(cases), bad_cases(gang, cases, wrong)]
 
 
-def every_dtype(gang: Gang) -> list[Any]:
+def every_dtype(gang: GangView) -> list[Any]:
     """Each dtype through layouts with and without copies, in messages of a few elements."""
     cases: list[Any] = []
     wrong: list[int] = []
@@ -85,7 +85,7 @@ def every_dtype(gang: Gang) -> list[Any]:
     return bad_cases(gang, cases, wrong)
 
 
-def refusals(gang: Gang) -> list[str]:
+def refusals(gang: GangView) -> list[str]:
     """Messages for a result of another shape, and of another dtype: on one rank alone."""
     said: list[str] = []
     if gang.rank == 0:
@@ -99,7 +99,7 @@ def refusals(gang: Gang) -> list[str]:
     return said
 
 
-def to_layout(gang: Gang) -> list[Any]:
+def to_layout(gang: GangView) -> list[Any]:
     """The gang's own `to_layout`: itself where it has the layout, else new memory."""
     matrix = gang.new((5, 7), "float64", "VC_STAR")
     matrix.local[...] = gang.rank

@@ -7,13 +7,13 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 
 ROUNDS = 20
 COMPUTED_S = 0.02
 
 
-def while_one_computes(gang: Gang) -> list[float]:
+def while_one_computes(gang: GangView) -> list[float]:
     """CPU time in collectives, relative to all time: of the world, and of the gang's own."""
     shares = []
     buffer = np.zeros(1)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from tests.support.traces import listening_ports
 
 
-def listeners(gang: Gang) -> dict[str, Any]:
+def listeners(gang: GangView) -> dict[str, Any]:
     """The TCP and UDP ports on which ranks listen after they have exchanged messages."""
     found = np.empty(2)
     gang.comm.Allreduce(np.full(2, 0.5), found)

@@ -14,21 +14,21 @@ from mpi4py import MPI
 from ali.registry import load
 from mpi_workers.failures import Interrupted
 from mpi_workers.rank.commands import Libraries
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing import local_gang
 from mpi_workers.waits.interruption import ended_waits, uninterruptible
 
 NO_SUCH_RANK = 12345
 
 
-def _answer(libraries: Libraries, gang: Gang) -> list[int]:
+def _answer(libraries: Libraries, gang: GangView) -> list[int]:
     """The version of library "l" that each rank uses."""
     (version,) = libraries["l"].call(gang, "version", {})
     versions: list[int] = MPI.COMM_WORLD.allgather(version)
     return versions
 
 
-def _load(libraries: Libraries, gang: Gang, path: str) -> list[str]:
+def _load(libraries: Libraries, gang: GangView, path: str) -> list[str]:
     """The outcome of a load on each rank."""
     try:
         libraries.load(gang, "l", path)
@@ -41,7 +41,7 @@ def _load(libraries: Libraries, gang: Gang, path: str) -> list[str]:
     return outcomes
 
 
-def replaced(gang: Gang, folder: str) -> dict[str, Any]:
+def replaced(gang: GangView, folder: str) -> dict[str, Any]:
     """Load version 1, a version 2 that is broken on rank 1, and a whole version 3."""
     libraries = Libraries(load)
     found: dict[str, Any] = {"first": _load(libraries, gang, f"{folder}/v1.py")}
@@ -56,7 +56,7 @@ def replaced(gang: Gang, folder: str) -> dict[str, Any]:
     return found
 
 
-def cancelled(gang: Gang, folder: str) -> list[list[int]]:
+def cancelled(gang: GangView, folder: str) -> list[list[int]]:
     """Rank 0 commits version 2 and the others are interrupted in the agreement."""
     libraries = Libraries(load)
     libraries.load(gang, "l", f"{folder}/v1.py")
@@ -83,7 +83,7 @@ class _Alone:
     comm = MPI.COMM_SELF
 
 
-def native_error(gang: Gang) -> dict[str, Any]:
+def native_error(gang: GangView) -> dict[str, Any]:
     """Errors of MPI_Send to a rank that does not exist, in native code and in Python."""
     path = re.findall(r"/\S+/libmpi[^/\s]*\.so\S*", Path("/proc/self/maps").read_text())[0]
     native = ctypes.CDLL(path)

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.rank.gang import Gang
+from mpi_workers.rank.gang_view import GangView
 from mpi_workers.waits import interruption, mpi_layer
 from mpi_workers.waits.interruption import InterruptWord
 from tests.mpi_workers.waits.ranks_mpi_layer_methods import METHODS
@@ -68,7 +68,7 @@ STOPS = 30
 ERROR = {"careless": False, "fault": "error", "fortran": False}  # of rank 1, in C
 
 
-def ends(gang: Gang, path: str) -> dict[str, Any]:
+def ends(gang: GangView, path: str) -> dict[str, Any]:
     """Rank 1 does not take part in a wait, and ends the call; then all go on.
 
     Returns for each wait: whether all others left it with `Interrupted`, the longest time that
@@ -117,7 +117,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def agreement(gang: Gang, crowded: bool) -> dict[str, bool]:
+def agreement(gang: GangView, crowded: bool) -> dict[str, bool]:
     """For every method: whether all ranks get through the layer what MPI's own gives."""
     with interruption.uninterruptible():
         own = gang.world.Dup()
@@ -176,7 +176,7 @@ def _random_call(c: Comm, kind: int, n: int, dtype: str, op: MPI.Op, root: int, 
     return y
 
 
-def in_any_order(gang: Gang, calls: int, crowded: bool, seed: int) -> list[Any]:
+def in_any_order(gang: GangView, calls: int, crowded: bool, seed: int) -> list[Any]:
     """Random calls, on random parts, of ranks that are late: those that differ from MPI's own."""
     mpi_layer.state().crowded = crowded
     random, wrong = np.random.default_rng(seed), []
@@ -221,7 +221,7 @@ def in_any_order(gang: Gang, calls: int, crowded: bool, seed: int) -> list[Any]:
     return [one for each in gang.comm.allgather(wrong) for one in each]
 
 
-def freed(gang: Gang) -> list[float]:
+def freed(gang: GangView) -> list[float]:
     """What a late rank gets on communicators that another has left and freed."""
     mpi_layer.state().crowded = False
     comm, got = gang.comm, []
@@ -240,7 +240,7 @@ def freed(gang: Gang) -> list[float]:
     return got
 
 
-def mixed(gang: Gang, path: str) -> list[str]:
+def mixed(gang: GangView, path: str) -> list[str]:
     """The errors of rank 0 where the ranks' collectives differ."""
     word = InterruptWord(path)
     interruption.watch(word, crowded=False)
@@ -268,7 +268,7 @@ def mixed(gang: Gang, path: str) -> list[str]:
     return said
 
 
-def not_yet(gang: Gang, path: str) -> list[Any]:
+def not_yet(gang: GangView, path: str) -> list[Any]:
     """An interrupt of an earlier call does not end this one; one of this call does."""
     word = InterruptWord(path)
     interruption.watch(word, crowded=True)
@@ -283,7 +283,7 @@ def not_yet(gang: Gang, path: str) -> list[Any]:
     return [earlier, total, interruption.interrupted()]
 
 
-def communicators(gang: Gang, path: str) -> list[Any]:
+def communicators(gang: GangView, path: str) -> list[Any]:
     """The failed calls that use up a communicator, and the message when no more can be made."""
     first = gang.comm
     gang.enter()
@@ -337,7 +337,7 @@ OPERATIONS: dict[str, Callable[[Comm, Any, Any], Any]] = {
 }
 
 
-def canaries(gang: Gang, path: str) -> dict[str, int]:
+def canaries(gang: GangView, path: str) -> dict[str, int]:
     """Elements that MPI has written into memory of operations that were left, in later calls.
 
     Rank 0 leaves an operation before ranks 2 and 3 begin it, whose word is raised later: their
@@ -372,7 +372,7 @@ def canaries(gang: Gang, path: str) -> dict[str, int]:
     return found
 
 
-def leaks(gang: Gang, path: str, library: str | None) -> list[int]:
+def leaks(gang: GangView, path: str, library: str | None) -> list[int]:
     """Communicators and requests that 200 calls have used up which were ended in a wait.
 
     In Python, or in a library in C.
@@ -410,7 +410,7 @@ def leaks(gang: Gang, path: str, library: str | None) -> list[int]:
     return [gang.comm.allreduce(len(spare), MPI.MIN), mpi_layer.state().started]
 
 
-def starts(gang: Gang) -> list[Any]:
+def starts(gang: GangView) -> list[Any]:
     """Whether the layer starts where a rank does not want it, or has another version."""
     state = mpi_layer.state()
     version, state.active, found = state.version, 0, []
@@ -422,7 +422,7 @@ def starts(gang: Gang) -> list[Any]:
     return found
 
 
-def without_a_core(gang: Gang, path: str, crowded: bool) -> int:
+def without_a_core(gang: GangView, path: str, crowded: bool) -> int:
     """Ranks get a core only after the others have left a call; the number of such calls."""
     word = InterruptWord(path)
     interruption.watch(word, crowded=crowded)
@@ -457,7 +457,7 @@ def without_a_core(gang: Gang, path: str, crowded: bool) -> int:
     return int(gang.comm.allreduce(STOPS) // gang.size)
 
 
-def native(gang: Gang, path: str, word_path: str, cases: list[list[Any]]) -> list[Any]:
+def native(gang: GangView, path: str, word_path: str, cases: list[list[Any]]) -> list[Any]:
     """What each rank says of waits in native code for rank 1, which fails, and the longest time."""
     word = InterruptWord(word_path)
     interruption.watch(word, crowded=gang.size > 2)

@@ -1,4 +1,4 @@
-"""Gang: the communicator, memory and progress reports that a routine uses."""
+"""GangView: the communicator, memory and progress reports that a routine uses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _recorder() -> MPI.Errhandler:
 
 
 @dataclass(eq=False)
-class Gang:
+class GangView:
     """A gang as a routine on one of its ranks sees it.
 
     Attributes
@@ -161,11 +161,11 @@ class Gang:
                 f"the results that you need, and open another session ({error})",
             ) from None
 
-    def part(self, colour: int) -> Gang:
+    def part(self, colour: int) -> GangView:
         """The ranks that pass the same colour, as a gang of their own. Collective."""
         world = MPI.Intracomm(self.comm.Split(colour, self.rank))
         storage = Storage(world.rank, self.storage.pool, self.storage.allocations)
-        return Gang(world, storage, self.report, self.folder, room=self.room)
+        return GangView(world, storage, self.report, self.folder, room=self.room)
 
     def new(
         self, shape: Sequence[int], dtype: Any, layout: str, *, zero: bool = True
