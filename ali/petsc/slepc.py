@@ -5,6 +5,7 @@ Each result comes with its relative residual, computed from it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from ali.interface import Context, routine
 from ali.petsc import native
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
+
+Pair = tuple[complex, Any, float]  # an eigenvalue, this rank's part of the vector, the residual
+COPY_TOL = 1e-6  # a value that is better by less, relative, is a copy of the last one
 
 PURE = True  # no routine has other effects than its results
 
@@ -45,6 +49,8 @@ def eigsh(
     options: list[str] | None = None,
 ) -> tuple[DistMatrix, DistMatrix, list[float]]:
     """Eigenvalues and vectors of a Hermitian A, or of ``A v = w M v``.
+
+    With all copies of multiple eigenvalues: one more is looked for beside those found.
 
     Parameters
     ----------
@@ -98,6 +104,8 @@ def eigs(
 ) -> tuple[DistMatrix, DistMatrix, list[float]]:
     """Eigenvalues and vectors of a square A, or of ``A v = w M v``; both are complex.
 
+    Of a multiple eigenvalue copies may be missing: a Krylov space has one of them.
+
     Parameters
     ----------
     A, k, sigma, M, tol, max_iterations, options
@@ -149,27 +157,68 @@ def _eigen(
         ksp.setType("preonly")
         ksp.getPC().setType("redundant" if ctx.size > 1 else "lu")
     eps.setMonitor(lambda _, number, found, *__: _watch(ctx, name, number, found, k))
-    with native.configured(name, eps, options), native.as_itself(eps):
-        eps.solve()
-    _require_found(name, eps, eps.getConverged(), k)
     rows = len(block(ctx.empty((n, 1), A.dtype, IN_BLOCKS)))
     real, imaginary = (
         own(native.petsc().Vec().createMPI((rows, n), comm=ctx.comm)) for _ in range(2)
     )
-    pairs, residuals = [], []
-    for i in range(k):
+
+    def found(i: int) -> Pair:
         value = eps.getEigenpair(i, real, imaginary)
         vector = real.getArray().copy()
         if not hermitian and vector.dtype.kind != "c":
             vector = vector + 1j * imaginary.getArray()
-        pairs.append((value.real if hermitian else value, vector))
-        residuals.append(float(eps.computeError(i, S.EPS.ErrorType.RELATIVE)))
-    order = np.argsort([w for w, _ in pairs]) if hermitian else np.arange(k)
-    values = np.array([pairs[i][0] for i in order])
+        residual = float(eps.computeError(i, S.EPS.ErrorType.RELATIVE))
+        return value.real if hermitian else value, vector, residual
+
+    with native.configured(name, eps, options), native.as_itself(eps):
+        eps.solve()
+        _require_found(name, eps, eps.getConverged(), k)
+        pairs = [found(i) for i in range(k)]
+        if hermitian:
+            _add_copies(own, eps, pairs, found, lambda w: _distance(w, which, sigma))
+    values = np.array([w for w, *_ in pairs])
+    order = np.argsort(values) if hermitian else np.arange(k)
     V = ctx.empty((n, k), pairs[0][1].dtype, IN_BLOCKS)
     for j, i in enumerate(order):
         block(V)[:, j] = pairs[i][1]
-    return ctx.new_replicated(values[:, None]), V, [residuals[i] for i in order]
+    return ctx.new_replicated(values[order][:, None]), V, [pairs[i][2] for i in order]
+
+
+def _distance(w: complex, which: str, sigma: float | None) -> float:
+    """Small for the eigenvalues of a Hermitian matrix that are asked for."""
+    if sigma is not None:
+        return abs(w - sigma)
+    return {"LM": -abs(w), "SM": abs(w), "LA": -w.real, "SA": w.real}[which]
+
+
+def _add_copies(
+    own: native.Objects, eps: Any, pairs: list[Pair], found: Callable[[int], Pair],
+    distance: Callable[[complex], float],
+) -> None:  # fmt: skip
+    """Replace pairs by better ones that the solver has missed.
+
+    A Krylov space has one vector of each eigenvalue, and copies come by rounding alone, after
+    others. Orthogonal to all that is known there is no better one, or it was missed.
+    """
+    A, _ = eps.getOperators()
+    known: list[Any] = []
+    news = list(pairs)
+    while len(known) + len(news) < A.getSize()[0]:
+        for _, vector, _ in news:
+            known.append(own(A.createVecRight()))
+            known[-1].setArray(vector)
+        eps.setDeflationSpace(known)
+        eps.setDimensions(1)
+        eps.solve()
+        pairs.sort(key=lambda pair: distance(pair[0]))
+        worst = pairs[-1][0]
+        if not eps.getConverged():
+            return
+        better = found(0)
+        if not distance(better[0]) < distance(worst) - COPY_TOL * abs(worst):
+            return
+        pairs[-1] = better
+        news = [better]
 
 
 @routine("S", "U", "V", "residuals", vectors=("S",))
@@ -183,6 +232,8 @@ def svds(
     options: list[str] | None = None,
 ) -> tuple[DistMatrix, DistMatrix, DistMatrix, list[float]]:
     """Singular values and vectors: A is approximately U diag(S) V^H.
+
+    Of a multiple singular value copies may be missing: a Krylov space has one of them.
 
     Parameters
     ----------

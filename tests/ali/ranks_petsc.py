@@ -25,6 +25,7 @@ from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing import local_gang
 
 FAILED_CALLS = 200
+LINE = scipy.sparse.diags_array([[-1.0] * 11, [2.0] * 12, [-1.0] * 11], offsets=[-1, 0, 1])
 
 
 def missing(gang: GangView) -> list[str]:
@@ -234,13 +235,24 @@ def pairs(gang: GangView) -> list[str]:
 
     wrong, ctx = [], Context(gang, {})
     library = registry.load("slepc")
-    A, M, S, C = (from_whole(gang, each).packed for each in (P, MASS, T, ROUND))
+    A, M, S, C, grid = (
+        from_whole(gang, each).packed
+        for each in (P, MASS, T, ROUND, scipy.sparse.kronsum(LINE, LINE, "csr"))
+    )
     for more in ({}, {"M": M}, {"sigma": 1.0}):
         W, V, residuals = library.call(gang, "eigsh", {"A": A, "k": 3, **more})
         w, v = _whole(ctx, W).ravel(), _whole(ctx, V)
         right = MASS @ v if "M" in more else v
         if not np.allclose(P @ v, w * right, atol=1e-6) or max(residuals) > 1e-7:
             wrong.append(f"eigsh {list(more)}")
+    square = np.sort(np.add.outer(*[np.linalg.eigvalsh(LINE.toarray())] * 2).ravel())  # all twice
+    for which, wanted in (("LM", square[-6:]), ("LA", square[-6:]), ("SA", square[:6])):
+        W, V, _ = library.call(gang, "eigsh", {"A": grid, "k": 6, "which": which})
+        if not np.allclose(w := _whole(ctx, W).ravel(), wanted, rtol=1e-6):
+            wrong.append(f"eigsh {which} of a square: {w}, not {wanted}")
+        v = _whole(ctx, V)
+        if not np.allclose(v.T @ v, np.eye(6), atol=1e-6):
+            wrong.append(f"eigsh {which} of a square: the vectors")
     W, V, _ = library.call(gang, "eigs", {"A": C, "k": 2})
     w, v = _whole(ctx, W).ravel(), _whole(ctx, V)
     if not np.allclose(ROUND @ v, w * v) or not np.allclose(np.sort(w.imag), [-3, 3]):
