@@ -38,7 +38,13 @@ from alchemist_ray.clients import pandas
 from alchemist_ray.clients.ray_tasks import wait_for_cpu
 from alchemist_ray.cluster.node_jobs import ArrayDecoder, SendJob, SourceBlock
 from alchemist_ray.dtypes import chosen_dtype
-from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError
+from alchemist_ray.errors import (
+    AlchemistError,
+    DtypeError,
+    SessionError,
+    ShapeError,
+    TransferError,
+)
 from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
@@ -139,7 +145,14 @@ def _add(sender: BlockSender, block: SourceBlock) -> None:
 
 
 def inspect(source: Any, wanted: Any, missing: Missing, connection: GangConnection) -> ChunksSource:
-    """A source for a dask collection. Raises `DtypeError`, `ShapeError`."""
+    """A source for a dask collection. Raises `DtypeError`, `ShapeError`, `SessionError`."""
+    computing = _client()
+    if computing is None and not ray.is_initialized():
+        raise SessionError(
+            "chunks of a dask array are computed by Ray tasks, and this program, whose session "
+            "goes through a gateway, has joined no Ray: send array.compute(), or compute on "
+            "workers of your own by a dask.distributed.Client"
+        )
     columns: list[str] = []
     series = False
     if _is_frame(source):
@@ -172,7 +185,6 @@ def inspect(source: Any, wanted: Any, missing: Missing, connection: GangConnecti
         )  # fmt: skip
     dtype = chosen_dtype(source.dtype, wanted)
     values, decoder = None, ArrayDecoder(missing=missing)
-    computing = _client()
     if any(math.isnan(size) for sizes in source.chunks for size in sizes):
         if computing is not None:
             source = computing.persist(source).compute_chunk_sizes()  # they stay on workers

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import DtypeError, ShapeError, StaleHandleError, TransferError
 from tests.alchemist_ray.conftest import refused
+from tests.support import commands
 
 dask = pytest.importorskip("dask", reason="needs alchemist-on-ray[dask]")
 da = pytest.importorskip("dask.array", reason="needs alchemist-on-ray[dask]")
@@ -348,3 +349,18 @@ def test_arrays_of_any_number_of_axes(session: AlchemistSession) -> None:
         np.testing.assert_array_equal(part.compute(), x[1:, :, ::2] + 1)
     unknown = source[source[:, 0, 0] > 30]  # chunks of unknown size
     np.testing.assert_array_equal(session.send_matrix(unknown).fetch(), x[x[:, 0, 0] > 30])
+
+
+def test_a_program_without_ray_is_told_what_to_send() -> None:
+    """As one whose session goes through a gateway, where Ray is installed."""
+    program = """
+        import dask.array as da
+        from alchemist_ray.clients.dask.chunks import inspect
+        try:
+            inspect(da.ones((4, 4)), None, None, None)
+        except Exception as error:
+            print(type(error).__name__, error)
+    """
+    told = commands.python(program, code=0, limit_s=60.0).stdout
+    assert told.startswith("SessionError chunks of a dask array are computed by Ray tasks")
+    assert "send array.compute()" in told
