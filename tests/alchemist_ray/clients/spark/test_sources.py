@@ -70,6 +70,18 @@ def test_a_sorted_frame_is_sent_in_its_order(als: AlchemistSession, spark: Any) 
     np.testing.assert_array_equal(A.fetch(), want)
 
 
+def test_bounds_that_spark_draws_are_the_same_when_rows_are_sent(
+    als: AlchemistSession, spark: Any
+) -> None:
+    """Each plan with `orderBy` draws its own, from more rows than this."""
+    frame = spark.range(0, 50_000, 1, 4).selectExpr("(id * 7919) % 50021 as k", "id").cache()
+    found = als.send_matrix(frame.orderBy("k")).fetch()
+    ids = np.arange(50_000)
+    np.testing.assert_array_equal(found[:, 0], np.sort(ids * 7919 % 50021))
+    np.testing.assert_array_equal(np.sort(found[:, 1]), ids)
+    frame.unpersist()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_kind_in_every_layout(als: AlchemistSession, spark: Any, layout: str) -> None:
     context = spark.sparkContext

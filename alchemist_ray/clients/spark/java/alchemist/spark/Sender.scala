@@ -15,6 +15,7 @@ import org.apache.spark.mllib.linalg.distributed.IndexedRow
 import org.apache.spark.rdd.{PartitionCoalescer, PartitionGroup, RDD}
 import org.apache.spark.sql.{Dataset, Row}
 import org.apache.spark.sql.execution.columnar.{DefaultCachedBatch, Internals}
+import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec
 import org.apache.spark.storage.StorageLevel
 import org.apache.spark.unsafe.Platform
 
@@ -52,8 +53,11 @@ object Sender {
     (if (scalars) Batches.stored(frame) else None).getOrElse {
       val fixed = Internals.frame(
         frame.queryExecution.analyzed, frame.sparkSession, "spark.sql.adaptive.enabled" -> "false")
-      // Its columns are not computed to count it.
-      new OrderedRows(fixed.select().queryExecution.toRdd, fixed.queryExecution.toRdd)
+      val shuffled = fixed.queryExecution.executedPlan.collectFirst { case s: ShuffleExchangeExec => s }
+      // Its columns are not computed to count it, unless they are shuffled: a job of another plan would
+      // divide them otherwise (`orderBy` draws its bounds), and the same plan keeps their files.
+      val counted = if (shuffled.isEmpty) fixed.select() else fixed
+      new OrderedRows(counted.queryExecution.toRdd, fixed.queryExecution.toRdd)
     }
 
   /** The rows of a RowMatrix. */
