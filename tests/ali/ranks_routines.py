@@ -21,6 +21,7 @@ from mpi_workers.rank.gang_view import GangView
 from tests.ali import routine_table
 from tests.ali.ranks_linalg_checks import FLOATS, Array, Checks, small_panels
 from tests.support.devices import counted
+from tests.support.suite import scaled
 
 # Of the table those whose errors are small for every matrix, or for matrices without a kind.
 STABLE = {
@@ -127,7 +128,8 @@ def cases(way: str, gang: GangView) -> Iterator[tuple[str, int, str, str, tuple[
             found += itertools.product([name], [number], FLOATS, kinds, sizes)
             narrow = NARROW if name in STABLE else NARROW[:2]  # of bool few are positive definite
             found += itertools.product([name], [number], narrow, [""], [((9, 8), 9)])
-    step = {1: 7, 2: 11}.get(gang.size, 17)  # longer than each list of choices
+    steps = scaled({1: 13, 2: 19}, {1: 7, 2: 11})  # longer than each list of choices
+    step = steps.get(gang.size, scaled(29, 17))
     for name, number, dtype, kind, (shape, order) in found[gang.size % step :: step]:
         yield name, number, dtype, kind, shape, order
 

@@ -246,7 +246,7 @@ def test_every_docstring_describes_parameters_results_and_cost(name: str) -> Non
     assert [p.name for p in signature.parameters if p.name not in text] == []
 
 
-ORDER, RANKS = 1536, 4
+ORDER, RANKS = 1024, 4
 SHARES = 6.0  # matrices, of which a rank holds its part
 BUFFERS = 6  # of 128 columns of the whole matrix, which count less the larger it is, and MPI's own
 

@@ -23,7 +23,7 @@ COMMAND = ".venv/bin/uv pip install --python .venv/bin/python --target .mkl mkl"
 @pytest.mark.parametrize("ranks", RANK_COUNTS)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_routine_is_right(ranks: int, way: str) -> None:
-    found = launches.results("tests.ali.ranks_routines:everything", ranks, timeout=200)[way]
+    found = launches.results("tests.ali.ranks_routines:everything", ranks, timeout=280)[way]
     if "missing" in found:
         pytest.skip(found["missing"])
     launches.check_right(found["checks"], 3 * sum(found["done"].values()))
