@@ -44,7 +44,8 @@ import numpy as np
 from alchemist_ray.tracebacks import callers_traceback
 from mpi_workers.failures import Failure
 
-NEXT_GANG = "request_workers() starts a new one"  # in messages about the end of a session's gang
+# In messages about the end of a session's gang.
+NEXT_GANG = "request_workers(num_workers) starts a new one"
 
 
 class AlchemistError(Exception):

@@ -132,5 +132,5 @@ def _by_name(name: str) -> ModuleType | Path:
         "LibraryNotFoundError",
         f"there is no library {name!r}. Shipped: {', '.join(SHIPPED)}. Installed: "
         f"{', '.join(installed) or 'none'}. A file of your own: load_library({name!r}, "
-        '"path/to/it.py") or "path/to/libit.so"',
+        '"path/to/it.py") or "path/to/libit.so", in an environment lib_path',
     )

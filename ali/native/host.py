@@ -395,7 +395,7 @@ def described(matrix: DistMatrix) -> Any:
 
 def _bytes(text: str) -> bytes:
     if "\0" in text:
-        raise Failure("BadArgumentError", f"a C string cannot contain a zero byte: {text[:40]!r}")
+        raise Failure("BadArgumentError", f"has a zero byte, which ends a C string: {text[:40]!r}")
     return text.encode()
 
 

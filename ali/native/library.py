@@ -216,7 +216,13 @@ class NativeLibrary:
         native, signature = self.routine(routine)
         frame = Frame(Context(gang, {}))
         arguments = arguments_of(gang, signature, arguments)
-        values = [frame.store(arguments[p.name], p.type) for p in signature.parameters]
+        values = []
+        for parameter in signature.parameters:
+            try:
+                values.append(frame.store(arguments[parameter.name], parameter.type))
+            except Failure as failure:
+                what = f"{self._name}.{routine}: its argument {parameter.name!r} {failure.message}"
+                raise Failure(failure.kind, what) from None
         given = (CValue * max(1, len(values)))(*values)
         results = (CValue * max(1, len(signature.results)))()
         call = CCall(

@@ -106,11 +106,13 @@ def element_for(missing: Missing, dtype: np.dtype[Any], what: str) -> Any:
         raise ValueError(
             f"missing={value!r} is no element of {what}, which has dtype {dtype}: 'nan' makes NaT"
         )
-    with np.errstate(all="ignore"):
+    element = None
+    with np.errstate(all="ignore", over="raise"):  # 1e300 is no float32: it would be inf
         try:
-            element = np.asarray(value).astype(dtype)[()]
-        except (OverflowError, TypeError, ValueError):
-            element = None
+            if dtype.kind == "c" or not np.iscomplexobj(value):  # 1j would lose its imaginary part
+                element = np.asarray(value).astype(dtype)[()]
+        except (ArithmeticError, TypeError, ValueError):
+            pass
     if element is None or (dtype.kind in "biu" and element != value):
         raise ValueError(f"missing={value!r} is no element of {what}, which has dtype {dtype}")
     return element

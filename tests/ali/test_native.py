@@ -88,7 +88,7 @@ class TestEverythingInC(LibraryTests):
         Case("at_rank_0", {}, ["from rank 0", 7]),
         Case("bad", {}, raises="its result 'A' is not a matrix of this call"),
         Case("fail", {"how": "silent"}, raises="it returned 77 without a message"),
-        Case("echo", {"A": A, "text": "zero\0byte"}, raises="zero byte"),
+        Case("echo", {"A": A, "text": "a\0b"}, raises="echo: its argument 'text' has a zero"),
     )
 
     @property

@@ -201,8 +201,8 @@ def _measure(frame: Any, columns: list[Column], connection: GangConnection) -> N
             continue
         if value is None:
             raise DtypeError(
-                f"column {column['name']!r} has nulls, which a matrix cannot represent: drop them "
-                "first"
+                f"column {column['name']!r} has nulls, which a matrix cannot represent: drop their "
+                "rows first (df.na.drop)"
             )
         column["width"] = len(value)
 

@@ -373,9 +373,15 @@ def test_the_option_is_checked(als: AlchemistSession, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.eye(2))
     with pytest.raises(BadArgumentError, match=r"\.npy files have no nulls"):
         als.load_matrix(tmp_path / "a.npy", missing=0)
-    for value in (1.5, 300):
-        with pytest.raises(AlchemistError, match=rf"missing={value} is no element of column 'a'"):
-            als.send_matrix(pa.table({"a": pa.array([1, None], pa.int8())}), missing=value)
+    for value, kind in (
+        (1.5, pa.int8()),
+        (300, pa.int8()),
+        (1e300, pa.float32()),
+        (2j, pa.float64()),
+    ):
+        words = re.escape(f"missing={value} is no element of column 'a'")
+        with pytest.raises(AlchemistError, match=words):
+            als.send_matrix(pa.table({"a": pa.array([1, None], kind)}), missing=value)
 
 
 @pytest.mark.parametrize("source", [*NAMED, *BLOCKS, "NumPy", "HDF5", "sparse"])

@@ -186,9 +186,9 @@ def test_dates_are_refused_with_the_expression_that_sends_them(
 
 def test_nulls_are_refused_by_their_column(als: AlchemistSession, spark: Any) -> None:
     frame = spark.createDataFrame([(1.0, 2.0), (3.0, None)], ["a", "b.c"])
-    refused(als, frame, DtypeError, "'b.c'", "nulls")
+    refused(als, frame, DtypeError, "'b.c'", "nulls", "missing=")
     lists = spark.createDataFrame([([1.0, 2.0],), ([1.0, None],)], ["l"])
-    refused(als, lists, DtypeError, "'l'", "nulls")
+    refused(als, lists, DtypeError, "'l'", "nulls", "inside of lists")
     none = spark.createDataFrame([([1.0],), (None,)], "l array<double>").coalesce(1)
     refused(als, none, DtypeError, "'l'", "nulls")
 

@@ -116,9 +116,14 @@ private[spark] final class Columns(json: JsonNode, element: Element, ordinals: S
         s"$width: the rows of a matrix must have the same length")
     }
 
-    private def nulls: Failure =
-      Failure("DtypeError", s"column '$name' has nulls, which a matrix cannot represent: fill or " +
-        "drop them first (df.na.fill, df.na.drop)")
+    private def nulls: Failure = {
+      val remedy =
+        if (scalar) "fill or drop them first (df.na.fill, df.na.drop; in Python also missing=)"
+        else if (isVector) "drop their rows first (df.na.drop)"
+        else "drop the rows of null lists first (df.na.drop), fill nulls inside of lists (transform, " +
+          "coalesce)"
+      Failure("DtypeError", s"column '$name' has nulls, which a matrix cannot represent: $remedy")
+    }
 
     /** The values of this column of scalars in a batch of Spark's cache, and their first byte.
       *
