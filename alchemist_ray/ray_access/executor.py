@@ -242,11 +242,15 @@ class Executor(concurrent.futures.Executor):
                 gang.calls.put(call)
 
     def _open(self, key: FunctionOptions, *, first: bool) -> None:
-        """Have one gang more, if there is room."""
+        """Have one gang more, if there is room. There is for the first: it waits, or shares one."""
         host: Host | None = None
         failed: Exception | None = None
         try:
-            host = take(key, first=first)
+            host = take(key, first=False)
+            if host is None and first:
+                with self._changed:
+                    self._end_idle()  # those with other options, whose CPUs it needs
+                host = take(key, first=True)
         except Exception as error:  # no cluster, no driver
             failed = error
         with self._changed:

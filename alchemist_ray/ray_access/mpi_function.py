@@ -249,7 +249,7 @@ class _Pool:
     def submit(self, options: FunctionOptions, body: Body, refs: list[Any]) -> Any:
         """Give a call to a host. `idle_s` and `timeout_s` make no difference to a gang."""
         with self._lock:
-            host = self._host(options)
+            host = self._host(options) or self._another(options)
             host.idle_s = options.idle_s
             ref: Any = host.own.function(host.request, body, *refs)
             host.calls.append(ref)
@@ -262,8 +262,9 @@ class _Pool:
         """
         with self._lock:
             host = self._host(options)
-            if not first and host.load:
+            if not first and (host is None or host.load):
                 return None
+            host = host or self._another(options)
             host.users += 1
         return host
 
@@ -278,8 +279,11 @@ class _Pool:
         for hosts in self._hosts.values():
             hosts[:] = [host for host in hosts if host.stays(here)]
 
-    def _host(self, options: FunctionOptions) -> Host:
-        """The gang with the fewest calls, or another one if all have some and there is room."""
+    def _host(self, options: FunctionOptions) -> Host | None:
+        """The gang with the fewest calls, or another one if all have some and there is room.
+
+        None if there is neither.
+        """
         self._settle()
         key = gang_key(options)
         hosts = self._hosts.setdefault(key, [])
@@ -290,15 +294,21 @@ class _Pool:
         if free is None or free.load:
             room = self._room()  # also for the first gang: the next call compares with it
             each, gpus = key.gang.each, ray.available_resources().get("GPU", 0.0)
-            if free is None or each.room({"CPU": room, "GPU": gpus}) >= key.num_workers:
-                find_driver().prewarm.remote()
-                request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
-                free = Host(manager_pool.take(this_process()), request)
-                hosts.append(free)
+            if each.room({"CPU": room, "GPU": gpus}) >= key.num_workers:
+                free = self._another(options)
+        return free
+
+    def _another(self, options: FunctionOptions) -> Host:
+        """A gang more, which starts when its CPUs are free."""
+        key = gang_key(options)
+        find_driver().prewarm.remote()
+        request = GangRequest.of(key.gang, key.num_workers, f"f{uuid.uuid4().hex[:10]}")
+        host = Host(manager_pool.take(this_process()), request)
+        self._hosts[key].append(host)
         if not self._watched:
             self._watched = True
             threading.Thread(target=self._watch, name="mpi_function", daemon=True).start()
-        return free
+        return host
 
     def _room(self) -> float:
         """Free CPUs.
