@@ -172,8 +172,9 @@ def test_columns_that_are_no_numbers_are_named(als: AlchemistSession, spark: Any
 def test_dates_are_refused_with_the_expression_that_sends_them(
     als: AlchemistSession, spark: Any
 ) -> None:
-    words = "date'1969-12-31' `a day`, timestamp_micros(-1) at, timestamp_ntz'2024-01-01' local"
-    frame = spark.range(1).selectExpr(words)
+    frame = spark.range(1).selectExpr(
+        "date'1969-12-31' `a day`", "timestamp_micros(-1) at", "timestamp_ntz'2024-01-01' local"
+    )
     refused(als, frame.select("local"), DtypeError, "'local' is timestamp_ntz")
     for name, want in (("a day", "1969-12-31"), ("at", "1969-12-31T23:59:59.999999")):
         with pytest.raises(DtypeError, match=f"{name!r} is ") as refusal:
