@@ -137,9 +137,10 @@ def _eigen(
     require(m == n, "ShapeError", f"{name}: A is {m} x {n}; it must be square")
     require(M is None or M.shape == A.shape, "ShapeError", f"{name}: M must have the shape of A")
     require(1 <= k <= n, "BadArgumentError", f"{name}: k={k} of a matrix of order {n}")
-    require_choice(name, "which", which, WHICH)
-    native.require_scalars(name, A=A, M=M)
     hermitian = name == "eigsh"
+    ends = ("LA", "SA") if hermitian else ("LR", "SR", "LI", "SI")
+    require_choice(name, "which", which, ("LM", "SM", *ends))
+    native.require_scalars(name, A=A, M=M)
     eps = own(S.EPS().create(ctx.comm))
     eps.setOperators(own(native.mat(ctx, A)), None if M is None else own(native.mat(ctx, M)))
     kind = ("GHEP" if hermitian else "GNHEP") if M else "HEP" if hermitian else "NHEP"

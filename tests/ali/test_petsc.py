@@ -141,6 +141,7 @@ class TestSlepc(LibraryTests):
         Case("eigsh", {"A": SMALL, "k": 2}, [np.array([-3.0, 4.0]), None, None], rtol=1e-7),
         Case("eigsh", {"A": TWICE, "k": 3}, [W[-3:], None, None], rtol=1e-7),
         Case("eigsh", {"A": NAN, "k": 1}, raises="contains NaN"),
+        Case("eigsh", {"A": P, "k": 1, "which": "LI"}, raises="which"),
         Case("eigsh", {"A": FEW, "k": 1}, raises="0 of 1 have converged"),
         Case("eigsh", {"A": NOTHING, "k": 1}, raises="k=1 of a matrix of order 0"),
         Case("eigsh", {"A": P, "k": 1, "options": {"eps_typo": 3}},
