@@ -32,11 +32,12 @@ typedef struct { int count_lo, count_hi_and_cancelled, source, tag, error; } Sta
 
 enum { COMM_NULL = 0x04000000, REQUEST_NULL = 0x2c000000, COMM_SELF = 0x44000001, COMM_WORLD = 0x44000000,
        BYTE = 0x4c00010d, PACKED = 0x4c00010f, INFO_NULL = 0x1c000000, SHARED = 1, ANY = -1, ANY_SOURCE = -2 };
-enum { VERSION = 3, SMALL = 16 << 10, TESTS_PER_YIELD = 64, YIELDS = 200, SLEEP_NS = 50000 };
+enum { VERSION = 3, SMALL = 16 << 10, TESTS = 64, TESTS_PER_YIELD = 32 * TESTS, YIELDS = 200, SLEEP_NS = 50000 };
+enum { TURN_NS = 100000 }; /* of a rank on a core that another program wants: the least that Linux gives */
 enum { NAME = 64 }; /* bytes of a call's name, and of a program's seconds; `interruption.SLOT` */
 #define IN_PLACE ((void *)-1)
 #define IGNORE ((Status *)1)
-#define LONG_S 1e-3   /* of a wait, after which its end may be seen later, by a sleep */
+#define LONG_S 5e-4   /* of a wait, after which its end may be seen later, by a sleep; between moves of a rank */
 #define GRACE_S 0.2   /* for messages of ranks that have entered the same call */
 #define GRACE_TESTS 500 /* also where this rank had no core meanwhile */
 #define STUCK_S 2.0   /* for a message of which a part has arrived */
@@ -91,6 +92,38 @@ static int builtin(H handle) { return ((uint32_t)handle >> 30) == 1; }
 
 typedef struct { unsigned count; int lasts; double begun; } Turns;
 
+/* Where the node's ranks were last seen to wait: 1 + the core, 0 for not at all. */
+static volatile int32_t *cores;
+static int node_rank, node_size;
+
+/* Linux puts ranks that test and yield onto one core, and another program alone onto the next, and leaves
+ * them there: each computes only when the other yields. So a rank that waits where another one does moves
+ * to a core that has no rank, if there is one; afterwards Linux may move it as before. */
+static void move_apart(void) {
+    static double moved;
+    const int core = sched_getcpu();
+    cpu_set_t mine, others;
+    int together = 0;
+    if (cores == NULL || core < 0) return;
+    if (cores[node_rank] != core + 1) cores[node_rank] = core + 1; /* else the others' caches keep it */
+    for (int rank = 0; rank < node_size; rank++) together |= rank != node_rank && cores[rank] == core + 1;
+    if (!together || now() - moved < LONG_S || sched_getaffinity(0, sizeof mine, &mine)) return;
+    others = mine;
+    for (int rank = 0; rank < node_size; rank++)
+        if (cores[rank] > 0) CPU_CLR((size_t)cores[rank] - 1, &others);
+    if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others)) return;
+    moved = now();
+    cores[node_rank] = sched_getcpu() + 1;
+    sched_setaffinity(0, sizeof mine, &mine);
+}
+/* Short turns (Linux 6.12 and later): a rank that was waiting goes on at once beside another program,
+ * which has a core for 3 ms otherwise. Its share of the core stays what it was. */
+static void take_short_turns(void) {
+    struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } own;
+    if (syscall(SYS_sched_getattr, 0, &own, sizeof own, 0) || own.policy != SCHED_OTHER) return;
+    own.runtime = TURN_NS;
+    syscall(SYS_sched_setattr, 0, &own, 0);
+}
 /* Where ranks share cores, or the wait lasts: it sleeps, so that the core is free for the rank that is
  * late. Another program may have that rank's core, which no rank sees. */
 static void rest(unsigned turn, int lasts) {
@@ -106,7 +139,10 @@ static int turn(Turns *turns, const char *name) {
         at(name);
     }
     if (over()) return 0;
-    if (turns->count % TESTS_PER_YIELD == 0) turns->lasts = one_node && now() - turns->begun > LONG_S;
+    if (turns->count % TESTS == 0) {
+        turns->lasts = one_node && now() - turns->begun > LONG_S;
+        if (!W.crowded) move_apart();
+    }
     rest(turns->count, turns->lasts);
     return 1;
 }
@@ -922,16 +958,23 @@ static void resolve(void) {
 static int start_rows(void) {
     int32_t node, window;
     int here, rank, unit;
+    char *memory;
     void *mine;
     if (p_Comm_create_keyval(NULL, (void *)end_member, &keyval, NULL) ||
-        p_Comm_size(COMM_WORLD, &world_size) || p_Comm_rank(COMM_WORLD, &rank) ||
-        p_Comm_split_type(COMM_WORLD, SHARED, 0, INFO_NULL, &node) || p_Comm_size(node, &here))
+        p_Comm_size(COMM_WORLD, &world_size) ||
+        p_Comm_split_type(COMM_WORLD, SHARED, 0, INFO_NULL, &node) || p_Comm_size(node, &here) ||
+        p_Comm_rank(node, &rank))
         return -1;
-    if (here < world_size || here > 1 << ROUNDS) return p_Comm_free(&node);
-    one_node = 1;
-    long bytes = rank == 0 ? 8l * (long)(HEAD + ROWS * ROW(world_size)) : 0;
-    return p_Win_allocate_shared(bytes, 1, INFO_NULL, node, &mine, &window) ||
-           p_Win_shared_query(window, 0, &bytes, &unit, &shared);
+    one_node = here == world_size;
+    const long rows = one_node && here <= 1 << ROUNDS ? 8l * (long)(HEAD + ROWS * ROW(world_size)) : 0;
+    long bytes = rank == 0 ? rows + (long)sizeof *cores * here : 0;
+    if (p_Win_allocate_shared(bytes, 1, INFO_NULL, node, &mine, &window) ||
+        p_Win_shared_query(window, 0, &bytes, &unit, &memory))
+        return -1;
+    if (rows) shared = (uint64_t *)memory;
+    cores = (volatile int32_t *)(memory + rows);
+    node_rank = rank, node_size = here;
+    return 0;
 }
 static int add_error(int32_t *code, const char *text) {
     int class;
@@ -966,6 +1009,7 @@ int alchemist_waits_start(const volatile uint64_t *word, int crowded) {
                              "same with different numbers of elements or roots") ||
          start_rows()))
         return -1;
+    take_short_turns();
     W.word = word;
     W.crowded = crowded;
     W.active = 1;

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from threading import Thread, Timer
@@ -174,6 +177,36 @@ def _random_call(c: Comm, kind: int, n: int, dtype: str, op: MPI.Op, root: int, 
         case _:
             c.Barrier()
     return y
+
+
+def apart(gang: GangView, turns: int) -> tuple[list[float], bool]:
+    """How often two ranks are seen on two cores, of which a program wants one; they begin on one.
+
+    The second result: whether they may still use the cores that they might use before.
+    """
+    core = ctypes.CDLL(None).sched_getcpu
+    allowed = os.sched_getaffinity(0)
+    first, second = sorted(allowed)[:2]
+    program = f"import os\nos.sched_setaffinity(0, {{{second}}})\nwhile os.getppid() > 1: ..."
+    busy = subprocess.Popen([sys.executable, "-c", program]) if gang.rank == 0 else None
+    mpi_layer.state().crowded = False
+    shares = []
+    try:
+        for _ in range(turns):
+            os.sched_setaffinity(0, {first})
+            gang.comm.Barrier()
+            os.sched_setaffinity(0, allowed)
+            until, seen = time.monotonic() + 0.3, []
+            while gang.comm.bcast(time.monotonic() < until):
+                places = gang.comm.allgather(core())
+                seen.append(places[0] != places[1])
+                sum(range(1000))
+            shares.append(float(np.mean(seen)))
+    finally:
+        if busy is not None:
+            busy.kill()
+            busy.wait()
+    return shares, gang.comm.allreduce(os.sched_getaffinity(0) == allowed, MPI.LAND)
 
 
 def in_any_order(gang: GangView, calls: int, crowded: bool, seed: int) -> list[Any]:

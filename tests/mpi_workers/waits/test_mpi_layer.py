@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes.util
+import os
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,13 @@ def test_random_collectives_give_what_mpi_alone_gives(ranks: int, crowded: bool)
 
 def test_a_late_rank_reads_no_other_communicator_in_place_of_one_that_was_freed() -> None:
     assert local_gang.run(RANKS + "freed", 3) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_ranks_that_wait_do_not_share_a_core_while_another_program_has_one_alone() -> None:
+    shares, as_before = local_gang.run(RANKS + "apart", 2, 5)
+    assert statistics.median(shares) > 0.5, shares
+    assert as_before
 
 
 def test_different_collectives_of_one_communicator_are_an_error(tmp_path: Path) -> None:
