@@ -65,6 +65,9 @@ class Command:
         part.
     prints : bool
         Its code on the ranks may print.
+    notice : str
+        What its sender is told if it takes long, with the names of fields in braces; empty:
+        nothing, it takes as long as the user's own code does.
     """
 
     fields: str = ""
@@ -76,6 +79,7 @@ class Command:
     rerun: Rerun = Rerun.ALWAYS
     ranks: str | None = None
     prints: bool = False
+    notice: str = ""
 
     @property
     def required(self) -> list[str]:
@@ -106,7 +110,10 @@ COMMANDS: dict[str, Command] = {
     "free": _queued("matrices", "", audited=True),
     "redistribute": _queued("source layout name?", "source matrix layout"),
     # Code.
-    "load": _queued("library path? reload?", "library", audited=True, prints=True),
+    "load": _queued(
+        "library path? reload?", "library", audited=True, prints=True,
+        notice="the ranks still load library {library!r}",
+    ),
     "call": _queued(
         "library routine arguments columns?", "library routine arguments first",
         audited=True, prints=True, rerun=Rerun.IF_PURE,

@@ -28,14 +28,14 @@ from mpi_workers.failures import Failure
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
 from mpi_workers.wire.asynchronous import FrameProtocol, listen
-from mpi_workers.wire.commands import Turn, checked
+from mpi_workers.wire.commands import COMMANDS, Turn, checked
 from mpi_workers.wire.frames import Body, Frame, Kind
-from mpi_workers.wire.names import ARRAYS, SHIPPED, STDERR
+from mpi_workers.wire.names import STDERR
 
 QUEUE_LIMIT = 100_000
 SENDING_LIMIT_S = 60.0  # for which a resize waits for matrices that are being sent
 NOTICE_S = 1.0  # a caller that waits longer is told so
-LOAD_NOTICE_S = 3.0  # packages that are no libraries may take half a minute to be imported
+WORK_NOTICE_S = 3.0  # that its own command takes (`Command.notice`)
 LOST_NOTICE = "ranks were lost: waiting until the gang is started again (max_failures)"
 BUSY_NOTICE = (
     "waiting for ranks that are still in a call that failed or was cancelled (up to {}, then the "
@@ -434,11 +434,9 @@ class Dispatcher:
             handler: Callable[[Body, str], Awaitable[Body]]
             handler = getattr(self.commands, job.body["op"])
             work = handler(job.body, job.holder)
-            if job.body["op"] != "load" or job.body["library"] in (*SHIPPED, ARRAYS):
-                return await work
-            words = f"the ranks still load library {job.body['library']!r}"
-            loaded: Body = await self._noticed(job, work, words, LOAD_NOTICE_S)
-            return loaded
+            if notice := COMMANDS[job.body["op"]].notice:
+                work = self._noticed(job, work, notice.format_map(job.body), WORK_NOTICE_S)
+            return await work
         except Exception as error:  # whatever it is, the next command runs
             if not self._there.is_set() and isinstance(error, AlchemistError):
                 return None
