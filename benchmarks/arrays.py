@@ -6,9 +6,7 @@ An expression is recorded, and computed when its value is needed: `_done` asks f
 from __future__ import annotations
 
 import os
-
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask.array
@@ -16,7 +14,7 @@ import dask.dataframe
 import numpy as np
 
 from alchemist_ray import AlchemistSession, Handle
-from benchmarks.harness import Report, in_turns, use_peers
+from benchmarks.harness import Report, Time, alone, in_turns, use_peers
 
 CORES = min(2, len(os.sched_getaffinity(0)))
 SHAPE = (8000, 4000)
@@ -28,11 +26,35 @@ SHARES = [5, 50, 95]
 ROUNDS = 10
 ONE_PASS = 0.6  # of the quicker of numexpr and Dask
 COUNTS = (1_000_000, MANY)
+Work = Callable[[], Any]
+Works = dict[str, tuple[Work, ...]]  # ours, NumPy's and, where it has the work, Dask's
 
 
 def _done(result: Any) -> Any:
     """Have a recorded expression computed, and wait for it."""
     return result.computed() if isinstance(result, Handle) else result
+
+
+def _measured(works: Works, rounds: int) -> Iterator[tuple[str, dict[str, Time]]]:
+    """The times of each work: ours, those of NumPy, and of Dask where it has the work."""
+    for name, (ours, *others) in works.items():
+        peers = dict(zip(("numpy", "dask"), others, strict=False))
+        yield name, in_turns({"ours": lambda ours=ours: _done(ours())} | peers, rounds)
+
+
+def _beside_numpy(works: Works, rounds: int) -> str:
+    """The ratios of our times to NumPy's, and to Dask's where it has the work."""
+    told = []
+    for name, times in _measured(works, rounds):
+        told.append(f"{name} {times['ours'] / times['numpy']:.2f} ({_detail(times)})")
+        if "dask" in times:
+            told[-1] += f", {times['ours'] / times['dask']:.2f} x Dask's"
+        print(told[-1], flush=True)
+    return "; ".join(told) + "."
+
+
+def _detail(times: dict[str, Time]) -> str:
+    return f"{times['ours'] * 1e3:.1f} ms; numpy {times['numpy'] * 1e3:.1f}"
 
 
 def run() -> Report:
@@ -42,39 +64,32 @@ def run() -> Report:
     row, warm = a.mean(axis=0), np.zeros(SHAPE)
     with AlchemistSession(CORES, progress=False) as als:
         A, B = als.send_matrix(a), als.send_matrix(b)
-        expressions: dict[str, tuple[Any, Any, bool]] = {
-            "A + B": (lambda: A + B, lambda: a + b, True),
-            "A.sum(axis=0)": (lambda: A.sum(axis=0), lambda: a.sum(axis=0), True),
+        targets: Works = {
+            "A + B": (lambda: A + B, lambda: a + b),
+            "A.sum(axis=0)": (lambda: A.sum(axis=0), lambda: a.sum(axis=0)),
+        }
+        others: Works = {
             "`A + B` beside `np.add(a, b, out=c)`, whose memory is warm,": (
                 lambda: A + B,
                 lambda: np.add(a, b, warm),
-                False,
             ),
-            "`A.sum(axis=1)`": (lambda: A.sum(axis=1), lambda: a.sum(axis=1), False),
-            "`2 * A`": (lambda: 2 * A, lambda: 2 * a, False),
-            "`A - row`": (lambda: A - row, lambda: a - row, False),
-            "`np.exp(A)`": (lambda: np.exp(A), lambda: np.exp(a), False),
-            "`A > 0.5`": (lambda: A > 0.5, lambda: a > 0.5, False),
-            "`A.std(axis=0)`": (lambda: A.std(axis=0), lambda: a.std(axis=0), False),
-            "`A.max()`": (lambda: A.max(), lambda: a.max(), False),
-            "`A.T`": (lambda: A.T, lambda: a.T.copy(), False),
-            "`A[::2]`": (lambda: A[::2], lambda: a[::2].copy(), False),
+            "`A.sum(axis=1)`": (lambda: A.sum(axis=1), lambda: a.sum(axis=1)),
+            "`2 * A`": (lambda: 2 * A, lambda: 2 * a),
+            "`A - row`": (lambda: A - row, lambda: a - row),
+            "`np.exp(A)`": (lambda: np.exp(A), lambda: np.exp(a)),
+            "`A > 0.5`": (lambda: A > 0.5, lambda: a > 0.5),
+            "`A.std(axis=0)`": (lambda: A.std(axis=0), lambda: a.std(axis=0)),
+            "`A.max()`": (lambda: A.max(), lambda: a.max()),
+            "`A.T`": (lambda: A.T, lambda: a.T.copy()),
+            "`A[::2]`": (lambda: A[::2], lambda: a[::2].copy()),
         }
-        others = []
-        for name, (ours, numpys, wanted) in expressions.items():
-            times = in_turns({"ours": lambda ours=ours: _done(ours()), "numpy": numpys}, ROUNDS)
-            ratio, detail = times["ours"] / times["numpy"], _detail(times)
-            if wanted:
-                report.add(name, ratio, TARGET, "x numpy", at_most=True, detail=detail)
-            else:
-                others.append(f"{name} {ratio:.2f} ({detail})")
-                print(others[-1], flush=True)
-        report.notes.append("Others, x numpy: " + "; ".join(others) + ".")
+        for name, times in _measured(targets, ROUNDS):
+            ratio = times["ours"] / times["numpy"]
+            report.add(name, ratio, TARGET, "x numpy", at_most=True, detail=_detail(times))
+        report.notes.append("Others, x numpy: " + _beside_numpy(others, ROUNDS))
         report.notes.append(_overhead(als))
     with AlchemistSession(CORES, progress=False) as als:
         report.notes.append(_ordering(als))
-    with AlchemistSession(CORES, progress=False) as als:
-        report.notes.append(_many(als))
     with AlchemistSession(CORES, progress=False) as als:
         _one_pass(als, report)
     with AlchemistSession(CORES, progress=False) as als:
@@ -153,7 +168,7 @@ def _elements(als: AlchemistSession, count: int) -> str:
     m = a.reshape(count // 100, 100)
     rows = random.permutation(m.shape[0])
     A, M = als.send_matrix(a), als.send_matrix(m)
-    works: dict[str, tuple[Any, Any]] = {
+    works: Works = {
         "`a[a > 0.5]`": (lambda: A[A > 0.5], lambda: a[a > 0.5]),
         "`m.argmax(1)`": (lambda: M.argmax(axis=1), lambda: m.argmax(axis=1)),
         "`cumsum`": (lambda: np.cumsum(A), lambda: np.cumsum(a)),
@@ -168,32 +183,20 @@ def _elements(als: AlchemistSession, count: int) -> str:
         whole = random.integers(0, count // 10, count)
         W = als.send_matrix(whole)
         works["`unique` of integers"] = (lambda: np.unique(W), lambda: np.unique(whole))
+    else:
+        works["`np.percentile` (three)"] = _percentiles(A, a)
     rounds = 2 if count == MANY else 15
-    told = []
-    for name, (ours, numpys) in works.items():
-        times = in_turns({"ours": lambda ours=ours: _done(ours()), "numpy": numpys}, rounds)
-        told.append(f"{name} {times['ours'] / times['numpy']:.2f} ({_detail(times)})")
-        print(told[-1], flush=True)
-    return f"Of {count:.0e} elements, x numpy: " + "; ".join(told) + "."
+    return f"Of {count:.0e} elements, x numpy: {_beside_numpy(works, rounds)}"
 
 
-def _many(als: AlchemistSession) -> str:
-    """Percentiles of many values, against NumPy and Dask, whose are approximate."""
-    a = np.random.default_rng(0).random(MANY)
-    A, D = als.send_matrix(a), dask.array.from_array(a, chunks=MANY // 16)
-    works: dict[str, Any] = {
-        "ours": lambda: np.percentile(A, SHARES),
-        "numpy": lambda: np.percentile(a, SHARES),
-        "dask": lambda: dask.array.percentile(D, SHARES).compute(),
-    }
-    times = in_turns(works, 5)
-    ours, numpys = times["ours"], times["numpy"]
-    told = (
-        f"Three percentiles of {MANY:.0e} float64, x numpy: {ours / numpys:.2f} ({ours:.2f} s; "
-        f"numpy {numpys:.2f}; Dask's {times['dask']:.2f})."
+def _percentiles(A: Handle, a: Any) -> tuple[Work, Work, Work]:
+    """Three of them; Dask's are approximate."""
+    D = dask.array.from_array(a, chunks=a.size // 16)
+    return (
+        lambda: np.percentile(A, SHARES),
+        lambda: np.percentile(a, SHARES),
+        lambda: dask.array.percentile(D, SHARES).compute(),
     )
-    print(told, flush=True)
-    return told
 
 
 def _consumed(frame: Any) -> None:
@@ -205,44 +208,23 @@ def _ordering(als: AlchemistSession) -> str:
     """Functions that need the order of all elements of a vector, against NumPy and Dask.
 
     Dask has no sort of an array: that of its data frames is exact, with an index that moves along.
-    Its percentiles are approximate.
     """
     a = np.random.default_rng(0).random(VALUES)
-    A, D = als.send_matrix(a), dask.array.from_array(a, chunks=VALUES // 8)
+    A = als.send_matrix(a)
     frame = dask.dataframe.from_array(a, chunksize=VALUES // 8, columns="value").to_frame()
-    dasks: dict[str, tuple[str, Any]] = {
-        "`np.sort`": ("sort", lambda: _consumed(frame.sort_values("value"))),
-        "`np.percentile` (three)": (
-            "approximation",
-            lambda: dask.array.percentile(D, SHARES).compute(),
+    works: Works = {
+        "`np.sort`": (
+            lambda: np.sort(A),
+            lambda: np.sort(a),
+            lambda: _consumed(frame.sort_values("value")),
         ),
-    }
-    works: dict[str, tuple[Any, Any]] = {
-        "`np.sort`": (lambda: np.sort(A), lambda: np.sort(a)),
         "stable `np.argsort`": (lambda: np.argsort(A), lambda: np.argsort(a, kind="stable")),
-        "`np.percentile` (three)": (
-            lambda: np.percentile(A, SHARES),
-            lambda: np.percentile(a, SHARES),
-        ),
+        "`np.percentile` (three)": _percentiles(A, a),
         "`np.median`": (lambda: np.median(A), lambda: np.median(a)),
         "`np.cumsum`": (lambda: np.cumsum(A), lambda: np.cumsum(a)),
         "`np.histogram`": (lambda: np.histogram(A, 100), lambda: np.histogram(a, 100)),
     }
-    told = []
-    for name, (ours, numpys) in works.items():
-        what, its = dasks.get(name, ("", None))
-        mine = {"ours": lambda ours=ours: _done(ours()), "numpy": numpys}
-        times = in_turns(mine | ({"dask": its} if its else {}), 5)
-        ratio = times["ours"] / times["numpy"]
-        told.append(f"{name} {ratio:.2f} ({_detail(times)})")
-        if its:
-            told[-1] += f", {times['ours'] / times['dask']:.2f} x Dask's {what}"
-        print(told[-1], flush=True)
-    return f"Of a vector of {VALUES:.0e} float64, x numpy: " + "; ".join(told) + "."
-
-
-def _detail(times: dict[str, float]) -> str:
-    return f"{times['ours'] * 1e3:.1f} ms; numpy {times['numpy'] * 1e3:.1f}"
+    return f"Of a vector of {VALUES:.0e} float64, x numpy: {_beside_numpy(works, 5)}"
 
 
 def _overhead(als: AlchemistSession) -> str:
@@ -269,8 +251,4 @@ def _overhead(als: AlchemistSession) -> str:
 
 
 if __name__ == "__main__":
-    import ray
-
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
-    run().save()
-    ray.shutdown()
+    alone(run, store_bytes=1 << 30)

@@ -5,7 +5,6 @@ Run by `mpi_workers.testing.local_gang`, as the baseline of an environment's ove
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from ali.registry import load
 from ali.simulator.instance import Instance
 from ali.simulator.spec import Record
+from benchmarks.harness import timed
 from mpi_workers.rank.gang_view import GangView
 
 
@@ -23,10 +23,9 @@ def step_s(gang: GangView, name: str, path: str | None, sim: str, copies: int, s
     action = np.zeros(instances[0].spec.actions)
     for instance in instances:
         instance.begin(0, record)
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
+
+    def step() -> None:
         for instance in instances:
             instance.advance(action, record)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
+
+    return float(np.median([timed(step) for _ in range(steps)]))

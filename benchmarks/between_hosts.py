@@ -18,7 +18,7 @@ import ray
 from ray.util.dask import ray_dask_get
 
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import Report, Time, in_turns
+from benchmarks.harness import Report, Time, in_turns, run_and_save
 from benchmarks.streams import NODE, PLAIN, plain_sockets, plain_streams, served
 from mpi_workers.data import node_connections
 from tests.faults import inside
@@ -110,6 +110,4 @@ def measured_blocks(far: str, plain: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    made = run()
-    if made.rows:
-        made.save()
+    run_and_save(run)

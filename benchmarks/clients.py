@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import dask.array
@@ -14,7 +15,7 @@ from ray.data.block import BlockAccessor, BlockMetadata
 from ray.util.dask import ray_dask_get
 
 from alchemist_ray import AlchemistSession, Handle
-from benchmarks.harness import Report, Time, Turns, in_turns, timed
+from benchmarks.harness import Report, Time, alone, in_turns
 
 SHAPES = {"tall": (160_000, 100), "wide": (2_000, 8_000)}  # 128 MB each
 LAYOUTS = ("VC_STAR", "STAR_VC", "MC_MR")
@@ -53,7 +54,10 @@ def _add_client(report: Report, als: AlchemistSession, client: str, name: str) -
                 )
         best_of = {p: min(sent[k][p] for k in LAYOUTS) for p in ("few", "many")}
         opening = in_turns(
-            {"open few": _opening(_references(few)), "open many": _opening(_references(many))},
+            {
+                "open few": partial(ray.get, _references(few)),
+                "open many": partial(ray.get, _references(many)),
+            },
             ROUNDS,
         )
         more = opening["open many"] - opening["open few"]
@@ -95,31 +99,21 @@ def _references(source: Any) -> list[Any]:
     return [ref for bundle in source.iter_internal_ref_bundles() for ref in bundle.block_refs]
 
 
-def _opening(refs: list[Any]) -> Callable[[], None]:
-    def run() -> None:
-        ray.get(refs)
-
-    return run
-
-
 def _sends(als: AlchemistSession, sources: dict[str, Any], A: Any, layout: str) -> dict[str, Time]:
     """The time of each, taken in turns."""
-    turns = Turns()
     held: list[Handle] = []
-    for _ in range(ROUNDS):
-        for name, source in sources.items():
-            turns.add(name, timed(_sending(als, source, layout, held)))
-            handle = held.pop()
-            if not np.array_equal(handle.fetch(rows=slice(0, None, 97)), A[::97]):
-                raise SystemExit(f"{name}: what came is not what was sent")
-            handle.free()
-    return turns.times()
 
+    def send(source: Any) -> None:
+        held.append(als.send_matrix(source, layout=layout))
 
-def _sending(
-    als: AlchemistSession, source: Any, layout: str, held: list[Handle]
-) -> Callable[[], None]:
-    return lambda: held.append(als.send_matrix(source, layout=layout))
+    def check() -> None:
+        handle = held.pop()
+        if not np.array_equal(handle.fetch(rows=slice(0, None, 97)), A[::97]):
+            raise SystemExit("what came is not what was sent")
+        handle.free()
+
+    works = {name: partial(send, source) for name, source in sources.items()}
+    return in_turns(works, ROUNDS, after=check)
 
 
 def _add_fetch(report: Report, als: AlchemistSession, name: str, shape_name: str, A: Any) -> None:
@@ -212,5 +206,4 @@ class _Zeros(Datasource):
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=2 << 30)
-    run().save()
+    alone(run, store_bytes=2 << 30)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import Peer, Report, in_turns, timed
+from benchmarks.harness import Report, alone, in_turns, timed
+from benchmarks.spark_mllib import BLOCK, PARTS, decaying, started
 
 SHAPES = {100: (200_000, 100), 500: (40_000, 500)}  # 160 MB each
 FEW, MANY = 2, 200
@@ -25,7 +25,6 @@ RANKS = 4
 LAYOUTS = ("VC_STAR", "MC_MR", "STAR_VC")
 ROUNDS = 5
 SVD, RANK, N = (100_000, 500), 20, 4000
-BLOCK = 1000
 # Seconds, of Spark's own rows in linalg.json: what MLlib takes end to end.
 THEIRS = {"svd": f"truncated_svd {SVD[0]} x {SVD[1]}, rank {RANK}", "multiply": f"matmul {N} x {N}"}
 
@@ -33,24 +32,10 @@ THEIRS = {"svd": f"truncated_svd {SVD[0]} x {SVD[1]}, rank {RANK}", "multiply": 
 @contextmanager
 def local_spark() -> Iterator[Any]:
     """Spark in one JVM on this machine's cores."""
-    from pyspark.sql import SparkSession
-
     from alchemist_ray.clients.spark import stop_spark
 
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(f"local[{os.cpu_count()}]")
-    for key, value in {
-        "spark.driver.memory": "6g",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-    }.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
     try:
-        yield spark
+        yield started(native=False, master=f"local[{os.cpu_count()}]", memory_gb=6)
     finally:
         stop_spark()
 
@@ -223,7 +208,6 @@ def _on_ray(report: Report, als: AlchemistSession) -> None:
 def _drop_ins(report: Report, als: AlchemistSession, spark: Any) -> None:
     """From matrices cached in the JVM to results there, as MLlib's own in `spark_mllib.py`."""
     from alchemist_ray.clients.spark import mllib
-    from benchmarks.spark_mllib import PARTS, decaying
 
     rows, columns = SVD
     A = als.send_matrix(np.vstack([decaying(rows // PARTS, columns, k) for k in range(PARTS)]))
@@ -253,14 +237,14 @@ def _beside(report: Report, name: str, operation: str, ours_s: float, command: l
     """MLlib with netlib's Java, and tuned: with this machine's BLAS."""
     from benchmarks.linalg import mllib as spark_alone
 
-    report.compare(Peer(operation, f"drop-in {name}", ours_s, ours_s, 1.0))
+    report.compare(operation, f"drop-in {name}", ours_s)
     for who, more in (("MLlib", []), ("MLlib with native BLAS", ["--native"])):
         theirs = spark_alone(*command, *more)
         if isinstance(theirs, str):
             report.notes.append(f"{who}'s {name} is not in this table: {theirs}")
             continue
         end_s = theirs["end_to_end_s"]
-        report.compare(Peer(operation, f"{who} {name}", theirs["compute_s"], end_s, end_s / ours_s))
+        report.compare(operation, f"{who} {name}", theirs["compute_s"], end_s)
         report.add(
             f"drop-in {name} against {who}, end to end", end_s / ours_s, 20, "x as quick",
             detail=f"ours {ours_s:.2f} s, {who} {end_s:.1f} s",
@@ -268,7 +252,4 @@ def _beside(report: Report, name: str, operation: str, ours_s: float, command: l
 
 
 if __name__ == "__main__":
-    import ray
-
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    run().save()
+    alone(run)

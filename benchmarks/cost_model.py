@@ -16,16 +16,14 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import ray
 
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import Report
+from benchmarks.harness import Report, alone, markdown, timed
 from tests.faults import inside
 from tests.faults.hosts import Hosts, why_not
 
@@ -146,13 +144,8 @@ def _sum(comm: Any, nbytes: int) -> float:
 
 
 def _median(work: Callable[[], object], turns: int = 7) -> float:
-    times = []
     work()
-    for _ in range(turns):
-        begin = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return statistics.median(timed(work) for _ in range(turns))
 
 
 def measure(ranks: int) -> dict[str, Any]:
@@ -223,7 +216,7 @@ def _facts(where: str, machine: Machine) -> str:
 def _clusters() -> str:
     """A table of predictions for clusters, by the same model."""
     works = ("matmul 100000 x 100000", "A^T A of 1e9 x 100", "VC_STAR to STAR_VC, 100000 x 100000")
-    lines = [f"| ranks (128 a node) | {' | '.join(works)} |", "|---|---|---|---|"]
+    lines = []
     for ranks in (128, 512, 2048, 8192):
         # A rank has a share of its node's link and memory, and a core of its own.
         machine = replace(ASSUMED, cores=ranks)
@@ -232,14 +225,13 @@ def _clusters() -> str:
             gram(machine, ranks, (10**9, 100)),
             redistribute(machine, ranks, 100_000),
         )
-        lines.append(f"| {ranks} | " + " | ".join(f"{t:.3g} s" for t in times) + " |")
+        lines.append([ranks, *(f"{t:.3g} s" for t in times)])
     told = (
         "Predicted, not measured, for nodes of 128 cores with 40 GFLOP/s and 2 GB/s of copies "
         "each, and a link of 25 GB/s a node (0.2 GB/s a rank) with 1.5 us:"
     )
-    return "\n".join([told, "", *lines])
+    return f"{told}\n\n{markdown(('ranks (128 a node)', *works), lines)}".rstrip()
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    run().save()
+    alone(run)

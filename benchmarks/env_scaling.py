@@ -7,18 +7,15 @@ cores; `make bench` leaves it out.
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 
 from benchmarks.env_step import built
-from benchmarks.harness import Report, timed
+from benchmarks.harness import Report, alone, timed
 from benchmarks.simulated_env import SimulatedGangs
 from envs import HPCSimulatorEnv, HPCSimulatorVectorEnv, simulation
 
@@ -141,10 +138,4 @@ def _rows(report: Report, what: str, rates: dict[int, float]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(address="local", num_cpus=40, include_dashboard=False, log_to_driver=False)
-    begin = time.monotonic()
-    report = run()
-    report.seconds = time.monotonic() - begin
-    report.save()
-    ray.shutdown()
+    alone(run, cpus=40)

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 
 from ali import scaffold
 from benchmarks.bare_chain import work
-from benchmarks.harness import Report, timed
+from benchmarks.harness import Report, alone, in_batches, timed
 from envs import EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
 from mpi_workers.testing import local_gang
 from mpi_workers.wire.blocking import ShortWait
@@ -59,14 +58,12 @@ def _overhead(report: Report, idle: str, ranks: int) -> None:
     action = np.zeros(4)
     with HPCSimulatorEnv(lib_name="idle", lib_path=idle, num_workers=ranks) as env:
         env.reset(seed=0)
-        batches = [sorted(timed(lambda: env.step(action)) for _ in range(1000)) for _ in range(6)]
-    times = min(batches, key=lambda batch: batch[500])
-    worst = max(batch[500] for batch in batches)
+        times, *_, worst = in_batches(lambda: env.step(action), 1000)
     report.add(
         f"env.step beyond the simulation, p50, {ranks} rank{'s' if ranks > 1 else ''}",
         times[500] * 1e3, 0.05, "ms", at_most=True,
         detail=f"best of 6 batches of 1000; p99 {times[990] * 1e3:.2f} ms; worst batch's p50 "
-        f"{worst * 1e3:.2f}; bare processes with as much work: {_bare_exchange(ranks):.3f}",
+        f"{worst[500] * 1e3:.2f}; bare processes with as much work: {_bare_exchange(ranks):.3f}",
     )  # fmt: skip
 
 
@@ -99,12 +96,12 @@ def _bare_exchange(processes: int) -> float:
         wait(None)
         sockets[0].recv(512)
 
-    batches = [sorted(timed(exchange) for _ in range(1000))[500] for _ in range(6)]
+    best = in_batches(exchange, 1000)[0][500]
     for sock, pid in zip(sockets, pids, strict=True):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         sock.close()
-    return min(batches) * 1e3
+    return best * 1e3
 
 
 def _obey(sock: socket.socket, *, answers: bool) -> None:
@@ -121,10 +118,7 @@ def _field(report: Report, idle: str, size: int, wanted: float) -> None:
     """A step whose observation is a field."""
     with HPCSimulatorEnv(lib_name="idle", lib_path=idle, sim={"size": size}) as env:
         env.reset(seed=0)
-        batches = [
-            sorted(timed(lambda: env.step(np.zeros(4))) for _ in range(50)) for _ in range(6)
-        ]
-    times = min(batches, key=lambda batch: batch[25])
+        times, *_ = in_batches(lambda: env.step(np.zeros(4)), 50)
     report.add(
         f"env.step with {size:.0e} float32 observed, p50, 1 rank", times[25] * 1e3, wanted, "ms",
         at_most=True, detail=f"best of 6 batches of 50; fastest step {times[0] * 1e3:.2f} ms",
@@ -196,7 +190,4 @@ def _scaling(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    run().save()
-    ray.shutdown()
+    alone(run)

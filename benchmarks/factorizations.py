@@ -7,16 +7,14 @@ in ``make bench``.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryError
-from benchmarks.harness import Report, Turns, timed
+from benchmarks.harness import Report, Turns, alone, timed
 
 CORES = min(2, len(os.sched_getaffinity(0)))
 ORDER = int(os.environ.get("ORDER", "4000"))
@@ -71,12 +69,4 @@ def _called(routine: Callable[..., Any], A: Any, method: str) -> Callable[[], No
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    for variable in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # they would slow NumPy down
-        os.environ.pop(variable, None)
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    begin = time.monotonic()
-    report = run()
-    report.seconds = time.monotonic() - begin
-    report.save()
-    ray.shutdown()
+    alone(run, cpus=4)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import Peer, Report, Time, Turns, in_turns, timed
+from benchmarks.harness import Report, Time, in_turns, run_and_save, start_ray, timed
 from mpi_workers.matrix import copy_kernels
 
 RANKS = min(2, len(os.sched_getaffinity(0)))
@@ -163,13 +164,8 @@ def _one(als: AlchemistSession, report: Report, folder: Path, suffix: str, array
         }
         if state == "warm" and array.shape == BINARY:
             works["copy"] = _copying(plain)
-        turns = Turns()
-        for _ in range(ROUNDS):
-            for name, work in works.items():
-                if state == "cold":
-                    _drop([theirs, plain])
-                turns.add(name, timed(work))
-        took = turns.times()
+        dropped = [theirs, plain] if state == "cold" else []
+        took = in_turns(works, ROUNDS, before=partial(_drop, dropped))
         target = WARM.get(suffix, 1.0) if state == "warm" else 1.0
         _note(report, f"load .{suffix}, {state}", library, took, nbytes, target)
     took = in_turns(
@@ -199,9 +195,9 @@ def _note(
             if key in took
         ),
     )
-    report.compare(Peer(what, library, took["alone"], took["alone"], 1.0))
+    report.compare(what, library, took["alone"])
     for key in ("gang", "disk", *({"copy"} & took.keys())):
-        report.compare(Peer(what, key, took[key], took[key], took[key] / took["alone"]))
+        report.compare(what, key, took[key])
 
 
 def _drop(paths: list[Path]) -> None:
@@ -334,14 +330,8 @@ def _private(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(
-        num_cpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=500_000_000,
-    )
+    start_ray(8, store_bytes=500_000_000)
     if "large" in sys.argv[1:]:
         large()
     else:
-        run().save()
+        run_and_save(run)

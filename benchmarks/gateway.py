@@ -23,7 +23,7 @@ from alchemist_ray.gateway import client
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server import actor
 from alchemist_ray.gateway.server.access import TokenFile, certificate
-from benchmarks.harness import Report, in_turns, timed
+from benchmarks.harness import Report, alone, in_turns, timed
 from tests.support import thin_clients
 
 NBYTES = 1 << 30
@@ -226,3 +226,7 @@ def _peer(listener: socket.socket) -> None:
                 sock.sendall(piece)
         if order == b"u":
             sock.sendall(b".")
+
+
+if __name__ == "__main__":
+    alone(run)

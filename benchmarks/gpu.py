@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from ali.interface import Context
 from ali.linalg import gram, matmul, truncated_svd
-from benchmarks.harness import RESULTS, Row, write_part
+from benchmarks.harness import RESULTS, Report, Row, timed, write_part
 from mpi_workers.matrix import device
 from mpi_workers.matrix.device import Device
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -42,12 +42,7 @@ def best_s(action: Callable[[], object], rounds: int = ROUNDS) -> float:
     """The shortest time of an action that waits for the GPU; the first time is not counted."""
     if rounds > 1:
         action()
-    times = []
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - begun)
-    return min(times)
+    return min(timed(action) for _ in range(rounds))
 
 
 def paths(gang: GangView, name: str) -> dict[str, str]:
@@ -196,11 +191,9 @@ def main() -> None:
     left_s = LIMIT_S - (time.monotonic() - begun)
     told = [options.device, list(options.sizes), CORES]
     rows = local_gang.run("benchmarks.gpu:measured", 1, *told, timeout=left_s)
-    text = "| what | measured | target | | detail |\n|---|---|---|---|---|\n"
-    text += "".join(f"{Row(*row).line()}\n" for row in rows)
-    day = time.strftime("%Y-%m-%d")
-    text += f"\n{about['card']}; PyTorch {about['torch']}; {CORES} cores of the host"
-    text += f" ({platform.processor() or platform.machine()}); {day}.\n"
+    day, processor = time.strftime("%Y-%m-%d"), platform.processor() or platform.machine()
+    where = f"{about['card']}; PyTorch {about['torch']}; {CORES} cores of the host ({processor})"
+    text = Report("gpu", [Row(*row) for row in rows], notes=[f"{where}; {day}."]).table()
     print(text)
     if options.save:
         write_part(RESULTS / "gpu.md", "gpu", text)

@@ -8,14 +8,14 @@ is reported; mean and spread of the turns are printed.
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -46,13 +46,10 @@ class Row:
     def met(self) -> bool:
         return self.measured <= self.target if self.at_most else self.measured >= self.target
 
-    def line(self) -> str:
-        sign = "≤" if self.at_most else "≥"
+    def cells(self) -> tuple[str, ...]:
+        bound = f"{'≤' if self.at_most else '≥'} {self.target:g}"
         verdict = "met" if self.met else "**missed**"
-        return (
-            f"| {self.what} | {self.measured:.3g} {self.unit} | {sign} {self.target:g} | "
-            f"{verdict} | {self.detail} |"
-        )
+        return self.what, f"{self.measured:.3g} {self.unit}", bound, verdict, self.detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +62,9 @@ class Peer:
     end_to_end_s: float
     ratio: float
 
-    def line(self) -> str:
-        return (
-            f"| {self.operation} | {self.who} | {self.compute_s:.3g} | {self.end_to_end_s:.3g} | "
-            f"{self.ratio:.3g} |"
-        )
+    def cells(self) -> tuple[str, ...]:
+        numbers = (self.compute_s, self.end_to_end_s, self.ratio)
+        return self.operation, self.who, *(f"{number:.3g}" for number in numbers)
 
 
 @dataclass(slots=True)
@@ -94,28 +89,27 @@ class Report:
     ) -> None:
         row = Row(what, measured, target, at_most, unit, detail)
         self.rows.append(row)
-        print(row.line(), flush=True)
+        print(table_line(row.cells()), flush=True)
 
-    def compare(self, peer: Peer) -> None:
-        """Record an implementation; the first of an operation is its reference."""
+    def compare(
+        self, operation: str, who: str, compute_s: float, end_to_end_s: float | None = None
+    ) -> Peer:
+        """Record the times of an implementation; the first of an operation is its reference."""
+        whole_s = compute_s if end_to_end_s is None else end_to_end_s
+        its = (peer.end_to_end_s for peer in self.peers if peer.operation == operation)
+        peer = Peer(operation, who, compute_s, whole_s, whole_s / next(its, whole_s))
         self.peers.append(peer)
-        print(peer.line(), flush=True)
-
-    def unit(self, operation: str) -> float:
-        """The time of the reference."""
-        return next(peer.compute_s for peer in self.peers if peer.operation == operation)
+        print(table_line(peer.cells()), flush=True)
+        return peer
 
     def table(self) -> str:
-        head = "| what | measured | target | | detail |\n|---|---|---|---|---|\n"
-        text = head + "\n".join(row.line() for row in self.rows) + "\n"
+        head = ("what", "measured", "target", "", "detail")
+        text = markdown(head, [row.cells() for row in self.rows])
         if self.peers:
-            text += (
-                "\n| operation | implementation | compute, s | with transfers, s | x the first |\n"
-            )
-            text += "|---|---|---|---|---|\n"
+            head = ("operation", "implementation", "compute, s", "with transfers, s", "x the first")
             order = list(dict.fromkeys(peer.operation for peer in self.peers))
             by_operation = sorted(self.peers, key=lambda peer: order.index(peer.operation))
-            text += "\n".join(peer.line() for peer in by_operation) + "\n"
+            text += "\n" + markdown(head, [peer.cells() for peer in by_operation])
         return text + "".join(f"\n{note}\n" for note in self.notes)
 
     def save(self) -> None:
@@ -173,15 +167,31 @@ class Report:
         )
 
 
+def table_line(cells: Iterable[object]) -> str:
+    """A line of a table in Markdown."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def markdown(head: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
+    """A table in Markdown, with the end of its last line."""
+    return "".join(f"{table_line(cells)}\n" for cells in (head, ["---"] * len(head), *rows))
+
+
 def save_figure(draw: Callable[[Any], None], path: Path, inches: tuple[float, float]) -> None:
     """Draw on a matplotlib figure and write it as a PNG."""
+    figure = new_figure(inches)
+    draw(figure)
+    figure.savefig(path)
+
+
+def new_figure(inches: tuple[float, float]) -> Any:
+    """A figure of matplotlib that no window shows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=inches, dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
-    draw(figure)
-    figure.savefig(path)
+    return figure
 
 
 def write_part(page: Path, name: str, text: str) -> None:
@@ -193,17 +203,41 @@ def write_part(page: Path, name: str, text: str) -> None:
 
 def ratio_axis(axes: Any) -> None:
     """A line at 1, and a logarithmic axis with plain numbers."""
+    from matplotlib.ticker import LogLocator
+
     axes.axvline(1, color="black", lw=1)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    axes.set_xticks([
-        step * 10.0**k
-        for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
-        for step in ((1, 2, 5) if high < 100 * low else (1,))
-        if low <= step * 10.0**k <= high
-    ])  # fmt: skip
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
+
+
+def start_ray(cpus: int, store_bytes: int | None = None) -> None:
+    """Start a Ray, which ends with this process."""
+    import ray
+
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(
+        "local", num_cpus=cpus, include_dashboard=False, log_to_driver=False,
+        object_store_memory=store_bytes,
+    )  # fmt: skip
+
+
+def alone(run: Callable[[], Report], cpus: int = 8, store_bytes: int | None = None) -> None:
+    """A benchmark as a program of its own: start a Ray for it, run it, save its report."""
+    start_ray(cpus, store_bytes)
+    run_and_save(run)
+
+
+def run_and_save(run: Callable[[], Report]) -> None:
+    """Run a benchmark and save its report, unless its peer is not installed."""
+    begun = time.monotonic()
+    report = run()
+    report.seconds = time.monotonic() - begun
+    if report.rows:
+        report.save()
+    print(f"{report.name} took {report.seconds:.0f} s", flush=True)
 
 
 def use_peers() -> None:
@@ -223,6 +257,20 @@ def use_peers() -> None:
         os.environ[name] = os.pathsep.join(filter(None, words))
 
 
+def printed(module: str, *words: object, limit_s: float) -> list[Any] | str:
+    """The lines of JSON that a program of the benchmarks prints, or why there are none."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *map(str, words)], capture_output=True, text=True,
+            timeout=limit_s, check=False, env={**os.environ, "RAY_ADDRESS": ""},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"took more than {limit_s:.0f} s"
+    if done.returncode:
+        return f"failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]:.100}"
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def blas_kernels() -> list[str]:
     """The kernels that the BLAS libraries of this process use, as ``openblas SkylakeX``."""
     found = [(lib["internal_api"], lib.get("architecture")) for lib in threadpool_info()]
@@ -234,6 +282,41 @@ def timed(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def phases(
+    send: Callable[[], Sequence[Any]],
+    compute: Callable[..., Any],
+    receive: Callable[[Any], object],
+) -> tuple[float, float, float]:
+    """The seconds of the three phases of a job, whose handles are freed.
+
+    Parameters
+    ----------
+    send : callable() -> handles
+    compute : callable(*handles) -> result or tuple of results
+    receive : callable(handle)
+        Called with each result that is a handle.
+    """
+    begun = time.perf_counter()
+    sent = send()
+    computing = time.perf_counter()
+    results = compute(*sent)
+    receiving = time.perf_counter()
+    results = results if isinstance(results, tuple) else (results,)
+    made = [result for result in results if hasattr(result, "free")]
+    for result in made:
+        receive(result)
+    ended = time.perf_counter()
+    for handle in (*sent, *made):
+        handle.free()
+    return computing - begun, receiving - computing, ended - receiving
+
+
+def in_batches(work: Callable[[], object], count: int) -> list[list[float]]:
+    """The times of six batches of runs, each sorted; the batch with the best median comes first."""
+    batches = [sorted(timed(work) for _ in range(count)) for _ in range(6)]
+    return sorted(batches, key=lambda times: times[count // 2])
 
 
 class Time(float):
@@ -263,8 +346,8 @@ class Turns:
     def __init__(self) -> None:
         self._found: defaultdict[Any, list[float]] = defaultdict(list)
 
-    def add(self, name: Any, seconds: float) -> None:
-        self._found[name].append(seconds)
+    def add(self, name: Any, *seconds: float) -> None:
+        self._found[name] += seconds
 
     def times(self) -> dict[Any, Time]:
         """The time of each work; prints best, mean and spread."""
@@ -274,10 +357,17 @@ class Turns:
         return found
 
 
-def in_turns(works: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, Time]:
-    """The time of each work."""
+def in_turns(
+    works: dict[str, Callable[[], object]],
+    rounds: int = 7,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[], object] = lambda: None,
+) -> dict[str, Time]:
+    """The time of each work; what is done `before` and `after` each does not count."""
     turns = Turns()
     for _ in range(rounds):
         for name, work in works.items():
+            before()
             turns.add(name, timed(work))
+            after()
     return turns.times()

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import ray
 
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import Peer, Report, Turns, timed, use_peers
+from benchmarks.harness import Report, Turns, alone, timed, use_peers
 from benchmarks.heat_peer import BUDGET_S
 from benchmarks.linalg import CORES
 from mpi_workers.testing import local_gang
@@ -45,20 +44,19 @@ def run() -> Report:
         works = _works(als)
         for _ in range(TURNS):
             for name, work in works.items():
-                _add(turns, (name, "alchemist"), _rounds(work))
+                turns.add((name, "alchemist"), *_rounds(work))
             found = local_gang.run(
                 "benchmarks.heat_peer:measure", CORES, SIZES, ROUNDS, timeout=LIMIT_S
             )
             for name, seconds in found.items():
-                _add(turns, (name, "heat"), seconds)
+                turns.add((name, "heat"), *seconds)
     times = turns.times()
     for name, size in SIZES.items():
         operation = f"{name}, {' x '.join(map(str, size))}"
         ours, theirs = times[name, "alchemist"], times[name, "heat"]
-        ratio = ours / theirs
-        report.compare(Peer(operation, "heat", theirs, theirs, 1.0))
-        report.compare(Peer(operation, "alchemist", ours, ours, ratio))
-        report.add(operation, ratio, 1.0, "x Heat's time", at_most=True)
+        report.compare(operation, "heat", theirs)
+        report.compare(operation, "alchemist", ours)
+        report.add(operation, ours / theirs, 1.0, "x Heat's time", at_most=True)
     return report
 
 
@@ -87,12 +85,6 @@ def _rounds(work: Callable[[], Any]) -> list[float]:
     return times
 
 
-def _add(turns: Turns, name: tuple[str, str], seconds: list[float]) -> None:
-    for one in seconds:
-        turns.add(name, one)
-
-
 if __name__ == "__main__":
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # as the other program
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    run().save()
+    alone(run)

@@ -10,11 +10,9 @@ import os
 from collections import defaultdict
 from typing import Any
 
-import ray
-
 from alchemist_ray import AlchemistSession
 from alchemist_ray.observe.bench import Measure, measure, result
-from benchmarks.harness import Report
+from benchmarks.harness import Report, alone
 from mpi_workers.testing import local_gang
 
 RANKS, ROUNDS, SECONDS = 2, 5, 0.3
@@ -58,7 +56,4 @@ def run() -> Report:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    run().save()
-    ray.shutdown()
+    alone(run, cpus=4)

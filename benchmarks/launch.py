@@ -11,9 +11,8 @@ from typing import Any
 
 import ray
 
-import alchemist_ray
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import Report, Time, Turns, in_turns, timed
+from benchmarks.harness import Report, Time, Turns, alone, in_batches, in_turns, timed
 
 SECOND_TURNS = 8
 # CPU time per message of the processes of a bare chain (`/proc/PID/schedstat`).
@@ -49,18 +48,16 @@ def run() -> Report:
         pids = [worker.pid for worker in als.list_workers()]
         processes = [os.getpid(), _manager_pid(als), _parent(pids[0]), pids[0]]
         before = [_cpu_s(pid) for pid in processes]
-        batches = [sorted(timed(echo.nothing) for _ in range(1000)) for _ in range(6)]
+        times, *_, worst = in_batches(echo.nothing, 1000)
         after = [_cpu_s(pid) for pid in processes]
         spent_us = [1e6 * (b - a) / 6000 for a, b in zip(before, after, strict=True)]
-        times = min(batches, key=lambda batch: batch[500])
         bare_s = min(_bare_call() for _ in range(6))
         work_us = [max(0.0, all_us - own) for all_us, own in zip(spent_us, SOCKETS_US, strict=True)]
         busy_s = min(_bare_call(0.0, *work_us) for _ in range(6))
-        worst = max(batch[500] for batch in batches)
         report.add(
             "empty routine, round trip p50, 2 ranks", times[500] * 1e3, 0.2, "ms", at_most=True,
             detail=f"best of 6 batches, p99 {times[990] * 1e3:.2f} ms; worst batch's p50 "
-            f"{worst * 1e3:.2f}; CPU time of user's process, GroupManager, proxy, a rank: "
+            f"{worst[500] * 1e3:.2f}; CPU time of user's process, GroupManager, proxy, a rank: "
             f"{', '.join(f'{us:.0f}' for us in spent_us)} µs; a bare chain of sockets "
             f"{bare_s * 1e3:.2f}, with as much CPU time in each process {busy_s * 1e3:.2f}, "
             f"a Ray actor call {_actor_call() * 1e3:.2f} ms",
@@ -132,7 +129,4 @@ def _cpu_s(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    print(alchemist_ray.__version__)
-    run().save()
+    alone(run)

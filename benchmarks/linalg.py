@@ -7,21 +7,16 @@ program of its own (`spark_mllib.py`), and so do the plain mpiexec programs (`ba
 from __future__ import annotations
 
 import functools
-import itertools
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import LibraryError
-from benchmarks.harness import WITH_SPARK, Peer, Report, Turns, timed
+from benchmarks.harness import WITH_SPARK, Peer, Report, Turns, alone, phases, printed, timed
 from benchmarks.spark_mllib import DECAY
 from mpi_workers.testing import local_gang
 
@@ -83,18 +78,11 @@ class Ours:
 
     def run(self) -> None:
         self.last = []  # the memory of the last result is used again
-        times = [time.perf_counter()]
-        held = [self._als.send_matrix(a, layout=self._layout) for a in self._data]
-        times.append(time.perf_counter())
-        results = self._routine(*held)
-        times.append(time.perf_counter())
-        results = results if isinstance(results, tuple) else (results,)
-        made = [result for result in results if isinstance(result, Handle)]
-        self.last = [handle.fetch() for handle in made]
-        times.append(time.perf_counter())
-        for handle in (*held, *made):
-            handle.free()
-        send_s, self.compute_s, fetch_s = (b - a for a, b in itertools.pairwise(times))
+        send_s, self.compute_s, fetch_s = phases(
+            lambda: [self._als.send_matrix(a, layout=self._layout) for a in self._data],
+            self._routine,
+            lambda handle: self.last.append(handle.fetch()),
+        )
         self.transfer_s = send_s + fetch_s
 
 
@@ -121,30 +109,40 @@ def _turns(
             turns.add((competitor, "compute"), mine.compute_s)
             turns.add((competitor, "all"), mine.compute_s + mine.transfer_s)
     best = turns.times()
-    unit = best[name, "compute"]
-    found = {}
-    for who, what in best:
-        if what == "compute":
-            alone = best[who, what]
-            whole = best.get((who, "all"), alone)
-            found[who] = Peer(operation, who, alone, whole, whole / unit)
-            report.compare(found[who])
+    found = {
+        who: report.compare(operation, who, best[who, what], best.get((who, "all")))
+        for who, what in best
+        if what == "compute"
+    }
     for mine in ours.values():
         mine.last = []
     return found
 
 
-def _matmul(als: Any, loaded: dict[str, Any], report: Report, random: Any) -> float:
+def dask_matmul(A: Array, B: Array) -> Callable[[], object]:
+    """Dask's product."""
     import dask.array as da
 
+    a, b = (da.from_array(x, chunks=(N // 4, N // 4)) for x in (A, B))
+    return lambda: (a @ b).compute(num_workers=CORES)
+
+
+def dask_truncated_svd(A: Array) -> Callable[[], object]:
+    """Dask's leading singular values and vectors."""
+    import dask.array as da
+
+    a = da.from_array(A, chunks=(SVD[0] // 8, SVD[1]))
+    return lambda: da.compute(*da.linalg.svd_compressed(a, RANK, n_power_iter=2), num_workers=CORES)
+
+
+def _matmul(als: Any, loaded: dict[str, Any], report: Report, random: Any) -> float:
     A, B = random.random((N, N)), random.random((N, N))
     exact = A @ B
-    chunked = [da.from_array(x, chunks=(N // 4, N // 4)) for x in (A, B)]
     found = _turns(
         f"matmul {N} x {N}",
         report,
         ("numpy", lambda: A @ B),
-        {"dask": lambda: (chunked[0] @ chunked[1]).compute(num_workers=CORES)},
+        {"dask": dask_matmul(A, B)},
         {
             f"{n}, {layout}": Ours(als, lib.matmul, (A, B), layout)
             for n, lib in loaded.items()
@@ -210,11 +208,8 @@ def gram_route(A: Array) -> tuple[Array, Array, Array]:
 
 
 def _truncated(als: Any, loaded: dict[str, Any], report: Report, random: Any) -> None:
-    import dask.array as da
-
     A = decaying(random)
     expected = gram_route(A)[0]
-    chunked = da.from_array(A, chunks=(SVD[0] // 8, SVD[1]))
     svd = loaded["linalg"].truncated_svd
     ours = {
         "linalg, ARPACK": Ours(als, lambda a: svd(a, rank=RANK), (A,), "VC_STAR"),
@@ -227,11 +222,7 @@ def _truncated(als: Any, loaded: dict[str, Any], report: Report, random: Any) ->
         f"truncated_svd {SVD[0]} x {SVD[1]}, rank {RANK}",
         report,
         ("numpy, Gram route", lambda: gram_route(A)),
-        {
-            "dask svd_compressed": lambda: da.compute(
-                *da.linalg.svd_compressed(chunked, RANK, n_power_iter=2), num_workers=CORES
-            )
-        },
+        {"dask svd_compressed": dask_truncated_svd(A)},
         ours,
         lambda results: np.allclose(results[0], expected, rtol=1e-6),
     )
@@ -297,12 +288,7 @@ def _spark(report: Report, ours_s: float) -> None:
     if isinstance(multiply, str):
         report.notes.append(f"Spark is not in this table: {multiply}")
         return
-    report.compare(
-        Peer(
-            f"matmul {N} x {N}", "Spark BlockMatrix", *multiply.values(),
-            multiply["end_to_end_s"] / report.unit(f"matmul {N} x {N}"),
-        )
-    )  # fmt: skip
+    report.compare(f"matmul {N} x {N}", "Spark BlockMatrix", *multiply.values())
     report.add(
         f"matmul {N} x {N}, end to end, against Spark's BlockMatrix",
         multiply["end_to_end_s"] / ours_s,
@@ -316,30 +302,15 @@ def _spark(report: Report, ours_s: float) -> None:
         report.notes.append(f"Spark's computeSVD is not in this table: {svd}")
         return
     operation = f"truncated_svd {SVD[0]} x {SVD[1]}, rank {RANK}"
-    report.compare(
-        Peer(
-            operation, "Spark computeSVD", *svd.values(),
-            svd["end_to_end_s"] / report.unit(operation),
-        )
-    )  # fmt: skip
+    report.compare(operation, "Spark computeSVD", *svd.values())
 
 
 @functools.cache
 def mllib(*command: Any) -> dict[str, float] | str:
     """The output of Spark's program, or the reason why it has failed."""
-    argv = [sys.executable, "-m", "benchmarks.spark_mllib", *map(str, command)]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=SPARK_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"{' '.join(map(str, command))} took over {SPARK_LIMIT_S} s"
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    found = printed("benchmarks.spark_mllib", *command, limit_s=SPARK_LIMIT_S)
+    return found if isinstance(found, str) else found[-1]
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    run().save()
+    alone(run)

@@ -18,8 +18,19 @@ import ray
 
 from alchemist_ray import AlchemistSession, Executor
 from benchmarks import by_hand
-from benchmarks.harness import WITH_SPARK, Peer, Report, Turns, timed, use_peers
-from benchmarks.linalg import CORES, RANK, SVD, N, Ours, decaying, gram_route, mllib
+from benchmarks.harness import WITH_SPARK, Report, Turns, alone, timed, use_peers
+from benchmarks.linalg import (
+    CORES,
+    RANK,
+    SVD,
+    N,
+    Ours,
+    dask_matmul,
+    dask_truncated_svd,
+    decaying,
+    gram_route,
+    mllib,
+)
 from mpi_workers.testing import local_gang
 
 Array = np.ndarray[Any, Any]
@@ -33,6 +44,7 @@ FUTURES = 200
 SUBMIT = f"{FUTURES} calls of 2 ranks as futures"
 MATMUL, TRUNCATED = f"matmul {N} x {N}", f"truncated SVD {SVD[0]} x {SVD[1]}, rank {RANK}"
 Work = Callable[[], float]  # gives its seconds
+Turn = Callable[[], dict[str, float]]  # the seconds of each operation
 Opened = tuple[
     Callable[[], object], Callable[[Array], Array] | None
 ]  # a call, a way there and back
@@ -41,14 +53,15 @@ Opened = tuple[
 def run() -> Report:
     use_peers()
     report = Report("peers")
-    _launch(report)
-    _turns(report, SUBMIT, {
+    A = np.random.default_rng(0).random((4000, 4000))
+    _turns(report, {who: functools.partial(_use, system, A) for who, system in SYSTEMS.items()})
+    _turns(report, _only(SUBMIT, {
         "alchemist": _futures(lambda: Executor(num_workers=2, max_gangs=1), _first),
-        "executorlib": _futures(_executorlibs, _rank),
+        "executorlib": _futures(lambda: _executor_of(2), _rank),
         "mpi4py.futures, one rank a call": functools.partial(
             local_gang.run, "benchmarks.by_hand:futures", 3, FUTURES
         ),
-    })  # fmt: skip
+    }))  # fmt: skip
     _compute(report)
     for operation in dict.fromkeys(peer.operation for peer in report.peers):
         ours, *others = [peer for peer in report.peers if peer.operation == operation]
@@ -132,11 +145,7 @@ def _same(A: Array) -> Array:
 
 @contextlib.contextmanager
 def _executorlib() -> Iterator[Opened]:
-    from executorlib import SingleNodeExecutor
-
-    with SingleNodeExecutor(
-        max_cores=RANKS, max_workers=1, block_allocation=True, resource_dict={"cores": RANKS}
-    ) as ranks:
+    with _executor_of(RANKS) as ranks:
         yield (
             lambda: ranks.submit(_rank, 0).result(LIMIT_S),
             lambda A: ranks.submit(_same, A).result(LIMIT_S)[0],  # of one rank; all return it
@@ -176,11 +185,12 @@ def _futures(executor: Callable[[], Any], function: Callable[..., Any]) -> Work:
     return measure
 
 
-def _executorlibs() -> Any:
+def _executor_of(ranks: int) -> Any:
+    """executorlib's, whose calls are on as many ranks."""
     from executorlib import SingleNodeExecutor
 
     return SingleNodeExecutor(
-        max_cores=CORES, max_workers=1, block_allocation=True, resource_dict={"cores": 2}
+        max_cores=ranks, max_workers=1, block_allocation=True, resource_dict={"cores": ranks}
     )
 
 
@@ -198,40 +208,23 @@ SYSTEMS: dict[str, Callable[[], contextlib.AbstractContextManager[Opened]]] = {
 }
 
 
-def _launch(report: Report) -> None:
-    A = np.random.default_rng(0).random((4000, 4000))
-    turns = Turns()
-    systems = dict(SYSTEMS)
-    for _ in range(TURNS):
-        for who in list(systems):
-            try:
-                _use(systems[who], A, lambda what, s, who=who: turns.add((who, what), s))
-            except ImportError as error:
-                report.notes.append(f"{who} is not in this table: {error}.")
-                del systems[who]
-    found = turns.times()
-    for operation in (READY, CALL, MOVE):
-        unit = found["alchemist", operation]
-        for who in systems:
-            if (seconds := found.get((who, operation))) is not None:
-                report.compare(Peer(operation, who, seconds, seconds, seconds / unit))
-
-
-def _use(system: Callable[[], Any], A: Array, told: Callable[[str, float], None]) -> None:
+def _use(system: Callable[[], Any], A: Array) -> dict[str, float]:
     """One turn of a system: start it, use it, end it."""
+    told = {}
     with contextlib.ExitStack() as stack:
         begin = time.perf_counter()
         call, there_and_back = stack.enter_context(system())
         if call is not None:
             call()
-        told(READY, time.perf_counter() - begin)
+        told[READY] = time.perf_counter() - begin
         if call is not None:
-            told(CALL, sorted(timed(call) for _ in range(CALLS))[CALLS // 2])
+            told[CALL] = sorted(timed(call) for _ in range(CALLS))[CALLS // 2]
         if there_and_back is not None:
             back = there_and_back(A)
             assert np.array_equal(A, back)
             del back
-            told(MOVE, timed(lambda: there_and_back(A)))
+            told[MOVE] = timed(lambda: there_and_back(A))
+    return told
 
 
 # --- a product, an SVD ---
@@ -245,44 +238,48 @@ def _compute(report: Report) -> None:
     with AlchemistSession(CORES, progress=False) as als:
         lib = als.load_library("linalg")
         by_gram = functools.partial(lib.truncated_svd, rank=RANK, method="gram")
-        _turns(report, MATMUL, {
+        _turns(report, _only(MATMUL, {
             "alchemist": _computing(Ours(als, lib.matmul, (A, B), "VC_STAR")),
             "numpy": _timed(lambda: A @ B),
-            "dask": _timed(_dask_matmul(A, B)),
+            "dask": _timed(dask_matmul(A, B)),
             "Ray, tasks by hand": _timed(_ray_matmul(A, B)),
             "mpiexec, mpi4py by hand": _by_hand("matmul", N),
             "Heat": _heat("matmul", [N, N]),
-        })  # fmt: skip
-        _turns(report, TRUNCATED, {
+        }))  # fmt: skip
+        _turns(report, _only(TRUNCATED, {
             "alchemist": _computing(Ours(als, by_gram, (tall,), "VC_STAR")),
             "numpy": _timed(lambda: gram_route(tall)),
-            "dask": _timed(_dask_svd(tall)),
+            "dask": _timed(dask_truncated_svd(tall)),
             "Ray, tasks by hand": _timed(_ray_svd(tall)),
             "mpiexec, mpi4py by hand": _by_hand("truncated_svd", *SVD, RANK),
             "Heat": _heat("truncated svd", [*SVD, RANK]),
-        })  # fmt: skip
+        }))  # fmt: skip
     if WITH_SPARK:
         for operation, command in ((MATMUL, ("multiply", N)), (TRUNCATED, ("svd", *SVD, RANK))):
             if isinstance(found := mllib(*command), str):
                 report.notes.append(f"Spark MLlib is not in this table: {found}")
                 continue
-            seconds = found["compute_s"]
-            unit = report.unit(operation)
-            report.compare(Peer(operation, "Spark MLlib", seconds, seconds, seconds / unit))
+            report.compare(operation, "Spark MLlib", found["compute_s"])
 
 
-def _turns(report: Report, operation: str, works: dict[str, Work]) -> None:
+def _turns(report: Report, systems: dict[str, Turn]) -> None:
+    """Turns of all systems; those that are not installed are named in a note."""
     turns = Turns()
     for _ in range(TURNS):
-        for who in list(works):
+        for who in list(systems):
             try:
-                turns.add(who, works[who]())
+                for operation, seconds in systems[who]().items():
+                    turns.add((operation, who), seconds)
             except ImportError as error:
                 report.notes.append(f"{who} is not in this table: {error}.")
-                del works[who]
-    found = turns.times()
-    for who, seconds in found.items():
-        report.compare(Peer(operation, who, seconds, seconds, seconds / found["alchemist"]))
+                del systems[who]
+    for (operation, who), seconds in turns.times().items():
+        report.compare(operation, who, seconds)
+
+
+def _only(operation: str, works: dict[str, Work]) -> dict[str, Turn]:
+    """Turns of one operation."""
+    return {who: lambda work=work: {operation: work()} for who, work in works.items()}
 
 
 def _timed(work: Callable[[], object]) -> Work:
@@ -316,20 +313,6 @@ def _heat(name: str, size: list[int]) -> Work:
     return measure
 
 
-def _dask_matmul(A: Array, B: Array) -> Callable[[], object]:
-    import dask.array as da
-
-    a, b = (da.from_array(x, chunks=(N // 4, N // 4)) for x in (A, B))
-    return lambda: (a @ b).compute(num_workers=CORES)
-
-
-def _dask_svd(A: Array) -> Callable[[], object]:
-    import dask.array as da
-
-    a = da.from_array(A, chunks=(SVD[0] // 8, SVD[1]))
-    return lambda: da.compute(*da.linalg.svd_compressed(a, RANK, n_power_iter=2), num_workers=CORES)
-
-
 def _ray_matmul(A: Array, B: Array) -> Callable[[], object]:
     blocks, stored = [ray.put(rows) for rows in np.array_split(A, CORES)], ray.put(B)
     return lambda: by_hand.ray_matmul(blocks, stored)
@@ -341,5 +324,4 @@ def _ray_svd(A: Array) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    run().save()
+    alone(run)

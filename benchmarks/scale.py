@@ -29,7 +29,7 @@ from alchemist_ray.attached.connection import Transport
 from alchemist_ray.attached.control_channel import SocketChannel
 from alchemist_ray.cluster.placement import per_node
 from alchemist_ray.errors import GroupFailedError
-from benchmarks.harness import Report, timed
+from benchmarks.harness import Report, in_batches, markdown, table_line, timed
 from benchmarks.simulated_gang import (
     LIMIT_S,
     crowd,
@@ -68,25 +68,23 @@ class Measured:
     client_nbytes: int
     manager_nbytes: int
 
-    def line(self) -> str:
-        return (
-            f"| {self.ranks} | {self.nodes} | {self.start_s:.2f} | {self.barrier_s * 1e3:.2f} | "
-            f"{self.call_s * 1e3:.2f} | {self.failure_s * 1e3:.0f} | "
-            f"{self.address_nbytes / 1024:.1f} | {self.client_nbytes / 1024:.0f} | "
-            f"{self.manager_nbytes / 1024:.0f} |"
-        )
+    def cells(self) -> tuple[object, ...]:
+        times_ms = self.barrier_s * 1e3, self.call_s * 1e3, self.failure_s * 1e3
+        sizes = self.address_nbytes / 1024, self.client_nbytes / 1024, self.manager_nbytes / 1024
+        forms = zip((self.start_s, *times_ms, *sizes), "2220100", strict=True)
+        return self.ranks, self.nodes, *(f"{number:.{digits}f}" for number, digits in forms)
 
 
 HEAD = (
-    "| ranks | nodes | start, s | barrier, ms | empty call, ms | failure, ms | address, KiB | "
-    "client, KiB | manager, KiB |\n|---|---|---|---|---|---|---|---|---|\n"
-)
+    "ranks", "nodes", "start, s", "barrier, ms", "empty call, ms", "failure, ms", "address, KiB",
+    "client, KiB", "manager, KiB",
+)  # fmt: skip
 
 
 # --- the client ---
 
 
-def simulate(ranks: int, nodes: int, calls: int = CALLS, batches: int = BATCHES) -> Measured:
+def simulate(ranks: int, nodes: int, calls: int = CALLS) -> Measured:
     """Start a simulated gang, measure it, and end it by the end of a rank."""
     counts = [ranks // nodes + (node < ranks % nodes) for node in range(nodes)]
     with tempfile.TemporaryDirectory(prefix="scale-") as folder, Processes() as processes:
@@ -110,7 +108,8 @@ def simulate(ranks: int, nodes: int, calls: int = CALLS, batches: int = BATCHES)
         channel = Transport().open_channel(address, hello, lambda fields, op: None)
         assert isinstance(channel, SocketChannel)
         channel.request({"op": "load", "library": "simulated"})
-        call_s = _call_s(channel, calls, batches)
+        _call(channel, "nothing")
+        call_s = in_batches(lambda: _call(channel, "nothing"), calls)[0][calls // 2]
         barrier_s = _call(channel, "barrier")["values"][0]
         client_nbytes = memory() - before
         managing.send("measured")
@@ -131,15 +130,6 @@ def simulate(ranks: int, nodes: int, calls: int = CALLS, batches: int = BATCHES)
 def _call(channel: SocketChannel, routine: str) -> Body:
     body = {"op": "call", "library": "simulated", "routine": routine, "arguments": {}}
     return channel.request(body)
-
-
-def _call_s(channel: SocketChannel, calls: int, batches: int) -> float:
-    """The p50 of an empty call: the best of some batches."""
-    _call(channel, "nothing")
-    return min(
-        statistics.median(timed(lambda: _call(channel, "nothing")) for _ in range(calls))
-        for _ in range(batches)
-    )
 
 
 class Processes:
@@ -272,10 +262,10 @@ def _add_plans(report: Report) -> None:
 def run() -> Report:
     report = Report("scale")
     found = []
-    print(HEAD, end="")
+    print(table_line(HEAD))
     for ranks, nodes in SIZES:
         found.append(simulate(ranks, nodes))
-        print(found[-1].line(), flush=True)
+        print(table_line(found[-1].cells()), flush=True)
     few, last = simulate(512, 64), found[-1]
     report.add(
         "empty call at 8192 ranks on 64 nodes, p50", last.call_s * 1e3, 5.0, "ms", at_most=True,
@@ -301,7 +291,7 @@ def run() -> Report:
             f"{what}: growth per doubling of the nodes, 128 ranks each", growth(sizes, values), 2.0,
             "x", at_most=True,
         )  # fmt: skip
-    report.notes.append(HEAD + "\n".join(one.line() for one in found))
+    report.notes.append(markdown(HEAD, [one.cells() for one in found]).rstrip())
     return report
 
 

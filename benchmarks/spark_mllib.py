@@ -46,6 +46,7 @@ def started(*, native: bool, master: str = "local[2]", memory_gb: int = 8) -> An
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", f"-D{NATIVE}={library}")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import scipy.sparse as sp
 import scipy.sparse.linalg as sl
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import LibraryNotFoundError
-from benchmarks.harness import Report, in_turns
+from benchmarks.harness import Report, alone, in_turns, timed
 
 CORES = min(2, len(os.sched_getaffinity(0)))
 GRID = int(os.environ.get("GRID", "1000"))  # points along a side
@@ -163,9 +162,7 @@ def _hand() -> float:
 
 def _spsolve(matrix: Any, b: Any) -> float:
     columns = matrix.tocsc()
-    begin = time.perf_counter()
-    sl.spsolve(columns, b)
-    return time.perf_counter() - begin
+    return timed(lambda: sl.spsolve(columns, b))
 
 
 def _eigenvalues(report: Report, als: AlchemistSession, slepc: Any) -> None:
@@ -187,12 +184,4 @@ def _eigenvalues(report: Report, als: AlchemistSession, slepc: Any) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    for variable in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # they would slow NumPy down
-        os.environ.pop(variable, None)
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    begun = time.monotonic()
-    made = run()
-    made.seconds = time.monotonic() - begun
-    made.save()
-    ray.shutdown()
+    alone(run, cpus=4)

@@ -9,33 +9,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS
+from benchmarks.harness import RESULTS, markdown, write_part
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 SHOWN = 3  # missed targets of a benchmark, the furthest ones first
-BEGIN, END = "<!-- summary -->\n", "<!-- /summary -->"
 
 
 def main() -> None:
-    page = PAGE.read_text()
-    before, _, rest = page.partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}")
+    write_part(PAGE, "summary", table())
 
 
 def table() -> str:
     """A line for each benchmark that has results."""
-    lines = ["| benchmark | targets met | missed |", "|---|---|---|"]
+    lines = []
     for path in sorted(RESULTS.glob("*.json")):
         told = json.loads(path.read_text())
         rows = told["rows"]
         missed = sorted((row for row in rows if _share(row) < 1), key=_share)
         words = [*map(_words, missed[:SHOWN])]
         words += [f"{len(missed) - SHOWN} more"] * (len(missed) > SHOWN)
-        lines.append(
-            f"| [{told['name']}](../benchmarks/results/{path.stem}.md) | {len(rows) - len(missed)} "
-            f"of {len(rows)} | {'; '.join(words)} |"
-        )
-    return "\n".join(lines) + "\n"
+        page = f"[{told['name']}](../benchmarks/results/{path.stem}.md)"
+        lines.append((page, f"{len(rows) - len(missed)} of {len(rows)}", "; ".join(words)))
+    return markdown(("benchmark", "targets met", "missed"), lines)
 
 
 def _share(row: dict[str, Any]) -> float:

@@ -10,7 +10,7 @@ import ray
 
 from alchemist_ray import AlchemistSession, Handle
 from benchmarks import streams
-from benchmarks.harness import Peer, Report, Time, Turns, in_turns, timed
+from benchmarks.harness import Report, Time, alone, in_turns
 from mpi_workers.matrix import copy_kernels
 
 N = 4000
@@ -70,14 +70,14 @@ def run() -> Report:
 
 def _compare(report: Report, layout: str, times: dict[str, Time]) -> None:
     """Times beside Ray's own, through its object store."""
-    operation = f"128 MB in, {layout}"
-    report.compare(Peer(operation, "ray.put", times["put"], times["put"], 1.0))
-    for what, who in (("send", "send_matrix"), ("blocks", "send_matrix of the object store")):
-        report.compare(Peer(operation, who, times[what], times[what], times[what] / times["put"]))
-    operation = f"128 MB out, {layout}"
-    report.compare(Peer(operation, "ray.get and a copy", times["get"], times["get"], 1.0))
-    ratio = times["fetch"] / times["get"]
-    report.compare(Peer(operation, "fetch", times["fetch"], times["fetch"], ratio))
+    for way, what, who in (
+        ("in", "put", "ray.put"),
+        ("in", "send", "send_matrix"),
+        ("in", "blocks", "send_matrix of the object store"),
+        ("out", "get", "ray.get and a copy"),
+        ("out", "fetch", "fetch"),
+    ):
+        report.compare(f"128 MB {way}, {layout}", who, times[what])
 
 
 def _turns(
@@ -87,8 +87,7 @@ def _turns(
     result: list[Any] = [None]
 
     def send(source: Any) -> None:
-        handle = als.send_matrix(source, layout=layout)
-        held.append(handle)
+        held.append(als.send_matrix(source, layout=layout))
 
     def fetch() -> None:
         result[0] = None  # the last result's memory is used again
@@ -107,14 +106,13 @@ def _turns(
         "put": put,
         "get": lambda: np.copyto(other, ray.get(stored)),
     }
-    turns = Turns()
-    for _ in range(8):
-        for name, work in works.items():
-            turns.add(name, timed(work))
+
+    def free() -> None:
         for handle in held[1:]:
             handle.free()
         del held[1:]
-    times = turns.times()
+
+    times = in_turns(works, 8, after=free)
     if not np.array_equal(held[0].fetch(), A):
         raise SystemExit("what came back is not what was sent")
     held[0].free()
@@ -165,5 +163,4 @@ def _few_rows(report: Report, als: AlchemistSession) -> None:
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
-    run().save()
+    alone(run)

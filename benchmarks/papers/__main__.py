@@ -7,45 +7,21 @@ import os
 import sys
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
-
-if __name__ == "__main__":  # before NumPy and Ray are loaded
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # they would slow NumPy down
-        os.environ.pop(name, None)
 
 import ray
 
-from benchmarks.papers import (
-    cg_timit,
-    condest,
-    factors,
-    guests,
-    layouts,
-    links,
-    rl,
-    sandia,
-    session,
-    svd_scaling,
-    table1,
-    transfer_shapes,
-)
+from benchmarks.harness import start_ray
 from benchmarks.papers.experiment import PAGES, SCALES, Page, Setting
 
 EXPERIMENTS = {
-    "session": session,
-    "layouts": layouts,
-    "factors": factors,
-    "table1": table1,
-    "svd_scaling": svd_scaling,
-    "transfer_shapes": transfer_shapes,
-    "links": links,
-    "condest": condest,
-    "cg_timit": cg_timit,
-    "rl": rl,
-    "sandia": sandia,
-    "guests": guests,
-}
+    name: import_module(f"benchmarks.papers.{name}")
+    for name in (
+        "session", "layouts", "factors", "table1", "svd_scaling", "transfer_shapes", "links",
+        "condest", "cg_timit", "rl", "sandia", "guests",
+    )
+}  # fmt: skip
 LONG = ("guests",)  # emulated, it takes as long as all the others: only if it is named
 SHARED = 2  # Ray's CPUs for each core: ranks and Spark's executors share the cores of a machine
 
@@ -82,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     address = options.address or ("auto" if options.scale == "cluster" else "local")
     if address == "local":
         cpus = max(4, SHARED * (os.cpu_count() or 1))  # the session's listing has 3 ranks
-        ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+        start_ray(cpus)
     else:
         ray.init(address, log_to_driver=False)
     failed = []

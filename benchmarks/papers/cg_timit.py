@@ -18,10 +18,10 @@ from benchmarks.papers.experiment import (
     Page,
     Sample,
     Setting,
+    draw_bars,
     known,
     repeated,
     side,
-    told,
 )
 from benchmarks.papers.spark import Alone
 
@@ -75,11 +75,10 @@ def run(setting: Setting) -> Page:
     page.data = {
         "samples": m, "features": counts,
         "cases": [
-            {"send_s": c.send.values, "solve_s": c.solve.values, "iterations": c.iterations,
+            {"send_s": c.send, "solve_s": c.solve, "iterations": c.iterations,
              "residual": c.residual, "accuracy": c.accuracy} for c in cases
         ],
-        "spark_iteration_s": [told(found) for found in spark],
-        "numpy_iteration_s": [sample.values for sample in numpys],
+        "spark_iteration_s": spark, "numpy_iteration_s": numpys,
     }  # fmt: skip
     fill(page)
     return page
@@ -120,18 +119,15 @@ def fill(page: Page) -> None:
 def _draw(figure: Any, counts: list[int], cases: list[Case], *theirs: list[Any]) -> None:
     """How many times as long an iteration of NumPy's and of Spark's takes."""
     axes = figure.subplots()
-    at = np.arange(len(counts))
-    for shift, found, colour, name in zip(
-        (-0.2, 0.2), theirs, (GREY, ORANGE), ("NumPy's product", "Spark's iteration"), strict=True
-    ):
-        ratios = [
-            its.mean / case.per_iteration_s if isinstance(its, Sample) else 0
+    series = {
+        name: [
+            its.mean / case.per_iteration_s if isinstance(its, Sample) else "no time"
             for its, case in zip(found, cases, strict=True)
         ]
-        bars = axes.bar(at + shift, ratios, 0.36, color=colour, label=name)
-        axes.bar_label(bars, ["no time" if not ratio else f"{ratio:.1f}" for ratio in ratios])
+        for name, found in zip(("NumPy's product", "Spark's iteration"), theirs, strict=True)
+    }
+    draw_bars(axes, [f"{features} features" for features in counts], series, (GREY, ORANGE))
     axes.axhline(GAIN, color="black", lw=0.8, ls="--", label="the claim")
-    axes.set_xticks(at, [f"{features} features" for features in counts])
     axes.set_ylabel("time / that of an iteration here")
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
 

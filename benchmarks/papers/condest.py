@@ -19,7 +19,7 @@ import ray
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import TransferError
-from benchmarks.papers.experiment import BLUE, ORANGE, Page, Sample, Setting, repeated
+from benchmarks.papers.experiment import BLUE, ORANGE, Page, Sample, Setting, draw_bars, repeated
 from benchmarks.papers.phases import Phases, measured, stored
 from benchmarks.papers.spark import missing
 
@@ -52,7 +52,7 @@ def run(setting: Setting) -> Page:
             ours.append(
                 measured(
                     lambda: [als.send_matrix(A)],  # noqa: B023
-                    lambda a: _noted(found, condest(a, ord="2")),  # noqa: B023
+                    lambda a: found.append(condest(a, ord="2")),  # noqa: B023
                     lambda _: None,
                     setting.runs,
                 )
@@ -65,12 +65,9 @@ def run(setting: Setting) -> Page:
     reason = missing(setting)
     scala = _scala(sides, ranks, setting.runs) if reason is None else reason
     page.data = {
-        "sides": sides, "from_numpy": [phases.values for phases in ours],
-        "estimate": [sample.values for sample in estimates],
-        "numpy": [sample.values for sample in numpys], "relative_errors": errors,
-        "scala": scala if isinstance(scala, str) else {
-            n: [scala[n][0].values, scala[n][1].values] for n in sides
-        },
+        "sides": sides, "from_numpy": ours, "estimate": estimates, "numpy": numpys,
+        "relative_errors": errors,
+        "scala": scala if isinstance(scala, str) else {n: scala[n][:2] for n in sides},
     }  # fmt: skip
     if not isinstance(scala, str):
         errors += [abs(cond / COND - 1) for n in sides for cond in scala[n][2]]
@@ -106,17 +103,14 @@ def fill(page: Page) -> None:
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        lines = [("from NumPy", BLUE, [phases.total for phases in ours])]
-        if not isinstance(scala, str):
-            whole = [send.mean + compute.mean for send, compute in scala]
-            lines.append(("CondEst(alA) in Scala", ORANGE, whole))
-        at = np.arange(len(sides))
-        for shift, (name, colour, times) in enumerate(lines):
-            ratios = [took / numpy.mean for took, numpy in zip(times, numpys, strict=True)]
-            bars = axes.bar(at + 0.4 * shift, ratios, 0.36, color=colour, label=name)
-            axes.bar_label(bars, [f"{ratio:.1f}" for ratio in ratios])
-        axes.axhline(1, color="black", lw=0.8)
-        axes.set_xticks(at + 0.2 * (len(lines) - 1), [f"{n} x {n}" for n in sides])
+        series: dict[str, list[float | str]] = {
+            "from NumPy": [its.total / numpy.mean for its, numpy in zip(ours, numpys, strict=True)],
+            "CondEst(alA) in Scala": ["no time"] * len(sides) if isinstance(scala, str) else [
+                (send.mean + compute.mean) / numpy.mean
+                for (send, compute), numpy in zip(scala, numpys, strict=True)
+            ],
+        }  # fmt: skip
+        draw_bars(axes, [f"{n} x {n}" for n in sides], series, (BLUE, ORANGE))
         axes.set_ylabel("time with transfers / numpy.linalg.cond")
         axes.legend(frameon=False)
 
@@ -127,12 +121,6 @@ def matrix(n: int) -> Any:
     """A symmetric matrix with condition number `COND`; `CondEst.scala` makes the same one."""
     d = COND ** -(np.arange(n) / (n - 1))
     return np.diag(d) - 2 / n * np.add.outer(d, d) + 4 / n * d.mean()
-
-
-def _noted(found: list[float], cond: float) -> tuple[()]:
-    """Keep the number; there is no matrix to receive."""
-    found.append(cond)
-    return ()
 
 
 def _scala(

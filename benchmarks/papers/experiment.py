@@ -13,7 +13,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +26,9 @@ from benchmarks.harness import (
     ORANGE,
     RESULTS,
     blas_kernels,
+    markdown,
     save_figure,
+    table_line,
     timed,
     write_part,
 )
@@ -89,34 +91,28 @@ def side(papers: int, divisor: float) -> int:
     return max(1, round(papers / math.sqrt(divisor)))
 
 
-class Sample:
+class Sample(tuple[float, ...]):
     """Several runs of one measurement."""
 
-    def __init__(self, values: Sequence[float]) -> None:
-        self.values = tuple(values)
+    __slots__ = ()
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.values)
+        return statistics.fmean(self)
 
     @property
     def spread(self) -> float:
         """Standard deviation of the runs; 0 for a single one."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+        return statistics.stdev(self) if len(self) > 1 else 0.0
 
     def __str__(self) -> str:
-        if len(self.values) == 1:
+        if len(self) == 1:
             return f"{self.mean:.3g} (1 run)"
         return f"{self.mean:.3g} ± {self.spread:.1g}"
 
 
-def told(found: Sample | str) -> Any:
-    """Values of a measurement for JSON, or why there are none."""
-    return found if isinstance(found, str) else found.values
-
-
 def known(stored: Any) -> Any:
-    """What `told` has stored."""
+    """A measurement that was kept as JSON, or why there is none."""
     return stored if isinstance(stored, str) else Sample(stored)
 
 
@@ -129,6 +125,35 @@ def repeated(work: Callable[[], object], runs: int) -> Sample:
     """Seconds of several runs, after one that is not counted."""
     work()
     return Sample([timed(work) for _ in range(runs)])
+
+
+def draw_bars(
+    axes: Any,
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float | str]],
+    colours: Sequence[str],
+) -> None:
+    """Bars side by side in each group, and a line at 1.
+
+    Parameters
+    ----------
+    series : mapping of str to sequence
+        By label: the heights in all groups, or why there is none.
+    """
+    width = 0.8 / len(series)
+    axes.axhline(1, color="black", lw=0.8)
+    for k, ((label, its), colour) in enumerate(zip(series.items(), colours, strict=True)):
+        at = [group + (k - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        heights = [0 if isinstance(value, str) else value for value in its]
+        bars = axes.bar(at, heights, 0.9 * width, color=colour, label=label)
+        words = [
+            value if isinstance(value, str) else f"{value:.{1 if value >= 10 else 2}f}"
+            for value in its
+        ]
+        for word, text in zip(words, axes.bar_label(bars, words, fontsize=8), strict=True):
+            text.set_rotation(90 if " " in word else 0)
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+    axes.set_xticks(range(len(groups)), groups, fontsize=8)
 
 
 @dataclass(slots=True)
@@ -168,7 +193,7 @@ class Page:
             if len(cells) != len(head):
                 raise ValueError(f"{len(cells)} cells for {len(head)} columns: {cells}")
             rows.append(tuple(map(str, cells)))
-            print(_line(rows[-1]), flush=True)
+            print(table_line(rows[-1]), flush=True)
 
         return add
 
@@ -208,8 +233,7 @@ class Page:
         """What stands between the markers of the page."""
         where = self.stored["where"] if self.stored else self._where(setting)
         parts = [where, f"Scale `{setting.scale}`: {self.rule}."]
-        for head, rows in self.tables:
-            parts.append("\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)]))
+        parts += [markdown(head, rows).rstrip() for head, rows in self.tables]
         parts += self.notes + self.verdicts
         if self.draw is not None:
             parts.append(f"![{self.source}]({self.name}.png)")
@@ -248,10 +272,6 @@ class Page:
         if not page.exists():
             page.write_text(f"# {self.source}\n\n<!-- {self.name} -->\n<!-- /{self.name} -->\n")
         write_part(page, self.name, self.text(setting))
-
-
-def _line(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _version(name: str) -> str | None:

@@ -170,7 +170,7 @@ def _tables(page: Page, times: dict[Case, list[float]]) -> None:
     )
     for route, shape in dict.fromkeys(case[:2] for case in times):
         found = Sample(times[route, shape, *BASE])
-        longest = max(found.values) / min(found.values)
+        longest = max(found) / min(found)
         add(route, shape, found, f"{found.spread / found.mean:.2f}", f"{longest:.2f}")
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import ray
 
 from alchemist_ray import AlchemistSession
-from benchmarks.harness import in_turns, timed
-from benchmarks.papers.experiment import BLUE, ORANGE, Page, Setting, side
+from benchmarks.harness import in_turns
+from benchmarks.papers.experiment import BLUE, ORANGE, Page, Setting, repeated, side
 from benchmarks.papers.layouts import routed
 from benchmarks.streams import PLAIN, plain_sockets, plain_streams, served
 from mpi_workers.data import node_connections
@@ -150,16 +150,11 @@ def measured(plain: str, n: int, sides: list[int], runs: int) -> Found:
             found |= _hidden(als, of, runs)
     with AlchemistSession(2, strategy="STRICT_SPREAD", progress=False) as als:
         H = als.send_matrix(A, layout="VC_STAR")
-        found["redistribution"] = _turns(lambda: H.to_layout("STAR_VC").free(), runs)
+        found["redistribution"] = list(repeated(lambda: H.to_layout("STAR_VC").free(), runs))
         B, C = (als.send_matrix(np.ones((sides[-1],) * 2), layout="MC_MR") for _ in range(2))
         matmul = als.load_library("linalg").matmul
-        found["product of both"] = _turns(lambda: matmul(B, C).free(), runs)
+        found["product of both"] = list(repeated(lambda: matmul(B, C).free(), runs))
     return found
-
-
-def _turns(work: Callable[[], object], runs: int) -> list[float]:
-    work()  # maps memory and opens streams
-    return [timed(work) for _ in range(runs)]
 
 
 def _streams(als: AlchemistSession, A: Any, sockets: list[socket.socket], runs: int) -> Found:

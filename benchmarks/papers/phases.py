@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.harness import phases
 from benchmarks.papers.experiment import Sample
 
 
@@ -25,10 +25,6 @@ class Phases(NamedTuple):
         """Transfers in percent of the whole."""
         return 100 * (self.send.mean + self.receive.mean) / self.total
 
-    @property
-    def values(self) -> list[tuple[float, ...]]:
-        return [phase.values for phase in self]
-
     def __str__(self) -> str:
         return " / ".join(map(str, self))
 
@@ -43,31 +39,11 @@ def measured(
     receive: Callable[[Any], object],
     runs: int,
 ) -> Phases:
-    """Run a job several times, after a run that is not counted.
-
-    Parameters
-    ----------
-    send : callable() -> handles
-    compute : callable(*handles) -> handle or tuple of handles
-    receive : callable(handle)
-        Called with each result.
-    """
-    found: list[list[float]] = []
-    for _ in range(runs + 1):
-        began = time.perf_counter()
-        sent = send()
-        begun = time.perf_counter()
-        results = compute(*sent)
-        computed = time.perf_counter()
-        results = results if isinstance(results, tuple) else (results,)
-        for result in results:
-            receive(result)
-        found.append([begun - began, computed - begun, time.perf_counter() - computed])
-        for handle in (*sent, *results):
-            handle.free()
+    """Run a job (see `phases`) several times, after a run that is not counted."""
+    found = [phases(send, compute, receive) for _ in range(runs + 1)]
     return Phases(*(Sample(times) for times in zip(*found[1:], strict=True)))
 
 
-def stored(phases: list[list[float]]) -> Phases:
-    """The phases whose `values` were kept as JSON."""
-    return Phases(*map(Sample, phases))
+def stored(times: Sequence[Sequence[float]]) -> Phases:
+    """Phases that were kept as JSON."""
+    return Phases(*map(Sample, times))

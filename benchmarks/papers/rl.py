@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.harness import RESULTS
 from benchmarks.papers.experiment import Page, Setting, cited
-from benchmarks.rayleigh_benard.study import NAMES, draw_on, read
+from benchmarks.rayleigh_benard.study import NAMES, draw_on, read, with_spread
 
 RUNS = RESULTS / "rayleigh_benard"
 SEEDS = 5  # that a curve should have
@@ -36,27 +36,20 @@ def fill(page: Page, results: Path = RUNS) -> None:
         "50 test episodes, Nu",
     )  # fmt: skip
     tested: dict[tuple[float, str], list[float]] = {}
-    for rayleigh, method in sorted(runs, key=lambda key: (key[0], list(NAMES).index(key[1]))):
-        found = runs[rayleigh, method]
+    for (rayleigh, method), found in runs.items():
         tested[rayleigh, method] = [float(np.mean(run["nusselt"])) for run in found]
         trained = method not in BASELINES
         add(
             f"{rayleigh:.1e}", NAMES[method], len(found) if trained else "-",
             min(run["steps"] for run in found) if trained else "-",
-            _with_spread([run["validation"][0][1] for run in found]) if trained else "-",
-            _with_spread([run["best"] for run in found]) if trained else "-",
-            _with_spread(tested[rayleigh, method]),
+            with_spread([run["validation"][0][1] for run in found]) if trained else "-",
+            with_spread([run["best"] for run in found]) if trained else "-",
+            with_spread(tested[rayleigh, method]),
         )  # fmt: skip
     seeds = [len(found) for (_, method), found in runs.items() if method not in BASELINES]
     _conclude(page, tested, min(seeds, default=0))
     page.data = {f"{rayleigh:.1e}, {method}": found for (rayleigh, method), found in tested.items()}
     page.draw = lambda figure: draw_on(figure, runs)
-
-
-def _with_spread(values: list[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
 
 
 def _conclude(page: Page, tested: dict[tuple[float, str], list[float]], seeds: int) -> None:

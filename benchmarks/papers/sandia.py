@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +13,9 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.observe.bench import Measure, Result, goodness, measure, result
 from alchemist_ray.version import __version__
+from benchmarks.harness import printed
 from benchmarks.papers import spark
-from benchmarks.papers.experiment import BLUE, ORANGE, Page, Sample, Setting, known
+from benchmarks.papers.experiment import BLUE, ORANGE, Page, Sample, Setting, draw_bars, known
 from mpi_workers.testing import local_gang
 
 SECONDS = {"small": 0.5, "node": 2.0, "cluster": 2.0}
@@ -184,7 +182,7 @@ def _weak_table(page: Page) -> None:
             continue
         ranks = name.split()[1]
         found = [[Sample(rates) for rates in zip(*its[place], strict=True)] for place in PLACES[:2]]
-        ratios = [max(g.values) / max(n.values) for n, g in zip(*found, strict=True)]
+        ratios = [max(g) / max(n) for n, g in zip(*found, strict=True)]
         add(
             ranks, found[0][0], found[1][0], found[0][1], found[1][1],
             *(f"{ratio:.2f}" for ratio in ratios),
@@ -196,20 +194,11 @@ def _terasort(setting: Setting, nbytes: int) -> Any:
     reason = spark.missing(setting) or spark.missing_master(setting)
     if reason is not None:
         return f"not measured: {reason}"
-    master = setting.spark_master or f"local[{setting.cores}]"
     runs = SORTS.get(setting.scale, setting.runs)
-    words = [str(nbytes), "--runs", str(runs), "--master", master]
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.papers.terasort", *words],
-            capture_output=True, text=True, timeout=SORT_LIMIT_S[setting.scale], check=False,
-            env={**os.environ, "RAY_ADDRESS": ""},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"took more than {SORT_LIMIT_S[setting.scale]:.0f} s"
-    if done.returncode:
-        return f"failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]:.100}"
-    return [json.loads(line) for line in done.stdout.split()]
+    return printed(
+        "benchmarks.papers.terasort", nbytes, "--runs", runs, "--master", spark.master(setting),
+        limit_s=SORT_LIMIT_S[setting.scale],
+    )  # fmt: skip
 
 
 def _terasort_table(page: Page, nbytes: int, times: Any) -> None:
@@ -232,17 +221,13 @@ def _draw(figure: Any, values: Values) -> None:
     axes = figure.subplots()
     shown = [place for place in PLACES[1:] if values[place]]
     kinds = list(dict.fromkeys(map(_kind, values["native"])))
-    for i, place in enumerate(shown):
+    series: dict[str, list[float | str]] = {}
+    for place in shown:
         found = ratios(values, place)
-        at = [k + (i - (len(shown) - 1) / 2) * 0.8 / len(shown) for k in range(len(kinds))]
         its = [[ratio for what, ratio in found.items() if _kind(what) == kind] for kind in kinds]
-        means = [geometric_mean(some) if some else 0 for some in its]
-        bars = axes.bar(at, means, 0.75 / len(shown), color=COLOURS[place], label=place)
-        labels = [f"{mean:.2f}" if mean else "-" for mean in means]
-        for label in axes.bar_label(bars, labels, fontsize=7):  # the line at 1 stays behind it
-            label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-    axes.axhline(1, color="black", lw=0.8)
-    axes.set_xticks(range(len(kinds)), [kind.replace(" ", "\n") for kind in kinds], fontsize=8)
+        series[place] = [geometric_mean(some) if some else "-" for some in its]
+    groups, colours = [kind.replace(" ", "\n") for kind in kinds], map(COLOURS.get, shown)
+    draw_bars(axes, groups, series, list(colours))
     axes.set_ylabel("ratio to native (higher is better)")
     figure.legend(loc="outside upper center", ncols=len(shown), frameon=False)
 

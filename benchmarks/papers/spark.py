@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
-import subprocess
-import sys
-from typing import Any
 
+from benchmarks.harness import printed
 from benchmarks.papers.experiment import Sample, Setting
 
 LIMIT_S = {"small": 25.0, "node": 900.0, "cluster": 1800.0}  # the paper's: 30 minutes
@@ -33,7 +30,8 @@ def missing_master(setting: Setting) -> str | None:
     return None
 
 
-def _master(setting: Setting) -> str:
+def master(setting: Setting) -> str:
+    """Where Spark alone runs."""
     return setting.spark_master or f"local[{setting.cores}]"
 
 
@@ -50,30 +48,15 @@ class Alone:
         if self._over is not None:
             return self._over
         limit_s = LIMIT_S[self._setting.scale]
-        words = [what, *map(str, sizes), "--master", _master(self._setting), *self._options]
-        found = _printed(words, self._setting.runs, limit_s)
+        options = ("--runs", self._setting.runs + 1, "--limit", limit_s, *self._options)
+        found = printed(
+            "benchmarks.papers.spark_program", what, *sizes, "--master", master(self._setting),
+            *options, limit_s=START_LIMIT_S + limit_s,
+        )  # fmt: skip
+        if found == [None]:  # the program has ended itself in its first run
+            found = f"took more than {limit_s:.0f} s"
         if isinstance(found, str):
             self._over = f"not run: a smaller size {found}"
-        return found
-
-
-def _printed(words: list[str], runs: int, limit_s: float) -> Sample | str:
-    argv = [sys.executable, "-m", "benchmarks.papers.spark_program", *words]
-    argv += ["--runs", str(runs + 1), "--limit", str(limit_s)]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=START_LIMIT_S + limit_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"did not end in {START_LIMIT_S + limit_s:.0f} s"
-    lines: list[Any] = [json.loads(line) for line in done.stdout.split() if _is_time(line)]
-    seconds = [value for value in lines if value is not None]
-    if seconds:
+            return found
+        seconds = [value for value in found if value is not None]
         return Sample(seconds[1:] or seconds)  # the first one warms the JVM up
-    if None in lines:
-        return f"took more than {limit_s:.0f} s"
-    return f"failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]:.100}"
-
-
-def _is_time(line: str) -> bool:
-    return line == "null" or line.replace(".", "", 1).replace("e-", "", 1).isdigit()

@@ -15,7 +15,6 @@ from benchmarks.papers.experiment import (
     Setting,
     known,
     side,
-    told,
 )
 from benchmarks.papers.phases import Phases, measured, stored
 from benchmarks.papers.spark import LIMIT_S, Alone
@@ -50,13 +49,10 @@ def run(setting: Setting) -> Page:
     strong = _scaling("strong", setting, gangs, sizes[-1], random)
     weak = _scaling("weak", setting, gangs, (side(WEAK_ROWS, divisor), n), random)
     page.data = {
-        "sizes": sizes, "gangs": gangs,
-        "growing": [times.values for times in growing],
-        "strong": [times.values for times in strong],
-        "weak": [times.values for times in weak],
-        "spark": [[told(found) for found in theirs] for theirs in spark],
+        "sizes": sizes, "gangs": gangs, "growing": growing, "strong": strong, "weak": weak,
+        "spark": spark,
+        "weak sizes": [(side(WEAK_ROWS, divisor), n * ranks) for ranks in gangs],
     }  # fmt: skip
-    page.data["weak sizes"] = [(side(WEAK_ROWS, divisor), n * ranks) for ranks in gangs]
     fill(page)
     return page
 

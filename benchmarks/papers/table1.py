@@ -8,13 +8,13 @@ import numpy as np
 
 from alchemist_ray import AlchemistSession
 from benchmarks.clients_spark import in_jvm, local_spark
-from benchmarks.papers.experiment import BLUE, GREY, Page, Sample, Setting, known, side, told
+from benchmarks.papers.experiment import BLUE, GREY, Page, Sample, Setting, draw_bars, known, side
 from benchmarks.papers.phases import Phases, measured, stored
 from benchmarks.papers.spark import LIMIT_S, Alone, missing
 
 
 class Case(NamedTuple):
-    """A line of the table: thousands of rows and columns, GB, nodes, seconds.
+    """A line of the table: thousands of rows and columns, nodes, seconds.
 
     `failed`: Spark's time is that until it failed.
     """
@@ -22,7 +22,6 @@ class Case(NamedTuple):
     m: int
     n: int
     k: int
-    result_gb: float
     nodes: int
     alchemist_s: tuple[float, float, float]
     spark_s: float
@@ -30,10 +29,10 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(10, 10, 10, 0.8, 1, (5.9, 6.6, 2.2), 160.3),
-    Case(50, 10, 30, 12, 1, (16.7, 75.7, 19.4), 809.3),
-    Case(100, 10, 70, 56, 2, (32.5, 178.7, 55.8), 476.7, failed=True),
-    Case(300, 10, 60, 144, 4, (69.4, 171.7, 66.8), 1127.3, failed=True),
+    Case(10, 10, 10, 1, (5.9, 6.6, 2.2), 160.3),
+    Case(50, 10, 30, 1, (16.7, 75.7, 19.4), 809.3),
+    Case(100, 10, 70, 2, (32.5, 178.7, 55.8), 476.7, failed=True),
+    Case(300, 10, 60, 4, (69.4, 171.7, 66.8), 1127.3, failed=True),
 )
 DIVISORS = {"small": 100.0, "node": 10.0, "cluster": 10.0}
 PARTITIONS = 8  # of Spark's matrices
@@ -64,12 +63,7 @@ def run(setting: Setting) -> Page:
     alone = [
         (plain.times("product", *size), tuned.times("product", *size)) for size in sizes
     ]  # fmt: skip
-    page.data = {
-        "sizes": sizes,
-        "ours": {who: [phases.values for phases in them] for who, them in ours.items()},
-        "spark": [[told(found) for found in pair] for pair in alone],
-        "without Spark": reason,
-    }
+    page.data = {"sizes": sizes, "ours": ours, "spark": alone, "without Spark": reason}
     fill(page)
     return page
 
@@ -142,7 +136,7 @@ def _conclude(
     claim = "a product through the gang is many times as quick as Spark's"
     where = "2018, IV-A"
     both = [
-        (phases.total, plain.mean, min(plain.mean, _mean(tuned)))
+        (phases.total, plain.mean, min(s.mean for s in (plain, tuned) if isinstance(s, Sample)))
         for phases, (plain, tuned) in zip(ours.get("Spark", []), alone, strict=False)
         if isinstance(plain, Sample)
     ]
@@ -171,10 +165,6 @@ def _conclude(
     )  # fmt: skip
 
 
-def _mean(found: Sample | str) -> float:
-    return found.mean if isinstance(found, Sample) else float("inf")
-
-
 def _draw(
     figure: Any,
     sizes: list[tuple[int, ...]],
@@ -184,33 +174,19 @@ def _draw(
     """How many times as long Spark takes as the gang, with all transfers, here and in the paper."""
     axes = figure.subplots()
     route = "Spark" if "Spark" in ours else "NumPy"
-    here = [
-        (_mean(plain) / phases.total, plain if isinstance(plain, str) else "")
-        for phases, (plain, _) in zip(ours[route], alone, strict=True)
-    ]
-    printed = [
-        (np.inf if case.failed else case.spark_s / sum(case.alchemist_s),
-         f"fails after {case.spark_s:.0f} s" if case.failed else "")
-        for case in CASES
-    ]  # fmt: skip
-    for shift, colour, who, found in (
-        (-0.2, BLUE, f"here, from {route}", here),
-        (0.2, GREY, "the paper", printed),
-    ):
-        for i, (ratio, why) in enumerate(found):
-            measured_s = np.isfinite(ratio)
-            axes.bar(i + shift, ratio if measured_s else 0, 0.36, color=colour,
-                     label=None if i else who)  # fmt: skip
-            text = f"{ratio:.1f}" if measured_s else why.partition(":")[0]
-            axes.annotate(
-                text, (i + shift, ratio if measured_s else 1), xytext=(0, 3), ha="center",
-                textcoords="offset points", fontsize=8, rotation=0 if measured_s else 90,
-            )  # fmt: skip
-    names = [
-        f"{m} x {n} x {k}\n(the paper: x 10 each)" if i == 0 else f"{m} x {n} x {k}"
-        for i, (m, n, k) in enumerate(sizes)
-    ]
-    axes.set_xticks(range(len(sizes)), names, fontsize=8)
+    series: dict[str, list[float | str]] = {
+        f"here, from {route}": [
+            plain.partition(":")[0] if isinstance(plain, str) else plain.mean / phases.total
+            for phases, (plain, _) in zip(ours[route], alone, strict=True)
+        ],
+        "the paper": [
+            f"fails after {case.spark_s:.0f} s" if case.failed
+            else case.spark_s / sum(case.alchemist_s)
+            for case in CASES
+        ],
+    }  # fmt: skip
+    names = [f"{m} x {n} x {k}" for m, n, k in sizes]
+    names[0] += "\n(the paper: x 10 each)"
+    draw_bars(axes, names, series, (BLUE, GREY))
     axes.set_ylabel("Spark's time / the gang's, with transfers")
-    axes.axhline(1, color="black", lw=0.8)
     axes.legend(frameon=False)

@@ -53,7 +53,7 @@ def run(setting: Setting) -> Page:
     if reason is None:
         for executors in counts:
             _from_executors(setting, sizes, executors, counts, times)
-    page.data = {", ".join(map(str, case)): found.values for case, found in times.items()}
+    page.data = {", ".join(map(str, case)): found for case, found in times.items()}
     page.data |= {"sizes": sizes, "bytes": nbytes, "without Spark": reason}
     fill(page)
     return page

@@ -120,6 +120,11 @@ def play(env: Any, policy: Policy, seed: int | None = None, *, fields: bool = Fa
     return Episode(np.array(nusselt), kept)
 
 
+def mean_nusselt(env: Any, policy: Policy, seeds: Sequence[int]) -> float:
+    """The mean Nusselt number of a policy over whole episodes."""
+    return float(np.mean([play(env, policy, seed).nusselt.mean() for seed in seeds]))
+
+
 def evaluate(policy: Policy, seeds: Sequence[int] = SEEDS, **config: Any) -> NDArray[np.float64]:
     """Nusselt numbers of a policy over episodes, shape (episodes, steps).
 

@@ -14,9 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from benchmarks.rayleigh_benard.baselines import ProportionalControl, play
+from benchmarks.rayleigh_benard.baselines import ProportionalControl, mean_nusselt
 from benchmarks.rayleigh_benard.study import LIBRARY, VALIDATION_SEEDS, Case
 
 Gains = Sequence[float]
@@ -57,10 +55,7 @@ def search(
 def _played(
     env: Any, policies: Sequence[ProportionalControl], seeds: Sequence[int]
 ) -> list[tuple[float, ProportionalControl]]:
-    found = [
-        (float(np.mean([play(env, policy, seed).nusselt.mean() for seed in seeds])), policy)
-        for policy in policies
-    ]
+    found = [(mean_nusselt(env, policy, seeds), policy) for policy in policies]
     return sorted(found, key=lambda pair: pair[0])
 
 

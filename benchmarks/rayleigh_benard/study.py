@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import save_figure
+from benchmarks.harness import markdown, save_figure, start_ray
 from benchmarks.rayleigh_benard.baselines import (
     HEATERS,
     POLICIES,
     Policy,
     ProportionalControl,
     agent_views,
+    mean_nusselt,
     play,
 )
 
@@ -142,10 +143,10 @@ def train(case: Case, steps: int, folder: Path) -> dict[str, Any]:
             run["seconds"] += time.monotonic() - started
             run["steps"] = model.num_timesteps // case.agents
             policy = Trained(model, case.agents)
-            nusselt = np.mean([play(check, policy, s).nusselt.mean() for s in VALIDATION_SEEDS])
-            run["validation"].append([run["steps"], float(nusselt)])
+            nusselt = mean_nusselt(check, policy, VALIDATION_SEEDS)
+            run["validation"].append([run["steps"], nusselt])
             if run["best"] is None or nusselt < run["best"]:
-                run["best"] = float(nusselt)
+                run["best"] = nusselt
                 model.save(folder / "best.zip")
             model.save(saved)
             if case.method == "sac":
@@ -245,8 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.address is not None:
         ray.init(address=options.address)
     else:
-        ray.init(address="local", num_cpus=max(4, os.cpu_count() or 1), include_dashboard=False,
-                 log_to_driver=False)  # fmt: skip
+        start_ray(max(4, os.cpu_count() or 1))
     try:
         study(cases, options.steps, options.episodes, options.out, options.results)
     finally:
@@ -266,41 +266,41 @@ Runs = dict[tuple[float, str], list[dict[str, Any]]]
 
 
 def read(results: Path) -> Runs:
-    """The finished runs, by Rayleigh number and method."""
+    """The finished runs, by Rayleigh number and method, in the order of tables."""
     found: Runs = defaultdict(list)
     for file in sorted(results.glob("ra*.json")):
         run = json.loads(file.read_text())
         found[run["rayleigh"], run["method"]].append(run)
-    return found
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], list(NAMES).index(item[0][1]))))
+
+
+def with_spread(values: list[float]) -> str:
+    """Mean and standard deviation of the seeds' values."""
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread}"
 
 
 def report(results: Path) -> str:
     """The table, as Markdown; draws ``study.png`` beside the results."""
     runs = read(results)
-    rows = [
-        "| Ra | policy | seeds | control steps | Nu, mean of the seeds ± standard deviation "
-        "| best .. worst seed | last 100 actions |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    numbers = sorted({key[0] for key in runs})
-    for rayleigh in numbers:
-        for method, name in NAMES.items():
-            found = runs.get((rayleigh, method))
-            if not found:
-                continue
-            means = np.array([np.mean(run["nusselt"]) for run in found])
-            late = np.mean([np.mean(run["last_100"]) for run in found])
-            spread = f" ± {means.std(ddof=1):.3f}" if len(means) > 1 else ""
-            between = f"{means.min():.3f} .. {means.max():.3f}" if len(means) > 1 else "-"
-            steps = min(run["steps"] for run in found) or "-"
-            rows.append(
-                f"| {rayleigh:.1e} | {name} | {len(found)} | {steps} | {means.mean():.3f}{spread} "
-                f"| {between} | {late:.3f} |"
-            )
-    if numbers:
+    head = (
+        "Ra", "policy", "seeds", "control steps", "Nu, mean of the seeds ± standard deviation",
+        "best .. worst seed", "last 100 actions",
+    )  # fmt: skip
+    rows = []
+    for (rayleigh, method), found in runs.items():
+        means = [float(np.mean(run["nusselt"])) for run in found]
+        late = np.mean([np.mean(run["last_100"]) for run in found])
+        between = f"{min(means):.3f} .. {max(means):.3f}" if len(means) > 1 else "-"
+        steps = min(run["steps"] for run in found) or "-"
+        rows.append((
+            f"{rayleigh:.1e}", NAMES[method], len(found), steps, with_spread(means), between,
+            f"{late:.3f}",
+        ))  # fmt: skip
+    if numbers := {rayleigh for rayleigh, _ in runs}:
         size = 5.2 * len(numbers), 4.0
         save_figure(lambda figure: draw_on(figure, runs), results / "study.png", size)
-    return "\n".join(rows)
+    return markdown(head, rows).rstrip()
 
 
 def draw_on(figure: Any, runs: Runs) -> None:

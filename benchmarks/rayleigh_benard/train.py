@@ -15,7 +15,6 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from benchmarks.rayleigh_benard.baselines import (
     P_CONTROL,
     SEEDS,
     agent_views,
+    mean_nusselt,
     play,
 )
 from benchmarks.rayleigh_benard.curves import Curve
@@ -138,11 +138,6 @@ def _reduce_exploration(learner: Any) -> None:
             if name.endswith("log_std"):
                 with torch.no_grad():
                     parameter.fill_(FIRST_LOG_STD)
-
-
-def mean_nusselt(env: Any, policy: Any, seeds: Sequence[int]) -> float:
-    """The mean Nusselt number of a policy over whole episodes."""
-    return float(np.mean([play(env, policy, seed).nusselt.mean() for seed in seeds]))
 
 
 def learn(options: Options, env: Any, curve: Curve) -> tuple[HeaterPolicy, HeaterPolicy]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import textwrap
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
+from alchemist_ray.background import in_thread
 from alchemist_ray.deploy.slurm.sites import Site
 from alchemist_ray.plural import counted, listed
 
@@ -94,12 +95,7 @@ def run_checks(checks: Mapping[str, Check], site: Site, limit_s: float = LIMIT_S
                 )
             ]  # fmt: skip
 
-    threads = [threading.Thread(target=one, args=item, daemon=True) for item in checks.items()]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + limit_s
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+    wait([in_thread(partial(one, *item)) for item in checks.items()], limit_s)
     return [f for name in checks for f in named(name, found.get(name, [late]))]
 
 
