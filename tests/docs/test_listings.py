@@ -33,7 +33,7 @@ RUN_BY = {
         "make demo": "tests/alchemist_ray/test_cli.py",
         "git clone": "tests/test_distribution.py",
     },
-    "benchmarks/README.md": {"recovery.run": "shown only: it measures for minutes"},
+    "benchmarks/README.md": {"benchmarks.recovery": "shown only: it measures for minutes"},
     "benchmarks/papers/README.md": {"benchmarks.papers": "tests/benchmarks/test_papers.py"},
     "cray/README.md": {
         "git clone": "tests/deploy/slurm/test_readme.py",
