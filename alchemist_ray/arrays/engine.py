@@ -22,7 +22,7 @@ from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
 from alchemist_ray.transfer.sending import send
 from mpi_workers.matrix.dtypes import is_time
-from mpi_workers.wire.names import ARRAYS
+from mpi_workers.wire.names import ARRAYS, BINARY, UNARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Engine:
         self, op: str, matrices: dict[str, Any], values: dict[str, Any], other: Any
     ) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
         """Shape and dtype of a result that may be recorded; None: the ranks decide."""
-        if op not in rules.BINARY and op not in rules.UNARY - {"real", "imag"}:
+        if op not in BINARY and op not in UNARY:
             return None
         if not self._records(matrices.values()):
             return None
