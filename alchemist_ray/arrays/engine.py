@@ -239,12 +239,21 @@ class Engine:
             return self.recorder.record("astype", {"A": A}, {"dtype": wanted.name}, A.shape, wanted)
         return self.call("astype", A, wanted.name, columns=A.columns)
 
+    def cast(self, A: Any, dtype: Any) -> Any:
+        """A with another dtype; A itself if it has that one, or for None."""
+        return A if dtype is None else self.astype(A, dtype, copy=False)
+
     def matrix(self, value: Any, beside: Any | None = None) -> Any:
         """A handle of an operand; numbers take their dtype from what they are beside."""
         given = self._given(value, beside)
         if isinstance(given, MatrixRef):
             return given
         return self.call("array", *rules.encode_operand(given))
+
+    def both(self, left: Any, right: Any) -> tuple[Any, Any]:
+        """Handles of two operands; numbers take their dtype from the other one."""
+        A = self.matrix(left, right if isinstance(right, MatrixRef) else None)
+        return A, self.matrix(right, A)
 
     def _given(self, value: Any, beside: Any | None) -> Any:
         """An operand as a handle, or a small one as an array of a dtype that a matrix can have."""
@@ -353,11 +362,14 @@ class Engine:
             return self.recorder.record("reduce", {"A": A}, values, tuple(shape), dtype)
         return self.call("reduce", A=A, **values)
 
-    def along(self, A: Any, axis: int, work: Callable[[Any, int], Any]) -> Any:
+    def along(self, A: Any, axis: int | None, work: Callable[[Any, Any], Any]) -> Any:
         """An operation of matrices along rows or columns, along any axis of an array.
 
-        `work(matrix, axis)` gives a matrix whose other axis is as long as before.
+        `work(matrix, axis)` gives a matrix whose other axis is as long as before; of the axis None,
+        that is of all elements, a vector.
         """
+        if axis is None:
+            return work(rules.flat(A), None)
         if A.ndim < 3:
             return work(A, axis)
         others = [i for i in range(A.ndim) if i != axis]

@@ -170,6 +170,26 @@ def axis_index(axis: Any, ndim: int) -> int:
         raise ShapeError(f"axis={axis!r} is not an axis of a {ndim}-D array") from None
 
 
+def along(axis: Any, ndim: int) -> int | None:
+    """An axis as 0 to `ndim` - 1; None stands for all elements."""
+    return None if axis is None else axis_index(axis, ndim)
+
+
+def along_or_number(axis: Any, ndim: int) -> int | None:
+    """As NumPy's older functions take a number: as a vector with one element."""
+    return None if ndim == 0 and axis in (0, -1) else along(axis, ndim)
+
+
+def at(axis: int, part: Any) -> tuple[Any, ...]:
+    """The index of a part along an axis."""
+    return (*(slice(None),) * axis, part)
+
+
+def flat(a: Any) -> Any:
+    """An array of three axes or more as a vector: for what does not depend on the shape."""
+    return np.ravel(a) if np.ndim(a) > 2 else a
+
+
 def axes_of(axis: Any, ndim: int) -> list[int]:
     """The axes that NumPy's `axis` stands for, None for all of them. Raises `ShapeError`."""
     if axis is None or (ndim == 0 and axis in (0, -1)):  # as NumPy has it

@@ -310,6 +310,11 @@ def test_rows_are_chosen_and_shuffled(session: AlchemistSession) -> None:
     assert set(chosen[:, 0]) <= set(a[:, 0])
     assert random.choice(A, 100).shape == (100, 3)
     assert random.choice(A[:, 0]).shape == ()
+    cubes = np.arange(24).reshape(2, 3, 4)
+    C = session.send_matrix(cubes)
+    same(np.sort(random.permutation(C, axis=2), 2), cubes)
+    assert random.choice(C, (5, 6), axis=2).shape == (2, 3, 5, 6)
+    assert random.choice(C, axis=1).shape == (2, 4)
     picked = random.choice(3, 4000, p=[0.5, 0.0, 0.5]).fetch()
     assert set(picked) == {0, 2}
     assert abs((picked == 0).mean() - 0.5) < 0.05
