@@ -16,7 +16,7 @@ from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.recording import Recorder
 from alchemist_ray.arrays.times import TimeHandle
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.libraries import Library, Routine
+from alchemist_ray.attached.libraries import Routine, shipped
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
@@ -83,7 +83,6 @@ class Engine:
 
     def __init__(self, connection: GangConnection) -> None:
         self.connection = connection
-        self._library: Library | None = None
         self.recorder = Recorder(connection, self.call)
         connection.before_commands = self.recorder.flush
 
@@ -98,10 +97,8 @@ class Engine:
             raise ResourceError(f"{routine}{shapes and f' of {shapes}'}: {error}") from None
 
     def _routine(self, name: str) -> Routine:
-        if self._library is None:
-            described = self.connection.request({"op": "load", "library": ARRAYS, "path": None})
-            self._library = Library(self.connection, described, read_only=True)
-        return self._library.routine(name)
+        found: Routine = shipped(self.connection, ARRAYS).routine(name)
+        return found
 
     def corners(self, A: Any, lists: Sequence[NDArray[np.int64]], timeout_s: float) -> Any:
         """Few indices of each axis of A, within a time limit."""
