@@ -445,7 +445,8 @@ _WIDTHS: dict[str, Any] = {
 
 
 def _spread(x: Any) -> Any:
-    return x.max().fetch()[()] - x.min().fetch()[()]
+    high, low = x.max().fetch()[()], x.min().fetch()[()]
+    return int(high) - int(low) if x.dtype.kind in "iu" else high - low  # int8 would wrap
 
 
 def _quartiles_apart(x: Any) -> Any:

@@ -299,6 +299,14 @@ def test_a_generator_draws_on_the_ranks(session: AlchemistSession) -> None:
     assert session.xp.random.default_rng(1).integers(5).shape == ()
 
 
+def test_bins_of_small_integers_far_apart(session: AlchemistSession) -> None:
+    a = np.arange(-100, 101, dtype=np.int8)
+    A = session.send_matrix(a)
+    for bins in ("auto", "sqrt", "doane"):
+        for found, wanted in zip(np.histogram(A, bins), np.histogram(a, bins), strict=True):
+            same(found, wanted)
+
+
 def test_rows_are_chosen_and_shuffled(session: AlchemistSession) -> None:
     a = np.arange(120.0).reshape(40, 3)
     A, random = session.send_matrix(a), session.xp.random.default_rng(3)
