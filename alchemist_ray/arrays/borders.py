@@ -10,9 +10,7 @@ from alchemist_ray.arrays import creation, rules
 from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.arrays.rules import implements
 from alchemist_ray.errors import BadArgumentError, ShapeError
-from mpi_workers.matrix.layout import MAX_AXES
 
-WHOLE = (slice(None),) * MAX_AXES
 DIRECT = 64  # elements of a kernel: a longer one is applied by Fourier transforms
 EXACT_SUM = 1 << 51  # integers that the transforms find exactly
 
@@ -107,13 +105,16 @@ def _pad(
     lengths = np.broadcast_to(np.asarray(stat_length), (array.ndim, 2))
     for axis, ends in enumerate(widths):
         if any(ends):
-            array = _padded(array, axis, ends, mode, values[axis], lengths[axis], reflect_type)
+            array = _padded(
+                engine, array, axis, ends, mode, values[axis], lengths[axis], reflect_type
+            )
     return array
 
 
 def _padded(
-    a: Any, axis: int, ends: Any, mode: str, values: Any, lengths: Any, reflect_type: str
-) -> Any:
+    engine: Engine, a: Any, axis: int, ends: Any, mode: str, values: Any, lengths: Any,
+    reflect_type: str,
+) -> Any:  # fmt: skip
     """An array with more elements at both ends of an axis."""
     n = a.shape[axis]
     if mode in ("edge", "reflect", "symmetric", "wrap"):
@@ -129,7 +130,7 @@ def _padded(
             np.take(a, [at] * len(places), axis) * 2 - np.take(a, places, axis)
             for at, places in ((0, index[: ends[0]]), (n - 1, index[ends[0] + n :]))
         )
-        return np.concatenate([_cast(left, a.dtype), a, _cast(right, a.dtype)], axis)
+        return np.concatenate([engine.cast(left, a.dtype), a, engine.cast(right, a.dtype)], axis)
     sides = []
     for side, width in enumerate(ends):
         shape = [width if i == axis else 1 for i in range(a.ndim)]
@@ -140,19 +141,15 @@ def _padded(
         elif mode == "linear_ramp":
             steps = np.arange(width).reshape(shape) / max(1, width)
             ramp = values[side] + (edge - values[side]) * (steps if side == 0 else np.flip(steps))
-            sides.append(_cast(np.floor(ramp) if a.dtype.kind in "iu" else ramp, a.dtype))
+            sides.append(engine.cast(np.floor(ramp) if a.dtype.kind in "iu" else ramp, a.dtype))
         else:
             length = n if lengths[side] is None else min(int(lengths[side]), n)
             part = slice(0, length) if side == 0 else slice(n - length, n)
-            found = STATISTICS[mode](a[(*WHOLE[:axis], part)], axis=axis, keepdims=True)
+            found = STATISTICS[mode](a[rules.at(axis, part)], axis=axis, keepdims=True)
             whole = a.dtype.kind in "iu" and mode in ("mean", "median")
-            found = _cast(np.round(found) if whole else found, a.dtype)
+            found = engine.cast(np.round(found) if whole else found, a.dtype)
             sides.append(np.repeat(found, width, axis))
     return np.concatenate([sides[0], a, sides[1]], axis)
-
-
-def _cast(x: Any, dtype: Any) -> Any:
-    return x if x.dtype == dtype else x.astype(dtype)
 
 
 @implements(np.trapezoid)
@@ -165,5 +162,5 @@ def _trapezoid(engine: Engine, y: Any, x: Any = None, dx: Any = 1.0, axis: int =
         d = np.diff(x) if np.ndim(x) == 1 else np.diff(x, axis=axis)
         if np.ndim(x) == 1:
             d = d.reshape([-1 if i == along else 1 for i in range(y.ndim)])
-    ends = [y[(*WHOLE[:along], part)] for part in (slice(1, None), slice(None, -1))]
+    ends = [y[rules.at(along, part)] for part in (slice(1, None), slice(None, -1))]
     return (d * (ends[0] + ends[1]) / 2.0).sum(along)

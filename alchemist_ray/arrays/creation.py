@@ -88,7 +88,7 @@ def linspace(engine: Engine, start: Any, stop: Any, num: int, dtype: Any, *, end
     found = engine.call("progression", float(start), float(step), num, "float64")
     if endpoint and num > 1:
         found[-1] = float(stop)  # as NumPy: the last one is exact
-    return found if dtype is None else engine.astype(found, dtype, copy=False)
+    return engine.cast(found, dtype)
 
 
 def eye(engine: Engine, m: int, n: int | None, k: int, dtype: Any, layout: str) -> Any:
@@ -106,7 +106,7 @@ def random(engine: Engine, kind: str, shape: Any, seed: int, dtype: Any) -> Any:
         found: Any = engine.call(f"random_{kind}", m, n, seed)
     else:
         found = engine.call("draw", kind, list(wanted), seed, [0.0, 1.0], [])
-    return found if dtype is None else engine.astype(found, dtype, copy=False)
+    return engine.cast(found, dtype)
 
 
 def from_function(

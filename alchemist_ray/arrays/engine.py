@@ -16,13 +16,13 @@ from alchemist_ray.arrays import rules
 from alchemist_ray.arrays.recording import Recorder
 from alchemist_ray.arrays.times import TimeHandle
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.libraries import Library, Routine
+from alchemist_ray.attached.libraries import Routine, shipped
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
 from alchemist_ray.transfer.sending import send
 from mpi_workers.matrix.dtypes import is_time
-from mpi_workers.wire.names import ARRAYS
+from mpi_workers.wire.names import ARRAYS, BINARY, UNARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,6 @@ class Engine:
 
     def __init__(self, connection: GangConnection) -> None:
         self.connection = connection
-        self._library: Library | None = None
         self.recorder = Recorder(connection, self.call)
         connection.before_commands = self.recorder.flush
 
@@ -98,10 +97,8 @@ class Engine:
             raise ResourceError(f"{routine}{shapes and f' of {shapes}'}: {error}") from None
 
     def _routine(self, name: str) -> Routine:
-        if self._library is None:
-            described = self.connection.request({"op": "load", "library": ARRAYS, "path": None})
-            self._library = Library(self.connection, described, read_only=True)
-        return self._library.routine(name)
+        found: Routine = shipped(self.connection, ARRAYS).routine(name)
+        return found
 
     def corners(self, A: Any, lists: Sequence[NDArray[np.int64]], timeout_s: float) -> Any:
         """Few indices of each axis of A, within a time limit."""
@@ -155,7 +152,7 @@ class Engine:
         self, op: str, matrices: dict[str, Any], values: dict[str, Any], other: Any
     ) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
         """Shape and dtype of a result that may be recorded; None: the ranks decide."""
-        if op not in rules.BINARY and op not in rules.UNARY - {"real", "imag"}:
+        if op not in BINARY and op not in UNARY:
             return None
         if not self._records(matrices.values()):
             return None
@@ -239,12 +236,21 @@ class Engine:
             return self.recorder.record("astype", {"A": A}, {"dtype": wanted.name}, A.shape, wanted)
         return self.call("astype", A, wanted.name, columns=A.columns)
 
+    def cast(self, A: Any, dtype: Any) -> Any:
+        """A with another dtype; A itself if it has that one, or for None."""
+        return A if dtype is None else self.astype(A, dtype, copy=False)
+
     def matrix(self, value: Any, beside: Any | None = None) -> Any:
         """A handle of an operand; numbers take their dtype from what they are beside."""
         given = self._given(value, beside)
         if isinstance(given, MatrixRef):
             return given
         return self.call("array", *rules.encode_operand(given))
+
+    def both(self, left: Any, right: Any) -> tuple[Any, Any]:
+        """Handles of two operands; numbers take their dtype from the other one."""
+        A = self.matrix(left, right if isinstance(right, MatrixRef) else None)
+        return A, self.matrix(right, A)
 
     def _given(self, value: Any, beside: Any | None) -> Any:
         """An operand as a handle, or a small one as an array of a dtype that a matrix can have."""
@@ -353,11 +359,14 @@ class Engine:
             return self.recorder.record("reduce", {"A": A}, values, tuple(shape), dtype)
         return self.call("reduce", A=A, **values)
 
-    def along(self, A: Any, axis: int, work: Callable[[Any, int], Any]) -> Any:
+    def along(self, A: Any, axis: int | None, work: Callable[[Any, Any], Any]) -> Any:
         """An operation of matrices along rows or columns, along any axis of an array.
 
-        `work(matrix, axis)` gives a matrix whose other axis is as long as before.
+        `work(matrix, axis)` gives a matrix whose other axis is as long as before; of the axis None,
+        that is of all elements, a vector.
         """
+        if axis is None:
+            return work(rules.flat(A), None)
         if A.ndim < 3:
             return work(A, axis)
         others = [i for i in range(A.ndim) if i != axis]

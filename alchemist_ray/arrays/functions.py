@@ -19,9 +19,6 @@ from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.arrays.rules import implements
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.errors import BadIndexError, DtypeError, ShapeError
-from mpi_workers.matrix.layout import MAX_AXES
-
-WHOLE = (slice(None),) * MAX_AXES
 
 # --- what it is -------------------------------------------------------------------------
 
@@ -244,7 +241,7 @@ def _take(engine: Engine, a: Any, indices: Any, axis: Any = None, mode: str = "r
         indices = np.remainder(indices, n) if mode == "wrap" else np.clip(indices, 0, n - 1)
     if axis is None or not rules.axes_of(axis, a.ndim):
         return (a if a.ndim == 1 else engine.reshape(a, -1))[indices].mark_copy()
-    return a[(*WHOLE[: rules.axis_index(axis, a.ndim)], indices)].mark_copy()
+    return a[rules.at(rules.axis_index(axis, a.ndim), indices)].mark_copy()
 
 
 @implements(np.flip)
@@ -302,7 +299,7 @@ def _unravel_index(engine: Engine, indices: Any, shape: Any) -> tuple[Any, ...]:
         raise DtypeError(f"np.unravel_index: indices are {indices.dtype}; they must be integers")
     if indices.size and not 0 <= indices.min() <= indices.max() < math.prod(shape):
         raise BadIndexError(f"np.unravel_index: an index is out of range for shape {tuple(shape)}")
-    indices, found = engine.astype(indices, np.int64, copy=False), []
+    indices, found = engine.cast(indices, np.int64), []
     for length in reversed(shape):
         found.append(indices % length)
         indices = indices // length
@@ -465,15 +462,11 @@ def _rolled(engine: Engine, shifts: Sequence[list[int]], M: Any, axis: int) -> A
 
 @implements(np.repeat)
 def _repeat(engine: Engine, a: Any, repeats: Any, axis: Any = None) -> Any:
-    along = None if axis is None else rules.axis_index(axis, a.ndim)
+    along = rules.along(axis, a.ndim)
     times = engine.matrix(repeats)
     if times.dtype.kind != "i":
         raise ShapeError(f"np.repeat: repeats are {times.dtype}, not integers")
     whole = engine.matrix(a)
-    if along is None or whole.ndim < 3:
-        return engine.call(
-            "repeat", np.ravel(whole) if whole.ndim > 2 else whole, times, axis=along
-        )
     return engine.along(whole, along, lambda M, i: engine.call("repeat", M, times, axis=i))
 
 
@@ -484,7 +477,7 @@ def _tile(engine: Engine, A: Any, reps: Any) -> Any:
     if ndim > 2:
         found = engine.reshape(A, (1,) * (ndim - A.ndim) + A.shape)
         for along, k in enumerate([1] * (ndim - len(times)) + times):
-            parts = [found] * k if k else [found[(*WHOLE[:along], slice(0, 0))]]
+            parts = [found] * k if k else [found[rules.at(along, slice(0, 0))]]
             found = engine.concatenate(parts, along) if k != 1 else found
         return found
     times = [1] * (ndim - len(times)) + times + [1] * (2 - ndim)
@@ -506,7 +499,7 @@ def _sliding_window_view(engine: Engine, x: Any, window_shape: Any, axis: Any = 
                 f"sliding_window_view: a window of {length} does not fit axis {along} of an array "
                 f"of shape {x.shape}"
             )
-        places = [(*WHOLE[:along], slice(i, i + count)) for i in range(length)]
+        places = [rules.at(along, slice(i, i + count)) for i in range(length)]
         x = np.stack([x[place] for place in places], axis=-1)
     return x
 
@@ -527,9 +520,7 @@ def _broadcast_arrays(engine: Engine, *args: Any, subok: bool = False) -> tuple[
 
 @implements(np.outer)
 def _outer(engine: Engine, a: Any, b: Any, /) -> Any:
-    left = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    factors = [np.ravel(x) if x.ndim > 2 else x for x in (left, engine.matrix(b, left))]
-    return engine.call("outer", "multiply", *factors)
+    return engine.call("outer", "multiply", *map(rules.flat, engine.both(a, b)))
 
 
 @implements(np.linalg.outer)
@@ -545,7 +536,7 @@ def _unstack(engine: Engine, x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     if not x.ndim:
         raise ShapeError("np.unstack is not defined for an array of shape ()")
     along = rules.axis_index(axis, x.ndim)
-    return tuple(x[(*WHOLE[:along], i)] for i in range(x.shape[along]))
+    return tuple(x[rules.at(along, i)] for i in range(x.shape[along]))
 
 
 @implements(np.array_split)
@@ -559,7 +550,7 @@ def _array_split(engine: Engine, ary: Any, indices_or_sections: Any, axis: int =
     else:
         cuts = [int(i) for i in indices_or_sections]
     parts = [slice(a, b) for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
-    return [ary[(*WHOLE[:along], part)] for part in parts]
+    return [ary[rules.at(along, part)] for part in parts]
 
 
 @implements(np.split)

@@ -39,7 +39,7 @@ class Generator:
         shape = [] if size is None else list(rules.shape_of(size))
         parameters = [float(x) for x in real], [operator.index(x) for x in whole]
         found = self._engine.call("draw", kind, shape, seed, *parameters)
-        return found if dtype is None else self._engine.astype(found, dtype, copy=False)
+        return self._engine.cast(found, dtype)
 
     def random(self, size: Any = None, dtype: Any = None) -> Any:
         """Uniform in the half-open interval [0, 1)."""
@@ -93,7 +93,7 @@ class Generator:
         whole = self._engine.matrix(x)
         along = rules.axis_index(axis, whole.ndim)
         order = np.argsort(self._draw("uniform", (whole.shape[along],), (0.0, 1.0)))
-        return whole[:, order] if along else whole[order]
+        return np.take(whole, order, axis=along)
 
     def shuffle(self, x: Any, axis: int = 0) -> None:
         """Put the rows of an array in random order, in place. Costs as `permutation`."""
@@ -113,7 +113,7 @@ class Generator:
         p : sequence of float, optional
             Probabilities of the rows, with `replace`.
         axis : int
-            1: columns.
+            From which to draw.
 
         Raises
         ------
@@ -143,16 +143,10 @@ class Generator:
             index = self._engine.reshape(self.permutation(count)[:wanted], shape)
         if whole is None:
             return index
-        if len(shape) > 1 or not shape:
-            flat = whole[:, index.reshape(-1)] if along else whole[index.reshape(-1)]
-            if whole.ndim == 1:
-                return flat.reshape(shape)
-            if shape:
-                raise ShapeError(
-                    "choice: the result would have three dimensions; arrays on ranks have up to two"
-                )
-            return flat[:, 0] if along else flat[0]
-        return whole[:, index] if along else whole[index]
+        if len(shape) == 1:
+            return np.take(whole, index, axis=along)
+        found = np.take(whole, index.reshape(-1), axis=along)
+        return found.reshape((*whole.shape[:along], *shape, *whole.shape[along + 1 :]))
 
     def _by_probability(self, p: Any, count: int, shape: Any, *, replace: bool) -> Any:
         probabilities = np.asarray(p, np.float64)

@@ -103,8 +103,7 @@ def _cholesky(engine: Engine, a: Any, /, *, upper: bool = False) -> Any:
 
 @implements(np.linalg.solve)
 def _solve(engine: Engine, a: Any, b: Any) -> Any:
-    A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    B = engine.matrix(b, A)
+    A, B = engine.both(a, b)
     _require_matrix("solve", A if B.ndim < 3 else B)
     return engine.call("solve", A, B)
 
@@ -112,8 +111,7 @@ def _solve(engine: Engine, a: Any, b: Any) -> Any:
 @implements(np.linalg.lstsq)
 def _lstsq(engine: Engine, a: Any, b: Any, rcond: Any = None) -> Any:
     """Solution, sums of squared residuals, rank and singular values."""
-    A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    B = engine.matrix(b, A)
+    A, B = engine.both(a, b)
     _require_matrix("lstsq", A if B.ndim < 3 else B)
     X, residuals, rank, S = engine.call("least_squares", A, B, rcond=_rcond(rcond, None))
     full = rank == A.shape[1] and A.shape[0] > A.shape[1]
@@ -228,16 +226,14 @@ def _inner(engine: Engine, a: Any, b: Any, /) -> Any:
 
 @implements(np.vdot)
 def _vdot(engine: Engine, a: Any, b: Any, /) -> Any:
-    left = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    right = engine.matrix(b, left)
+    left, right = engine.both(a, b)
     return engine.matmul(engine.reshape(left.conj(), -1), engine.reshape(right, -1))
 
 
 @implements(np.kron)
 def _kron(engine: Engine, a: Any, b: Any) -> Any:
     """Both factors are repeated to the shape of the result, and multiplied."""
-    left = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    right = engine.matrix(b, left)
+    left, right = engine.both(a, b)
     if 0 in (left.ndim, right.ndim):
         return engine.binary("multiply", left, right)
     ndim = max(left.ndim, right.ndim)
@@ -255,8 +251,7 @@ def _tensordot(engine: Engine, a: Any, b: Any, /, axes: Any = 2) -> Any:
 
 def _contracted(engine: Engine, name: str, a: Any, b: Any, axes: Any) -> Any:
     """Sums over axes of a and b, by one product of matrices; first the other axes of a."""
-    A = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    B = engine.matrix(b, A)
+    A, B = engine.both(a, b)
     if np.ndim(axes) == 0 and isinstance(axes, int):
         axes = list(range(A.ndim - axes, A.ndim)), list(range(axes))
     left, right = (
@@ -304,7 +299,7 @@ def _einsum(engine: Engine, subscripts: Any, *operands: Any, optimize: Any = "gr
             taken[:2] = [_pair(engine, taken[0], taken[1], needed, common)]
         terms.append(taken[0])
     term, found = _summed(engine, terms[0], output, common)
-    found = engine.astype(found, common, copy=False)
+    found = engine.cast(found, common)
     return engine.permute(found, [term.index(x) for x in output])
 
 
@@ -359,8 +354,8 @@ def _summed(engine: Engine, operand: Operand, needed: str, common: np.dtype[Any]
             term = letter + term[:i] + term[i + 1 : j] + term[j + 1 :]
     gone = tuple(axis for axis, letter in enumerate(term) if letter not in needed)
     if gone:
-        A = engine.astype(A, common, copy=False)
-        A = engine.astype(engine.reduce("sum", A, gone), common, copy=False)
+        A = engine.cast(A, common)
+        A = engine.cast(engine.reduce("sum", A, gone), common)
     return "".join(letter for letter in term if letter in needed), A
 
 
@@ -424,7 +419,7 @@ def vecdot(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     left, right = np.moveaxis(x1, axis, -1), np.moveaxis(x2, axis, -1)
     left = np.conj(left) if np.iscomplexobj(left) else left
     product = engine.binary("multiply", left, right)
-    return engine.astype(engine.reduce("sum", product, -1), product.dtype, copy=False)
+    return engine.cast(engine.reduce("sum", product, -1), product.dtype)
 
 
 def matvec(engine: Engine, x1: Any, x2: Any) -> Any:
@@ -444,8 +439,7 @@ def vecmat(engine: Engine, x1: Any, x2: Any) -> Any:
 
 @implements(np.cross, np.linalg.cross)
 def _cross(engine: Engine, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    left = engine.matrix(x1, x2 if isinstance(x2, MatrixRef) else None)
-    right = engine.matrix(x2, left)
+    left, right = engine.both(x1, x2)
     along = [rules.axis_index(axis, x.ndim) for x in (left, right)]
     if (left.shape[along[0]], right.shape[along[1]]) != (3, 3):
         raise ShapeError(f"a cross product of shapes {left.shape} and {right.shape}: axis {axis} "

@@ -31,7 +31,7 @@ _STANDARD = """
     log log1p log2 log10 logaddexp logical_and logical_not logical_or logical_xor maximum minimum
     multiply negative nextafter not_equal positive pow real reciprocal remainder round sign signbit
     sin sinh square sqrt subtract tan tanh trunc
-    astype isdtype result_type
+    astype can_cast isdtype result_type
     broadcast_to concat flip matrix_transpose moveaxis permute_dims repeat
     reshape roll squeeze stack tile unstack
     matmul tensordot vecdot
@@ -273,10 +273,6 @@ class Namespace(_Names):
     def clip(self, x: Any, /, min: Any = None, max: Any = None) -> Any:
         """Elements below `min` or above `max` become these."""
         return np.clip(x, min, max)
-
-    def can_cast(self, from_: Any, to: Any, /) -> bool:
-        """Whether a dtype, or that of a matrix, can become another one by promotion."""
-        return np.can_cast(getattr(from_, "dtype", from_), to)
 
     def expand_dims(self, x: Any, /, axis: Any = 0) -> Any:
         """A new axis of length 1."""

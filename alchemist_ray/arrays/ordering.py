@@ -19,32 +19,11 @@ UNIQUE_COUNTS: Any = type(np.unique_counts(_ONE))
 UNIQUE_INVERSE: Any = type(np.unique_inverse(_ONE))
 
 
-def _along(axis: Any, a: Any) -> int | None:
-    return None if axis is None else rules.axis_index(axis, a.ndim)
-
-
-def _along_or_number(axis: Any, a: Any) -> int | None:
-    """As NumPy's older functions take a number: as a vector with one element."""
-    return None if a.ndim == 0 and axis in (0, -1) else _along(axis, a)
-
-
-def _flat(a: Any) -> Any:
-    """An array of three axes or more as a vector: for what does not depend on the shape."""
-    return np.ravel(a) if np.ndim(a) > 2 else a
-
-
-def _lines(engine: Engine, a: Any, along: int | None, work: Any) -> Any:
-    """An operation along an axis, or of all elements."""
-    if along is None:
-        return work(_flat(a), None)
-    return engine.along(a, along, work)
-
-
 @implements(np.sort)
 def _sort(engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None) -> Any:
-    along = _along(axis, a)
+    along = rules.along(axis, a.ndim)
     columns = a.columns if along == 0 else ()
-    return _lines(engine, a, along, lambda M, i: engine.call("sort", M, axis=i, columns=columns))
+    return engine.along(a, along, lambda M, i: engine.call("sort", M, axis=i, columns=columns))
 
 
 @implements(np.partition)
@@ -75,8 +54,8 @@ def _lexsort(engine: Engine, keys: Any, axis: int = -1) -> Any:
 def _argsort(
     engine: Engine, a: Any, axis: Any = -1, kind: Any = None, *, stable: Any = None
 ) -> Any:
-    along = _along_or_number(axis, a)
-    return _lines(engine, a, along, lambda M, i: engine.call("argsort", M, axis=i))
+    along = rules.along_or_number(axis, a.ndim)
+    return engine.along(a, along, lambda M, i: engine.call("argsort", M, axis=i))
 
 
 def _place(op: str) -> Implementation:
@@ -129,7 +108,7 @@ def _unique(
         if not any(asked):
             return values
     elif not any(asked):
-        return engine.call("unique", _flat(ar), equal_nan=equal_nan)
+        return engine.call("unique", rules.flat(ar), equal_nan=equal_nan)
     else:
         values, *found = _unique_elements(engine, ar, equal_nan=equal_nan)
     return (values, *(x for x, is_asked in zip(found, asked, strict=True) if is_asked))
@@ -137,7 +116,7 @@ def _unique(
 
 def _unique_elements(engine: Engine, x: Any, *, equal_nan: bool) -> tuple[Any, ...]:
     """Distinct elements, the index of each, the place of each element, and counts."""
-    values, first, inverse, counts = engine.call("unique_all", _flat(x), equal_nan=equal_nan)
+    values, first, inverse, counts = engine.call("unique_all", rules.flat(x), equal_nan=equal_nan)
     if inverse.shape != x.shape:
         inverse = engine.reshape(inverse, x.shape)
     return values, first, inverse, counts
@@ -196,8 +175,8 @@ def _isin(
     *,
     kind: Any = None,
 ) -> Any:
-    given, table = _both(engine, element, test_elements)
-    table = _flat(table)
+    given, table = engine.both(element, test_elements)
+    table = rules.flat(table)
     return engine.each(given, lambda M: engine.call("isin", M, table, invert=bool(invert)))
 
 
@@ -210,17 +189,16 @@ def _union1d(engine: Engine, ar1: Any, ar2: Any) -> Any:
 def _intersect1d(
     engine: Engine, ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False
 ) -> Any:
-    left, right = _both(engine, ar1, ar2)
+    left, right = engine.both(ar1, ar2)
     if return_indices:
         common = np.result_type(left.dtype, right.dtype)
         (ours, first, *_), (theirs, second, *_) = (
-            engine.call("unique_all", _flat(engine.astype(x, common, copy=False)))
-            for x in (left, right)
+            engine.call("unique_all", rules.flat(engine.cast(x, common))) for x in (left, right)
         )
         there = np.isin(ours, theirs)
         return ours[there], first[there], second[np.isin(theirs, ours)]
     common = np.result_type(left.dtype, right.dtype)
-    return _members(engine, engine.astype(left, common, copy=False), right, invert=False)
+    return _members(engine, engine.cast(left, common), right, invert=False)
 
 
 @implements(np.setdiff1d)
@@ -229,15 +207,9 @@ def _setdiff1d(engine: Engine, ar1: Any, ar2: Any) -> Any:
 
 
 def _members(engine: Engine, ar1: Any, ar2: Any, *, invert: bool) -> Any:
-    left, right = _both(engine, ar1, ar2)
-    distinct = engine.call("unique", _flat(left))
-    return distinct[engine.call("isin", distinct, _flat(right), invert=invert)]
-
-
-def _both(engine: Engine, a: Any, b: Any) -> tuple[Any, Any]:
-    """Two operands as handles; numbers take their dtype from the other one."""
-    left = engine.matrix(a, b if isinstance(b, MatrixRef) else None)
-    return left, engine.matrix(b, left)
+    left, right = engine.both(ar1, ar2)
+    distinct = engine.call("unique", rules.flat(left))
+    return distinct[engine.call("isin", distinct, rules.flat(right), invert=invert)]
 
 
 # --- look-ups ---------------------------------------------------------------------------
@@ -245,7 +217,7 @@ def _both(engine: Engine, a: Any, b: Any) -> tuple[Any, Any]:
 
 @implements(np.searchsorted)
 def _searchsorted(engine: Engine, a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
-    table, values = _both(engine, a, v)
+    table, values = engine.both(a, v)
     if table.ndim != 1:
         raise ShapeError(f"np.searchsorted in an array of shape {table.shape}: give a vector")
     table = table if sorter is None else table[sorter]
@@ -317,7 +289,7 @@ def _histogram(
     engine: Engine, a: Any, bins: Any = 10, range: Any = None, density: Any = None,
     weights: Any = None,
 ) -> Any:  # fmt: skip
-    shape, a = np.shape(a), _flat(a)
+    shape, a = np.shape(a), rules.flat(a)
     whole = engine.astype(a, np.int32) if a.dtype.kind == "b" else a
     if isinstance(bins, str):
         if weights is not None:
@@ -331,7 +303,7 @@ def _histogram(
         edges = np.histogram_bin_edges(np.zeros(0, whole.dtype), bins, range)
     if weights is not None and np.shape(weights) != shape:
         raise ShapeError(f"np.histogram: weights of {np.shape(weights)} for an array of {shape}")
-    weight = None if weights is None else engine.matrix(_flat(weights))
+    weight = None if weights is None else engine.matrix(rules.flat(weights))
     made = engine.matrix(edges)
     counts = engine.call("histogram", whole, made, int(bins) if regular else 0, weight)
     if density:

@@ -38,10 +38,6 @@ def _kept(engine: Engine, a: Any, mask: Any, neutral: Any) -> Any:
     return engine.where(mask, a, np.full((), neutral, a.dtype))
 
 
-def _cast(engine: Engine, a: Any, dtype: Any) -> Any:
-    return a if dtype is None else engine.astype(a, dtype, copy=False)
-
-
 # --- sums and products, also of what is not nan -----------------------------------------
 
 
@@ -54,11 +50,11 @@ def _total(name: str) -> Implementation:
     ) -> Any:  # fmt: skip
         if op != name and dtype is not None and a.dtype.kind in "fc":  # nan cannot be cast
             a = _kept(engine, a, _not_nan(engine, a, True), IDENTITY[op])
-        whole = _cast(engine, a, dtype)
+        whole = engine.cast(a, dtype)
         if where is not True:
             whole = _kept(engine, whole, _mask(name, a, where), IDENTITY[op])
         found = engine.reduce(name, whole, axis, keepdims=bool(keepdims))
-        found = _cast(engine, found, dtype)
+        found = engine.cast(found, dtype)
         if initial is None:
             return found
         join = "add" if op == "sum" else "multiply"
@@ -141,13 +137,13 @@ def _mean(name: str) -> Implementation:
         engine: Engine, a: Any, axis: Any = None, dtype: Any = None, keepdims: Any = False, *,
         where: Any = True,
     ) -> Any:  # fmt: skip
-        whole, keep = _cast(engine, a, dtype), bool(keepdims)
+        whole, keep = engine.cast(a, dtype), bool(keepdims)
         if where is True:
             found = engine.reduce(name, whole, axis, keepdims=keep)
         else:
             whole, mask = _selected(engine, name, whole, where)
             found = _mean_of(engine, whole, mask, axis, keep)
-        return _cast(engine, found, dtype)
+        return engine.cast(found, dtype)
 
     return mean
 
@@ -164,7 +160,7 @@ def _selected(engine: Engine, name: str, a: Any, where: Any) -> tuple[Any, Any]:
 def _mean_of(engine: Engine, a: Any, mask: Any, axis: Any, keepdims: bool) -> Any:
     total = engine.reduce("sum", _kept(engine, a, mask, 0), axis, keepdims=keepdims)
     count = engine.reduce("sum", mask, axis, keepdims=keepdims)
-    return engine.astype(engine.binary("divide", total, count), a.dtype, copy=False)
+    return engine.cast(engine.binary("divide", total, count), a.dtype)
 
 
 def _deviation(given: str) -> Implementation:
@@ -175,7 +171,7 @@ def _deviation(given: str) -> Implementation:
         correction: Any = None, keepdims: Any = False, where: Any = True,
     ) -> Any:  # fmt: skip
         name = given if a.dtype.kind in "fc" else op  # as NumPy: also in what has no variance
-        a, keep = _cast(engine, a, dtype), bool(keepdims)
+        a, keep = engine.cast(a, dtype), bool(keepdims)
         less = ddof if correction is None else correction
         if where is True and less == int(less) and less >= 0:
             return engine.reduce(name, a, axis, keepdims=keep, ddof=int(less))
@@ -185,7 +181,7 @@ def _deviation(given: str) -> Implementation:
         total = engine.reduce("sum", _kept(engine, squares, mask, 0), axis, keepdims=keep)
         count = engine.reduce("sum", mask, axis, keepdims=keep) - less
         count = np.where(count <= 0, 0 if op == name else np.nan, count)
-        found = engine.astype(total / count, squares.dtype, copy=False)
+        found = engine.cast(total / count, squares.dtype)
         return np.sqrt(found) if op == "std" else found
 
     return deviation

@@ -19,31 +19,6 @@ from mpi_workers.matrix.layout import MAX_AXES
 SMALL = 1 << 20  # 1 MiB: larger NumPy operands are sent, smaller ones travel in the command
 EXACT = 1 << 53  # integers up to here travel as they are
 
-# The functions of linalg's `elementwise` and `apply`; a test compares them with its own tables.
-BINARY = frozenset({
-    "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "minimum",
-    "maximum", "arctan2", "hypot", "equal", "not_equal", "less", "less_equal", "greater",
-    "greater_equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or",
-    "bitwise_xor", "left_shift", "right_shift", "logaddexp", "copysign", "nextafter",
-    "fmin", "fmax", "fmod", "float_power",
-})  # fmt: skip
-UNARY = frozenset({
-    "negative", "abs", "sign", "conj", "real", "imag", "square", "sqrt", "reciprocal", "exp",
-    "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "arcsin", "arccos", "arctan",
-    "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "floor", "ceil", "trunc", "rint",
-    "isnan", "isinf", "isfinite", "signbit", "logical_not",
-    "invert", "cbrt", "exp2", "degrees", "radians", "fabs",
-})  # fmt: skip
-# Those of scipy.special, which this process may not have.
-SPECIAL_BINARY = frozenset({
-    "beta", "betaln", "binom", "gammainc", "gammaincc", "huber", "jv", "kl_div", "rel_entr",
-    "xlog1py", "xlogy",
-})  # fmt: skip
-SPECIAL_UNARY = frozenset({
-    "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "exp1", "exp10", "expi", "expit", "gamma",
-    "gammaln", "i0", "i0e", "i1", "i1e", "j0", "j1", "k0", "k1", "log_expit", "log_ndtr", "logit",
-    "loggamma", "ndtr", "ndtri", "psi", "rgamma", "y0", "y1",
-})  # fmt: skip
 Number = int | float | complex
 Implementation = Callable[..., Any]
 FUNCTIONS: dict[Any, Implementation] = {}  # NumPy's functions that handles implement
@@ -193,6 +168,26 @@ def axis_index(axis: Any, ndim: int) -> int:
         return range(ndim)[operator.index(axis)]
     except (IndexError, TypeError):
         raise ShapeError(f"axis={axis!r} is not an axis of a {ndim}-D array") from None
+
+
+def along(axis: Any, ndim: int) -> int | None:
+    """An axis as 0 to `ndim` - 1; None stands for all elements."""
+    return None if axis is None else axis_index(axis, ndim)
+
+
+def along_or_number(axis: Any, ndim: int) -> int | None:
+    """As NumPy's older functions take a number: as a vector with one element."""
+    return None if ndim == 0 and axis in (0, -1) else along(axis, ndim)
+
+
+def at(axis: int, part: Any) -> tuple[Any, ...]:
+    """The index of a part along an axis."""
+    return (*(slice(None),) * axis, part)
+
+
+def flat(a: Any) -> Any:
+    """An array of three axes or more as a vector: for what does not depend on the shape."""
+    return np.ravel(a) if np.ndim(a) > 2 else a
 
 
 def axes_of(axis: Any, ndim: int) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from alchemist_ray.arguments import checked_path
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.libraries import Library
+from alchemist_ray.attached.libraries import shipped
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import BadArgumentError, GroupFailedError
@@ -33,14 +33,9 @@ def save(
     if columns is None and ref.columns and where.rstrip("/").endswith(TABLES):
         columns = ref.columns if len(set(ref.columns)) == len(ref.columns) else None
     with leaving_nothing(where, token):
-        files_library(gang_of(ref)).routine("save")(
+        shipped(gang_of(ref), "files").routine("save")(
             ref, where, columns=None if columns is None else list(columns), token=token, **options
         )
-
-
-def files_library(connection: GangConnection) -> Library:
-    """The library `files`; the gang loads it at the first use."""
-    return Library(connection, connection.request({"op": "load", "library": "files", "path": None}))
 
 
 def renamed(

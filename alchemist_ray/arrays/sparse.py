@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from alchemist_ray.arrays.rules import matrix_dtype
-from alchemist_ray.arrays.saving import as_path, files_library
+from alchemist_ray.arrays.saving import as_path
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.libraries import Library
+from alchemist_ray.attached.libraries import shipped
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.dtypes import check_range, check_unmasked, chosen_dtype
@@ -253,8 +253,7 @@ class SparseHandle(_Refusing):
         return gang_of(self.matrix_ref)
 
     def _call(self, routine: str, *args: Any, **kwargs: Any) -> Any:
-        library: Library = self._gang.part(_library)
-        return library.routine(routine)(self, *args, **kwargs)
+        return shipped(self._gang, LIBRARY).routine(routine)(self, *args, **kwargs)
 
     # --- products ---
 
@@ -409,7 +408,7 @@ class SparseHandle(_Refusing):
 
         Rank 0 writes it, and holds all of it meanwhile. An existing file is replaced in one step.
         """
-        files_library(self._gang).routine("save_sparse")(self, as_path(path))
+        shipped(self._gang, "files").routine("save_sparse")(self, as_path(path))
 
     def keep(self) -> SparseHandle:
         """This handle; its matrix stays until `free` or the end of the gang."""
@@ -450,8 +449,3 @@ REFLECTED = {
     np.multiply: "__rmul__",
 }  # fmt: skip
 KINDS = {"b": "int", "i": "int", "u": "int", "f": "float", "c": "complex"}  # for `scale`
-
-
-def _library(connection: GangConnection) -> Library:
-    described = connection.request({"op": "load", "library": LIBRARY, "path": None})
-    return Library(connection, described, read_only=True)

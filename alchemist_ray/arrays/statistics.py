@@ -23,19 +23,13 @@ from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
 
 def _scan(op: str, skip: bool = False) -> Implementation:
     def scan(engine: Engine, a: Any, axis: Any = None, dtype: Any = None) -> Any:
-        whole = a if dtype is None else engine.astype(a, dtype, copy=False)
+        whole = engine.cast(a, dtype)
         if skip and whole.dtype.kind in "fc":
             neutral = np.asarray(op == "prod", whole.dtype)
             whole = engine.where(engine.unary("isnan", whole), neutral, whole)
-        number = a.ndim == 0 and axis in (0, -1)  # NumPy takes it as a vector
-        along = None if axis is None or number else rules.axis_index(axis, a.ndim)
-        if along is None:
-            found = engine.call("cumulative", op, np.ravel(whole) if whole.ndim > 2 else whole)
-        else:
-            found = engine.along(
-                whole, along, lambda M, i: engine.call("cumulative", op, M, axis=i)
-            )
-        return found if dtype is None else engine.astype(found, dtype, copy=False)
+        along = rules.along_or_number(axis, a.ndim)
+        found = engine.along(whole, along, lambda M, i: engine.call("cumulative", op, M, axis=i))
+        return engine.cast(found, dtype)
 
     return scan
 
@@ -53,13 +47,13 @@ def _standard_scan(op: str) -> Implementation:
     ) -> Any:  # fmt: skip
         if axis is None and x.ndim != 1:
             raise ShapeError(f"np.cumulative_{op} of an array of shape {x.shape}: give axis=")
-        whole = x if dtype is None else engine.astype(x, dtype, copy=False)
+        whole = engine.cast(x, dtype)
         along = 0 if axis is None else rules.axis_index(axis, x.ndim)
         initial = bool(include_initial)
         found = engine.along(
             whole, along, lambda M, i: engine.call("cumulative", op, M, axis=i, initial=initial)
         )
-        return found if dtype is None else engine.astype(found, dtype, copy=False)
+        return engine.cast(found, dtype)
 
     return scan
 
@@ -87,8 +81,7 @@ def _diff(
     if ends[0] or ends[1]:
         whole = engine.concatenate([*ends[0], whole, *ends[1]], along)
     op = "not_equal" if whole.dtype.kind == "b" else "subtract"
-    whole_rows = (slice(None),) * along
-    before, after = (*whole_rows, slice(None, -1)), (*whole_rows, slice(1, None))
+    before, after = rules.at(along, slice(None, -1)), rules.at(along, slice(1, None))
     for _ in range(n):
         whole = engine.binary(op, whole[after], whole[before])
     return whole
@@ -134,7 +127,7 @@ def _slopes(engine: Engine, f: Any, along: int, step: Any, edge_order: int) -> A
     steps = np.diff(step).astype(np.float64) if step.ndim else np.full(n - 1, step, np.float64)
 
     def at(start: int, stop: int | None) -> Any:
-        return f[(*(slice(None),) * along, slice(start, stop))]
+        return f[rules.at(along, slice(start, stop))]
 
     def edge(first: int, toward: int) -> Any:
         i, j, k = ((one, one + 1) for one in (first, first + toward, first + 2 * toward))
@@ -165,7 +158,7 @@ def _slopes(engine: Engine, f: Any, along: int, step: Any, edge_order: int) -> A
                 - at(0, -2) * (right / (left * (left + right)))
             )
         parts.insert(1, inner)
-    return engine.astype(engine.concatenate(parts, along), f.dtype, copy=False)
+    return engine.cast(engine.concatenate(parts, along), f.dtype)
 
 
 @implements(np.polyfit)
@@ -173,8 +166,7 @@ def _polyfit(
     engine: Engine, x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: Any = None
 ) -> Any:
     """As NumPy: least squares with the powers of x, whose columns are scaled to length 1."""
-    X = engine.matrix(x, y if isinstance(y, MatrixRef) else None)
-    Y = engine.matrix(y, X)
+    X, Y = engine.both(x, y)
     if X.ndim != 1 or Y.ndim not in (1, 2) or X.shape[0] != Y.shape[0] or not X.size or deg < 0:
         raise ShapeError(
             f"np.polyfit of x of shape {X.shape}, y of {Y.shape} and degree {deg}: x must be a "
@@ -249,6 +241,19 @@ def _quantiles(
     return found if found.shape == shape else engine.reshape(found, shape)
 
 
+def _weights(engine: Engine, name: str, a: Any, axes: list[int], weights: Any) -> Any:
+    """Weights of each element, or of each index of the axes: then in a shape that broadcasts."""
+    weight = engine.matrix(weights)
+    if weight.shape == a.shape:
+        return weight
+    if weight.shape != tuple(a.shape[i] for i in axes):
+        raise ShapeError(
+            f"np.{name}: weights of shape {weight.shape} for an array of {a.shape}: give a weight "
+            "for each element, or for each index of axis="
+        )
+    return engine.reshape(weight, [n if i in axes else 1 for i, n in enumerate(a.shape)])
+
+
 def _weighted(
     engine: Engine, name: str, a: Any, q: Any, axis: Any, method: str, keepdims: Any, weights: Any
 ) -> Any:
@@ -258,11 +263,8 @@ def _weighted(
     if a.dtype.kind == "c":
         raise DtypeError(f"np.{name} of {a.dtype}: complex numbers have no order")
     axes = rules.axes_of(axis, a.ndim)
-    weight = engine.matrix(weights)
+    weight = _weights(engine, name, a, axes, weights)
     if weight.shape != a.shape:
-        if weight.shape != tuple(a.shape[i] for i in axes):
-            raise ShapeError(f"np.{name}: weights of {weight.shape} for an array of {a.shape}")
-        weight = engine.reshape(weight, [n if i in axes else 1 for i, n in enumerate(a.shape)])
         weight = engine.broadcast(weight, a.shape)
     if bool(engine.reduce("any", engine.binary("less", weight, 0), None)):
         raise ValueError(f"np.{name}: weights must be non-negative")
@@ -339,17 +341,10 @@ def _average(
         found = engine.reduce("mean", whole, axis, keepdims=keep)
         total: Any = math.prod(whole.shape[i] for i in axes)
         return (found, np.full_like(found, total)) if returned else found
-    weight = engine.matrix(weights)
-    if weight.shape != whole.shape:
-        if axis is None or weight.shape != tuple(whole.shape[i] for i in axes):
-            raise ShapeError(
-                f"np.average: weights of shape {weight.shape} for an array of {whole.shape}: give "
-                "a weight for each element, or for each index of axis="
-            )
-        weight = engine.reshape(weight, [n if i in axes else 1 for i, n in enumerate(whole.shape)])
+    weight = _weights(engine, "average", whole, axes, weights)
     kind = np.result_type(whole.dtype, weight.dtype)
     kind = np.result_type(kind, np.float64) if kind.kind in "biu" else kind
-    weight = engine.astype(weight, kind, copy=False)
+    weight = engine.cast(weight, kind)
     total = engine.reduce("sum", weight, axis, keepdims=keep)
     if bool(engine.reduce("any", engine.binary("equal", total, 0), None)):
         raise ZeroDivisionError("np.average: the weights sum to zero")
@@ -368,7 +363,7 @@ def _cov(
     parts = [_observations(engine, x, rowvar) for x in (m, y) if x is not None]
     X = parts[0] if len(parts) == 1 else engine.concatenate(parts, 1)
     kind = np.result_type(X.dtype, np.float64) if dtype is None else rules.checked_dtype(dtype)
-    X = engine.astype(X, kind, copy=False)
+    X = engine.cast(X, kind)
     weights: Any = None
     for given in (fweights, aweights):
         if given is not None:
@@ -387,7 +382,7 @@ def _cov(
     found = engine.call(
         "matmul", X, engine.unary("conj", right) if kind.kind == "c" else right, transpose_a="T"
     )
-    found = engine.astype(found * np.true_divide(1, factor), kind, copy=False)
+    found = engine.cast(found * np.true_divide(1, factor), kind)
     return engine.reshape(found, ()) if found.shape == (1, 1) else found
 
 
@@ -450,7 +445,8 @@ _WIDTHS: dict[str, Any] = {
 
 
 def _spread(x: Any) -> Any:
-    return x.max().fetch()[()] - x.min().fetch()[()]
+    high, low = x.max().fetch()[()], x.min().fetch()[()]
+    return int(high) - int(low) if x.dtype.kind in "iu" else high - low  # int8 would wrap
 
 
 def _quartiles_apart(x: Any) -> Any:

@@ -469,7 +469,7 @@ def _isin(element: Any, test_elements: Any, *, invert: bool = False, **_: Any) -
 def _diff(a: Any, n: int = 1, axis: int = -1) -> Any:
     along = rules.axis_index(axis, a.ndim)
     for _ in range(n):
-        ends = [a[(slice(None),) * along + (part,)] for part in (slice(1, None), slice(None, -1))]
+        ends = [a[rules.at(along, part)] for part in (slice(1, None), slice(None, -1))]
         a = ends[0] - ends[1]
     return a
 

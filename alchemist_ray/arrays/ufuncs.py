@@ -14,6 +14,7 @@ from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.errors import DtypeError, ShapeError
+from mpi_workers.wire.names import BINARY, SPECIAL_BINARY, SPECIAL_UNARY, UNARY
 
 OURS = {
     "absolute": "abs", "conjugate": "conj", "true_divide": "divide", "deg2rad": "radians",
@@ -87,9 +88,9 @@ def _computed(engine: Engine, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
         return engine.copy(inputs[0])
     if name == "divmod":
         return tuple(engine.binary(op, *inputs) for op in ("floor_divide", "remainder"))
-    if name in rules.UNARY | rules.SPECIAL_UNARY:
+    if name in UNARY | SPECIAL_UNARY:
         return engine.unary(name, engine.matrix(inputs[0]))
-    if name in rules.BINARY | rules.SPECIAL_BINARY:
+    if name in BINARY | SPECIAL_BINARY:
         if not any(isinstance(x, MatrixRef) for x in inputs):  # only out= is a handle
             inputs = (engine.matrix(np.asarray(inputs[0])), inputs[1])
         return engine.binary(name, *inputs)

@@ -20,7 +20,13 @@ from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.matrix_ref import MatrixRef, argument_ref, columns_to_wire, ref_of
 from alchemist_ray.attached.progress import RoutineBar, call_text, narrated
 from alchemist_ray.attached.registry import gang_of
-from alchemist_ray.errors import BadArgumentError, LibraryError, NoSuchRoutineError, from_failure
+from alchemist_ray.errors import (
+    BadArgumentError,
+    LibraryError,
+    LibraryNotFoundError,
+    NoSuchRoutineError,
+    from_failure,
+)
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import SLICE_WARNINGS
@@ -335,6 +341,27 @@ class Library:
     def _repr_html_(self) -> str:
         rows = "".join(f"<li><code>{r._routine}</code></li>" for r in self._routines.values())
         return f"<b>library {self.name}</b><ul>{rows}</ul>"
+
+
+def shipped(connection: GangConnection, name: str) -> Any:
+    """A library of this package for handles and sessions; the gang loads it at the first use.
+
+    Raises `LibraryNotFoundError`.
+    """
+    loaded = connection.part(_loaded)
+    if name not in loaded:
+        try:
+            described = connection.request({"op": "load", "library": name, "path": None})
+            loaded[name] = Library(connection, described, read_only=True)
+        except LibraryNotFoundError as error:
+            loaded[name] = error
+    if isinstance(loaded[name], LibraryNotFoundError):
+        raise loaded[name]
+    return loaded[name]
+
+
+def _loaded(_connection: GangConnection) -> dict[str, Any]:
+    return {}  # by name: the library, or why there is none
 
 
 def named(library: Any) -> str:

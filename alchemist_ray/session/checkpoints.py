@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
-from alchemist_ray.arrays.saving import as_path, files_library, renamed
-from alchemist_ray.attached.libraries import Library
+from alchemist_ray.arrays.saving import as_path, renamed
+from alchemist_ray.attached.libraries import Library, shipped
 from alchemist_ray.attached.matrix_ref import MatrixRef, ref_of
 from alchemist_ray.errors import (
     BadArgumentError,
@@ -117,7 +117,8 @@ class SessionCheckpoints(GangOwner):
         """Refuse a checkpoint folder that not all nodes see. Raises `FileError`."""
         folder = self.connection.address.checkpoint_folder
         if folder is not None:
-            files_library(self.connection).routine("check_folder")(folder, uuid.uuid4().hex[:12])
+            files = shipped(self.connection, "files")
+            files.routine("check_folder")(folder, uuid.uuid4().hex[:12])
 
     @classmethod
     def restore(
@@ -162,7 +163,7 @@ class SessionCheckpoints(GangOwner):
         session = cls(num_workers, **options)
         try:
             connection = session.connection
-            library = files_library(connection)
+            library = shipped(connection, "files")
             manifest = _checked(library.routine("manifest")(where), where)
             states = manifest.get("states", [])  # none in manifests of earlier versions
             arguments = [value for state in states for value in state["arguments"].values()]

@@ -16,7 +16,8 @@ import numpy as np
 
 from alchemist_ray.arguments import checked_matrix_name
 from alchemist_ray.arrays.handle import Handle
-from alchemist_ray.arrays.saving import as_path, files_library, renamed
+from alchemist_ray.arrays.saving import as_path, renamed
+from alchemist_ray.attached.libraries import shipped
 from alchemist_ray.attached.matrix_ref import with_categories
 from alchemist_ray.dtypes import checked_missing
 from alchemist_ray.errors import BadArgumentError, DtypeError
@@ -126,7 +127,7 @@ class SessionFiles(GangOwner):
             "index": index, "format": format,
         }  # fmt: skip
         chosen = {**_chosen("rows", "row", rows), **_chosen("columns", "column", columns)}
-        library = files_library(connection)
+        library = shipped(connection, "files")
         fill = checked_missing(missing)
         if fill != ERROR:
             chosen["missing"] = str(fill)

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arrays.sparse import SparseHandle, as_csr
-from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.libraries import Library
+from alchemist_ray.attached.libraries import shipped
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.clients.default_session import current_session
 from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError
@@ -170,28 +169,12 @@ def _sent(A: Any) -> SparseHandle:
 
 def _library(A: SparseHandle, name: str, *, needed: bool = True) -> Any:
     """A library on the gang of A; None if it is not installed there and not needed."""
-    load = {"petsc": _petsc, "slepc": _slepc}[name]
-    found = gang_of(A.matrix_ref).part(load)
-    if isinstance(found, LibraryNotFoundError) and needed:
-        raise found
-    return found if isinstance(found, Library) else None
-
-
-def _petsc(connection: GangConnection) -> Any:
-    return _loaded(connection, "petsc")
-
-
-def _slepc(connection: GangConnection) -> Any:
-    return _loaded(connection, "slepc")
-
-
-def _loaded(connection: GangConnection, name: str) -> Library | LibraryNotFoundError:
-    """The library, or why it is not there."""
     try:
-        described = connection.request({"op": "load", "library": name, "path": None})
-    except LibraryNotFoundError as error:
-        return error
-    return Library(connection, described, read_only=True)
+        return shipped(gang_of(A.matrix_ref), name)
+    except LibraryNotFoundError:
+        if needed:
+            raise
+        return None
 
 
 def _refuse(routine: str, **given: Any) -> None:

@@ -8,8 +8,8 @@ along any axis after `permuted` and `reshaped` have made that axis the rows or t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import lcm
+from collections.abc import Callable, Sequence
+from math import lcm, prod
 from typing import Any
 
 import numpy as np
@@ -34,12 +34,6 @@ def scratch(ctx: Context, count: int, dtype: Any) -> Array:
     if count * np.dtype(dtype).itemsize < POOLED_NBYTES:
         return np.empty(count, dtype)
     return ctx.empty((count * ctx.size,), dtype).local.reshape(-1)
-
-
-def exchange(ctx: Context, parts: Sequence[Array]) -> list[Array]:
-    """Send ``parts[r]`` (1-D, of one dtype) to rank r; the parts that the ranks sent here."""
-    received, ends = exchange_pieces(ctx, np.concatenate(parts), [part.size for part in parts])
-    return np.split(received, ends[:-1])
 
 
 def exchange_pieces(
@@ -71,6 +65,49 @@ def exchange_pieces(
     received = scratch(ctx, total + total // 16, sent.dtype)[:total] if into is None else into
     ctx.comm.Alltoallv([sent, (mine, np.cumsum(mine) - mine)], [received, (theirs, ends - theirs)])
     return received, ends
+
+
+def to_owners(ctx: Context, owner: Array, *arrays: Array) -> list[Array]:
+    """Send each element (of arrays of two axes: row) to a rank; what arrives here. Collective.
+
+    Parameters
+    ----------
+    owner : ndarray of int, shape (k,)
+        The rank to which each goes.
+    *arrays : ndarrays, shapes (k,) or (k, n)
+
+    Returns
+    -------
+    list of ndarray
+        For each array what the ranks sent here: in the order of ranks, and of each rank in its own.
+    """
+    order = np.argsort(owner, kind="stable")
+    counts = np.bincount(owner, minlength=ctx.size)
+    found = []
+    for array in arrays:
+        n = prod(array.shape[1:])
+        received, _ = exchange_pieces(ctx, array[order].reshape(-1), counts * n)
+        found.append(received.reshape(received.size // max(1, n), *array.shape[1:]))
+    return found
+
+
+def answers(ctx: Context, owner: Array, asked: Array, answer: Callable[[Array], Array]) -> Array:
+    """What other ranks answer, in the order in which this one asks. Collective.
+
+    Parameters
+    ----------
+    owner : ndarray of int, shape (k,)
+        The rank that each question is for.
+    asked : ndarray, shape (k,)
+    answer : callable
+        Gives the answers to questions for this rank, one for each, in one array.
+    """
+    order = np.argsort(owner, kind="stable")
+    questions, ends = exchange_pieces(ctx, asked[order], np.bincount(owner, minlength=ctx.size))
+    received, _ = exchange_pieces(ctx, answer(questions), np.diff(ends, prepend=0))
+    found = np.empty_like(received)
+    found[order] = received
+    return found
 
 
 def gathered(ctx: Context, mine: Array) -> list[Array]:
@@ -113,11 +150,7 @@ def array_of(ctx: Context, values: Array, positions: Array, shape: Sequence[int]
     """
     size, (_, n) = ctx.size, stored_shape(shape)
     found = ctx.empty(shape, values.dtype)
-    owner = positions // max(1, n) % size
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner, minlength=size).astype(np.int64)
-    places, _ = exchange_pieces(ctx, positions[order], counts)
-    elements, _ = exchange_pieces(ctx, values[order], counts)
+    places, elements = to_owners(ctx, positions // max(1, n) % size, positions, values)
     if elements.size:
         found.stored[places // n // size, places % n] = elements
     return found
@@ -226,9 +259,10 @@ def permuted(ctx: Context, A: DistMatrix, order: Sequence[int]) -> DistMatrix:
     A, size = ctx.to_layout(A, "VC_STAR"), ctx.size
     B = ctx.empty(shape, A.dtype)
     mine = with_axes(A).transpose(order)
-    parts = exchange(ctx, [mine[rank::size].reshape(-1) for rank in range(size)])
+    parts = [mine[rank::size].reshape(-1) for rank in range(size)]
+    received, ends = exchange_pieces(ctx, np.concatenate(parts), [part.size for part in parts])
     whole, place = with_axes(B), list(order).index(0)
-    for rank, part in enumerate(parts):
+    for rank, part in enumerate(np.split(received, ends[:-1])):
         there = whole[(slice(None),) * place + (slice(rank, None, size),)]
         there[...] = part.reshape(there.shape)
     return B

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +20,11 @@ from ali.linalg.reductions import (
     SUPPORTED,
     Measure,
     accumulator,
+    deviation,
     extreme,
     join_moments,
     mean,
     moments,
-    real_kind,
     reduce_matrix,
     result_matrix,
     sum_dtype,
@@ -91,7 +92,7 @@ def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
     R = mean(ctx, A, axis)
     if not ctx.comm.allreduce(int(np.isnan(R.local).any())):
         return R
-    values, layout, shape = _nan_moments(ctx, A, axis)
+    values, layout, shape = reduce_matrix(ctx, A, axis, _nan_measure(A.dtype))
     if not values[0].all():
         ctx.warn_of_slice("Mean of empty slice")
     kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype
@@ -100,31 +101,17 @@ def nanmean(ctx: Context, A: DistMatrix, axis: int | None = None) -> DistMatrix:
 
 def nanvar(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> DistMatrix:
     """Variances without nan, as accurate as `var`; nan where the count is not above `ddof`."""
-    return _nan_deviation(ctx, A, axis, ddof, root=False)
+    return deviation(ctx, A, axis, ddof, _nan_measure(A.dtype), root=False, beyond=np.nan)
 
 
 def nanstd(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> DistMatrix:
     """Standard deviations without nan, see `nanvar`."""
-    return _nan_deviation(ctx, A, axis, ddof, root=True)
+    return deviation(ctx, A, axis, ddof, _nan_measure(A.dtype), root=True, beyond=np.nan)
 
 
-def _nan_deviation(
-    ctx: Context, A: DistMatrix, axis: int | None, ddof: int, root: bool
-) -> DistMatrix:
-    values, layout, shape = _nan_moments(ctx, A, axis)
-    left = values[0].real - ddof
-    if (left <= 0).any():
-        ctx.warn_of_slice("Degrees of freedom <= 0 for slice")
-    with np.errstate(all="ignore"):
-        found = np.where(left > 0, values[2].real / left, np.nan)
-    return result_matrix(ctx, np.sqrt(found) if root else found, real_kind(A.dtype), layout, shape)
-
-
-def _nan_moments(
-    ctx: Context, A: DistMatrix, axis: int | None
-) -> tuple[Array, str, tuple[int, int]]:
+def _nan_measure(dtype: np.dtype[Any]) -> Measure:
     """As `moment_measure`, without nan."""
-    wide = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
+    wide = np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
 
     def measure(part: Array, along: int | None) -> Array:
         there = ~np.isnan(part)
@@ -136,8 +123,7 @@ def _nan_moments(
         squares = (apart.real**2 + apart.imag**2).sum(axis=along, keepdims=True)
         return moments(count, mean, squares, apart.sum(axis=along, keepdims=True) / some)
 
-    apart_from_nan = Measure(measure, np.zeros((4, 1), wide), join_moments)
-    return reduce_matrix(ctx, A, axis, apart_from_nan)
+    return Measure(measure, np.zeros((4, 1), wide), join_moments)
 
 
 # --- places of extreme elements ---------------------------------------------------------

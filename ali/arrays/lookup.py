@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from ali.arrays.exchanges import contiguous_rows, exchange, exchange_pieces, gathered
-from ali.arrays.ordering import replied
+from ali.arrays.exchanges import answers, contiguous_rows, gathered, to_owners
+from ali.arrays.ordering import own_elements, replied
 from ali.blocks import CHUNK, Array, block, require, require_choice
 from ali.interface import Context, routine
 from ali.linalg.collectives import sum_over_ranks, tree_reduce
@@ -63,13 +63,8 @@ def searchsorted(ctx: Context, table: DistMatrix, A: DistMatrix, side: str = "le
     lasts = np.concatenate(gathered(ctx, values[-1:]))
     asked = block(A).reshape(-1).astype(kind)
     rank = np.minimum(np.searchsorted(lasts, asked, how), len(lasts) - 1)
-    order = np.argsort(rank, kind="stable")
-    cuts = np.searchsorted(rank[order], np.arange(1, ctx.size))
-    received = exchange(ctx, np.split(asked[order], cuts))
-    answers = exchange(ctx, [np.searchsorted(values, one, how) + start for one in received])
+    found = answers(ctx, rank, asked, lambda one: np.searchsorted(values, one, how) + start)
     R = ctx.empty(A.array_shape, np.int64)
-    found = np.empty(asked.size, np.int64)
-    found[order] = np.concatenate(answers)
     if R.local.size:
         R.local[...] = found.reshape(R.local.shape)
     return R
@@ -264,17 +259,9 @@ def take_along_axis(
 
 def elements_at(ctx: Context, A: DistMatrix, rows: Array, cols: Array) -> Array:
     """Elements of a VC_STAR matrix, of which every rank asks for its own. Collective."""
-    owner = rows % ctx.size
-    order = np.argsort(owner, kind="stable")
-    cuts = np.searchsorted(owner[order], np.arange(1, ctx.size))
-    n = max(1, A.shape[1])
-    flat = (rows // ctx.size * n + cols)[order]
-    received = exchange(ctx, np.split(flat, cuts))
-    local = block(A)
-    answers = exchange(ctx, [local[one // n, one % n] for one in received])
-    found = np.empty(rows.size, A.dtype)
-    found[order] = np.concatenate(answers)
-    return found
+    n, local = max(1, A.shape[1]), block(A)
+    asked = rows // ctx.size * n + cols
+    return answers(ctx, rows % ctx.size, asked, lambda one: local[one // n, one % n])
 
 
 @routine("counts")
@@ -339,15 +326,11 @@ def bincount(
         counts = sum_over_ranks(ctx.comm, found if weight is None else found.astype(np.float64))
         return replied(ctx, ctx.new_replicated(counts, "VC_STAR"))
     R = ctx.empty((bins,), np.int64 if weight is None else np.float64, "VC_STAR")
-    owner = mine % ctx.size  # VC_STAR is cyclic
-    order = np.argsort(owner, kind="stable")
-    cuts = np.bincount(owner, minlength=ctx.size)
-    received, _ = exchange_pieces(ctx, (mine // ctx.size)[order], cuts)
-    if weight is not None:
-        weight, _ = exchange_pieces(ctx, weight[order], cuts)
+    sent = [mine // ctx.size, *([] if weight is None else [weight])]
+    received, *weights_here = to_owners(ctx, mine % ctx.size, *sent)  # VC_STAR is cyclic
     places, at = np.unique(received, return_inverse=True)  # no more memory than elements
     R.local[...] = 0
-    block(R)[places, 0] = np.bincount(at, weight, len(places))
+    block(R)[places, 0] = np.bincount(at, weights_here[0] if weights_here else None, len(places))
     return R
 
 
@@ -407,14 +390,11 @@ def segment_sum(ctx: Context, A: DistMatrix, segments: DistMatrix, count: int) -
     if count * ctx.size <= A.shape[0]:
         sums = sum_over_ranks(ctx.comm, _segments(rows, mine, count, dtype))
         return replied(ctx, ctx.new_replicated(sums.astype(dtype).reshape(shape), "VC_STAR"))
-    R, n = ctx.empty(shape, dtype), A.shape[1]
-    owner = mine % ctx.size  # VC_STAR is cyclic
-    order = np.argsort(owner, kind="stable")
-    cuts = np.bincount(owner, minlength=ctx.size)
-    places, _ = exchange_pieces(ctx, (mine // ctx.size)[order], cuts)
-    received, _ = exchange_pieces(ctx, rows[order].reshape(-1), cuts * n)
+    R = ctx.empty(shape, dtype)
+    # VC_STAR is cyclic
+    places, received = to_owners(ctx, mine % ctx.size, mine // ctx.size, rows)
     if R.stored.size:
-        R.stored[...] = _segments(received.reshape(-1, n), places, len(R.stored), dtype)
+        R.stored[...] = _segments(received, places, len(R.stored), dtype)
     return R
 
 
@@ -483,9 +463,7 @@ def _with_weights(
     ctx: Context, name: str, A: DistMatrix, weights: DistMatrix | None
 ) -> tuple[Array, Array | None]:
     """This rank's elements, each on one rank only, and their weights."""
-    if any(len(group) > 1 for group in A.distribution.owners()):
-        A = ctx.to_layout(A, "VC_STAR")
-    mine = A.local.reshape(-1, order="F")
+    A, mine = own_elements(ctx, A)
     if weights is None:
         return mine, None
     require(

@@ -507,7 +507,7 @@ def quantile(
     require_choice("quantile", "dtype", dtype, DTYPES, "DtypeError")
     work = operand(A, "T") if axis == 1 and A.ndim == 2 else A
     if A.ndim == 2 and axis is None:
-        mine = _own_elements(ctx, A)
+        _, mine = own_elements(ctx, A)
         values = _interpolated(*_selected(ctx, mine, q, method, skip_nan), method)[:, None]
     else:
         whole = whole_columns(ctx, work)
@@ -536,11 +536,11 @@ def _warn_of_nan(ctx: Context, A: DistMatrix, values: Array, skip_nan: bool) -> 
         ctx.warn_of_slice("All-NaN slice encountered" if skip_nan else "Mean of empty slice")
 
 
-def _own_elements(ctx: Context, A: DistMatrix) -> Array:
-    """This rank's elements, each on one rank only."""
+def own_elements(ctx: Context, A: DistMatrix) -> tuple[DistMatrix, Array]:
+    """A in a layout without copies, and this rank's elements in it."""
     if any(len(group) > 1 for group in A.distribution.owners()):
         A = ctx.to_layout(A, "VC_STAR")
-    return A.local.reshape(-1, order="F")
+    return A, A.local.reshape(-1, order="F")
 
 
 def _positions(count: int, q: list[float], method: str) -> tuple[Array, Array, Array]:

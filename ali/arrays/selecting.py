@@ -30,6 +30,7 @@ from ali.interface import Context, routine
 from ali.linalg import arithmetic
 from ali.linalg.indexing import IndexMap, taken, transfer
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix
+from mpi_workers.matrix.layout import ArrayShape
 from mpi_workers.matrix.redistribution import redistribute
 
 KEPT_NBYTES = 1 << 20  # 1 MiB: longer results of `pick` are distributed
@@ -110,21 +111,24 @@ def put_elements(
     -----
     Every rank receives all of the value.
     """
-    given = ctx.to_layout(value, "STAR_STAR").local.reshape(value.array_shape)
-    while given.ndim > len(shape) and given.shape[0] == 1:
-        given = given[0]  # as NumPy does for the right-hand side
-    try:
-        every = np.broadcast_to(given, shape).reshape(-1)
-    except ValueError:
-        every = None
+    given = ctx.to_layout(value, "STAR_STAR").local.reshape(_lengths(value, shape))
+    every = np.broadcast_to(given, shape).reshape(-1)
+    mine, i, j = _own(A, row_list, col_list)
+    A.stored[i, j] = castable(ctx, every, A.dtype)[mine]
+
+
+def _lengths(value: DistMatrix, shape: list[int]) -> ArrayShape:
+    """The shape in which a value broadcasts to a selection: axes of length 1 in front may go."""
+    lengths = value.array_shape
+    while len(lengths) > len(shape) and lengths[0] == 1:
+        lengths = lengths[1:]  # as NumPy does for the right-hand side
+    pairs = zip(lengths[::-1], shape[::-1], strict=False)
     require(
-        every is not None,
+        len(lengths) <= len(shape) and all(n in (1, there) for n, there in pairs),
         "ShapeError",
         f"a value of shape {value.array_shape} does not broadcast to the selection, {tuple(shape)}",
     )
-    assert every is not None
-    mine, i, j = _own(A, row_list, col_list)
-    A.stored[i, j] = castable(ctx, every, A.dtype)[mine]
+    return lengths
 
 
 def castable(ctx: Context, values: Array, dtype: np.dtype[Any]) -> Array:
@@ -299,16 +303,7 @@ def assign(
     As `part`, from the value to A.
     """
     down, across, part_shape = _stored_index(ctx, A, steps, lists, shape, vector, axis)
-    lengths = value.array_shape
-    while len(lengths) > len(part_shape) and lengths[0] == 1:
-        lengths = lengths[1:]  # as NumPy does for the right-hand side
-    pairs = zip(lengths[::-1], part_shape[::-1], strict=False)
-    require(
-        len(lengths) <= len(part_shape) and all(n in (1, there) for n, there in pairs),
-        "ShapeError",
-        f"a value of shape {value.array_shape} does not broadcast to the selection, "
-        f"{tuple(part_shape)}",
-    )
+    lengths = _lengths(value, part_shape)
     if not down.size or not across.size:
         return
     own, whole = (

@@ -24,49 +24,21 @@ from mpi_workers.matrix.layout import (
     stored_shape,
 )
 from mpi_workers.matrix.redistribution import redistribute
+from mpi_workers.wire import names
 
-# NumPy's functions of these names.
+# Sorted: the order of a set differs between ranks.
 BINARY: dict[str, Any] = {
-    name: getattr(np, name)
-    for name in (
-        "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "minimum",
-        "maximum", "arctan2", "hypot", "equal", "not_equal", "less", "less_equal", "greater",
-        "greater_equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or",
-        "bitwise_xor", "left_shift", "right_shift", "logaddexp", "copysign", "nextafter", "fmin",
-        "fmax", "fmod", "float_power",
-    )
-}  # fmt: skip
+    **{name: getattr(np, name) for name in sorted(names.BINARY)},
+    **{name: getattr(special, name) for name in sorted(names.SPECIAL_BINARY)},
+}
 UNARY: dict[str, Any] = {
-    name: getattr(np, name)
-    for name in (
-        "negative", "abs", "sign", "conj", "square", "sqrt", "reciprocal", "exp", "expm1", "log",
-        "log1p", "log2", "log10", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh",
-        "tanh", "arcsinh", "arccosh", "arctanh", "floor", "ceil", "rint", "isnan", "isinf",
-        "isfinite", "logical_not", "trunc", "signbit", "invert", "cbrt", "exp2", "degrees",
-        "radians", "fabs",
-    )
-}  # fmt: skip
-# SciPy's functions of these names.
-UNARY |= {
-    name: getattr(special, name)
-    for name in (
-        "entr", "erf", "erfc", "erfcinv", "erfcx", "erfinv", "exp1", "exp10", "expi", "expit",
-        "gamma", "gammaln", "i0", "i0e", "i1", "i1e", "j0", "j1", "k0", "k1", "log_expit",
-        "log_ndtr", "logit", "loggamma", "ndtr", "ndtri", "psi", "rgamma", "y0", "y1",
-    )
-}  # fmt: skip
-BINARY |= {
-    name: getattr(special, name)
-    for name in (
-        "beta", "betaln", "binom", "gammainc", "gammaincc", "huber", "jv", "kl_div", "rel_entr",
-        "xlog1py", "xlogy",
-    )
-}  # fmt: skip
-PARTS = ("real", "imag")  # not ufuncs in NumPy
+    **{name: getattr(np, name) for name in sorted(names.UNARY)},
+    **{name: getattr(special, name) for name in sorted(names.SPECIAL_UNARY)},
+}
 
 
 def function_of(name: str, op: str, table: dict[str, Any]) -> Any:
-    known = [*table, *(PARTS if table is UNARY else ())]
+    known = sorted(table.keys() | names.PARTS if table is UNARY else table)
     require(
         op in table, "BadArgumentError", f"{name}: op must be one of {', '.join(known)}; got {op!r}"
     )
@@ -490,7 +462,7 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
 
     Error: 1 eps, relative to the largest element. Peak memory: 1.0 times arguments and results.
     """
-    if op in PARTS:
+    if op in names.PARTS:
         C = ctx.empty(A.array_shape, A.local.real.dtype, A.layout)
         C.local[...] = A.local.real if op == "real" else A.local.imag
         return C

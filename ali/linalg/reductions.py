@@ -356,7 +356,7 @@ def var(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> 
 
     Error: 1 eps, relative to the largest element. Peak memory: 1.2 times arguments and results.
     """
-    return _deviation(ctx, "var", A, axis, ddof, root=False)
+    return _deviation(ctx, "var", A, axis, ddof)
 
 
 @routine("R")
@@ -386,7 +386,7 @@ def std(ctx: Context, A: DistMatrix, axis: int | None = None, ddof: int = 0) -> 
 
     Error: 0.5 eps, relative to the largest element. Peak memory: 1.2 times arguments and results.
     """
-    return _deviation(ctx, "std", A, axis, ddof, root=True)
+    return _deviation(ctx, "std", A, axis, ddof)
 
 
 @routine("R")
@@ -572,23 +572,30 @@ def extreme(ctx: Context, A: DistMatrix, axis: int | None, function: np.ufunc) -
     return result_matrix(ctx, values, A.dtype, layout, shape)
 
 
-def _deviation(
-    ctx: Context, name: str, A: DistMatrix, axis: int | None, ddof: int, root: bool
-) -> DistMatrix:
+def _deviation(ctx: Context, name: str, A: DistMatrix, axis: int | None, ddof: int) -> DistMatrix:
     check_axis(name, axis)
     _check_ddof(name, ddof)
-    moments, layout, shape = reduce_matrix(ctx, A, axis, moment_measure(A.dtype))
-    left = moments[0].real - ddof
+    return deviation(ctx, A, axis, ddof, moment_measure(A.dtype), root=name == "std")
+
+
+def deviation(
+    ctx: Context,
+    A: DistMatrix,
+    axis: int | None,
+    ddof: int,
+    measure: Measure,
+    root: bool,
+    beyond: float = 0,
+) -> DistMatrix:
+    """Variances, or their roots, of measured moments; `beyond`: the divisor if none is left."""
+    values, layout, shape = reduce_matrix(ctx, A, axis, measure)
+    left = values[0].real - ddof
     if (left <= 0).any():
         ctx.warn_of_slice("Degrees of freedom <= 0 for slice")
     with np.errstate(all="ignore"):
-        found = moments[2].real / np.maximum(left, 0)
-    return result_matrix(ctx, np.sqrt(found) if root else found, real_kind(A.dtype), layout, shape)
-
-
-def real_kind(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of deviations of elements of `dtype`."""
-    return np.dtype(np.float64) if dtype.kind in "biu" else dtype.type(0).real.dtype
+        found = values[2].real / np.where(left > 0, left, beyond)
+    kind = np.dtype(np.float64) if A.dtype.kind in "biu" else A.dtype.type(0).real.dtype
+    return result_matrix(ctx, np.sqrt(found) if root else found, kind, layout, shape)
 
 
 def _check_ddof(name: str, ddof: int) -> None:

@@ -275,8 +275,6 @@ class NativeLibrary:
                 self._judge(routine, code, frame, call.rank)
 
     def _judge(self, routine: str, code: int, frame: Frame, rank: int) -> None:
-        if code == OK and frame.failure is None:
-            return
         what = f"{self._name}.{routine}"
         # Whatever the library says then, the cause is on another rank.
         if code == ENDED or frame.ended or isinstance(frame.failure, Interrupted):

@@ -246,8 +246,8 @@ def refused(check: Checks) -> list[Any]:
     says = check.refusals(linalg)
     says("add", "ShapeError: shapes 4 x 3 and 3 x 4 do not broadcast", A, B)
     says("where", "ShapeError: shapes 4 x 3 and 4 x 3 and 3 x 4 do not broadcast", A, A, B)
-    says("elementwise", "BadArgumentError: op must be one of add, subtract", "plus", A, A)
-    says("apply", "BadArgumentError: op must be one of negative, abs", "cosine", A)
+    says("elementwise", "BadArgumentError: op must be one of add, arctan2", "plus", A, A)
+    says("apply", "BadArgumentError: op must be one of abs, arccos", "cosine", A)
     says("elementwise", "DtypeError: floor_divide is not defined for float64 and", "floor_divide",
          A, Z)  # fmt: skip
     says("apply", "DtypeError: floor is not defined for complex64", "floor", Z)

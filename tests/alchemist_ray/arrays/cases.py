@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays import rules
 from ali.arrays.ordering import CONTINUOUS, DISCONTINUOUS, NEAREST
+from mpi_workers.wire.names import BINARY, UNARY
 
 Work = Callable[[Any], Any]
 BITWISE = {"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"}  # of integers
-BINARY_UFUNCS = sorted(rules.BINARY - BITWISE)
+BINARY_UFUNCS = sorted(BINARY - BITWISE)
 UFUNCS = [
     getattr(np, name)
     for name in {
-        **dict.fromkeys(rules.UNARY - {"abs", "conj", "real", "imag"}),
+        **dict.fromkeys(UNARY - {"abs", "conj"}),
         "absolute": 0,
         "positive": 0,
         "deg2rad": 0,

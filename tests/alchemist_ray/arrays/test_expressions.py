@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alchemist_ray import AlchemistSession, Handle
-from alchemist_ray.arrays import rules
 from alchemist_ray.errors import DtypeError, MatrixNotFoundError, ResourceError, ShapeError
-from ali.linalg.arithmetic import BINARY, PARTS, UNARY
 from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, lengths, same, values
 from tests.support.layouts import SOME_LAYOUTS
@@ -217,11 +215,6 @@ def test_results_have_the_planned_layout(session: AlchemistSession) -> None:
         assert (A @ C).layout == A.plan("matmul", C).layout
     with pytest.raises(ShapeError, match="do not broadcast"):
         A.plan("add", C)
-
-
-def test_both_sides_list_the_same_functions() -> None:
-    assert set(BINARY) == rules.BINARY | rules.SPECIAL_BINARY
-    assert {*UNARY, *PARTS} == rules.UNARY | rules.SPECIAL_UNARY
 
 
 def test_a_result_that_does_not_fit_names_the_operands(session: AlchemistSession) -> None:

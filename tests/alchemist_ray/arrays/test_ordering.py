@@ -299,6 +299,14 @@ def test_a_generator_draws_on_the_ranks(session: AlchemistSession) -> None:
     assert session.xp.random.default_rng(1).integers(5).shape == ()
 
 
+def test_bins_of_small_integers_far_apart(session: AlchemistSession) -> None:
+    a = np.arange(-100, 101, dtype=np.int8)
+    A = session.send_matrix(a)
+    for bins in ("auto", "sqrt", "doane"):
+        for found, wanted in zip(np.histogram(A, bins), np.histogram(a, bins), strict=True):
+            same(found, wanted)
+
+
 def test_rows_are_chosen_and_shuffled(session: AlchemistSession) -> None:
     a = np.arange(120.0).reshape(40, 3)
     A, random = session.send_matrix(a), session.xp.random.default_rng(3)
@@ -310,6 +318,11 @@ def test_rows_are_chosen_and_shuffled(session: AlchemistSession) -> None:
     assert set(chosen[:, 0]) <= set(a[:, 0])
     assert random.choice(A, 100).shape == (100, 3)
     assert random.choice(A[:, 0]).shape == ()
+    cubes = np.arange(24).reshape(2, 3, 4)
+    C = session.send_matrix(cubes)
+    same(np.sort(random.permutation(C, axis=2), 2), cubes)
+    assert random.choice(C, (5, 6), axis=2).shape == (2, 3, 5, 6)
+    assert random.choice(C, axis=1).shape == (2, 4)
     picked = random.choice(3, 4000, p=[0.5, 0.0, 0.5]).fetch()
     assert set(picked) == {0, 2}
     assert abs((picked == 0).mean() - 0.5) < 0.05

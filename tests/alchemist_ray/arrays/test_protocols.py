@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy import special
 
 from alchemist_ray import AlchemistSession, Handle
-from alchemist_ray.arrays import rules
 from alchemist_ray.transfer import fetching
 from mpi_workers.matrix.dtypes import DTYPES
+from mpi_workers.wire.names import SPECIAL_BINARY, SPECIAL_UNARY
 from tests.alchemist_ray.arrays.cases import ASKING, BINARY_UFUNCS, LINEAR, PAIRS, UFUNCS
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, same, values
 
@@ -42,7 +42,7 @@ def test_pca_by_hand_runs_on_handles_unchanged(session: AlchemistSession) -> Non
         np.testing.assert_allclose(np.asarray(mine), numpys, rtol=1e-9)
 
 
-SPECIAL = [getattr(special, name) for name in sorted(rules.SPECIAL_UNARY)]
+SPECIAL = [getattr(special, name) for name in sorted(SPECIAL_UNARY)]
 
 
 @given(ufunc=st.sampled_from([*sorted(UFUNCS, key=str), *SPECIAL]), dtype=dtypes, layout=layouts)
@@ -56,7 +56,7 @@ def test_ufuncs_of_two(session: AlchemistSession) -> None:
     a, b = values((6, 5), "float64"), values((1, 5), "float64", 1)
     A, B = session.send_matrix(a), session.send_matrix(b)
     of_two = [getattr(np, name) for name in BINARY_UFUNCS]
-    for ufunc in (*of_two, *(getattr(special, name) for name in rules.SPECIAL_BINARY)):
+    for ufunc in (*of_two, *(getattr(special, name) for name in SPECIAL_BINARY)):
         for found in (ufunc(A, B), ufunc(A, b)):
             same(found, ufunc(a, b))
     for found, expected in zip(np.divmod(A, 2), np.divmod(a, 2), strict=True):
