@@ -177,7 +177,8 @@ def _sent(A: Any, name: str = "A", gang: GangConnection | None = None) -> Sparse
             f"{name} is a {type(A).__name__}: it must be a sparse matrix of SciPy, or a handle of "
             "one; scipy.sparse.csr_array(x) makes one of an array, and functions cannot be sent"
         )
-    sent: SparseHandle = send(gang or current_session().connection, as_csr(A))
+    gang = gang or current_session("send A to one of them first").connection
+    sent: SparseHandle = send(gang, as_csr(A))
     return sent
 
 
@@ -214,7 +215,8 @@ def _library(A: SparseHandle, name: str) -> Any:
 
 
 def _loaded_on(A: SparseHandle, name: str) -> Library | LibraryNotFoundError:
-    return gang_of(A.matrix_ref).part({"petsc": _petsc, "slepc": _slepc}[name])
+    load = {"petsc": _petsc, "slepc": _slepc}[name]
+    return gang_of(A.matrix_ref).part(load)
 
 
 def _petsc(connection: GangConnection) -> Any:

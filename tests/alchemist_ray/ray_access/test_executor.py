@@ -85,14 +85,13 @@ def test_idle_gangs_make_room_for_calls_with_other_ranks(executor: Executor) -> 
     assert len(executor.submit(pids, resources=needed).result()) == 7
 
 
-def test_gangs_make_room_when_they_become_idle(cluster: str) -> None:
+def test_gangs_make_room_when_they_become_idle(executor: Executor) -> None:
     """A call with other ranks, submitted while its CPUs are in use, does not wait for `idle_s`."""
-    with Executor(num_workers=5) as other:
-        other.submit(pids).result()
-        busy = other.submit(pids, 3.0)
-        waits = other.submit(pids, resources={"num_workers": 6, "start_timeout_s": 30})
-        assert not busy.done()
-        assert len(waits.result(timeout=40)) == 6
+    executor.submit(pids, resources={"num_workers": 5}).result()
+    busy = executor.submit(pids, 3.0, resources={"num_workers": 5})
+    waits = executor.submit(pids, resources={"num_workers": 6, "start_timeout_s": 30})
+    assert not busy.done()
+    assert len(waits.result(timeout=40)) == 6
 
 
 def test_errors_are_those_of_run(executor: Executor) -> None:
