@@ -64,7 +64,7 @@ def eigsh(
     Parameters
     ----------
     A : sparse matrix, shape (n, n)
-        Hermitian; only that is checked that it is square.
+        Hermitian, which is seen by the residuals alone.
     k : int
         How many, from 1 to n.
     which : {"LM", "SM", "LA", "SA"}
@@ -93,7 +93,8 @@ def eigsh(
     ShapeError, DtypeError, BadArgumentError
         As `petsc.solve`.
     LinAlgError
-        If fewer than k converge, or a factorization for `sigma` or `M` has lost their digits.
+        If fewer than k converge, or their residuals are large: A is not Hermitian, or factors for
+        `sigma` or `M` have lost the digits.
     """
     with native.Objects() as own:
         return _eigen(ctx, own, "eigsh", A, k, which, sigma, M, tol, max_iterations, options)
@@ -182,7 +183,7 @@ def _eigen(
         residual = float(eps.computeError(i, S.EPS.ErrorType.RELATIVE))
         return value.real if hermitian else value, vector, residual
 
-    factored = "M" if sigma is None else f"A - sigma M (sigma={sigma}: another one may do)"
+    factored = "a matrix M" if sigma is None else f"A - sigma M (sigma={sigma}: another one may do)"
     with _explained(name, factored), native.configured(name, eps, options), native.as_itself(eps):
         eps.solve()
         _require_found(name, eps, eps.getConverged(), k)
@@ -196,7 +197,8 @@ def _eigen(
         worst <= max(LOST * tol, ROUNDED),
         "LinAlgError",
         f"{name}: the vectors found have residuals of {worst:.1e}, relative to the matrices: "
-        f"PETSc has factored {factored} without pivoting, and lost the digits",
+        + "A is not Hermitian, or " * hermitian
+        + f"{factored} was factored without pivoting, which lost the digits",
     )
     order = np.argsort(values) if hermitian else np.arange(k)
     V = ctx.empty((n, k), pairs[0][1].dtype, IN_BLOCKS)
