@@ -219,11 +219,11 @@ def _loaded_on(A: SparseHandle, name: str) -> Library | LibraryNotFoundError:
     return gang_of(A.matrix_ref).part(load)
 
 
-def _petsc(connection: GangConnection) -> Any:
+def _petsc(connection: GangConnection) -> Library | LibraryNotFoundError:
     return _loaded(connection, "petsc")
 
 
-def _slepc(connection: GangConnection) -> Any:
+def _slepc(connection: GangConnection) -> Library | LibraryNotFoundError:
     return _loaded(connection, "slepc")
 
 
