@@ -6,7 +6,7 @@ The table of dtypes is `DTYPES` in `mpi_workers.matrix.dtypes`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,16 +88,20 @@ def as_array(data: Any, what: str, missing: Missing = ERROR) -> tuple[NDArray[An
     ------
     DtypeError
         For masked elements and nulls, if `missing` has no value for them; for a column of Arrow
-        that is not of numbers; for an object of which NumPy makes no array, such as a tensor with
-        a gradient.
+        that is not of numbers, or of categories, whose codes would lose their meaning; for an
+        object of which NumPy makes no array, such as a tensor with a gradient.
     ShapeError
         For lists of different lengths.
     """
     if arrow_columns.is_arrow(data):
         table = open_table(data, missing)
+        _refuse_categories(table.categories, what)
         return arrow_columns.gathered(table), table.names
     if hasattr(data, "iloc") and hasattr(data, "dtypes"):
-        return frame_values(data, missing), []
+        found: dict[int, Sequence[str]] = {}
+        values = frame_values(data, missing, found)
+        _refuse_categories(found, what)
+        return values, []
     if isinstance(data, np.ma.MaskedArray) and missing != ERROR:
         mask = np.ma.getmaskarray(data)
         with refusals():
@@ -110,6 +114,14 @@ def as_array(data: Any, what: str, missing: Missing = ERROR) -> tuple[NDArray[An
             raise ShapeError(f"not a matrix: {error}") from None
         words = f"a {type(data).__name__} cannot become a NumPy array: {error}"
         raise DtypeError(words) from None
+
+
+def _refuse_categories(found: Mapping[int, Any], what: str) -> None:
+    if found:
+        raise DtypeError(
+            f"{what} has categories (in column {min(found)}), whose codes each block would count "
+            "from 0: send the whole table, a Dataset of Ray, or numbers that all blocks agree on"
+        )
 
 
 def open_table(data: Any, missing: Missing = ERROR) -> arrow_columns.Table:

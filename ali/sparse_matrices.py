@@ -25,8 +25,23 @@ Array = NDArray[Any]
 
 def empty(gang: GangView, shape: tuple[int, int], dtype: Any, count: int) -> SparseMatrix:
     """A sparse matrix with uninitialised arrays, for `count` elements of this rank. Collective."""
-    form = SparseRows(shape, check_dtype(dtype), tuple(gang.comm.allgather(count)))
-    return _of_form(gang, form)
+    kind = check_dtype(dtype)
+    parts = gang.comm.allgather((count, shape, kind.name))
+    _require_alike([part[1:] for part in parts])
+    return _of_form(gang, SparseRows(shape, kind, tuple(count for count, *_ in parts)))
+
+
+def _require_alike(parts: list[tuple[tuple[int, int], str]]) -> None:
+    """Refuse shapes and dtypes that ranks pass for one matrix, if they differ. On all ranks."""
+    shapes, dtypes = (sorted(set(each)) for each in zip(*parts, strict=True))
+    if len(shapes) > 1:
+        raise Failure("ShapeError", f"ranks pass parts of matrices of the shapes {shapes}")
+    if len(dtypes) > 1:
+        raise Failure(
+            "DtypeError",
+            f"ranks pass elements of the dtypes {', '.join(dtypes)}: convert them to one, also "
+            "those of ranks without elements",
+        )
 
 
 def _of_form(gang: GangView, form: SparseRows) -> SparseMatrix:
@@ -66,16 +81,15 @@ def from_triplets(
     gang: GangView, rows: Array, columns: Array, elements: Array, shape: tuple[int, int]
 ) -> SparseMatrix:
     """See `Context.sparse_from_triplets`."""
-    wrong = next(
-        (
-            f"{what} {int(at[k])} is outside of the shape {shape}"
-            for what, at, length in (("row", rows, shape[0]), ("column", columns, shape[1]))
-            for k in np.flatnonzero((at < 0) | (at >= length))[:1]
-        ),
-        "",
+    rows, columns, elements = map(np.asarray, (rows, columns, elements))
+    shape = int(shape[0]), int(shape[1])
+    parts = gang.comm.allgather(
+        (_fault(rows, columns, elements, shape), shape, elements.dtype.name)
     )
-    if wrong := next(filter(None, gang.comm.allgather(wrong)), ""):
+    if wrong := next((fault for fault, *_ in parts if fault), ""):
         raise Failure("ShapeError", wrong)
+    _require_alike([part[1:] for part in parts])
+    rows, columns = rows.astype(np.int64, copy=False), columns.astype(np.int64, copy=False)
     own = SparseRows(shape, elements.dtype, (0,) * gang.size)
     owner = rows // own.height
     order = np.argsort(owner, kind="stable")
@@ -90,9 +104,24 @@ def from_triplets(
         return received
 
     mine = own.rows(gang.rank)
-    at = exchanged(rows.astype(np.int64)) - mine.start, exchanged(columns.astype(np.int64))
+    at = exchanged(rows) - mine.start, exchanged(columns)
     values = exchanged(elements)
     return from_rows(gang, coo_array((values, at), shape=(len(mine), shape[1])).tocsr(), shape[0])
+
+
+def _fault(rows: Array, columns: Array, elements: Array, shape: tuple[int, int]) -> str:
+    """What is wrong with a rank's triplets; empty if nothing is."""
+    if not rows.shape == columns.shape == elements.shape == (rows.size,):
+        return (
+            f"rows, columns and elements have the shapes {rows.shape}, {columns.shape} and "
+            f"{elements.shape}: they must be vectors of one length"
+        )
+    for what, at, length in (("row", rows, shape[0]), ("column", columns, shape[1])):
+        if at.dtype.kind not in "iu" and at.size:
+            return f"{what}s are of dtype {at.dtype}: they must be integers"
+        for k in np.flatnonzero((at < 0) | (at >= length))[:1]:
+            return f"{what} {int(at[k])} is outside of the shape {shape}"
+    return ""
 
 
 # Matrices of a gang that had another size, and the same on the ranks that there are now.

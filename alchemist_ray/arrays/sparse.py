@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from alchemist_ray.arrays.rules import matrix_dtype
+from alchemist_ray.arrays.rules import checked_dtype, matrix_dtype
 from alchemist_ray.arrays.saving import as_path
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.libraries import shipped
@@ -66,6 +66,7 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
     BadArgumentError
         If a block has another form.
     """
+    shape = None if shape is None else _checked_shape(shape)
     if not is_sparse(data):
         data = _of_dask(data) if hasattr(data, "__dask_graph__") else data
         if not isinstance(data, list):
@@ -74,8 +75,8 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
                 f"of {FORMS}"
             )
         data = _joined(data, shape)
-    elif shape is not None and tuple(shape) != data.shape:
-        raise ShapeError(f"shape={shape!r}, but the matrix has shape {data.shape}: leave it out")
+    elif shape is not None and shape != data.shape:
+        raise ShapeError(f"shape={shape}, but the matrix has shape {data.shape}: leave it out")
     if len(data.shape) != 2:
         raise ShapeError(f"a sparse array of shape {data.shape}: it must have two dimensions")
     rows = data.tocsr()
@@ -86,6 +87,16 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
     kind = chosen_dtype(rows.dtype, dtype)
     check_range(rows.data, kind, "the sparse matrix")
     return rows.astype(kind, copy=False)
+
+
+def _checked_shape(shape: Any) -> tuple[int, int]:
+    try:
+        m, n = map(operator.index, shape)
+        if min(m, n) >= 0:
+            return m, n
+    except (TypeError, ValueError):
+        pass
+    raise ShapeError(f"shape={shape!r}: it must be (rows, columns) of the sparse matrix")
 
 
 def _of_dask(data: Any) -> list[Any]:
@@ -140,13 +151,15 @@ def _joined(blocks: Any, shape: Any) -> Any:
                 raise BadArgumentError(f"a block of a sparse matrix: {FORMS}")
             if any(x.dtype.kind not in "iu" and x.size for x in own[:2]):
                 raise BadArgumentError("rows and columns of a sparse block must be integers")
+            if own[2].dtype.kind not in "biufc":
+                raise DtypeError(f"values of a sparse block of dtype {own[2].dtype} are no numbers")
             ends = [int(x.max()) + 1 if x.size else 0 for x in own[:2]]
         least = [max(pair) for pair in zip(least, ends, strict=True)]
         for found, mine in zip((down, across, values), own, strict=True):
             found.append(mine)
-    shape = tuple(least) if shape is None else tuple(int(length) for length in shape)
+    shape = tuple(least) if shape is None else shape
     lowest = min((int(x.min()) for x in (*down, *across) if x.size), default=0)
-    if len(shape) != 2 or lowest < 0 or any(n > has for n, has in zip(least, shape, strict=True)):
+    if lowest < 0 or any(n > has for n, has in zip(least, shape, strict=True)):
         raise ShapeError(
             f"blocks with elements up to row {least[0] - 1} and column {least[1] - 1} do not fit "
             f"into the shape {shape}"
@@ -285,6 +298,11 @@ class SparseHandle(_Refusing):
         """A handle of a dense operand."""
         if isinstance(other, MatrixRef):
             return other
+        if isinstance(other, SparseHandle) or is_sparse(other):
+            raise BadArgumentError(
+                "the right-hand side is a sparse matrix, and solvers on ranks take dense ones: "
+                "b.toarray() of SciPy's, b.fetch().toarray() of a handle"
+            )
         check_unmasked(other, "the operand")
         return send(self._gang, np.asarray(other), layout="VC_STAR:BLOCK")
 
@@ -320,15 +338,17 @@ class SparseHandle(_Refusing):
         if isinstance(other, MatrixRef) or np.ndim(other) or kind not in "biufc":
             self._refuse()
         typed = isinstance(other, np.generic | np.ndarray)
+        name = matrix_dtype(other.dtype).name if typed else KINDS[kind]
         rest = int(other) - int(float(other)) if kind in "iu" else 0
-        return self._call("scale", complex(other), other.dtype.name if typed else KINDS[kind], rest)
+        return self._call("scale", complex(other), name, rest)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Any:
         if isinstance(other, MatrixRef | SparseHandle) or np.ndim(other):
             self._refuse()
-        return self * (1.0 / other)
+        wide = self if self.dtype.kind == "c" or self.dtype == float else self.astype(float)
+        return wide * (1.0 / other)  # as SciPy's
 
     def __neg__(self) -> Any:
         return self * -1
@@ -367,8 +387,11 @@ class SparseHandle(_Refusing):
 
     def astype(self, dtype: Any) -> SparseHandle:
         """A matrix with elements of another dtype. Raises `DtypeError` if they do not fit."""
-        made: SparseHandle = self._call("astype", matrix_dtype(np.dtype(dtype)).name)
+        made: SparseHandle = self._call("astype", checked_dtype(dtype).name)
         return made
+
+    def __deepcopy__(self, _: Any) -> SparseHandle:
+        return self.astype(self.dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
         """Of NumPy's arrays and numbers on the left: ``x @ A``, ``np.float64(2) * A``."""
@@ -378,7 +401,7 @@ class SparseHandle(_Refusing):
         return getattr(self, name)(given[0])
 
     def __array_function__(self, function: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        if function is np.linalg.norm and len(args) == 1 and kwargs.get("ord") in (None, "fro"):
+        if function is np.linalg.norm and (*args[1:], *kwargs.values()) in ((), ("fro",), (None,)):
             return self.norm()
         return self._refuse()
 
@@ -448,4 +471,4 @@ REFLECTED = {
     np.matmul: "__rmatmul__", np.add: "__radd__", np.subtract: "__rsub__",
     np.multiply: "__rmul__",
 }  # fmt: skip
-KINDS = {"b": "int", "i": "int", "u": "int", "f": "float", "c": "complex"}  # for `scale`
+KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex"}  # for `scale`

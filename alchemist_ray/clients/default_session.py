@@ -7,8 +7,8 @@ from alchemist_ray.session.alchemist_session import AlchemistSession
 from alchemist_ray.session.owner import open_sessions
 
 
-def current_session() -> AlchemistSession:
-    """The one open session of this process that has workers.
+def current_session(remedy: str = "choose one with session=...") -> AlchemistSession:
+    """The one open session of this process that has workers; `remedy` if there are several.
 
     Raises
     ------
@@ -21,7 +21,4 @@ def current_session() -> AlchemistSession:
     if not found:
         raise SessionError("there is no open session with workers: call AlchemistSession(4) first")
     names = ", ".join(sorted(session.id for session in found))
-    raise SessionError(
-        f"{len(found)} sessions are open ({names}): choose one with session=..., or close the "
-        "others"
-    )
+    raise SessionError(f"{len(found)} sessions are open ({names}): {remedy}, or close the others")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,14 +20,16 @@ from mpi_workers.matrix.pandas_columns import dtypes_of, names_of
 
 
 def inspect(source: Any, wanted: Any, missing: Missing, connection: GangConnection) -> NumPySource:
-    """A source for a pandas DataFrame or Series. Raises `DtypeError`, `ShapeError`."""
+    """A source for pandas' DataFrame, Series, Index or array. Raises `DtypeError`, `ShapeError`."""
+    if not hasattr(source, "iloc"):
+        source = importlib.import_module(type(source).__module__.partition(".")[0]).Series(source)
     categories: dict[int, Sequence[str]] = {}
     values = frame_values(source, missing, categories)
     return NumPySource.inspect(values, wanted, kept_names(source, categories))
 
 
 def kept_names(frame: Any, categories: dict[int, Sequence[str]] | None = None) -> list[str]:
-    """The names that a matrix keeps: none, if pandas has numbered the columns.
+    """The names that a matrix keeps: none, if pandas has numbered the columns and none has codes.
 
     A name with several levels is that of its tuple, as pandas writes it to Parquet.
     """
@@ -35,7 +38,7 @@ def kept_names(frame: Any, categories: dict[int, Sequence[str]] | None = None) -
     if numbered and not categories:
         return []
     found = enumerate(names_of(frame))
-    return [ColumnName(name, (categories or {}).get(j, ())) for j, name in found]
+    return [ColumnName(name or f"c{j}", (categories or {}).get(j, ())) for j, name in found]
 
 
 def common_dtype(frame: Any, missing: Missing) -> np.dtype[Any]:

@@ -142,7 +142,7 @@ def _names(value: Any) -> list[str]:
 
 def _categories(column: Any) -> list[str]:
     """The categories of a column of a block; empty for a column of numbers."""
-    kind = getattr(column, "type", None)
+    kind = getattr(column, "type", None) or getattr(column.dtype, "pyarrow_dtype", None)
     if isinstance(kind, pyarrow.DictionaryType):
         return arrow_columns.categories_of(column)
     return [str(one) for one in getattr(getattr(column, "dtype", None), "categories", ())]

@@ -79,9 +79,14 @@ class CallFuture(concurrent.futures.Future[Any]):
             if not super().cancel():
                 return False
             self.set_running_or_notify_cancel()
+            self._drop_arguments()
             if self._connection is not None:
                 in_thread(self._leave)
         return True
+
+    def _drop_arguments(self) -> None:
+        """They may be large, and the future stays as long as the program refers to it."""
+        self.task, self.refs = {}, []
 
     def _leave(self) -> None:
         """Have the ranks leave the call, as soon as its command has been sent."""
@@ -97,11 +102,10 @@ class CallFuture(concurrent.futures.Future[Any]):
         with self._ending:
             if self.cancelled():
                 return None
-            self._connection = connection
+            self._connection, task, refs = connection, self.task, self.refs
         try:
-            task = self.task
-            if self.refs:
-                values = ask(self.refs)
+            if refs:
+                values = ask(refs)
                 if self.cancelled():
                     return None
                 task = {**task, "values": packed_values(values)}
@@ -115,6 +119,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         with self._ending:
             if self.cancelled() or not self.set_running_or_notify_cancel():
                 return
+            self._drop_arguments()
         if error is None:
             self.set_result(result)
         else:
@@ -130,6 +135,7 @@ class _Gang:
     calls: queue.SimpleQueue[CallFuture | None] = field(default_factory=queue.SimpleQueue)
     idle_s: float = 0.0  # of its last call
     busy: int = 0  # calls that it has
+    waits: bool = False  # to start, for CPUs that gangs with other options may have
     used: float = field(default_factory=time.monotonic)
 
 
@@ -226,7 +232,8 @@ class Executor(concurrent.futures.Executor):
             gang = min(gangs, key=lambda gang: gang.busy, default=None)
             if gang is None or gang.busy:
                 more = len(gangs) < self._options.max_gangs
-                if more and time.monotonic() - self._full.get(key, -math.inf) > FULL_S:
+                looked = self._full.get(key, -math.inf) if gangs else -math.inf
+                if more and time.monotonic() - looked > FULL_S:
                     if key not in self._opening:
                         self._opening.add(key)
                         in_thread(partial(self._open, key, first=not gangs))
@@ -245,21 +252,22 @@ class Executor(concurrent.futures.Executor):
         """Have one gang more, if there is room. There is for the first: it waits, or shares one."""
         host: Host | None = None
         failed: Exception | None = None
+        waits = False
         try:
             host = take(key, first=False)
-            if host is None and first:
-                with self._changed:
-                    self._end_idle()  # those with other options, whose CPUs it needs
+            if waits := host is None and first:
                 host = take(key, first=True)
         except Exception as error:  # no cluster, no driver
             failed = error
         with self._changed:
             self._opening.discard(key)
             if host is not None:
-                gang = _Gang(host, key)
+                gang = _Gang(host, key, waits=waits)
                 self._gangs[key].append(gang)
                 for _ in range(AHEAD):
                     in_thread(partial(self._serve, gang))
+                if waits:
+                    self._end_idle()
             elif failed is None or self._gangs[key]:
                 self._full[key] = time.monotonic()
                 failed = None
@@ -289,6 +297,7 @@ class Executor(concurrent.futures.Executor):
                 if connection is None or connection.known_loss() is not None:
                     connection = None
                     connection = _connected(gang.host)
+                    gang.waits = False
                 call.finish(call.run(connection))
             except BaseException as failed:
                 error = told(failed)
@@ -309,6 +318,8 @@ class Executor(concurrent.futures.Executor):
                 if ended:
                     self._end(gang)
                 self._give(gang.key)
+                if any(each.waits and each.busy for each in chain(*self._gangs.values())):
+                    self._end_idle()
             self._over(1)
             del call
         if connection is not None:

@@ -160,6 +160,10 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         """
         connection = self.connection
         if isinstance(handle, SparseHandle):
+            if cols is not None:
+                raise BadArgumentError(
+                    "cols= is for dense matrices: A.fetch(rows)[:, cols], or A.T[cols].T on ranks"
+                )
             return handle.fetch(rows)
         if isinstance(handle, TimeHandle):
             return handle.fetch(rows, cols, print_times=print_times)

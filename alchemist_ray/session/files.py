@@ -62,7 +62,8 @@ class SessionFiles(GangOwner):
             ``.npy``, HDF5 (``.h5 .hdf5``), NetCDF-4 (``.nc``), Zarr (``.zarr``), Parquet
             (``.parquet``, a file or a folder of them) or CSV (``.csv``). Or a URL (``s3://...``)
             that fsspec can open. Sparse matrices: ``.npz`` of `scipy.sparse.save_npz`, Matrix
-            Market (``.mtx``, ``.mtx.gz``), without other options; rank 0 reads them.
+            Market (``.mtx``, ``.mtx.gz``), PETSc's (``.petsc``); rank 0 reads them. Of the other
+            options they have `name` alone.
         dataset : str, optional
             Name in an HDF5 file or Zarr group, if there are several.
         variable : str, optional
@@ -131,6 +132,9 @@ class SessionFiles(GangOwner):
         fill = checked_missing(missing)
         if fill != ERROR:
             chosen["missing"] = str(fill)
+        if sparse := where.endswith(SPARSE_SUFFIXES) and format is None:
+            given = {**options, "rows": rows, "columns": columns, "dtype": dtype}
+            _refuse_of_sparse(where, {**given, "missing": None if fill == ERROR else missing})
         if _is_mask(rows) or _is_mask(columns):
             m, n, *_ = library.routine("inspect")(where, **options)
             for what, wanted, length in (("rows", rows, m), ("columns", columns, n)):
@@ -147,7 +151,7 @@ class SessionFiles(GangOwner):
         recovers = connection.address.recovers
         stamp = library.routine("stamp")(where) if recovers else ""
         categories = "{}"
-        if where.endswith(SPARSE_SUFFIXES) and format is None:
+        if sparse:
             handle, names = library.routine("load_sparse")(where), []
         else:
             handle, names, categories = library.routine("load")(
@@ -273,6 +277,17 @@ def _chosen(what: str, one: str, wanted: Any) -> dict[str, Any]:
             f"{what} must be a slice, indices{names} or booleans, not {wanted!r}"
         )
     return {f"{one}_list": index.tolist()}
+
+
+def _refuse_of_sparse(path: str, options: dict[str, Any]) -> None:
+    """Refuse options that the files of sparse matrices do not have."""
+    unset = {"delimiter": ",", "na_values": [], "index": False}
+    for name, value in options.items():
+        if value is not None and not (name in unset and value == unset[name]):
+            raise BadArgumentError(
+                f"{path}: {name}= is not an option of files of sparse matrices: load it without, "
+                "then A[rows], A.T[columns].T and A.astype(dtype) give what is wanted"
+            )
 
 
 def _is_mask(wanted: Any) -> bool:

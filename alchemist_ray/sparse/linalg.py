@@ -5,11 +5,13 @@
     from alchemist_ray.sparse import linalg  # was: from scipy.sparse import linalg
 
 Parameters are SciPy's. A is a handle of a sparse matrix, or one of SciPy, which is sent to the only
-session of this process; b is a handle or an array. Vectors and matrices in results are handles
-(``np.asarray(x)`` fetches one), few numbers NumPy arrays. Differences: the preconditioner ``M``
-is the name of one of PETSc (``M="gamg"``); a method that does not converge raises `LinAlgError`,
-so ``info`` is 0; ``x0``, ``callback`` and functions as operators are refused. The libraries `petsc`
-and `slepc` compute; without them `cg` and `svds` use the library `sparse`.
+session of this process; b is a handle or an array; of shape (n, 1) it is a vector, as in SciPy.
+Vectors and matrices in results are handles (``np.asarray(x)`` fetches one), few numbers NumPy
+arrays. Differences: the preconditioner ``M`` is the name of one of PETSc (``M="gamg"``); a method
+that does not converge raises `LinAlgError`, so ``info`` is 0; eigenvalues are in double precision;
+``x0``, ``callback`` and functions as operators are refused. The libraries `petsc` and `slepc`
+compute, in double precision. `spsolve` uses the library `sparse`, as do `cg` and `svds` without
+them, and for complex numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from alchemist_ray.arrays.sparse import SparseHandle, as_csr
+from alchemist_ray.arrays.sparse import SparseHandle, as_csr, is_sparse
+from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.libraries import shipped
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.clients.default_session import current_session
@@ -38,8 +41,8 @@ def cg(
 ) -> tuple[Any, int]:  # fmt: skip
     """``x, 0`` of A x = b by conjugate gradients; A is positive definite."""
     _refuse("cg", x0=x0, callback=callback, atol=atol)
-    A = _sent(A)
-    if M is None and _library(A, "petsc", needed=False) is None:
+    A, b = _system(A, b)
+    if M is None and not _computes("petsc", A):
         found = A.conjugate_gradient(b, tol=rtol, max_iterations=maxiter or 0)
         return found.X, 0
     return _solved("cg", A, b, rtol, maxiter, M)
@@ -53,7 +56,7 @@ def gmres(
     """``x, 0`` of A x = b by GMRES; `maxiter` counts iterations, not restarts."""
     _refuse("gmres", x0=x0, callback=callback, atol=atol)
     options = {} if restart is None else {"ksp_gmres_restart": restart}
-    return _solved("gmres", _sent(A), b, rtol, maxiter, M, options)
+    return _solved("gmres", *_system(A, b), rtol, maxiter, M, options)
 
 
 def bicgstab(
@@ -62,7 +65,7 @@ def bicgstab(
 ) -> tuple[Any, int]:  # fmt: skip
     """``x, 0`` of A x = b by BiCGSTAB."""
     _refuse("bicgstab", x0=x0, callback=callback, atol=atol)
-    return _solved("bcgs", _sent(A), b, rtol, maxiter, M)
+    return _solved("bcgs", *_system(A, b), rtol, maxiter, M)
 
 
 def minres(
@@ -71,25 +74,25 @@ def minres(
 ) -> tuple[Any, int]:  # fmt: skip
     """``x, 0`` of A x = b by MINRES; A is symmetric, a preconditioner must be positive definite."""
     _refuse("minres", x0=x0, callback=callback)
-    return _solved("minres", _sent(A), b, rtol, maxiter, M or "none")
+    return _solved("minres", *_system(A, b), rtol, maxiter, "none" if M is None else M)
 
 
 def spsolve(A: Any, b: Any) -> Any:
-    """x of A x = b, by a direct method.
-
-    PETSc from the index has no parallel one: each rank factors all of A.
-    """
-    return _solved("preonly", _sent(A), b, 1e-8, None, "redundant")[0]
+    """x of A x = b by SuperLU, as in SciPy: rank 0 factors all of A. A singular A is an error."""
+    A, b = _system(A, b)
+    return A._call("solve", b)
 
 
 def lsqr(
     A: Any, b: Any, *, atol: float = 1e-6, iter_lim: int | None = None
 ) -> tuple[Any, int, int, float]:
     """``x, istop, itn, r1norm``, the first four of SciPy's results; istop is 2."""
-    A = _sent(A)
-    right = A._dense(b)
-    found = _library(A, "petsc").lstsq(A, right, tol=atol, max_iterations=iter_lim or 0)
-    return found.X, 2, found.iterations, found.residual * float(np.linalg.norm(right))
+    A, b = _system(A, b)
+    found = _library(A, "petsc").lstsq(
+        _double(A), _double(b), tol=atol, max_iterations=iter_lim or 0
+    )
+    norm = found.residual * float(np.linalg.norm(b))
+    return _as(found.X, A.dtype), 2, found.iterations, norm
 
 
 def eigsh(
@@ -117,11 +120,12 @@ def svds(
     """``u, s, vh``, s descending: A is approximately ``u @ diag(s) @ vh``."""
     _refuse("svds", v0=v0, ncv=ncv)
     A = _sent(A)
-    library = _library(A, "slepc", needed=which == "SM")
-    if library is None:
+    if which == "LM" and not _computes("slepc", A):
         S, U, V = A.truncated_svd(k, tol=tol, max_iterations=maxiter or 0)
     else:
-        found = library.svds(A, k, which, tol=tol or TOL, max_iterations=maxiter or 0)
+        found = _library(A, "slepc").svds(
+            _double(A), k, which, tol=tol or TOL, max_iterations=maxiter or 0
+        )
         S, U, V = found.S, found.U, found.V
     s = np.asarray(S)
     return (U, s, V.T.conj()) if return_singular_vectors else s
@@ -129,8 +133,11 @@ def svds(
 
 def norm(x: Any, ord: Any = None) -> float:
     """The Frobenius norm."""
-    _refuse("norm", ord=None if ord in (None, "fro") else ord)
-    return _sent(x).norm()
+    if ord not in (None, "fro"):
+        raise BadArgumentError(
+            f"norm: ord={ord!r}: a sparse matrix on ranks has the Frobenius norm only"
+        )
+    return _sent(x, "x").norm()
 
 
 def _eigen(
@@ -139,8 +146,9 @@ def _eigen(
 ) -> Any:  # fmt: skip
     _refuse(routine, v0=v0, ncv=ncv)
     A = _sent(A)
+    M = None if M is None else _double(_sent(M, "M", A._gang))
     found = _library(A, "slepc").routine(routine)(
-        A, k, which, sigma, None if M is None else A._sparse(M), tol or TOL, maxiter or 0
+        _double(A), k, which, sigma, M, tol or TOL, maxiter or 0
     )
     values = np.asarray(found.W)
     return (values, found.V) if vectors else values
@@ -150,31 +158,63 @@ def _solved(
     method: str, A: SparseHandle, b: Any, rtol: float, maxiter: int | None, M: str | None,
     options: Any = (),
 ) -> tuple[Any, int]:  # fmt: skip
+    """The solution of a `_system`, in its dtype."""
     if not isinstance(M, str | None):
         raise BadArgumentError(
             f"M={M!r}: the name of a preconditioner of PETSc, such as 'gamg', 'bjacobi', 'jacobi'"
         )
     found = _library(A, "petsc").solve(
-        A, A._dense(b), method, M or "bjacobi", rtol, maxiter or 0, options
+        _double(A), _double(b), method, M or "bjacobi", rtol, maxiter or 0, options
     )
-    return found.X, 0
+    return _as(found.X, A.dtype), 0
 
 
-def _sent(A: Any) -> SparseHandle:
+def _sent(A: Any, name: str = "A", gang: GangConnection | None = None) -> SparseHandle:
     if isinstance(A, SparseHandle):
         return A
-    sent: SparseHandle = send(current_session().connection, as_csr(A))
+    if not is_sparse(A):
+        raise BadArgumentError(
+            f"{name} is a {type(A).__name__}: it must be a sparse matrix of SciPy, or a handle of "
+            "one; scipy.sparse.csr_array(x) makes one of an array, and functions cannot be sent"
+        )
+    gang = gang or current_session("send A to one of them first").connection
+    sent: SparseHandle = send(gang, as_csr(A))
     return sent
 
 
-def _library(A: SparseHandle, name: str, *, needed: bool = True) -> Any:
-    """A library on the gang of A; None if it is not installed there and not needed."""
+def _system(A: Any, b: Any) -> tuple[SparseHandle, Any]:
+    """A matrix and a right-hand side on its gang, in the shape and dtype that SciPy gives them."""
+    A = _sent(A)
+    b = A._dense(b)
+    b = b.reshape(-1) if b.ndim == 2 and b.shape[1] == 1 else b
+    kinds = (x.dtype if x.dtype.char in "fdFD" else np.dtype(np.float64) for x in (A, b))
+    kind = np.result_type(*kinds)
+    return _as(A, kind), _as(b, kind)
+
+
+def _as(x: Any, dtype: Any) -> Any:
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def _double(x: Any) -> Any:
+    """A handle with the numbers that PETSc computes with."""
+    return _as(x, np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def _computes(name: str, A: SparseHandle) -> bool:
+    """Whether a library is installed and computes with A; most builds have real numbers only."""
+    if A.dtype.kind == "c":
+        return False
     try:
-        return shipped(gang_of(A.matrix_ref), name)
+        _library(A, name)
     except LibraryNotFoundError:
-        if needed:
-            raise
-        return None
+        return False
+    return True
+
+
+def _library(A: SparseHandle, name: str) -> Any:
+    """A library on the gang of A. Raises `LibraryNotFoundError`."""
+    return shipped(gang_of(A.matrix_ref), name)
 
 
 def _refuse(routine: str, **given: Any) -> None:

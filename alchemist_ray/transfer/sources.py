@@ -118,7 +118,8 @@ def source_for(data: Any, dtype: Any, missing: Missing, connection: GangConnecti
     if isinstance(data, list) and data and _is_block(data[0]):
         return _inspect(OBJECT_STORE, data, dtype, missing, connection)
     client = _client_of(data)
-    if client is None and hasattr(data, "iloc"):  # pandas' frames, and those that are like them
+    own = hasattr(data, "iloc") or (hasattr(data, "isna") and hasattr(data, "dtype"))
+    if client is None and own:  # pandas' frames, indexes and arrays, and those that are like them
         client = PANDAS
     if client is not None:
         return _inspect(client, data, dtype, missing, connection)
@@ -241,13 +242,14 @@ def _on_host(data: Any) -> Any:
     """Data of DLPack in memory that NumPy reads; other data as they are. Raises `DtypeError`."""
     if isinstance(data, np.ndarray | np.generic) or not hasattr(data, "__dlpack_device__"):
         return data
-    device, number = data.__dlpack_device__()
-    here = device in HOST
-    if here and hasattr(data, "__array__"):
-        return data
-    if not here:
-        say(f"A {type(data).__name__} is copied from its device ({device}, {number}) to be sent.")
     try:
+        device, number = data.__dlpack_device__()
+        here = device in HOST
+        if here and hasattr(data, "__array__"):
+            return data
+        if not here:
+            kind = type(data).__name__
+            say(f"A {kind} is copied from its device ({device}, {number}) to be sent.")
         return np.from_dlpack(data, device="cpu") if not here else np.from_dlpack(data)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         words = f"a {type(data).__name__} cannot be read by DLPack ({error})"

@@ -14,7 +14,7 @@ from alchemist_ray.dtypes import check_range, chosen_dtype, open_table
 from alchemist_ray.errors import ShapeError
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixWriter, Progress
-from mpi_workers.matrix.arrow_columns import gathered
+from mpi_workers.matrix.arrow_columns import gathered, named
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import MAX_AXES, Shape, stored_shape
 from mpi_workers.matrix.missing import Missing
@@ -42,7 +42,7 @@ class TableSource:
         ]
         for column, parts in zip(self._table.columns, self._table.parts, strict=True):
             for part in parts:
-                check_range(part, self.dtype, f"column {column.name!r}")
+                check_range(part, self.dtype, named(column.name))
 
     def provenance(self) -> dict[str, Any]:
         """Where the matrix comes from, for the gang's record."""

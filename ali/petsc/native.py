@@ -86,11 +86,15 @@ def require_scalars(name: str, **matrices: SparseMatrix | DistMatrix | Shell | N
     """Refuse matrices of another dtype than the scalars of this PETSc."""
     scalars = np.dtype(petsc().ScalarType)
     for letter, matrix in matrices.items():
-        require(
-            matrix is None or matrix.dtype == scalars,
+        if matrix is None or matrix.dtype == scalars:
+            continue
+        remedy = f"{letter}.astype({scalars.name!r})"
+        if matrix.dtype.kind == "c" != scalars.kind:
+            remedy = "complex numbers need one that was configured with --with-scalar-type=complex"
+        raise Failure(
             "DtypeError",
-            f"{name}: {letter} is of {matrix.dtype if matrix else ''}, and this build of PETSc has "
-            f"scalars of {scalars} ({describe()}): {letter}.astype({scalars.name!r})",
+            f"{name}: {letter} is of {matrix.dtype}, and this build of PETSc has scalars of "
+            f"{scalars} ({describe()}): {remedy}",
         )
 
 
@@ -279,8 +283,8 @@ def as_itself(solver: Any, operator: Operator | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def singular(name: str) -> Iterator[None]:
-    """Errors of PETSc that come from zeros on a diagonal say that A is singular for the method."""
+def singular(name: str, what: str = "A") -> Iterator[None]:
+    """Errors of PETSc from zeros on a diagonal say that a matrix is singular for the method."""
     try:
         yield
     except petsc().Error as error:
@@ -288,7 +292,7 @@ def singular(name: str) -> Iterator[None]:
                                                          "all diagonal locations")):  # fmt: skip
             raise Failure(
                 "LinAlgError",
-                f"{name}: A is singular, or has a zero on its diagonal, which this preconditioner "
+                f"{name}: {what} is singular, or has a zero on its diagonal, which this method "
                 f"cannot use: {error}",
             ) from None
         raise

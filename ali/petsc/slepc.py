@@ -5,7 +5,8 @@ Each result comes with its relative residual, computed from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,19 @@ from ali.arrays.exchanges import IN_BLOCKS
 from ali.blocks import block, require, require_choice
 from ali.interface import Context, routine
 from ali.petsc import native
+from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 
 Pair = tuple[complex, Any, float]  # an eigenvalue, this rank's part of the vector, the residual
 COPY_TOL = 1e-6  # a value that is better by less, relative, is a copy of the last one
+LOST, ROUNDED = 1e3, 1e-6  # residuals above so many tol, and above rounding, are no solution's
+FEW = "A has fewer singular values that are not 0: a smaller k, or {'svd_type': 'trlanczos'}"
+REASONS = {  # of errors, by SLEPc's words
+    "inner product is not well defined": "M is not positive definite",
+    "Negative eigenvalue computed": FEW,
+    "Illegal value of m": FEW,
+}
 
 PURE = True  # no routine has other effects than its results
 
@@ -55,7 +64,7 @@ def eigsh(
     Parameters
     ----------
     A : sparse matrix, shape (n, n)
-        Hermitian; only that is checked that it is square.
+        Hermitian, which is seen by the residuals alone.
     k : int
         How many, from 1 to n.
     which : {"LM", "SM", "LA", "SA"}
@@ -84,7 +93,8 @@ def eigsh(
     ShapeError, DtypeError, BadArgumentError
         As `petsc.solve`.
     LinAlgError
-        If fewer than k converge.
+        If fewer than k converge, or their residuals are large: A is not Hermitian, or factors for
+        `sigma` or `M` have lost the digits.
     """
     with native.Objects() as own:
         return _eigen(ctx, own, "eigsh", A, k, which, sigma, M, tol, max_iterations, options)
@@ -134,6 +144,8 @@ def _eigen(
     options: list[str] | None,
 ) -> tuple[DistMatrix, DistMatrix, list[float]]:  # fmt: skip
     S, (m, n) = native.slepc(), A.shape
+    _require_limits(name, tol, max_iterations)
+    require(sigma is None or bool(np.isfinite(sigma)), "BadArgumentError", f"{name}: sigma={sigma}")
     require(m == n, "ShapeError", f"{name}: A is {m} x {n}; it must be square")
     require(M is None or M.shape == A.shape, "ShapeError", f"{name}: M must have the shape of A")
     require(1 <= k <= n, "BadArgumentError", f"{name}: k={k} of a matrix of order {n}")
@@ -171,13 +183,23 @@ def _eigen(
         residual = float(eps.computeError(i, S.EPS.ErrorType.RELATIVE))
         return value.real if hermitian else value, vector, residual
 
-    with native.configured(name, eps, options), native.as_itself(eps):
+    factored = "a matrix M" if sigma is None else f"A - sigma M (sigma={sigma}: another one may do)"
+    with _explained(name, factored), native.configured(name, eps, options), native.as_itself(eps):
         eps.solve()
         _require_found(name, eps, eps.getConverged(), k)
         pairs = [found(i) for i in range(k)]
         if hermitian:
             _add_copies(own, eps, pairs, found, lambda w: _distance(w, which, sigma))
     values = np.array([w for w, *_ in pairs])
+    sizes = [matrix and matrix.norm() for matrix in eps.getOperators()]
+    worst = max(r * abs(w) / (sizes[0] + abs(w) * (sizes[1] or 1.0)) for w, _, r in pairs)
+    require(
+        worst <= max(LOST * tol, ROUNDED),
+        "LinAlgError",
+        f"{name}: the vectors found have residuals of {worst:.1e}, relative to the matrices: "
+        + "A is not Hermitian, or " * hermitian
+        + f"{factored} was factored without pivoting, which lost the digits",
+    )
     order = np.argsort(values) if hermitian else np.arange(k)
     V = ctx.empty((n, k), pairs[0][1].dtype, IN_BLOCKS)
     for j, i in enumerate(order):
@@ -259,6 +281,7 @@ def svds(
         As `eigsh`.
     """
     m, n = A.shape
+    _require_limits("svds", tol, max_iterations)
     require(1 <= k <= min(m, n), "BadArgumentError", f"svds: k={k} of a {m} x {n} matrix")
     require_choice("svds", "which", which, ("LM", "SM"))
     native.require_scalars("svds", A=A)
@@ -277,7 +300,7 @@ def _svds(
     svd.setTolerances(tol, max_iterations or None)
     svd.setWhichSingularTriplets(L.SVD.Which.LARGEST if which == "LM" else L.SVD.Which.SMALLEST)
     svd.setMonitor(lambda _, number, found, *__: _watch(ctx, "svds", number, found, k))
-    with native.configured("svds", svd, options), native.as_itself(svd):
+    with _explained("svds"), native.configured("svds", svd, options), native.as_itself(svd):
         svd.solve()
     _require_found("svds", svd, svd.getConverged(), k)
     U, V = (ctx.zeros((length, k), A.dtype, IN_BLOCKS) for length in (m, n))
@@ -287,6 +310,24 @@ def _svds(
     values = [svd.getSingularTriplet(i, *both[j]) for j, i in enumerate(order)]
     residuals = [float(svd.computeError(i, L.SVD.ErrorType.RELATIVE)) for i in order]
     return ctx.new_replicated(np.array(values)[:, None]), U, V, residuals
+
+
+@contextlib.contextmanager
+def _explained(name: str, factored: str = "A") -> Iterator[None]:
+    """Errors of SLEPc that come from the matrices say so; `factored` is what PETSc factors."""
+    with native.singular(name, factored):
+        try:
+            yield
+        except native.petsc().Error as error:
+            for words, why in REASONS.items():
+                if words in str(error):
+                    raise Failure("LinAlgError", f"{name}: {why}: {error}") from None
+            raise
+
+
+def _require_limits(name: str, tol: float, max_iterations: int) -> None:
+    require(0 < tol < 1, "BadArgumentError", f"{name}: tol={tol}: it must be between 0 and 1")
+    require(max_iterations >= 0, "BadArgumentError", f"{name}: max_iterations={max_iterations} < 0")
 
 
 def _watch(ctx: Context, name: str, number: int, found: int, k: int) -> None:

@@ -31,8 +31,11 @@ class Solver:
         preconditioner: str, tol: float, max_iterations: int, options: list[str] | None,
     ) -> None:  # fmt: skip
         require(0 < tol < 1, "BadArgumentError", f"{name}: tol={tol}: it must be between 0 and 1")
+        most = int(np.iinfo(native.petsc().IntType).max)
         require(
-            max_iterations >= 0, "BadArgumentError", f"{name}: max_iterations={max_iterations} < 0"
+            0 <= max_iterations <= most,
+            "BadArgumentError",
+            f"{name}: max_iterations={max_iterations}: it must be between 0 and {most}",
         )
         native.require_scalars(name, A=A)
         self.name, self.given = name, (A, method, preconditioner, tol, max_iterations, options)
@@ -52,7 +55,7 @@ class Solver:
     def solve(self, ctx: Context, B: DistMatrix) -> Solution:
         """X, iterations, the largest relative residual of a column, and the reason."""
         A, *_, tol, _, _ = self.given
-        require_rows(self.name, B, A.shape[0])
+        require_rows(f"{self.name}: B", B, A.shape[0])
         native.require_scalars(self.name, B=B)
         right = ctx.to_layout(B, IN_BLOCKS)
         X = ctx.zeros((A.shape[1], B.shape[1]), A.dtype, IN_BLOCKS)
@@ -81,9 +84,12 @@ class Solver:
             rest = own(b.duplicate())
             self.A.mult(x, rest)
             rest.axpy(-1, b)
-            residual = rest.norm() / length
+            residual, method = rest.norm() / length, self.given[1]
         # A breakdown can be called convergence where A is singular.
-        solved = self.given[1] == "lsqr" or residual < NO_SOLUTION
+        solved = method == "lsqr" or residual < NO_SOLUTION
+        if method == "preonly" and isinstance(self.given[0], SparseMatrix):  # nothing is measured
+            size = self.A.norm() * x.norm() / length
+            solved = residual <= tol * (1 + size)
         require(
             self.ksp.getConvergedReason() > 0 and solved,
             "LinAlgError",
@@ -124,7 +130,8 @@ def solve(
         method "preonly" solves directly, on each rank. Others, such as "hypre", need a PETSc that
         has them.
     tol : float
-        Relative residual, as the method measures it.
+        Relative residual, as the method measures it. Of "preonly", which measures nothing, the
+        largest backward error ``|B - A X| / (|A| |X| + |B|)``.
     max_iterations : int
         0 is PETSc's 10,000.
     options : list of str, or dict

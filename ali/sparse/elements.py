@@ -149,7 +149,7 @@ def take_rows(ctx: Context, A: SparseMatrix, rows: DistMatrix) -> SparseMatrix:
     every = ctx.to_layout(rows, "STAR_STAR").local.reshape(-1)
     wrong = every[(every < -m) | (every >= m)]
     require(not len(wrong), "BadIndexError", f"row {wrong[:1]} is outside a matrix with {m} rows")
-    mine = ctx.to_layout(rows, IN_BLOCKS).local.reshape(-1)
+    mine = ctx.to_layout(rows, IN_BLOCKS).local.reshape(-1).astype(np.int64)
     return ctx.new_sparse(fetched_rows(ctx, A, np.where(mine < 0, mine + m, mine)), len(every))
 
 

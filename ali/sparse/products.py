@@ -43,7 +43,7 @@ def matmul(ctx: Context, A: SparseMatrix, X: DistMatrix) -> DistMatrix:
 
     Error: 2 eps, relative to the largest element. Peak memory: 1.1 times arguments and results.
     """
-    require_rows("A @ X", X, A.shape[1])
+    require_rows("A @ X: X", X, A.shape[1])
     C = product_of(ctx, A.shape[0], A, X)
     mine = block(ctx.to_layout(X, IN_BLOCKS))
     needed_rows(ctx, A).add_product(ctx, A, mine, block(C))
@@ -76,7 +76,7 @@ def transposed_matmul(ctx: Context, A: SparseMatrix, X: DistMatrix) -> DistMatri
 
     Error: 8 eps, relative to the largest element. Peak memory: 1.3 times arguments and results.
     """
-    require_rows("A.T @ X", X, A.shape[0])
+    require_rows("A.T @ X: X", X, A.shape[0])
     C = product_of(ctx, A.shape[1], A, X)
     mine = block(ctx.to_layout(X, IN_BLOCKS))
     needed_rows(ctx, A).add_transposed(ctx, A, mine, block(C))
@@ -233,9 +233,10 @@ def in_blocks(ctx: Context, local: Any, m: int) -> DistMatrix:
     return made
 
 
-def require_rows(name: str, X: DistMatrix, rows: int) -> None:
+def require_rows(what: str, X: DistMatrix, rows: int) -> None:
+    """Refuse a dense matrix (`what`: of which operation, and its name) with other rows."""
     require(
         X.shape[0] == rows and X.ndim > 0,
         "ShapeError",
-        f"{name}: X is {shape_text(X)}; it must have {rows} rows",
+        f"{what} is {shape_text(X)}; it must have {rows} rows",
     )

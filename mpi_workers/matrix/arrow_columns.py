@@ -39,6 +39,7 @@ OTHERS = {  # the names of Arrow's types that are not numbers, by how their form
 CODES = np.dtype(np.int32)  # of categories
 UNITS = {"s": "[s]", "m": "[ms]", "u": "[us]", "n": "[ns]"}
 TEXTS = ("string", "large_string", "string_view")
+TEXT_FORMATS = ("u", "U", "vu")
 UNNAMED = b"alchemist.unnamed"  # the key of a Parquet file whose matrix had no names of columns
 
 
@@ -66,10 +67,14 @@ class Column(NamedTuple):
     def dtype(self, missing: Missing = ERROR) -> np.dtype[Any]:
         """Its dtype. Raises `ValueError` if it is not of numbers."""
         base = self.field
-        if base.dictionary is not None:
+        if (words := base.dictionary) is not None:
+            if words.format not in TEXT_FORMATS:
+                Column(self.name, words).dtype()  # which its words can be made of
             return dtype_with_missing(CODES, missing)
         while base.children and (base.format in LISTS or base.format.startswith("+w:")):
             (base,) = base.children
+        if base.dictionary is not None:
+            raise ValueError(not_numeric(self.name, "list of categories"))
         if base.extension == "arrow.bool8":
             return dtype_with_missing(np.dtype(bool), missing)
         if base.format in NUMBERS:
@@ -253,7 +258,9 @@ def open_table(data: Any, missing: Missing = ERROR) -> Table:
     shape = (sum(part.length for part in parts), *one)
     if alone and one == (1,) and not inner[0]:
         shape = shape[:1]
-    names = [column.name for column in columns] if has_names and len(columns) == width else []
+    # Codes mean nothing without their categories, which belong to a name.
+    has_names = (has_names or bool(categories)) and len(columns) == width
+    names = [column.name or f"c{j}" for j, column in enumerate(columns)] if has_names else []
     kinds = [column.dtype(missing) for column in columns]
     dtype = common_dtype(kinds, [column.name for column in columns])
     return Table(columns, found, dtype, shape, names, categories if len(columns) == width else {})
@@ -398,7 +405,7 @@ def _recoded(
 
     And which codes are not of a null among the categories; None: all.
     """
-    if dictionary.format in ("u", "U", "vu"):
+    if dictionary.format in TEXT_FORMATS:
         words = [str(text) for text in part.texts(dictionary.format)]
     else:
         words = list(map(str, _elements(dictionary, part)[0].tolist()))

@@ -74,12 +74,17 @@ def chosen_dtype(have: np.dtype[Any], wanted: Any = None) -> np.dtype[Any]:
     Raises `ValueError` if a matrix cannot have the dtype, or the elements cannot be cast to it.
     """
     if is_time(have):
-        time = have if wanted is None else np.dtype(wanted)
+        try:
+            time = have if wanted is None else np.dtype(wanted)
+        except TypeError:
+            raise ValueError(f"{wanted!r} is not a dtype") from None
         if time.kind != have.kind:
             raise ValueError(
                 f"elements of dtype {have} cannot become {time}: leave out dtype=, and "
                 ".astype('int64') of the handle gives the counts of their unit"
             )
+        if np.datetime_data(time)[0] == "generic":  # NumPy's: of any unit
+            time = have
         return time.newbyteorder("=")  # which elements it holds is checked when they are sent
     if wanted is None and have.kind in "fc" and have.name not in DTYPES:
         nearest = "complex128" if have.kind == "c" else "float64"

@@ -16,19 +16,19 @@ from mpi_workers.matrix.arrow_columns import (
     CODES,
     BadShape,
     Column,
-    gathered,
     named,
     not_numeric,
-    open_table,
 )
-from mpi_workers.matrix.arrow_memory import read_schema
+from mpi_workers.matrix.arrow_memory import read, read_schema
 from mpi_workers.matrix.dtypes import common_dtype
 from mpi_workers.matrix.missing import ERROR, Missing, dtype_with_missing, filled
 
 
 def names_of(frame: Any) -> list[str]:
-    """Names of a DataFrame's columns, or the name of a Series."""
-    return [str(name) for name in frame.columns] if frame.ndim == 2 else [str(frame.name)]
+    """Names of a DataFrame's columns, or the name of a Series; empty if it has none."""
+    if frame.ndim == 2:
+        return [str(name) for name in frame.columns]
+    return ["" if frame.name is None else str(frame.name)]
 
 
 def dtypes_of(frame: Any, missing: Missing = ERROR) -> list[np.dtype[Any]]:
@@ -76,10 +76,10 @@ def values_of(
     """
     dtypes = dtypes_of(frame, missing)
     dtype = common_dtype(dtypes, names_of(frame))
-    own = list(frame.dtypes) if frame.ndim == 2 else [frame.dtype]
-    if all(isinstance(kind, np.dtype) for kind in own):
+    kinds = list(frame.dtypes) if frame.ndim == 2 else [frame.dtype]
+    if all(isinstance(kind, np.dtype) for kind in kinds):
         return np.asarray(frame.to_numpy(dtype=dtype))
-    columns = [frame] if frame.ndim == 1 else [frame.iloc[:, j] for j in range(len(own))]
+    columns = [frame] if frame.ndim == 1 else [frame.iloc[:, j] for j in range(len(kinds))]
     found, known = [], {} if categories is None else categories
     for j, (name, column) in enumerate(zip(names_of(frame), columns, strict=True)):
         kind, its = column.dtype, list[str]()
@@ -88,13 +88,17 @@ def values_of(
         elif hasattr(kind, "tz"):
             values = column.to_numpy(dtypes[j])
         elif hasattr(kind, "pyarrow_dtype") and hasattr(column, "__arrow_c_stream__"):
-            table = open_table(column, missing)
-            values, its = gathered(table), table.categories.get(0, [])
+            field, parts = read(column)
+            decoded, its = Column(name, field).decoded(parts, missing, known.get(j, ()))
+            parts_with_rows = [part for part in decoded if len(part)]
+            values = np.concatenate(parts_with_rows or [np.empty(0, dtypes[j])])
         elif hasattr(kind, "categories"):
             codes = np.asarray(column.cat.codes)
             valid = None if (codes >= 0).all() else codes >= 0
-            its = list(dict.fromkeys([*known.get(j, ()), *map(str, kind.categories)]))
-            places = np.array([its.index(str(one)) for one in kind.categories] or [0], CODES)
+            own = list(map(str, kind.categories))
+            its = list(dict.fromkeys([*known.get(j, ()), *own]))
+            place = {word: k for k, word in enumerate(its)}
+            places = np.array([place[word] for word in own] or [0], CODES)
             values = filled(places[codes], valid, missing, named(name), dtypes[j])
         else:
             absent = np.asarray(column.isna())

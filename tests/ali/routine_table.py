@@ -466,6 +466,7 @@ SPARSE: Cases = {
     "multiply": [({"A": "S", "B": "A1"}, lambda a, b, c: apart(c, a @ b))],
     "norm": [({"A": "A1"}, lambda a, f: gap(f, float(norm(a.data))))],
     "scale": [({"A": "A1", "value": 3.0, "kind": "float"}, lambda a, b: apart(b, 3 * a))],
+    "solve": [({"A": "S", "B": "Y"}, residual)],
     "sum": [
         ({"A": "A1", "axis": axis}, lambda a, s, axis=axis: far(s, a.sum(axis=axis)))
         for axis in (0, 1)

@@ -59,6 +59,8 @@ class TestEcho(LibraryTests):
 K = scipy.sparse.random_array((7, 5), density=0.4, rng=np.random.default_rng(1), format="csr")
 E = scipy.sparse.diags_array([-1.0, 2.5, -1.0], offsets=[-1, 0, 1], shape=(7, 7), format="csr")
 
+TURNED = scipy.sparse.csr_array(E[::-1])  # with zeros on its diagonal
+
 
 class TestSparse(LibraryTests):
     library = "sparse"
@@ -83,6 +85,14 @@ class TestSparse(LibraryTests):
         Case("conjugate_gradient", {"A": E, "B": A[:7, 0]},
              [np.linalg.solve(E.toarray(), A[:7, 0]), None, None], rtol=LOOSE),
         Case("conjugate_gradient", {"A": -E, "B": A[:7]}, raises="not positive definite"),
+        Case("solve", {"A": TURNED, "B": A[:7]}, [np.linalg.solve(TURNED.toarray(), A[:7])]),
+        Case("solve", {"A": TURNED, "B": A[:7, 0]}, [np.linalg.solve(TURNED.toarray(), A[:7, 0])]),
+        Case("solve", {"A": E, "B": A[:7, :0]}, [np.empty((7, 0))]),
+        Case("solve", {"A": scipy.sparse.csr_array((0, 0)), "B": A[:0]}, [A[:0]]),
+        Case("solve", {"A": 0 * E, "B": A[:7]}, raises="LinAlgError: solve: A is singular"),
+        Case("solve", {"A": E * np.nan, "B": A[:7]}, raises="NaN or infinity"),
+        Case("solve", {"A": E, "B": A[:5]}, raises="solve: B is 5 x 4; it must have 7 rows"),
+        Case("solve", {"A": K, "B": A[:7]}, raises="A is 7 x 5; it must be square"),
     )  # fmt: skip
 
 

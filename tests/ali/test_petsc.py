@@ -53,6 +53,9 @@ TWICE = sp.csr_array(  # each element of P in two, from the last column on
 )  # fmt: skip
 WIDE = sp.csr_array((np.ones(1), (np.array([2]), np.array([2**31 + 3]))), shape=(3, 2**31 + 8))
 NOTHING = sp.csr_array((0, 0))
+# Pivots of 1e-13: without pivoting a factorization loses the digits.
+TINY = sp.csr_array(sp.block_diag([[[1e-13 * k, k], [k, 1.0]] for k in (1.0, 2.0, 3.0, 4.0, 5.0)]))
+RANK_1 = sp.csr_array(np.outer(np.arange(1.0, 9), np.ones(5)))
 MASS = sp.diags_array(np.arange(1.0, 26), format="csr")
 W = np.linalg.eigvalsh(P.toarray())
 GENERAL = np.sort(np.linalg.eigvals(np.diag(1 / np.arange(1.0, 26)) @ P.toarray()).real)
@@ -78,6 +81,9 @@ class TestPetsc(LibraryTests):
              [1 / SMALL.diagonal(), None, None, None], rtol=LOOSE),
         Case("solve", {"A": P, "B": B, "method": "preonly", "preconditioner": "redundant"},
              [X, 1, None, None], rtol=LOOSE),
+        Case("solve", {"A": TINY, "B": B[:10, 0], "method": "preonly",
+                       "preconditioner": "redundant"}, raises="has not converged: its"),
+        Case("solve", {"A": P, "B": B, "max_iterations": 2**40}, raises="between 0 and 2147483647"),
         Case("solve", {"A": P, "B": B, "options": {"ksp_gmres_restart": 7}},
              [X, None, None, None], rtol=LOOSE),
         Case("solve", {"A": P, "B": B, "options": {"ksp_gmres_restrat": 7}},
@@ -146,11 +152,22 @@ class TestSlepc(LibraryTests):
         Case("eigsh", {"A": NOTHING, "k": 1}, raises="k=1 of a matrix of order 0"),
         Case("eigsh", {"A": P, "k": 1, "options": {"eps_typo": 3}},
              raises="has not used the option eps_typo"),
+        Case("eigsh", {"A": TINY, "k": 2, "sigma": 0.0}, raises="without pivoting, which lost"),
+        Case("eigsh", {"A": sp.csr_array(P + sp.eye_array(25, k=1)), "k": 3},
+             raises="A is not Hermitian"),
+        Case("eigsh", {"A": SINGULAR, "k": 1, "sigma": 0.0}, raises="sigma=0.0: another one may"),
+        Case("eigsh", {"A": P, "k": 1, "sigma": np.nan}, raises="BadArgumentError: eigsh: sigma"),
+        Case("eigsh", {"A": P, "k": 1, "tol": np.nan}, raises="tol=nan: it must be between"),
+        Case("eigsh", {"A": P, "k": 1, "max_iterations": -1}, raises="max_iterations=-1"),
+        Case("eigsh", {"A": P, "k": 1, "M": -MASS}, raises="eigsh: M is not positive"),
         Case("eigsh", {"A": P, "k": 26}, raises="k=26 of a matrix of order 25"),
         Case("eigsh", {"A": T, "k": 2}, raises="ShapeError"),
         Case("eigs", {"A": P, "k": 1, "which": "LR"}, [W[-1:] + 0j, None, None], rtol=1e-7),
         Case("svds", {"A": T, "k": 2},
              [np.linalg.svd(T.toarray(), compute_uv=False)[:2], None, None, None], rtol=1e-7),
+        Case("svds", {"A": RANK_1, "k": 2}, raises="fewer singular values that are not 0"),
+        Case("svds", {"A": RANK_1, "k": 2, "options": {"svd_type": "trlanczos"}},
+             [np.array([np.linalg.norm(RANK_1.data), 0]), None, None, None], rtol=1e-7),
         Case("svds", {"A": T, "k": 6}, raises="k=6 of a 12 x 5 matrix"),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -230,6 +231,10 @@ def test_triplets_of_dask(session: AlchemistSession) -> None:
         ([(sp.eye_array(2), 0.5, 0)], None, "row0, col0"),
         (np.ones((3, 3)), (3, 3), "row0, col0"),
         ([(sp.csr_array(np.eye(3)), 1, 0)], (3, 3), "row 3"),
+        *(
+            ([(sp.eye_array(2), 0, 0)], wrong, "must be .rows, columns.")
+            for wrong in ((3.5, 3), (-1, 3), (3, 3, 3), 3, "33")
+        ),
     ],
 )
 def test_bad_blocks(session: AlchemistSession, blocks: Any, shape: Any, words: str) -> None:
@@ -270,12 +275,23 @@ def test_numbers_and_parts(session: AlchemistSession) -> None:
     a = sparse(30, 11)
     A = session.send_matrix(a)
     assert float(A.sum()) == pytest.approx(a.sum())
-    assert np.linalg.norm(A) == pytest.approx(sp.linalg.norm(a))
+    for order in ((), ("fro",), (None,)):
+        assert np.linalg.norm(A, *order) == pytest.approx(sp.linalg.norm(a))
+    with pytest.raises(DtypeError, match="a matrix cannot have dtype"):
+        A * np.longdouble(2)
     assert session.load_library("sparse").norm(A) == A.norm()
     for rows in (slice(3, 25), slice(None, None, 4), slice(20, 5), 7, slice(29, 2, -3)):
         expected = a[rows] if isinstance(rows, slice) else a[[rows]]
         assert (session.fetch_matrix(A, rows=rows) != expected).nnz == 0
     assert (A.fetch(rows=slice(0, 0)).shape, A.layout) == ((0, 11), "ROWS")
+    with pytest.raises(BadArgumentError, match=r"cols= is for dense matrices: .*A\.T\[cols\]\.T"):
+        session.fetch_matrix(A, cols=slice(0, 2))
+    same(copy.deepcopy(A), a)
+    for dtype, number in (("f4", 2), ("i4", np.float32(3)), ("c8", 2), ("?", 4)):
+        same(session.send_matrix(a.astype(dtype)) / number, a.astype(dtype) / number)
+    same(session.send_matrix(a != 0) * True, (a != 0) * True)
+    with pytest.raises(DtypeError, match="'nonsense' is not a dtype"):
+        A.astype("nonsense")
     whole, large = sp.csr_array([[1, 0], [0, -3]]), 2**53 + 1  # which a float64 rounds
     for number in (large, -large, np.int64(large), np.uint64(large)):
         same(session.send_matrix(whole) * number, whole * number)
@@ -308,6 +324,43 @@ def test_a_function_on_the_ranks_takes_and_makes_sparse_matrices(session: Alchem
     assert (kind, rows) == ("SparseMatrix", 4)
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        ("new_sparse(csr_array((2, 4 + rank)), 2 * size)", r"shapes \[\(\d, 4\), \(\d, 5\)"),
+        ("new_sparse(csr_array((2, 4), dtype='f4' if rank else 'f8'), 2 * size)", "float32, floa"),
+        ("sparse_from_triplets(at, at, np.ones(2, 'f4' if rank else 'f8'), (4, 4))", "float32"),
+        ("sparse_from_triplets(at, at, np.ones(2 + rank), (4, 4))", "vectors of one length"),
+        ("sparse_from_triplets(at / 2, at, np.ones(2), (4, 4))", "they must be integers"),
+        ("sparse_from_triplets(at, at + 3, np.ones(2), (4, 4))", "column 4 is outside"),
+    ],
+)
+def test_parts_that_make_no_sparse_matrix_are_refused(
+    session: AlchemistSession, make: str, words: str
+) -> None:
+    def made(comm: Any) -> Any:
+        import ali  # noqa: PLC0415  (on the ranks)
+
+        names = {"rank": comm.rank, "size": comm.size, "at": np.arange(2), "np": np}
+        return eval(f"ctx.{make}", {**names, "csr_array": sp.csr_array, "ctx": ali.context()})
+
+    with pytest.raises((ShapeError, DtypeError), match=words):
+        session.run(made)
+
+
+def test_triplets_have_places_of_any_integers(session: AlchemistSession) -> None:
+    def made(comm: Any) -> Any:
+        import ali  # noqa: PLC0415  (on the ranks)
+
+        at = np.array([comm.rank, 200 + comm.rank], np.uint8)
+        return ali.context().sparse_from_triplets(at, list(at), [1.0, 2.0], (300, 300))
+
+    ranks = len(session.list_workers())
+    at = [first + rank for first in (0, 200) for rank in range(ranks)]
+    expected = sp.coo_array((np.repeat([1.0, 2.0], ranks), (at, at)), shape=(300, 300))
+    assert (session.run(made).fetch() != expected).nnz == 0
+
+
 @pytest.mark.parametrize("suffix", ["npz", "mtx", "mtx.gz", "petsc"])
 def test_files(session: AlchemistSession, tmp_path: Any, suffix: str) -> None:
     a = sparse(12, 5, "complex128")
@@ -322,6 +375,9 @@ def test_files(session: AlchemistSession, tmp_path: Any, suffix: str) -> None:
         assert abs(read - a).max() < 1e-15
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
     loaded.free()
+    for options in ({"rows": slice(2)}, {"columns": [0]}, {"dtype": "f4"}, {"missing": 0}):
+        with pytest.raises(BadArgumentError, match=r"= is not an option .*A\.T\[columns\]\.T"):
+            session.load_matrix(path, **options)
     path.write_text("nothing")
     with pytest.raises(FileError, match="is not a sparse matrix"):
         session.load_matrix(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import scipy.sparse
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, BadArgumentError, DtypeError, ShapeError
+from mpi_workers.matrix import pandas_columns
 
 pa = pytest.importorskip("pyarrow", reason="needs alchemist-on-ray[data]")
 pd = pytest.importorskip("pandas", reason="needs alchemist-on-ray[data]")
@@ -147,6 +149,15 @@ def test_dates_of_pandas_numpy_and_polars(als: AlchemistSession) -> None:
     assert als.send_matrix(days).to_polars().equals(days)
 
 
+def test_dates_keep_their_unit(als: AlchemistSession) -> None:
+    days = np.array(["2026-01-02", "NaT"], "M8[D]")
+    A = als.send_matrix(days, dtype="datetime64")  # NumPy's: of any unit
+    assert A.dtype == days.dtype
+    np.testing.assert_array_equal(A.fetch(), days)
+    with pytest.raises(DtypeError, match="'nonsense' is not a dtype"):
+        als.send_matrix(days, dtype="nonsense")
+
+
 def test_dates_stay_in_checkpoints_and_blocks(als: AlchemistSession, tmp_path: Path) -> None:
     days = np.arange("2000-01-01", "2000-03-01", dtype="M8[D]").reshape(-1, 2)
     A = als.send_blocks(iter(np.split(days, 3)), shape=days.shape, dtype="M8[s]", name="dated")
@@ -176,6 +187,18 @@ def test_single_columns_and_operands_follow_it(als: AlchemistSession) -> None:
             A[:, 0] = given
     with pytest.raises(DtypeError, match=r"block 0 \(row 0\): column 'a' has nulls \(1\)"):
         als.send_blocks([pd.DataFrame({"a": nullable})], shape=(2, 1))
+
+
+def test_indexes_and_arrays_of_pandas_are_columns(als: AlchemistSession) -> None:
+    days = pd.date_range("2026", periods=2, tz="Asia/Tokyo")
+    np.testing.assert_array_equal(als.send_matrix(days).fetch(), days.to_numpy("M8[us]"))
+    A = als.send_matrix(pd.CategoricalIndex(["b", "a"], name="c"))
+    assert (A.fetch().tolist(), A.categories) == ([1, 0], {"c": ("a", "b")})
+    holes = pd.array([BIG, None], "Int64")
+    with pytest.raises(DtypeError, match=r"the column has nulls \(1\)"):
+        als.send_matrix(holes)
+    assert als.send_matrix(holes, missing=-1).fetch().tolist() == [BIG, -1]
+    assert als.send_matrix(pd.Index([1, 2])).fetch().tolist() == [1, 2]
 
 
 def test_polars_series_have_their_names(als: AlchemistSession) -> None:
@@ -345,6 +368,57 @@ def test_categories_of_pandas_stay_in_checkpoints(als: AlchemistSession, tmp_pat
         assert restored.matrix("coded").categories == A.categories
     assert als.send_matrix(frame.c, missing="nan").categories == {"c": ("x", "z")}
     A.free()
+
+
+def test_blocks_of_pandas_count_the_categories_that_are_known_first() -> None:
+    coded = pd.ArrowDtype(pa.dictionary(pa.int32(), pa.string()))
+    for dtype in ("category", coded):
+        known = {0: ["z", "b"]}
+        values = pandas_columns.values_of(pd.Series(["b", "a"], dtype=dtype), "error", known)
+        words = [known[0][code] for code in values]
+        assert (words, known[0][:2]) == (["b", "a"], ["z", "b"])
+
+
+def test_columns_without_names_keep_their_categories(als: AlchemistSession) -> None:
+    words = ["b", "a", "b"]
+    coded = pa.array(words).dictionary_encode()
+    frame = pd.DataFrame({0: pd.Categorical(words)})
+    given = [coded, pd.Series(words, dtype="category"), frame, pa.Table.from_pandas(frame)]
+    pl = pytest.importorskip("polars", reason="polars is not installed")
+    for column in (*given, pl.Series(words, dtype=pl.Categorical)):
+        A = als.send_matrix(column)
+        ((name, found),) = A.categories.items()
+        assert name == ("0" if len(A.shape) == 2 else "c0")
+        assert [found[code] for code in A.fetch().ravel()] == words
+        assert A.to_arrow()[name].to_pylist() == words
+    with pytest.raises(DtypeError, match="the column has the element 300, which int8"):
+        als.send_matrix(pa.array([300]), dtype="int8")
+
+
+def test_codes_that_would_lose_their_categories_are_refused(als: AlchemistSession) -> None:
+    """In blocks each block would count its own; in lists and of binary words there are none."""
+    table = pa.table({"n": [1, 2], "a": pa.array(["x", "y"]).dictionary_encode()})
+    for block in (table, table.to_pandas()):
+        with pytest.raises(DtypeError, match=r"block 0.* has categories \(in column 1\).*Dataset"):
+            als.send_matrix([(ray.put(block), 0, 0)])
+        with pytest.raises(DtypeError, match=r"block 0.* has categories"):
+            als.send_blocks([block], shape=(2, 2), dtype="int64")
+    coded = pa.dictionary(pa.int32(), pa.string())
+    for column, words in (
+        (pa.array([["a", "b"], ["c", "a"]], pa.list_(coded, 2)), "type list of categories"),
+        (pa.array([["a", "b"], ["c", "a"]], pa.list_(coded)), "type list of categories"),
+        (pa.array([b"x", b"y"]).dictionary_encode(), "type binary"),
+    ):
+        with pytest.raises(DtypeError, match=f"column 'a' has {words}, which is not numeric"):
+            als.send_matrix(pa.table({"a": column}))
+
+
+def test_many_categories_are_counted_at_once(als: AlchemistSession) -> None:
+    words = pd.Series([f"w{k}" for k in range(20_000)], dtype="category", name="a")
+    begun = time.perf_counter()
+    A = als.send_matrix(words)
+    assert time.perf_counter() - begun < 5  # a list was searched for each: 3 s, and 300 of 200,000
+    assert A.categories["a"][int(A[7:8].fetch()[0])] == "w7"
 
 
 def test_lists_and_tensors_are_another_axis(als: AlchemistSession, tmp_path: Path) -> None:

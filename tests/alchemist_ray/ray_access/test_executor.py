@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from alchemist_ray import Executor
 from alchemist_ray.errors import (
@@ -84,6 +85,15 @@ def test_idle_gangs_make_room_for_calls_with_other_ranks(executor: Executor) -> 
     assert len(executor.submit(pids, resources=needed).result()) == 7
 
 
+def test_gangs_make_room_when_they_become_idle(executor: Executor) -> None:
+    """A call with other ranks, submitted while its CPUs are in use, does not wait for `idle_s`."""
+    executor.submit(pids, resources={"num_workers": 5}).result()
+    busy = executor.submit(pids, 3.0, resources={"num_workers": 5})
+    waits = executor.submit(pids, resources={"num_workers": 6, "start_timeout_s": 30})
+    assert not busy.done()
+    assert len(waits.result(timeout=40)) == 6
+
+
 def test_errors_are_those_of_run(executor: Executor) -> None:
     def broken(comm: Any) -> None:
         if comm.rank == 1:
@@ -122,6 +132,15 @@ def test_calls_are_cancelled_before_and_while_they_run(executor: Executor) -> No
     assert not finished.cancel()
 
 
+def test_futures_that_are_done_keep_no_arguments(executor: Executor) -> None:
+    given = np.ones(10**6)
+    calls = [executor.submit(total, given) for _ in range(6)]
+    calls[-1].cancel()
+    assert not wait(calls, timeout=60).not_done
+    assert not any(call.task or call.refs for call in calls)
+    assert executor.submit(total, ray.put(given)).result(timeout=60) == 10**6 + 1
+
+
 def test_a_call_waits_at_its_gang_without_a_share_in_what_happens_there(cluster: str) -> None:
     def dies(comm: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -155,3 +174,14 @@ def test_shutdown_ends_the_gangs(cluster: str) -> None:
     wait(calls, timeout=30)
     assert calls[-1].cancelled()
     assert not calls[0].cancelled()
+
+
+def test_calls_wait_for_no_gang_that_is_gone(cluster: str) -> None:
+    """No room for a second gang was found a moment ago, and the only one is lost for good."""
+    with Executor(num_workers=5, max_gangs=2) as other:
+        calls = [other.submit(pids, 1.0) for _ in range(4)]
+        assert wait_until(lambda: calls[0].running() and bool(other._full), 40) is not None
+        (gangs,) = other._gangs.values()
+        ray.kill(gangs[0].host.own.actor)
+        assert not wait(calls, timeout=60).not_done
+        assert calls[-1].exception() is None

@@ -82,6 +82,12 @@ def test_an_array_of_a_protocol_alone(
         als.send_matrix(object())
 
 
+def test_a_tensor_without_elements_says_so(als: AlchemistSession) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    with pytest.raises(DtypeError, match=r"a Tensor cannot be read by DLPack.*meta"):
+        als.send_matrix(torch.empty(2, device="meta"))
+
+
 def test_parts_of_columns_are_sent_in_order(als: AlchemistSession) -> None:
     values = np.random.default_rng(0).integers(0, 100, (5000, 3))
     columns = {
