@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alchemist_ray.dtypes import as_array, check_range, chosen_dtype, common_dtype
+from alchemist_ray.dtypes import as_array, check_range, chosen_dtype, common_dtype, open_table
 from alchemist_ray.errors import DtypeError
+from mpi_workers.matrix.arrow_columns import gathered
 from mpi_workers.matrix.dtypes import castable
 
 INT32, INT64 = np.iinfo("int32"), np.iinfo("int64")
@@ -110,8 +111,8 @@ def test_nulls_that_lie_above_their_elements_are_nulls() -> None:
     pa = pytest.importorskip("pyarrow")
     codes = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2]), pa.array(["a", None, "c"]))
     with pytest.raises(DtypeError, match=r"nulls \(2\)"):
-        as_array(codes, "it")
-    assert as_array(codes, "it", -1)[0].tolist() == [0, -1, -1, 1]  # as many categories as words
+        open_table(codes)
+    assert gathered(open_table(codes, -1)).tolist() == [0, -1, -1, 1]  # as many categories as words
     mask = pa.array([False, True])
     structs = pa.StructArray.from_arrays([pa.array([1, 2])], names=["a"], mask=mask)
     assert as_array(structs[:1], "it")[0].tolist() == [[1]]
