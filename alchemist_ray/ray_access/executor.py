@@ -35,6 +35,7 @@ from mpi_workers.wire.frames import Body
 
 AHEAD = 2  # calls that a gang has at a time: one runs, the next is there when it ends
 FULL_S = 1.0  # from one look for room for another gang to the next
+SHARE_S = 5.0  # that a gang waits for CPUs until those with other options take no more calls
 CANCEL_INTERVAL_S = 0.1
 MIN_IDLE_S = 0.05
 
@@ -135,7 +136,7 @@ class _Gang:
     calls: queue.SimpleQueue[CallFuture | None] = field(default_factory=queue.SimpleQueue)
     idle_s: float = 0.0  # of its last call
     busy: int = 0  # calls that it has
-    waits: bool = False  # to start, for CPUs that gangs with other options may have
+    waits_since: float | None = None  # to start, for CPUs that gangs with other options may have
     used: float = field(default_factory=time.monotonic)
 
 
@@ -220,7 +221,7 @@ class Executor(concurrent.futures.Executor):
             self._give(key)
         return future
 
-    # The methods below that begin with `_give` and `_end` are called with the lock.
+    # The methods below that begin with `_give`, `_shares` and `_end` are called with the lock.
 
     def _give(self, key: FunctionOptions) -> None:
         """Give waiting calls to the gangs that have the fewest; start another one if all have some.
@@ -228,7 +229,7 @@ class Executor(concurrent.futures.Executor):
         The second call of a gang is there when its first one ends.
         """
         waiting, gangs = self._waiting[key], self._gangs[key]
-        while waiting:
+        while waiting and not self._shares(key):
             gang = min(gangs, key=lambda gang: gang.busy, default=None)
             if gang is None or gang.busy:
                 more = len(gangs) < self._options.max_gangs
@@ -248,25 +249,35 @@ class Executor(concurrent.futures.Executor):
                 self._running += 1
                 gang.calls.put(call)
 
+    def _give_all(self) -> None:
+        for key in list(self._waiting):
+            self._give(key)
+
+    def _shares(self, key: FunctionOptions) -> bool:
+        """Whether its gangs take no more calls, so that one with other options has their CPUs."""
+        late = time.monotonic() - SHARE_S
+        others = (gang for gang in chain(*self._gangs.values()) if gang.key != key and gang.busy)
+        return any(gang.waits_since is not None and gang.waits_since < late for gang in others)
+
     def _open(self, key: FunctionOptions, *, first: bool) -> None:
         """Have one gang more, if there is room. There is for the first: it waits, or shares one."""
         host: Host | None = None
         failed: Exception | None = None
-        waits = False
+        since: float | None = None
         try:
             host = take(key, first=False)
-            if waits := host is None and first:
-                host = take(key, first=True)
+            if host is None and first:
+                since, host = time.monotonic(), take(key, first=True)
         except Exception as error:  # no cluster, no driver
             failed = error
         with self._changed:
             self._opening.discard(key)
             if host is not None:
-                gang = _Gang(host, key, waits=waits)
+                gang = _Gang(host, key, waits_since=since)
                 self._gangs[key].append(gang)
                 for _ in range(AHEAD):
                     in_thread(partial(self._serve, gang))
-                if waits:
+                if since is not None:
                     self._end_idle()
             elif failed is None or self._gangs[key]:
                 self._full[key] = time.monotonic()
@@ -297,7 +308,9 @@ class Executor(concurrent.futures.Executor):
                 if connection is None or connection.known_loss() is not None:
                     connection = None
                     connection = _connected(gang.host)
-                    gang.waits = False
+                    with self._changed:
+                        gang.waits_since = None
+                        self._give_all()
                 call.finish(call.run(connection))
             except BaseException as failed:
                 error = told(failed)
@@ -317,8 +330,8 @@ class Executor(concurrent.futures.Executor):
                     self._waiting[gang.key].appendleft(call)
                 if ended:
                     self._end(gang)
-                self._give(gang.key)
-                if any(each.waits and each.busy for each in chain(*self._gangs.values())):
+                self._give_all()
+                if any(each.busy and each.waits_since for each in chain(*self._gangs.values())):
                     self._end_idle()
             self._over(1)
             del call
@@ -338,8 +351,9 @@ class Executor(concurrent.futures.Executor):
     def _end_idle(self) -> None:
         """Give the gangs back that have nothing to do."""
         for key, gangs in self._gangs.items():
-            for gang in [gang for gang in gangs if not gang.busy and not self._waiting[key]]:
-                self._end(gang)
+            if not self._waiting[key] or self._shares(key):
+                for gang in [gang for gang in gangs if not gang.busy]:
+                    self._end(gang)
 
     def _end(self, gang: _Gang) -> None:
         if gang in self._gangs[gang.key]:
@@ -364,8 +378,7 @@ class Executor(concurrent.futures.Executor):
         for call in waiting:
             call.cancel()
         with self._changed:
-            for key in list(self._waiting):
-                self._give(key)
+            self._give_all()
             self._end_idle()
             if wait:
                 self._changed.wait_for(

@@ -94,6 +94,15 @@ def test_gangs_make_room_when_they_become_idle(executor: Executor) -> None:
     assert len(waits.result(timeout=40)) == 6
 
 
+def test_a_call_with_other_ranks_has_its_turn_beside_many_calls(executor: Executor) -> None:
+    many = [executor.submit(pids, 1.0, resources={"num_workers": 4}) for _ in range(26)]
+    wait_until(lambda: many[1].running(), 30)
+    other = executor.submit(pids, resources={"num_workers": 6})
+    assert len(other.result(timeout=50)) == 6
+    assert not many[-1].done()
+    assert len(many[-1].result(timeout=100)) == 4
+
+
 def test_errors_are_those_of_run(executor: Executor) -> None:
     def broken(comm: Any) -> None:
         if comm.rank == 1:
