@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from alchemist_ray.arguments import checked_matrix_name
-from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.connection import RESTORED, GangConnection
 from alchemist_ray.attached.matrix_ref import columns_to_wire
 from alchemist_ray.attached.progress import say, times_table, transfer_bar
 from alchemist_ray.dtypes import checked_missing
@@ -122,7 +122,7 @@ def send(
     try:
         return repeated(once)
     except TransferError as error:
-        if error.facts.get("cause") != TASK_REPEATED:
+        if error.facts.get("cause") not in (TASK_REPEATED, RESTORED):
             raise
         log.warning("%s. It is sent once more", str(error).partition(":")[0])
         return repeated(once)

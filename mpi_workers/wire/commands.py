@@ -53,7 +53,8 @@ class Command:
     internal : bool
         No process may send it: the GroupManager itself sends it to the ranks.
     repeatable : bool
-        It changes nothing: a process sends it again when its connection was lost meanwhile.
+        It changes nothing, or only what ``resume`` takes back: a process sends it again when its
+        connection was lost meanwhile.
     audited : bool
         A gateway writes it to its log.
     rerun : Rerun
@@ -104,7 +105,8 @@ _CODE = "run_code"
 COMMANDS: dict[str, Command] = {
     # Matrices.
     "create": _queued(
-        "shape dtype layout name? source? columns?", "matrix layout shape dtype", audited=True
+        "shape dtype layout name? source? columns?", "matrix layout shape dtype",
+        audited=True, repeatable=True,
     ),
     "seal": _queued("matrix", "matrix", rerun=Rerun.NEVER),
     "free": _queued("matrices", "", audited=True),

@@ -19,6 +19,8 @@ class BreakableLink:
         self.passed = 0
         self.pause_s = 0.0  # after each 256 KiB
         self.plugged = True
+        self.swallows = False  # what the port answers
+        self._clients: set[socket.socket | None] = set()
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -44,6 +46,7 @@ class BreakableLink:
             return
         far = socket.create_connection(self._target)
         with self._lock:
+            self._clients.add(near)
             for one, other in ((near, far), (far, near)):
                 self._pairs[one] = other
                 self._selector.register(one, selectors.EVENT_READ)
@@ -55,7 +58,8 @@ class BreakableLink:
             return
         try:
             data = sock.recv(1 << 18)
-            other.sendall(data)
+            if not (self.swallows and other in self._clients):
+                other.sendall(data)
             self.passed += len(data)
             time.sleep(self.pause_s * len(data) / (1 << 18))
         except OSError:
@@ -66,6 +70,7 @@ class BreakableLink:
     def _close(self, sock: socket.socket) -> None:
         with self._lock:
             for one in (sock, self._pairs.get(sock)):
+                self._clients.discard(one)
                 if one is not None and self._pairs.pop(one, None) is not None:
                     with contextlib.suppress(KeyError, ValueError):
                         self._selector.unregister(one)

@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession, Handle
+from alchemist_ray.attached.control_channel import SocketChannel
 from alchemist_ray.errors import SessionError, TransferError
 from alchemist_ray.gateway import node, protocol
 from alchemist_ray.gateway.client import ask
@@ -110,6 +112,36 @@ def test_a_fetch_over_a_link_that_breaks_is_repeated_and_keeps_no_writer_waiting
         assert reader.connection.read(seen, transfer) == 2
         assert np.array_equal(seen.fetch(), 2 * A)
         AlchemistSession.stop_gang("read")
+
+
+@pytest.mark.parametrize("name", [None, "sent twice"])
+@pytest.mark.parametrize("command", ["create", "seal"])
+def test_a_matrix_is_sent_though_the_answer_to_a_command_is_lost(
+    als: AlchemistSession, link: BreakableLink, monkeypatch: pytest.MonkeyPatch, name: str | None,
+    command: str,
+) -> None:  # fmt: skip
+    A = np.random.default_rng(6).random((50, 40))
+    before = {each.id for each in als.list_matrices()}
+    lost = []
+    real = SocketChannel.request
+
+    def mend() -> None:
+        link.cut()
+        link.swallows = False
+
+    def request(channel: SocketChannel, body: Any, *more: Any) -> Any:
+        if body["op"] == command and not lost:
+            link.swallows = True
+            lost.append(threading.Timer(1.0, mend))
+            lost[0].start()
+        return real(channel, body, *more)
+
+    monkeypatch.setattr(SocketChannel, "request", request)
+    handle = als.send_matrix(A, name=name)
+    assert lost
+    assert np.array_equal(handle.fetch(), A)
+    assert {each.id for each in als.list_matrices()} - before == {handle.id}
+    handle.free()
 
 
 def test_a_session_survives_an_outage_with_its_matrices(
