@@ -361,7 +361,7 @@ def shipped(connection: GangConnection, name: str) -> Any:
 
 
 def _loaded(_connection: GangConnection) -> dict[str, Any]:
-    return {}  # by name: the library, or why there is none
+    return {}  # by name: the library, or the error that says why it is missing
 
 
 def named(library: Any) -> str:

@@ -124,7 +124,8 @@ def send(
     except TransferError as error:
         if error.facts.get("cause") not in (TASK_REPEATED, RESTORED):
             raise
-        log.warning("%s. It is sent once more", str(error).partition(":")[0])
+        happened = str(error).partition(":")[0].partition(";")[0]
+        log.warning("%s. The matrix is sent once more", happened)
         return repeated(once)
 
 

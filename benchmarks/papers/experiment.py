@@ -112,7 +112,7 @@ class Sample(tuple[float, ...]):
 
 
 def known(stored: Any) -> Any:
-    """A measurement that was kept as JSON, or why there is none."""
+    """A measurement that was kept as JSON, or the text that says why it is missing."""
     return stored if isinstance(stored, str) else Sample(stored)
 
 
@@ -138,7 +138,7 @@ def draw_bars(
     Parameters
     ----------
     series : mapping of str to sequence
-        By label: the heights in all groups, or why there is none.
+        By label: the heights in all groups, or a text that says why they are missing.
     """
     width = 0.8 / len(series)
     axes.axhline(1, color="black", lw=0.8)

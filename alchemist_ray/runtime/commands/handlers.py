@@ -416,7 +416,8 @@ class Commands:
         now = set(body["matrices"])
         self.hold({"matrices": now}, holder)
         gone = [r for r in self.matrices.values() if holder in r.holders and r.id not in now]
-        self.drop(*(r.id for r in gone if not r.sealed))  # also with a name: none will send it
+        # Named ones, too, if they are not whole: no process sends their rest.
+        self.drop(*(record.id for record in gone if not record.sealed))
         self._release(gone, holder)
         return {}
 
