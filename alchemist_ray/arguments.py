@@ -152,6 +152,41 @@ def checked_mapping(name: str, value: Any, contents: str) -> Mapping[Any, Any]:
     return value or {}
 
 
+# Variables that a rank cannot have from `env=`, by prefix: why, and what to do instead.
+_BY_LAUNCHER = "the launcher of the ranks sets it"
+_AT_START = "it is read before `env` is set: set it where Ray starts on the nodes"
+REFUSED_VARIABLES = {
+    "PMI": _BY_LAUNCHER, "HYDI": _BY_LAUNCHER, "SLURM_": _BY_LAUNCHER, "PALS_": _BY_LAUNCHER,
+    "LD_": f"{_AT_START} (`LD_LIBRARY_PATH=... ray start`), or use run_program(env=)",
+    "MPI4PY_": _AT_START,
+    "PYTHON": f"{_AT_START}; a function can change sys.path",
+    "PATH": "it begins with the programs of the ranks' MPI and goes on as where Ray was started: "
+    "set it there, or use run_program(env=)",
+    "ALCHEMIST_": "it belongs to this package, whose settings are options (launcher=, ...), or "
+    "variables where Ray starts",
+}  # fmt: skip
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def checked_env(value: Any, kind: type[Exception] = ValueError) -> dict[str, str]:
+    """Environment variables for ranks, as strings. Raises `kind`."""
+    if value is not None and not isinstance(value, Mapping):
+        raise kind(f"env={value!r}: it must be a dict of names and values of variables")
+    env = {}
+    for name, given in (value or {}).items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise kind(f"env: {name!r} is not the name of an environment variable")
+        for prefix, why in REFUSED_VARIABLES.items():
+            if name == prefix or (prefix != "PATH" and name.startswith(prefix)):
+                raise kind(f"env: ranks cannot be given {name}: {why}")
+        if not isinstance(given, str | int | float) or "\0" in (text := str(given)):
+            raise kind(f"env[{name!r}]={given!r}: it must be a string or a number")
+        if name in THREADS and not text.isdecimal():
+            raise kind(f"env[{name!r}]={given!r}: it must be a number of threads")
+        env[name] = text
+    return env
+
+
 def checked_matrix_name(name: Any) -> None:
     """A name for a matrix, or None. Raises `MatrixError`."""
     if name is not None and (not isinstance(name, str) or not name or not name.isprintable()):

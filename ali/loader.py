@@ -26,7 +26,7 @@ import platform
 import re
 import struct
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 
 LOADED = "libmpi.so.12"
@@ -247,6 +247,28 @@ def mpi_file() -> str:
         (path for path in mapped_files() if re.match(r"libmpi(ch)?(_\w+)?\.so", Path(path).name)),
         "libmpi.so.12",
     )
+
+
+# Of packages that look for an MPI library by a name of their own: their variable for its file.
+# NEURON's wheels, without it, are 1 process of 1 on each rank (its src/nrnmpi/nrnmpi_dynam.cpp).
+MPI_FILE_VARIABLES = ("MPI_LIB_NRN_PATH",)
+
+
+def set_mpi_variables(env: MutableMapping[str, str] = os.environ) -> None:
+    """Set the variables by which packages find the MPI of this process, and its ``mpicc``.
+
+    The folder of its programs comes first in PATH: codes that compile at run time take the first
+    ``mpicc``, and without an activated environment that is another MPI's. Other variables that are
+    set are kept.
+    """
+    file = mpi_file()
+    for name in MPI_FILE_VARIABLES:
+        env.setdefault(name, file)
+    programs = Path(file).parent.parent / "bin"
+    path = env.get("PATH", os.defpath).split(os.pathsep)
+    if (programs / "mpicc").exists():
+        others = [folder for folder in path if folder != str(programs)]
+        env["PATH"] = os.pathsep.join([str(programs), *others])
 
 
 def mapped_files() -> Iterable[str]:

@@ -15,6 +15,7 @@ from alchemist_ray.arguments import (
     MAX_PORT,
     MAX_SECONDS,
     checked_cpus,
+    checked_env,
     checked_gpus,
     checked_path,
     checked_seconds,
@@ -92,6 +93,10 @@ def _number(name: str, value: Any) -> float:
     return float(_finite(name, value))
 
 
+def _env(_name: str, value: Any) -> dict[str, str]:
+    return checked_env(value, EnvConfigError)
+
+
 def _options(name: str, value: Any) -> dict[str, Any]:
     return dict(_mapping(name, value))
 
@@ -143,6 +148,8 @@ class EnvConfig:
         CPUs of each rank. Default: 1.
     gpus_per_worker : float
         GPUs of each rank; a fraction below 1: ranks share one.
+    env : mapping of str to str
+        Environment variables of the ranks (`AlchemistSession`).
     max_restarts : int
         How many gangs may be lost within an hour, by this environment and by those that it
         replaces: closed ones of the same simulator whose last gang was lost.
@@ -177,6 +184,7 @@ class EnvConfig:
     placement: str | Mapping[str, Any] | Reservation = _key(_placement, default="own")  # noqa: RUF009 - a field
     cpus_per_worker: float | None = _key(_cpus, default=None)
     gpus_per_worker: float = _key(_gpus, default=0.0)
+    env: Mapping[str, str] = _key(_env, default_factory=dict)
     max_restarts: int = _key(_whole(0), default=MAX_RESTARTS)
     on_failure: str = _key(_one_of("raise", "truncate"), default="raise")
     failure_reward: float = _key(_number, default=0.0)

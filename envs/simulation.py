@@ -89,6 +89,7 @@ def open_session(owner: object, config: EnvConfig) -> tuple[AlchemistSession, Ca
             placement=_placement(config, cleanup),
             cpus_per_worker=config.cpus_per_worker,
             gpus_per_worker=config.gpus_per_worker,
+            env=config.env,
             start_timeout_s=config.start_timeout_s,
             progress=False,
         )

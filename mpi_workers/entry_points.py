@@ -11,6 +11,7 @@ import os
 import sys
 from multiprocessing.connection import Connection
 
+from ali.loader import set_mpi_variables
 from ali.registry import load
 from ali.run import Programs
 from mpi_workers.node import fork_server, pmi_relay, proxy
@@ -23,6 +24,7 @@ PRELOADED = ("ali.linalg",)  # most gangs load it first
 
 
 def run_rank(config: RankConfig) -> None:
+    set_mpi_variables()
     process.main(config, load, Programs())
 
 
@@ -44,6 +46,7 @@ def main(argv: list[str]) -> None:
             pmi_relay.start_if_needed()
             process.print_world()
         case ["local-rank", *rest]:
+            set_mpi_variables()
             local_rank.main(rest)
         case _:
             sys.exit(

@@ -101,6 +101,8 @@ class GangInfo:
     workers : int
         Ranks.
     gpus_per_worker : float
+    env : tuple of str
+        Names of the environment variables that its ranks were given.
     nodes : tuple of str
         Host names.
     named, detached : bool
@@ -125,6 +127,7 @@ class GangInfo:
     owner: str = ""
     workers: int = 0
     gpus_per_worker: float = 0.0
+    env: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     named: bool = True
     detached: bool = False
@@ -143,7 +146,7 @@ class GangInfo:
     def of(cls, entry: Body) -> GangInfo:
         """From what a GroupManager answers."""
         fields = {key: value for key, value in entry.items() if key in cls.__slots__}
-        for key in ("nodes", "processes", "libraries"):
+        for key in ("env", "nodes", "processes", "libraries"):
             fields[key] = tuple(fields.get(key, ()))
         fields["calls"] = calls_of(entry)
         return cls(**fields)

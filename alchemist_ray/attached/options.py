@@ -11,13 +11,14 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from alchemist_ray.arguments import (
     MAX_SECONDS,
     checked_choice,
     checked_cpus,
+    checked_env,
     checked_flag,
     checked_gpus,
     checked_path,
@@ -155,7 +156,11 @@ class GangOptions(ConnectionOptions):
         Ray's placement strategy for the ranks: few nodes, many nodes, one node, one node per
         rank. The strict ones are satisfied or refused. Only with ``placement="own"``.
     threads_per_worker : int
-        BLAS threads of each rank.
+        Threads of each rank: its ``OMP_NUM_THREADS``, ``OPENBLAS_NUM_THREADS`` and
+        ``MKL_NUM_THREADS``. This process's own variables do not reach the ranks.
+    env : dict of str to str, optional
+        Environment variables of the ranks, set before they import anything of yours
+        (``docs/your-code.md``, which lists what is imported earlier).
     cpus_per_worker : float, optional
         CPUs reserved for each rank. Default: `threads_per_worker`.
     gpus_per_worker : float
@@ -190,6 +195,7 @@ class GangOptions(ConnectionOptions):
     )
     strategy: str = "PACK"
     threads_per_worker: int = 1
+    env: Mapping[str, str] | None = field(default=None, hash=False, repr=False)
     cpus_per_worker: float | None = None
     gpus_per_worker: float = 0
     gpu: str = "auto"
@@ -228,6 +234,7 @@ class GangOptions(ConnectionOptions):
                 "lifetime='detached' needs placement='own': a detached gang outlives its caller"
             )
         positive_int("threads_per_worker", self.threads_per_worker)
+        object.__setattr__(self, "env", checked_env(self.env))
         if self.cpus_per_worker is not None:
             checked_cpus("cpus_per_worker", self.cpus_per_worker)
         checked_gpus("gpus_per_worker", self.gpus_per_worker)
@@ -241,6 +248,10 @@ class GangOptions(ConnectionOptions):
     def detached(self) -> bool:
         """Whether the gang outlives the process that started it."""
         return self.lifetime == DETACHED
+
+    def with_env(self, env: Mapping[str, str] | None) -> GangOptions:
+        """The options with further variables of the ranks. Raises `ValueError`."""
+        return self if env is None else replace(self, env={**(self.env or {}), **checked_env(env)})
 
     @property
     def lease_grace_s(self) -> float:

@@ -26,7 +26,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ import ray
 import ray._raylet
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
+from alchemist_ray.arguments import THREADS
 from alchemist_ray.cluster.batch_job import adopt
 from alchemist_ray.errors import AuthError, LaunchError, SessionError
 from alchemist_ray.tracebacks import without_native_frames
@@ -351,6 +352,26 @@ def warn_of_shared_cores(ranks: int, threads: int) -> None:
             "waits for the slowest. One rank may be faster",
             cores, load, ranks,
         )  # fmt: skip
+
+
+def tell_threads(threads: int, env: Mapping[str, str]) -> None:
+    """Warn once if this program was told another number of threads, which ranks do not get.
+
+    Ray sets that number for its own workers.
+    """
+    told = os.environ.get(THREADS[0], "")
+    driver = ray.get_runtime_context().worker.mode == ray.SCRIPT_MODE
+    if driver and THREADS[0] not in env and told.isdecimal() and int(told) != threads:
+        _warn_of_threads(told, threads)
+
+
+@cache
+def _warn_of_threads(told: str, threads: int) -> None:
+    log.warning(
+        "%s=%s of this program does not reach the ranks, which have threads_per_worker=%d each: "
+        "threads_per_worker=%s sets it, and reserves as many CPUs",
+        THREADS[0], told, threads, told,
+    )  # fmt: skip
 
 
 def check(address: str, what: str) -> None:

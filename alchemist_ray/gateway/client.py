@@ -10,7 +10,7 @@ import os
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -76,14 +76,14 @@ class GatewayGangs:
         ask(moved, self._token, {"op": "list_gangs"})
         self._address = moved
 
-    def start(self, num_workers: Workers) -> GangConnection:
+    def start(self, num_workers: Workers, env: Mapping[str, str] | None = None) -> GangConnection:
         process = uuid.uuid4().hex
         described = self._ask(
             "start_gang",
             workers=num_workers if isinstance(num_workers, int) else list(num_workers),
             session=self._session,
             process=process,
-            options=self._options.for_gateway(),
+            options=self._options.with_env(env).for_gateway(),
         )
         self._gang = described["gang"]
         return self.connect(described, process)

@@ -201,7 +201,9 @@ def _measured(asked: argparse.Namespace) -> Result:
     # At most one rank per core (of this machine): ranks poll.
     each = [min(cpus, usable_cores()) for cpus in cluster]
     workers = asked.workers or max(1, int(sum(each)))
-    with AlchemistSession(workers, launcher=asked.launcher, strategy="SPREAD") as session:
+    env = dict(variable.partition("=")[::2] for variable in asked.env)
+    own = {"launcher": asked.launcher, "env": env}
+    with AlchemistSession(workers, **own, strategy="SPREAD") as session:
         return measure(session, asked.label, asked.seconds)
 
 
@@ -219,6 +221,7 @@ OPTIONS: tuple[tuple[Any, ...], ...] = (
      "seconds of the longest measurements; the whole run takes about four times this (default: "
      f"{SECONDS:g})", {"default": SECONDS}),
     ("--launcher", "auto", "launcher of the ranks (default: auto)"),
+    ("--env NAME=VALUE env", [], "an environment variable of the ranks; more than once for more"),
     ("--compare FILE", Path,
      "one FILE: measure and compare with it; several: compare them with the last",
      {"nargs": "+", "default": []}),

@@ -31,7 +31,7 @@ WATCH_S = 2.0
 FOLLOW_INTERVAL_S = 1.0
 ANSWER_S = 30.0
 LINES = 100
-COLUMNS = ("gang", "state", "ranks", "nodes", "memory", "free", "used", "call", "owner")
+COLUMNS = ("gang", "state", "ranks", "nodes", "env", "memory", "free", "used", "call", "owner")
 
 
 def status() -> list[GangInfo]:
@@ -190,6 +190,7 @@ def _row(gang: GangInfo) -> tuple[str, ...]:
         gang.state if gang.detached else f"{gang.state} (private)",
         str(gang.workers) + f" ({gang.workers * gang.gpus_per_worker:g} GPUs)" * (gpus > 0),
         ",".join(gang.nodes),
+        ",".join(gang.env) or "-",
         readable(gang.nbytes),
         "-" if gang.free_nbytes is None else readable(gang.free_nbytes),
         f"{_age(time.time() - gang.last_used)} ago" if gang.last_used else "-",

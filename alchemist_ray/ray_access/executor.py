@@ -157,7 +157,7 @@ class Executor(concurrent.futures.Executor):
     max_gangs : int
         Gangs with the same number of ranks that run calls at the same time, at most. A gang starts
         when all others are busy and its CPUs are free.
-    threads_per_worker, cpus_per_worker, launcher, start_timeout_s, timeout_s
+    threads_per_worker, env, cpus_per_worker, gpus_per_worker, launcher, start_timeout_s, timeout_s
         As for `mpi_function`.
     idle_s : float
         Seconds that an idle gang is kept for the next call. Gangs end with `shutdown`, too.

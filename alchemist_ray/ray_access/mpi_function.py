@@ -41,6 +41,7 @@ class FunctionOptions:
 
     num_workers: int
     threads_per_worker: int = 1
+    env: Mapping[str, str] | None = field(default=None, hash=False, repr=False)
     cpus_per_worker: float | None = None
     gpus_per_worker: float = 0
     launcher: str = "auto"
@@ -61,7 +62,7 @@ class FunctionOptions:
     def gang(self) -> GangOptions:
         """The options that a session has, too."""
         shared = (
-            "threads_per_worker", "cpus_per_worker", "gpus_per_worker", "launcher",
+            "threads_per_worker", "env", "cpus_per_worker", "gpus_per_worker", "launcher",
             "start_timeout_s",
         )  # fmt: skip
         return GangOptions(self.num_workers, **{name: getattr(self, name) for name in shared})
@@ -164,7 +165,7 @@ def mpi_function(
     ----------
     num_workers : int
         Number of MPI ranks.
-    threads_per_worker, cpus_per_worker, gpus_per_worker, launcher, start_timeout_s
+    threads_per_worker, env, cpus_per_worker, gpus_per_worker, launcher, start_timeout_s
         As for `AlchemistSession`. `start_timeout_s` also limits the wait for CPUs.
     timeout_s : float, optional
         Time limit of a call after its gang has started; then `CallTimeoutError`.

@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -120,9 +121,9 @@ class RayGangs:
         self._started_ray = False
         self._find_actors()
 
-    def start(self, num_workers: Workers) -> GangConnection:
+    def start(self, num_workers: Workers, env: Mapping[str, str] | None = None) -> GangConnection:
         after = 0 if self._last is None else self._last.address.epoch
-        options = self._options
+        options = self._options.with_env(env)
         if options.cpus_per_worker is None and isinstance(num_workers, int):
             cpus = shared_cpus(num_workers, options.each.cpus)
             options = replace(options, cpus_per_worker=cpus)

@@ -291,6 +291,7 @@ class Gang:
                 "owner": request.owner,
                 "workers": request.workers,
                 "gpus_per_worker": request.options.gpus_per_worker,
+                "env": sorted(request.options.env or ()),
                 "detached": request.options.detached,
                 "idle_timeout_s": request.options.idle_timeout_s,
                 "nodes": self.nodes,

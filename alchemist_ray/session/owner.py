@@ -16,10 +16,10 @@ import threading
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, Protocol, Self
 
-from alchemist_ray.arguments import checked_address, positive_int
+from alchemist_ray.arguments import checked_address, checked_env, positive_int
 from alchemist_ray.attached import registry
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.info import (
@@ -65,8 +65,11 @@ class SessionGangs(Protocol):
     def move(self, address: str, port: int, *, in_use: bool) -> None:
         """Use the gangs of another cluster. Raises `SessionError` if that is not possible."""
 
-    def start(self, num_workers: Workers) -> GangConnection:
-        """Start a gang and connect. Raises `ResourceError`, `LaunchError`, `GroupError`."""
+    def start(self, num_workers: Workers, env: Mapping[str, str] | None = None) -> GangConnection:
+        """Start a gang and connect; `env`: more variables of its ranks than the options have.
+
+        Raises `ResourceError`, `LaunchError`, `GroupError`.
+        """
 
     def resize(self, connection: GangConnection, num_workers: int) -> None:
         """Move a gang to this many ranks. Raises `AlchemistError`; it goes on as it was then."""
@@ -216,7 +219,9 @@ class GangOwner:
 
     # --- workers ---
 
-    def request_workers(self, num_workers: Workers) -> list[WorkerInfo]:
+    def request_workers(
+        self, num_workers: Workers, *, env: Mapping[str, str] | None = None
+    ) -> list[WorkerInfo]:
         """Start a gang of MPI ranks and wait until it is ready.
 
         Parameters
@@ -224,6 +229,8 @@ class GangOwner:
         num_workers : int or (int, int)
             Ranks; or the fewest and the most, of a gang that starts with the CPUs that are free
             and grows and shrinks with the cluster (``docs/resize.md``).
+        env : dict of str to str, optional
+            Environment variables of this gang's ranks, besides those of the session.
 
         Returns
         -------
@@ -246,7 +253,7 @@ class GangOwner:
         After the loss of a gang this starts the next one; handles of the lost gang are stale.
         """
         self._check_open()
-        num_workers = checked_workers(num_workers)
+        num_workers, env = checked_workers(num_workers), checked_env(env)
         with self._changing_workers():
             if self._connection is not None and self._alive():
                 raise GroupError(
@@ -259,7 +266,7 @@ class GangOwner:
                     "start a gang with AlchemistSession(num_workers, ...)"
                 )
             self._held.drop_client()
-            self._held.use(self._gangs.start(num_workers))
+            self._held.use(self._gangs.start(num_workers, env))
             try:
                 self._check_started()
             except BaseException:

@@ -108,8 +108,10 @@ def mpirun_command(file: Path, library: str, task: dict[str, Any], counts: list[
         BadArgumentError, if the gang has several nodes, or there is no mpirun of Open MPI.
     """
     name = task["argv"][0]
-    found = filter(None, map(shutil.which, ("mpirun.openmpi", "prterun", "mpirun")))
-    mpirun = next(filter(_is_open_mpi, found), None)
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)  # the first is MPICH's
+    names = ("mpirun.openmpi", "prterun", "mpirun")
+    found = (shutil.which(each, path=folder) for each in names for folder in folders)
+    mpirun = next(filter(_is_open_mpi, filter(None, found)), None)
     if len(counts) > 1 or mpirun is None:
         raise Failure(
             "BadArgumentError",

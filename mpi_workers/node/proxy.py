@@ -100,10 +100,9 @@ class Proxy:
             first=min(self._ranks),
             devices=plan.nodes[self._node].devices,
             gpu=plan.gpu,
+            env=plan.env,
         )
         processes.set_waits(crowded)
-        for name in ("OMP", "OPENBLAS", "MKL"):
-            os.environ[f"{name}_NUM_THREADS"] = str(plan.threads)
         self._local.start(config, self._folder.path, run_rank)
 
     # --- the loop ---

@@ -81,6 +81,8 @@ class GangPlan:
     start : Start, optional
         The command that starts all ranks, run by the first node's proxy. None: each node's proxy
         forks them.
+    env : mapping
+        Environment variables of the ranks, besides those of `threads`.
     kvs_name : str
         MPICH derives names of segments from it, and reused ones may be stale.
     """
@@ -96,6 +98,7 @@ class GangPlan:
     gpu: str = "auto"
     log_folder: str = ""
     start: Start | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
     kvs_name: str = field(default_factory=lambda: f"alchemist_{uuid.uuid4().hex[:20]}")
 
     @property
@@ -132,6 +135,7 @@ class RankConfig:
     first: int = 0  # rank of this node
     devices: Sequence[Mapping[str, str]] = ()  # of its ranks; see `NodePlan`
     gpu: str = "auto"
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def find(cls, pattern: str) -> RankConfig:

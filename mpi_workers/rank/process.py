@@ -369,7 +369,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         outlive_sigterm()
         buffer_lines()
         allow_open_files()  # a launcher may have started this process
-        threadpool_limits(config.threads)
+        set_variables(config)
         if not MPI.Is_initialized():
             limit_endpoints(config.host, one_node=config.one_node)
             # MPI_Init holds the GIL: only an alarm ends a rank that hangs in it without a proxy.
@@ -394,6 +394,16 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         # Not MPI_Finalize: it is collective, and would wait for ranks that have ended.
         flush_python()
         os._exit(status)
+
+
+def set_variables(config: RankConfig) -> None:
+    """Set the variables of this rank, also for the BLAS that is loaded already."""
+    # OpenBLAS and MKL, too, read OMP_NUM_THREADS where their own variable is not set.
+    threads = config.env.get("OMP_NUM_THREADS", str(config.threads))
+    os.environ.update({f"{name}_NUM_THREADS": threads for name in ("OMP", "OPENBLAS", "MKL")})
+    os.environ.update(config.env)
+    blas = os.environ["OPENBLAS_NUM_THREADS"]  # that of NumPy's wheels
+    threadpool_limits({"openmp": int(threads), "blas": int(blas)})
 
 
 # Variables that connect a process to the server of its launcher's PMI.

@@ -365,6 +365,8 @@ class SessionCommands:
             require(
                 token, "admin", "Hydra's control ports have no authentication: launcher='hydra'"
             )
+        if options.env:
+            require(token, "run_code", "env= can name a file of code that a library loads")
         ident = f"{token.user}:{str(body['process'])[:64]}"
         self._forget_ended(token.user)
         with self.quotas.starting(token, most_of(workers)):

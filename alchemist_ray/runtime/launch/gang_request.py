@@ -9,6 +9,7 @@ from alchemist_ray.arguments import checked_choice
 from alchemist_ray.attached.address import this_process
 from alchemist_ray.attached.options import PLACEMENTS, GangOptions, Workers, least_of
 from alchemist_ray.cluster.placement import Reservation, check_capacity, inherited
+from alchemist_ray.cluster.ray_cluster import tell_threads
 from alchemist_ray.errors import ResourceError
 from alchemist_ray.launchers import chosen, settings
 from alchemist_ray.measures.logs import log_settings
@@ -64,6 +65,7 @@ class GangRequest:
             raise ResourceError(
                 f"num_workers={bounds} needs placement='own': a gang that grows reserves its CPUs"
             )
+        tell_threads(options.threads_per_worker, options.env or {})
         placement = options.placement
         if placement == "own":
             given = None

@@ -133,6 +133,7 @@ class Incarnation:
                 for (node, ranks), known in zip(nodes, facts, strict=True)
             ),
             threads=request.options.threads_per_worker,
+            env=request.options.env or {},
             token=token,
             manager=addresses,
             keep_bytes=min(node["memory"] for node in facts) // KEEP_SHARE,

@@ -60,11 +60,12 @@ def everything() -> int:
     with AlchemistSession(6) as als:
         tell("pmi", {"workers": workers(als), "error": multiply(als)})
         tell("too-few", failure(lambda: AlchemistSession(7)))
-    with AlchemistSession(4, launcher="srun") as als:
+    with AlchemistSession(4, launcher="srun", env={"OF_RANKS": "given"}) as als:
         steps = als.run(lambda comm: [comm.size, os.environ.get("SLURM_STEP_ID")])
         shared = als.run(lambda comm: comm.Split_type(1).size)
         tell("srun", {"workers": workers(als), "error": multiply(als), "step": steps})
         tell("sharing", shared)
+        tell("env", als.run(lambda comm: comm.allgather(os.environ.get("OF_RANKS"))))
         pids = [worker.pid for worker in als.list_workers()]
         tell("sleeping", True)
         tell("raised", failure(lambda: als.run(lambda comm: 1 // comm.rank)))

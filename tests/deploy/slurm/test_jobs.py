@@ -57,6 +57,7 @@ def test_srun_starts_a_gang_on_two_nodes(job: Submitted) -> None:
     assert told["step"][0] == 4
     assert int(told["step"][1]) >= 1  # a step of its own, beside Ray's
     assert job.told("sharing") == 2  # MPI knows which ranks share a node
+    assert job.told("env") == ["given"] * 4
 
 
 def test_a_gang_of_srun_lives_and_dies_as_any_other(job: Submitted) -> None:
