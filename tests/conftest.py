@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import mpi4py
 import pytest
 
-from tests.support import launches, suite, traces
+from tests.support import again, costs, launches, suite, traces
 
 if TYPE_CHECKING:
     from alchemist_ray import AlchemistSession
@@ -62,9 +62,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: suite.position(item.nodeid))
 
 
+_files = costs.Files()
+_costs: dict[str, tuple[float, float]] = {}  # of all processes of pytest
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Wait, outside the test's time limit, for a test that needs the machine for itself."""
+    _files.enter(item.nodeid)
     if _common_folder is None:
         return (yield)
     with suite.Turns(_common_folder).turn(alone=item.get_closest_marker("alone") is not None):
@@ -79,10 +84,27 @@ def pytest_runtest_setup() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell what this process's files have cost; a second try cannot undo what was left behind."""
+    if again.first_run_left_something(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    found = _files.close()
+    costs.add(_costs, found)
+    if _common_folder:
+        session.config.workeroutput["costs"] = found  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    costs.add(_costs, getattr(node, "workeroutput", {}).get("costs", {}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the times of the fault tests and the reasons for skipped tests."""
+    """Print the times of the fault tests, skipped tests, flaky tests, and what files cost."""
     suite.faults(terminalreporter)
     suite.skipped(terminalreporter)
+    again.summary(terminalreporter)
+    costs.summary(terminalreporter, _costs)
 
 
 def pytest_unconfigure() -> None:
@@ -106,7 +128,7 @@ def nothing_left() -> Iterator[None]:
 
     if traces.wait_until(clean, CLEANUP_LIMIT_S, 0.1) is None:
         lines = "\n".join(f"  {name} {line}" for name, line in left.items())
-        pytest.fail(f"the tests have left behind:\n{lines}", pytrace=False)
+        pytest.fail(f"{again.LEFT}\n{lines}", pytrace=False)
 
 
 @pytest.fixture(scope="session")

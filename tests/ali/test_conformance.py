@@ -44,7 +44,7 @@ SHARED = (
 
 class TestEcho(LibraryTests):
     library = "echo"
-    sizes = scaled((1, 6), (1, 2, 3, 6))
+    sizes = scaled((6,), (1, 2, 3, 6))
     cases = (
         Case("nothing", {}, []),
         Case("echo", {"A": A}, [A, *[None] * 9]),
@@ -64,7 +64,7 @@ TURNED = scipy.sparse.csr_array(E[::-1])  # with zeros on its diagonal
 
 class TestSparse(LibraryTests):
     library = "sparse"
-    sizes = scaled((1, 6), (1, 2, 3, 6))
+    sizes = scaled((6,), (1, 2, 3, 6))
     cases = (
         Case("matmul", {"A": K, "X": B[:, :1].repeat(2, 1)[[0, 1, 2, 3, 3]]},
              [K @ B[:, :1].repeat(2, 1)[[0, 1, 2, 3, 3]]]),

@@ -16,7 +16,7 @@ import fcntl
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -110,6 +110,15 @@ LONG = os.environ.get("ALCHEMIST_TEST_LONG", "") not in ("", "0")
 def scaled(short: T, long: T) -> T:
     """Return ``long`` under ``make test-long``, else ``short``."""
     return long if LONG else short
+
+
+def part(rows: Sequence[T], turn: int, of: int) -> Sequence[T]:
+    """Return every `of`-th row, the first of them by `turn`; under ``make test-long`` all rows.
+
+    A table of functions and arguments takes another turn for each function: every function and
+    every argument is tested, and neighbours share the combinations.
+    """
+    return rows if LONG else rows[turn % of :: of]
 
 
 FAULT = "fault"  # key of a report's property: fault, seconds to the error, to the cleanup, error

@@ -15,9 +15,10 @@ from alchemist_ray import Handle
 from alchemist_ray.errors import MatrixError
 from mpi_workers.matrix.dtypes import DTYPES
 from tests.support.layouts import SOME_LAYOUTS
+from tests.support.suite import scaled
 
 few = settings(
-    max_examples=60,
+    max_examples=scaled(30, 500),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import BadArgumentError, BadIndexError, DtypeError, ShapeError
 from tests.alchemist_ray.arrays.checks import as_in_numpy, same, values
 from tests.support.layouts import SOME_LAYOUTS
+from tests.support.suite import part
 
 a = np.random.default_rng(0).standard_normal((7, 4, 5))
 m, v = a[0], a[0, 0]
@@ -70,56 +74,75 @@ KEYS: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=SOME_LAYOUTS)
-def A(session: AlchemistSession, request: Any) -> Any:
-    return session.send_matrix(a, layout=request.param)
+OTHER_SHAPES: list[tuple[int, ...]] = [
+    (0, 3, 2), (3, 0, 2), (1, 1, 1, 1), (2, 3, 4, 2, 2), (1, 5, 6), (2, 3, 1), (1,) * 8,
+]  # fmt: skip
+ON_OTHERS: list[Any] = [
+    lambda x: x + x, lambda x: x.sum(0), lambda x: x.sum(-1), lambda x: x.T,
+    lambda x: x.reshape(-1), lambda x: x[:1], lambda x: x[..., :0],
+]  # fmt: skip
+Check = Callable[[Iterable[Callable[[Any], Any]]], None]
 
 
-def test_reductions(A: Any) -> None:
-    for axis in AXES:
-        for name in ("sum", "mean", "std", "max", "prod", "any"):
-            keep = name != "mean"
-            as_in_numpy(lambda x: getattr(np, name)(x, axis=axis, keepdims=keep), a, A)  # noqa: B023
+@pytest.fixture
+def check(session: AlchemistSession, subtests: pytest.Subtests) -> Check:
+    """Compare functions of `a` with NumPy's, each in some of the layouts."""
+    sent = [session.send_matrix(a, layout=layout) for layout in SOME_LAYOUTS]
+
+    def every(works: Iterable[Callable[[Any], Any]]) -> None:
+        for turn, work in enumerate(works):
+            for A in part(sent, turn, 7):
+                with subtests.test(row=turn, layout=A.layout):
+                    as_in_numpy(work, a, A)
+
+    return every
 
 
-@pytest.mark.parametrize("work", ALONG)
-def test_along_an_axis(session: AlchemistSession, work: Any) -> None:
-    for layout in ("VC_STAR", "MC_MR"):
-        A = session.send_matrix(a, layout=layout)
-        for axis in (0, 1, -1):
-            as_in_numpy(lambda x: work(x, axis), a, A)  # noqa: B023
+def test_reductions(check: Check) -> None:
+    names = ("sum", "mean", "std", "max", "prod", "any")
+    check(
+        partial(getattr(np, name), axis=axis, keepdims=name != "mean")
+        for axis, name in itertools.product(AXES, names)
+    )
 
 
-def test_whole_arrays(A: Any) -> None:
-    for work in WHOLE:
-        as_in_numpy(work, a, A)
+def test_along_an_axis(session: AlchemistSession, subtests: pytest.Subtests) -> None:
+    sent = [session.send_matrix(a, layout=layout) for layout in ("VC_STAR", "MC_MR")]
+    for turn, work in enumerate(ALONG):
+        for axis, A in part([*itertools.product((0, 1, -1), sent)], turn, 2):
+            with subtests.test(row=turn, axis=axis, layout=A.layout):
+                as_in_numpy(lambda x: work(x, axis), a, A)  # noqa: B023
 
 
-def test_shapes(A: Any) -> None:
-    for shape in SHAPES:
-        as_in_numpy(lambda x: x.reshape(shape), a, A)  # noqa: B023
-        as_in_numpy(lambda x: x.reshape(shape).reshape(a.shape), a, A)  # noqa: B023
+def test_whole_arrays(check: Check) -> None:
+    check(WHOLE)
 
 
-def test_parts(A: Any) -> None:
-    for key in KEYS:
-        as_in_numpy(lambda x: x[key], a, A)  # noqa: B023
+def test_shapes(check: Check) -> None:
+    check(lambda x, shape=shape: x.reshape(shape) for shape in SHAPES)
+    check(lambda x, shape=shape: x.reshape(shape).reshape(a.shape) for shape in SHAPES)
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_assignments(session: AlchemistSession, key: Any) -> None:
-    for layout in ("VC_STAR", "MC_MR"):
-        A, b = session.send_matrix(a, layout=layout), a.copy()
-        A[key] = b[key] = 5
-        same(A, b)
-        if a[key].size:
-            b[key] = value = -np.abs(a[key])
-            A[key] = session.xp.asarray(value)
-            same(A, b)
+def test_parts(check: Check) -> None:
+    check(lambda x, key=key: x[key] for key in KEYS)
 
 
-def test_in_place(A: Any) -> None:
-    b = a.copy()
+def test_assignments(session: AlchemistSession, subtests: pytest.Subtests) -> None:
+    for turn, key in enumerate(KEYS):
+        for layout in part(("VC_STAR", "MC_MR"), turn, 2):
+            with subtests.test(key=key, layout=layout):
+                A, b = session.send_matrix(a, layout=layout), a.copy()
+                A[key] = b[key] = 5
+                same(A, b)
+                if a[key].size:
+                    b[key] = value = -np.abs(a[key])
+                    A[key] = session.xp.asarray(value)
+                    same(A, b)
+
+
+@pytest.mark.parametrize("layout", part(SOME_LAYOUTS, 0, 3))
+def test_in_place(session: AlchemistSession, layout: str) -> None:
+    A, b = session.send_matrix(a, layout=layout), a.copy()
     for operand in (3, v, m, a[:, :1], a):
         A += operand
         b += operand
@@ -131,18 +154,17 @@ def test_in_place(A: Any) -> None:
     same(A, b)
 
 
-@pytest.mark.parametrize(
-    "shape", [(0, 3, 2), (3, 0, 2), (1, 1, 1, 1), (2, 3, 4, 2, 2), (1, 5, 6), (2, 3, 1), (1,) * 8]
-)
-@pytest.mark.parametrize("dtype", ["float32", "complex128", "int64", "bool"])
-def test_other_shapes_and_dtypes(session: AlchemistSession, shape: Any, dtype: str) -> None:
-    b = values(shape, dtype)
-    B = session.send_matrix(b)
-    same(B, b)
-    for work in (lambda x: x + x, lambda x: x.sum(0), lambda x: x.sum(-1), lambda x: x.T,
-                 lambda x: x.reshape(-1), lambda x: x[:1], lambda x: x[..., :0]):  # fmt: skip
-        as_in_numpy(work, b, B)
-    assert all((x == y).all() for x, y in zip(B, b, strict=True))
+def test_other_shapes_and_dtypes(session: AlchemistSession, subtests: pytest.Subtests) -> None:
+    dtypes = ("float32", "complex128", "int64", "bool")
+    for turn, shape in enumerate(OTHER_SHAPES):
+        for dtype in part(dtypes, turn, 2):
+            with subtests.test(shape=shape, dtype=dtype):
+                b = values(shape, dtype)
+                B = session.send_matrix(b)
+                same(B, b)
+                for work in ON_OTHERS:
+                    as_in_numpy(work, b, B)
+                assert all((x == y).all() for x, y in zip(B, b, strict=True))
 
 
 def test_values_in_this_process(session: AlchemistSession) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, DtypeError, RoutineError
+from tests.support.suite import part
 
 WRONG = [
     (np.nan, "int64"), (np.inf, "int32"), (-np.inf, "int64"), (1e30, "int64"), (2.0**31, "int32"),
@@ -36,15 +37,17 @@ def like(A: Any, x: Any) -> Any:
     return A.__array_namespace__().asarray(found)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("number", "dtype"), WRONG, ids=str)
 def test_it_is_refused_and_nothing_changes(
-    session: AlchemistSession, way: str, number: Any, dtype: str
+    session: AlchemistSession, subtests: pytest.Subtests
 ) -> None:
-    A = session.xp.zeros((4, 3), dtype=dtype)
-    with pytest.raises((DtypeError, OverflowError), match=r"cannot hold|int too large|bounds"):
-        WAYS[way](A, number)
-    np.testing.assert_array_equal(A.fetch(), np.zeros((4, 3)))
+    refusal = r"cannot hold|int too large|bounds"
+    for turn, (number, dtype) in enumerate(WRONG):
+        for way in part([*WAYS], turn, 2):
+            with subtests.test(number=number, dtype=dtype, way=way):
+                A = session.xp.zeros((4, 3), dtype=dtype)
+                with pytest.raises((DtypeError, OverflowError), match=refusal):
+                    WAYS[way](A, number)
+                np.testing.assert_array_equal(A.fetch(), np.zeros((4, 3)))
 
 
 def test_fractions_are_cut_off_and_what_fits_is_taken(session: AlchemistSession) -> None:

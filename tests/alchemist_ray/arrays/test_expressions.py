@@ -15,6 +15,7 @@ from alchemist_ray.errors import DtypeError, MatrixNotFoundError, ResourceError,
 from mpi_workers.matrix.dtypes import DTYPES
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, lengths, same, values
 from tests.support.layouts import SOME_LAYOUTS
+from tests.support.suite import scaled
 
 OPERATORS = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
@@ -36,7 +37,7 @@ OTHER_SHAPES = [(7,), (1, 7), (9, 1), (9, 7), (1,), (), (5,), (2, 9, 7), (0, 7),
     other=st.sampled_from(NUMBERS)
     | st.tuples(st.sampled_from(OTHER_SHAPES), dtypes, st.none() | layouts),
 )  # fmt: skip
-@settings(few, max_examples=180)
+@settings(few, max_examples=scaled(90, 1500))
 def test_a_handle_and_another_operand(
     session: AlchemistSession, work: Any, dtype: str, layout: str, turned: bool,
     shape: tuple[int, int], other: Any,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,9 +13,11 @@ from tests.alchemist_ray.arrays.checks import as_in_numpy
 NORMS = (None, "ortho", "forward", "backward")
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
-@pytest.mark.parametrize("shape", [(300, 33), (3, 400), (4, 3, 5), (2, 3, 4, 5)])
-def test_along_any_axis(session: AlchemistSession, shape: tuple[int, ...], dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((300, 33), "f4"), ((3, 400), "c16"), ((4, 3, 5), "f4"), ((2, 3, 4, 5), "c16")],
+)
+def test_along_any_axis(session: AlchemistSession, shape: tuple[int, ...], dtype: str) -> None:
     a = np.random.default_rng(0).random(shape).astype(dtype)
     A = session.send_matrix(a)
     for kind in FOURIER:

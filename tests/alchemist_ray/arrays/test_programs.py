@@ -255,7 +255,7 @@ def compared(
 
 
 @settings(
-    max_examples=scaled(100, 10_000),
+    max_examples=scaled(40, 10_000),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

@@ -18,6 +18,7 @@ from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.wire.names import SPECIAL_BINARY, SPECIAL_UNARY
 from tests.alchemist_ray.arrays.cases import ASKING, BINARY_UFUNCS, LINEAR, PAIRS, UFUNCS
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, same, values
+from tests.support.suite import part
 
 
 def pca(X: Any, k: int) -> tuple[Any, Any, Any]:
@@ -65,11 +66,11 @@ def test_ufuncs_of_two(session: AlchemistSession) -> None:
     same(np.positive(A), a)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_functions(session: AlchemistSession, dtype: str) -> None:
-    a, b = values((6, 6), dtype), values((3, 6), "float64", 1)
+@pytest.mark.parametrize("turn", range(len(DTYPES)))
+def test_functions(session: AlchemistSession, turn: int) -> None:
+    a, b = values((6, 6), DTYPES[turn]), values((3, 6), "float64", 1)
     A, B = session.send_matrix(a, layout="MC_MR"), session.send_matrix(b)
-    for work in PAIRS:
+    for work in part(PAIRS, turn, 4):
         both(work, (A, B), (a, b))
     assert np.shape(A) == (6, 6)
     assert (np.ndim(A), np.size(A), np.size(A, 0)) == (2, 36, 6)
@@ -89,15 +90,16 @@ def test_functions_that_tell_about_arrays(session: AlchemistSession, dtype: str)
         assert work(A) == work(a)
 
 
-@pytest.mark.parametrize("work", LINEAR)
-def test_linear_functions(session: AlchemistSession, work: Any) -> None:
+def test_linear_functions(session: AlchemistSession, subtests: pytest.Subtests) -> None:
     a = np.random.default_rng(3).standard_normal((5, 5))
     g = a.T @ a + np.eye(5)
-    for dtype in ("float64", "complex128"):
-        found = np.asarray(work(session.send_matrix(g.astype(dtype))))
-        expected = np.asarray(work(g.astype(dtype)))
-        assert found.shape == expected.shape
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    for row, work in enumerate(LINEAR):
+        for dtype in part(("float64", "complex128"), row, 2):
+            with subtests.test(row=row, dtype=dtype):
+                found = np.asarray(work(session.send_matrix(g.astype(dtype))))
+                expected = np.asarray(work(g.astype(dtype)))
+                assert found.shape == expected.shape
+                np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
