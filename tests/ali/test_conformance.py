@@ -64,7 +64,7 @@ TURNED = scipy.sparse.csr_array(E[::-1])  # with zeros on its diagonal
 
 class TestSparse(LibraryTests):
     library = "sparse"
-    sizes = scaled((6,), (1, 2, 3, 6))
+    sizes = scaled((3,), (1, 2, 3, 6))
     cases = (
         Case("matmul", {"A": K, "X": B[:, :1].repeat(2, 1)[[0, 1, 2, 3, 3]]},
              [K @ B[:, :1].repeat(2, 1)[[0, 1, 2, 3, 3]]]),
@@ -98,7 +98,7 @@ class TestSparse(LibraryTests):
 
 class TestLinalg(LibraryTests):
     library = "linalg"
-    sizes = scaled((4,), (2, 3, 6))
+    sizes = scaled((3,), (2, 3, 6))
     cases = (
         *SHARED,
         Case("least_squares", {"A": A, "B": Y}, [*np.linalg.lstsq(A, Y)]),

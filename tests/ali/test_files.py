@@ -25,7 +25,7 @@ from tests.support.suite import scaled
 
 pytest.importorskip("h5py", reason="needs the extra 'files'")
 
-RANK_COUNTS = scaled([1, 3], [1, 2, 3, 6])
+RANK_COUNTS = scaled([3], [1, 2, 3, 6])
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ scipy.io.mmwrite(FOLDER / "A.mtx", scipy.sparse.csr_array(A), precision=17)
 
 class TestFiles(LibraryTests):
     library = "files"
-    sizes = (2, 3)
+    sizes = scaled((2,), (2, 3))
     cases = (
         Case("load", {"path": f"{FOLDER}/A.npy"}, [A, [], "{}"]),
         Case("load", {"path": f"{FOLDER}/A.npy", "rows": "::2", "column_list": [3, 0]},

@@ -13,6 +13,7 @@ from mpi_workers.matrix.device import Device
 from tests.ali.test_stated import EPS, stated
 from tests.support import launches
 from tests.support.devices import counted
+from tests.support.suite import scaled
 
 torch = pytest.importorskip("torch", reason="needs torch")
 FLOATS = ("float32", "float64", "complex64", "complex128")
@@ -113,7 +114,7 @@ def test_the_gpu_gets_what_it_does_faster_transfers_included() -> None:
     assert all(rate > 0 for rate in measured(Device("cpu"), np.dtype("float64")))
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", scaled([3], [1, 3]))
 def test_errors_are_the_stated_ones(ranks: int) -> None:
     found = launches.run(RANKS + "stated", ranks, timeout=250)
     assert found.pop("copies") > 100
@@ -122,7 +123,7 @@ def test_errors_are_the_stated_ones(ranks: int) -> None:
         assert found[name] * (EPS if unit == "times" else 1.0) <= limit, name
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", scaled([2], [1, 2]))
 def test_a_part_that_is_kept_crosses_once(ranks: int) -> None:
     launches.run(RANKS + "repeated", ranks)
 

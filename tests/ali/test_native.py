@@ -101,7 +101,7 @@ K = scipy.sparse.random_array((7, 5), density=0.4, rng=np.random.default_rng(1),
 
 class TestSparseInC(LibraryTests):
     library = "sparse_in_c"
-    sizes = scaled((6,), (1, 2, 3, 6))
+    sizes = scaled((3,), (1, 2, 3, 6))
     interruptible = False
     cases = (
         Case("scaled", {"A": K, "factor": 3.0}, [3 * K, K.sum(axis=1)]),

@@ -14,7 +14,7 @@ from tests.ali.ranks_routines import WAYS
 from tests.support import launches
 from tests.support.suite import scaled
 
-RANK_COUNTS = scaled([1, 4], [1, 2, 3, 4, 6])
+RANK_COUNTS = scaled([3], [1, 2, 3, 4, 6])
 # .ci/run installs it in a folder of its own: in the environment it would replace the system's.
 MKL = (Path(__file__).parents[2] / ".mkl/lib", Path(sys.prefix) / "lib")
 COMMAND = ".venv/bin/uv pip install --python .venv/bin/python --target .mkl mkl"

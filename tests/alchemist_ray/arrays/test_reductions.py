@@ -79,8 +79,9 @@ def test_further_reductions(session: AlchemistSession, dtype: str) -> None:
             )
 
 
-@pytest.mark.parametrize("mean", [1e6, 1.7e9, 1e12])
-@pytest.mark.parametrize("shape", [(1000,), (300, 7), (7, 40_000)])
+@pytest.mark.parametrize(
+    ("mean", "shape"), [(1e6, (1000,)), (1.7e9, (300, 7)), (1e12, (7, 40_000))]
+)
 def test_a_large_mean_costs_deviations_no_digits(
     session: AlchemistSession, mean: float, shape: tuple[int, ...]
 ) -> None:
@@ -154,7 +155,7 @@ def test_unsupported_arguments_are_refused(session: AlchemistSession) -> None:
         np.var(A, mean=np.eye(3))
 
 
-@pytest.mark.parametrize(("dtype", "method"), part([*itertools.product(DTYPES, METHODS)], 0, 3))
+@pytest.mark.parametrize(("dtype", "method"), part([*itertools.product(DTYPES, METHODS)], 0, 7))
 def test_masks_broadcast_and_methods_agree(
     session: AlchemistSession, method: str, dtype: str
 ) -> None:
