@@ -23,8 +23,8 @@ def summary(reporter: pytest.TerminalReporter) -> None:
         if isinstance(report, pytest.TestReport)
     }
     if not _second(reporter.config):
-        if reporter.config.cache is not None:
-            reporter.config.cache.set(FAILURES, failed)
+        if cache := _cache(reporter.config):
+            cache.set(FAILURES, failed)
         return
     before = _first_failures(reporter.config)
     flaky = {name: log for name, log in before.items() if name not in failed}
@@ -45,6 +45,11 @@ def _second(config: pytest.Config) -> bool:
     return bool(config.getoption("lf", default=False))
 
 
+def _cache(config: pytest.Config) -> pytest.Cache | None:
+    return getattr(config, "cache", None)  # none with `-p no:cacheprovider`
+
+
 def _first_failures(config: pytest.Config) -> dict[str, str]:
-    found: dict[str, str] = config.cache.get(FAILURES, {}) if config.cache is not None else {}
+    cache = _cache(config)
+    found: dict[str, str] = cache.get(FAILURES, {}) if cache else {}
     return found
