@@ -79,8 +79,9 @@ class Context:
         The ranks that run the routine, for libraries that host other libraries.
     """
 
-    def __init__(self, gang: GangView, state: dict[str, Any]) -> None:
+    def __init__(self, gang: GangView, state: dict[str, Any], *, shipped: bool = False) -> None:
         self.gang = gang
+        self._shipped = shipped  # its messages are this product's own
         self.state = state
         self.rank = gang.rank
         self.size = gang.size
@@ -88,7 +89,7 @@ class Context:
 
     @property
     def comm(self) -> MPI.Intracomm:
-        return self.gang.comm
+        return self.gang.own_comm if self._shipped else self.gang.comm
 
     def floating_errors(self) -> np.errstate:
         """A block in which NumPy's functions report floating-point errors to the call's caller.
@@ -196,7 +197,7 @@ class Context:
         found = device.required()
         x = found.tensor(x)
         kind = str(x.dtype).removeprefix("torch.")
-        parts = self.comm.allgather((kind, tuple(x.shape)))
+        parts = self.gang.own_comm.allgather((kind, tuple(x.shape)))
         kinds, dimensions = {kind for kind, _ in parts}, {len(shape) for _, shape in parts}
         if len(kinds) > 1 or len(dimensions) > 1 or not dimensions <= {1, 2}:
             raise Failure(

@@ -53,9 +53,17 @@ class PythonLibrary:
     ``load_state(ctx, ...)``, which takes what the first returns, the state outlives the ranks.
     """
 
-    def __init__(self, name: str, module: types.ModuleType, path: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: types.ModuleType,
+        path: str | None = None,
+        *,
+        shipped: bool = False,
+    ) -> None:
         self._name = name
         self._module = module
+        self._shipped = shipped
         self._state: dict[str, Any] = {}
         self._routines: dict[str, tuple[Callable[..., Any], Signature]] = {
             function.__alchemist__.name: (function, function.__alchemist__)
@@ -104,7 +112,7 @@ class PythonLibrary:
         function, signature = self._routines[routine]
         arguments = arguments_of(gang, signature, arguments)
         with self._unchanged(function, arguments):
-            returned = function(Context(gang, self._state), **arguments)
+            returned = function(self.context(gang), **arguments)
         declared = signature.results
         if not declared:
             values: tuple[Any, ...] = ()
@@ -124,6 +132,10 @@ class PythonLibrary:
             if source is not None:
                 found[i] = found[i].with_ndim(arguments[source].ndim if source else 1)
         return found
+
+    def context(self, gang: GangView) -> Context:
+        """What a routine of this library gets."""
+        return Context(gang, self._state, shipped=self._shipped)
 
     def _unchanged(
         self, function: Callable[..., Any], arguments: Mapping[str, Any]
@@ -189,7 +201,7 @@ class PreparedRoutine:
 
     def numbers(self) -> NDArray[Any]:
         """Run it without arguments; the numbers that it returns."""
-        numbers = np.asarray(self._function(Context(self._gang, self._library._state)))
+        numbers = np.asarray(self._function(self._library.context(self._gang)))
         if numbers.dtype.kind not in "biuf":
             words = f"{self._routine} returned {numbers.dtype}, not numbers"
             raise Failure("RoutineError", words)

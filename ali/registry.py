@@ -44,7 +44,8 @@ def load(name: str, path: str | None = None) -> PythonLibrary | NativeLibrary:
             found = _by_name(name)
             if isinstance(found, Path):
                 return NativeLibrary(name, _existing(name, found))
-            return _checked(PythonLibrary(name, found, path), name, found)
+            shipped = found.__name__.partition(".")[0] == "ali"
+            return _checked(PythonLibrary(name, found, path, shipped=shipped), name, found)
         if Path(path).suffix == ".py":
             module = _by_path(name, _existing(name, path))
             return _checked(PythonLibrary(name, module), name, module)

@@ -188,7 +188,7 @@ def run_program(
             file.write(task["given"][0])
             file.seek(0)
             streams["stdin"] = file.fileno()
-        program = Program(gang, gang.comm, task, given, closing, **streams)
+        program = Program(gang, gang.own_comm, task, given, closing, **streams)
         while (codes := program.turn()) is None:
             pass
     return {"exit_codes": codes, "matrices": program.service.made}

@@ -38,7 +38,7 @@ def call(ctx: Context, method: str, routine: Callable[..., T], *arguments: Any) 
         state = {}
         library.load(state, None)
         ctx.state[method] = state
-    found = getattr(library, name)(Context(ctx.gang, state), *arguments)
+    found = getattr(library, name)(Context(ctx.gang, state, shipped=True), *arguments)
     moved: T = _in_rows(ctx, found)
     return moved
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.foreign_code import called, isolated
 from mpi_workers.rank.gang_view import GangView
 from mpi_workers.waits import interruption
-from mpi_workers.wire.commands import COMMANDS, matrices_of
+from mpi_workers.wire.commands import COMMANDS, command_name, matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import places
 
@@ -169,6 +170,7 @@ class RankCommands:
         self._storage = storage
         self._runner = runner
         self._libraries = Libraries(loader)
+        self._last_call = ""
         self._result: list[memoryview] = []  # of a function, if it is too large for a reply
 
     def execute(self, body: Body) -> Body:
@@ -182,8 +184,22 @@ class RankCommands:
         if "discard" in body:  # results of a call that has failed on other ranks
             self._storage.free_from(body["discard"])
         handler: Callable[[Body], Body | None] = getattr(self, body["op"])
-        with interruption.ended_waits():
-            return handler(body) or {}
+        succeeded = False
+        try:
+            with interruption.ended_waits():
+                reply = handler(body) or {}
+            succeeded = True
+        finally:
+            self.gang.end_call(succeeded=succeeded)
+            self._tell_leftovers(command_name(body))
+        return reply
+
+    def _tell_leftovers(self, call: str) -> None:
+        if left := interruption.leftovers():
+            sys.stderr.write(
+                f"{call} has left {left}: it was dropped, because a call ends with its call. "
+                "Receive each message and complete each request in the call that began it\n"
+            )
 
     def close(self) -> None:
         """Close all libraries; their errors are ignored."""
@@ -315,6 +331,8 @@ class RankCommands:
         """Begin a collective command: waits belong to it, on a communicator without messages."""
         self.number = body["seq"]
         interruption.begin(self.number)
+        self._tell_leftovers(self._last_call)
+        self._last_call = command_name(body)
         failed = bool(body.get("renew"))
         self._libraries.settle(failed=failed)
         self.gang.room = body.get("room")

@@ -30,8 +30,11 @@ from mpi_workers.node.cleanup import forget_segments, learn_segments, note_segme
 from mpi_workers.node.processes import descendants
 from mpi_workers.rank.history import Span
 from mpi_workers.waits import interruption
+from mpi_workers.waits.interruption import Of
 
 PROGRESS_S = 0.1  # between two reports of progress
+FLUSH_S = 0.2  # for the messages of a buffer that a call has left attached
+CALLS, OWN = 1, 2  # communicators: of calls, of this product
 _errors: list[int] = []  # codes of MPI's errors in the native call under way
 
 
@@ -59,6 +62,16 @@ def pickled(obj: Any, protocol: int | None = None) -> bytes:
 MPI.pickle.__init__(pickled, pickle.loads)  # type: ignore[misc]
 
 
+def _detach_buffer() -> None:
+    request, deadline = MPI.Iflush_buffer(), time.monotonic() + FLUSH_S
+    while not request.Test():
+        if time.monotonic() > deadline:
+            interruption.mark_unsafe("messages of an attached buffer were not received")
+            return
+        time.sleep(0)
+    MPI.Detach_buffer()
+
+
 @cache
 def _recorder() -> MPI.Errhandler:
     return MPI.Comm.Create_errhandler(_record)
@@ -73,6 +86,12 @@ class GangView:
     world : MPI.Intracomm
         All ranks of the gang; used by no other code, because a call may leave a wait on its
         communicators.
+    comm : MPI.Intracomm
+        That of the call's code: a user's function, script or library. It changes after a call
+        that failed.
+    own_comm : MPI.Intracomm
+        That of this product's own messages, which users' code never sees: of redistribution and
+        of shipped libraries. It changes as `comm` does.
     storage : Storage
         This rank's matrices.
     report : callable(fraction, text)
@@ -91,28 +110,36 @@ class GangView:
     folder: Path
     floating: int = 0
     room: int | None = None
-    _used: bool = False
+    _used: int = 0  # which of the two communicators the call has used, as bits
     _reported: float = 0.0
 
     def __post_init__(self) -> None:
         self.rank: int = self.world.rank
         self.size: int = self.world.size
         self.grid: Grid = default_grid(self.world.size)
-        self._use(MPI.Intracomm(self.world.Dup()))
+        interruption.own(MPI._handleof(self.world), Of.GANG | Of.PRODUCT | Of.ALL_CALLS)
+        self._replace(CALLS | OWN)
 
-    def _use(self, comm: MPI.Intracomm) -> None:
-        interruption.keep(MPI._handleof(comm))
-        self._comm = comm
+    def _replace(self, which: int) -> None:
+        """Make new communicators in place of those of `which`. Collective."""
+        if which & CALLS:
+            self._comm = self._duplicate(self.world, Of.GANG | Of.ALL_CALLS)
+        if which & OWN:
+            self._own = self._duplicate(self.world, Of.GANG | Of.PRODUCT | Of.ALL_CALLS)
 
     @property
     def comm(self) -> MPI.Intracomm:
-        """The communicator of the current call. It changes after a call that failed."""
-        self._used = True
+        self._used |= CALLS
         return self._comm
+
+    @property
+    def own_comm(self) -> MPI.Intracomm:
+        self._used |= OWN
+        return self._own
 
     def enter(self) -> None:
         """Begin a call after calls that left no messages under way."""
-        self._used = False
+        self._used = 0
         self.floating = 0
 
     def note_floating(self, error: str, flags: int) -> None:
@@ -120,9 +147,9 @@ class GangView:
         self.floating |= flags
 
     def renew(self) -> None:
-        """Duplicate the communicator if the call that failed has used it. Collective.
+        """Duplicate the communicators that the call that failed has used. Collective.
 
-        Messages on the old one may never complete, so it is not freed. MPI has 2048 of them.
+        Messages on the old ones may never complete, so they are not freed. MPI has 2048 of them.
 
         Raises
         ------
@@ -130,9 +157,18 @@ class GangView:
             ResourceError, if MPI has no communicator left.
         """
         with interruption.uninterruptible():
-            if self.world.allreduce(self._used, MPI.LOR):
-                self._use(self._duplicate(self.world))
-        self._used = False
+            self._replace(self.world.allreduce(self._used, MPI.BOR))
+        self._used = 0
+
+    def end_call(self, *, succeeded: bool) -> None:
+        """End what the call has left in MPI: operations, messages, error handlers, its buffer."""
+        if not interruption.used():
+            return
+        for comm in (self._comm, MPI.COMM_WORLD, MPI.COMM_SELF):
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
+        if interruption.buffer_is_attached():
+            _detach_buffer()
+        interruption.end(succeeded=succeeded)
 
     def require_communicators(self, count: int) -> None:
         """For native code that ends the ranks when it gets none. Collective; raises as `renew`."""
@@ -146,11 +182,11 @@ class GangView:
 
     def duplicate(self) -> MPI.Intracomm:
         """A further communicator of the call. Collective. Raises as `renew`."""
-        return self._duplicate(self.comm)
+        return self._duplicate(self.own_comm, Of.GANG | Of.PRODUCT)
 
-    def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+    def _duplicate(self, comm: MPI.Intracomm, about: Of) -> MPI.Intracomm:
         try:
-            return MPI.Intracomm(comm.Dup())
+            made = MPI.Intracomm(comm.Dup())
         except MPI.Exception as error:
             if interruption.left():
                 raise
@@ -160,10 +196,12 @@ class GangView:
                 "ranks exchange messages uses one up, and there are about 2000. Fetch "
                 f"the results that you need, and open another session ({error})",
             ) from None
+        interruption.own(MPI._handleof(made), about)
+        return made
 
     def part(self, colour: int) -> GangView:
         """The ranks that pass the same colour, as a gang of their own. Collective."""
-        world = MPI.Intracomm(self.comm.Split(colour, self.rank))
+        world = MPI.Intracomm(self.own_comm.Split(colour, self.rank))
         storage = Storage(world.rank, self.storage.pool, self.storage.allocations)
         return GangView(world, storage, self.report, self.folder, room=self.room)
 
@@ -193,7 +231,7 @@ class GangView:
                 "send it as a dense array",
             )
         result = self._allocated(matrix.array_shape, matrix.dtype, layout)  # perhaps no result
-        redistribute(matrix, result, self.comm)
+        redistribute(matrix, result, self.own_comm)
         return result
 
     @contextlib.contextmanager

@@ -80,6 +80,7 @@ class RankLoop:
         interruption.watch(
             InterruptWord(folder / "interrupt"),
             crowded=config.crowded,
+            one_node=config.one_node,
             index=world.rank - config.first,
         )
         is_mpich = MPI._sizeof(world) == mpi_layer.HANDLE_NBYTES

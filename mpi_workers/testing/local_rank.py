@@ -62,7 +62,7 @@ def _run(function: str, arguments: str, folder: str, deadline: str) -> None:
     for name in segments_of():
         (SHM / name).unlink(missing_ok=True)
     word = InterruptWord(Path(folder, "interrupt"))
-    interruption.watch(word, crowded=crowded(world.size), index=world.rank)
+    interruption.watch(word, crowded=crowded(world.size), one_node=True, index=world.rank)
     interruption.begin(FIRST_CALL)
     own = MPI.Intracomm(world.Dup())
     interruption.start_layer(own, wanted=os.environ.get("ALCHEMIST_MPI_WAITS") != "plain")

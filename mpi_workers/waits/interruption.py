@@ -17,6 +17,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Container, Iterator
+from enum import IntFlag
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -24,18 +25,19 @@ from typing import Any
 from mpi_workers.deadlines import CLEAN_UP_S
 from mpi_workers.failures import Interrupted
 from mpi_workers.waits import mpi_layer
+from mpi_workers.waits.mpi_calls import SLOT
 
 # Modules in which the signal raises nothing: functions that native code calls, through which no
 # exception passes, and programs of ranks, which must not be left half started or half ended.
 OURS = ("mpi_workers.", "ali.native.host", "ali.executables.process", "ali.executables.program")
-SLOT = 64  # bytes of the name of the call in which a rank waits, and of a program's seconds in MPI
 SLOTS = 1023  # ranks of a node that show it
 
 
 class InterruptWord:
     """The number of the last call that must end, in a file that all ranks of a node map.
 
-    The node's proxy raises the number. A rank leaves its wait if its call's number is not above it.
+    The node's proxy raises the number. A rank leaves its wait when its call's number is at most the
+    word.
     Behind it each rank shows the proxy in which MPI call it waits.
 
     Raises
@@ -152,7 +154,7 @@ _index = 0  # of this rank on its node
 _left: list[BaseException] = []  # their frames have memory that MPI may still write into
 
 
-def watch(word: InterruptWord, *, crowded: bool, index: int = 0) -> None:
+def watch(word: InterruptWord, *, crowded: bool, one_node: bool = True, index: int = 0) -> None:
     """Let this process's waits read `word`, and show in which call they are.
 
     Parameters
@@ -160,34 +162,88 @@ def watch(word: InterruptWord, *, crowded: bool, index: int = 0) -> None:
     word : InterruptWord
     crowded : bool
         Whether the node has more ranks than cores.
+    one_node : bool
+        Whether it has all ranks of the gang.
     index : int
         Of this rank on its node.
     """
     global _word, _index
     _word, _index = word, index
     state = mpi_layer.state()
-    state.word, state.crowded = word.address, crowded
+    state.word, state.crowded, state.one_node = word.address, crowded, one_node
     state.waits_in = word.address + (1 + index) * SLOT if index < SLOTS else None
     state.call = state.call or 1  # of commands, which have numbers from 1
 
 
 def start_layer(comm: Any, *, wanted: bool) -> bool:
-    """Let MPI's own waits read the word, if all ranks have the same layer; whether they do.
+    """Let MPI's own waits read the word, if all ranks have the layer; whether they do.
 
     Collective.
     """
-    assert _word is not None
     layer, state = mpi_layer.loaded(), mpi_layer.state()
-    versions = comm.allgather(state.version if layer is not None and wanted else 0)
-    if layer is None or set(versions) != {state.version} or not state.version:
-        return False
-    return bool(layer.alchemist_waits_start(_word.address, state.crowded) == 0)
+    started = layer is not None and wanted and layer.alchemist_waits_start() == 0
+    state.active = all(comm.allgather(started))
+    return bool(state.active)
+
+
+_late = False  # messages of an earlier call may arrive yet
 
 
 def begin(call: int) -> None:
-    """Assign the waits from now on to this call."""
+    """Assign the waits from now on to this call, to which no message of an earlier one belongs."""
+    global _late
     state = mpi_layer.state()
-    state.call, state.left_in = call, None
+    state.call, state.left_in, state.refused = call, None, 0
+    layer = mpi_layer.loaded()
+    if _late and layer is not None and state.active:
+        layer.alchemist_waits_drop()
+    _late = False
+
+
+def used() -> bool:
+    """Whether the current call has used MPI; True where that is not known."""
+    return mpi_layer.loaded() is None or bool(mpi_layer.state().used)
+
+
+def end(*, succeeded: bool) -> None:
+    """The call has ended, and nothing that it has left under way in MPI goes on."""
+    global _late
+    state, layer = mpi_layer.state(), mpi_layer.loaded()
+    if not state.used or layer is None:
+        return
+    state.used, _late = 0, True
+    if succeeded and state.active:
+        layer.alchemist_waits_end()
+
+
+def buffer_is_attached() -> bool:
+    """Whether a call has attached a buffer for ``Bsend``, and not detached it."""
+    return bool(mpi_layer.state().attached)
+
+
+def leftovers() -> str:
+    """What calls have left in MPI since the last question, as a sentence; or empty."""
+    state = mpi_layer.state()
+    found = []
+    if count := state.messages:
+        last = f"the last one from rank {state.source} with tag {state.tag}"
+        found.append(f"{count} message{'s' * (count > 1)} that no rank had received, {last}")
+    if count := state.requests:
+        found.append(f"{count} operation{'s' * (count > 1)} under way")
+    state.messages = state.requests = 0
+    return " and ".join(found)
+
+
+def unsafe() -> str:
+    """Why this process must not run another call; empty if it may."""
+    why: bytes | None = mpi_layer.state().unsafe
+    return (why or b"").decode()
+
+
+def mark_unsafe(why: str) -> None:
+    """This process must not run another call."""
+    state = mpi_layer.state()
+    state.unsafe = state.unsafe or why.encode()
 
 
 def interrupt(call: int) -> None:
@@ -241,12 +297,20 @@ def leave() -> None:
         layer.alchemist_waits_leave()
 
 
-def keep(comm: int) -> None:
-    """Refuse to free this communicator, a handle: later calls use it."""
+class Of(IntFlag):
+    """What a communicator of the gang is."""
+
+    GANG = 1  # replaced after a call that leaves a wait on it, which so does no harm
+    PRODUCT = 2  # of messages that may be under way between calls, and are no user's
+    ALL_CALLS = 4  # it must not be freed
+
+
+def own(comm: int, about: Of) -> None:
+    """Tell the layer about a communicator, a handle."""
     if mpi_layer.state().ended:  # it was started
         layer = mpi_layer.loaded()
         assert layer is not None
-        layer.alchemist_waits_keep(comm)
+        layer.alchemist_waits_own(comm, int(about))
 
 
 @contextlib.contextmanager
@@ -257,12 +321,11 @@ def ended_waits() -> Iterator[None]:
     ------
     Interrupted
     """
-    before = mpi_layer.state().started
     try:
         yield
     except BaseException as error:
         leave()
-        if mpi_layer.state().started > before:
+        if unsafe():
             _left.append(error)
         if isinstance(error, Interrupted) or not left():
             raise

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from threading import Thread, Timer
@@ -179,36 +176,6 @@ def _random_call(c: Comm, kind: int, n: int, dtype: str, op: MPI.Op, root: int, 
     return y
 
 
-def apart(gang: GangView, turns: int) -> tuple[list[float], bool]:
-    """How often two ranks are seen on two cores, of which a program wants one; they begin on one.
-
-    The second result: whether they may still use the cores that they might use before.
-    """
-    core = ctypes.CDLL(None).sched_getcpu
-    allowed = os.sched_getaffinity(0)
-    first, second = sorted(allowed)[:2]
-    program = f"import os\nos.sched_setaffinity(0, {{{second}}})\nwhile os.getppid() > 1: ..."
-    busy = subprocess.Popen([sys.executable, "-c", program]) if gang.rank == 0 else None
-    mpi_layer.state().crowded = False
-    shares = []
-    try:
-        for _ in range(turns):
-            os.sched_setaffinity(0, {first})
-            gang.comm.Barrier()
-            os.sched_setaffinity(0, allowed)
-            until, seen = time.monotonic() + 0.3, []
-            while gang.comm.bcast(time.monotonic() < until):
-                places = gang.comm.allgather(core())
-                seen.append(places[0] != places[1])
-                sum(range(1000))
-            shares.append(float(np.mean(seen)))
-    finally:
-        if busy is not None:
-            busy.kill()
-            busy.wait()
-    return shares, gang.comm.allreduce(os.sched_getaffinity(0) == allowed, MPI.LAND)
-
-
 def in_any_order(gang: GangView, calls: int, crowded: bool, seed: int) -> list[Any]:
     """Random calls, on random parts, of ranks that are late: those that differ from MPI's own."""
     mpi_layer.state().crowded = crowded
@@ -271,34 +238,6 @@ def freed(gang: GangView) -> list[float]:
             second.Free()
         got.append(float(comm.bcast(x[0], 1)))
     return got
-
-
-def mixed(gang: GangView, path: str) -> list[str]:
-    """The errors of rank 0 where the ranks' collectives differ."""
-    word = InterruptWord(path)
-    interruption.watch(word, crowded=False)
-    wrong: list[Callable[[Comm, int], Any]] = [
-        lambda c, rank: c.Allreduce(np.ones(3 + rank), np.ones(3 + rank)),
-        lambda c, rank: c.Allreduce(np.ones(6 + rank), np.ones(6 + rank)),  # rank 1: not inline
-        lambda c, rank: c.Allreduce(np.ones(1), np.ones(1)) if rank == 0 else c.Barrier(),
-        lambda c, rank: c.Bcast(np.ones(2 - rank), 1),
-        lambda c, rank: c.Bcast(np.ones(2), 1) if rank == 0 else c.Reduce(np.ones(2), None, root=0),
-    ]
-    said = []
-    for number, call in enumerate(wrong, start=2):
-        with interruption.uninterruptible():
-            interruption.begin(number)
-            gang.renew()
-        try:
-            with interruption.ended_waits():
-                call(gang.comm, gang.rank)
-                said.append("nothing")
-        except Interrupted:
-            pass
-        except MPI.Exception as error:
-            said.append(str(error))
-            word.raise_to(number)
-    return said
 
 
 def not_yet(gang: GangView, path: str) -> list[Any]:
@@ -370,15 +309,17 @@ OPERATIONS: dict[str, Callable[[Comm, Any, Any], Any]] = {
 }
 
 
-def canaries(gang: GangView, path: str) -> dict[str, int]:
-    """Elements that MPI has written into memory of operations that were left, in later calls.
+def canaries(gang: GangView, path: str) -> list[list[str]]:
+    """Operations that were left and that MPI goes on with in later calls, and those that say so.
 
-    Rank 0 leaves an operation before ranks 2 and 3 begin it, whose word is raised later: their
-    messages arrive then. Rank 1 does not take part.
+    The first list: those into whose memory it has written without a word. Rank 0 leaves an
+    operation before ranks 2 and 3 begin it, whose word is raised later: their messages arrive
+    then. Rank 1 does not take part.
     """
     word = InterruptWord(f"{path}{gang.rank}")
     interruption.watch(word, crowded=True)
-    kept, found = [], dict.fromkeys(OPERATIONS, 0)
+    kept: list[Any] = []
+    state = mpi_layer.state()
     for number, (name, size) in enumerate(itertools.product(OPERATIONS, (5, 100_000)), start=2):
         with interruption.uninterruptible():
             interruption.begin(number)
@@ -392,21 +333,21 @@ def canaries(gang: GangView, path: str) -> dict[str, int]:
             with contextlib.suppress(Interrupted), interruption.ended_waits():
                 OPERATIONS[name](gang.comm, x, y)
         x[:] = y[:] = CANARY
-        kept.append((name, x, y))
+        kept.append((f"{name} of {size}", x, y, bool(interruption.unsafe())))
+        state.unsafe = None
     interruption.begin(1000)
     with interruption.uninterruptible():
         gang.renew()
     for _ in range(1000):
         gang.comm.allreduce(1)
         gang.comm.sendrecv(1, (gang.rank + 1) % gang.size, source=MPI.ANY_SOURCE)
-    for name, x, y in kept:
-        wrong = int((x != CANARY).sum() + (y != CANARY).sum())
-        found[name] += gang.comm.allreduce(wrong)
-    return found
+    silent = [name for name, x, y, said in kept if not said and {*x, *y} != {CANARY}]
+    told = [name for name, _, _, said in kept if said]
+    return [sorted(set().union(*gang.comm.allgather(names))) for names in (silent, told)]
 
 
-def leaks(gang: GangView, path: str, library: str | None) -> list[int]:
-    """Communicators and requests that 200 calls have used up which were ended in a wait.
+def leaks(gang: GangView, path: str, library: str | None) -> list[Any]:
+    """Communicators that 200 calls have left which were ended in a wait; why the rank must end.
 
     In Python, or in a library in C.
     """
@@ -440,18 +381,16 @@ def leaks(gang: GangView, path: str, library: str | None) -> list[int]:
         pass
     for comm in spare:
         comm.Free()
-    return [gang.comm.allreduce(len(spare), MPI.MIN), mpi_layer.state().started]
+    return [gang.comm.allreduce(len(spare), MPI.MIN), interruption.unsafe()]
 
 
 def starts(gang: GangView) -> list[Any]:
-    """Whether the layer starts where a rank does not want it, or has another version."""
-    state = mpi_layer.state()
-    version, state.active, found = state.version, 0, []
-    for wanted, its in ((True, version), (gang.rank != 1, version), (True, version + gang.rank)):
-        state.version = its
+    """Whether the layer starts where a rank does not want it."""
+    state, found = mpi_layer.state(), []
+    for wanted in (True, gang.rank != 1):
+        state.active = 0
         said = interruption.start_layer(gang.world, wanted=wanted)
         found.append(gang.world.allgather([said, bool(state.active)]))
-        state.active = 0
     return found
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes.util
-import os
 import shutil
-import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mpi_workers.testing import local_gang
+from mpi_workers.waits import mpi_layer
 from tests.support import launches
 from tests.support.build import needs_compiler, shared_object
 
@@ -34,19 +35,6 @@ def test_a_late_rank_reads_no_other_communicator_in_place_of_one_that_was_freed(
     assert local_gang.run(RANKS + "freed", 3) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_ranks_that_wait_do_not_share_a_core_while_another_program_has_one_alone() -> None:
-    shares, as_before = local_gang.run(RANKS + "apart", 2, 5)
-    assert statistics.median(shares) > 0.5, shares
-    assert as_before
-
-
-def test_different_collectives_of_one_communicator_are_an_error(tmp_path: Path) -> None:
-    said = local_gang.run(RANKS + "mixed", 2, str(tmp_path / "word"), timeout=20)
-    assert len(said) == 5
-    assert [words for words in said if "ranks are in different collective calls" not in words] == []
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_interrupt_ends_every_wait_and_what_follows_is_right(ranks: int, tmp_path: Path) -> None:
     found = local_gang.run(RANKS + "ends", ranks, str(tmp_path / "word"), timeout=30)
@@ -57,9 +45,11 @@ def test_an_interrupt_ends_every_wait_and_what_follows_is_right(ranks: int, tmp_
 
 
 def test_nothing_is_written_into_memory_of_waits_that_were_left(tmp_path: Path) -> None:
-    found = local_gang.run(RANKS + "canaries", 4, str(tmp_path / "word"), timeout=60)
-    assert len(found) == 11
-    assert {name: count for name, count in found.items() if count} == {}
+    silent, told = local_gang.run(RANKS + "canaries", 4, str(tmp_path / "word"), timeout=60)
+    assert silent == []
+    small = [name for name in told if name.endswith(" of 5") and name != "Allgatherv of 5"]
+    assert small == []  # ranks go on after them
+    assert "Allreduce of 100000" in told
 
 
 @pytest.mark.parametrize("language", ["Python", "C"])
@@ -73,9 +63,9 @@ def test_200_calls_that_were_ended_use_up_no_more_than_their_communicators(
         source = Path(__file__).with_name("waiting.c")
         library = str(shared_object(source, tmp_path / "libwaiting.so"))
     arguments = (str(tmp_path / "word"), library)
-    spare, started = local_gang.run(RANKS + "leaks", 2, *arguments, timeout=30)
+    spare, unsafe = local_gang.run(RANKS + "leaks", 2, *arguments, timeout=30)
     assert spare > 1500
-    assert started == 0
+    assert ("native code" in unsafe) == (language == "C")
 
 
 @pytest.mark.parametrize("crowded", [False, True])
@@ -102,7 +92,20 @@ def test_only_calls_that_have_spoken_use_up_a_communicator(tmp_path: Path) -> No
 
 def test_all_ranks_have_the_layer_or_none() -> None:
     found = local_gang.run(RANKS + "starts", 3)
-    assert found == [[[on, on]] * 3 for on in (True, False, False)]
+    assert found == [[[on, on]] * 3 for on in (True, False)]
+
+
+def test_a_layer_of_other_sources_is_refused(tmp_path: Path) -> None:
+    waits = Path(mpi_layer.__file__).parent
+    package = tmp_path / "mpi_workers"
+    shutil.copytree(waits.parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    source = package / "waits" / "mpi_waits.c"
+    source.write_text(source.read_text() + "\n")
+    program = "from mpi_workers.waits import mpi_layer; mpi_layer.loaded()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert "rebuild it, by `python -m mpi_workers.build_native`" in done.stderr
 
 
 def test_an_interrupt_ends_the_calls_up_to_its_number_only(tmp_path: Path) -> None:
