@@ -1,0 +1,184 @@
+"""Programs with wrong counts or errors, and what else has to be as without the layer.
+
+Each value is compared with that of the same program under plain MPI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpi_workers.waits import interruption
+from tests.mpi_workers.waits.ranks_programs import Calls
+
+Comm = MPI.Intracomm
+GUARD = -7.0
+LARGE = 1 << 18  # elements
+
+
+def _wrong(call: Callable[[Comm, Any, Any], Any], sent: int, memory: int = 6000) -> Callable[[Calls], Any]:
+    """The error of a call, or what is in its memory afterwards, of which its count is a part."""
+
+    def run(comm: Comm) -> Any:
+        c = comm.Dup()
+        x, y = np.arange(1.0 + 1000 * c.rank, 1 + sent + 1000 * c.rank), np.full(memory, GUARD)
+        try:
+            call(c, x, y)
+        except MPI.Exception as error:
+            code = error.Get_error_class()
+            return MPI.Get_error_string(MPI.ERR_TRUNCATE if code == MPI.ERR_IN_STATUS else code)
+        written = np.flatnonzero(y != GUARD)
+        return [float(y[written].sum()), int(written[-1]) if len(written) else -1]
+
+    return lambda calls: calls.call(run)
+
+
+def _one(y: Any, count: int = 1) -> list[Any]:
+    return [y, count, MPI.DOUBLE]
+
+
+COUNTS: dict[str, Callable[[Calls], Any]] = {
+    **{
+        f"Allgather {sent} into {got}": _wrong(lambda c, x, y, got=got: c.Allgather(x, _one(y, got)), sent)
+        for sent, got in ((1000, 1), (8, 1), (3, 2), (2, 3), (1, 8), (5000, 1), (2000, 1990))
+    },
+    **{
+        f"Gather {sent} into {got}": _wrong(
+            lambda c, x, y, got=got: c.Gather(x, _one(y, got) if c.rank == 0 else None, 0), sent
+        )
+        for sent, got in ((1000, 1), (8, 1), (1, 3), (5000, 1))
+    },
+    **{
+        f"Scatter {sent} into {got}": _wrong(
+            lambda c, x, y, sent=sent, got=got: c.Scatter(
+                [x, sent, MPI.DOUBLE] if c.rank == 0 else None, _one(y, got), 0
+            ),
+            2 * sent,
+        )
+        for sent, got in ((1000, 1), (8, 1), (1, 3), (2500, 1))
+    },
+    **{
+        f"Alltoall {sent} into {got}": _wrong(
+            lambda c, x, y, sent=sent, got=got: c.Alltoall([x, sent, MPI.DOUBLE], _one(y, got)), 2 * sent
+        )
+        for sent, got in ((1000, 1), (8, 1), (1, 3), (2500, 1))
+    },
+    **{
+        f"Bcast {sent} into {got}": _wrong(
+            lambda c, x, y, sent=sent, got=got: c.Bcast(_one(x, sent) if c.rank == 0 else _one(y, got), 0),
+            sent,
+        )
+        for sent, got in ((1000, 1), (8, 1), (5000, 1))
+    },
+    "Bcast from a rank that is not there": _wrong(lambda c, x, y: c.Bcast(x, 9), 3),
+    "Recv of a shorter message": _wrong(
+        lambda c, x, y: c.Send(x, 1) if c.rank == 0 else c.Recv(_one(y, 2), 0), 3
+    ),
+    "Recv from a rank that is not there": _wrong(lambda c, x, y: c.Recv(y, 9), 3),
+    "Send with a tag that is none": _wrong(lambda c, x, y: c.Send(x, 1, -5), 3),
+    "Wait for a shorter message": _wrong(
+        lambda c, x, y: c.Send(x, 1) if c.rank == 0 else c.Irecv(_one(y, 2), 0).Wait(), 3
+    ),
+}  # fmt: skip
+
+
+def _sendrecv_with_error(calls: Calls) -> Any:
+    """Of a Sendrecv whose receive fails the send is complete when it returns."""
+
+    def run(comm: Comm) -> Any:
+        c = comm.Dup()
+        c.Barrier()
+        if c.rank == 1:
+            c.Send(np.ones(9), 0, 1)
+            time.sleep(0.05)
+            x = np.zeros(LARGE)
+            c.Recv(x, 0, 2)
+            return float(x.min())
+        if c.rank == 0:
+            x = np.ones(LARGE)
+            with contextlib.suppress(MPI.Exception):
+                c.Sendrecv(x, 1, 2, np.zeros(2), 1, 1)
+            x[:] = 99.0
+        return None
+
+    return calls.call(run)
+
+
+def _errors_leak_nothing(calls: Calls) -> Any:
+    """MiB by which this process grows in 40,000 calls with an error, to 5."""
+
+    def run(comm: Comm) -> Any:
+        x, y = np.zeros(1), np.zeros(1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(20_000):
+            with contextlib.suppress(MPI.Exception):
+                comm.Sendrecv(x, comm.size, 0, y, 0, 0)
+            with contextlib.suppress(MPI.Exception):
+                comm.Sendrecv_replace(x, comm.size, 0, 0, 0)
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // (5 << 10)
+
+    return calls.call(run)
+
+
+def _meets(make: Callable[[Comm], Any], use: Callable[[Any], Any], free: Callable[[Any], Any]) -> Any:
+    """An object of all ranks is freed with the layer off; the next one has fewer ranks."""
+
+    def program(calls: Calls) -> Any:
+        def run(comm: Comm) -> Any:
+            for _ in range(3):
+                made = make(comm)
+                use(made)
+                with interruption.uninterruptible():
+                    free(made)
+                part = comm.Split(int(comm.rank == 0))
+                made = make(part)
+                if comm.rank == 0:
+                    time.sleep(0.05)
+                use(made)
+                free(made)
+                part.Free()
+            return "met"
+
+        return calls.call(run)
+
+    return program
+
+
+def _opened(comm: Comm) -> MPI.File:
+    path = f"{tempfile.gettempdir()}/careless-{os.getppid()}-{comm.size}"
+    return MPI.File.Open(comm, path, MPI.MODE_CREATE | MPI.MODE_RDWR)
+
+
+def _errhandler(calls: Calls) -> Any:
+    """A function of the program's own is called with the errors of waits."""
+
+    def run(comm: Comm) -> Any:
+        c, said = comm.Dup(), []
+        handler = MPI.Comm.Create_errhandler(lambda _, code: said.append(MPI.Get_error_class(code)))
+        c.Set_errhandler(handler)
+        with contextlib.suppress(MPI.Exception):
+            c.Recv(np.zeros(1), 99)
+        with contextlib.suppress(MPI.Exception):
+            c.Bcast(np.zeros(1), 99)
+        return said
+
+    return calls.call(run)
+
+
+PROGRAMS = COUNTS | {
+    "Sendrecv with an error": _sendrecv_with_error,
+    "errors leak nothing": _errors_leak_nothing,
+    "a window freed without the layer": _meets(
+        lambda c: MPI.Win.Create(np.zeros(4), 8, comm=c), lambda w: w.Fence(), lambda w: w.Free()
+    ),
+    "a file closed without the layer": _meets(_opened, lambda f: f.Sync(), lambda f: f.Close()),
+    "an error handler": _errhandler,
+}
