@@ -378,7 +378,7 @@ class _Function:
             "int32_t request[2] = {REQUEST_NULL, REQUEST_NULL};",
             *packed * replace,
             f"e = p_Irecv{self.form}({into}, {source}, {its}, {c}, &request[0]);",
-            f"if (!e && (e = {send})) give_up(request[0], RECEIVES, {c});",
+            f"if (!e && (e = {send})) abandon(&request[0], RECEIVES, {c});",
             f'else if (!e) e = finish_both(request, {status}, {c}, "{self.name}", CALLER);',
             "if (e != state->ended) free(copy);" * replace,
             "return e;",

@@ -229,6 +229,12 @@ static void give_up(int32_t request, Kind kind, H comm) {
         rest(i, 0);
     }
 }
+/* The same for a request of this file, which is freed. */
+static void abandon(int32_t *request, Kind kind, H comm) {
+    int done;
+    if (under_way(*request)) give_up(*request, kind, comm);
+    p_Test(request, &done, IGNORE);
+}
 /* The operations that are under way; how many. */
 static int give_up_all(int failed) {
     int count = 0;
@@ -263,8 +269,8 @@ static int refused(const char *name, const void *caller) {
     }
     return state->ended;
 }
-static int left(int32_t request, Kind kind, H comm, const char *name, const void *caller) {
-    if (under_way(request)) give_up(request, kind, comm);
+static int left(int32_t *request, Kind kind, H comm, const char *name, const void *caller) {
+    abandon(request, kind, comm);
     return refused(name, caller);
 }
 
@@ -275,7 +281,7 @@ static int finish(int32_t *request, Status *status, Kind kind, H comm, const cha
     Turns turns = {0};
     while (!(e = p_Test(request, &done, status)) && !done)
         if (!turn(&turns, name)) {
-            e = left(*request, kind, comm, name, caller);
+            e = left(request, kind, comm, name, caller);
             break;
         }
     stop(&turns);
@@ -341,7 +347,7 @@ static int meet(H comm, const char *name, const void *caller) {
     while (!(e = p_Test(&request, &done, IGNORE)) && !done)
         if (!turn(&turns, name)) {
             /* Others may know that all have come, and have gone on into MPI's call. */
-            if (!settled(&request)) e = left(request, COPIED, comm, name, caller);
+            if (!settled(&request)) e = left(&request, COPIED, comm, name, caller);
             break;
         }
     stop(&turns);
@@ -396,7 +402,7 @@ static int probe(int from, int tag, H c, Status *s, const char *name, const void
     int e, done = 0;
     Turns turns = {0};
     while (!(e = p_Iprobe(from, tag, c, &done, s)) && !done)
-        if (!turn(&turns, name)) { e = left(REQUEST_NULL, COPIED, c, name, caller); break; }
+        if (!turn(&turns, name)) { e = refused(name, caller); break; }
     stop(&turns);
     return e;
 }
@@ -404,7 +410,7 @@ static int mprobe(int from, int tag, H c, int32_t *m, Status *s, const char *nam
     int e, done = 0;
     Turns turns = {0};
     while (!(e = p_Improbe(from, tag, c, &done, m, s)) && !done)
-        if (!turn(&turns, name)) { e = left(REQUEST_NULL, COPIED, c, name, caller); break; }
+        if (!turn(&turns, name)) { e = refused(name, caller); break; }
     stop(&turns);
     return e;
 }
@@ -412,7 +418,7 @@ static int win_wait(H w, const char *name, const void *caller) {
     int e, done = 0;
     Turns turns = {0};
     while (!(e = p_Win_test(w, &done)) && !done)
-        if (!turn(&turns, name)) { e = left(REQUEST_NULL, COPIED, shadow(w), name, caller); break; }
+        if (!turn(&turns, name)) { e = refused(name, caller); break; }
     stop(&turns);
     return e;
 }
