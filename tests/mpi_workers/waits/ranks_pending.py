@@ -125,20 +125,22 @@ def _partitioned_send(c: Comm) -> None:
     request.Free()
 
 
-def _collective(make: Callable[[Comm, Any], Any], count: int = LARGE) -> Callable[[Comm], Finish]:
+def _collective(make: Callable[[Comm, Any, Any], Any], count: int = LARGE) -> Callable[[Comm], Finish]:
     """A nonblocking or persistent collective, which all but rank 1 complete at once."""
 
     def start(c: Comm) -> Finish:
         y = np.zeros(count)
         if c.rank != 1:
             time.sleep(PAUSE_S)
-        request = make(c, y)
+        x = _ones()  # of a persistent collective mpi4py keeps only the memory that is written
+        request = make(c, x[: len(y)], y)
         if c.rank != 1:
             request.Wait()
 
         def finish() -> Any:
             if c.rank == 1:
                 request.Wait()
+            assert x.all()
             if isinstance(request, MPI.Prequest):
                 request.Free()
             return _sum(y)
@@ -246,22 +248,22 @@ PENDING: dict[str, Callable[[Comm], Finish]] = {
         _sent(lambda c, x: _started(c.Send_init(x, 0, PENDING_TAG))), _received_by_zero
     ),
     "Precv_init": _pair(_partitioned, _partitioned_send),
-    "Ibarrier": _collective(lambda c, y: c.Ibarrier()),
-    "Iallreduce": _collective(lambda c, y: c.Iallreduce(_ones(), y)),
-    "Iallreduce small": _collective(lambda c, y: c.Iallreduce(_ones(3), y), 3),
-    "Ibcast": _collective(lambda c, y: c.Ibcast(_ones() if c.rank == 1 else y, 1)),
+    "Ibarrier": _collective(lambda c, x, y: c.Ibarrier()),
+    "Iallreduce": _collective(lambda c, x, y: c.Iallreduce(x, y)),
+    "Iallreduce small": _collective(lambda c, x, y: c.Iallreduce(x, y), 3),
+    "Ibcast": _collective(lambda c, x, y: c.Ibcast(x if c.rank == 1 else y, 1)),
     "Igather": _collective(
-        lambda c, y: c.Igather(_ones(), np.zeros(LARGE * c.size) if c.rank == 0 else None, 0)
+        lambda c, x, y: c.Igather(x, np.zeros(LARGE * c.size) if c.rank == 0 else None, 0)
     ),
     "Ialltoall": _collective(
-        lambda c, y: c.Ialltoall(_ones(LARGE // 6 * c.size), y[: LARGE // 6 * c.size])
+        lambda c, x, y: c.Ialltoall(x[: LARGE // 6 * c.size], y[: LARGE // 6 * c.size])
     ),
     "Iallgatherv": _collective(
-        lambda c, y: c.Iallgatherv(_ones(LARGE // 8), [y, [LARGE // 8] * c.size])
+        lambda c, x, y: c.Iallgatherv(x[: LARGE // 8], [y, [LARGE // 8] * c.size])
     ),
-    "Iscan": _collective(lambda c, y: c.Iscan(_ones(), y)),
-    "Allreduce_init": _collective(lambda c, y: _started(c.Allreduce_init(_ones(), y))),
-    "Bcast_init": _collective(lambda c, y: _started(c.Bcast_init(y, 1))),
+    "Iscan": _collective(lambda c, x, y: c.Iscan(x, y)),
+    "Allreduce_init": _collective(lambda c, x, y: _started(c.Allreduce_init(x, y))),
+    "Bcast_init": _collective(lambda c, x, y: _started(c.Bcast_init(y, 1))),
     "Put": _window(_locked(lambda w, x: w.Put(x, 1))),
     "Get": _window(_locked(lambda w, x: w.Get(x, 1))),
     "Accumulate": _window(_locked(lambda w, x: w.Accumulate(x, 1))),

@@ -116,6 +116,7 @@ IN_C = (
     *("Allreduce", "Allreduce_c", "Bcast", "Barrier", "Recv", "Probe", "Alltoallv", "Win_fence"),
     *("Wait", "Waitany", "Waitall"),
 )
+POLLS = ("Iprobe", "Improbe", "Get_status", "Test", "Testall", "Testany", "Testsome")
 BLACS = "scalapack-mpich"  # Debian's; its errors of MPI are ignored, as by careless code
 
 
@@ -128,7 +129,22 @@ def test_native_code_that_waits_leaves_with_the_call(ranks: int, tmp_path: Path)
     path = shared_object(source, tmp_path / "libwaiting.so", *flags)
     calls = [*IN_C, "dgsum2d"] if has_blacs else IN_C
     cases = [(how, (i + ranks // 2) % 2 == 0) for i, how in enumerate(calls)]
-    told = local_gang.run(RANKS + "native", ranks, str(path), str(tmp_path / "word"), cases)
+    _end_with_their_call(path, tmp_path / "word", ranks, cases)
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["poll", "ignore"])
+def test_native_code_that_polls_leaves_with_the_call(how: str, tmp_path: Path) -> None:
+    """Whether it looks at the errors, or only at the flag."""
+    source = Path(__file__).with_name("waiting.c")
+    path = shared_object(source, tmp_path / "libwaiting.so")
+    cases = [(f"{how} {call}", how == "ignore") for call in POLLS]
+    _end_with_their_call(path, tmp_path / "word", 2, cases)
+
+
+def _end_with_their_call(path: Path, word: Path, ranks: int, cases: list[tuple[str, bool]]) -> None:
+    """Rank 1 fails while the others wait for it in a library."""
+    told = local_gang.run(RANKS + "native", ranks, str(path), str(word), cases, timeout=30)
     for (how, careless), (said, seconds, total) in zip(cases, told, strict=True):
         assert "rank 1 does not take part" in said[1]
         others = [words for rank, words in enumerate(said) if rank != 1]
