@@ -95,7 +95,9 @@ def _done(folder: Path, ranks: int) -> dict[str, list[list[Any]]]:
         path = folder / str(rank)
         lines = path.read_text().splitlines() if path.exists() else []
         each.append(dict(json.loads(line) for line in lines))
-    return {name: [its[name] for its in each] for name in each[0] if all(name in its for its in each)}
+    return {
+        name: [its[name] for its in each] for name in each[0] if all(name in its for its in each)
+    }
 
 
 def differences(found: dict[str, Outcome], expected: dict[str, Outcome]) -> dict[str, Any]:

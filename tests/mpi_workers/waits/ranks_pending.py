@@ -38,7 +38,9 @@ def _sum(x: Any) -> float:
 # --- operations of which rank 1's part is pending ---
 
 
-def _pair(first: Callable[[Comm], Finish], other: Callable[[Comm], Any]) -> Callable[[Comm], Finish]:
+def _pair(
+    first: Callable[[Comm], Finish], other: Callable[[Comm], Any]
+) -> Callable[[Comm], Finish]:
     """An operation between ranks 1 and 0."""
 
     def start(c: Comm) -> Finish:
@@ -125,7 +127,9 @@ def _partitioned_send(c: Comm) -> None:
     request.Free()
 
 
-def _collective(make: Callable[[Comm, Any, Any], Any], count: int = LARGE) -> Callable[[Comm], Finish]:
+def _collective(
+    make: Callable[[Comm, Any, Any], Any], count: int = LARGE
+) -> Callable[[Comm], Finish]:
     """A nonblocking or persistent collective, which all but rank 1 complete at once."""
 
     def start(c: Comm) -> Finish:
@@ -224,7 +228,8 @@ def _exposed(c: Comm) -> Finish:
 
 PENDING: dict[str, Callable[[Comm], Finish]] = {
     "Irecv large": _pair(
-        _received(lambda c, x: c.Irecv(x, 0, PENDING_TAG)), lambda c: c.Ssend(_ones(), 1, PENDING_TAG)
+        _received(lambda c, x: c.Irecv(x, 0, PENDING_TAG)),
+        lambda c: c.Ssend(_ones(), 1, PENDING_TAG),
     ),
     "Irecv of any source": _pair(
         _received(lambda c, x: c.Irecv(x, MPI.ANY_SOURCE, PENDING_TAG)),
@@ -271,7 +276,9 @@ PENDING: dict[str, Callable[[Comm], Finish]] = {
     "Rput": _window(_locked(lambda w, x: w.Rput(x, 1).Wait())),
     "Fetch_and_op": _window(_flushed(lambda w, x: w.Fetch_and_op(x[:1], x[1:2], 1))),
     "Compare_and_swap": _window(
-        _flushed(lambda w, x: w.Compare_and_swap(x[:1].view("i8"), x[1:2].view("i8"), x[2:3].view("i8"), 1))
+        _flushed(
+            lambda w, x: w.Compare_and_swap(*(x[i : i + 1].view("i8") for i in range(3)), 1)
+        )
     ),
     "Get_accumulate": _window(_flushed(lambda w, x: w.Get_accumulate(x[:9], x[9:18], 1))),
     "Post": _exposed,

@@ -18,6 +18,7 @@ from mpi_workers.waits import interruption
 from mpi_workers.waits.interruption import InterruptWord
 
 VALUE, LEFT, ERROR = "value", "left", "error"  # how a call ends on a rank
+RENEWED = "renewed"  # it would run in new processes, which have nothing of earlier calls
 
 
 class Calls:
@@ -27,14 +28,11 @@ class Calls:
     ----------
     gang : GangView
     rank, size : int
-    kept : dict
-        What programs keep from one call to the next.
     """
 
     def __init__(self, gang: GangView) -> None:
         self.gang = gang
         self.rank, self.size = gang.rank, gang.size
-        self.kept: dict[str, Any] = {}
         self._word = InterruptWord(gang.folder / "interrupt")  # that of `local_rank`
         self._number = interruption.mpi_layer.state().call
         with interruption.uninterruptible():
@@ -48,8 +46,11 @@ class Calls:
     def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run ``function(comm, *arguments)`` as one call: how it ended on this rank, and with what.
 
-        A rank on which it raises ends the call on all others.
+        A rank on which it raises ends the call on all others. No call follows one after which the
+        ranks' processes have to be renewed, because it has left something that cannot be ended.
         """
+        if any(unsafe := self.together(interruption.unsafe())):
+            return [RENEWED, unsafe]
         self._number += 1
         interruption.begin(self._number)
         try:
@@ -61,8 +62,8 @@ class Calls:
             self._word.raise_to(self._number)
             where = traceback.extract_tb(error.__traceback__)[-1]
             outcome = [ERROR, f"{type(error).__name__}: {error} ({where.name}:{where.lineno})"]
-        with interruption.uninterruptible():
-            failed = self._own.allreduce(outcome[0] != VALUE, MPI.LOR)
+        self.gang.end_call(succeeded=outcome[0] == VALUE)
+        failed = any(how != VALUE for how in self.together(outcome[0]))
         self._number += 1
         interruption.begin(self._number)
         if failed:
@@ -92,5 +93,5 @@ def each(
                 outcome = [ERROR, traceback.format_exc()]
             print(json.dumps([name, outcome]), file=file, flush=True)
             calls.together(None)  # a rank that has failed ends no other
-            calls.kept.clear()
+            interruption.mpi_layer.state().unsafe = None  # what was left has its memory
         faulthandler.cancel_dump_traceback_later()
