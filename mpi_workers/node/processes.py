@@ -19,6 +19,7 @@ import resource
 import signal
 import socket
 import stat
+import struct
 import sys
 import time
 import traceback
@@ -444,6 +445,25 @@ BY_MESSAGES = {
 def crowded(threads: int) -> bool:
     """Whether this machine has fewer cores than this number of busy threads."""
     return threads > len(os.sched_getaffinity(0))
+
+
+SET_TURN = {"x86_64": 314, "aarch64": 274}  # the number of `sched_setattr`
+TURN_NS = 100_000  # the least that Linux gives
+
+
+def take_short_turns() -> None:
+    """Have this rank go on soon after a wait, beside a program that wants its core, too.
+
+    Linux 6.12 and later: a busy program has a core for 3 ms otherwise. The rank's share of the core
+    stays what it was. Elsewhere nothing happens.
+    """
+    number = SET_TURN.get(os.uname().machine)
+    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    # size, policy, flags, nice, priority, runtime, deadline, period
+    turn = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, TURN_NS, 0, 0)
+    _libc.syscall(number, 0, turn, 0)
 
 
 def physical_cores() -> int:

@@ -40,7 +40,7 @@ from mpi_workers.matrix.available_memory import NodeAllocations
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
-from mpi_workers.node.processes import allow_open_files, let_trace
+from mpi_workers.node.processes import allow_open_files, let_trace, take_short_turns
 from mpi_workers.node.rank_output import rank_pipe
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
@@ -161,6 +161,8 @@ class RankLoop:
                 flush()
                 os._exit(1)
             reply["errors"] = [self._failure(error, body).to_map()]
+        if interruption.unsafe():
+            reply["renew"] = True  # the gang starts other processes in place of the ranks
         command = COMMANDS.get(body["op"])
         if command is not None and command.prints:
             flush()
@@ -369,6 +371,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         faulthandler.enable()
         outlive_sigterm()
         buffer_lines()
+        take_short_turns()
         allow_open_files()  # a launcher may have started this process
         set_variables(config)
         if not MPI.Is_initialized():
