@@ -51,7 +51,6 @@ R = TypeVar("R", bound=MatrixRef)
 FIRST_S = 2.0  # for a loss of ranks that its GroupManager has not noticed yet
 POLL_INTERVAL_S = 0.05
 NODE_FAILED = "a node could not send"  # cause of a TransferError whose gang is known to live
-RESTORED = "connection restored"  # cause of a TransferError of a command that was lost meanwhile
 READS = 3  # of a matrix that is changed meanwhile
 COPY_LAYOUTS = ("VC_STAR", "VR_STAR")  # to another layout than its own a matrix is copied
 TOUCHES = 10  # signs of life within the idle timeout of a gang
@@ -367,13 +366,12 @@ class GangConnection:
             if error.facts.get("cause") != MANAGER_GONE or not self.address.lease_grace_s:
                 raise
             self._resume(channel, error)
-        if COMMANDS[body["op"]].repeatable:
+        if COMMANDS[body["op"]].idempotent:
             return self._open_channel().request(body, on_progress)
         raise TransferError(
             f"the connection to gang {self.address.gang} was lost during {body['op']!r} and is "
             "restored; the matrices stay. The call was cancelled, unless it had just completed: "
-            "check what it changes before you repeat it",
-            cause=RESTORED,
+            "check what it changes before you repeat it"
         )
 
     def _resume(self, lost: SocketChannel, error: GroupFailedError) -> None:

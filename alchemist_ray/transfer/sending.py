@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import uuid
 from typing import Any
 
 import numpy as np
 
 from alchemist_ray.arguments import checked_matrix_name
-from alchemist_ray.attached.connection import RESTORED, GangConnection
+from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.matrix_ref import columns_to_wire
 from alchemist_ray.attached.progress import say, times_table, transfer_bar
 from alchemist_ray.dtypes import checked_missing
@@ -23,18 +24,17 @@ from alchemist_ray.errors import (
     GroupRecoveredError,
     LayoutError,
     MatrixError,
-    TransferError,
 )
 from alchemist_ray.measures import events
 from alchemist_ray.transfer.sources import (
-    TASK_REPEATED,
     IteratorSource,
     KeptSource,
     MatrixSource,
+    SendAgainError,
     SparseSource,
     source_for,
 )
-from alchemist_ray.transfer.watching import RECOVERED, counted, repeated, watched
+from alchemist_ray.transfer.watching import RECOVERED, counted, watched
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.dtypes import is_time, stored_dtype
 from mpi_workers.matrix.layout import Distribution, check_layout, copies
@@ -111,22 +111,24 @@ def send(
     checked_layout(layout)
     checked_matrix_name(name)
     fill = checked_missing(missing)
-
-    def once() -> Any:
-        source = source_for(data, dtype, fill, connection)
-        form = source.form.layout if isinstance(source, SparseSource) else layout
-        return _send(connection, source, form, name, durable=durable, print_times=print_times)
-
-    if isinstance(data, IteratorSource):  # it cannot be read twice
-        return once()
-    try:
-        return repeated(once)
-    except TransferError as error:
-        if error.facts.get("cause") not in (TASK_REPEATED, RESTORED):
-            raise
-        happened = str(error).partition(":")[0].partition(";")[0]
-        log.warning("%s. The matrix is sent once more", happened)
-        return repeated(once)
+    source: MatrixSource | None = None
+    again = False
+    while True:
+        try:
+            if source is None:
+                source = source_for(data, dtype, fill, connection)
+            form = source.form.layout if isinstance(source, SparseSource) else layout
+            return _send(connection, source, form, name, durable=durable, print_times=print_times)
+        except GroupRecoveredError:
+            if isinstance(data, IteratorSource):  # it cannot be read twice
+                raise
+        except SendAgainError as error:
+            if again:
+                raise
+            again = True
+            log.warning("%s. The matrix is sent once more", str(error).partition(";")[0])
+        if not isinstance(source, KeptSource):  # else its data may have been a stream, read once
+            source = None
 
 
 def _send(
@@ -142,20 +144,22 @@ def _send(
         raise LayoutError(f"layout={layout[:40]!r} is for sparse matrices of SciPy only")
     epoch, begun = connection.address.epoch, events.now()
     sent_as = layout if copies(layout, connection.grid) == 1 else BASE_LAYOUT
+    token = uuid.uuid4().hex  # of both commands: either can be repeated after a lost answer
     columns = columns_to_wire(source.columns, str(source.dtype) if is_time(source.dtype) else "")
     created = connection.request(
         {
             "op": "create",
+            "send": token,
             "shape": list(getattr(source, "array_shape", source.shape)),
             "dtype": stored_dtype(source.dtype).name,
             "layout": sent_as,
-            "name": name,
             "source": source.provenance(),
+            **({"becomes": layout} if sent_as != layout else {}),
             **({"columns": columns} if columns else {}),
         }
     )
     # A process that connects again keeps the matrices that it has leases of.
-    lease = connection.leases.lease(created["matrix"], kept=name is not None)
+    lease = connection.leases.lease(created["matrix"])
     distribution = Distribution(sent_as, source.shape, connection.grid)
     target = TransferTarget(created["matrix"], distribution, source.dtype)
     nbytes = source.shape[0] * source.shape[1] * source.dtype.itemsize
@@ -163,12 +167,8 @@ def _send(
         keep_source(connection, target.matrix, source, durable=durable)
         with transfer_bar("send", nbytes, connection.options.progress) as progress:
             times = watched(connection, lambda: source.send(connection, target, progress))
-        record = connection.request({"op": "seal", "matrix": target.matrix})
-        if sent_as != layout:
-            record = connection.request(
-                {"op": "redistribute", "source": target.matrix, "layout": layout, "name": name}
-            )
-            connection.request({"op": "free", "matrices": [target.matrix]})
+        seal = {"op": "seal", "send": token, "matrix": target.matrix, "name": name}
+        record = connection.request(seal)
     except BaseException as error:
         if isinstance(error, AlchemistError) and connection.address.epoch != epoch:
             raise GroupRecoveredError(RECOVERED) from error  # what was sent is lost

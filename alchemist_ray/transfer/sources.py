@@ -28,6 +28,7 @@ from alchemist_ray.errors import (
     LibraryLoadError,
     MatrixError,
     ShapeError,
+    TransferError,
 )
 from alchemist_ray.object_refs import ObjectRef
 from alchemist_ray.transfer.tables import TableSource
@@ -77,7 +78,10 @@ class KeptSource(Protocol):
         """Data of which `source_for` makes this matrix again."""
 
 
-TASK_REPEATED = "task repeated"  # cause of a TransferError: the same data can be sent again
+class SendAgainError(TransferError):
+    """This attempt to send is void, but the same data can be sent again, to another matrix."""
+
+
 # Data that no protocol describes, most of it in other processes: by the package that a type comes
 # from, the module whose `inspect(data, dtype, missing, connection)` makes a source of it. It
 # is imported when such data is met. The longest name that fits counts.

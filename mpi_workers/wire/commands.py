@@ -52,9 +52,6 @@ class Command:
         does not pass it on. More is decided by `gateway.server.access`.
     internal : bool
         No process may send it: the GroupManager itself sends it to the ranks.
-    repeatable : bool
-        It changes nothing, or only what ``resume`` takes back: a process sends it again when its
-        connection was lost meanwhile.
     audited : bool
         A gateway writes it to its log.
     rerun : Rerun
@@ -75,7 +72,6 @@ class Command:
     turn: Turn = Turn.QUEUED
     scope: str | None = None
     internal: bool = False
-    repeatable: bool = False
     audited: bool = False
     rerun: Rerun = Rerun.ALWAYS
     ranks: str | None = None
@@ -87,13 +83,21 @@ class Command:
         """The fields that a sender must give."""
         return [name for name in self.fields.split() if not name.endswith("?")]
 
+    @property
+    def idempotent(self) -> bool:
+        """Whether a process sends it again when its connection was lost before the answer.
+
+        It only reads or states what is so, or it has the token of a send: the gang knows that one.
+        """
+        return self.turn is not Turn.QUEUED or "send" in self.required
+
 
 def _queued(fields: str, ranks: str, scope: str | None = "", **more: object) -> Command:
     return Command(fields, scope=scope, ranks=ranks, **more)  # type: ignore[arg-type]
 
 
-def _at_once(fields: str, scope: str | None = "", *, repeatable: bool = False) -> Command:
-    return Command(fields, Turn.AT_ONCE, scope, repeatable=repeatable)
+def _at_once(fields: str, scope: str | None = "") -> Command:
+    return Command(fields, Turn.AT_ONCE, scope)
 
 
 def _connection(fields: str, scope: str | None = "", **more: object) -> Command:
@@ -103,12 +107,12 @@ def _connection(fields: str, scope: str | None = "", **more: object) -> Command:
 _CODE = "run_code"
 
 COMMANDS: dict[str, Command] = {
-    # Matrices.
+    # Matrices. `send`: a token of the sender for one matrix that it sends.
     "create": _queued(
-        "shape dtype layout name? source? columns?", "matrix layout shape dtype",
-        audited=True, repeatable=True,
+        "send shape dtype layout becomes? source? columns?", "matrix layout shape dtype",
+        audited=True,
     ),
-    "seal": _queued("matrix", "matrix", rerun=Rerun.NEVER),
+    "seal": _queued("send matrix name?", "matrix", rerun=Rerun.NEVER),
     "free": _queued("matrices", "", audited=True),
     "redistribute": _queued("source layout name?", "source matrix layout"),
     # Code.
@@ -132,18 +136,18 @@ COMMANDS: dict[str, Command] = {
     "pin": _at_once("matrices"),
     "resume": _at_once("matrices"),
     "describe": _at_once("matrix name? pin? source? columns?"),
-    "list_matrices": _at_once("names?", repeatable=True),
-    "list_libraries": _at_once("", repeatable=True),
-    "sources": _at_once("matrices", repeatable=True),
-    "ping": _at_once("wait? workers?", repeatable=True),
+    "list_matrices": _at_once("names?"),
+    "list_libraries": _at_once(""),
+    "sources": _at_once("matrices"),
+    "ping": _at_once("wait? workers?"),
     "file_stamp": _at_once("matrix stamp", None),
     # The connection and the calls of its process.
     "session": _connection(""),
     "goodbye": _connection(""),
     "cancel": _connection("call"),
     "cancel_calls": _connection("all?", audited=True),
-    "status": _connection("", repeatable=True),
-    "version": _connection("matrix", repeatable=True),
+    "status": _connection(""),
+    "version": _connection("matrix"),
 }  # fmt: skip
 
 

@@ -154,10 +154,12 @@ def test_a_process_keeps_nothing_of_gangs_that_have_ended(als: AlchemistSession)
 @pytest.mark.parametrize(
     "body",
     [
-        {"op": "create", "shape": [3, 3], "dtype": "float64", "layout": "NONE"},
-        {"op": "create", "shape": [-3, 3], "dtype": "float64", "layout": "VC_STAR"},
-        {"op": "create", "shape": [1 << 63, 0], "dtype": "float64", "layout": "VC_STAR"},
-        {"op": "create", "shape": [math.inf], "dtype": "float64", "layout": "VC_STAR"},
+        {"op": "create", "send": "a", "shape": [3, 3], "dtype": "float64", "layout": "NONE"},
+        {"op": "create", "send": "b", "shape": [-3, 3], "dtype": "float64", "layout": "VC_STAR"},
+        {"op": "create", "send": "c", "shape": [1 << 63, 0], "dtype": "i8", "layout": "VC_STAR"},
+        {"op": "create", "send": "d", "shape": [math.inf], "dtype": "i8", "layout": "VC_STAR"},
+        {"op": "create", "send": ["e"], "shape": [3], "dtype": "float64", "layout": "VC_STAR"},
+        {"op": "seal", "send": "f", "matrix": 0},
         {"op": "redistribute", "source": 0, "layout": "NONE"},
         {"op": "redistribute", "source": 0, "layout": None},
         {"op": "run", "task": {"name": "f", "code": [None, 1.5]}, "uses": []},

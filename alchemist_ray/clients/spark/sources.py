@@ -34,7 +34,7 @@ from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.clients.spark import jvm
 from alchemist_ray.dtypes import chosen_dtype, refusals
 from alchemist_ray.errors import DtypeError, IncompleteMatrixError, ShapeError, TransferError
-from alchemist_ray.transfer.sources import TASK_REPEATED, NumPySource
+from alchemist_ray.transfer.sources import NumPySource, SendAgainError
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.failures import Failure
@@ -316,11 +316,10 @@ def _check(reports: Reports) -> None:
             raise Failure.from_map(each["failure"])
     for number, each in enumerate(reports):
         if "again" in each:
-            raise TransferError(
+            raise SendAgainError(
                 f"Spark repeated task {number} of the transfer (attempt {each['again']}), because "
                 "its executor or a shuffle file was lost or spark.speculation is on; the matrix "
-                "was freed: send it again",
-                cause=TASK_REPEATED,
+                "was freed: send it again"
             )
 
 

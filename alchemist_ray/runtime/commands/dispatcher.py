@@ -410,7 +410,8 @@ class Dispatcher:
             result = await self._after_loss(job) or await self._attempt(job)
         if self._active is job:
             self._active = None
-        if job.cancelled is not None and isinstance(result, dict) and "matrix" in result:
+        asked_again = job.body["op"] == "seal"  # perhaps, if its sender was disconnected
+        if job.cancelled and isinstance(result, dict) and "matrix" in result and not asked_again:
             self.commands.drop(result["matrix"])
         job.answer(job.cancelled or result)
         self.used()

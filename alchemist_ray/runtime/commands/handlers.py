@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -60,6 +61,8 @@ class Commands:
     quota_nbytes : int or None
         Bytes that all matrices may have at the moment: what the other gangs of the user leave of
         the limit of the cluster.
+    sends : dict of str to Record
+        By the tokens of their senders: a command of a send that comes again makes nothing more.
 
     Notes
     -----
@@ -78,6 +81,7 @@ class Commands:
     dead: DeadMatrices = field(init=False)
     unsettled: Callable[[], Awaitable[None]] | None = None
     quota_nbytes: int | None = None
+    sends: WeakValueDictionary[str, Record] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
         self.libraries = LoadedLibraries(self.users)
@@ -86,21 +90,42 @@ class Commands:
     # --- matrices ---
 
     async def create(self, body: Body, holder: str) -> Body:
-        """Memory for a matrix that is sent next."""
-        source = {"kind": "sent", **body.get("source", {})}
-        record = await self._make("create", body, body, source, holder)
-        record.sealed = False
-        record.columns = body.get("columns", [])
+        """Memory for a matrix that is sent next. It has no name until it is sealed."""
+        record = self.sends.get(body["send"])
+        if record is None or record.id not in self.matrices:
+            source = {"kind": "sent", **body.get("source", {})}
+            becomes = body.get("becomes", "")
+            record = await self._make("create", body, body, source, holder)
+            record.sealed, record.becomes = False, becomes and check_layout(becomes)
+            record.columns = body.get("columns", [])
+            self.sends[body["send"]] = record
         return {"matrix": record.id}
 
     async def seal(self, body: Body, holder: str) -> Body:
-        """A matrix has arrived: ranks check that every element is there."""
+        """A matrix has arrived: ranks check that every element is there, and make its copies."""
         record = self._known(body["matrix"])
-        await self.nodes.round("seal", matrix=record.id)
-        record.sealed = True
+        if self.sends.get(body["send"]) is not record:
+            raise Failure("MatrixError", f"{record.name} is not of this send")
+        if record.sealed:  # the answer was lost
+            return record.described()
+        if not record.copied:
+            await self.nodes.round("seal", matrix=record.id)
+        if record.becomes:  # in two steps, each of which can be repeated after it was broken off
+            if not record.copied:
+                await self._copy(record.id, -record.id, record.becomes)
+                record.copied = True
+            await self._copy(-record.id, record.id, record.becomes)  # the same memory
+            self.dead.add([-record.id])
         data, record.kept = record.kept, None
         reason = NOT_KEPT if data is None else ""
         self.log.add(sent(record), made=[record], source=data, reason=reason)
+        if record.becomes:
+            record.layout, record.becomes = record.becomes, ""
+            again = {"op": "redistribute", "source": record.id, "layout": record.layout}
+            self.log.add(again, [record], [record])
+        record.sealed = True
+        if name := body.get("name"):
+            record.name, record.pinned = name, True
         return record.described()
 
     async def free(self, body: Body, holder: str) -> Body:
@@ -120,9 +145,15 @@ class Commands:
 
     def drop(self, *idents: int) -> None:
         """Forget matrices, and free them soon; also if only some ranks have them."""
+        copies = [-i for i in idents if i in self.matrices and self.matrices[i].becomes]
         for ident in idents:
             self.matrices.pop(ident, None)
-        self.dead.add(idents)
+        self.dead.add([*idents, *copies])
+
+    async def _copy(self, source: int, matrix: int, layout: str) -> None:
+        await self.nodes.round(
+            "redistribute", collective=True, source=source, matrix=matrix, layout=layout
+        )
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
@@ -416,8 +447,6 @@ class Commands:
         now = set(body["matrices"])
         self.hold({"matrices": now}, holder)
         gone = [r for r in self.matrices.values() if holder in r.holders and r.id not in now]
-        # Named ones, too, if they are not whole: no process sends their rest.
-        self.drop(*(record.id for record in gone if not record.sealed))
         self._release(gone, holder)
         return {}
 

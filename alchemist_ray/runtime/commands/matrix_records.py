@@ -97,7 +97,7 @@ class LoggedCommand:
         return self.reason
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Record:
     """A matrix of the gang: its facts, its origin, and which processes refer to it.
 
@@ -105,6 +105,10 @@ class Record:
     ----------
     sealed : bool
         Whether every element has arrived.
+    becomes : str
+        While it is being sent: the layout with copies that it gets when it is sealed, if any.
+    copied : bool
+        Whether the ranks have that copy already, as matrix ``-id``.
     source : dict
         Provenance.
     holders : set of str
@@ -131,6 +135,8 @@ class Record:
     dtype: str
     layout: str
     sealed: bool = True
+    becomes: str = ""
+    copied: bool = False
     source: dict[str, Any] = field(default_factory=dict)
     holders: set[str] = field(default_factory=set)
     pinned: bool = False

@@ -48,7 +48,7 @@ def als(there: dict[str, Any]) -> Iterator[AlchemistSession]:
 def matrix(als: AlchemistSession) -> Iterator[int]:
     """A matrix without elements."""
     body = {"op": "create", "shape": [ROWS, COLS], "dtype": "float64", "layout": "MC_MR"}
-    created = als.connection.request(body)  # with the lease
+    created = als.connection.request(body | {"send": "mine"})  # with the lease
     yield created["matrix"]
     als.connection.request({"op": "free", "matrices": [created["matrix"]]})
 
@@ -84,7 +84,7 @@ def put(matrix: int, **more: Any) -> dict[str, Any]:
 
 
 def seal(als: AlchemistSession, matrix: int) -> np.ndarray[Any, Any]:
-    record = als.connection.request({"op": "seal", "matrix": matrix})
+    record = als.connection.request({"op": "seal", "send": "mine", "matrix": matrix})
     found: np.ndarray[Any, Any] = als.connection.handle(record).fetch()
     return found
 
@@ -103,7 +103,7 @@ def test_a_chunk_that_broke_off_is_not_counted_and_can_be_repeated(
         broken.write(X.data.cast("B")[:PART])
         broken.close()
     with pytest.raises(MatrixError, match="elements"):
-        als.connection.request({"op": "seal", "matrix": matrix})
+        als.connection.request({"op": "seal", "send": "mine", "matrix": matrix})
     again = opened()
     send(again, matrix)
     send(again, matrix)  # the answer was lost: it is not written twice

@@ -383,13 +383,13 @@ def test_matrices_that_are_created_at_the_same_time_count_together(
     body = {"op": "create", "shape": [300, 300], "dtype": "float64", "layout": "MC_MR"}
     with AlchemistSession(1, address=gateway.address, token=token) as als:
         with ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(als.connection.request, body) for _ in range(8)]
+            asked = [pool.submit(als.connection.request, body | {"send": str(i)}) for i in range(8)]
         errors = [call.exception() for call in asked]
         assert errors.count(None) == 1, errors
         assert all("quota" in str(error) for error in errors if error is not None)
         made = next(call.result()["matrix"] for call in asked if call.exception() is None)
         als.connection.request({"op": "free", "matrices": [made]})
-        als.connection.request(body)
+        als.connection.request(body | {"send": "another"})
 
 
 def test_a_malformed_command_is_answered_also_where_bytes_are_counted(
@@ -397,7 +397,8 @@ def test_a_malformed_command_is_answered_also_where_bytes_are_counted(
 ) -> None:
     token = tokens.create("gina", ("call",), nbytes=1_000_000)
     with AlchemistSession(1, address=gateway.address, token=token) as als:
-        body = {"op": "create", "shape": [2, 2], "dtype": "float64", "layout": "VC_STAR"}
+        body = {"op": "create", "send": "x", "shape": [2, 2], "dtype": "float64"}
+        body["layout"] = "VC_STAR"
         for wrong in ({"dtype": "no dtype"}, {"shape": [10**18] * 20}):
             call = Call(lambda wrong=wrong: als.connection.request(body | wrong))
             assert "malformed command 'create'" in str(call.outcome(0.0, 20).error)

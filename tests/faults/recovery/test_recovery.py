@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import ray
 
@@ -29,6 +30,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.measures import logs
 from alchemist_ray.runtime.commands.matrix_records import LoggedCommand
 from alchemist_ray.transfer.sources import NumPySource
+from alchemist_ray.transfer.tables import TableSource
 from mpi_workers.data.transfers import MatrixReader
 from mpi_workers.matrix.storage import Storage
 from tests.faults.conftest import Call, inject_and_retry, inject_during
@@ -198,6 +200,23 @@ def test_a_transfer_under_way_is_repeated(
         np.testing.assert_array_equal(gang.als.send_matrix(large).fetch(), large)
     np.testing.assert_array_equal(A.fetch(), large)
     assert gang.losses == 1
+
+
+def test_a_stream_that_can_be_read_once_arrives_whole_after_a_loss(
+    gang: Recovering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"a": np.arange(5000.0), "b": np.arange(5000.0) ** 2})
+    lost, send = gang.ranks[1:], TableSource.send
+
+    def broken(*arguments: Any) -> Any:
+        while lost:
+            gang.kill(lost.pop())
+        return send(*arguments)
+
+    monkeypatch.setattr(TableSource, "send", broken)
+    A = gang.als.send_matrix(table.to_reader(max_chunksize=1000))
+    assert gang.losses == 1
+    np.testing.assert_array_equal(A.fetch(), np.column_stack([table["a"], table["b"]]))
 
 
 def test_a_handle_in_a_ray_task_goes_on(gang: Recovering) -> None:
