@@ -96,7 +96,8 @@ def as_array(data: Any, what: str, missing: Missing = ERROR) -> tuple[NDArray[An
     if arrow_columns.is_arrow(data):
         table = open_table(data, missing)
         _refuse_categories(table.categories, what)
-        return arrow_columns.gathered(table), table.names
+        with refusals():
+            return arrow_columns.gathered(table), table.names
     if hasattr(data, "iloc") and hasattr(data, "dtypes"):
         found: dict[int, Sequence[str]] = {}
         values = frame_values(data, missing, found)
@@ -131,11 +132,14 @@ def open_table(data: Any, missing: Missing = ERROR) -> arrow_columns.Table:
 
 
 def frame_values(
-    frame: Any, missing: Missing = ERROR, categories: dict[int, Sequence[str]] | None = None
+    frame: Any,
+    missing: Missing = ERROR,
+    categories: dict[int, Sequence[str]] | None = None,
+    wanted: Any = None,
 ) -> NDArray[Any]:
     """See `pandas_columns.values_of`. Raises `DtypeError`, `ShapeError`."""
     with refusals():
-        return pandas_columns.values_of(frame, missing, categories)
+        return pandas_columns.values_of(frame, missing, categories, wanted)
 
 
 @contextlib.contextmanager

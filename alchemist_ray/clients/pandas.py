@@ -24,7 +24,7 @@ def inspect(source: Any, wanted: Any, missing: Missing, connection: GangConnecti
     if not hasattr(source, "iloc"):
         source = importlib.import_module(type(source).__module__.partition(".")[0]).Series(source)
     categories: dict[int, Sequence[str]] = {}
-    values = frame_values(source, missing, categories)
+    values = frame_values(source, missing, categories, wanted)
     return NumPySource.inspect(values, wanted, kept_names(source, categories))
 
 

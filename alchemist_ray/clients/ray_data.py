@@ -145,7 +145,12 @@ def _categories(column: Any) -> list[str]:
     kind = getattr(column, "type", None) or getattr(column.dtype, "pyarrow_dtype", None)
     if isinstance(kind, pyarrow.DictionaryType):
         return arrow_columns.categories_of(column)
-    return [str(one) for one in getattr(getattr(column, "dtype", None), "categories", ())]
+    known = getattr(getattr(column, "dtype", None), "categories", None)
+    if known is None:
+        return []
+    with refusals():
+        its = pandas_columns.labels_of(str(column.name), known)
+    return its if isinstance(its, list) else []
 
 
 def _is_variable(kind: Any) -> bool:

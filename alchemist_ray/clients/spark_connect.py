@@ -16,7 +16,7 @@ import numpy as np
 
 from alchemist_ray import errors
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.dtypes import check_range, chosen_dtype, open_table, refusals
+from alchemist_ray.dtypes import chosen_dtype, open_table, refusals
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
@@ -205,13 +205,11 @@ def send_partition(
     times: dict[int, NodeTimes] = {}
     try:
         for batch in batches:
-            table = open_table(batch, missing)
-            for column, parts in zip(table.columns, table.parts, strict=True):
-                for part in parts:
-                    check_range(part, target.dtype, f"column {column.name!r}")
+            with refusals():
+                rows = arrow_columns.gathered(open_table(batch, missing), target.dtype)
             region = Region(row, row + batch.num_rows, 0, width)
             with MatrixWriter(nodes, target, None, None, region) as writer:
-                writer.write_block(arrow_columns.gathered(table), (row, 0))
+                writer.write_block(rows, (row, 0))
             add_times(times, writer.times)
             row += batch.num_rows
     finally:

@@ -50,7 +50,7 @@ class TableSource:
 
     def kept(self) -> Any:
         """The elements: data that can be sent again, if they are kept."""
-        return gathered(self._table)
+        return gathered(self._table, self.dtype)
 
     def send(
         self, connection: GangConnection, target: TransferTarget, progress: Progress | None

@@ -144,11 +144,27 @@ def _part(path: str, rank: int) -> str:
     return f"{path}/part-{rank:05d}.parquet"
 
 
-def _opened(pyarrow: Any, place: Place, path: str) -> Any:
-    if place.is_url:
-        fs, _ = place.filesystem()
-        return pyarrow.parquet.ParquetFile(fs.open(path, "rb"))
-    return pyarrow.parquet.ParquetFile(path)
+def _opened(pyarrow: Any, place: Place, path: str, unit: str = "us") -> Any:
+    """A file; timestamps of INT96 in microseconds, of which int64 holds all that Spark writes."""
+    file = place.filesystem()[0].open(path, "rb") if place.is_url else path
+    return pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit=unit)
+
+
+def _check_int96(pyarrow: Any, rough: Any, fine: Any) -> None:
+    """Refuse a column of INT96 that microseconds would round. Raises `ValueError`.
+
+    Nanoseconds overflow, but the difference is right, because both overflow alike.
+    """
+    counts = []
+    for column in (rough, fine):
+        column = column.combine_chunks()
+        while pyarrow.types.is_nested(column.type):
+            column = column.flatten()
+        counts.append(column.cast("int64").fill_null(0).to_numpy(zero_copy_only=False))
+    if (counts[1] != counts[0] * 1000).any():
+        raise ValueError(
+            "has timestamps of INT96 with nanoseconds: write them as timestamps of INT64"
+        )
 
 
 def _look(file: Any, *, index: bool) -> tuple[Columns, list[int]]:
@@ -235,7 +251,7 @@ class ParquetSource:
     def agree(self, ctx: Context, cols: Pick) -> dict[int, list[str]]:
         """The categories of these columns; each rank reads those of some row groups."""
         places = [self._places[int(c)][0] for c in cols]
-        for j in dict.fromkeys(j for j in places if self._columns[j].field.dictionary):
+        for j in dict.fromkeys(j for j in places if self._columns[j].coded):
 
             def look(name: str = self._columns[j].name) -> dict[int, list[str]]:
                 groups = range(ctx.rank, len(self._groups), ctx.size)
@@ -271,6 +287,7 @@ class ParquetSource:
                 self._file = _opened(pyarrow, self._place, self._paths[number])
                 self._open_number = number
             table = self._file.read_row_group(inside, columns=names, use_threads=False)
+            self._check_int96(pyarrow, table, inside)
         except pyarrow.ArrowException as error:
             raise Failure("FileError", f"{self._paths[number]}: {error}") from None
         if table.num_rows != rows:
@@ -278,6 +295,21 @@ class ParquetSource:
                 "FileError", f"{self._paths[number]} changed while it was read: load it again"
             )
         return table
+
+    def _check_int96(self, pyarrow: Any, table: Any, inside: int) -> None:
+        paths = [c.path for c in self._file.schema if c.physical_type == "INT96"]
+        paths = [path if path in table.column_names else path.split(".")[0] for path in paths]
+        names = [name for name in dict.fromkeys(paths) if name in table.column_names]
+        if not names:
+            return
+        with _opened(pyarrow, self._place, self._paths[self._open_number], "ns") as file:
+            fine = file.read_row_group(inside, columns=names, use_threads=False)
+        for name in names:
+            try:
+                _check_int96(pyarrow, table.column(name), fine.column(name))
+            except ValueError as error:
+                words = f"{self._place.path}: column {name!r} {error}"
+                raise Failure("DtypeError", words) from None
 
     def _values(self, table: Any, j: int, g: int) -> Array:
         number = self._groups[g][0]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mpi_workers.matrix import arrow_memory
 from mpi_workers.matrix.arrow_memory import Field, Part
-from mpi_workers.matrix.dtypes import common_dtype
+from mpi_workers.matrix.dtypes import check_range, common_dtype
 from mpi_workers.matrix.missing import ERROR, NAN, Missing, dtype_with_missing, filled
 
 Array = NDArray[Any]
@@ -36,6 +36,7 @@ OTHERS = {  # the names of Arrow's types that are not numbers, by how their form
     "+w": "fixed_size_list", "+s": "struct", "+m": "map", "+u": "union", "+r": "run_end_encoded",
     "+v": "list_view", "n": "null",
 } | LISTS  # fmt: skip
+EXACT_POWERS = 22  # of ten, in float64
 CODES = np.dtype(np.int32)  # of categories
 UNITS = {"s": "[s]", "m": "[ms]", "u": "[us]", "n": "[ns]"}
 TEXTS = ("string", "large_string", "string_view")
@@ -64,16 +65,17 @@ class Column(NamedTuple):
         """Its name and its type."""
         return self.name, _formats(self.field), self.inner
 
+    @property
+    def coded(self) -> bool:
+        """Whether it has codes of texts. A dictionary of numbers or dates is a column of those."""
+        return _coded(self.field)
+
     def dtype(self, missing: Missing = ERROR) -> np.dtype[Any]:
         """Its dtype. Raises `ValueError` if it is not of numbers."""
-        base = self.field
-        if (words := base.dictionary) is not None:
-            if words.format not in TEXT_FORMATS:
-                Column(self.name, words).dtype()  # which its words can be made of
+        if self.coded:
             return dtype_with_missing(CODES, missing)
-        while base.children and (base.format in LISTS or base.format.startswith("+w:")):
-            (base,) = base.children
-        if base.dictionary is not None:
+        base = _element(self.field)
+        if _coded(base):
             raise ValueError(not_numeric(self.name, "list of categories"))
         if base.extension == "arrow.bool8":
             return dtype_with_missing(np.dtype(bool), missing)
@@ -106,7 +108,16 @@ class Column(NamedTuple):
                 values, valid = _elements(self.field, part)
             except BadShape as error:
                 raise BadShape(f"{what} {error}") from None
-            if self.field.dictionary is not None:
+            if values.dtype.kind in "mM":
+                lost = np.isnat(values)
+                lost = lost if valid is None else lost & valid
+                if lost.any():
+                    raise ValueError(
+                        f"{what} has {int(lost.sum())} elements of the least int64 that are not "
+                        f"null, which {values.dtype} has for NaT: make them null, or cast the "
+                        "column to another unit"
+                    )
+            if self.coded and self.field.dictionary is not None:
                 values, known = _recoded(self.field.dictionary, part.dictionary(), codes, values)
                 if known is not None:
                     valid = known if valid is None else known & valid
@@ -251,7 +262,7 @@ def open_table(data: Any, missing: Missing = ERROR) -> Table:
     for j, column in enumerate(columns):
         arrays, codes = column.decoded(children[j], missing)
         found.append(arrays)
-        if column.field.dictionary is not None:
+        if column.coded:
             categories[j] = codes
         inner.append(next((a.shape[1:] for a in arrays if len(a)), column.inner or ()))
     width, one = widths(columns, inner)
@@ -284,13 +295,17 @@ def widths(columns: Sequence[Column], inner: Sequence[Inner]) -> tuple[int, Inne
     return width, inner[0] if len(inner) == 1 and len(inner[0]) > 1 else (width,)
 
 
-def gathered(table: Table) -> Array:
-    """The elements of a table in one array."""
+def gathered(table: Table, dtype: np.dtype[Any] | None = None) -> Array:
+    """The elements of a table in one array, by default of the dtype that holds all columns.
+
+    Raises `ValueError` for an element that the dtype cannot hold, as a date of a coarser unit.
+    """
     rows, width = table.shape[0], math.prod(table.shape[1:])
-    found, col = np.empty((rows, width), table.dtype, "F"), 0
-    for parts in table.parts:
+    found, col = np.empty((rows, width), dtype or table.dtype, "F"), 0
+    for column, parts in zip(table.columns, table.parts, strict=True):
         row = count = 0
         for part in parts:
+            check_range(part, found.dtype, named(column.name))
             count = math.prod(part.shape[1:])
             found[row : row + len(part), col : col + count] = part.reshape(len(part), count)
             row += len(part)
@@ -310,11 +325,30 @@ def _time_dtype(kind: str) -> np.dtype[Any] | None:
     return np.dtype(("M8" if kind[1] == "s" else "m8") + UNITS[kind[2]])
 
 
+def _coded(field: Field) -> bool:
+    return field.dictionary is not None and field.dictionary.format in TEXT_FORMATS
+
+
+def _element(field: Field) -> Field:
+    """What lists, and dictionaries of numbers or dates, are made of."""
+    while True:
+        if field.dictionary is not None and not _coded(field):
+            field = field.dictionary
+        elif field.children and (field.format in LISTS or field.format.startswith("+w:")):
+            (field,) = field.children
+        else:
+            return field
+
+
 def _formats(field: Field) -> tuple[Any, ...]:
-    return field.format, *map(_formats, field.children), field.dictionary is not None
+    if field.dictionary is not None and not _coded(field):
+        return _formats(field.dictionary)
+    return field.format, *map(_formats, field.children), _coded(field)
 
 
 def _inner(field: Field) -> Inner | None:
+    if field.dictionary is not None:
+        return _inner(field.dictionary)
     if field.extension == "arrow.fixed_shape_tensor":
         shape, order = _tensor(field)
         return tuple(shape[axis] for axis in order) if order else shape
@@ -329,6 +363,16 @@ def _inner(field: Field) -> Inner | None:
 def _elements(field: Field, part: Part) -> tuple[Array, NDArray[np.bool_] | None]:
     """The elements, shape (rows, ...), and which of them are not null; None: all."""
     kind, valid = field.format, part.valid()
+    if field.dictionary is not None and not _coded(field):
+        words, known = _elements(field.dictionary, part.dictionary())
+        words = words if len(words) else np.zeros((1, *words.shape[1:]), words.dtype)
+        places = np.clip(part.elements(NUMBERS[kind]), 0, len(words) - 1)  # those of nulls are any
+        if known is not None:
+            rows = known[places]
+            valid = rows if valid is None else (rows.T & valid).T
+        elif valid is not None and words.ndim > 1:
+            valid = np.broadcast_to(valid, (*words.shape[:0:-1], len(valid))).T
+        return words[places], valid
     if kind == "b":
         return part.bits(), valid
     if kind in NUMBERS:
@@ -383,19 +427,25 @@ def _list_length(kind: str, part: Part, valid: NDArray[np.bool_] | None) -> int:
 
 
 def _decimals(kind: str, part: Part) -> Array:
-    """Decimal numbers, as the nearest float64."""
-    _, scale, *bits = kind[2:].split(",")
-    words = int(bits[0]) // 64 if bits else 2
-    if not words:
-        found: Array = part.elements(np.int32) / 10.0 ** int(scale)
-        return found
-    stored = part.elements(np.dtype((np.void, 8 * words))).view(np.uint64).reshape(-1, words)
-    negative = stored[:, -1].view(np.int64) < 0
-    stored = np.where(negative[:, None], ~stored, stored)  # the magnitude, less one
-    number = np.zeros(len(stored))
-    for word in range(words - 1, -1, -1):
-        number = number * 2.0**64 + stored[:, word]
-    return np.where(negative, -number - 1, number) / 10.0 ** int(scale)
+    """Decimal numbers, as the nearest float64.
+
+    Those of up to 2^53 need one rounding, if the power of ten is exact; others Python's integers.
+    """
+    _, digits, *bits = kind[2:].split(",")
+    scale, nbytes = int(digits), int(bits[0]) // 8 if bits else 16
+    if nbytes == 4:
+        stored = part.elements(np.int32).astype(np.int64)[:, np.newaxis]
+    else:
+        raw = part.elements(np.dtype((np.void, nbytes)))
+        stored = raw.view(np.int64).reshape(-1, nbytes // 8)
+    low = stored[:, 0]
+    power = 10.0 ** abs(scale)
+    found: Array = low / power if scale >= 0 else low * power
+    exact = (stored[:, 1:] == (low >> 63)[:, np.newaxis]).all(axis=1) & (abs(low) <= 1 << 53)
+    for k in np.flatnonzero(~exact) if abs(scale) <= EXACT_POWERS else range(len(found)):
+        number = int.from_bytes(stored[k].tobytes(), "little", signed=True)
+        found[k] = number / 10**scale if scale >= 0 else number * 10**-scale
+    return found
 
 
 def _recoded(
@@ -405,10 +455,7 @@ def _recoded(
 
     And which codes are not of a null among the categories; None: all.
     """
-    if dictionary.format in TEXT_FORMATS:
-        words = [str(text) for text in part.texts(dictionary.format)]
-    else:
-        words = list(map(str, _elements(dictionary, part)[0].tolist()))
+    words = [str(text) for text in part.texts(dictionary.format)]
     known = part.valid()
     there = [known is None or known[k] for k in range(len(words))]
     new = np.array(

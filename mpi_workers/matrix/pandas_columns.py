@@ -6,6 +6,7 @@ of Arrow, categories) follow the rules of `arrow_columns`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from mpi_workers.matrix.arrow_columns import (
     not_numeric,
 )
 from mpi_workers.matrix.arrow_memory import read, read_schema
-from mpi_workers.matrix.dtypes import common_dtype
+from mpi_workers.matrix.dtypes import check_range, chosen_dtype, common_dtype, is_time
 from mpi_workers.matrix.missing import ERROR, Missing, dtype_with_missing, filled
 
 
@@ -46,18 +47,57 @@ def _dtype(name: str, dtype: Any, missing: Missing) -> np.dtype[Any]:
     elif hasattr(dtype, "tz"):  # the instants, in UTC
         found = dtype = np.dtype(f"M8[{dtype.unit}]")
     elif hasattr(dtype, "categories"):
-        return dtype_with_missing(CODES, missing)
+        its = labels_of(name, dtype.categories)
+        return dtype_with_missing(CODES if isinstance(its, list) else its.dtype, missing)
     elif hasattr(dtype, "pyarrow_dtype"):
         return Column(name, read_schema(dtype.pyarrow_dtype)).dtype(missing)
-    else:  # of a sparse column its dense one would be large
+    elif str(dtype).startswith("Sparse["):
+        raise ValueError(
+            f"{named(name)} is {dtype}, and as a dense one it may be large: send "
+            "frame.sparse.to_coo(), which is a sparse matrix, or "
+            f"frame.astype({{{name!r}: {str(dtype.subtype)!r}}})"
+        )
+    else:
         found = getattr(dtype, "numpy_dtype", np.dtype(object))
     if found.kind not in "biufcmM":
         raise ValueError(not_numeric(name, dtype))
     return found if found is dtype else dtype_with_missing(found, missing)
 
 
+def labels_of(name: str, categories: Any) -> NDArray[Any] | list[str]:
+    """The categories of a column: numbers or dates as an array, others as texts that codes count.
+
+    Raises `ValueError` if some are texts and others not, or if two have the same text.
+    """
+    plain, column = list(categories), categories.to_series()
+    if categories.dtype != object:
+        with contextlib.suppress(ValueError):  # texts, intervals
+            dtypes_of(column)
+            return values_of(column)
+    elif plain and not any(isinstance(one, str) for one in plain):
+        match categories.inferred_type:
+            case "date":
+                return np.array(plain, "M8[D]")
+            case "decimal":
+                return np.array(plain, np.float64)
+        if (found := np.asarray(plain)).dtype.kind in "biufc":
+            return found
+    texts = list(map(str, plain))
+    mixed = len({isinstance(one, str) for one in plain}) > 1
+    if mixed or len(set(texts)) < len(texts):
+        kinds = ", ".join(sorted({type(one).__name__ for one in plain}))
+        raise ValueError(
+            f"{named(name)} has categories of several types ({kinds}): make them of one type, for "
+            "example by rename_categories(str)"
+        )
+    return texts
+
+
 def values_of(
-    frame: Any, missing: Missing = ERROR, categories: dict[int, Sequence[str]] | None = None
+    frame: Any,
+    missing: Missing = ERROR,
+    categories: dict[int, Sequence[str]] | None = None,
+    wanted: Any = None,
 ) -> NDArray[Any]:
     """The elements of a DataFrame or Series, shape (m, n) or (m,), without the index.
 
@@ -68,16 +108,20 @@ def values_of(
     categories : dict, optional
         Of each column that has some, by its position: those that codes count first, to which
         others that are met are added.
+    wanted : dtype, optional
+        Of dates and durations; default: the finest unit of the columns.
 
     Raises
     ------
     ValueError
-        For a column that is not of numbers, or has missing values that `missing` does not allow.
+        For a column that is not of numbers, has missing values that `missing` does not allow, or
+        a date that the unit of the others cannot hold.
     """
     dtypes = dtypes_of(frame, missing)
     dtype = common_dtype(dtypes, names_of(frame))
+    dtype = chosen_dtype(dtype, wanted) if is_time(dtype) else dtype
     kinds = list(frame.dtypes) if frame.ndim == 2 else [frame.dtype]
-    if all(isinstance(kind, np.dtype) for kind in kinds):
+    if all(isinstance(kind, np.dtype) for kind in kinds) and not is_time(dtype):
         return np.asarray(frame.to_numpy(dtype=dtype))
     columns = [frame] if frame.ndim == 1 else [frame.iloc[:, j] for j in range(len(kinds))]
     found, known = [], {} if categories is None else categories
@@ -95,11 +139,13 @@ def values_of(
         elif hasattr(kind, "categories"):
             codes = np.asarray(column.cat.codes)
             valid = None if (codes >= 0).all() else codes >= 0
-            own = list(map(str, kind.categories))
-            its = list(dict.fromkeys([*known.get(j, ()), *own]))
-            place = {word: k for k, word in enumerate(its)}
-            places = np.array([place[word] for word in own] or [0], CODES)
-            values = filled(places[codes], valid, missing, named(name), dtypes[j])
+            own = labels_of(name, kind.categories)
+            if isinstance(own, list):
+                its = list(dict.fromkeys([*known.get(j, ()), *own]))
+                place = {word: k for k, word in enumerate(its)}
+                own = np.array([place[word] for word in own], CODES)
+            words = own if len(own) else np.zeros(1, own.dtype)
+            values = filled(words[codes], valid, missing, named(name), dtypes[j])
         else:
             absent = np.asarray(column.isna())
             plain = getattr(kind, "numpy_dtype", np.dtype(object))
@@ -108,6 +154,7 @@ def values_of(
             values = filled(stored, valid, missing, named(name), dtypes[j])
         if its:
             known[j] = its
+        check_range(values, dtype, named(name))
         found.append(values.reshape(len(values), -1) if values.size else values.reshape(0, 1))
     together = np.concatenate(found, axis=1, dtype=dtype)
     return together[:, 0] if frame.ndim == 1 and together.shape[1] == 1 else together

@@ -273,6 +273,12 @@ def tables(check: Checks) -> None:
             {**only("day"), "dtype": "int32"},
             "DtypeError: {} has elements of datet",
         ),
+        ("int96.parquet", only("spark"), OLD.view(np.int64)[:, None]),
+        (
+            "int96.parquet",
+            only("fine"),
+            "DtypeError: {}: column 'fine' has timestamps of INT96 wit",
+        ),
     ):
         expect(check, folder / name, options, wanted)
         expect(check, f"file://{folder / name}", options, wanted)
@@ -293,7 +299,16 @@ def expect(check: Checks, path: Path | str, options: dict[str, Any], wanted: Any
     check.right(good, f"{path} {options}: {said} {found}, not {wanted}")
 
 
+# Beyond the years that int64 holds in nanoseconds.
+OLD = np.array(["1000-01-01", "2000-02-29T12:00:00.000001", "9999-12-31"], "M8[us]")
+
+
 def parquet_files(folder: Path) -> None:
+    days = {"spark": pa.array(OLD), "fine": pa.array([0, 1000, 1001], pa.timestamp("ns"))}
+    pq.write_table(
+        pa.table(days), folder / "int96.parquet", use_deprecated_int96_timestamps=True,
+        row_group_size=2,
+    )  # fmt: skip
     for name in ("parts.parquet", "partitioned.parquet/year=2020"):
         (folder / name).mkdir(parents=True)
         for k in range(12):

@@ -37,7 +37,7 @@ from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.clients import pandas
 from alchemist_ray.clients.ray_tasks import wait_for_cpu
 from alchemist_ray.cluster.node_jobs import ArrayDecoder, SendJob, SourceBlock
-from alchemist_ray.dtypes import chosen_dtype
+from alchemist_ray.dtypes import chosen_dtype, refusals
 from alchemist_ray.errors import (
     AlchemistError,
     DtypeError,
@@ -49,9 +49,11 @@ from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.arrow_columns import Column
+from mpi_workers.matrix.arrow_memory import read_schema
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
 from mpi_workers.matrix.missing import Missing
-from mpi_workers.matrix.pandas_columns import names_of
+from mpi_workers.matrix.pandas_columns import labels_of, names_of
 
 STORE_SHARE = 4  # at most a quarter of the object store is in flight
 IN_FLIGHT = 1 << 30  # and at most 1 GiB
@@ -218,7 +220,8 @@ def _known_columns(frame: Any) -> dict[int, Sequence[str]]:
                 f"column {name!r} has lists, whose lengths are not known before it is computed: "
                 "send frame.compute(), or the lists as a dask array"
             )
-        if str(getattr(dtype, "pyarrow_dtype", "")).startswith("dictionary"):
+        arrow = getattr(dtype, "pyarrow_dtype", None)
+        if arrow is not None and Column(name, read_schema(arrow)).coded:
             raise DtypeError(
                 f"column {name!r} has categories that differ between partitions: "
                 f"astype({{{name!r}: 'category'}}) and frame.categorize() make them one set"
@@ -229,7 +232,10 @@ def _known_columns(frame: Any) -> dict[int, Sequence[str]]:
                     f"the categories of column {name!r} are not known before it is computed: "
                     "frame.categorize() computes them"
                 )
-            found[j] = [str(category) for category in dtype.categories]
+            with refusals():
+                its = labels_of(name, dtype.categories)
+            if isinstance(its, list):
+                found[j] = its
     return found
 
 

@@ -254,6 +254,8 @@ KINDS: dict[str, Any] = {
     "float64": pa.array([np.nan, None]),
     "decimal": pa.array([D("-2.25"), None], pa.decimal128(9, 2)),
     "categories": pa.array(["low", None]).dictionary_encode(),
+    "categories of int64": pa.array([7, None]).dictionary_encode(),
+    "categories of dates": pa.array([DAY.date(), None]).dictionary_encode(),
     "list of 2 float32": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
     "date": pa.array([DAY.date(), None]),
     "timestamp of a time zone": pa.array([DAY, None], pa.timestamp("us", "UTC")),
@@ -274,7 +276,15 @@ def masked(als: AlchemistSession, table: Any, _: Path, **options: Any) -> Any:
 SOURCES = NAMED | {"Dask": dask, "a masked array": masked}
 HAS_NOT = {
     "Dask": {"categories", "list of 2 float32"},  # see `test_dask_says_what_it_does_not_know`
-    "a masked array": {"bool", "decimal", "categories", "list of 2 float32", "text"},
+    "a masked array": {
+        "bool",
+        "decimal",
+        "categories",
+        "categories of int64",
+        "categories of dates",
+        "list of 2 float32",
+        "text",
+    },
 }
 
 
