@@ -171,6 +171,7 @@ class SessionFiles(GangOwner):
         variables: Sequence[str] | None = None,
         *,
         group: str | None = None,
+        **decoding: Any,
     ) -> Any:
         """A NetCDF-4 file or Zarr group as an `xarray.Dataset` of handles.
 
@@ -182,6 +183,8 @@ class SessionFiles(GangOwner):
             Default: all variables of numbers, dates and durations; a warning names the others.
         group : str, optional
             The group of the file, as in `xarray.open_dataset`. Default: the root.
+        **decoding
+            ``decode_times``, ``decode_timedelta``, ``mask_and_scale`` as in `xarray.open_dataset`.
 
         Returns
         -------
@@ -192,7 +195,7 @@ class SessionFiles(GangOwner):
         Raises
         ------
         FileError, DtypeError, BadArgumentError
-            As `load_matrix`.
+            As `load_matrix`; for other keywords, and ``use_cftime=True``, whose dates are objects.
         SessionError
             Without xarray: ``pip install 'alchemist-on-ray[xarray]'``.
 
@@ -200,7 +203,7 @@ class SessionFiles(GangOwner):
         -----
         The ranks read the variables in parallel, as `load_matrix`.
         """
-        return xarray.open_dataset(self.load_matrix, path, variables, group)
+        return xarray.open_dataset(self.load_matrix, path, variables, group, decoding)
 
     def send_blocks(
         self,

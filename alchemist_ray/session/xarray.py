@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,19 @@ from alchemist_ray.errors import BadArgumentError, FileError, SessionError
 
 Load = Callable[..., Any]
 KINDS = "biufcmM"  # of dtypes that handles have
+DECODING = ("decode_times", "decode_timedelta", "mask_and_scale")  # keywords of xarray
+PACKED = ("_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned")
 
 
 def open_dataset(
     load: Load,
     path: str | os.PathLike[str],
     variables: Sequence[str] | None,
-    group: str | None = None,
+    group: str | None,
+    decoding: Mapping[str, Any],
 ) -> Any:
     """See `AlchemistSession.open_dataset`; `load` is `AlchemistSession.load_matrix`."""
+    decoding = _checked(decoding)
     try:
         import xarray as xr  # noqa: PLC0415 - optional
     except ModuleNotFoundError as error:
@@ -40,7 +44,7 @@ def open_dataset(
         raise FileError(f"{os.fspath(path)}: not a Dataset: {error}", path=path) from error
     with stored:
         try:
-            decoded = xr.decode_cf(stored)
+            decoded = _decoded(xr, stored, decoding)
             coords = decoded.coords.to_dataset().load().coords
         except (ValueError, OverflowError) as error:
             which = "".join(getattr(error, "__notes__", ())).partition(" with ")[0]  # the variable
@@ -63,21 +67,61 @@ def open_dataset(
                 stacklevel=3,
             )
         place = "" if group is None else group.strip("/") + "/"
+        times = {key: its for key, its in decoding.items() if key == "decode_times"}
+        durations = {"decode_timedelta": decoding.get("decode_timedelta") or True}
+        packed = decoding.get("mask_and_scale", True)
 
         def variable(name: str) -> Any:
-            A, dtype = load(path, dataset=place + name), kinds[name]
+            A, dtype, attrs = load(path, dataset=place + name), kinds[name], stored[name].attrs
+            if not packed:
+                attrs = {key: its for key, its in attrs.items() if key not in PACKED}
+            its = stored[name].variable._replace(attrs=attrs)
             if dtype.kind in "mM":
-                attrs = stored[name].attrs
                 units = {key: attrs[key] for key in ("units", "calendar", "dtype") if key in attrs}
                 pair = xr.Variable(("two",), np.arange(2), units)
-                pair = xr.conventions.decode_cf_variable(name, pair, decode_timedelta=True)
-                A = _dates(A, stored[name], pair.values.astype(dtype))
+                pair = xr.conventions.decode_cf_variable(name, pair, **times, **durations)
+                A = _dates(A, its, pair.values.astype(dtype))
             else:
-                A = _numbers(A, stored[name], dtype)
+                A = _numbers(A, its, dtype)
             return decoded[name].dims, A, decoded[name].attrs
 
         found = {name: variable(name) for name in wanted}
         return xr.Dataset(found, coords=coords, attrs=decoded.attrs)
+
+
+def _checked(decoding: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that xarray gets. Raises `BadArgumentError`."""
+    found = {key: its for key, its in decoding.items() if its is not None}
+    if found.pop("use_cftime", False):
+        raise BadArgumentError(
+            "use_cftime=True makes objects of dates, and a handle has none: leave it out for "
+            "datetime64, or decode_times=False gives the counts that are stored"
+        )
+    if unknown := [key for key in found if key not in DECODING]:
+        raise BadArgumentError(
+            f"open_dataset has no {unknown[0]}=: it has {', '.join(DECODING)}, as xarray; leave it "
+            "out, and use methods of the Dataset"
+        )
+    return found
+
+
+def _decoded(xr: Any, stored: Any, decoding: dict[str, Any]) -> Any:
+    """The Dataset as xarray decodes it, also where it would leave durations as they are stored.
+
+    By default it decodes durations only of variables that say so, but marks the missing integers
+    of the others as if it had decoded them.
+    """
+    found = xr.decode_cf(stored, **decoding)
+    if "decode_timedelta" in decoding:
+        return found
+    plain = xr.decode_cf(stored, **decoding, decode_timedelta=False)
+    odd = [
+        name for name, one in found.variables.items()
+        if one.dtype.kind == "i" and plain[name].dtype.kind == "f"
+    ]  # fmt: skip
+    return found.assign_coords({name: plain[name] for name in odd if name in found.coords}).assign(
+        {name: plain[name] for name in odd if name not in found.coords}
+    )
 
 
 def _as_stored(stored: Any, kinds: dict[str, np.dtype[Any]], name: str) -> str:

@@ -195,6 +195,44 @@ def test_dates_and_groups(session: AlchemistSession, tmp_path: Path, suffix: str
         session.open_dataset(path, group="outer")
 
 
+DECODING: list[dict[str, Any]] = [
+    {}, {"decode_times": False}, {"decode_timedelta": True}, {"decode_timedelta": False},
+    {"mask_and_scale": False}, {"mask_and_scale": False, "decode_times": False},
+    {"decode_times": xr.coders.CFDatetimeCoder(time_unit="s")},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("decoding", DECODING, ids=str)
+def test_times_and_packed_numbers_are_decoded_as_xarray_does(
+    session: AlchemistSession, tmp_path: Path, decoding: dict[str, Any]
+) -> None:
+    """Also missing integers of durations: by default xarray shows the least int64 for them."""
+    path = tmp_path / "units.nc"
+    made, values = {}, np.array([1, 100, 3])
+    for units in ("days", "hours", "minutes", "seconds", "s", "days since 2000-01-01"):
+        for dtype in ("i4", "u1", "i8", "f4"):
+            fill = values.astype(dtype)[1]
+            attrs = {"units": units, "_FillValue": fill}
+            made[f"{units[:6]}{len(units)}{dtype}"] = ("x", values.astype(dtype), attrs)
+    packed = {"scale_factor": 0.5, "add_offset": 1.0, "_FillValue": np.int16(100)}
+    made["packed"] = "x", values.astype("i2"), packed
+    xr.Dataset(made, coords={"step": made["days4i4"]}).to_netcdf(path, engine="h5netcdf")
+    found = session.open_dataset(path, **decoding)
+    durations = {"decode_timedelta": False} | decoding
+    with xr.open_dataset(path, engine="h5netcdf", **durations) as expected:
+        assert set(found.variables) == set(expected.variables)
+        for name, one in found.variables.items():
+            assert one.dtype == expected[name].dtype, name
+            np.testing.assert_array_equal(np.asarray(one.data), expected[name], err_msg=str(name))
+
+
+def test_keywords_that_have_no_meaning_here_are_named(session: AlchemistSession) -> None:
+    with pytest.raises(BadArgumentError, match=r"use_cftime=True .* decode_times=False"):
+        session.open_dataset("a.nc", use_cftime=True)
+    with pytest.raises(BadArgumentError, match=r"open_dataset has no chunks=: it has decode_times"):
+        session.open_dataset("a.nc", chunks={})
+
+
 def test_what_no_handle_can_be_is_named(session: AlchemistSession, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr", reason="needs alchemist-on-ray[files]")
     path = tmp_path / "flags.zarr"
