@@ -16,6 +16,7 @@ import os
 import pickle
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -254,7 +255,14 @@ def _script_world(ctx: Context, task: dict[str, Any]) -> Iterator[ModuleType]:
                 _join_threads(threads)
             while at_exit:
                 function, args, kwargs = at_exit.pop()
-                function(*args, **kwargs)
+                try:
+                    function(*args, **kwargs)
+                except Interrupted:
+                    raise
+                except BaseException as error:  # as Python, which goes on, and exits with 0
+                    sys.stderr.write(f"Exception ignored in atexit callback: {function!r}\n")
+                    with contextlib.suppress(Exception):  # of the error's own code
+                        traceback.print_exception(error)
 
 
 def _join_threads(known: Collection[threading.Thread]) -> None:

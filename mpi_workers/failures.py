@@ -79,6 +79,14 @@ class Interrupted(Exception):
         self.raised_s = time.monotonic()
 
 
+def text_of(error: BaseException) -> str:
+    """The text of an error; its own code may raise, or return no text."""
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"  # as `traceback` says
+
+
 def describe_status(status: int) -> str:
     """How a process ended, in words. `status` is that of waitpid."""
     if os.WIFSIGNALED(status):

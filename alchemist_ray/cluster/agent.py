@@ -26,6 +26,7 @@ from alchemist_ray.measures import exporter, logs, metrics
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.node import cleanup
 from mpi_workers.node.specs import GangPlan
+from mpi_workers.wire.names import RANK_VARIABLE
 
 FORK_SERVER_TIMEOUT_S = 60.0
 FORK_TIMEOUT_S = 30.0  # a loaded node; other gangs depend on a fork server that is slow
@@ -42,6 +43,7 @@ def rank_environment() -> dict[str, str]:
     the folder that this package was imported from, and what ``PYTHONPATH`` of the node names.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+    env[RANK_VARIABLE] = "1"
     own = [str(Path(mpi_workers.__file__).parents[1]), *env.get("PYTHONPATH", "").split(":")]
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in own if path))
     env["OPENBLAS_NUM_THREADS"] = env["OMP_NUM_THREADS"] = "1"  # a threaded BLAS must not fork

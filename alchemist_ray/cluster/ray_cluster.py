@@ -45,6 +45,7 @@ from alchemist_ray.cluster.batch_job import adopt
 from alchemist_ray.errors import AuthError, LaunchError, SessionError
 from alchemist_ray.tracebacks import without_native_frames
 from mpi_workers.node.processes import descendants, physical_cores
+from mpi_workers.wire.names import RANK_VARIABLE
 
 PROBE_TIMEOUT_S = 4.0
 NO_ANSWER = "no answer"
@@ -152,6 +153,13 @@ def _joined(workers: int | None, start: bool, limit_s: float) -> bool:
         )
     level = logging.INFO if start else logging.WARNING  # commands print their own lines only
     given = os.environ.get(ADDRESS_VARIABLE, "")
+    if RANK_VARIABLE in os.environ and not given:  # each rank would start a Ray of its own
+        raise SessionError(
+            "this process is an MPI rank or was started by one, and is in no Ray cluster: make the "
+            "session or Executor in the program that calls the ranks, and pass handles or arrays "
+            "to the call. AlchemistSession(address='alchemist://...') needs no Ray; to join a "
+            "cluster from here, set RAY_ADDRESS"
+        )
     if given not in ("", AUTO, "local"):
         check(given, f"{ADDRESS_VARIABLE}={given}")
         _init(given, level)

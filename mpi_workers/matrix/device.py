@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.failures import Failure
+from mpi_workers.failures import Failure, text_of
 from mpi_workers.matrix.sizes import readable
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _is_shortage(error: RuntimeError) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"{type(error).__name__}: {text_of(error)}".split("\n")[0]
 
 
 # --- the device of this rank ---
@@ -296,7 +296,7 @@ def fault_of(error: BaseException) -> str:
     After an Xid error, or an invalid access in a kernel, each further call of CUDA fails.
     """
     torch = sys.modules.get("torch")
-    if torch is None or "CUDA" not in str(error) or not torch.cuda.is_initialized():
+    if torch is None or "CUDA" not in text_of(error) or not torch.cuda.is_initialized():
         return ""
     try:
         torch.cuda.synchronize()

@@ -1,8 +1,8 @@
 """What a node's ranks print: read from their pipes by the proxy, cut into lines, kept in files.
 
-Lines are whole, and a limited number of bytes waits until they are passed on. A log file that has
-grown to `FILE_LIMIT` becomes ``rank3.log.1``, and a new one begins. A line in it is its time (UTC),
-its stream (``out`` or ``err``) and its text.
+Lines are whole, and a limited number of bytes waits until they are passed on; the log files have
+all of them. A log file that has grown to `FILE_LIMIT` becomes ``rank3.log.1``, and a new one
+begins. A line in it is its time (UTC), its stream (``out`` or ``err``) and its text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import select
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,9 +26,16 @@ FOLDERS_KEPT = 100  # of gangs, on a node
 
 
 class OutputLines:
-    """Lines that ranks have printed and that were not passed on yet."""
+    """Lines that ranks have printed and that were not passed on yet.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    log : callable(lines), optional
+        Called with all lines as they arrive, also with those that are not kept.
+    """
+
+    def __init__(self, log: Callable[[list[Line]], None] = lambda _: None) -> None:
+        self._log = log
         self._unfinished: dict[tuple[int, int], bytearray] = {}
         self._whole: list[Line] = []
         self._dropped: dict[int, int] = {}  # bytes, by rank
@@ -41,27 +48,32 @@ class OutputLines:
         """Add bytes that a rank has written."""
         unfinished = self._unfinished.setdefault((rank, stream), bytearray())
         unfinished += data
+        found = []
         if (end := unfinished.rfind(b"\n")) >= 0:
-            for line in bytes(unfinished[:end]).split(b"\n"):
-                self._keep(rank, stream, line)
+            found += bytes(unfinished[:end]).split(b"\n")
             del unfinished[: end + 1]
         while len(unfinished) > LINE_LIMIT:
-            self._keep(rank, stream, bytes(unfinished[:LINE_LIMIT]))
+            found.append(bytes(unfinished[:LINE_LIMIT]))
             del unfinished[:LINE_LIMIT]
+        self._keep(rank, stream, found)
 
     def finish(self, rank: int | None = None) -> None:
         """End the unfinished lines of a rank, or of all ranks."""
         for source in [s for s in self._unfinished if rank in (None, s[0])]:
             unfinished = self._unfinished.pop(source)
             if unfinished:
-                self._keep(*source, bytes(unfinished))
+                self._keep(*source, [bytes(unfinished)])
 
-    def _keep(self, rank: int, stream: int, line: bytes) -> None:
-        if self.nbytes + len(line) > HELD_LIMIT:
-            self._dropped[rank] = self._dropped.get(rank, 0) + len(line) + 1
-            return
-        self.nbytes += len(line) + 1
-        self._whole.append((rank, stream, line.decode(errors="replace")))
+    def _keep(self, rank: int, stream: int, found: list[bytes]) -> None:
+        lines = [(rank, stream, line.decode(errors="replace")) for line in found]
+        if lines:
+            self._log(lines)
+        for line, raw in zip(lines, found, strict=True):
+            if self.nbytes + len(raw) > HELD_LIMIT:
+                self._dropped[rank] = self._dropped.get(rank, 0) + len(raw) + 1
+            else:
+                self.nbytes += len(raw) + 1
+                self._whole.append(line)
 
     def take(self) -> list[Line]:
         """Remove and return the lines so far, in order, and a note for each rank's dropped ones."""
@@ -73,7 +85,14 @@ class OutputLines:
 
 def dropped_note(rank: int, nbytes: int) -> Line:
     """The line that replaces output which a rank printed faster than it could be shown."""
-    return (rank, STDERR, f"... {nbytes} bytes of output dropped: printed faster than shown ...")
+    words = (
+        f"... {nbytes} bytes of output dropped: printed faster than shown; `alchemist logs` reads "
+    )
+    return (rank, STDERR, f"{words}{_log_name(rank)}, which has them ...")
+
+
+def _log_name(rank: int) -> str:
+    return "launcher.log" if rank == LAUNCHER else f"rank{rank}.log"
 
 
 def rank_pipe(folder: str | Path, rank: int, stream: int) -> str:
@@ -111,7 +130,7 @@ class RankLogs:
             self._folder = ""
 
     def _append(self, rank: int, data: bytes) -> None:
-        path = Path(self._folder) / ("launcher.log" if rank == LAUNCHER else f"rank{rank}.log")
+        path = Path(self._folder) / _log_name(rank)
         if rank not in self._files:
             make_folder(path.parent)
             flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -175,7 +194,7 @@ class RankOutput:
     def __init__(self, log_folder: str = "") -> None:
         self._logs = RankLogs(log_folder)
         self.pipes: dict[Source, int] = {}
-        self.lines = OutputLines()
+        self.lines = OutputLines(self._logs.write)
         self._held: list[Line] = []  # printed between calls; they are in the log files
         self._held_nbytes = self._dropped = 0
         self._tails: defaultdict[int, bytearray] = defaultdict(bytearray)  # the ends of outputs
@@ -214,8 +233,8 @@ class RankOutput:
         self.lines.finish(rank)
 
     def take(self) -> list[Line]:
-        """Remove and return the lines so far; they are appended to the log files first."""
-        lines = self._held + self._logged()
+        """Remove and return the lines so far."""
+        lines = self._held + self.lines.take()
         if self._dropped:
             text = (
                 f"... {self._dropped} bytes of output between calls are only in the log files ..."
@@ -225,18 +244,13 @@ class RankOutput:
         return lines
 
     def hold(self) -> None:
-        """Append the lines so far to the log files, and keep them for the next call."""
-        for line in self._logged():
+        """Keep the lines so far for the next call."""
+        for line in self.lines.take():
             if self._held_nbytes + len(line[2]) > HELD_LIMIT:
                 self._dropped += len(line[2])
             else:
                 self._held_nbytes += len(line[2])
                 self._held.append(line)
-
-    def _logged(self) -> list[Line]:
-        lines = self.lines.take()
-        self._logs.write(lines)
-        return lines
 
     def tail(self, rank: int) -> str:
         """The end of a rank's output, or of its launcher's if the rank has printed nothing."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import io
 import json
 import math
 import os
@@ -34,7 +33,7 @@ from threadpoolctl import threadpool_limits
 
 from mpi_workers.data.loans import RankMemory
 from mpi_workers.deadlines import BLAME_S
-from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.failures import Failure, Interrupted, text_of
 from mpi_workers.matrix import device
 from mpi_workers.matrix.available_memory import NodeAllocations
 from mpi_workers.matrix.memory import Pool
@@ -46,7 +45,13 @@ from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
 from mpi_workers.rank import history
 from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runner
-from mpi_workers.rank.foreign_code import ProcessSettings, flush_python, users_part
+from mpi_workers.rank.foreign_code import (
+    STREAMS,
+    ProcessSettings,
+    flush_python,
+    open_stream,
+    traceback_of,
+)
 from mpi_workers.rank.gang_view import GangView
 from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.waits import interruption, mpi_layer
@@ -181,17 +186,17 @@ class RankLoop:
             error.facts.setdefault("rank", self._rank)
             return error
         if isinstance(error, MemoryError):
-            words = f"rank {self._rank} ran out of memory: {error}"
+            words = f"rank {self._rank} ran out of memory: {text_of(error)}"
             return Failure("ResourceError", words, rank=self._rank)
         return self._routine_failure(error, body)
 
     def _routine_failure(self, error: BaseException, body: Body) -> Failure:
-        shown = traceback.format_exception(type(error), error, users_part(error))
+        kind, text = type(error).__name__, text_of(error)
         return Failure(
             "RoutineError",
-            f"{command_name(body)} failed on rank {self._rank}: {type(error).__name__}: {error}",
+            f"{command_name(body)} failed on rank {self._rank}: {kind}: {text}",
             rank=self._rank,
-            traceback="".join(shown)[-TRACEBACK_LIMIT:],
+            traceback=traceback_of(error)[-TRACEBACK_LIMIT:],
         )
 
     def _report(self, fraction: float, text: str) -> None:
@@ -217,9 +222,8 @@ _libc = ctypes.CDLL(None)
 
 def buffer_lines() -> None:
     """Write the output of Python and C code line by line."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
+    for number, name in enumerate(STREAMS):
+        open_stream(number, getattr(sys, name))
     with contextlib.suppress(ValueError):  # a C library that names it otherwise
         _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _IOLBF, 0)
 
@@ -231,6 +235,7 @@ def use_rank_pipes(folder: str, rank: int) -> None:
             pipe = os.open(rank_pipe(folder, rank, stream), os.O_WRONLY)
             os.dup2(pipe, stream)
             os.close(pipe)
+            open_stream(stream, getattr(sys, STREAMS[stream]))
 
 
 def flush() -> None:

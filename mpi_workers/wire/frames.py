@@ -100,6 +100,10 @@ class FrameBuffer(bytearray):
         return Frame(kind, body, 0, encoded=encoded)
 
 
+# Python has the bytes of a file name that is not UTF-8 as such characters (PEP 383).
+LONE_SURROGATES = "surrogatepass"
+
+
 def _pack_special(value: object) -> msgpack.ExtType:
     if isinstance(value, complex):
         return msgpack.ExtType(1, struct.pack("!dd", value.real, value.imag))
@@ -134,7 +138,7 @@ def encode(kind: Kind, body: Body | None = None, payload_nbytes: int = 0) -> byt
 
 def pack(body: Body) -> bytes:
     """The bytes of a map."""
-    packed: bytes = msgpack.packb(body, default=_pack_special)
+    packed: bytes = msgpack.packb(body, default=_pack_special, unicode_errors=LONE_SURROGATES)
     return packed
 
 
@@ -164,7 +168,9 @@ def decode_body(packed: Buffer) -> Body:
     if not packed:
         return {}
     try:
-        body = msgpack.unpackb(packed, ext_hook=_unpack_special, strict_map_key=True)
+        body = msgpack.unpackb(
+            packed, ext_hook=_unpack_special, strict_map_key=True, unicode_errors=LONE_SURROGATES
+        )
     except WireError:
         raise
     except Exception as error:  # msgpack raises a dozen types on malformed input

@@ -15,6 +15,7 @@ SHIPPED = {  # names, and the ranks' modules
     "hpc": "ali.hpc",
     "echo": "ali.echo",
 }
+RANK_VARIABLE = "ALCHEMIST_RANK"  # is set in ranks and in the processes that they start
 ARRAYS = "ali.arrays"  # linalg under another name: a library `linalg` of the user is left alone
 # Results of the first are arguments of the second: so the state of a library outlives its ranks.
 SAVE_STATE = "save_state"

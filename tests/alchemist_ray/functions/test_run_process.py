@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
+import gc
 import io
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from multiprocessing import resource_tracker
@@ -18,8 +21,14 @@ import numpy as np
 import pytest
 
 import ali
-from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import CallTimeoutError, RoutineError
+from alchemist_ray import AlchemistSession, Executor
+from alchemist_ray.errors import (
+    CallTimeoutError,
+    FileError,
+    ResourceError,
+    RoutineError,
+    SessionError,
+)
 
 LIMIT_S = 20.0
 
@@ -134,7 +143,10 @@ def settings(comm: Any) -> list[Any]:
             umask, os.getcwd(), np.geterr(), np.get_printoptions()["precision"], handlers,
             sorted(map(repr, warnings.filters)), sys.getrecursionlimit(),
             sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-            signal.getitimer(signal.ITIMER_REAL),
+            signal.getitimer(signal.ITIMER_REAL), sys.gettrace(), sys.getprofile(), gc.isenabled(),
+            [(s.encoding, s.errors, s.line_buffering) for s in (sys.stdout, sys.stderr)],
+            [repr(hook) for hook in (sys.excepthook, sys.displayhook, threading.excepthook)],
+            sorted((name, repr(its)) for name, its in vars(builtins).items() if callable(its)),
         )
     )  # fmt: skip
     return found
@@ -173,6 +185,22 @@ def wrapped(comm: Any) -> None:
     sys.stderr = io.TextIOWrapper(sys.stderr.detach())
 
 
+def reconfigured(comm: Any) -> None:
+    """As the program that it is under mpiexec, whose streams are pipes."""
+    for stream in (sys.stdout, sys.stderr):
+        assert not stream.seekable()
+        stream.reconfigure(encoding="latin-1", errors="replace", line_buffering=False)
+        stream.write("caf\u00e9 is printed\n")
+
+
+def hooked(comm: Any) -> None:
+    sys.excepthook = sys.displayhook = sys.unraisablehook = threading.excepthook = print
+    sys.setprofile(lambda *_: None)
+    gc.disable()
+    builtins.print = builtins.open = None  # type: ignore[assignment]
+    del builtins.sorted
+
+
 def redirected(comm: Any) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -194,7 +222,8 @@ from tests.alchemist_ray.functions import test_run_process as changing
 def change(ctx: ali.Context, name: str):
     getattr(changing, name)(ctx.comm)
 """
-CHANGES = ["changes", "silenced", "none", "closed", "wrapped", "redirected", "fails"]
+CHANGES = ["changes", "silenced", "none", "closed", "wrapped", "reconfigured", "hooked",
+           "redirected", "fails"]  # fmt: skip
 
 
 @pytest.mark.parametrize("by", ["function", "script", "routine"])
@@ -226,6 +255,93 @@ def test_settings_end_with_their_call(
     if name == "changes":
         with pytest.raises(CallTimeoutError):  # by the signal that was ignored
             als.run(lambda comm: time.sleep(60), timeout_s=0.2)
+
+
+def test_no_rank_starts_a_ray_of_its_own(als: AlchemistSession) -> None:
+    def inside(comm: Any) -> list[str]:
+        told = []
+        for make in (lambda: AlchemistSession(1), lambda: Executor().submit(len).result()):
+            try:
+                make()
+            except SessionError as error:
+                told.append(str(error))
+        return told
+
+    for told in als.run(inside, timeout_s=LIMIT_S), als.run(inside, timeout_s=LIMIT_S):
+        assert len(told) == 2
+        assert all("in the program that calls the ranks" in words for words in told)
+
+
+# --- errors ---
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]
+
+
+class Proxy(Exception):
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("closed")
+
+
+class Closed:
+    def __repr__(self) -> str:
+        raise RuntimeError("closed")
+
+
+ERRORS: dict[str, Any] = {
+    "NoText": lambda: NoText(), "Proxy": lambda: Proxy("x"), "KeyError": lambda: KeyError(Closed()),
+    "ValueError": lambda: ValueError(Closed()), "MemoryError": lambda: MemoryError(Closed()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_that_cannot_be_shown_fails_its_call_alone(
+    als: AlchemistSession, name: str
+) -> None:
+    def raises(comm: Any) -> None:
+        if comm.rank == 1:
+            raise ERRORS[name]()
+        comm.Barrier()
+
+    before, A = als.run(pids), als.send_matrix(np.eye(3))
+    expected = "rank 1 ran out of mem" if name == "MemoryError" else f"failed on rank 1: {name}: "
+    with pytest.raises((RoutineError, ResourceError), match=expected) as caught:
+        als.run(raises)
+    if name != "MemoryError":
+        assert "in raises" in str(caught.value)
+    assert als.run(pids) == before
+    np.testing.assert_array_equal(A.fetch(), np.eye(3))
+
+
+def test_texts_that_are_no_utf8_arrive(als: AlchemistSession, tmp_path: Path) -> None:
+    def raises(comm: Any, name: str) -> None:
+        raise ValueError(f"no data in {name}")
+
+    name = os.fsdecode(b"caf\xe9.npy")
+    with pytest.raises(RoutineError, match=f"ValueError: no data in {name}"):
+        als.run(raises, name)
+    with pytest.raises(FileError, match=name):
+        als.load_matrix(tmp_path / name)
+    np.save(tmp_path / name, np.eye(2))
+    np.testing.assert_array_equal(als.load_matrix(tmp_path / name).fetch(), np.eye(2))
+
+
+def test_a_function_at_exit_that_raises_fails_nothing(
+    als: AlchemistSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "ends.py").write_text("""
+import atexit, sys
+atexit.register(print, "the first one is called last")
+atexit.register(lambda: 1 / 0)
+atexit.register(sys.exit, 3)
+""")
+    als.run_script(tmp_path / "ends.py")
+    told = capsys.readouterr()
+    assert told.out.count("the first one is called last") == 3
+    assert told.err.count("Exception ignored in atexit callback: <function <lambda>") == 3
+    assert told.err.count("ZeroDivisionError") == 3
 
 
 def test_the_gangs_communicator_cannot_be_freed(als: AlchemistSession) -> None:

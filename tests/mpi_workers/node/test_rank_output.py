@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from mpi_workers.node.rank_output import HELD_LIMIT, LINE_LIMIT, OutputLines
+import os
+from pathlib import Path
+
+from mpi_workers.node.rank_output import HELD_LIMIT, LINE_LIMIT, OutputLines, RankOutput
 from mpi_workers.wire.names import STDERR, STDOUT
 
 
@@ -26,6 +29,26 @@ def test_a_line_without_end_is_cut() -> None:
     assert [len(text) for _, _, text in lines.take()] == [LINE_LIMIT]
     lines.finish(0)
     assert lines.take() == [(0, STDOUT, "x")]
+
+
+def test_the_log_file_has_what_is_not_shown(tmp_path: Path) -> None:
+    output, line = RankOutput(str(tmp_path / "logs" / "gang")), b"x" * 3_000_000
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    output.pipes[2, STDOUT] = read
+    for start in range(0, len(line), 1 << 16):
+        os.write(write, line[start : start + (1 << 16)])
+        output.read((2, STDOUT))
+    os.write(write, b"\nlast\n")
+    output.read((2, STDOUT))
+    shown = output.take()
+    assert sum(len(text) for *_, text in shown) < HELD_LIMIT + 1000
+    assert "bytes of output dropped: printed faster than shown" in shown[-1][2]
+    assert "rank2.log, which has them" in shown[-1][2]
+    logged = [row.split(" ", 3) for row in (tmp_path / "logs/gang/rank2.log").open()]
+    assert "".join(row[3].strip() for row in logged) == line.decode() + "last"
+    for end in (read, write):
+        os.close(end)
 
 
 def test_more_than_fits_is_dropped_and_told() -> None:
