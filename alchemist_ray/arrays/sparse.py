@@ -15,7 +15,13 @@ from alchemist_ray.attached.libraries import shipped
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.dtypes import check_range, check_unmasked, chosen_dtype
-from alchemist_ray.errors import BadArgumentError, BadIndexError, DtypeError, ShapeError
+from alchemist_ray.errors import (
+    BadArgumentError,
+    BadIndexError,
+    DtypeError,
+    ResourceError,
+    ShapeError,
+)
 from alchemist_ray.object_refs import resolved
 from alchemist_ray.transfer.fetching import fetch_sparse
 from alchemist_ray.transfer.sending import send
@@ -79,7 +85,13 @@ def as_csr(data: Any, shape: Any = None, dtype: Any = None) -> Any:
         raise ShapeError(f"shape={shape}, but the matrix has shape {data.shape}: leave it out")
     if len(data.shape) != 2:
         raise ShapeError(f"a sparse array of shape {data.shape}: it must have two dimensions")
-    rows = data.tocsr()
+    try:
+        rows = data.tocsr()
+    except MemoryError as error:
+        words = f"a sparse matrix of shape {data.shape} needs {readable(8 * (data.shape[0] + 1))}"
+        raise ResourceError(
+            f"{words} for the starts of its rows in this process: {error}"
+        ) from None
     if rows.dtype.kind not in "biufc":
         raise DtypeError(f"elements of dtype {rows.dtype} are not numbers")
     if dtype is None:
@@ -166,6 +178,26 @@ def _joined(blocks: Any, shape: Any) -> Any:
         )
     places = np.concatenate(down), np.concatenate(across)
     return coo_array((np.concatenate(values), places), shape=shape)
+
+
+def _numbers_of(key: Any, m: int) -> Any:
+    """The numbers of the rows that a key selects of `m`. Raises `BadIndexError`."""
+    if key is Ellipsis:
+        key = slice(None)
+    if isinstance(key, slice):
+        return np.arange(*key.indices(m))
+    rows = np.atleast_1d(np.asarray(key))
+    if rows.ndim != 1:
+        raise BadIndexError(f"A[rows] of a sparse matrix: rows has {rows.ndim} dimensions")
+    if rows.dtype == bool:
+        if len(rows) != m or not np.ndim(key):
+            raise BadIndexError(f"a mask of {rows.size} elements for a matrix with {m} rows")
+        return np.flatnonzero(rows)
+    if rows.dtype.kind not in "iu" and rows.size:
+        raise BadIndexError(f"A[rows] of a sparse matrix: rows are integers, not {rows.dtype}")
+    if len(wrong := rows[(rows < -m) | (rows >= m)]):
+        raise BadIndexError(f"row {wrong[0]} is outside a matrix with {m} rows")
+    return rows.astype(np.int64)
 
 
 LIBRARY = "sparse"
@@ -351,7 +383,9 @@ class SparseHandle(_Refusing):
         return wide * (1.0 / other)  # as SciPy's
 
     def __neg__(self) -> Any:
-        return self * -1
+        if self.dtype == bool:
+            raise DtypeError("the negative of a sparse matrix of bools: astype('int8') has one")
+        return self * np.array(-1).astype(self.dtype)[()]  # unsigned integers wrap around
 
     def __getitem__(self, key: Any) -> Any:
         """Rows: a slice, integers in any order, booleans; one integer gives a matrix of one row."""
@@ -362,14 +396,7 @@ class SparseHandle(_Refusing):
                     "selects columns"
                 )
             key = key[0]
-        every = np.arange(self.shape[0])
-        try:
-            rows = np.atleast_1d(every[np.asarray(key) if isinstance(key, MatrixRef) else key])
-        except IndexError as error:
-            raise BadIndexError(str(error)) from None
-        if rows.ndim != 1:
-            raise BadIndexError(f"A[rows] of a sparse matrix: rows has {rows.ndim} dimensions")
-        return self._call("take_rows", send(self._gang, rows))
+        return self._call("take_rows", send(self._gang, _numbers_of(key, self.shape[0])))
 
     def diagonal(self, k: int = 0) -> Any:
         """A diagonal, as a dense vector."""

@@ -10,7 +10,7 @@ import numpy as np
 from ali.arrays.exchanges import IN_BLOCKS
 from ali.blocks import CHUNK, panels, refuse_loss, require, require_choice
 from ali.interface import Context, routine
-from ali.linalg.collectives import sum_over_ranks
+from ali.linalg.collectives import sum_over_ranks, tree_reduce
 from ali.sparse.products import fetched_rows, in_blocks
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
@@ -191,11 +191,7 @@ def diagonal(ctx: Context, A: SparseMatrix, k: int = 0) -> DistMatrix:
     Returns
     -------
     d : vector, VC_STAR
-
-    Raises
-    ------
-    BadArgumentError
-        If there is no such diagonal.
+        Without elements, if there is no such diagonal.
 
     Notes
     -----
@@ -204,12 +200,11 @@ def diagonal(ctx: Context, A: SparseMatrix, k: int = 0) -> DistMatrix:
     Error: 0 eps. Peak memory: 1.1 times arguments and results.
     """
     m, n = A.shape
-    length = min(m + min(k, 0), n - max(k, 0))
-    require(length >= 0, "BadArgumentError", f"diagonal: k={k} is outside a {m} x {n} matrix")
+    length = max(0, min(m + min(k, 0), n - max(k, 0)))
     found, first = np.zeros(length, A.dtype), A.rows.start
     own = A.local.diagonal(k + first)
     start = max(0, first + min(k, 0))
-    found[start : start + len(own)] = own
+    found[start : start + len(own)] = own[:length]
     return ctx.new_replicated(sum_over_ranks(ctx.comm, found)[:, None], "VC_STAR")
 
 
@@ -266,7 +261,14 @@ def without_duplicates(A: SparseMatrix) -> Any:
 
 
 def frobenius(ctx: Context, local: Any) -> float:
-    """The Frobenius norm of the rows that ranks have."""
-    wide = (local.data[part].astype(complex) for part in panels(local.data.size, CHUNK // 16))
+    """The Frobenius norm of the rows that ranks have; the squares neither over- nor underflow."""
+    data = local.data
+    most = [float(np.abs(data[part]).max()) for part in panels(data.size, CHUNK // 16)]
+    own = np.array([np.max(most, initial=0.0)])
+    largest = float(tree_reduce(ctx.comm, range(ctx.size), own, np.maximum)[0])
+    if not 0 < largest < np.inf:  # nan, too
+        return largest
+    unit = np.ldexp(1.0, np.frexp(largest)[1] - 1)  # a power of two: scaling is exact
+    wide = (data[part].astype(complex) / unit for part in panels(data.size, CHUNK // 16))
     mine = np.array([np.add.reduce([float(np.vdot(x, x).real) for x in wide])])
-    return float(np.sqrt(sum_over_ranks(ctx.comm, mine)[0]))
+    return float(np.sqrt(sum_over_ranks(ctx.comm, mine)[0]) * unit)

@@ -15,6 +15,7 @@ from scipy.sparse.linalg import splu
 from ali.arrays.exchanges import IN_BLOCKS
 from ali.blocks import Array, block, float_dtype, require, require_choice
 from ali.interface import Context, routine
+from ali.linalg.collectives import sum_over_ranks
 from ali.linalg.iterative import checked_tol, search
 from ali.linalg.leading import basis_size, right_vectors
 from ali.linalg.singular import svd
@@ -52,7 +53,7 @@ def truncated_svd(
     BadArgumentError
         If the rank is out of range.
     LinAlgError
-        If A contains NaN or infinity, or ARPACK does not converge.
+        If A contains NaN or infinity, its norm overflows, or ARPACK does not converge.
 
     Notes
     -----
@@ -72,8 +73,12 @@ def truncated_svd(
     )
     local = A.local if A.dtype.kind in "fc" else A.local.astype(np.float64)
     scale = frobenius(ctx, local)
-    require(np.isfinite(scale), "LinAlgError", "truncated_svd: A contains NaN or infinity")
-    V = right_vectors(ctx, local, rank, scale or 1.0, tol, max_iterations)
+    _require_finite(ctx, "truncated_svd: A contains", local.data)
+    require(np.isfinite(scale), "LinAlgError", "truncated_svd: the norm of A overflows: scale it")
+    if scale == 0:  # any orthonormal vectors
+        V = np.eye(n, rank, dtype=local.dtype)
+    else:
+        V = right_vectors(ctx, local, rank, scale, tol, max_iterations)
     product = in_blocks(ctx, np.asarray(local @ V), m)
     S, U, W = svd(ctx, ctx.to_layout(product, "VC_STAR"))
     turned = V @ ctx.to_layout(W, "STAR_STAR").local
@@ -115,7 +120,8 @@ def conjugate_gradient(
     ShapeError
         If A is not square, or B does not have n rows.
     LinAlgError
-        If A is not positive definite, or the iteration does not converge.
+        If A or B contains NaN or infinity, A is not positive definite, or the iteration does not
+        converge.
 
     Notes
     -----
@@ -133,6 +139,7 @@ def conjugate_gradient(
     tol = checked_tol("conjugate_gradient", tol, dtype, max_iterations)
     right = block(ctx.to_layout(B, IN_BLOCKS)).astype(dtype)
 
+    _require_finite(ctx, "conjugate_gradient: A or B contains", A.local.data, right)
     needed = needed_rows(ctx, A)
 
     def times(mine: Array) -> Array:
@@ -201,6 +208,12 @@ def _solve_whole(parts: list[csr_array], right: Array, into: Array) -> str:
     except RuntimeError as error:
         return f"A is singular ({error})"
     return ""
+
+
+def _require_finite(ctx: Context, words: str, *own: Array) -> None:
+    """Raise a LinAlgError on every rank, if a part has NaN or infinity. Collective."""
+    wrong = np.array([float(not all(np.isfinite(one).all() for one in own))])
+    require(not sum_over_ranks(ctx.comm, wrong)[0], "LinAlgError", f"{words} NaN or infinity")
 
 
 def block_jacobi(A: SparseMatrix, dtype: np.dtype[np.generic]) -> Callable[[Array], Array]:

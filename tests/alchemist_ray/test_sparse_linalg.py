@@ -45,6 +45,18 @@ def test_cg_and_svds_need_no_petsc(session: AlchemistSession) -> None:
     assert linalg.norm(P) == pytest.approx(sl.norm(P))
 
 
+@pytest.mark.parametrize("name", ["cg", *(pytest.param(one, marks=needs_petsc) for one in (
+    "gmres", "bicgstab"))])  # fmt: skip
+def test_residuals_are_as_small_as_scipy_promises(session: AlchemistSession, name: str) -> None:
+    """Of rows of several sizes: a preconditioner makes their residuals equally large."""
+    D = sp.diags_array(np.logspace(0, 4, 64))
+    A, b = (D @ P @ D).tocsr(), np.linspace(1, 2, 64)
+    for rtol in (1e-3, 1e-5, 1e-8):
+        x, info = getattr(linalg, name)(A, b, rtol=rtol)
+        assert np.linalg.norm(b - A @ np.asarray(x)) <= rtol * np.linalg.norm(b) * (1 + 1e-9)
+        assert info == 0
+
+
 def test_what_it_does_not_take(session: AlchemistSession) -> None:
     with pytest.raises(BadArgumentError, match="x0="):
         linalg.cg(P, B, x0=B)

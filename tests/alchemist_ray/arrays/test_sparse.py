@@ -23,6 +23,8 @@ from alchemist_ray.errors import (
     DtypeError,
     FileError,
     LayoutError,
+    LinAlgError,
+    ResourceError,
     RoutineError,
     ShapeError,
 )
@@ -142,6 +144,45 @@ def test_bad_input(session: AlchemistSession) -> None:
         large[2, 3] = value
         with pytest.raises(DtypeError, match=f"{dtype} cannot hold"):
             session.send_matrix(large.astype(type(value)), dtype=dtype)
+
+
+def test_rows_and_negatives_that_are_none(session: AlchemistSession) -> None:
+    A = session.send_matrix(sparse(9, 4))
+    for key in (np.zeros(0, bool), np.ones(8, bool), True, np.ones((9, 1), bool)):
+        with pytest.raises(BadIndexError, match=r"a mask of . elements for a matrix with 9|dim"):
+            A[key]
+    for key in (9, -10, [0, 9], np.uint64(2**63)):
+        with pytest.raises(BadIndexError, match="is outside a matrix with 9 rows"):
+            A[key]
+    for key in (1.0, [0.5], None, "row", 2**70):
+        with pytest.raises(BadIndexError, match=r"rows are integers, not|dimensions"):
+            A[key]
+    with pytest.raises(DtypeError, match=r"negative of a sparse matrix of bools: astype\('int8'"):
+        -A.astype(bool)
+    with pytest.raises(ResourceError, match=r"shape \(1073741824000, 3\) needs .* for the starts"):
+        session.send_matrix(sp.coo_array(([1.0], ([2**33], [1])), shape=(2**30 * 1000, 3)))
+
+
+def test_singular_values_and_norms_at_the_limits(session: AlchemistSession) -> None:
+    A = sparse(60, 50)
+    whole = np.linalg.svd(A.toarray(), compute_uv=False)[:2]
+    for factor in (0.0, 1e160, 1e-170):
+        sent = session.send_matrix(A * factor)
+        S, U, V = sent.truncated_svd(2)
+        np.testing.assert_allclose(np.asarray(S), factor * whole, rtol=1e-6)
+        for basis in (np.asarray(U), np.asarray(V)):
+            np.testing.assert_allclose(basis.T @ basis, np.eye(2), atol=1e-6)
+        assert sent.norm() == pytest.approx(factor * np.linalg.norm(A.toarray()), abs=0)
+    for value, words in ((np.nan, "contains NaN"), (1.7e308, "the norm of A overflows: scale it")):
+        wrong = A.copy()
+        wrong.data[:9] = value
+        with pytest.raises(LinAlgError, match=words):
+            session.send_matrix(wrong).truncated_svd(2)
+    square = sp.eye_array(9).tocsr()
+    square.data[3] = np.nan
+    for matrix, b in ((square, np.ones(9)), (sp.eye_array(9), np.full(9, np.inf))):
+        with pytest.raises(LinAlgError, match="A or B contains NaN or infinity"):
+            session.send_matrix(matrix).conjugate_gradient(b)
 
 
 def test_a_sparse_matrix_is_freed_with_its_last_handle(session: AlchemistSession) -> None:
@@ -266,7 +307,12 @@ def same(found: Any, expected: Any) -> None:
         lambda A, B: A @ B.T, lambda A, B: A.T @ B, lambda A, B: A.T + A.T, lambda A, B: 0 + A,
         lambda A, B: A[[5, -1, 0, 5]], lambda A, B: A[2:7:3], lambda A, B: A[::-1],
         lambda A, B: A[np.arange(9) % 2 == 0], lambda A, B: A[:0], lambda A, B: A.T[[1]].T,
-        lambda A, B: A.diagonal(), lambda A, B: A.diagonal(-3), lambda A, B: A.sum(axis=0),
+        lambda A, B: A.diagonal(), lambda A, B: A.diagonal(-3), lambda A, B: A.diagonal(4),
+        lambda A, B: A.diagonal(-30), lambda A, B: A.diagonal(10**6), lambda A, B: A[...],
+        lambda A, B: A[[]], lambda A, B: A[np.uint8([8])], lambda A, B: A[np.zeros(9, bool)],
+        lambda A, B: -A.astype("uint8"), lambda A, B: -(100 * A).astype("uint64"),
+        lambda A, B: B.astype("uint8") - A.astype("uint8"), lambda A, B: -A.astype("int8"),
+        lambda A, B: A.sum(axis=0),
         lambda A, B: A.sum(axis=1), lambda A, B: np.arange(9.0) @ A, lambda A, B: A.astype("int32"),
         lambda A, B: np.ones((2, 9)) @ A, lambda A, B: A + sp.eye_array(9, 4),
     ],
