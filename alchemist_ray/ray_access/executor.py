@@ -135,9 +135,14 @@ class _Gang:
     key: FunctionOptions
     calls: queue.SimpleQueue[CallFuture | None] = field(default_factory=queue.SimpleQueue)
     idle_s: float = 0.0  # of its last call
-    busy: int = 0  # calls that it has
+    given: list[CallFuture] = field(default_factory=list)  # at most `AHEAD`; the first one runs
     waits_since: float | None = None  # to start, for CPUs that gangs with other options may have
     used: float = field(default_factory=time.monotonic)
+
+    @property
+    def busy(self) -> int:
+        """How many calls it has."""
+        return len(self.given)
 
 
 class Executor(concurrent.futures.Executor):
@@ -245,7 +250,7 @@ class Executor(concurrent.futures.Executor):
             if not call.cancelled():
                 call.given = True
                 gang.idle_s = call.options.idle_s
-                gang.busy += 1
+                gang.given.append(call)
                 self._running += 1
                 gang.calls.put(call)
 
@@ -324,7 +329,7 @@ class Executor(concurrent.futures.Executor):
                 if not again:
                     call.finish(error=error)
             with self._changed:
-                gang.busy -= 1
+                gang.given.remove(call)
                 gang.used = time.monotonic()
                 if again:
                     self._waiting[gang.key].appendleft(call)
@@ -370,11 +375,13 @@ class Executor(concurrent.futures.Executor):
         wait : bool
             Return when all calls have ended.
         cancel_futures : bool
-            Cancel those that no gang has begun.
+            Cancel those that no ranks have begun.
         """
         with self._changed:
             self._closed = True
-            waiting = [*chain(*self._waiting.values())] if cancel_futures else []
+            gangs = chain(*self._gangs.values())
+            ahead = chain(*(gang.given[1:] for gang in gangs), *self._waiting.values())
+            waiting = [*ahead] if cancel_futures else []
         for call in waiting:
             call.cancel()
         with self._changed:

@@ -198,12 +198,17 @@ def _product(found: Device, left: Operand, right: Operand, *, by_columns: bool) 
         return c.mT if by_columns else c
 
     nbytes = len(left.array) * right.array.shape[1] * left.array.itemsize
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # a user's function may have allowed TF32
+    # A user's function may have allowed TF32, by PyTorch's present setting or its older ones, which
+    # raise where the present one was used.
+    matmul = torch.backends.cuda.matmul
+    name, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else (
+        "allow_tf32", False)  # fmt: skip
+    before = getattr(matmul, name)
+    setattr(matmul, name, exact)
     try:
         return found.with_room(product, "a product", nbytes)
     finally:
-        torch.set_float32_matmul_precision(before)
+        setattr(matmul, name, before)
 
 
 def _say_once(found: Device, failure: Failure) -> None:

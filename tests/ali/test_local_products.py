@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,23 @@ def test_a_users_choice_of_less_precision_does_not_count() -> None:
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("where", ["backends", "backends.cuda.matmul"])
+def test_a_users_choice_by_the_present_setting_does_not_count_either(where: str) -> None:
+    """After it, PyTorch refuses to tell the older setting."""
+    place = operator.attrgetter(where)(torch)
+    if not hasattr(place, "fp32_precision"):
+        pytest.skip(f"this PyTorch has no torch.{where}.fp32_precision")
+    before, matmul = place.fp32_precision, torch.backends.cuda.matmul
+    place.fp32_precision = "tf32"
+    try:
+        chosen = matmul.fp32_precision
+        with counted(products=True):
+            multiply(numbers((9, 9), "float32"), numbers((9, 9), "float32"))
+        assert matmul.fp32_precision == chosen
+    finally:
+        place.fp32_precision = before
 
 
 def test_the_gpu_gets_what_it_does_faster_transfers_included() -> None:
