@@ -206,7 +206,7 @@ def vectors(ctx: Context, X: DistMatrix) -> list[Any]:
 
 @contextlib.contextmanager
 def configured(name: str, solver: Any, options: Sequence[str] | None) -> Iterator[None]:
-    """Set options of this solver alone, as ``name=value``; checked by `refuse_unused`.
+    """Set options of this solver alone, as ``name=value``; one that is not used is refused.
 
     Errors of PETSc inside the block that come from a value are those of PETSc.
     """

@@ -5,8 +5,8 @@ The compiled kernel (`copy_kernel.c`) is used where it was built.
 A copy that changes the order reads along one axis and writes along the other. Without tiles it
 misses the cache at every element. If ranks hold every k-th column, one pass per rank would read
 each cache line k times; one pass for all ranks reads it once. The sizes were chosen with
-benchmarks/transfer.py on a machine with 2 MiB of L2. Where the compiled kernel was built
-(`native_copy`), it copies large C-ordered arrays.
+benchmarks/transfer.py on a machine with 2 MiB of L2. Where the compiled kernel was built, it copies
+large C-ordered arrays.
 
 Calls release the interpreter's lock. Without the kernel, NumPy copies in tiles.
 """
