@@ -111,6 +111,8 @@ class Engine:
     def binary(self, op: str, left: Any, right: Any) -> Any:
         """``op(left, right)``, one of them a handle; `NotImplemented` if the other is nothing."""
         if isinstance(left, MatrixRef) and isinstance(right, MatrixRef):
+            if op in COMPARISONS:
+                rules.require_same_categories(op, left, right)
             return self._elementwise("elementwise", op, {"A": left, "B": right})
         reflected = isinstance(right, MatrixRef)
         A, other = (right, left) if reflected else (left, right)
@@ -442,6 +444,8 @@ class Engine:
         return level[0]
 
     def _joined(self, pair: Sequence[Any], along: int) -> Any:
+        if along == 0:
+            rules.require_same_categories("concatenate", *pair)
         if along < 1 or pair[0].ndim < 3:
             columns = _joined_columns(pair, along)
             return self.call("concatenate", *pair, axis=along, columns=columns)

@@ -133,6 +133,7 @@ def put(engine: Engine, A: Any, key: Any, value: Any) -> None:
     if type(value) in (float, complex):  # others are checked on the ranks
         check_range(np.asarray(value), A.dtype, "the value of an assignment", cut=True)
     filling = engine.matrix(value, A)
+    rules.require_same_categories("an assignment", A, filling)
     if mask is not None:
         engine.call("assign_elements", A, mask, filling)
         return

@@ -148,6 +148,19 @@ def plain_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
+def require_same_categories(what: str, A: Any, B: Any) -> None:
+    """Refuse two handles whose codes count other texts. Raises `DtypeError`."""
+    if not (getattr(A, "columns", ()) and getattr(B, "columns", ())):
+        return
+    for a, b in zip(A.columns, B.columns, strict=False):
+        its = getattr(a, "categories", ()), getattr(b, "categories", ())
+        if all(its) and its[0] != its[1]:
+            raise DtypeError(
+                f"{what}: the codes of column {str(a)!r} count other categories in both: send them "
+                "together (pandas.concat, pyarrow.concat_tables), or with the same categories"
+            )
+
+
 def encode_operand(array: NDArray[Any]) -> tuple[bytes, list[int], str]:
     """A small array as arguments of the ranks' routines: elements, shape, dtype.
 

@@ -366,6 +366,23 @@ def test_categories_of_all_parts_are_counted_together(
     assert A.categories == {"a": ("b", "a", "c")}
 
 
+def test_codes_of_other_categories_are_not_mixed(als: AlchemistSession) -> None:
+    def sent(*words: str) -> Any:
+        return als.send_matrix(pd.DataFrame({"c": pd.Categorical(words)}))
+
+    A, B, same = sent("x", "y"), sent("y", "z"), sent("y", "x")
+    first = slice(0, 1)
+    for work in (
+        lambda: np.concatenate([A, B]), lambda: np.equal(A, B),
+        lambda: A.__setitem__(first, B[first]),
+    ):  # fmt: skip
+        with pytest.raises(DtypeError, match="column 'c' count other categories in both: send"):
+            work()
+    both = np.concatenate([A, same])
+    assert [both.categories["c"][code] for code in both.fetch()[:, 0]] == ["x", "y", "y", "x"]
+    assert (A == same).fetch()[:, 0].tolist() == [False, False]
+
+
 def test_categories_of_pandas_stay_in_checkpoints(als: AlchemistSession, tmp_path: Path) -> None:
     frame = pd.DataFrame({"n": [1, 2, 3], "c": pd.Categorical(["x", None, "z"])})
     with pytest.raises(DtypeError, match=r"column 'c' has nulls \(1\).*missing='nan'"):
