@@ -380,7 +380,7 @@ def test_codes_of_other_categories_are_not_mixed(als: AlchemistSession) -> None:
             work()
     both = np.concatenate([A, same])
     assert [both.categories["c"][code] for code in both.fetch()[:, 0]] == ["x", "y", "y", "x"]
-    assert not (A == same).fetch().any()
+    assert not (same == A).fetch().any()
 
 
 def test_categories_of_pandas_stay_in_checkpoints(als: AlchemistSession, tmp_path: Path) -> None:
