@@ -278,9 +278,9 @@ def open_table(data: Any, missing: Missing = ERROR) -> Table:
 
 
 def categories_of(stored: Any) -> list[str]:
-    """The categories of a column of codes, in the order in which they are met."""
+    """The categories that codes of a column count, in the order in which they are met."""
     field, parts = arrow_memory.read(stored)
-    return Column("", field).decoded(parts, 0)[1]
+    return Column("", field).decoded(parts, 0)[1] if _coded(field) else []
 
 
 def widths(columns: Sequence[Column], inner: Sequence[Inner]) -> tuple[int, Inner]:
