@@ -155,7 +155,7 @@ class Call:
             self._outcome.result = call()
         except BaseException as error:
             self._outcome.error = error
-        self._ended = time.monotonic()
+        self._ended = traces.clock()
 
     @property
     def under_way(self) -> bool:
@@ -175,20 +175,20 @@ def inject_during(
     under = Call(call)
     time.sleep(after_s)
     assert under.under_way, "the call ended before the fault"
-    start = time.monotonic()
+    start = traces.clock()
     cause()
     return under.outcome(start)
 
 
 def inject_and_retry(cause: Callable[[], Any], call: Callable[[], Any]) -> Outcome:
     """Cause the fault, then repeat the call until it fails."""
-    start = time.monotonic()
+    start = traces.clock()
     cause()
-    while time.monotonic() - start < 20:
+    while traces.clock() - start < 20:
         try:
             call()
         except AlchemistError as error:
-            return Outcome(time.monotonic() - start, error=error)
+            return Outcome(traces.clock() - start, error=error)
         time.sleep(0.005)
     raise AssertionError("no call has failed")
 
@@ -203,10 +203,10 @@ def refused(
     before: set[str] | None = None,
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Check the error of the block and its time, and that nothing is left but `before`."""
-    start = time.monotonic()
+    start = traces.clock()
     with pytest.raises(error, match=match) as caught:
         yield caught
-    seconds = time.monotonic() - start
+    seconds = traces.clock() - start
     assert least_s <= seconds < most_s
     gone_s = None if before is None else assert_clean(before)
     record(fault, seconds, gone_s, caught.value)

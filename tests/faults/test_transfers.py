@@ -50,7 +50,7 @@ def halfway(monkeypatch: pytest.MonkeyPatch, cause: Callable[[], Any]) -> list[f
     def bar(what: str, nbytes: int, wanted: bool | None) -> Iterator[Callable[[int], None]]:
         def moved(part: int) -> None:
             if not when and part < nbytes:
-                when.append(time.monotonic())
+                when.append(traces.clock())
                 cause()
 
         yield moved
@@ -170,7 +170,7 @@ def test_transfers_in_two_threads_both_fail_with_a_killed_rank(gang: Gang) -> No
     kill(gang.ranks[1], signal.SIGSTOP)
     fetches = [Call(gang.A.fetch), Call(gang.A.fetch)]
     time.sleep(0.3)
-    start = time.monotonic()
+    start = traces.clock()
     threading.Timer(0.0, kill, (gang.ranks[1],)).start()
     outcome = [fetch.outcome(start) for fetch in fetches]
     for each in outcome:

@@ -19,7 +19,7 @@ from tests.support import traces
 from tests.support.breakable_link import BreakableLink
 from tests.support.suite import scaled
 
-RUNS = scaled(50, 9_000)
+RUNS = scaled(25, 9_000)
 STEPS = 12
 WARM_UP = 10
 LEASE_LIMIT_S = 75.0  # a lost process keeps its matrices for 60 s

@@ -27,6 +27,7 @@ from alchemist_ray.errors import (
     SessionError,
     StaleHandleError,
 )
+from tests.support import traces
 
 # Functions of a module that no rank can import travel whole.
 
@@ -334,12 +335,12 @@ def test_a_call_that_takes_too_long_is_cancelled(als: AlchemistSession, tmp_path
             (tmp_path / f"{how} {comm.rank}").touch()
 
     for how in ("mpi", "loop", "sleep"):
-        start = time.monotonic()
+        start = traces.clock()
         with pytest.raises(CallTimeoutError, match=r"0\.3 s") as caught:
             als.run(hang, how, timeout_s=0.3)
         assert isinstance(caught.value, TimeoutError)
         assert als.run(total) == 3
-        assert time.monotonic() - start < 6
+        assert traces.clock() - start < 6
     assert len(list(tmp_path.iterdir())) == 9
     sleep = als.load_library("echo").sleep.options(timeout_s=0.3)
     with pytest.raises(CallTimeoutError):

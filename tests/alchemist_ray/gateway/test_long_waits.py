@@ -40,9 +40,9 @@ def test_clients_that_wait_for_a_gang_hold_up_no_other(gateway: GatewayInfo, tok
             for number in range(WAITS):
                 waiting.write(encode(Kind.COMMAND, {"id": number, **attach}))
             time.sleep(0.5)
-            start = time.monotonic()
+            start = traces.clock()
             listed = AlchemistSession.list(address=gateway.address, token=token)
-            assert time.monotonic() - start < ANSWER_S
+            assert traces.clock() - start < ANSWER_S
             assert "starting" in [gang.state for gang in listed if gang.name == "late"]
         with late.result(START_S), waiting:
             answers = [waiting.expect(Kind.REPLY, START_S).body for _ in range(WAITS)]

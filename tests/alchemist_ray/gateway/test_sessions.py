@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -273,10 +272,10 @@ def test_a_killed_client_is_replaced_in_two_seconds(there: dict[str, Any]) -> No
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.kill()
-        begun = time.monotonic()
+        begun = traces.clock()
         with AlchemistSession.attach("thin-killed", **there) as again:
             assert np.array_equal(again.matrix("A").fetch(), np.arange(12.0).reshape(3, 4))
-        assert time.monotonic() - begun < ATTACH_LIMIT_S
+        assert traces.clock() - begun < ATTACH_LIMIT_S
     AlchemistSession.stop_gang("thin-killed", **there)
 
 

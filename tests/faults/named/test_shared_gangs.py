@@ -29,6 +29,7 @@ from mpi_workers.data.transfers import MatrixReader
 from tests.faults.conftest import Call
 from tests.faults.named.named_gangs import Program, actors, gangs
 from tests.support import traces
+from tests.support.suite import scaled
 
 CLIENTS, CALLS = 32, 100
 QUEUED = 24  # calls of one process that wait
@@ -160,7 +161,7 @@ def test_the_environment_of_a_job_stays_with_its_gang(nothing_of_it_left: None) 
         with AlchemistSession(2, name="other", lifetime="detached"):
             print("started", flush=True)
     """
-    for manager_killed in (False, True):
+    for manager_killed in scaled((True,), (False, True)):
         with Program(text, runtime_env={"env_vars": {"OF_THIS_JOB": "yes"}}) as program:
             assert program.said == "started"
             assert program.process.wait(60) == 0

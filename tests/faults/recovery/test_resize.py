@@ -156,7 +156,7 @@ def test_a_resize_waits_for_blocks_that_are_being_sent(plain: Recovering) -> Non
 
     sending = Call(lambda: plain.als.send_blocks(blocks(), shape=X.shape, dtype=X.dtype))
     assert begun.wait(20)
-    start = time.monotonic()
+    start = traces.clock()
     before = traces.folders()
     resizing = Call(lambda: plain.als.resize(4))
     assert traces.wait_until(lambda: traces.folders() > before, UNDER_WAY_S) is not None
@@ -172,7 +172,7 @@ def test_a_resize_waits_for_blocks_that_are_being_sent(plain: Recovering) -> Non
 
 def test_two_resizes_at_once_come_one_after_the_other(plain: Recovering) -> None:
     A = plain.als.send_matrix(X)
-    start = time.monotonic()
+    start = traces.clock()
     calls = [Call(lambda n=n: plain.als.resize(n)) for n in (3, 5)]
     assert [call.outcome(start).error for call in calls] == [None] * 2
     assert len(plain.ranks) in (3, 5)

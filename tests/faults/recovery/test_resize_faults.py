@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,7 @@ def during_the_move(gang: Recovering, folder: Path, fault: Callable[[], Any]) ->
     trapped(gang, folder, "wait")
     resizing = Call(lambda: gang.als.resize(4))
     assert traces.wait_until(lambda: not (folder / "trap.order").exists(), UNDER_WAY_S)
-    start = time.monotonic()
+    start = traces.clock()
     fault()
     return resizing.outcome(start)
 
