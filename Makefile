@@ -70,8 +70,9 @@ QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ra
 	tests/alchemist_ray/session/test_alchemist_session.py \
 	--ignore=tests/alchemist_ray/deploy/slurm/test_run.py --ignore=tests/deploy/kuberay/test_gateway.py
 
-# Tests that start clusters of several nodes or whole systems, and the documentation's programs.
-# `make test` is for each change; CI runs both.
+# Tests that start clusters of their own or whole systems, random sessions, measurements of memory,
+# other packages on arrays, and the documentation's programs. `make test` is for each change; CI
+# runs both.
 SYSTEMS = tests/deploy tests/docs tests/benchmarks tests/envs tests/test_distribution.py \
 	tests/alchemist_ray/clients/spark tests/alchemist_ray/deploy/slurm/test_run.py \
 	tests/alchemist_ray/observe/test_doctor_nodes.py tests/alchemist_ray/cluster/test_autoscaled.py \
@@ -80,7 +81,11 @@ SYSTEMS = tests/deploy tests/docs tests/benchmarks tests/envs tests/test_distrib
 	tests/alchemist_ray/cluster/test_user_limits.py tests/alchemist_ray/gateway/test_elastic.py \
 	tests/alchemist_ray/functions/test_run_program.py::test_a_program_runs_over_several_nodes \
 	tests/faults/test_clients.py::test_an_array_larger_than_the_object_store_passes_through \
-	tests/ali/test_scaffold.py \
+	tests/alchemist_ray/arrays/test_scikit_learn.py tests/alchemist_ray/arrays/test_scipy.py \
+	tests/ali/test_linalg.py::test_no_rank_holds_more_than_its_share_of_six_matrices \
+	tests/ali/test_stated.py::test_the_peak_memory_is_at_most_the_stated_one \
+	tests/ali/test_stated.py::test_the_peak_memory_of_files_is_at_most_the_stated_one \
+	tests/sessions tests/ali/test_scaffold.py \
 	tests/ali/test_standalone.py tests/faults/recovery/test_lost_hosts.py \
 	tests/faults/test_gateway_hosts.py tests/faults/test_hosts.py tests/faults/test_spark.py \
 	tests/security/test_clusters.py
@@ -91,7 +96,7 @@ test: $(READY)
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	ALCHEMIST_TEST_BUDGET=11000 $(PYTEST) tests $(SYSTEMS:%=--ignore=%) $(SYSTEMS:%=--deselect=%) $(AGAIN)
+	ALCHEMIST_TEST_BUDGET=7500 $(PYTEST) tests $(SYSTEMS:%=--ignore=%) $(SYSTEMS:%=--deselect=%) $(AGAIN)
 endif
 
 test-systems: $(READY)

@@ -104,7 +104,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     suite.faults(terminalreporter)
     suite.skipped(terminalreporter)
     again.summary(terminalreporter)
-    costs.summary(terminalreporter, _costs)
+    if not terminalreporter.config.option.collectonly:
+        costs.summary(terminalreporter, _costs)
 
 
 def pytest_unconfigure() -> None:

@@ -10,31 +10,32 @@ import pytest
 from mpi_workers.matrix.device import fault_of
 from mpi_workers.testing import local_gang
 from tests.support import launches
+from tests.support.suite import scaled
 
 pytest.importorskip("torch", reason="needs torch")
 RANKS = "tests.mpi_workers.matrix.ranks_device:"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", scaled([3], [1, 2, 3, 4]))
 def test_parts_cross_in_every_layout_with_the_copies_that_are_asked_for(ranks: int) -> None:
     for shape in ((17, 11), (3, 2), (1, 5)):
         launches.run(RANKS + "crossing", ranks, shape)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", scaled([3], [1, 3]))
 def test_parts_of_every_dtype_vectors_and_arrays_of_more_axes_cross(ranks: int) -> None:
     launches.run(RANKS + "dtypes", ranks)
 
 
 def test_what_cannot_cross_is_an_error_that_says_why() -> None:
-    launches.run(RANKS + "refused", 2)
+    launches.run(RANKS + "refused", 3)
 
 
 def test_a_segment_is_registered_once_and_until_its_pages_are_returned() -> None:
-    launches.run(RANKS + "pinned", 1)
+    launches.run(RANKS + "pinned", 3)
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", scaled([3], [1, 4]))
 def test_a_copy_is_kept_until_a_call_may_change_the_part(ranks: int) -> None:
     local_gang.run(RANKS + "kept", ranks)  # not shared: it begins calls by their numbers
 
