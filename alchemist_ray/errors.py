@@ -3,8 +3,8 @@
     AlchemistError
     ├── GroupError                the gang of ranks
     │   ├── LaunchError           the gang did not start in time; nothing is left of it
-    │   ├── GroupFailedError      a rank was lost, so the whole gang was ended
-    │   └── GroupRecoveredError   a rank was lost with the call; the gang was started again
+    │   ├── GroupFailedError      a node or the GroupManager was lost, and the gang with it
+    │   └── GroupRecoveredError   a rank was lost with the call; the ranks were started again
     ├── LibraryError              a library or a call of one of its routines
     │   ├── LibraryNotFoundError
     │   ├── LibraryLoadError
@@ -94,17 +94,18 @@ class LaunchError(GroupError):
 
 
 class GroupFailedError(GroupError):
-    """A rank, a node's proxy or the GroupManager was lost, so the whole gang was ended.
+    """A node, its proxy or the GroupManager was lost, so the whole gang was ended.
 
     Its matrices are lost. The session can call `request_workers` again.
     """
 
 
 class GroupRecoveredError(GroupError):
-    """The call, or the transfer, was lost with a rank; the gang was started again.
+    """The call was lost with a rank; the ranks were started again, and have their matrices.
 
-    Only with ``max_failures``. The message says which matrices were restored: they are as they
-    were before the call.
+    The message says what ended the rank, and what is lost. Matrices that the call may have changed
+    are undefined: to use them raises a MatrixError. After the loss of a node, with
+    ``max_failures``, matrices were made again: they are as they were before the call.
     """
 
 

@@ -40,6 +40,7 @@ from alchemist_ray.errors import (
     CallTimeoutError,
     GroupError,
     GroupFailedError,
+    GroupRecoveredError,
     ResourceError,
     RoutineError,
     SessionError,
@@ -391,7 +392,7 @@ class Simulation:
             raise self._timed_out(
                 f"{doing} of simulator {self.config.lib_name!r} took longer than {limit}"
             ) from error
-        except GroupFailedError as error:
+        except (GroupFailedError, GroupRecoveredError) as error:
             raise self._gone(error) from error
         except BadArgumentError as error:
             if self._channel is not None and not self._channel.serving:  # refused by the simulator
@@ -430,7 +431,7 @@ class Simulation:
             self._channel = self._session.open_rank_channel(
                 lambda addresses, token: library.serve(addresses, token, address), CHANNEL_S
             )
-        except GroupFailedError as error:
+        except (GroupFailedError, GroupRecoveredError) as error:
             raise self._gone(error) from error
         finally:
             os.close(fd)
@@ -504,7 +505,7 @@ class Simulation:
         self._begun = False
         self._library = library
 
-    def _gone(self, error: GroupFailedError) -> GangLostError:
+    def _gone(self, error: GroupError) -> GangLostError:
         """End the session's gang, which is lost, and make the error."""
         self._give_up()
         lost = advising(error, NEXT_RESET)
@@ -526,7 +527,7 @@ class Simulation:
         with contextlib.suppress(RoutineError):
             try:
                 self._library.begin.options(timeout_s=RETURN_S)([], [])
-            except (CallTimeoutError, GroupFailedError):
+            except (CallTimeoutError, GroupError):
                 self._give_up()
 
     def _give_up(self) -> None:

@@ -19,7 +19,7 @@ from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.libraries import shipped
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.registry import gang_of
-from alchemist_ray.errors import BadArgumentError, GroupFailedError
+from alchemist_ray.errors import BadArgumentError, GroupFailedError, GroupRecoveredError
 from mpi_workers.wire.names import TABLES
 
 
@@ -69,7 +69,7 @@ def leaving_nothing(path: str, token: str) -> Iterator[None]:
     """Remove hidden files that a lost gang was writing; living ranks remove their own."""
     try:
         yield
-    except GroupFailedError:
+    except (GroupFailedError, GroupRecoveredError):
         remove_hidden(path, token)
         raise
 

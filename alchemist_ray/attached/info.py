@@ -120,6 +120,10 @@ class GangInfo:
         Free memory of its nodes; None if it was not asked for, or a node does not answer.
     reason : str
         Why it failed.
+    renewals : int
+        How often its ranks were started again, with their matrices.
+    last_loss : str
+        Why they were, the last time.
     """
 
     name: str
@@ -141,6 +145,8 @@ class GangInfo:
     libraries: tuple[str, ...] = ()
     free_nbytes: int | None = None
     reason: str = ""
+    renewals: int = 0
+    last_loss: str = ""
 
     @classmethod
     def of(cls, entry: Body) -> GangInfo:

@@ -27,6 +27,7 @@ from alchemist_ray.errors import (
     AlchemistError,
     CallTimeoutError,
     GroupFailedError,
+    GroupRecoveredError,
     from_failure,
 )
 from alchemist_ray.network import address_towards
@@ -216,7 +217,7 @@ def open_rank_channel(
         return None
     try:
         return RankChannel(serve, cancel, gang_address, timeout_s)
-    except GroupFailedError:
+    except (GroupFailedError, GroupRecoveredError):
         raise
     except (AlchemistError, OSError):
         return None

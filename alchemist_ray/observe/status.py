@@ -21,6 +21,7 @@ from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.errors import AlchemistError, SessionError
 from alchemist_ray.measures.logs import MANAGER, NodeLog
+from alchemist_ray.plural import counted
 from alchemist_ray.ray_access import catalogue
 from alchemist_ray.session.alchemist_session import AlchemistSession
 from alchemist_ray.session.trace import EARLIER_S
@@ -174,7 +175,13 @@ def table(found: Sequence[GangInfo]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
-    return "\n".join(lines) + "\n"
+    renewed = (
+        f"{gang.name}: its ranks were started again {counted(gang.renewals, 'time')}; the last "
+        f"time {gang.last_loss}"
+        for gang in found
+        if gang.renewals
+    )
+    return "\n".join([*lines, *renewed]) + "\n"
 
 
 def _row(gang: GangInfo) -> tuple[str, ...]:

@@ -182,8 +182,8 @@ def mpi_function(
     The first call starts a gang. It is reused by functions with the same options, and returns its
     CPUs after `idle_s` without a call, or when the program ends. If all gangs are busy, a call
     starts another one if the cluster has free CPUs; otherwise it waits for the gang with the
-    fewest queued calls. If a rank dies, its call raises `GroupFailedError`, and the next call
-    gets a new gang.
+    fewest queued calls. If a rank dies, its call raises `GroupRecoveredError`, and the
+    next call gets other ranks.
 
     Arguments and results are as in `AlchemistSession.run`; ObjectRefs, also inside of lists and
     dicts, become their values. Matrices are not supported, because the gang is temporary and

@@ -11,7 +11,6 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import ray
@@ -66,12 +65,11 @@ class Elastic:
                 pass  # others were faster
         return replace(request, workers=least)
 
-    def watch(self, request: GangRequest, nodes: Nodes) -> None:
-        """Have the gang grow, and leave nodes of this incarnation that are being taken away."""
+    def watch(self, request: GangRequest) -> None:
+        """Have the gang grow."""
         if request.bounds is None:
             return
-        least, most = request.bounds
-        nodes.leave = partial(self._leave, nodes, least)
+        _, most = request.bounds
         if self._growing is None:
             self._growing = self.begin(self._grow(request.options.each, most))
 
@@ -106,11 +104,12 @@ class Elastic:
                 if said != (said := str(error)):
                     sys.stderr.write(f"the gang does not grow; it is tried again later: {error}\n")
 
-    def _leave(self, nodes: Nodes, least: int, error: AlchemistError) -> bool:
+    def leave(self, request: GangRequest, nodes: Nodes, error: AlchemistError) -> bool:
         """Move to the other nodes, if they have CPUs for enough ranks."""
         address = self.address()
-        if address is None:
+        if address is None or request.bounds is None:
             return False
+        least, _ = request.bounds
         left = self.cpus.avoid(address.node_ids[error.facts["node"]])
         if left >= least:
             self.begin(self._move_away(nodes, error, left))

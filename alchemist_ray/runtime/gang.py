@@ -32,6 +32,7 @@ from alchemist_ray.cluster.actors import find_gang, result_of
 from alchemist_ray.cluster.driver import end_own_driver, find_driver
 from alchemist_ray.cluster.placement import alive_nodes
 from alchemist_ray.errors import (
+    NEXT_GANG,
     AlchemistError,
     CancelledError,
     GroupError,
@@ -48,11 +49,13 @@ from alchemist_ray.plural import counted
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.gang_measures import GangMeasures
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
+from alchemist_ray.runtime.commands.nodes import Nodes
 from alchemist_ray.runtime.elastic import Elastic
 from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import Incarnation
 from alchemist_ray.runtime.life import Life
+from alchemist_ray.runtime.recovery.adopting import adopt
 from alchemist_ray.runtime.recovery.rebuilding import Rebuilding
 from alchemist_ray.runtime.recovery.resizing import Resizing
 from alchemist_ray.runtime.recovery.snapshots import Snapshots
@@ -67,6 +70,7 @@ LEAVE_S = 0.2  # for answers that are under way
 AGENT_ANSWER_S = 4.0  # for the agent of a node that may be lost, or only busy
 MEMORY_ANSWER_S = 2.0  # for the agents to report their nodes' free memory
 QUOTA_INTERVAL_S = 1.0
+MOST_RENEWALS = 3  # without a command in between
 YIELDED = "the session released its workers (yield_workers)"
 
 log = logging.getLogger(__name__)
@@ -90,6 +94,8 @@ class Gang:
         While it has ranks.
     failures : int
         How often it was started again, or was tried to, since its launch.
+    renewals : int
+        How often its nodes have started their ranks again since its launch.
     """
 
     # From the launch on.
@@ -120,7 +126,9 @@ class Gang:
         )
         self._first_epoch = self.epoch = 0
         self.address: GangAddress | None = None
-        self.failures = 0
+        self.failures = self.renewals = 0
+        self._renewed_at = self._renewed_in_a_row = 0
+        self._last_loss = ""
         self._created = time.time()
         self._one_by_one = asyncio.Lock()
         self._one_resize = asyncio.Lock()
@@ -198,7 +206,8 @@ class Gang:
         self.request = request
         self._created = time.time()
         self._first_epoch = self.epoch = max(self.epoch, request.after) + 1
-        self.failures = 0
+        self.failures = self.renewals = 0
+        self._renewed_at = self._renewed_in_a_row = 0
         self._not_started = None
         self._why = "the program that owned the gang ended"
         self._watches = []
@@ -208,8 +217,7 @@ class Gang:
         gpus = request.options.gpus_per_worker
         self._measures = GangMeasures(label, request.owner, folder, gpus)
         self.dispatcher = Dispatcher(
-            self._on_failure,
-            self._on_orphaned,
+            self,
             lease_grace_s=request.options.lease_grace_s,
             stuck_timeout_s=request.options.stuck_timeout_s,
             recovers=request.options.max_failures > 0,
@@ -227,7 +235,7 @@ class Gang:
         return Incarnation(self._name, run, self.epoch, request, self.dispatcher, self._driver)
 
     def _begin_watches(self) -> None:
-        self._elastic.watch(self.request, self._now.nodes)
+        self._elastic.watch(self.request)
         self._watch(self._show_measures())
         self._watch(self._keep_quota())
         if self.request.options.max_failures:  # so that little has to be repeated
@@ -296,6 +304,8 @@ class Gang:
                 "idle_timeout_s": request.options.idle_timeout_s,
                 "nodes": self.nodes,
                 "failures": self.failures,
+                "renewals": self.renewals,
+                "last_loss": self._last_loss,
                 "reason": "" if self.failure is None else str(self.failure.args[0]),
                 **self.dispatcher.status(),
             }
@@ -417,8 +427,17 @@ class Gang:
 
     # --- lost ranks ---
 
-    def _on_failure(self, error: AlchemistError) -> bool:
-        """Ranks are lost; whether others are started."""
+    def ranks_lost(self, error: AlchemistError) -> None:
+        """See `DispatcherOwner`: the nodes start ranks again, which have their matrices."""
+        self._measures.lost(error)
+        self._last_loss = str(error.facts.get("happened", error.args[0]))
+        self.resizing.stop(error)
+        if self.state.has_ranks:
+            self._lost = error
+            self._life.enter(GangState.RECOVERING)
+
+    def nodes_lost(self, error: AlchemistError) -> bool:
+        """See `DispatcherOwner`: with `max_failures` the gang is started again."""
         self._measures.lost(error)
         for incarnation in filter(None, (self._now, self.resizing.next)):
             incarnation.remove_folder()  # now: if the owner is gone, Ray kills this actor next
@@ -428,10 +447,13 @@ class Gang:
         if not self.state.has_ranks or self.failures >= self.request.options.max_failures:
             self._fail()
             return False
-        self.failures += 1
         self._lost = error
         self._life.enter(GangState.RECOVERING)
         return True
+
+    def node_leaving(self, nodes: Nodes, error: AlchemistError) -> bool:
+        """See `NodesOwner`: an elastic gang moves to other nodes."""
+        return nodes is self._now.nodes and self._elastic.leave(self.request, nodes, error)
 
     def _fail(self) -> None:
         if self.state not in (GangState.FAILED, GangState.ENDING):
@@ -442,39 +464,73 @@ class Gang:
         self._leave_later(FAILED_KEPT_S)
         await self._clear(serve=True)
 
-    def _on_orphaned(self) -> None:
+    def orphaned(self) -> None:
         """The owner's program is gone, and Ray ends this actor next: end the gang."""
         self._kill(GroupFailedError("the program that owned the gang ended"))
 
     async def _recover(self) -> None:
-        """Start other ranks until that succeeds, or `max_failures` are used up."""
+        """Start ranks again until that succeeds, or there have been too many failures.
+
+        1. While the nodes are there, they start ranks, which have the matrices of those before.
+        2. Else the gang is started again, up to `max_failures` times, and its matrices rebuilt.
+        """
         error = self._lost
         await self.resizing.ended()
         while True:
             try:
-                await self._start_again(error)
+                restored = ""
+                if self._now.failure is None:
+                    await self._renew(error)
+                elif self.failures < self.request.options.max_failures:
+                    self.failures += 1
+                    restored = await self._start_again(error)
+                else:
+                    break
                 self._measures.note(events.RECOVERED, outcome="ok", result="started again")
+                self.dispatcher.go_on(restored)
                 return
             except AlchemistError as again:
                 error = again
             except Exception as again:  # whatever it is, callers wait for the gang
                 log.exception("an attempt to start gang %s again failed", self._name)
                 error = GroupFailedError(f"{type(again).__name__}: {again}")
-            if self.failures >= self.request.options.max_failures:
-                break
-            self.failures += 1
         words = "not started again: it has ended"
         self._measures.note(events.RECOVERED, outcome="failed", result=words)
         self._fail()
-        self.dispatcher.give_up(
-            GroupFailedError(
+        if self.request.options.max_failures:
+            error = GroupFailedError(
                 f"the gang was not started again, after {self.failures} failures (max_failures): "
                 f"{error.args[0]}",
                 **error.facts,
             )
-        )
+        self.dispatcher.give_up(error)
 
-    async def _start_again(self, error: AlchemistError) -> None:
+    async def _renew(self, error: AlchemistError) -> None:
+        """Have the nodes start ranks again, in the same memory. Raises `AlchemistError`."""
+        nodes = self._now.nodes
+        if nodes.last_round > self._renewed_at:  # a command has paid for the loss
+            self._renewed_in_a_row = 0
+        if self._renewed_in_a_row >= MOST_RENEWALS:
+            nodes.fail(
+                GroupFailedError(
+                    f"the ranks were lost {MOST_RENEWALS + 1} times without a command in between, "
+                    f"so the gang was ended; {NEXT_GANG}. The last time, "
+                    f"{error.facts.get('happened', error.args[0])}",
+                    **error.facts,
+                )
+            )
+        else:
+            self._renewed_in_a_row += 1
+            await nodes.clear()
+            self.renewals += 1
+            await nodes.start(self.request.options.start_timeout_s)
+            await adopt(self.dispatcher.commands)
+            self._renewed_at = nodes.last_round
+        if (failure := nodes.failure or nodes.lost) is not None:
+            raise failure.with_traceback(None)
+        self._life.enter(GangState.READY)
+
+    async def _start_again(self, error: AlchemistError) -> str:
         old, node_lost = self._now, await self._node_lost(error)
         await old.release()
         if node_lost:
@@ -483,15 +539,20 @@ class Gang:
         self.epoch += 1
         now = self._now = self._incarnation(self.request)
         address = await now.start(self.cpus, self._first_epoch, next_token(self._token))
-        self._elastic.watch(self.request, now.nodes)
         self.dispatcher.use(now.nodes)
         commands = self.dispatcher.commands
-        restored = await Rebuilding(commands, now.nodes, address).run()
+        try:
+            restored = await Rebuilding(commands, now.nodes, address).run()
+            if now.nodes.lost is not None:
+                raise now.nodes.lost.with_traceback(None)
+        except AlchemistError as lost:
+            now.nodes.fail(lost)  # a part of the matrices is of no use to other ranks
+            raise
         if now.failure is not None:
             raise now.failure
         self._life.enter(GangState.READY)
         self._moved_to(address)
-        self.dispatcher.go_on(restored)
+        return restored
 
     async def _node_lost(self, error: AlchemistError) -> bool:
         """Whether a node of the gang is gone, or is being taken away."""
@@ -559,7 +620,6 @@ class Gang:
         """Let the next incarnation take the place of the present one."""
         if new.failure is not None:
             raise new.failure
-        self._elastic.watch(new.request, new.nodes)
         self._now = new
         self.request = new.request
         self.dispatcher.use(new.nodes)

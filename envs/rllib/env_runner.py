@@ -21,14 +21,14 @@ from ray.tune import PlacementGroupFactory
 from alchemist_ray.arguments import checked_cpus, checked_gpus
 from alchemist_ray.attached.options import RankResources
 from alchemist_ray.cluster.placement import Reservation, within
-from alchemist_ray.errors import AlchemistError, GroupFailedError
+from alchemist_ray.errors import AlchemistError, GroupFailedError, GroupRecoveredError
 from envs.agents import Agent, AgentsByName, StepResult
 from envs.config import MAX_RESTARTS
 from envs.errors import EnvConfigError, GangLostError, RestartLimitError, SimulationError
 from envs.losses import DROPPED, EVENTS, Losses, RestartRate, in_this_process
 
 # Errors that a new environment may fix. Other errors of this package end the sampling.
-TRANSIENT = (SimulationError, GangLostError, GroupFailedError)
+TRANSIENT = (SimulationError, GangLostError, GroupFailedError, GroupRecoveredError)
 SPANNING = "spanning"  # the placement of a gang in bundles that are appended to the trial's
 ASK_TIMEOUT_S = 10.0
 NO_RUNNER_S = 120.0  # longer than Ray needs to restart a runner with its gang

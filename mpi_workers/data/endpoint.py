@@ -6,8 +6,9 @@ PUT and GET stream the node's share of a region, in one frame. A JVM on the same
 socket: it learns by SAME_NODE that it is there, and maps the ranks' memory by its path below
 ``/proc``.
 
-The proxy starts it, and the gang ends with it. When a rank is gone the endpoint hangs up on all
-clients: the rank's memory would stay writable.
+The proxy starts it. It runs no code of users, and outlives the ranks: it has the descriptors of
+their memory (`mpi_workers.data.keeping`), so that a rank that has ended is started again with its
+matrices. Transfers wait for that, and go on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
-import select
 import signal
 import socket
 import threading
@@ -26,6 +26,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from mpi_workers.data.keeping import ROLE
 from mpi_workers.data.loans import Loan, NodeMemory, NodeProof, full
 from mpi_workers.data.streams import Order, Share, move_stream
 from mpi_workers.deadlines import STALL_TIMEOUT_S
@@ -60,19 +61,18 @@ class DataEndpoint:
     token : str
         The gang's secret; every peer must prove that it knows it.
     ranks : range
-        The ranks of this node, each of which connects to the Unix socket.
+        The ranks of this node, each of which connects to the Unix socket, twice.
     """
 
     def __init__(self, listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
         self._memory = NodeMemory(ranks)
         self._proof = NodeProof()
-        self._lost: int | None = None
         self._clients: set[Connection] = set()
         self._lock = threading.Lock()
         welcome = {"ranks": [ranks.start, ranks.stop]}
         known = partial(authenticate, token=token, welcome=welcome)
         self._acceptor = Acceptor(
-            listeners, known, self._serve, keepalive=sockets.DATA, expected=len(ranks)
+            listeners, known, self._serve, keepalive=sockets.DATA, expected=2 * len(ranks)
         )
 
     def serve(self) -> None:
@@ -83,8 +83,10 @@ class DataEndpoint:
         connection, fields = peer
         try:
             if fields.get("role") == "rank":
-                rank = self._memory.join(fields.get("rank"), connection)
-                self._watch(rank, connection)
+                self._memory.join(fields.get("rank"), connection)
+                return
+            if fields.get("role") == ROLE:
+                self._memory.kept(fields.get("rank"), connection).serve(connection)
                 return
             self._admit(connection)
         except Failure as failure:
@@ -102,21 +104,9 @@ class DataEndpoint:
 
     def _admit(self, connection: Connection) -> None:
         with self._lock:
-            if self._lost is not None:
-                raise Failure("TransferError", f"rank {self._lost} has ended", rank=self._lost)
             if len(self._clients) >= MAX_PEERS:
                 raise full(f"has {MAX_PEERS} clients, its limit")
             self._clients.add(connection)
-
-    def _watch(self, rank: int, connection: Connection) -> None:
-        """Wait until a rank has ended; then hang up on all clients."""
-        poller = select.poll()
-        poller.register(connection.sock, select.POLLRDHUP)
-        poller.poll()
-        with self._lock:
-            self._lost = rank
-            for connection in self._clients:
-                connection.hang_up()
 
 
 class _InParts:
@@ -322,8 +312,6 @@ def _is_int(value: object) -> TypeGuard[int]:
 
 def main(listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
     """Run the data endpoint in a process of its own. Does not return."""
-    if not outlive_sigterm():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    outlive_sigterm()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     DataEndpoint(listeners, token, ranks).serve()

@@ -5,10 +5,12 @@ asks for a matrix and begins a loan: the memory is not recycled before UNMAP end
 counts the elements that UNMAP reports as written. Memory that a lost process may still write is
 never used again.
 
-The endpoint (`NodeMemory`) borrows for its clients. A JVM (Java 8 has no Unix sockets) maps the
-ranks' memory by its path below ``/proc``. On another node, or in another container, the path may
-exist and be another file: a client first reads the nonce from a file of the endpoint (`NodeProof`).
-The file has no name, and ends with the process.
+The endpoint (`NodeMemory`) borrows for its clients. If a rank is started again, loans go on: the
+endpoint repeats them at its next process, and requests wait for it.
+
+A JVM (Java 8 has no Unix sockets) maps the ranks' memory by its path below ``/proc``. On another
+node, or in another container, the path may exist and be another file: a client first reads the
+nonce from a file of the endpoint (`NodeProof`). The file has no name, and ends with the process.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import itertools
 import os
 import reprlib
 import secrets
+import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,21 +28,19 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mpi_workers.data.keeping import TABLE, KeptMemory, RankKeeper, Segment
 from mpi_workers.deadlines import STALL_TIMEOUT_S
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import RankPart
 from mpi_workers.matrix.layout import Distribution
-from mpi_workers.matrix.mapping import SharedMapping
+from mpi_workers.matrix.memory import MemoryBlock
 from mpi_workers.matrix.storage import Entry, Storage
+from mpi_workers.matrix.table import MatrixTable, rows
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Frame, Kind
 
-# Segments of a rank that stay mapped for the next transfer. Those that the rank has released since
-# hold no pages (`Segment.release` in `matrix.memory`).
-MAX_SEGMENTS = 16
 NONCE_BYTES = 16
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ T = TypeVar("T")
 
 
 class RankMemory:
-    """Lends a rank's storage to the data endpoint of its node.
+    """Lends a rank's storage to the data endpoint of its node, which keeps its memory.
 
     Parameters
     ----------
@@ -58,6 +59,11 @@ class RankMemory:
         The gang's secret.
     endpoint : str
         Address of the endpoint: a Unix socket.
+    ranks : int
+        Ranks of the node.
+    first : int
+        The first number of a segment of this process. 0: this is the rank's first process. Else
+        there was another one, and `adopt` is the first command.
 
     Raises
     ------
@@ -65,84 +71,97 @@ class RankMemory:
         If the endpoint cannot be reached.
     """
 
-    def __init__(self, storage: Storage, token: str, endpoint: str) -> None:
-        fields = {"role": "rank", "rank": storage.rank}
-        self._connection, _ = connect(endpoint, token, fields, take_fds=False)
-        self._storage = storage
+    def __init__(
+        self, storage: Storage, token: str, endpoint: str, *, ranks: int = 1, first: int = 0
+    ) -> None:
+        self._storage, self._first = storage, first
+        self._endpoint = endpoint, token
+        self._keeper = storage.pool.keeper = RankKeeper(storage.rank, token, endpoint, ranks)
+        storage.table = MatrixTable()
         # With whether it may be written. The entry keeps its block from being recycled.
         self._loans: dict[int, tuple[Entry, bool]] = {}
-        threading.Thread(target=self._serve, daemon=True).start()
+        if not first:
+            self._keeper.keep_table(storage.table.fd)
+            self._lend()
 
-    def _serve(self) -> None:
+    def adopt(self, idents: Iterable[int]) -> list[int]:
+        """Have these matrices of the rank's process before, and lend; those that are not there."""
+        wanted, pool = set(idents), self._storage.pool
+        assert self._storage.table is not None
+        table = self._keeper.held([TABLE]).get(TABLE)
+        found = [] if table is None else [row for row in rows(table) if row.ident in wanted]
+        blocks: dict[int, MemoryBlock] = {}
+        held = self._keeper.held(list({row.about["segment"] for row in found}))
+        for row in found:
+            number = row.about["segment"]
+            if number in held and number not in blocks:
+                blocks[number] = pool.adopt(number, held[number], row.about["nbytes"])
+            if number in blocks:  # matrices may share memory
+                self._storage.adopt(row, blocks[number])
+                wanted.discard(row.ident)
+        self._keeper.keep_table(self._storage.table.fd, self._first, blocks)
+        if table is not None:
+            os.close(table)
+        self._lend()
+        return sorted(wanted)
+
+    def _lend(self) -> None:
+        fields = {"role": "rank", "rank": self._storage.rank}
+        address, token = self._endpoint
+        connection, _ = connect(address, token, fields, take_fds=False)
+        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
         try:
             while True:
-                frame = self._connection.recv()
+                frame = connection.recv()
                 try:
                     if frame.kind == Kind.MAP:
-                        self._map(frame.body)
+                        self._map(connection, frame.body)
                     else:
-                        self._unmap(frame.body)
+                        self._unmap(connection, frame.body)
                 except Failure as failure:
-                    self._connection.send(Kind.REFUSED, failure.to_map())
+                    connection.send(Kind.REFUSED, failure.to_map())
         except (frames.WireError, OSError):
             pass  # the endpoint is gone: the gang ends
         finally:
             for entry, write in self._loans.values():
                 if write:
-                    entry.matrix.block.taint()
+                    self._storage.taint(entry)
             self._loans.clear()
-            self._connection.close()
+            connection.close()
 
-    def _map(self, body: Body) -> None:
+    def _map(self, connection: Connection, body: Body) -> None:
         entry = self._storage.entry(body["matrix"])
-        if body["write"] and entry.sealed:
+        if body["write"] and entry.sealed and not body["again"]:
             raise Failure(
                 "TransferError", f"matrix {body['matrix']} is complete and accepts no more data"
             )
         if not body["write"]:
             self._storage.sealed(body["matrix"])
         matrix = entry.matrix
-        segment = matrix.block.segment
         reply = {
-            "segment": segment.id,
-            "nbytes": segment.nbytes,
+            "segment": matrix.block.segment.id,
             "shape": list(matrix.shape),
             "layout": matrix.layout,
             "grid": list(matrix.grid),
             "dtype": matrix.dtype.name,
         }
         self._loans[body["loan"]] = entry, body["write"]
-        self._connection.send(Kind.MAP, reply, fds=[segment.fd])
+        connection.send(Kind.MAP, reply)
 
-    def _unmap(self, body: Body) -> None:
+    def _unmap(self, connection: Connection, body: Body) -> None:
         """End a loan; `tainted`: a process that is lost may still write."""
-        entry, write = self._loans.pop(body["loan"])
-        if body["tainted"] and write:
-            entry.matrix.block.taint()
-        self._storage.count(entry, body["written"])
+        entry, write = self._loans.pop(body["loan"], (None, False))
+        if entry is not None:  # else its matrix was freed when the rank was started again
+            if body["tainted"] and write:
+                self._storage.taint(entry)
+            self._storage.count(entry, body["written"], body["loan"])
         del entry  # before the reply: a free may follow it
-        self._connection.send(Kind.SYNC)
+        connection.send(Kind.SYNC)
 
 
 # --- the endpoint borrows ---
-
-
-class Segment:
-    """A rank's memory: its descriptor, and its mapping once a stream needs it."""
-
-    def __init__(self, number: int, fd: int, nbytes: int) -> None:
-        self.number = number
-        self.fd = fd
-        self.nbytes = nbytes
-        self._mapping: SharedMapping | None = None
-
-    def array(self) -> NDArray[np.uint8]:
-        if self._mapping is None:
-            self._mapping = SharedMapping(self.fd, self.nbytes)
-        return self._mapping.array()
-
-    def __del__(self) -> None:
-        os.close(self.fd)
 
 
 @dataclass(slots=True, eq=False)
@@ -157,6 +176,7 @@ class Loan:
 
     rank: int
     number: int
+    matrix: object
     write: bool
     segment: Segment
     distribution: Distribution
@@ -177,40 +197,95 @@ class Loan:
 
 
 class RankLink:
-    """The connection of one rank, which has dialled the endpoint."""
+    """A rank's connection, which the rank dials; of the next process of the rank when one ends.
 
-    def __init__(self, rank: int, connection: Connection) -> None:
-        connection.take_fds = True
+    Attributes
+    ----------
+    lock : Lock
+        One request at a time.
+    open : dict of int to Loan
+        Loans that have not ended, by number.
+    """
+
+    def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.connection = connection
-        self.segments: dict[int, Segment] = {}  # by number, oldest use first
-        self.lock = threading.Lock()  # one request at a time
+        self.lock = threading.Lock()
+        self.open: dict[int, Loan] = {}
+        self._connection: Connection | None = None
+        self._silent = False  # its process lives, and has not answered in time
+        self._next: Connection | None = None  # of a process that has just dialled
+        self._dialled = threading.Condition()
 
-    @contextlib.contextmanager
-    def attributed(self) -> Iterator[None]:
-        """Connection errors within the context become a `Failure`: the rank is gone."""
-        try:
-            yield
-        except (frames.WireError, OSError) as error:
-            self.connection.hang_up()  # an answer that comes later belongs to no request
-            words = f"the transfer with rank {self.rank} failed: {error}"
-            raise Failure("TransferError", words, rank=self.rank) from error
+    def join(self, connection: Connection) -> None:
+        """A process of the rank has dialled. Raises `Failure` if the one before it lives."""
+        with self._dialled:
+            before = self._next or self._connection
+            if before is not None and not _hung_up(before):
+                raise Failure("AuthError", f"rank {self.rank} is connected already")
+            self._next = connection
+            self._dialled.notify_all()
 
-    def take(self, frame: Frame) -> Segment | None:
-        """The segment that a MAP describes; None if this process has too many open files."""
-        number = frame.body["segment"]
-        segment = self.segments.pop(number, None)
-        if segment is not None:
-            for fd in frame.fds:
-                os.close(fd)
-        elif frame.fds:
-            segment = Segment(number, frame.fds[0], frame.body["nbytes"])
-        else:
-            return None
-        self.segments[number] = segment
-        while len(self.segments) > MAX_SEGMENTS:
-            self.segments.pop(next(iter(self.segments)))
-        return segment
+    def send(self, kind: Kind, body: Body, deadline: float) -> None:
+        """Send a request, again if the process of the rank ends meanwhile. Raises `Failure`."""
+        while True:
+            try:
+                self._connected(deadline).send(kind, body)
+                return
+            except (frames.WireError, OSError):
+                self._lost()
+
+    def answer(self, kind: Kind, body: Body, reply: Kind, deadline: float) -> Frame:
+        """The answer to a request that was sent. Raises `Failure`: it is refused, or too late."""
+        while True:
+            try:
+                if self._connection is None:
+                    raise frames.ConnectionLost("the rank has ended")
+                return self._connection.expect(reply, max(0.001, deadline - time.monotonic()))
+            except TimeoutError as error:
+                self._silent = True
+                self._lost()  # an answer that comes later belongs to no request
+                raise self._failed(str(error)) from error
+            except (frames.WireError, OSError):
+                self._lost()
+                self.send(kind, body, deadline)
+
+    def _lost(self) -> None:
+        if self._connection is not None:
+            self._connection.hang_up()
+            self._connection.close()
+            self._connection = None
+
+    def _failed(self, why: str) -> Failure:
+        words = f"the transfer with rank {self.rank} failed: {why}"
+        return Failure("TransferError", words, rank=self.rank)
+
+    def _connected(self, deadline: float) -> Connection:
+        """The connection; of a further process, when it has the loans of the one before."""
+        with self._dialled:
+            while self._next is None and self._connection is None:
+                left = deadline - time.monotonic()
+                if self._silent or not self._dialled.wait(max(0.0, left)):
+                    raise self._failed("it has ended, or does not answer")
+            dialled, self._next = self._next, None
+        if dialled is not None:
+            self._lost()
+            self._connection, self._silent = dialled, False
+            for loan in self.open.values():
+                body = {"matrix": loan.matrix, "write": loan.write, "loan": loan.number}
+                dialled.send(Kind.MAP, {**body, "again": True})
+                with contextlib.suppress(Failure):  # it was freed
+                    dialled.expect(Kind.MAP, max(0.001, deadline - time.monotonic()))
+        assert self._connection is not None
+        return self._connection
+
+
+def _hung_up(connection: Connection) -> bool:
+    """Whether the process at the other end of a Unix socket has ended."""
+    if connection.sock.fileno() < 0:
+        return True
+    poller = select.poll()
+    poller.register(connection.sock, select.POLLRDHUP)
+    return bool(poller.poll(0))
 
 
 def full(problem: str) -> Failure:
@@ -232,19 +307,22 @@ class NodeMemory:
 
     def __init__(self, ranks: range) -> None:
         self.ranks = ranks
-        self._links: dict[int, RankLink] = {}
-        self._joining = threading.Lock()
+        self._links = {rank: RankLink(rank) for rank in ranks}
+        self._kept = {rank: KeptMemory() for rank in ranks}
         self._numbers = itertools.count(1)
 
-    def join(self, rank: object, connection: Connection) -> int:
-        """A rank has connected; its number. Raises `Failure` if none of that is expected."""
+    def _rank(self, rank: object, connection: Connection) -> int:
         if type(rank) is not int or rank not in self.ranks or not connection.unix:
             raise Failure("AuthError", f"no rank {reprlib.repr(rank)} is expected here")
-        with self._joining:
-            if rank in self._links:
-                raise Failure("AuthError", f"rank {rank} is connected already")
-            self._links[rank] = RankLink(rank, connection)
         return rank
+
+    def join(self, rank: object, connection: Connection) -> None:
+        """A process of a rank lends its memory. Raises `Failure` if none of that is expected."""
+        self._links[self._rank(rank, connection)].join(connection)
+
+    def kept(self, rank: object, connection: Connection) -> KeptMemory:
+        """The memory of a rank of which a process has connected. Raises as `join`."""
+        return self._kept[self._rank(rank, connection)]
 
     def chosen(self, value: object) -> list[int]:
         """The ranks that a request names; all, if it names none. Raises `Failure`."""
@@ -266,20 +344,23 @@ class NodeMemory:
         numbers = dict(zip(ranks, self._numbers, strict=False))
 
         def request(link: RankLink) -> Body:
-            return {"matrix": matrix, "write": write, "loan": numbers[link.rank]}
+            number = numbers[link.rank]
+            return {"matrix": matrix, "write": write, "loan": number, "again": False}
 
-        def lent(link: RankLink, frame: Frame) -> Loan:
-            body, segment = frame.body, link.take(frame)
+        def lent(link: RankLink, frame: Frame, deadline: float) -> Loan:
+            body, number = frame.body, numbers[link.rank]
+            segment = self._kept[link.rank].segment(body["segment"])
             if segment is None:
-                with link.attributed():
-                    unused = {"loan": numbers[link.rank], "written": 0, "tainted": False}
-                    link.connection.send(Kind.UNMAP, unused)
-                    link.connection.expect(Kind.SYNC, STALL_TIMEOUT_S)
+                unused = {"loan": number, "written": 0, "tainted": False}
+                link.send(Kind.UNMAP, unused, deadline)
+                link.answer(Kind.UNMAP, unused, Kind.SYNC, deadline)
                 raise full("has too many open files")
             shape, grid = tuple(body["shape"]), tuple(body["grid"])
             distribution = Distribution(body["layout"], shape, grid)
             dtype = np.dtype(body["dtype"])
-            return Loan(link.rank, numbers[link.rank], write, segment, distribution, dtype)
+            loan = Loan(link.rank, number, matrix, write, segment, distribution, dtype)
+            link.open[number] = loan
+            return loan
 
         loans, failure = self._exchange(ranks, Kind.MAP, request, Kind.MAP, lent)
         if failure is not None:
@@ -304,7 +385,12 @@ class NodeMemory:
                 loan = turn[link.rank]
                 return {"loan": loan.number, "written": loan.written, "tainted": tainted}
 
-            _, lost = self._exchange(turn, Kind.UNMAP, request, Kind.SYNC, lambda *_: None)
+            def ended(
+                link: RankLink, frame: Frame, deadline: float, turn: dict[int, Loan] = turn
+            ) -> None:
+                del link.open[turn[link.rank].number]
+
+            _, lost = self._exchange(turn, Kind.UNMAP, request, Kind.SYNC, ended)
             failure = failure or lost
         if failure is not None:
             raise failure
@@ -315,7 +401,7 @@ class NodeMemory:
         kind: Kind,
         request: Callable[[RankLink], Body],
         reply: Kind,
-        answered: Callable[[RankLink, Frame], T],
+        answered: Callable[[RankLink, Frame, float], T],
     ) -> tuple[list[T], Failure | None]:
         """Ask ranks, all at once: what follows from their answers, and the first failure."""
         found: list[T] = []
@@ -324,17 +410,14 @@ class NodeMemory:
             asked = []
             for link in links:
                 try:
-                    with link.attributed():
-                        link.connection.send(kind, request(link))
+                    link.send(kind, request(link), deadline)
                     asked.append(link)
                 except Failure as lost:
                     failure = failure or lost
             for link in asked:
-                left = max(0.001, deadline - time.monotonic())
                 try:
-                    with link.attributed():
-                        frame = link.connection.expect(reply, left)
-                    found.append(answered(link, frame))
+                    frame = link.answer(kind, request(link), reply, deadline)
+                    found.append(answered(link, frame, deadline))
                 except Failure as refused:
                     failure = failure or refused
         return found, failure
@@ -347,11 +430,7 @@ class NodeMemory:
         """
         with contextlib.ExitStack() as held:
             for rank in sorted(ranks):  # in one order: two requests never wait for each other
-                link = self._links.get(rank)
-                if link is None:
-                    words = f"rank {rank} has not connected to its data endpoint"
-                    raise Failure("TransferError", words)
-                held.enter_context(link.lock)
+                held.enter_context(self._links[rank].lock)
             yield [self._links[rank] for rank in ranks], time.monotonic() + STALL_TIMEOUT_S
 
 

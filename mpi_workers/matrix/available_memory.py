@@ -144,6 +144,7 @@ def _fields(path: Path) -> dict[str, int]:
         return {}
 
 
+ALLOCATIONS = "allocations"  # in the gang's folder
 RETRY_S = 0.005  # between looks while other ranks allocate
 WAIT_S = 60.0  # for the allocations of other ranks to end
 ROOM_S = 0.5  # for other ranks to return idle memory
@@ -162,7 +163,7 @@ class NodeAllocations:
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(folder / "allocations", flags, 0o600)
+        self._fd = os.open(folder / ALLOCATIONS, flags, 0o600)
         os.ftruncate(self._fd, 8 * (size + 1))
         words = np.frombuffer(mmap.mmap(self._fd, 8 * (size + 1)), np.int64)
         self._nbytes, self._shortages = words[:size], words[size:]  # by rank; a counter

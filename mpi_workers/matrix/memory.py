@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,24 +38,44 @@ SHORTAGE_POLL_S = 0.1  # while there is idle memory
 _ids = itertools.count(1)
 
 
+def number_segments(first: int) -> None:
+    """Give the segments of this process numbers from `first` on.
+
+    Clients keep mappings by rank and number, so ranks that are started again use others.
+    """
+    global _ids
+    _ids = itertools.count(first)
+
+
 class Segment:
-    """Mapped memory with all its pages present: a memfd, or private to this process."""
+    """Mapped memory: a memfd, or private to this process.
+
+    Parameters
+    ----------
+    nbytes : int
+    shared : bool
+        Whether it is a memfd. All pages of new memory are present.
+    held : (int, int), optional
+        Number and file descriptor of a segment of a rank that has ended, which becomes this one.
+    """
 
     __slots__ = ("fd", "id", "memory", "nbytes", "pid", "tainted", "unpin")
 
-    def __init__(self, nbytes: int, *, shared: bool) -> None:
-        self.id = next(_ids)
+    def __init__(self, nbytes: int, *, shared: bool, held: tuple[int, int] | None = None) -> None:
+        self.id, self.fd = (next(_ids), -1) if held is None else held
         self.pid = os.getpid()
         self.nbytes = max(PAGE, -(-nbytes // PAGE) * PAGE)
         self.tainted = False
         self.unpin: Callable[[], object] | None = None  # if a GPU's driver knows the pages
-        self.fd = -1
+        if held is not None:
+            self.memory: SharedMapping | PrivateMapping = SharedMapping(self.fd, self.nbytes)
+            return
         try:
             # The allocation would succeed and trigger the OOM killer later.
             if self.nbytes > UNCHECKED_BYTES and self.nbytes > available_bytes():
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             if not shared:
-                self.memory: SharedMapping | PrivateMapping = PrivateMapping(self.nbytes)
+                self.memory = PrivateMapping(self.nbytes)
                 return
             self.fd = os.memfd_create("alchemist", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, self.nbytes)
@@ -118,9 +138,15 @@ class MemoryBlock:
         """The bytes as a Fortran-ordered matrix of `shape`."""
         return self.array().view(dtype).reshape(shape, order="F")
 
-    def taint(self) -> None:
-        """Never recycle this segment: another process may still write into it."""
-        self.segment.tainted = True
+
+class Keeper(Protocol):
+    """Has the file descriptors of a pool's segments, which outlive this process then."""
+
+    def keep(self, segment: Segment) -> None:
+        """A segment has been made. Raises `Failure` (ResourceError) if there are too many."""
+
+    def drop(self, number: int) -> None:
+        """A segment has been returned to the system."""
 
 
 class Pool:
@@ -134,6 +160,10 @@ class Pool:
         Whether other processes may map the segments (by file descriptor).
     shortages : callable() -> int, optional
         A counter of requests to return all idle memory.
+
+    Attributes
+    ----------
+    keeper : Keeper or None
     """
 
     def __init__(
@@ -141,6 +171,7 @@ class Pool:
     ) -> None:
         self.keep_bytes = keep_bytes
         self.shared = shared
+        self.keeper: Keeper | None = None
         self._shortages = shortages
         self._lock = threading.Lock()
         self._idle: dict[Segment, float] = {}  # when they came back, oldest first
@@ -167,6 +198,31 @@ class Pool:
         created = segment is None
         if segment is None:  # without the lock: page faults take long
             segment = Segment(nbytes, shared=self.shared)
+            self._keep(segment)
+        return self._lend(segment, nbytes, created=created)
+
+    def adopt(self, number: int, fd: int, nbytes: int) -> MemoryBlock:
+        """A block of `nbytes` in a segment of a rank that has ended, with its elements.
+
+        Raises
+        ------
+        OSError
+            If it is smaller, or cannot be mapped.
+        """
+        there = os.fstat(fd).st_size
+        if nbytes > there:
+            raise OSError(errno.EINVAL, f"segment {number} has {there} bytes, not {nbytes}")
+        return self._lend(Segment(there, shared=True, held=(number, fd)), nbytes, created=True)
+
+    def _keep(self, segment: Segment) -> None:
+        if self.keeper is not None:
+            try:
+                self.keeper.keep(segment)
+            except Failure:
+                segment.release()
+                raise
+
+    def _lend(self, segment: Segment, nbytes: int, *, created: bool) -> MemoryBlock:
         with self._lock:
             self._count += created
             if segment.nbytes > UNCHECKED_BYTES:
@@ -241,6 +297,8 @@ class Pool:
         del self._idle[segment]
         self._count -= 1
         segment.release()
+        if self.keeper is not None:
+            self.keeper.drop(segment.id)
 
     def _start_trimmer(self) -> None:
         if self._trimmer is None or not self._trimmer.is_alive():
@@ -273,7 +331,7 @@ class Pool:
     def after_fork(self) -> None:
         """In a forked child: another thread of the parent may have held the lock."""
         self._lock = threading.Lock()
-        self._trimmer = None
+        self._trimmer = self.keeper = None
         if self.shared:  # its segments are the parent's: releasing one would clear the parent's
             self._idle.clear()
             self._returned.clear()

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 
+from mpi_workers.matrix.available_memory import ALLOCATIONS
 from mpi_workers.waits.interruption import InterruptWord
 from mpi_workers.wire.pmi import segment_names
 from mpi_workers.wire.sockets import boot_id
@@ -33,6 +34,7 @@ SHM = Path("/dev/shm")
 BOOT_ID_LENGTH = 8  # characters of it in names: a Unix socket's path has at most 107 bytes
 SEGMENTS = "segments"  # a folder: an empty file for each name in /dev/shm
 PID = "pid"  # kuberay/ knows this name
+PID_FILE = "pid-"  # with a pid: a process of a rank that its proxy has not forked
 # MPICH and UCX create these briefly, until all ranks of the node have mapped them. Their names do
 # not tell the gang.
 TRANSIENT = ("mpich_shar_tmp*", "ucx_shm_posix_*")
@@ -113,6 +115,13 @@ class GangFolder(PrivateFolder):
     def unlink_segments(self) -> None:
         """Remove MPICH's names from /dev/shm. Mapped memory stays mapped."""
         _unlink(segments_in(self.path))
+
+    def clear(self) -> None:
+        """Remove what ranks that have ended have left: numbers, names and pids."""
+        self.word.clear()
+        forget_segments(self.path, segments_in(self.path))
+        for path in (self.path / ALLOCATIONS, *self.path.glob(f"{PID_FILE}*")):
+            path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the folder, and the gang's names in /dev/shm."""

@@ -54,6 +54,10 @@ class Replies:
         What rank 0 returned, and the matrices that every rank made.
     floating : int
         NumPy's flags of floating-point errors on any rank.
+    gone : set of int
+        Matrices that a rank which was started again does not have any more.
+    renew : bool
+        Whether a rank asks that all ranks are started again after the command.
     """
 
     def __init__(self) -> None:
@@ -63,6 +67,8 @@ class Replies:
         self.value: Any = None
         self.matrices: list[Any] | None = None
         self.floating = 0
+        self.gone: set[int] = set()
+        self.renew = False
 
     def add(self, reply: Body, sender: str) -> None:
         """Add a reply; `sender`: for messages."""
@@ -72,6 +78,8 @@ class Replies:
         for place, ranks in reply.get("places", {}).items():
             self.places.setdefault(place, []).extend(ranks)
         self.floating |= reply.get("floating", 0)
+        self.gone.update(reply.get("gone", ()))
+        self.renew = self.renew or reply.get("renew", False)
         if "value" in reply:
             self.value = reply["value"]
         if errors or "places" in reply:
@@ -93,6 +101,7 @@ class Replies:
         found = {
             "errors": self.errors[:ERRORS_SENT], "failed": self.failed, "places": places,
             "floating": self.floating, "matrices": self.matrices,
+            "gone": sorted(self.gone), "renew": self.renew,
         }  # fmt: skip
         reply = {name: value for name, value in found.items() if value}
         return reply if self.value is None else {**reply, "value": self.value}
@@ -138,6 +147,10 @@ class CommandRelay:
     def close(self) -> None:
         """Send no more signals: the ranks are exiting."""
         self._closed = True
+
+    def clear(self) -> None:
+        """The ranks have ended: no command is under way."""
+        self._pending.clear()
 
     def relay(self, body: Body, encoded: bytes) -> None:
         """Send a command's frame to all ranks (`RankLoop.run`)."""

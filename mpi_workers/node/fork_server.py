@@ -79,8 +79,6 @@ def main(agent: Connection[Any, Any], run_proxy: RunProxy) -> None:
 
 
 def _run(run_proxy: RunProxy, plan: GangPlan, node: int, reason: int) -> None:
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         run_proxy(plan, node)
     except Exception as error:

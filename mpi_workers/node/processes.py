@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import glob
 import json
 import os
@@ -32,7 +33,7 @@ from mpi_workers.data import endpoint
 from mpi_workers.failures import describe_status
 from mpi_workers.matrix.available_memory import MEMBERSHIP, MOUNT, MemoryCgroup
 from mpi_workers.matrix.sizes import readable
-from mpi_workers.node.cleanup import PREFIX
+from mpi_workers.node.cleanup import PID_FILE, PREFIX
 from mpi_workers.node.rank_output import LAUNCHER, RankOutput, rank_pipe
 from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, RankConfig, Start
 from mpi_workers.wire.asynchronous import FrameProtocol
@@ -178,7 +179,6 @@ class OomWatch:
 
 
 RANK_FILE = "rank.json"  # in a proxy's folder: the configuration of ranks that it has not forked
-PID_FILE = "pid-"  # in that folder too, with a pid: a process of such a rank
 LEAVE_S = 2.0  # time limit for a launcher of many nodes to end its ranks there
 
 
@@ -266,7 +266,7 @@ class LocalRanks:
     def start(
         self, config: RankConfig, folder: Path, run_rank: Callable[[RankConfig], None]
     ) -> None:
-        """Start the ranks, before this process has an event loop: forks must not inherit one."""
+        """Start the ranks, also after `end`. Call it in the main thread."""
         self._folder = folder
         if self._start is None:
             for process in self.by_rank.values():
@@ -274,6 +274,8 @@ class LocalRanks:
             return
         for rank in self.by_rank:
             for stream in (STDOUT, STDERR):
+                if (rank, stream) in self.output.pipes:
+                    continue
                 path = rank_pipe(folder, rank, stream)
                 os.mkfifo(path, 0o600)
                 self.output.pipes[rank, stream] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -381,7 +383,20 @@ class LocalRanks:
             known |= descendants([self.starter.pid])
         return known
 
-    def kill(self) -> None:
+    def end(self) -> None:
+        """End the ranks, so that they can be started again; the data endpoint goes on."""
+        self.kill(spared=[self.endpoint.pid])
+        for process in (*self.by_rank.values(), self.starter):
+            if process.pidfd is not None:
+                os.close(process.pidfd)
+        for sock in self.pmi.values():
+            sock.close()
+        self.pmi.clear()
+        self.output.end(kept=not self.forked)
+        self.by_rank.update({rank: RankProcess(rank) for rank in self.by_rank})
+        self.starter = WatchedProcess()
+
+    def kill(self, spared: Collection[int] = ()) -> None:
         """Kill the ranks and all their descendants, and wait until they have ended."""
         farewell = self._start is not None and self._start.across_nodes and self.starter.pid
         if farewell and _reap(self.starter) is None:
@@ -391,7 +406,7 @@ class LocalRanks:
         deadline = time.monotonic() + LEAVE_S
         while farewell and _reap(self.starter) is None and time.monotonic() < deadline:
             time.sleep(REAP_INTERVAL_S)
-        end_descendants()
+        end_descendants(spared)
 
 
 def fork(run: Callable[[], None], *kept: int, farewell: int | None = signal.SIGKILL) -> int:
@@ -406,6 +421,10 @@ def fork(run: Callable[[], None], *kept: int, farewell: int | None = signal.SIGK
     try:
         if farewell is not None:
             die_with_parent(parent, farewell)
+        gc.freeze()  # the end of a parent's object would close a descriptor of this process
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         close_all_but(0, 1, 2, *kept)
         if random := sys.modules.get("numpy.random"):
             random.seed()  # as in a process of its own: all ranks would draw the same numbers

@@ -4,6 +4,10 @@ It starts the node's ranks (forked from a warm interpreter, or by a site's launc
 with them, relays commands and combined replies, and notices when a rank ends. When its connection
 to the GroupManager breaks, it kills the ranks and removes the gang's files.
 
+When a rank has ended, the GroupManager has all ranks of the gang renewed: every proxy ends its
+ranks (`clear`), and starts others when all have done so (`start`). These have the matrices from the
+data endpoint, which goes on.
+
 Its main thread starts the ranks and does not end, so that the kernel kills them when it dies
 (PDEATHSIG).
 """
@@ -17,6 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import uvloop
@@ -41,7 +46,7 @@ from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, listen, open_connection
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
 from mpi_workers.wire.names import STDERR
-from mpi_workers.wire.pmi import PmiNode, process_mapping
+from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
 LEAVE_GRACE_S = 20.0  # time limit for a gang to leave a node that is taken away (pods have 30 s)
 HELLO_FIELDS = ("rank", "size", "pid", "hostname", "mpi", "gpus")
@@ -62,17 +67,10 @@ class Proxy:
         self._ranks = self._local.by_rank
         self._relay = CommandRelay(node, self._ranks, self._folder.word, self)
         self._manager: FrameProtocol | None = None
-        self._pmi = PmiNode(
-            plan.kvs_name,
-            plan.size,
-            list(self._ranks),
-            process_mapping(plan.counts),
-            send=self._to_pmi,
-            barrier=lambda puts: self.send_event("pmi_barrier", puts=puts),
-            abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
-            say=self._say,
-        )
-        self._pmi_input = {rank: bytearray() for rank in self._ranks}
+        self._pmi: PmiNode
+        self._pmi_input: dict[int, bytearray]
+        self._lost = False  # a rank has ended, and that was reported
+        self._blame: asyncio.TimerHandle | None = None
         self._leaving = False
         self._output_timer: asyncio.TimerHandle | None = None
         self._shutting_down: asyncio.Future[None] | None = None
@@ -83,7 +81,7 @@ class Proxy:
         data = [sockets.listen_unix(self._folder.socket("data")), sockets.listen_tcp(host)]
         self._data_addresses = [address for _, address in data]
         self._local.start_endpoint([sock for sock, _ in data])
-        config = RankConfig(
+        self._config = RankConfig(
             token=plan.token,
             directory=str(self._folder.path),
             control=control,
@@ -98,37 +96,89 @@ class Proxy:
             advice=plan.start.advice if plan.start is not None else "",
             one_node=len(plan.nodes) == 1,
             first=min(self._ranks),
+            ranks=len(self._ranks),
             devices=plan.nodes[self._node].devices,
             gpu=plan.gpu,
             env=plan.env,
         )
         processes.set_waits(crowded)
-        self._local.start(config, self._folder.path, run_rank)
+        self._run_rank = run_rank
+        self._start_ranks(plan.kvs_name)
+
+    def _start_ranks(self, kvs_name: str) -> None:
+        self._pmi = PmiNode(
+            kvs_name,
+            self._plan.size,
+            list(self._ranks),
+            process_mapping(self._plan.counts),
+            send=self._to_pmi,
+            barrier=lambda puts: self.send_event("pmi_barrier", puts=puts),
+            abort=lambda rank, code: self._rank_ended(rank, f"called MPI_Abort({code})"),
+            say=self._say,
+        )
+        self._pmi_input = {rank: bytearray() for rank in self._ranks}
+        self._local.start(self._config, self._folder.path, self._run_rank)
 
     # --- the loop ---
 
     async def serve(self) -> None:
         """Serve until the gang ends."""
         loop = asyncio.get_running_loop()
-        for source, pipe in self._local.output.pipes.items():
-            os.set_blocking(pipe, False)
-            loop.add_reader(pipe, self._read_output, source)
         handlers = self._rank_hello, self._from_rank, self._rank_lost
         listen([self._listener], self._plan.token, *handlers, expected=len(self._ranks))
         await self._connect_to_manager()
         if not outlive_sigterm():
             loop.add_signal_handler(signal.SIGTERM, self._node_leaving)
-        for rank, sock in self._local.pmi.items():
-            sock.setblocking(False)
-            loop.add_reader(sock, self._from_pmi, rank)
-        for process in self._local.children:
-            self._watch(process)
+        self._watch(self._local.endpoint)
+        self._attend()
         # uvloop reserves its own handler of SIGCHLD for its own subprocesses.
         signal.signal(
             signal.SIGCHLD, lambda *_: None if loop.is_closed() else loop.call_soon(self._reap)
         )
         self._reap()
         await self._over.wait()
+
+    def _attend(self) -> None:
+        """Listen to ranks that have been started."""
+        loop = asyncio.get_running_loop()
+        for source, pipe in self._local.output.pipes.items():
+            os.set_blocking(pipe, False)
+            loop.add_reader(pipe, self._read_output, source)
+        for rank, sock in self._local.pmi.items():
+            sock.setblocking(False)
+            loop.add_reader(sock, self._from_pmi, rank)
+        for process in self._local.children:
+            if process is not self._local.endpoint:
+                self._watch(process)
+
+    def _clear(self) -> None:
+        """End all ranks of this node, with their descendants, and what is about them alone."""
+        loop = asyncio.get_running_loop()
+        self._lost = True
+        if self._blame is not None:
+            self._blame.cancel()
+        for pipe in self._local.output.pipes.values():
+            loop.remove_reader(pipe)
+        for sock in self._local.pmi.values():
+            loop.remove_reader(sock)
+        for process in (*self._ranks.values(), self._local.starter):
+            if process.pidfd is not None:
+                loop.remove_reader(process.pidfd)
+        if not self._local.forked:
+            learn_segments(self._folder.path, self._local.pids())
+        self._local.end()
+        self._send_lines(finished=True)
+        self._relay.clear()
+        self._folder.clear()
+        self.send_event("cleared")
+
+    def _start_again(self, number: int, kvs_name: str) -> None:
+        """Start ranks, after `clear`; the number of such starts so far."""
+        note_segments(self._folder.path, segment_names(kvs_name, self._node))
+        self._config = replace(self._config, renewal=number)
+        self._lost = False
+        self._start_ranks(kvs_name)
+        self._attend()
 
     async def _connect_to_manager(self) -> None:
         def on_frame(protocol: FrameProtocol, frame: Frame) -> None:
@@ -233,6 +283,8 @@ class Proxy:
         cause = self._local.end_of(process)
         if cause is None or self._leaving:
             return
+        if process is not self._local.endpoint and self._lost:
+            return
         if process is self._local.endpoint:
             # No data can reach the ranks any more: the gang ends, as with a lost rank.
             self._report_last("endpoint_ended", cause=cause, pid=process.pid)
@@ -246,27 +298,31 @@ class Proxy:
             self._process_ended(process)
 
     def _rank_lost(self, protocol: FrameProtocol) -> None:
-        if not self._local.forked and protocol.peer is not None:
-            self._rank_ended(protocol.peer.rank, "ended")
+        process = protocol.peer
+        if not self._local.forked and process in self._ranks.values():
+            self._rank_ended(process.rank, "ended")
 
     def _rank_ended(self, rank: int, cause: str, pid: int | None = None) -> None:
         """Report the end of a rank; if another one has ended it by MPI_Abort, that one's end."""
-        if self._leaving:
+        if self._leaving or self._lost:
             return
+        self._lost = True  # others end with it
         self._local.output.read_all()
         aborted = self._local.output.aborted()
         if aborted is not None and aborted[0] in self._ranks:
             (rank, cause), pid = aborted, None
         elif self._plan.start is not None and self._plan.start.across_nodes and pid is None:
-            self._leaving = True
             tail = self._local.output.tail(rank)
-            asyncio.get_running_loop().call_later(BLAME_S, self._report_end, rank, cause, pid, tail)
+            loop = asyncio.get_running_loop()
+            self._blame = loop.call_later(BLAME_S, self._report_end, rank, cause, pid, tail)
             return
         self._report_end(rank, cause, pid, self._local.output.tail(rank))
 
     def _report_end(self, rank: int, cause: str, pid: int | None, tail: str) -> None:
-        self._report_last(
+        self._send_lines(finished=True)
+        self.send_event(
             "rank_ended",
+            hostname=os.uname().nodename,
             rank=rank,
             cause=cause,
             pid=pid or self._ranks[rank].pid or 0,
@@ -334,6 +390,10 @@ class Proxy:
                 self._relay.report_running(body["seq"])
             case "report_waits":
                 self._relay.report_waits(body["question"])
+            case "clear":
+                self._clear()
+            case "start":
+                self._start_again(body["number"], body["kvs_name"])
             case "shutdown":
                 self._shutting_down = asyncio.ensure_future(self._shutdown())
             case _:

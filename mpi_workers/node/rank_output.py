@@ -232,6 +232,16 @@ class RankOutput:
                     self.read(source)
         self.lines.finish(rank)
 
+    def end(self, *, kept: bool) -> None:
+        """The ranks have ended: read the rest, and close their pipes; `kept`: named ones stay."""
+        self.read_all()
+        for source, pipe in list(self.pipes.items()):
+            if not kept or source[0] == LAUNCHER:
+                os.close(pipe)
+                del self.pipes[source]
+        self._tails.clear()
+        self._poll = None
+
     def take(self) -> list[Line]:
         """Remove and return the lines so far."""
         lines = self._held + self.lines.take()

@@ -133,9 +133,11 @@ class RankConfig:
     mpi_waits: str = "interruptible"
     one_node: bool = False  # all ranks of the gang are on this node
     first: int = 0  # rank of this node
+    ranks: int = 1  # of this node
     devices: Sequence[Mapping[str, str]] = ()  # of its ranks; see `NodePlan`
     gpu: str = "auto"
     env: Mapping[str, str] = field(default_factory=dict)
+    renewal: int = 0  # how often the ranks were started again before
 
     @classmethod
     def find(cls, pattern: str) -> RankConfig:

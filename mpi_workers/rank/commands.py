@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
+from mpi_workers.data.loans import RankMemory
 from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import REPLY_NBYTES, DistMatrix, read_only
 from mpi_workers.matrix.layout import Distribution, stored_shape
@@ -157,6 +158,8 @@ class RankCommands:
     gang, storage : GangView, Storage
     loader, runner : Loader, Runner
         How libraries are loaded and users' own code is run.
+    memory : RankMemory, optional
+        Has the matrices of the rank's process before this one.
 
     Attributes
     ----------
@@ -164,8 +167,16 @@ class RankCommands:
         Of the collective command under way, or of the last one.
     """
 
-    def __init__(self, gang: GangView, storage: Storage, loader: Loader, runner: Runner) -> None:
+    def __init__(
+        self,
+        gang: GangView,
+        storage: Storage,
+        loader: Loader,
+        runner: Runner,
+        memory: RankMemory | None = None,
+    ) -> None:
         self.gang = gang
+        self._memory = memory
         self.number = 0
         self._storage = storage
         self._runner = runner
@@ -206,6 +217,11 @@ class RankCommands:
         self._libraries.close()
 
     # --- matrices ---
+
+    def adopt(self, body: Body) -> Body:
+        """After the start of another process of this rank: have the matrices of the last one."""
+        assert self._memory is not None
+        return {"gone": self._memory.adopt(body["matrices"])}
 
     def create(self, body: Body) -> None:
         self._storage.put(body["matrix"], self._new(body), sealed=False)

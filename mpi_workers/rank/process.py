@@ -34,7 +34,7 @@ from threadpoolctl import threadpool_limits
 from mpi_workers.data.loans import RankMemory
 from mpi_workers.deadlines import BLAME_S
 from mpi_workers.failures import Failure, Interrupted, text_of
-from mpi_workers.matrix import device
+from mpi_workers.matrix import device, memory
 from mpi_workers.matrix.available_memory import NodeAllocations
 from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
@@ -65,6 +65,7 @@ from mpi_workers.wire.pmi import NO_SPAWN
 from mpi_workers.wire.sockets import peer
 
 ORPHANED = 98  # exit code of a rank whose proxy has ended
+SEGMENTS_BITS = 32  # of a segment's number; the bits above count the processes of its rank
 TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback are sent
 FINALIZED = (
     "a library has called MPI_Finalize, which ends MPI for all ranks of the gang: remove that call "
@@ -81,7 +82,9 @@ class RankLoop:
         allocations = NodeAllocations(folder, world.rank, world.size)
         pool = Pool(config.keep_bytes, shared=True, shortages=allocations.shortages)
         storage = Storage(world.rank, pool, allocations)
-        self._memory = RankMemory(storage, config.token, config.data)
+        first = config.renewal << SEGMENTS_BITS
+        memory.number_segments(first + 1)
+        lent = RankMemory(storage, config.token, config.data, ranks=config.ranks, first=first)
         interruption.watch(
             InterruptWord(folder / "interrupt"),
             crowded=config.crowded,
@@ -95,7 +98,7 @@ class RankLoop:
         gang = GangView(world, storage, self._report, folder)
         self._rank = gang.rank
         self._peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        self._commands = RankCommands(gang, storage, loader, runner)
+        self._commands = RankCommands(gang, storage, loader, runner, lent)
         self._control, _ = connect(
             config.control,
             config.token,

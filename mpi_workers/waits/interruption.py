@@ -86,6 +86,10 @@ class InterruptWord:
         seconds: float = struct.unpack_from("d", self._map, (2 + index) * SLOT - 8)[0]
         return max(0.0, seconds + time.monotonic() if self.waits_in(index) else seconds)
 
+    def clear(self) -> None:
+        """All processes that read it have ended."""
+        self._map[:] = bytes(len(self._map))
+
     def forget(self, index: int) -> None:
         """What has waited there has ended."""
         begin = (1 + index) * SLOT

@@ -129,6 +129,7 @@ COMMANDS: dict[str, Command] = {
         audited=True, prints=True, rerun=Rerun.IF_PURE,
     ),
     "keep_result": _queued("", "matrix layout shape dtype", None, internal=True),
+    "adopt": _queued("", "matrices", None, internal=True),
     "checkpoint": Command("path cut?", scope="files", audited=True, rerun=Rerun.NEVER),
     # Leases, and what the gang holds.
     "release": _at_once("matrices"),

@@ -20,7 +20,12 @@ import ray
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.cluster.actors import NAMESPACE, agent_name, edition
 from alchemist_ray.cluster.driver import find_driver
-from alchemist_ray.errors import AlchemistError, GroupFailedError, StaleHandleError
+from alchemist_ray.errors import (
+    AlchemistError,
+    GroupFailedError,
+    GroupRecoveredError,
+    StaleHandleError,
+)
 from mpi_workers.node.processes import descendants
 from tests.faults.hosts import why_not
 from tests.support import suite, traces
@@ -267,6 +272,25 @@ class Gang:
         with pytest.raises(GroupFailedError):
             self.A.fetch()
         self.again()
+
+    def renewed(self, fault: str, outcome: Outcome, *words: str) -> None:
+        """Check that the ranks were started again with their matrices: one call has failed."""
+        error = outcome.error
+        assert isinstance(error, GroupRecoveredError), repr(error)
+        for word in words:
+            assert word in str(error), str(error)
+        assert outcome.seconds < ERROR_LIMIT_S, f"the error came after {outcome.seconds:.2f} s"
+        self.goes_on(fault, outcome.seconds, error)
+
+    def goes_on(self, fault: str, seconds: float, error: BaseException | str = "-") -> None:
+        """Check that other ranks have the matrices."""
+        begin = traces.clock()
+        before, self.ranks = self.ranks, [worker.pid for worker in self.session.list_workers()]
+        assert not set(before) & set(self.ranks)
+        assert traces.wait_until(lambda: not any(map(traces.alive, before)), ERROR_LIMIT_S)
+        assert np.array_equal(self.A.fetch(), MATRIX)
+        assert self.works()
+        record(fault, seconds, traces.clock() - begin, error)
 
     def again(self) -> None:
         """Start the next gang of the session; the handles of the lost gang are stale."""

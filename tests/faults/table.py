@@ -24,7 +24,11 @@ KINDS = ("private", "mpiexec", "named", "max_failures", "gateway", "elastic")
 
 
 class Cell(NamedTuple):
-    """A fault of one step. `outcome`: the gang is lost, or goes on with all its matrices."""
+    """A fault of one step.
+
+    `outcome`: the gang is lost; or it is started again, and its matrices are rebuilt (goes on); or
+    its ranks are, in the same memory (renewed).
+    """
 
     victim: str
     moment: str
@@ -40,22 +44,26 @@ class Cell(NamedTuple):
 CELLS = (
     *(
         Cell(victim, moment, "private")
-        for victim in ("rank", "data endpoint", "proxy", "GroupManager")
+        for victim in ("data endpoint", "proxy", "GroupManager")
         for moment in ("idle", "in a call", "sending", "fetching")
     ),
-    Cell("rank", "in a call", "private", how="others wait"),
-    Cell("all ranks", "idle", "private"),
-    Cell("all ranks", "in a call", "private"),
+    *(
+        Cell("rank", moment, "private", "renewed")
+        for moment in ("idle", "in a call", "sending", "fetching")
+    ),
+    Cell("rank", "in a call", "private", "renewed", "others wait"),
+    Cell("all ranks", "idle", "private", "renewed"),
+    Cell("all ranks", "in a call", "private", "renewed"),
     Cell("proxy", "in a call", "private", how="SIGTERM"),
-    Cell("rank", "in a call", "mpiexec"),
-    Cell("mpiexec", "in a call", "mpiexec"),
-    Cell("rank", "in a call", "named"),
+    Cell("rank", "in a call", "mpiexec", "renewed"),
+    Cell("mpiexec", "in a call", "mpiexec", "renewed"),
+    Cell("rank", "in a call", "named", "renewed"),
     Cell("proxy", "idle", "named"),
     Cell("GroupManager", "idle", "named"),
     Cell("GroupManager", "in a call", "named"),
     *(
         Cell(victim, moment, "max_failures", "goes on")
-        for victim in ("rank", "all ranks", "data endpoint", "proxy")
+        for victim in ("data endpoint", "proxy")
         for moment in ("idle", "in a call")
     ),
     Cell("proxy", "idle", "max_failures", "goes on", "SIGTERM"),

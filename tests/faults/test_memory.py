@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import GroupFailedError, ResourceError
+from alchemist_ray.errors import GroupRecoveredError, ResourceError
 from tests.faults.conftest import agent_pids
 from tests.mpi_workers.cgroups import limited_memory
 from tests.support import traces
@@ -35,16 +35,19 @@ def limited(cluster: str) -> Iterator[int]:
         traces.wait_until(lambda: not processes.read_text(), 5.0, 0.05)
 
 
-@pytest.mark.cell("rank", "in a call", "private", "lost")
+@pytest.mark.cell("rank", "in a call", "private", "renewed")
 def test_an_oom_kill_is_named_and_the_other_gang_unharmed(limited: int) -> None:
     with AlchemistSession(1) as neighbour, AlchemistSession(2) as als:
+        A = als.send_matrix(np.arange(6.0))
         x = neighbour.send_matrix(np.arange(12.0).reshape(4, 3))
-        with pytest.raises(GroupFailedError) as outcome:
+        with pytest.raises(GroupRecoveredError) as outcome:
             als.run(greedy, 2.0)
         assert "rank 1" in str(outcome.value)
         assert "OOM killer (signal 9): the memory limit" in str(outcome.value)
         assert f"({LIMIT} bytes)" in str(outcome.value)
         assert outcome.value.rank == 1
+        assert als.run(lambda comm: comm.allreduce(1)) == 2
+        np.testing.assert_array_equal(A.fetch(), np.arange(6.0))
         assert neighbour.run(lambda comm: comm.allreduce(1)) == 1
         np.testing.assert_array_equal(x.fetch(), np.arange(12.0).reshape(4, 3))
 

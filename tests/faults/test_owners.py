@@ -111,8 +111,8 @@ def test_a_gang_outlives_its_agent(gang: Gang) -> None:
 @pytest.mark.cell("agent", "idle", "private", "goes on")
 def test_a_gang_started_by_a_lost_agent_leaves_nothing(gang: Gang) -> None:
     gang.kill_agent()
-    outcome = inject_and_retry(lambda: kill(gang.ranks[0]), gang.session.list_workers)
-    gang.lost("kill -9 of the agent, then of a rank", outcome, "rank 0", "SIGKILL")
+    outcome = inject_and_retry(lambda: kill(gang.proxy), gang.session.list_workers)
+    gang.lost("kill -9 of the agent, then of a proxy", outcome, "was lost")
 
 
 @pytest.mark.cell("Driver", "idle", "private", "goes on")

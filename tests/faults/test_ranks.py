@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import ray
 
-from alchemist_ray.errors import AlchemistError, GroupFailedError, RoutineError
+from alchemist_ray.errors import AlchemistError, GroupRecoveredError, RoutineError
 from tests.faults.conftest import (
     ERROR_LIMIT_S,
     Gang,
@@ -30,15 +30,15 @@ from tests.support.traces import listening_ports
 pytestmark = pytest.mark.timeout(60, func_only=True)
 
 
-@pytest.mark.cell("rank", "in a call", "private", "lost")
+@pytest.mark.cell("rank", "in a call", "private", "renewed")
 def test_a_call_through_ray_fails_with_a_killed_rank(gang: Gang) -> None:
     outcome = inject_during(
         lambda: kill(gang.ranks[1]), lambda: ray.get(gang.lib.collective.remote(missing=1))
     )
     # Ray wraps the error of a task in a class that derives from Ray's and from ours.
-    assert isinstance(outcome.error, GroupFailedError), repr(outcome.error)
+    assert isinstance(outcome.error, GroupRecoveredError), repr(outcome.error)
     outcome.error = outcome.error.cause if hasattr(outcome.error, "cause") else outcome.error
-    gang.lost("kill -9 of a rank, called with .remote()", outcome, "rank 1", "SIGKILL")
+    gang.renewed("kill -9 of a rank, called with .remote()", outcome, "rank 1", "SIGKILL")
 
 
 def leave(comm: Any) -> None:
@@ -48,7 +48,7 @@ def leave(comm: Any) -> None:
     comm.Barrier()
 
 
-@pytest.mark.cell("rank", "in a call", "private", "lost")
+@pytest.mark.cell("rank", "in a call", "private", "renewed")
 @pytest.mark.parametrize(
     ("fault", "call", "words"),
     [
@@ -62,13 +62,13 @@ def leave(comm: Any) -> None:
         ("os._exit in als.run", lambda gang: gang.session.run(leave), "rank 1|code 3|I cannot go"),
     ],
 )
-def test_a_rank_that_ends_itself_ends_the_gang(
+def test_a_rank_that_ends_itself_costs_the_call(
     gang: Gang, fault: str, call: Callable[[Gang], Any], words: str
 ) -> None:
     start = traces.clock()
     outcome = inject_and_retry(lambda: None, lambda: call(gang))
     assert traces.clock() - start < ERROR_LIMIT_S
-    gang.lost(fault, outcome, *words.split("|"))
+    gang.renewed(fault, outcome, *words.split("|"))
 
 
 @pytest.mark.cell("rank", "in a call", "private", "call fails")
@@ -127,12 +127,12 @@ def test_ranks_that_wait_in_native_mpi_leave_with_a_failed_call(gang: Gang) -> N
     record("exception on one rank, others wait in native MPI", seconds, None, caught.value)
 
 
-@pytest.mark.cell("rank", "in a call", "private", "lost")
+@pytest.mark.cell("rank", "in a call", "private", "renewed")
 def test_a_stopped_rank_delays_its_own_gang_only(gang: Gang, bystander: Gang) -> None:
     kill(gang.ranks[1], signal.SIGSTOP)
     assert bystander.works()
     outcome = inject_during(lambda: kill(gang.ranks[1]), gang.lib.total)
-    gang.lost("kill -9 of a stopped rank", outcome, "rank 1", "SIGKILL")
+    gang.renewed("kill -9 of a stopped rank", outcome, "rank 1", "SIGKILL")
 
 
 def test_a_closed_session_leaves_nothing(cluster: str, bystander: Gang) -> None:
@@ -174,8 +174,8 @@ def start_orphan(comm: Any, rank: int) -> int:
     return found
 
 
-@pytest.mark.cell("rank", "in a call", "private, mpiexec", "lost")
-@pytest.mark.cell("rank", "idle", "private", "lost")
+@pytest.mark.cell("rank", "in a call", "private, mpiexec", "renewed")
+@pytest.mark.cell("rank", "idle", "private", "renewed")
 @pytest.mark.parametrize(("launcher", "idle"), [("pmi", False), ("pmi", True), ("mpiexec", False)])
 def test_a_killed_rank_is_noticed_though_its_child_holds_its_sockets(
     bystander: Gang, launcher: str, idle: bool
@@ -187,11 +187,16 @@ def test_a_killed_rank_is_noticed_though_its_child_holds_its_sockets(
     if launcher == "pmi":
         words += ["SIGKILL", str(gang.ranks[1])]
     cause = lambda: kill(gang.ranks[1])  # noqa: E731
+    fault = f"kill -9 of a rank whose child holds its sockets, {launcher}"
     if idle:
-        outcome = inject_and_retry(cause, gang.session.list_workers)
+        begin, before = traces.clock(), gang.ranks[1]
+        cause()
+        while before in [worker.pid for worker in gang.session.list_workers()]:
+            assert traces.clock() - begin < ERROR_LIMIT_S
+        gang.goes_on(fault, traces.clock() - begin)
     else:
         outcome = inject_during(cause, lambda: gang.lib.collective(missing=1))
-    gang.lost(f"kill -9 of a rank whose child holds its sockets, {launcher}", outcome, *words)
+        gang.renewed(fault, outcome, *words)
     assert not traces.alive(child)
     gang.close()
 
@@ -213,11 +218,11 @@ def test_descendants_of_ranks_end_when_their_proxy_is_killed(gang: Gang) -> None
     )
 
 
-@pytest.mark.cell("rank", "in a call", "mpiexec", "lost")
+@pytest.mark.cell("rank", "in a call", "mpiexec", "renewed")
 def test_mpi_abort_in_a_gang_of_mpiexec_names_its_rank(bystander: Gang) -> None:
     gang = Gang(3, launcher="mpiexec")
     outcome = inject_and_retry(lambda: None, lambda: gang.lib.abort(1, 7))
-    gang.lost("MPI_Abort in a gang of mpiexec", outcome, "rank 1", "MPI_Abort(7)")
+    gang.renewed("MPI_Abort in a gang of mpiexec", outcome, "rank 1", "MPI_Abort(7)")
     gang.close()
 
 

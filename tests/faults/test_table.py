@@ -72,6 +72,12 @@ def strike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Outcome:  # fmt: skip
     """Cause the fault at its moment."""
+    if cell.moment == "idle" and cell.outcome == "renewed":
+        before, begin = {worker.pid for worker in session.list_workers()}, traces.clock()
+        cause()
+        while before & {worker.pid for worker in session.list_workers()}:
+            assert traces.clock() - begin < BACK_LIMIT_S
+        return Outcome(traces.clock() - begin)
     if cell.moment == "idle":
         return inject_and_retry(cause, session.list_workers)
     if cell.moment == "in a call" and cell.how == "others wait":
@@ -124,6 +130,30 @@ def test_a_fault_ends_the_gang(
         gang.lost(str(cell), outcome, *words)
         if cell.moment == "sending":
             assert held_by(os.getpid()) < 1 << 20
+
+
+@pytest.mark.parametrize("cell", [each for each in CELLS if each.outcome == "renewed"], ids=str)
+def test_a_fault_costs_one_call(
+    cell: Cell, bystander: Gang, request: pytest.FixtureRequest,
+    tall: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    with opened(cell, request) as gang:
+        pids, words = victim(cell, gang)
+
+        def cause() -> None:
+            for pid in pids:
+                kill(pid)
+
+        outcome = strike(cell, gang.session, gang.lib, cause, tall, monkeypatch)
+        if cell.moment == "in a call":
+            gang.renewed(str(cell), outcome, *words)
+            return
+        assert outcome.error is None, repr(outcome.error)
+        if cell.moment == "fetching":
+            assert np.array_equal(outcome.result, tall)
+        if cell.moment == "sending":
+            assert np.array_equal(outcome.result.fetch(), tall)
+        gang.goes_on(str(cell), outcome.seconds)
 
 
 @pytest.mark.parametrize("cell", [each for each in CELLS if each.outcome == "goes on"], ids=str)

@@ -82,6 +82,7 @@ async def write(commands: Commands, where: str, cut_log: bool) -> None:
         raise Failure("BadArgumentError", f"{where}: a checkpoint is a folder, not a URL")
     token = uuid.uuid4().hex[:12]
     await commands.load({"library": FILES}, "")
+    await commands.bring(FILES)
 
     async def call(routine: str, **arguments: Any) -> Any:
         done = await call_on(commands.nodes, commands.next_id, FILES, routine, arguments)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from alchemist_ray.background import in_task
 from alchemist_ray.errors import AlchemistError, failure_of, to_failure
@@ -36,12 +36,18 @@ QUEUE_LIMIT = 100_000
 SENDING_LIMIT_S = 60.0  # for which a resize waits for matrices that are being sent
 NOTICE_S = 1.0  # a caller that waits longer is told so
 WORK_NOTICE_S = 3.0  # that its own command takes (`Command.notice`)
-LOST_NOTICE = "ranks were lost: waiting until the gang is started again (max_failures)"
+LOST_NOTICE = "ranks were lost: waiting until they are started again"
 BUSY_NOTICE = (
     "waiting for ranks that are still in a call that failed or was cancelled (up to {}, then the "
-    "gang is ended)"
+    "ranks are started again)"
+)
+RENEWED = (
+    "The ranks are started again with all matrices ({}); what libraries keep in the ranks' "
+    "processes, and variables of %%mpi, are lost"
 )
 CANCELLED = "the call was cancelled"
+LOSS_FACTS = ("rank", "cause", "hostname", "happened")  # that its error has, too
+WAITING = {"wait", "workers"}  # fields of a ping that is answered when there are ranks
 
 
 class NodePeer(NamedTuple):
@@ -141,16 +147,28 @@ class AttachedProcesses:
         return [process.where for process in self.connected() if process.ident in wanted]
 
 
+class DispatcherOwner(Protocol):
+    """The owner of a dispatcher, which starts ranks and ends them."""
+
+    def ranks_lost(self, error: AlchemistError) -> None:
+        """Ranks are lost, and their memory is not. Commands wait for `go_on` or `give_up`."""
+
+    def nodes_lost(self, error: AlchemistError) -> bool:
+        """The ranks are lost with their memory; whether others are started: commands wait."""
+
+    def node_leaving(self, nodes: Nodes, error: AlchemistError) -> bool:
+        """See `NodesOwner`."""
+
+    def orphaned(self) -> None:
+        """The process of the gang's owner is gone without a goodbye."""
+
+
 class Dispatcher:
-    """The commands of one gang, over all its incarnations.
+    """The commands of one gang, over all its incarnations. Owns its nodes (`NodesOwner`).
 
     Parameters
     ----------
-    on_failure : callable(error) -> bool
-        Called when the ranks are lost. Whether others will be started: then commands wait for
-        `resume` or `give_up`.
-    on_orphaned : callable()
-        Called when the owner's process is gone without a goodbye.
+    owner : DispatcherOwner
     lease_grace_s : float
         How long a process that is lost keeps its matrices.
     stuck_timeout_s : float
@@ -170,8 +188,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        on_failure: Callable[[AlchemistError], bool],
-        on_orphaned: Callable[[], None],
+        owner: DispatcherOwner,
         *,
         lease_grace_s: float = 0.0,
         stuck_timeout_s: float = STUCK_S,
@@ -188,8 +205,7 @@ class Dispatcher:
         self.commands = Commands(
             self.nodes, self._soon, self._processes.users, log, checkpoints.write
         )
-        self._on_failure = on_failure
-        self._on_orphaned = on_orphaned
+        self._owner = owner
         self._connections: set[FrameProtocol] = set()
         self._queue = JobQueue(lambda holder: bool(self.commands.being_sent(holder)))
         self._active: Job | None = None
@@ -199,6 +215,7 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._there = asyncio.Event()  # not while ranks are lost and others are being started
         self._there.set()
+        self._loss: AlchemistError | None = None  # the last one
         self._restored = ""
         self._pings: list[Job] = []
 
@@ -206,15 +223,7 @@ class Dispatcher:
 
     def new_nodes(self, count: int, size: int) -> Nodes:
         """The nodes of a further incarnation; see `use`."""
-        nodes = Nodes(
-            count,
-            size,
-            lambda error: self._lost(nodes, error),
-            self._progress,
-            self._output,
-            self._stuck_timeout_s,
-        )
-        return nodes
+        return Nodes(count, size, self, self._stuck_timeout_s)
 
     def listen(
         self, token: str, nodes: Nodes, host: str, unix_path: str
@@ -257,7 +266,7 @@ class Dispatcher:
                 self._end_early(self._active, "the caller has disconnected")
             self._processes.disconnected(peer)
             if peer.owner and not self.nodes.closed:
-                self._on_orphaned()
+                self._owner.orphaned()
         elif isinstance(peer, NodePeer):
             peer.nodes.node_ended(peer.number)
 
@@ -275,11 +284,12 @@ class Dispatcher:
             text = f"a message for the gang could not be sent: {failure.message}"
             log([(-1, STDERR, text)])
 
-    def _progress(self, body: Body) -> None:
+    def show_progress(self, body: Body) -> None:
+        """See `NodesOwner`: for the process that waits for the routine."""
         if self._active is not None and body["seq"] >= self._active.first_round:
             self._active.show(fraction=body["fraction"], text=body["text"])
 
-    def _output(self, body: Body) -> None:
+    def show_output(self, body: Body) -> None:
         """Lines that ranks have printed: to the process that waits for them, else to the log."""
         job = self._active
         if job is None or body["seq"] < job.first_round or job.connection is None:
@@ -350,7 +360,7 @@ class Dispatcher:
                 job.answer(_not_begun(self.failure))
             elif turn is Turn.QUEUED:
                 self._enqueue(job)
-            elif not self._there.is_set() and op == "ping" and job.body.get("wait"):
+            elif not self._there.is_set() and op == "ping" and WAITING & job.body.keys():
                 self._pings.append(job)
             else:
                 job.answer(getattr(self.commands, str(op))(job.body, job.holder))
@@ -439,6 +449,7 @@ class Dispatcher:
                 work = self._noticed(job, work, notice.format_map(job.body), WORK_NOTICE_S)
             return await work
         except Exception as error:  # whatever it is, the next command runs
+            job.begun = self.nodes.last_round >= job.first_round
             if not self._there.is_set() and isinstance(error, AlchemistError):
                 return None
             return failure_of(error, f"command {job.body['op']!r}")
@@ -453,15 +464,28 @@ class Dispatcher:
         self._changes.end(changes)
 
     async def _after_loss(self, job: Job) -> Failure | None:
-        """Wait until the gang is there again; None: run the command once more."""
-        await self._noticed(job, self._there.wait(), LOST_NOTICE)
+        """The error of a command that was lost with ranks; None: run it once more.
+
+        If the nodes are there, it does not wait for the ranks.
+        """
+        if not job.begun:
+            await self._noticed(job, self._there.wait(), LOST_NOTICE)
+            return None if self.failure is None else _not_begun(self.failure)
+        job.losses += 1
+        kept = self.nodes.failure is None
+        undefined = self.commands.leave_undefined(job.body) if kept else []
+        repeatable = self.commands.libraries.repeatable(job.body) and not undefined
+        if repeatable or not kept:
+            await self._noticed(job, self._there.wait(), LOST_NOTICE)
         if self.failure is not None:
             return to_failure(self.failure)
-        job.losses += 1
-        if job.losses < LOSSES and self.commands.libraries.repeatable(job.body):
+        if job.losses < LOSSES and repeatable:
             return None
-        words = recovered_words(job.name, job.losses, self._restored)
-        return Failure("GroupRecoveredError", words)
+        assert self._loss is not None
+        restored = RENEWED.format(len(self.commands.matrices)) if kept else self._restored
+        words = recovered_words(job.name, job.losses, restored, self._loss, undefined)
+        facts = {key: self._loss.facts[key] for key in LOSS_FACTS if key in self._loss.facts}
+        return Failure("GroupRecoveredError", words, **facts)
 
     async def _noticed(
         self, job: Job, wait: Awaitable[Any], text: str, after_s: float = NOTICE_S
@@ -534,13 +558,28 @@ class Dispatcher:
 
     # --- lost ranks, and the end ---
 
-    def _lost(self, nodes: Nodes, error: AlchemistError) -> None:
+    def ranks_lost(self, nodes: Nodes, error: AlchemistError) -> None:
+        """See `NodesOwner`."""
+        if nodes is not self.nodes:
+            nodes.fail(error)  # of a start or a resize, which reports it
+            return
+        self._there.clear()
+        self._loss = error
+        self._owner.ranks_lost(error)
+
+    def nodes_lost(self, nodes: Nodes, error: AlchemistError) -> None:
+        """See `NodesOwner`."""
         if nodes is not self.nodes:
             return  # its start reports it, or it has been replaced
-        if self._on_failure(error):
+        self._loss = error
+        if self._owner.nodes_lost(error):
             self._there.clear()
         else:
             self.give_up(error)
+
+    def node_leaving(self, nodes: Nodes, error: AlchemistError) -> bool:
+        """See `NodesOwner`."""
+        return self._owner.node_leaving(nodes, error)
 
     def tell_move(self, move: Body) -> None:
         """Tell attached processes how to reach the ranks; see `GangConnection.move_to`."""

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
+from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, same, stamp_of
 from alchemist_ray.runtime.commands.matrix_records import (
     NOT_KEPT,
     CommandLog,
@@ -26,7 +26,7 @@ from alchemist_ray.runtime.commands.nodes import Nodes, table_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.matrix.sizes import check_room
-from mpi_workers.wire.commands import command_name, matrices_of
+from mpi_workers.wire.commands import COMMANDS, command_name, matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import ARRAYS, LOAD_STATE, SAVE_STATE, places
 
@@ -210,6 +210,7 @@ class Commands:
         done = await self.nodes.round("load", collective=True, library=name, path=path)
         described: Body = done.value
         self.libraries.add(name, stamp, described, holder)
+        self.nodes.absent.discard(name)
         if (state := self.libraries.state(name)) is not None:  # commands before had another one
             again = {"op": "load", "library": name, "path": path}
             self.log.add(again, changed=[state], code=stamp)
@@ -219,6 +220,7 @@ class Commands:
         """Call a routine of a library."""
         library, routine, arguments = body["library"], body["routine"], body["arguments"]
         self.libraries.check(library, holder)
+        await self.bring(library)
         used = [self._known(ident) for ident in matrices_of(body)]
         written = set(self.libraries.written(body) or ())
         for record in used:
@@ -300,6 +302,32 @@ class Commands:
         if self.libraries.written(body) is not None:
             for record in self.changed(body):
                 record.undefined = f"matrix {record.name} {why}" if why else ""
+
+    def leave_undefined(self, body: Body) -> list[str]:
+        """A command was lost with ranks: names of the matrices that it may have half changed."""
+        if COMMANDS.get(body["op"]) is None:
+            return []  # work of the GroupManager
+        changed = self.changed(body)
+        for record in changed:
+            record.undefined = (
+                f"matrix {record.name} is undefined: ranks were lost during "
+                f"{command_name(body)}, which may have changed it in place. Send or compute it "
+                "again, or call a routine that overwrites it"
+            )
+        return [record.name for record in changed]
+
+    async def bring(self, library: str) -> None:
+        """Load a library of the gang on ranks that were started again. Raises `Failure`."""
+        if library not in self.nodes.absent:
+            return
+        path, _ = stamp = self.libraries[library].stamp
+        if not same(await stamp_of(path), stamp):
+            self.nodes.absent.discard(library)
+            words = f"library {library!r} must be loaded again: {path} has changed since then, and"
+            self.libraries.remove(library, f"{words} the ranks were started again")
+            self.libraries.check(library, "")
+        await self.nodes.round("load", collective=True, library=library, path=path)
+        self.nodes.absent.discard(library)
 
     def changed(self, body: Body) -> list[Record]:
         """The matrices that a command may change, with those that have the same memory."""

@@ -45,6 +45,8 @@ class Job:
         What the GroupManager itself does in a turn among the commands.
     first_round : int
         The number of the first round that can belong to it.
+    begun : bool
+        Whether ranks have got something of it, when they were lost.
     cancelled : Failure or None
         Why it is no longer wanted.
     losses : int
@@ -59,6 +61,7 @@ class Job:
     work: Callable[[], Awaitable[Any]] | None = None
     timer: asyncio.TimerHandle | None = None
     first_round: int = 0
+    begun: bool = False
     cancelled: Failure | None = None
     answered: bool = False
     losses: int = 0

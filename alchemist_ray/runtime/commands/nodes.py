@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+import uuid
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from alchemist_ray.background import in_task, in_time
 from alchemist_ray.errors import (
@@ -35,6 +36,7 @@ from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one
 REPORT_S = 1.0  # time for proxies to report the ranks that did not return, and their stacks
+CLEAR_LIMIT_S = 30.0  # for proxies to end their ranks
 WAITS_S = 0.5  # time for proxies to report in which MPI calls ranks wait
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT")
 PLACES = 4  # that a message names
@@ -121,14 +123,14 @@ class Round(Replies):
         verb = "is" if len(self.stuck) == 1 else "are"
         return (
             f"{message}; {self._stuck_ranks()} {verb} still in "
-            f"{self.doing or 'it'}, and the gang is ended if that lasts {limit}{self._where()}"
+            f"{self.doing or 'it'}, and are started again if that lasts {limit}{self._where()}"
         )
 
     def _stuck_ranks(self) -> str:
         return named(sorted(self.stuck)) if self.stuck else "ranks"
 
     def stuck_error(self, what: str, error: Body, limit: str) -> GroupError:
-        """The end of the gang: ranks did not return from a call that failed or was cancelled."""
+        """Ranks did not return from a call that failed or was cancelled."""
         return _ended(
             GroupFailedError,
             f"a call {what} and {self._stuck_ranks()} did not return within {limit}: they are "
@@ -137,11 +139,18 @@ class Round(Replies):
             f". The gang was ended; {NEXT_GANG}{self._where()}",
             rank=min(self.stuck, default=error.get("facts", {}).get("rank")),
             cause="ranks stuck in MPI",
+            said=self._where(),
         )
 
     def drop(self, error: AlchemistError) -> None:
-        """The gang is lost."""
-        self.finish(error)
+        """Ranks are lost. If the call had failed before, its own error is the first cause."""
+        then = f"\nAfter that {error.facts.get('happened', error.args[0])}"
+        if self.cancelled is not None:
+            self.cancelled.message += then
+        elif self.errors:
+            first = self.errors[0]
+            self.errors[0] = {**first, "message": first["message"] + then}
+        self.finish(None if self.errors or self.cancelled is not None else error)
         self._returned.set()
 
     def finish(self, error: AlchemistError | None = None) -> None:
@@ -194,18 +203,45 @@ def ask_kubernetes(pod: str) -> str:
     )
 
 
-def recovered_words(call: str, losses: int, restored: str) -> str:
-    """Return the message for a call that was lost with ranks of a gang that has recovered."""
+def recovered_words(
+    call: str, losses: int, restored: str, error: AlchemistError, undefined: Sequence[str]
+) -> str:
+    """Return the message for a call that was lost with ranks which were started again.
+
+    `undefined`: names of the matrices that it may have left half written.
+    """
     why = "it is not declared pure: call it again"
     if losses > 1:
         why = f"ranks were lost in {losses} runs of it"
+    elif undefined:
+        why = f"it may have changed {', '.join(undefined)}, undefined now, in place"
+    happened = error.facts.get("happened", error.args[0])
     return (
-        f"{call} was interrupted by the loss of a rank. {restored}. The call was not repeated, "
-        f"because {why}"
+        f"{call} was interrupted: {happened}. {restored}. The call was not repeated, because {why}"
+        f"{error.facts.get('said', '')}"
     )
 
 
 T = TypeVar("T")
+
+
+class NodesOwner(Protocol):
+    """The owner of nodes, which they tell what happens to them."""
+
+    def ranks_lost(self, nodes: Nodes, error: AlchemistError) -> None:
+        """Ranks are lost, or must be replaced: the nodes can start others, with their memory."""
+
+    def nodes_lost(self, nodes: Nodes, error: AlchemistError) -> None:
+        """A node is lost, with the memory of its ranks; all others have been released."""
+
+    def node_leaving(self, nodes: Nodes, error: AlchemistError) -> bool:
+        """A node is being taken away; whether the gang moves to others."""
+
+    def show_progress(self, body: Body) -> None:
+        """A routine has reported its progress."""
+
+    def show_output(self, body: Body) -> None:
+        """Ranks have printed lines."""
 
 
 class Nodes:
@@ -217,12 +253,7 @@ class Nodes:
         Number of proxies.
     size : int
         Number of ranks.
-    on_lost : callable(error)
-        Called once when the gang is lost.
-    on_progress : callable(body)
-        Called with the progress of a routine.
-    on_output : callable(body)
-        Called with lines that ranks have printed.
+    owner : NodesOwner
     stuck_timeout_s : float
         How long ranks may be in a call that has failed or was cancelled.
 
@@ -237,39 +268,38 @@ class Nodes:
         The data endpoint of each node whose ranks have checked in.
     ready : Future
         Done when all ranks have checked in; fails with the reason if they cannot.
+    lost : AlchemistError or None
+        Why the ranks are gone, until others are started.
     last_round : int
         Number of the last round.
     failure : AlchemistError or None
         The reason for the end of the gang.
     limit : str
         `stuck_timeout_s`, for messages.
-    leave : callable(error) -> bool, optional
-        Called when a node is being taken away; whether the gang moves to others.
+    absent : set of str
+        Libraries of the gang that these ranks have not loaded.
     """
 
     def __init__(
         self,
         count: int,
         size: int,
-        on_lost: Callable[[AlchemistError], None],
-        on_progress: Callable[[Body], None],
-        on_output: Callable[[Body], None],
+        owner: NodesOwner,
         stuck_timeout_s: float = STUCK_S,
     ) -> None:
         self.count = count
         self._size = size
-        self._on_lost = on_lost
-        self._on_progress = on_progress
-        self._on_output = on_output
+        self._owner = owner
         self._stuck_timeout_s = stuck_timeout_s
         self.limit = f"{stuck_timeout_s:g} s (stuck_timeout_s)"
         self._proxies: dict[int, FrameProtocol] = {}
         self._rounds: dict[int, Round] = {}
         self.last_round = 0
         self._renew = False
-        self.leave: Callable[[AlchemistError], bool] | None = None
         self.dead: DeadMatrices | None = None  # of a gang whose commands these nodes carry out
-        self._crashed: set[int] = set()  # nodes with a rank that crashed
+        self._crashed = False  # a rank has crashed; another one may be the cause
+        self._not_cleared: set[int] = set()  # nodes that are ending their ranks
+        self._starts = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions: dict[int, asyncio.Queue[dict[str, list[int]]]] = {}
         self._asked = 0
@@ -278,11 +308,18 @@ class Nodes:
         self.ranks: dict[int, Body] = {}
         self.node_ids: tuple[str, ...] = ()
         self.data: dict[int, NodeAddress] = {}
+        self.absent: set[str] = set()
+        self.lost: AlchemistError | None = None
         self.failure: AlchemistError | None = None
         self.closed = False
         self._became_idle = asyncio.Event()
-        self._ended: asyncio.Future[AlchemistError] = asyncio.get_running_loop().create_future()
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._new_futures()
+
+    def _new_futures(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[AlchemistError] = loop.create_future()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self._cleared: asyncio.Future[None] = loop.create_future()
 
     @property
     def busy(self) -> bool:
@@ -315,8 +352,6 @@ class Nodes:
     def node_ended(self, node: int) -> None:
         """A node's proxy has ended, and its ranks with it."""
         self._proxies.pop(node, None)
-        if node in self._crashed:
-            return  # it has said why
         host = self.host(node)
         self.fail(
             _ended(
@@ -341,9 +376,9 @@ class Nodes:
     def _event(self, node: int, body: Body) -> None:
         match body["op"]:
             case "progress":
-                self._on_progress(body)
+                self._owner.show_progress(body)
             case "output":
-                self._on_output(body)
+                self._owner.show_output(body)
             case "rank_failed":
                 self._rank_failed(node, body)
             case "ranks_running":
@@ -373,8 +408,12 @@ class Nodes:
                     cause="node leaving",
                     hostname=body["hostname"],
                 )
-                if self.leave is None or not self.leave(error):
+                if not self._owner.node_leaving(self, error):
                     self.fail(error)
+            case "cleared":
+                self._not_cleared.discard(node)
+                if not self._not_cleared and not self._cleared.done():
+                    self._cleared.set_result(None)
             case "pmi_barrier":
                 self._pmi_barrier(node, body["puts"])
             case "ready":
@@ -403,12 +442,13 @@ class Nodes:
             cause=body["cause"],
             hostname=body["hostname"],
             tail=tail,
+            said=said,
         )
         if self.count > 1 and any(signal in body["cause"] for signal in CRASHES):
-            self._crashed.add(node)
-            asyncio.get_running_loop().call_later(BLAME_S, self.fail, error)
+            self._crashed = True
+            asyncio.get_running_loop().call_later(BLAME_S, self.lose, error)
         else:
-            self.fail(error)
+            self.lose(error)
 
     def _node_ready(self, node: int, ranks: list[Body], addresses: list[str]) -> None:
         first = min(about["rank"] for about in ranks)
@@ -458,7 +498,7 @@ class Nodes:
             return
         message = (
             f"{error['message']} (other ranks have not come back from the call yet: if they are "
-            f"stuck in it, the gang is ended in {self.limit})"
+            f"stuck in it, the ranks are started again in {self.limit})"
         )
         under_way.errors.append({**error, "message": message})
         under_way.failed = max(1, under_way.failed)
@@ -477,12 +517,12 @@ class Nodes:
         await self._end_if_stuck(seq, under_way, "was cancelled", why.to_map())
 
     async def _end_if_stuck(self, seq: int, under_way: Round, what: str, error: Body) -> None:
-        """End the gang if ranks do not return from a call that failed or was cancelled."""
+        """Replace the ranks if some do not return from a call that failed or was cancelled."""
         if await under_way.returned(self._stuck_timeout_s):
             return
         self._ask_who_runs(seq, under_way)
         if not await under_way.returned(REPORT_S):
-            self.fail(under_way.stuck_error(what, error, self.limit))
+            self.lose(under_way.stuck_error(what, error, self.limit))
 
     def _ask_who_runs(self, seq: int, under_way: Round) -> None:
         under_way.stuck.clear()  # stacks are kept until newer ones arrive
@@ -514,6 +554,12 @@ class Nodes:
             del self._rounds[body["seq"]]
             if not self._rounds:
                 self._became_idle.set()
+            if under_way.renew:
+                happened = (
+                    f"{under_way.doing or 'a call'} has ended while native code, which may not "
+                    "look at errors of MPI, was in calls of MPI"
+                )
+                self.lose(_ended(GroupFailedError, happened, ""))
 
     def _send_all(self, body: Body) -> None:
         data = encode(Kind.COMMAND, body)
@@ -538,8 +584,8 @@ class Nodes:
         await self.idle()
         if self._crashed and self.failure is None:
             await asyncio.wait([self._ended])  # a node has no ranks: its reply would be missing
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)  # those of earlier ones would pile up
+        if (error := self.failure or self.lost) is not None:
+            raise error.with_traceback(None)  # those of earlier ones would pile up
         self.last_round += 1
         body: Body = {"op": op, "seq": self.last_round, **fields}
         if self.dead is not None:
@@ -581,9 +627,62 @@ class Nodes:
 
     async def idle(self) -> None:
         """Wait until every rank has returned from an earlier call (see `_end_if_stuck`)."""
-        while self._rounds and self.failure is None:
+        while self._rounds and self.failure is None and self.lost is None:
             self._became_idle.clear()
             await self._became_idle.wait()
+
+    # --- other ranks ---
+
+    def lose(self, error: AlchemistError) -> None:
+        """Ranks are lost, or must be replaced: callers get the error. The first one counts."""
+        if self.failure is not None or self.closed or self.lost is not None:
+            return
+        starting = not self.ready.done()
+        if starting and not self._starts:
+            self.fail(error)
+            return
+        self.lost = error
+        self._forget_rounds(error)
+        if not starting:  # else `start` raises it
+            self._owner.ranks_lost(self, error)
+
+    async def clear(self) -> None:
+        """End the ranks on all nodes, after `lose`. Raises what ends the gang meanwhile."""
+        self._not_cleared = set(self._proxies)
+        self._cleared = asyncio.get_running_loop().create_future()
+        self._send_all({"op": "clear"})
+        try:
+            await in_time(asyncio.shield(self._cleared), CLEAR_LIMIT_S)
+        except TimeoutError:
+            late = ", ".join(map(self.host, sorted(self._not_cleared)))
+            words = f"the ranks on {late} could not be ended within {CLEAR_LIMIT_S:g} s"
+            self.fail(_ended(GroupFailedError, words, f". The gang was ended; {NEXT_GANG}"))
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    async def start(self, limit_s: float) -> None:
+        """Start ranks on all nodes, after `clear`; they have no matrices and libraries.
+
+        Raises
+        ------
+        AlchemistError
+            They did not check in, or the gang has ended meanwhile.
+        """
+        self._starts += 1
+        self.lost, self._crashed, self._renew = None, False, False
+        self._pmi_nodes, self._pmi_puts = 0, {}
+        self.ranks.clear()
+        self._new_futures()
+        kvs_name = f"alchemist_{uuid.uuid4().hex[:20]}"
+        self._send_all({"op": "start", "number": self._starts, "kvs_name": kvs_name})
+        try:
+            await in_time(asyncio.shield(self.ready), limit_s)
+        except TimeoutError:
+            late = ", ".join(str(rank) for rank in range(self._size) if rank not in self.ranks)
+            words = f"ranks {late} did not start again within {limit_s:g} s"
+            error = _ended(LaunchError, words, "")
+            self.lose(error)
+            raise error from None
 
     # --- the end ---
 
@@ -593,18 +692,22 @@ class Nodes:
             return
         self.failure = error
         self._drop(error)
-        self._on_lost(error)
+        self._owner.nodes_lost(self, error)
 
-    def _drop(self, error: AlchemistError) -> None:
-        if not self.ready.done():
-            self.ready.set_exception(error)
-            self.ready.exception()  # retrieved: the launcher may no longer wait
+    def _forget_rounds(self, error: AlchemistError) -> None:
+        for future in (self.ready, self._cleared):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # retrieved: no one may wait for it
         rounds, self._rounds = list(self._rounds.values()), {}
         for under_way in rounds:
             under_way.drop(error)
         self._became_idle.set()
         if not self._ended.done():
             self._ended.set_result(error)
+
+    def _drop(self, error: AlchemistError) -> None:
+        self._forget_rounds(error)
         for proxy in list(self._proxies.values()):
             proxy.close()  # its ranks end with it
 

@@ -36,6 +36,7 @@ class SavedState:
 
 async def save_state(commands: Commands, library: str) -> SavedState:
     """Have the ranks save the state of a library. Raises as `Nodes.round`."""
+    await commands.bring(library)
     try:
         done = await call_on(commands.nodes, commands.next_id, library, SAVE_STATE, {})
     except Failure:

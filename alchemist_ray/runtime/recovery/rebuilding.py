@@ -110,7 +110,7 @@ class Rebuilding:
 
     def _settle(self) -> str:
         """Note which matrices are stale; the result in words."""
-        matrices, stale = self._commands.matrices, self._commands.stale
+        matrices = self._commands.matrices
         self._free(self._there - matrices.keys())  # released after the last command that took them
         lost: list[Record] = []
         for record in list(matrices.values()):
@@ -118,12 +118,7 @@ class Rebuilding:
             if reason is not None or record.id not in self._there:
                 del matrices[record.id]
                 lost.append(record)
-                stale[record.id] = (
-                    f"{record.name} (matrix {record.id}) was lost with ranks of its gang and could "
-                    f"not be rebuilt: {reason or 'it was not made again'}"
-                )
-        for ident in list(stale)[:-REASONS_KEPT]:
-            del stale[ident]
+                note_stale(self._commands, record, reason or "it was not made again")
         libraries, without = self._commands.libraries, ""
         for name, state in libraries.states().items():
             if state.made_by is not None and (reason := self._obstacles.get(state.made_by)):
@@ -156,9 +151,9 @@ class Rebuilding:
         try:
             await self._run(command)
         except Exception as error:  # whatever it is, other matrices can be rebuilt
-            if self._nodes.failure is not None:
+            if (lost := self._nodes.failure or self._nodes.lost) is not None:
                 command.losses += 1
-                raise self._nodes.failure.with_traceback(None) from None
+                raise lost.with_traceback(None) from None
             if isinstance(error, GroupFailedError):
                 raise
             self._obstacles[command] = f"{command.name} could not be repeated: {error}"
@@ -228,6 +223,16 @@ class Rebuilding:
         source = source_for(data, fields["dtype"], ERROR, connection)
         distribution = Distribution(fields["layout"], source.shape, connection.grid)
         source.send(connection, TransferTarget(ident, distribution, source.dtype), None)
+
+
+def note_stale(commands: Commands, record: Record, reason: str) -> None:
+    """Note why a matrix is lost, for those that use it."""
+    commands.stale[record.id] = (
+        f"{record.name} (matrix {record.id}) was lost with ranks of its gang and could not be "
+        f"rebuilt: {reason}"
+    )
+    for ident in list(commands.stale)[:-REASONS_KEPT]:
+        del commands.stale[ident]
 
 
 def _same_sparse(made: Any, record: Record) -> bool:

@@ -14,7 +14,7 @@ from alchemist_ray.errors import (
     AlchemistError,
     BadArgumentError,
     CallTimeoutError,
-    GroupFailedError,
+    GroupRecoveredError,
     LibraryLoadError,
     LibraryNotFoundError,
     NoSuchRoutineError,
@@ -133,7 +133,7 @@ def test_a_library_that_ends_its_process_is_named(cluster: str, tmp_path: Path) 
     ):
         with AlchemistSession(3) as als:
             lib = als.load_library(library, path)
-            with pytest.raises(GroupFailedError, match=cause) as caught:
+            with pytest.raises(GroupRecoveredError, match=cause) as caught:
                 getattr(lib, routine)()
         assert why in str(caught.value)
         assert (exits in str(caught.value)) == (routine == "leave")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from alchemist_ray import AlchemistSession, cli
-from alchemist_ray.errors import GroupFailedError
+from alchemist_ray.errors import GroupRecoveredError
 from alchemist_ray.measures import logs
 from mpi_workers.node import rank_output
 from mpi_workers.node.cleanup import PrivateFolder
@@ -85,7 +85,10 @@ def test_the_log_of_a_gang_that_was_lost_says_why(
         print(f"last words of {comm.rank}", flush=True)
         os.kill(os.getpid(), 9)
 
-    with AlchemistSession(1, name="lost", output=False) as session, pytest.raises(GroupFailedError):
+    with (
+        AlchemistSession(1, name="lost", output=False) as session,
+        pytest.raises(GroupRecoveredError),
+    ):
         session.run(dies)
     assert cli.main(["logs", "lost"]) == 0
     out = capsys.readouterr().out

@@ -18,7 +18,7 @@ from alchemist_ray import Executor
 from alchemist_ray.errors import (
     BadArgumentError,
     CallTimeoutError,
-    GroupFailedError,
+    GroupRecoveredError,
     ResourceError,
     RoutineError,
 )
@@ -119,7 +119,7 @@ def test_errors_are_those_of_run(executor: Executor) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         comm.barrier()
 
-    with pytest.raises(GroupFailedError, match="SIGKILL"):
+    with pytest.raises(GroupRecoveredError, match="SIGKILL"):
         executor.submit(dies).result(timeout=60)
     assert executor.submit(total, 1).result(timeout=60) == 2
 
@@ -157,7 +157,7 @@ def test_a_call_waits_at_its_gang_without_a_share_in_what_happens_there(cluster:
     with Executor(num_workers=1, max_gangs=1) as other:
         other.submit(pids, 0.3)
         lost, waits = other.submit(dies), other.submit(total, 1)
-        with pytest.raises(GroupFailedError, match="SIGKILL"):
+        with pytest.raises(GroupRecoveredError, match="SIGKILL"):
             lost.result(timeout=60)
         assert waits.result(timeout=60) == 1  # by the next gang
         limited = [other.submit(pids, 0.6, resources={"timeout_s": 1.0}) for _ in range(3)]

@@ -19,6 +19,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.rank.commands import RankCommands
 from mpi_workers.wire.commands import COMMANDS, Turn
 from mpi_workers.wire.frames import Body
+from tests.alchemist_ray.runtime.owners import Owner
 
 
 def test_a_command_that_meets_a_system_error_fails_alone() -> None:
@@ -26,7 +27,7 @@ def test_a_command_that_meets_a_system_error_fails_alone() -> None:
         raise OSError(28, "No space left on device")
 
     async def both() -> None:
-        gang = Dispatcher(lambda _: False, lambda: None)
+        gang = Dispatcher(Owner())
         with pytest.raises(Failure, match="No space left"):
             await asyncio.wait_for(gang.submit({"op": "keep_copies"}, work=full), 1)
         body: Body = {"op": "resize", "matrices": {}}
@@ -51,7 +52,7 @@ def test_every_command_has_its_handlers(op: str) -> None:
 )
 def test_operations_of_the_manager_are_refused_from_others(op: str) -> None:
     async def ask() -> None:
-        gang = Dispatcher(lambda _: False, lambda: None)
+        gang = Dispatcher(Owner())
         await asyncio.wait_for(gang.submit({"op": op, "matrices": [], "names": []}), 1)
 
     with pytest.raises(Failure, match=f"unknown command '{op}'"):
@@ -95,7 +96,7 @@ def test_a_resize_is_given_up_when_a_matrix_does_not_arrive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def resize() -> None:
-        gang = Dispatcher(lambda _: False, lambda: None)
+        gang = Dispatcher(Owner())
         matrix = Record(1, "endless", (2, 2), "float64", "VC_STAR", sealed=False)
         gang.commands.matrices[1] = matrix
         assert gang.idle_s == 0.0
@@ -112,7 +113,7 @@ def test_a_resize_that_waits_for_a_call_is_not_given_up(monkeypatch: pytest.Monk
         await asyncio.sleep(0.5)
 
     async def both() -> None:
-        gang = Dispatcher(lambda _: False, lambda: None)
+        gang = Dispatcher(Owner())
         running = asyncio.create_task(gang.submit({"op": "keep_copies"}, work=call))
         await asyncio.sleep(0.05)
         body: Body = {"op": "resize", "matrices": {}}

@@ -18,6 +18,7 @@ from alchemist_ray.runtime.gang import Gang
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from alchemist_ray.runtime.launch.incarnation import POLL_INTERVAL_S, Incarnation
 from mpi_workers.node.specs import GangPlan, NodePlan
+from tests.alchemist_ray.runtime.owners import Owner
 
 
 def test_a_loss_with_the_last_ready_rank_is_a_failed_start(
@@ -95,7 +96,7 @@ def test_a_start_does_not_wait_for_an_agent_that_does_not_answer() -> None:
     """It was asked once whether a slow proxy lives, and had all the time of the start to answer."""
 
     async def start() -> float:
-        dispatcher = Dispatcher(lambda error: False, lambda: None)
+        dispatcher = Dispatcher(Owner())
         request = GangRequest(GangOptions(1), 1, "s0", "ben@host", {})
         incarnation = Incarnation("g0", "g0.1", 1, request, dispatcher, None)
         incarnation.nodes = nodes = dispatcher.new_nodes(1, 1)

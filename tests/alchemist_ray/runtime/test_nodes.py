@@ -15,6 +15,7 @@ from alchemist_ray.runtime.commands.matrix_records import FREE_DELAY_S
 from alchemist_ray.runtime.commands.nodes import Nodes
 from mpi_workers.deadlines import BLAME_S, ENDING, FAILING
 from mpi_workers.wire.frames import HEADER, Body, Frame, Kind, decode_body
+from tests.alchemist_ray.runtime.owners import NodesOwner, Owner
 
 KILLED, CRASHED = "was killed by signal 9 (SIGKILL)", "was killed by signal 11 (SIGSEGV)"
 
@@ -36,14 +37,15 @@ def ended(rank: int, cause: str) -> Frame:
 def test_a_crash_that_follows_another_loss_is_not_named(
     events: list[tuple[int, int, str]], named: int
 ) -> None:
-    errors: list[AlchemistError] = []
+    owner = NodesOwner()
+    errors = owner.losses
 
     async def lose() -> float:
-        nodes = Nodes(2, 4, errors.append, print, print)
+        nodes = Nodes(2, 4, owner)
+        nodes.ready.set_result(None)
         begin = time.monotonic()
         for node, rank, cause in events:
             nodes.receive(node, ended(rank, cause))
-            nodes.node_ended(node)  # its proxy ends next
             await asyncio.sleep(0.01)
         while not errors:
             await asyncio.sleep(0.005)
@@ -76,12 +78,12 @@ def test_a_command_right_after_a_crash_is_not_complete_without_the_lost_node() -
     """Its error is told only after `BLAME_S`; a round counted the nodes that were left."""
 
     async def lose() -> None:
-        nodes = Nodes(2, 4, print, print, print)
+        nodes = Nodes(2, 4, NodesOwner())
         for node in range(2):
             nodes.joined(node, Proxy(nodes, node))  # type: ignore[arg-type]
         await asyncio.wait_for(nodes.round("free"), 5)
+        nodes.ready.set_result(None)
         nodes.receive(1, ended(3, CRASHED))
-        nodes.node_ended(1)
         with pytest.raises(AlchemistError, match="SIGSEGV"):
             await asyncio.wait_for(nodes.round("free"), 5)
 
@@ -95,7 +97,7 @@ def told(proxy: Proxy) -> list[Any]:
 
 def test_every_matrix_without_a_process_is_freed_once() -> None:
     async def free() -> list[Any]:
-        dispatcher = Dispatcher(lambda _: False, lambda: None)
+        dispatcher = Dispatcher(Owner())
         nodes = dispatcher.new_nodes(1, 1)
         nodes.joined(0, proxy := Proxy(nodes, 0))  # type: ignore[arg-type]
         dispatcher.use(nodes)
@@ -118,7 +120,7 @@ def test_every_matrix_without_a_process_is_freed_once() -> None:
 
 def test_matrices_released_while_others_run_the_commands_are_freed_there() -> None:
     async def free() -> tuple[list[Any], list[Any]]:
-        dispatcher = Dispatcher(lambda _: False, lambda: None)
+        dispatcher = Dispatcher(Owner())
         old, new = dispatcher.new_nodes(1, 1), dispatcher.new_nodes(1, 1)
         old.joined(0, before := Proxy(old, 0))  # type: ignore[arg-type]
         new.joined(0, after := Proxy(new, 0))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A gang that is started again, and what tests need to kill its parts."""
+"""A gang that is started again when its node is lost, and what tests need to kill its parts."""
 
 from __future__ import annotations
 
@@ -64,8 +64,12 @@ class Recovering:
         return self.als.connection.address.epoch - self._first
 
     def kill(self, *pids: int, number: int = signal.SIGKILL) -> None:
-        """Kill processes of the gang and wait until they are gone."""
-        for pid in pids or (self.ranks[-1],):
+        """Kill processes of the gang and wait until they are gone: its proxy, if none is named.
+
+        That is the loss of a node: the memory of the matrices is lost.
+        """
+        pids = pids or (self.proxy,)
+        for pid in pids:
             os.kill(pid, number)
         for pid in pids:
             traces.wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 5)
@@ -94,7 +98,7 @@ def clean(cluster: str) -> Iterator[None]:
 
 @pytest.fixture
 def gang(clean: None) -> Iterator[Recovering]:
-    """Two ranks that may be lost five times."""
+    """Two ranks whose node may be lost five times."""
     gang = Recovering()
     yield gang
     gang.als.close()

@@ -18,7 +18,7 @@ from tests.faults.recovery.conftest import Recovering
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 STEPS = 60
-LOSSES = (10, 30, 45)  # steps at which a rank is killed
+LOSSES = (10, 30, 45)  # steps at which the proxy is killed
 CALLS = 400  # in each of two gangs, in turns
 CALL_LIMIT_S = 100e-6  # 10 us on a quiet machine (benchmarks/recovery.py)
 
@@ -51,7 +51,7 @@ def test_an_iteration_goes_on_after_three_losses(clean: None) -> None:
 
         def lose(step: int) -> None:
             if step in LOSSES:
-                losing.submit(gang.kill, gang.ranks[-1])  # during the next calls
+                losing.submit(gang.kill, gang.proxy)  # during the next calls
 
         begin = time.monotonic()
         found = power_iteration(gang.als, blocks, lose)
@@ -60,7 +60,7 @@ def test_an_iteration_goes_on_after_three_losses(clean: None) -> None:
         assert gang.losses == len(LOSSES)
     assert found == wanted
     record(
-        f"max_failures: power iteration of {undisturbed_s:.1f} s, 3 ranks killed", took_s, None, "-"
+        f"max_failures: power iteration of {undisturbed_s:.1f} s, 3 nodes lost", took_s, None, "-"
     )
     assert took_s < 3 * undisturbed_s + 10  # a loaded machine; figures: benchmarks/recovery.py
 

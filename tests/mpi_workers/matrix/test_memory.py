@@ -99,7 +99,7 @@ def test_the_best_fit_is_taken(pool: Pool) -> None:
 def test_a_tainted_segment_is_never_lent_again(pool: Pool) -> None:
     block = pool.take(MIB)
     segment = block.segment.id
-    block.taint()
+    block.segment.tainted = True
     del block
     gc.collect()
     assert pool.idle_bytes() == 0
@@ -360,7 +360,7 @@ def test_an_incomplete_matrix_is_not_usable(
     storage.put(
         1, storage.new(Distribution("VC_STAR", (5, 3), (1, 2)), np.dtype("int32")), sealed=False
     )
-    storage.count(storage.entry(1), 5)
+    storage.count(storage.entry(1), 5, 1)
     with pytest.raises(Failure) as error:
         ask(storage)
     assert error.value.kind == kind
@@ -369,8 +369,9 @@ def test_an_incomplete_matrix_is_not_usable(
 def test_a_matrix_is_complete_when_every_element_has_arrived(storage: Storage) -> None:
     matrix = storage.new(Distribution("VC_STAR", (5, 3), (1, 2)), np.dtype("int32"))
     storage.put(1, matrix, sealed=False)
-    storage.count(storage.entry(1), 5)
-    storage.count(storage.entry(1), 1)
+    storage.count(storage.entry(1), 5, 1)
+    storage.count(storage.entry(1), 5, 1)  # repeated
+    storage.count(storage.entry(1), 1, 2)
     storage.seal(1)
     assert storage.sealed(1) is matrix
     storage.free(1)
