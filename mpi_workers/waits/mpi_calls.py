@@ -5,7 +5,7 @@ counts; D: an array of displacements; t, T: a datatype, an array of them; o: an 
 integer (a rank, a tag); l, L: a long, its address; c: the call's communicator; w, f: a window, a
 file; W, F: the address of one; m: an address of the communicator that the call makes; h: another
 handle; p: another pointer; r: an address of requests; s: of statuses. Calls with n, N or D have a
-form with wider ones, `_c`.
+form with wider ones, `_c`. Rows of a table end with a semicolon.
 """
 
 from __future__ import annotations
@@ -28,155 +28,75 @@ WIDE = {"n": "long ", "N": "const long *", "D": "const long *"}
 # elements, the buffers: what is read and what is written, as pointer, count and datatype; `root?`:
 # by the root alone; `inplace?`: if what is read is there, too.
 COLLECTIVES = """
-Barrier c
-Bcast Antic | | A n t
-Allgather antAntc | a n t | A n*size t
-Gather antAntic | a n t | A root?n*size t
-Scatter antAntic | a root?n*size t | A n t
-Alltoall antAntc | a n*size t | A n*size t
-Allreduce aAntoc | a n t | A n t
-Reduce aAntoic | a n t | A root?n t
-Scan aAntoc | a n t | A n t
-Exscan aAntoc | a n t | A n t
-Reduce_scatter_block aAntoc | a n*size t | A inplace?n*size:n t
-Reduce_scatter aANtoc
-Gatherv antANDtic
-Scatterv aNDtAntic
-Allgatherv antANDtc
-Alltoallv aNDtANDtc
-Alltoallw aNDTANDTc
-Neighbor_allgather antAntc
-Neighbor_allgatherv antANDtc
-Neighbor_alltoall antAntc
-Neighbor_alltoallv aNDtANDtc
-Neighbor_alltoallw aNDTANDTc
+Barrier c; Bcast Antic | | A n t; Allgather antAntc | a n t | A n*size t;
+Gather antAntic | a n t | A root?n*size t; Scatter antAntic | a root?n*size t | A n t;
+Alltoall antAntc | a n*size t | A n*size t; Allreduce aAntoc | a n t | A n t;
+Reduce aAntoic | a n t | A root?n t; Scan aAntoc | a n t | A n t; Exscan aAntoc | a n t | A n t;
+Reduce_scatter_block aAntoc | a n*size t | A inplace?n*size:n t; Reduce_scatter aANtoc;
+Gatherv antANDtic; Scatterv aNDtAntic; Allgatherv antANDtc; Alltoallv aNDtANDtc;
+Alltoallw aNDTANDTc; Neighbor_allgather antAntc; Neighbor_allgatherv antANDtc;
+Neighbor_alltoall antAntc; Neighbor_alltoallv aNDtANDtc; Neighbor_alltoallw aNDTANDTc
 """
 # Messages that wait: the call, its form that does not, what is under way.
 MESSAGES = """
-Recv Antiics Irecv RECEIVES
-Mrecv Antrs Imrecv RECEIVES
-Send antiic Isend SENDS
-Ssend antiic Issend SENDS
-Rsend antiic Irsend SENDS
+Recv Antiics Irecv RECEIVES; Mrecv Antrs Imrecv RECEIVES; Send antiic Isend SENDS;
+Ssend antiic Issend SENDS; Rsend antiic Irsend SENDS
 """
 # Operations that are under way when the call returns.
 STARTED = """
-Irecv Antiicr RECEIVES
-Recv_init Antiicr RECEIVES
-Imrecv Antrr RECEIVES
-Isend antiicr SENDS
-Issend antiicr SENDS
-Irsend antiicr SENDS
-Ibsend antiicr SENDS
-Send_init antiicr SENDS
-Ssend_init antiicr SENDS
-Rsend_init antiicr SENDS
-Bsend_init antiicr SENDS
-Isendrecv antiiAntiicr WRITES
-Isendrecv_replace Antiiiicr WRITES
-Psend_init ainpiichr SENDS
-Precv_init Ainpiichr WRITES
-Comm_idup cmr WRITES
-Comm_idup_with_info chmr WRITES
-Rput antilntwr SENDS
-Rget Antilntwr WRITES
-Raccumulate antilntowr SENDS
-Rget_accumulate antAntilntowr WRITES
-File_iread fAntr WRITES
-File_iread_at flAntr WRITES
-File_iread_all fAntr WRITES
-File_iread_at_all flAntr WRITES
-File_iread_shared fAntr WRITES
-File_iwrite fantr SENDS
-File_iwrite_at flantr SENDS
-File_iwrite_all fantr SENDS
-File_iwrite_at_all flantr SENDS
-File_iwrite_shared fantr SENDS
+Irecv Antiicr RECEIVES; Recv_init Antiicr RECEIVES; Imrecv Antrr RECEIVES; Isend antiicr SENDS;
+Issend antiicr SENDS; Irsend antiicr SENDS; Ibsend antiicr SENDS; Send_init antiicr SENDS;
+Ssend_init antiicr SENDS; Rsend_init antiicr SENDS; Bsend_init antiicr SENDS;
+Isendrecv antiiAntiicr WRITES; Isendrecv_replace Antiiiicr WRITES; Psend_init ailtiichr SENDS;
+Precv_init Ailtiichr WRITES; Comm_idup cmr WRITES; Comm_idup_with_info chmr WRITES;
+Rput antilntwr SENDS; Rget Antilntwr WRITES; Raccumulate antilntowr SENDS;
+Rget_accumulate antAntilntowr WRITES; File_iread fAntr WRITES; File_iread_at flAntr WRITES;
+File_iread_all fAntr WRITES; File_iread_at_all flAntr WRITES; File_iread_shared fAntr WRITES;
+File_iwrite fantr SENDS; File_iwrite_at flantr SENDS; File_iwrite_all fantr SENDS;
+File_iwrite_at_all flantr SENDS; File_iwrite_shared fantr SENDS
 """
 # Collective calls without a form that does not wait: they begin with a barrier.
 TOGETHER = """
-Comm_dup cm
-Comm_dup_with_info chm
-Comm_split ciim
-Comm_split_type ciihm
-Comm_create chm
-Cart_create cippim
-Cart_sub cpm
-Graph_create cippim
-Dist_graph_create cipppphim
-Dist_graph_create_adjacent cippipphim
-Win_create AlnhcW
-Win_create_dynamic hcW
-Win_allocate lnhcpW
-Win_allocate_shared lnhcpW
-Win_fence iw
-Win_free W
-File_open cpihF
-File_close F
-File_set_view flttph
-File_set_size fl
-File_preallocate fl
-File_set_atomicity fi
-File_sync f
-File_read_all fAnts
-File_write_all fants
-File_read_at_all flAnts
-File_write_at_all flants
-File_read_ordered fAnts
-File_write_ordered fants
+Comm_dup cm; Comm_dup_with_info chm; Comm_split ciim; Comm_split_type ciihm; Comm_create chm;
+Cart_create cippim; Cart_sub cpm; Graph_create cippim; Dist_graph_create cipppphim;
+Dist_graph_create_adjacent cippipphim; Win_create AlnhcW; Win_create_dynamic hcW;
+Win_allocate lnhcpW; Win_allocate_shared lnhcpW; Win_fence iw; Win_free W; File_open cpihF;
+File_close F; File_set_view flttph; File_set_size fl; File_preallocate fl; File_set_atomicity fi;
+File_sync f; File_read_all fAnts; File_write_all fants; File_read_at_all flAnts;
+File_write_at_all flants; File_read_ordered fAnts; File_write_ordered fants
 """
 # Calls of some ranks, or of two groups, which MPI itself carries out.
 WHOLE = """
-Comm_create_group chim
-Intercomm_create cihiim
-Intercomm_merge cim
+Comm_create_group chim; Intercomm_create cihiim; Intercomm_merge cim
 """
 EXCHANGES = """
-Sendrecv antiiAntiics
-Sendrecv_replace Antiiiics
+Sendrecv antiiAntiics; Sendrecv_replace Antiiiics
 """
 # Calls that return at once, of loops that end with their call.
 POLLS = """
-Iprobe iicps
-Improbe iicprs
-Request_get_status hps
+Iprobe iicps; Improbe iicprs; Request_get_status hps
 """
 # Those that wait in a function of `mpi_waits.c`, and those that only test there. x0, ... are their
 # parameters.
 WAITS = """
-Probe iics probe(x0, x1, x2, x3, @)
-Mprobe iicrs mprobe(x0, x1, x2, x3, x4, @)
-Win_wait w win_wait(x0, @)
-Wait rs wait(x0, x1, @)
-Waitall irs test_several(&(Several){ALL, x0, x1, NULL, NULL, x2}, NULL, 1, @)
-Waitany irps test_several(&(Several){ANY, x0, x1, x2, NULL, x3}, NULL, 1, @)
-Waitsome irpps test_several(&(Several){SOME, x0, x1, x3, x2, x4}, NULL, 1, @)
-Test rps test_one(x0, x1, x2)
-Testall irps test_several(&(Several){ALL, x0, x1, NULL, NULL, x3}, x2, 0, @)
-Testany irpps test_several(&(Several){ANY, x0, x1, x2, NULL, x4}, x3, 0, @)
+Probe iics probe(x0, x1, x2, x3, @);
+Mprobe iicrs mprobe(x0, x1, x2, x3, x4, @);
+Win_wait w win_wait(x0, @);
+Wait rs wait(x0, x1, @);
+Waitall irs test_several(&(Several){ALL, x0, x1, NULL, NULL, x2}, NULL, 1, @);
+Waitany irps test_several(&(Several){ANY, x0, x1, x2, NULL, x3}, NULL, 1, @);
+Waitsome irpps test_several(&(Several){SOME, x0, x1, x3, x2, x4}, NULL, 1, @);
+Test rps test_one(x0, x1, x2);
+Testall irps test_several(&(Several){ALL, x0, x1, NULL, NULL, x3}, x2, 0, @);
+Testany irpps test_several(&(Several){ANY, x0, x1, x2, NULL, x4}, x3, 0, @);
 Testsome irpps test_several(&(Several){SOME, x0, x1, x3, x2, x4}, NULL, 0, @)
 """
 # What it has whole, or uses.
 OTHERS = """
-Request_free r
-Comm_free m
-Comm_disconnect m
-Buffer_attach An
-Buffer_detach pp
-Buffer_detach_c pp
-Cancel r
-Win_test wp
-Pack_c altplLc
-Pack_size_c ltcL
-Isend_c alhiicr
-Get_count shp
-Type_size tp
-Comm_size cp
-Comm_rank cp
-Comm_test_inter cp
-Add_error_class p
-Add_error_code ip
-Add_error_string ip
+Request_free r; Comm_free m; Comm_disconnect m; Buffer_attach An; Buffer_detach pp;
+Buffer_detach_c pp; Cancel r; Win_test wp; Pack_c altplLc; Pack_size_c ltcL; Isend_c alhiicr;
+Get_count shp; Type_size tp; Comm_size cp; Comm_rank cp; Comm_test_inter cp; Add_error_class p;
+Add_error_code ip; Add_error_string ip
 """
 
 # The fields of `alchemist_waits`: name, type in C, type in `ctypes`, meaning.
@@ -206,12 +126,12 @@ SLOT = 64  # bytes of the name of the call in which a rank waits, and of a progr
 
 
 def _rows(table: str) -> Iterator[list[str]]:
-    return (row.split(" ") for row in table.splitlines() if row)
+    return (row.split() for row in table.replace("\n", " ").split(";") if row.strip())
 
 
 def _collectives() -> Iterator[tuple[str, str, str]]:
     """Name, letters and the buffers of each collective."""
-    for row in filter(None, COLLECTIVES.splitlines()):
+    for row in COLLECTIVES.split(";"):
         call, _, buffers = row.partition("|")
         name, letters = call.split()
         yield name, letters, buffers
