@@ -93,6 +93,7 @@ class RankLoop:
         )
         is_mpich = MPI._sizeof(world) == mpi_layer.HANDLE_NBYTES
         interruption.start_layer(world, wanted=is_mpich and config.mpi_waits != "plain")
+        mpi_layer.state().disposable = True
         end_on_signal(interruption.interrupted, INTERRUPTIBLE)
         self._settings = ProcessSettings()
         gang = GangView(world, storage, self._report, folder)

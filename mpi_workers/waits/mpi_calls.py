@@ -115,6 +115,7 @@ STATE = (
     ("source", "int32_t ", "c_int32", "the rank that has sent the last one of them"),
     ("tag", "int32_t ", "c_int32", "its tag"),
     ("refused", "int32_t ", "c_int32", "MPI calls of native code after the end of the call"),
+    ("disposable", "int32_t ", "c_int32", "the gang starts another process in place of this one"),
     ("waited_s", "double ", "c_double", "in MPI, since the start"),
     ("left_s", "double ", "c_double", "when a wait was left, by the monotonic clock"),
     ("waits_in", "char *", "c_void_p", "where others read in which MPI call this rank waits"),

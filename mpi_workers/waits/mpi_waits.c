@@ -39,6 +39,9 @@ enum { NAME = @slot };     /* bytes of a call's name, and of a program's seconds
 #define LONG_S 5e-4   /* of a wait, after which its end may be seen later, by a sleep */
 #define GRACE_S 0.2   /* for what is under way between ranks when a wait is left */
 #define GRACE_TESTS 500 /* also where this rank had no core meanwhile */
+/* Native code that goes on after the end of its call has so many MPI calls, and this time. */
+enum { MOST_REFUSED = 100, REFUSED = 97 }; /* the exit code */
+#define REFUSING_S 1.0
 #define CALLER __builtin_return_address(0)
 
 /* `mpi_layer.State` in Python. */
@@ -263,9 +266,12 @@ static int refused(const char *name, const void *caller) {
         state->left_s = now();
         state->left_in = name;
     }
-    if (native(caller)) {
-        mark_unsafe("native code has waited in MPI, and may not have looked at the error");
-        state->refused++;
+    if (!native(caller)) return state->ended;
+    mark_unsafe("native code has waited in MPI, and may not have looked at the error");
+    if (state->disposable && (++state->refused > MOST_REFUSED || now() - state->left_s > REFUSING_S)) {
+        fprintf(stderr, "this rank's process ends: native code goes on after the end of its call, although MPI "
+                        "returns an error to it (MPI_%s)\n", name);
+        _exit(REFUSED);
     }
     return state->ended;
 }
