@@ -142,10 +142,15 @@ docs: $(READY)
 tutorials: $(READY)
 	$(BIN)/python -m tests.docs.notebooks $(NAMES)
 
+SCHEMA = $(BIN)/check-jsonschema --quiet --builtin-schema
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/zizmor --quiet --offline .github
+	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	$(SCHEMA) vendor.citation-file-format CITATION.cff
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
@@ -172,12 +177,17 @@ client-wheel: $(BARE)
 jar: $(READY)
 	$(JAR)
 
+# auditwheel replaces the tag linux_x86_64, which no index takes, by that of the C library it needs.
+DIST ?= dist
 dist: $(READY)
-	rm -rf dist
+	rm -rf $(DIST)
 	$(JAR) || echo "the wheel has no jar for Spark"
-	$(BIN)/uv build --quiet --out-dir dist .
-	$(BIN)/uv build --quiet --wheel alchemist_ray/gateway/wheel --out-dir dist
-	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/uv build --quiet --out-dir $(DIST) .
+	for wheel in $$(ls $(DIST)/*-linux_*.whl); do \
+	  PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir $(DIST) $$wheel && rm $$wheel || exit 1; done
+	$(BIN)/uv build --quiet --wheel alchemist_ray/gateway/wheel --out-dir $(DIST)
+	$(BIN)/twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
+	$(BIN)/check-wheel-contents --ignore W009 $(DIST)/*.whl
 
 # With Spark, the jar is in the image.
 image: $(if $(findstring spark,$(EXTRAS)),jar)
@@ -189,7 +199,7 @@ clean-image: $(READY)
 	$(BIN)/python -m tests.deploy.container.images clean
 
 lock: $(READY)
-	printf '%s\n' uv hatchling setuptools wheel | cat - > $(VENV)/extra.in
+	printf '%s\n' uv hatch-fancy-pypi-readme hatchling setuptools wheel | cat - > $(VENV)/extra.in
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --all-extras --upgrade pyproject.toml $(VENV)/extra.in --output-file constraints.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-deps --generate-hashes constraints.txt | \
 	  sed ':a; /\\$$/ { N; s/ *\\\n */ /; ba }' > kuberay/hashes.txt

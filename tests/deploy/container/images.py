@@ -3,6 +3,7 @@
     image_tar()     docker archive, for `ctr images import`: it is named `REFERENCE` there
     image_root()    its files, unpacked, for `ch-run`; to be read only
     built()         its name in the store, for podman
+    bare()          the name of a Debian with Python, and nothing else that minbase lacks
     in_store(...)   a command line of podman or buildah on the store that holds it, as `NAME`
     why_not()       why it cannot be built here, or None
     clean()         remove all of it; so does `python -m tests.deploy.container.images clean`
@@ -75,6 +76,12 @@ def built() -> str:
     with _alone():
         _build(digest())
     return NAME
+
+
+def bare() -> str:
+    """The name in the store of a Debian with python3-venv, without compiler, git and make."""
+    with _alone():
+        return _base("python3-venv")
 
 
 def image_tar() -> Path:
@@ -160,14 +167,15 @@ def _build(key: str) -> None:
     )
 
 
-def _base() -> str:
+def _base(*packages: str) -> str:
     """The name of a Debian in the store."""
-    name = f"localhost/debian-slim:{hashlib.sha256(repr(BASE).encode()).hexdigest()[:16]}"
+    made = (*BASE[:1], *(f"--include={name}" for name in packages), *BASE[1:])
+    name = f"localhost/debian-slim:{hashlib.sha256(repr(made).encode()).hexdigest()[:16]}"
     with contextlib.suppress(RuntimeError):
         _run(*in_store("buildah", "inspect", "--type=image", name))
         return name
     tar = folder() / "base.tar"
-    _run(*BASE, tar)
+    _run(*made, tar)
     _run(*in_store("podman", "import", tar, name))
     tar.unlink()
     return name
