@@ -100,6 +100,8 @@ def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
         If it was lost, with the cause.
     StaleHandleError
         If this process is in no Ray cluster.
+    SessionError
+        If the gang is of another version of this package or of Python.
     """
     if not ray.is_initialized():
         raise StaleHandleError(
@@ -109,6 +111,7 @@ def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
         )
     try:
         manager = find_gang(ref.gang)
+        entry = ask_manager(manager.about(), ATTACH_TIMEOUT_S)
         address: GangAddress = ask_manager(manager.gang_address(), ATTACH_TIMEOUT_S)
         if address.session != ref.session:
             raise ValueError  # the GroupManager runs the gang of another session now
@@ -116,6 +119,7 @@ def connect_to_gang_of(ref: OnGang) -> GangConnection | None:
         if isinstance(error, GroupFailedError) and error.facts.get("cause") != MANAGER_GONE:
             raise  # it says what happened
         return None
+    _check_version(ref.gang, entry)
     return connect(address, manager)
 
 
@@ -169,7 +173,7 @@ def _check_version(name: str, entry: Body) -> None:
     if (entry["version"], python) != (__version__, own):
         raise SessionError(
             f"gang {name} runs alchemist-on-ray {entry['version']} with Python {python}, and this "
-            f"process has {__version__} with Python {own}: attach from the gang's environment"
+            f"process has {__version__} with Python {own}: use the gang's environment"
         )
 
 

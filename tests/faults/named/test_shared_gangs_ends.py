@@ -93,6 +93,13 @@ def test_a_gang_of_another_version_is_refused(climate: AlchemistSession) -> None
     with pytest.raises(SessionError, match=r"0\.0\.1"):
         AlchemistSession.attach("climate")
 
+    @ray.remote
+    def use(handle: Any) -> Any:
+        return handle[0].fetch()
+
+    with pytest.raises(SessionError, match=r"0\.0\.1"):  # its elements, too, are not read
+        ray.get(use.remote([climate.matrix("A")]))
+
 
 def test_a_change_by_another_process_is_seen(climate: AlchemistSession) -> None:
     small = climate.matrix("A").sum(axis=0)  # its elements came with the answer
