@@ -22,6 +22,7 @@ SOURCES = tuple(
 GENERATORS = {"mpi_waits": "mpi_calls.py"}  # whose `source` completes a C file
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-x", "c", "-")
 TIMEOUT_S = 120.0
+ADVICE = "install a C compiler and run `python -m mpi_workers.build_native` on every node"
 
 
 def build_all() -> str | None:
@@ -30,6 +31,18 @@ def build_all() -> str | None:
         if why := build(source, source.with_suffix(".so")):
             return why
     return None
+
+
+def missing() -> str:
+    """What this installation lacks of the compiled parts, and the effect; empty if it has all."""
+    names = [source.stem for source in SOURCES if not source.with_suffix(".so").exists()]
+    if not names:
+        return ""
+    return (
+        f"this installation lacks {', '.join(names)}: it found neither a wheel for "
+        f"{sysconfig.get_platform()} nor a C compiler. A call that fails or is cancelled while "
+        "ranks wait in MPI costs the ranks, and NumPy copies between array orders"
+    )
 
 
 def build(source: Path, library: Path) -> str | None:

@@ -64,7 +64,7 @@ import importlib.metadata
 from alchemist_ray import AlchemistError, AlchemistSession
 
 try:
-    AlchemistSession(address="alchemist://127.0.0.1:{port}", token="t" * 43)
+    AlchemistSession(address="alchemist://127.0.0.1:{port}", token="alch_ab12cd34_" + "s" * 43)
 except AlchemistError as error:
     print(error)
 print(*sorted(found.name for found in importlib.metadata.distributions()))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import ray
@@ -38,6 +39,7 @@ from alchemist_ray.ray_access.manager_pool import OwnGang
 from alchemist_ray.runtime.launch.gang_request import GangRequest, check_in_cluster
 from alchemist_ray.session.owner import MANAGER_TIMEOUT_S
 from alchemist_ray.version import __version__
+from mpi_workers import build_native
 from mpi_workers.deadlines import END_TIMEOUT_S, KILL_TIMEOUT_S
 from mpi_workers.wire import sockets
 
@@ -96,6 +98,7 @@ class RayGangs:
                 "their gangs share the CPUs and cannot be attached to from here (docs/upgrades.md)",
                 " and ".join(others), __version__,
             )  # fmt: skip
+        _tell_of_missing_parts()
 
     def _find_actors(self) -> ActorHandle:
         self._driver = find_driver()  # without a reference, one that is not detached ends
@@ -270,6 +273,12 @@ def stop_gang(name: str, *, address: str | None, token: str | None) -> None:
     """See `AlchemistSession.stop_gang`."""
     _join(address)
     catalogue.stop(name)
+
+
+@cache
+def _tell_of_missing_parts() -> None:
+    if lacking := build_native.missing():
+        log.warning("%s. To mend it, %s", lacking, build_native.ADVICE)
 
 
 def _collect_after_task() -> None:

@@ -1,8 +1,8 @@
 """Files that a version leaves behind: a checkpoint, a pickled handle, a gang's entry.
 
-``python -m tests.support.release_files`` writes those of this version below ``FOLDER``. They are
-made once for a version, and never changed after its tag: `tests/alchemist_ray/session/test_upgrades.py`
-reads those of all versions.
+``python -m tests.support.release_files`` writes those of this version below ``FOLDER``, once: after
+its tag they are not changed. `tests/alchemist_ray/session/test_upgrades.py` reads those of all
+versions.
 """
 
 from __future__ import annotations

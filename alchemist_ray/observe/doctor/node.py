@@ -47,12 +47,12 @@ from alchemist_ray.observe.doctor.finding import (
 )
 from alchemist_ray.plural import counted, listed
 from alchemist_ray.version import __version__
+from mpi_workers import build_native
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import SHM, unused
 from mpi_workers.node.processes import OomWatch
-from mpi_workers.waits import mpi_layer
 from mpi_workers.wire.interfaces import interface_of, interfaces
 
 TOOL_TIMEOUT_S = 8.0  # less than a check's
@@ -341,9 +341,8 @@ def versions() -> dict[str, str]:
 def copies(site: Site) -> Iterator[Finding]:
     """Report the compiled parts: the kernel that copies between array orders, waits in MPI."""
     yield Finding(INFO, copy_kernels.description())
-    compiled = mpi_layer.LIBRARY.exists()
-    how = "their call" if compiled else "the gang: no C compiler was found at the installation"
-    yield Finding(INFO, f"waits in MPI end with {how}")
+    lacking = build_native.missing()
+    yield warn_if(lacking, lacking, build_native.ADVICE, "waits in MPI end with their call")
 
 
 def mpi_library(site: Site) -> Iterator[Finding]:
