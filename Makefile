@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-BARE := $(VENV)/.bare-$(VERSION)
-SMALL := $(VENV)/.small-$(VERSION)
-READY := $(VENV)/.ready-$(VERSION)
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+BARE := $(VENV)/.bare-$(PYTHON_VERSION)
+SMALL := $(VENV)/.small-$(PYTHON_VERSION)
+READY := $(VENV)/.ready-$(PYTHON_VERSION)
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --build-constraint constraints.txt --editable
 JAR = $(BIN)/python -m alchemist_ray.clients.spark.build_jar
 # A cluster that make starts is private to this machine and ends with the command.
@@ -25,7 +25,8 @@ help:
 	@echo "make test-quick  tests without Ray, and one session: 3 minutes"
 	@echo "make test-long   all tests; fuzzers, property tests and random sessions in their long versions"
 	@echo "make lint    ruff and mypy; make format lets ruff change the files"
-	@echo "make docs    the documentation as HTML, in build/docs; a broken link is an error"
+	@echo "make docs    the documentation as HTML, in build/docs/dev; a broken link is an error."
+	@echo "             VERSION=0.1.0: of that version, which the others then show in their menu"
 	@echo "make tutorials  run the notebooks of docs/tutorials and store their outputs"
 	@echo "make soak    an hour of random sessions with faults, and what has grown"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
@@ -135,9 +136,11 @@ petsc: $(READY)
 test-petsc: $(READY)
 	$(BIN)/python -m pytest tests/ali/test_petsc.py tests/alchemist_ray/test_sparse_linalg.py
 
+# A site with a folder for each version, and the file of versions that all of them show.
+VERSION ?= dev
 docs: $(READY)
-	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/doctrees . build/docs
-	@echo "open build/docs/docs/index.html"
+	DOCS_VERSION=$(VERSION) $(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/doctrees . build/docs/$(VERSION)
+	@echo "open build/docs/$(VERSION)/docs/index.html"
 
 tutorials: $(READY)
 	$(BIN)/python -m tests.docs.notebooks $(NAMES)

@@ -6,6 +6,8 @@ code host and in the built site. ``make docs`` turns warnings, broken links amon
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -19,7 +21,7 @@ project = "Alchemist on Ray"
 (release,) = re.findall(
     r'^__version__ = "(.*)"$', (ROOT / "alchemist_ray" / "version.py").read_text(), re.MULTILINE
 )
-version = release
+version = os.environ.get("DOCS_VERSION", release)
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
@@ -28,6 +30,7 @@ include_patterns = [
     "docs/tutorials/*.ipynb",
     "README.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "**/README.md",
     "benchmarks/results/*.md",
     "benchmarks/results/papers/*.md",
@@ -49,9 +52,20 @@ default_role = "py:obj"  # `Handle.fetch` in a docstring links to it where it is
 
 # --- HTML -----------------------------------------------------------------------------
 html_theme = "pydata_sphinx_theme"
-html_title = project
+html_title = f"{project} {version}"
 html_show_sourcelink = False
-html_theme_options = {"show_prev_next": False, "navigation_with_keys": False}
+html_theme_options = {
+    "show_prev_next": False,
+    "navigation_with_keys": False,
+    "logo": {"text": f"{project} {version}"},
+    # Of the site's root, so that old versions show new ones; DOCS_ROOT: where that is on its host.
+    "switcher": {
+        "json_url": os.environ.get("DOCS_ROOT", "/") + "switcher.json",
+        "version_match": version,
+    },
+    "check_switcher": False,
+    "navbar_start": ["navbar-logo", "version-switcher"],
+}
 
 
 def link_to_files(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -68,6 +82,27 @@ def link_to_files(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"\[([^\]]+)\]\(([\w./-]+)\)", replace, source[0])
 
 
+def list_versions(app: Sphinx, error: Exception | None) -> None:
+    """Write the file of versions beside the folder of this one, and where the site begins."""
+    if error is not None or "DOCS_VERSION" not in os.environ:
+        return
+    site = Path(app.outdir).parent
+    numbers = [page.parents[1].name for page in site.glob("*/docs/index.html")]
+    releases = [name for name in numbers if re.fullmatch(r"\d+(\.\d+)+", name)]
+    releases.sort(key=lambda name: [int(part) for part in name.split(".")], reverse=True)
+    root = os.environ.get("DOCS_ROOT", "/")
+    others = sorted(set(numbers) - {*releases, "stable"})
+    entries = [{"version": name, "url": f"{root}{name}/docs/"} for name in releases + others]
+    if releases:
+        entries[0] |= {"name": f"{releases[0]} (stable)", "preferred": True}
+        (site / "stable").unlink(missing_ok=True)
+        (site / "stable").symlink_to(releases[0])
+    (site / "switcher.json").write_text(json.dumps(entries, indent=1) + "\n")
+    first = f"{(releases or others)[0]}/docs/index.html"
+    (site / "index.html").write_text(f'<meta http-equiv="refresh" content="0; url={first}">\n')
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", link_to_files)
+    app.connect("build-finished", list_versions)
     return {"parallel_read_safe": True}

@@ -29,10 +29,7 @@ HERE = "tests/docs/test_listings.py"
 SCAFFOLD = "tests/ali/test_scaffold.py"
 # By page: words of a listing, and the test that runs it, or why no test can.
 RUN_BY = {
-    "README.md": {
-        "make demo": "tests/alchemist_ray/test_cli.py",
-        "git clone": "tests/test_distribution.py",
-    },
+    "README.md": {"alchemist demo": "tests/test_distribution.py"},
     "benchmarks/README.md": {"benchmarks.recovery": "shown only: it measures for minutes"},
     "benchmarks/papers/README.md": {"benchmarks.papers": "tests/benchmarks/test_papers.py"},
     "cray/README.md": {
@@ -48,7 +45,11 @@ RUN_BY = {
         "docker run": "tests/deploy/container/test_image.py",
         "make client-wheel": "tests/alchemist_ray/gateway/test_wheel.py",
     },
-    "docs/getting-started.md": {"git clone": "tests/test_distribution.py"},
+    "docs/getting-started.md": {
+        "alchemist doctor": "tests/test_distribution.py",
+        "git clone": "tests/deploy/slurm/test_readme.py",
+        "pip download": "tests/test_distribution.py",
+    },
     "docs/kubernetes.md": {"alchemist token": HERE},
     "docs/metrics.md": {"ray_alchemist": HERE},
     "docs/operations.md": {
