@@ -187,6 +187,7 @@ def test_one_line_installs_it_without_index_compiler_git_and_make(
     folder, env = empty
     install(folder, env, index, "alchemist-on-ray[demo]")
     env = {**env, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    env["RAY_TMPDIR"] = env["HOME"]  # a cluster that runs on this machine is not joined
     run = {"env": env, "cwd": env["HOME"], "limit_s": 300.0, "merged": True}
     assert not any(shutil.which(name, path=env["PATH"]) for name in ("cc", "gcc", "git", "make"))
     said = commands.output(folder / "bin/alchemist", "demo", **run)
