@@ -69,7 +69,8 @@ def test_the_reference_lists_what_public_modules_export(listed: set[str]) -> Non
     assert {"alchemist_ray", "ali", "envs", "alchemist_ray.sparse.linalg"} <= set(modules)
     exports = json.loads(commands.python(EXPORTS, *modules, cwd=ROOT, code=0).stdout)
     missing = {name for name, defined in exports.items() if not {name, defined} & listed}
-    assert missing <= {"alchemist_ray.__version__"}
+    # `inspect` is what `alchemist_ray.transfer.sources` calls.
+    assert missing <= {"alchemist_ray.__version__", "alchemist_ray.clients.spark.inspect"}
 
 
 @pytest.mark.timeout(BUILD_S + 30)
