@@ -41,7 +41,10 @@ exclude_patterns = [".*", "build", "out", "ali/templates", "**/__pycache__", "ku
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # with the outputs that `make tutorials` has stored
 myst_enable_extensions = ["fieldlist"]
-suppress_warnings = ["toc.not_included"]  # test READMEs are pages that no table of contents names
+suppress_warnings = [
+    "toc.not_included",  # test READMEs are pages that no table of contents names
+    "ref.python",  # several classes have a `shape`: the word in a docstring links to one of them
+]
 
 # --- the API reference ----------------------------------------------------------------
 autodoc_member_order = "bysource"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import ray
 
-from benchmarks.harness import start_ray
-from benchmarks.papers.experiment import PAGES, SCALES, Page, Setting
+from benchmarks.harness import markdown, start_ray
+from benchmarks.papers.experiment import PAGES, SCALES, Page, Setting, cited
 
 EXPERIMENTS = {
     name: import_module(f"benchmarks.papers.{name}")
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.redraw:
         for name in options.names or EXPERIMENTS:
             redraw(name, options.out)
+        (options.out / "claims.md").write_text(claims())
         return 0
     setting = Setting(
         options.scale, options.runs, options.divide, not options.no_spark, options.spark_master
@@ -82,6 +84,28 @@ def main(argv: list[str] | None = None) -> int:
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def claims() -> str:
+    """The page of all claims of the papers, as the stored pages judge them."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for name in EXPERIMENTS:
+        for line in json.loads((PAGES / f"{name}.json").read_text())["verdicts"]:
+            if (judged := Page.judged(line)) is not None:
+                claim, where, said = judged
+                found.setdefault((where, claim), {}).setdefault(said, []).append(name)
+    rows = [
+        (cited(where), claim, said.removeprefix("The paper's claim "),
+         ", ".join(f"[{page}]({page}.md)" for page in dict.fromkeys(pages)))
+        for (where, claim), verdicts in sorted(found.items())
+        for said, pages in verdicts.items()
+    ]  # fmt: skip
+    return (
+        "# The papers' claims, and what holds here\n\n"
+        "Written by `python -m benchmarks.papers --redraw` from the stored pages, each of which "
+        "states its rules and reasons.\n\n"
+        + markdown(("section", "claim", "verdict here", "page"), rows)
+    )
 
 
 def redraw(name: str, out: Path) -> None:

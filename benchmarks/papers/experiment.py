@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -91,6 +92,9 @@ def side(papers: int, divisor: float) -> int:
     return max(1, round(papers / math.sqrt(divisor)))
 
 
+ROUTES = ("shared memory", "TCP", "from an IndexedRowMatrix")  # for which a claim is judged
+
+
 class Sample(tuple[float, ...]):
     """Several runs of one measurement."""
 
@@ -114,6 +118,31 @@ class Sample(tuple[float, ...]):
 def known(stored: Any) -> Any:
     """A measurement that was kept as JSON, or the text that says why it is missing."""
     return stored if isinstance(stored, str) else Sample(stored)
+
+
+EFFECT = (
+    "A level has an effect where the quartiles of its ratios lie on one side of 1, so that the "
+    "middle half of all settings agree; the ratios are of medians of the same settings."
+)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; of one value three times itself."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def effect(ratios: Sequence[float]) -> int:
+    """1 if ratios are above 1, -1 if they are below, 0 if that is noise; see `EFFECT`."""
+    low, _, high = quartiles(ratios)
+    return (low > 1) - (high < 1)
+
+
+def less(one: Sample, other: Sample) -> bool:
+    """Whether a mean is smaller by more than both standard deviations together."""
+    return other.mean - one.mean > one.spread + other.spread
 
 
 def cited(where: str) -> str:
@@ -216,6 +245,15 @@ class Page:
             None: "The paper's claim cannot be tested here",
         }[holds]
         self._say(f"**{said}:** {claim} ({cited(where)}), because {because}.")
+
+    @staticmethod
+    def judged(verdict: str) -> tuple[str, str, str] | None:
+        """Claim without its route, section and verdict, of a line of `verdicts`; None: no claim."""
+        found = re.match(r"\*\*(.+?):\*\* (.+?) \(\[(.+?)\]\(", verdict)
+        if found is None or found[1].startswith("Measured here"):
+            return None
+        said, claim, where = found.groups()
+        return re.sub(rf" \((?:{'|'.join(ROUTES)})\)$", "", claim), where, said
 
     def not_comparable(self, claim: str, where: str, because: str) -> None:
         """The setting differs too much from the paper's to judge a claim by it."""

@@ -13,8 +13,18 @@ import pytest
 
 from benchmarks import papers
 from benchmarks.papers import condest, factors, layouts, links, rl, session, spark, svd_scaling
-from benchmarks.papers.__main__ import EXPERIMENTS, main, redraw
-from benchmarks.papers.experiment import PAGES, PAPERS, Page, Sample, Setting, repeated, side
+from benchmarks.papers.__main__ import EXPERIMENTS, claims, main, redraw
+from benchmarks.papers.experiment import (
+    PAGES,
+    PAPERS,
+    Page,
+    Sample,
+    Setting,
+    effect,
+    less,
+    repeated,
+    side,
+)
 from benchmarks.papers.phases import measured
 
 TINY = Setting("small", runs=2, divide=1e5, spark=False)
@@ -226,6 +236,38 @@ def test_every_verdict_on_a_claim_links_its_section() -> None:
         for verdict in json.loads((PAGES / f"{name}.json").read_text())["verdicts"]:
             if not verdict.startswith("**Measured here"):
                 assert any(f"]({url})" in verdict for url in PAPERS.values()), verdict
+
+
+# Claims of which one follows from the other, or that two pages word differently.
+SAME = (
+    ("VC_STAR is faster than MC_MR and STAR_VC", "MC_MR is slightly more expensive than VC_STAR"),
+    (
+        "wide matrices are faster than narrow ones",
+        "short and wide is more efficient than tall and thin",
+    ),
+    ("wide matrices vary far less than tall ones", "short and wide varies less than tall and thin"),
+)  # fmt: skip
+
+
+def test_one_claim_has_one_verdict_on_all_pages() -> None:
+    verdicts: dict[str, set[str]] = {}
+    for page in PAGES.glob("*.json"):
+        for line in json.loads(page.read_text())["verdicts"]:
+            if (judged := Page.judged(line)) is not None:
+                verdicts.setdefault(judged[0], set()).add(judged[2])
+    assert len(verdicts) > 25
+    for one, other in SAME:
+        verdicts[one] |= verdicts[other]
+    assert not {claim: said for claim, said in verdicts.items() if len(said) > 1}
+    assert (PAGES / "claims.md").read_text() == claims()
+
+
+def test_a_verdict_follows_from_its_own_noise() -> None:
+    assert effect([1.1, 1.2, 1.3]) == 1
+    assert effect([0.8, 0.9, 0.95, 1.2]) == -1
+    assert effect([0.9, 1.2, 1.3, 0.95]) == 0
+    assert less(Sample([1.0, 1.2]), Sample([2.0, 2.2]))
+    assert not less(Sample([1.0, 1.8]), Sample([1.6, 2.2]))
 
 
 def test_every_experiment_has_a_page_and_a_line_in_the_readme() -> None:

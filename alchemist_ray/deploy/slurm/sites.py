@@ -374,9 +374,10 @@ def image(site: Site, name: str | None, runtime: str | None) -> Image | None:
         raise JobError(f"{problem}: --container-runtime takes {', '.join(RECIPES)}")
     own = site.container
     if _family(runs) != _family(own.runtime or runs) and (own.options or own.library):
+        given = [f"container.{key}" for key in ("options", "library") if getattr(own, key)]
         raise JobError(
-            f"container.options and container.library of site {site.name} are for {own.runtime}, "
-            f"not for {runs}: copy its file to {OWN}, and set both for {runs} there (--site)"
+            f"{' and '.join(given)} of site {site.name} for {own.runtime} do not fit {runs}: copy "
+            f"its file to {OWN}, and set for {runs} there what it needs (--site)"
         )
     return Image(name, runs, own.options, site.nodes.tmp)
 

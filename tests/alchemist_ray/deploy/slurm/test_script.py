@@ -97,8 +97,11 @@ def test_what_is_missing_for_an_image_is_said() -> None:
     with pytest.raises(JobError, match="unknown container runtime 'docker'"):
         sites.image(site, "x", "docker")
     for name, runtime in ("cray-xc", "podman"), ("cray-ex", "podman"), ("cray-cs", "shifter"):
-        with pytest.raises(JobError, match=f"of site {name} are for .*, not for {runtime}: copy"):
+        with pytest.raises(JobError, match=f"of site {name} for .* do not fit {runtime}: copy"):
             sites.image(sites.load(name), "x", runtime)
+    with pytest.raises(JobError) as refused:  # which sets no library
+        sites.image(sites.load("cray-cs-slurm"), "x", "podman")
+    assert "container.library" not in str(refused.value)
     image = sites.image(sites.load("cray-cs"), "x.sif", None)
     assert image is not None
     with pytest.raises(JobError, match="I_MPI_ROOT is not set: see"):
