@@ -145,8 +145,8 @@ def _conclude(page: Page, times: dict[Levels, list[float]], ratios: Ratios) -> N
     strongest = max(middle, key=lambda factor: abs(log(middle[factor])))
     page.measured(
         f"by the medians the strongest factor is the {strongest}; where smallest and largest are "
-        "on both sides of 1, the other factors decide the sign. The paper does not vary the route. Interactive "
-        "against batch jobs is not compared here, on one machine"
+        "on both sides of 1, the other factors decide the sign. The paper does not vary the route. "
+        "Interactive against batch jobs is not compared here, on one machine"
     )
 
 
