@@ -190,18 +190,16 @@ def start_layer(comm: Any, *, wanted: bool) -> bool:
     return bool(state.active)
 
 
-_late = False  # messages of an earlier call may arrive yet
 
 
 def begin(call: int) -> None:
-    """Assign the waits from now on to this call, to which no message of an earlier one belongs."""
-    global _late
+    """Assign the waits from now on to this call.
+
+    Messages are dropped at the end of a call only: a rank that has begun this call before us may
+    have sent one of its messages already.
+    """
     state = mpi_layer.state()
     state.call, state.left_in, state.refused = call, None, 0
-    layer = mpi_layer.loaded()
-    if _late and layer is not None and state.active:
-        layer.alchemist_waits_drop()
-    _late = False
 
 
 def used() -> bool:
@@ -211,11 +209,10 @@ def used() -> bool:
 
 def end(*, succeeded: bool) -> None:
     """The call has ended, and nothing that it has left under way in MPI goes on."""
-    global _late
     state, layer = mpi_layer.state(), mpi_layer.loaded()
     if not state.used or layer is None:
         return
-    state.used, _late = 0, True
+    state.used = 0
     if succeeded and state.active:
         layer.alchemist_waits_end()
 
