@@ -190,8 +190,6 @@ def start_layer(comm: Any, *, wanted: bool) -> bool:
     return bool(state.active)
 
 
-
-
 def begin(call: int) -> None:
     """Assign the waits from now on to this call.
 

@@ -52,6 +52,28 @@ def request(name: str, workers: int) -> list[dict[str, Any]]:
     return [{"rank": w.rank, "host": w.hostname, "pid": w.pid} for w in started]
 
 
+def workers(name: str) -> list[dict[str, Any]]:
+    """The ranks of the gang, as `request` tells them."""
+    found = sessions[name].list_workers()
+    return [{"rank": w.rank, "host": w.hostname, "pid": w.pid} for w in found]
+
+
+KEPT = np.arange(100_000.0).reshape(1000, 100)
+
+
+def keep(name: str) -> None:
+    """Send a matrix to the gang, under a name."""
+    sessions[name].send_matrix(KEPT, name="kept")
+
+
+def kept(name: str) -> bool:
+    """Whether the gang has that matrix yet, also for its ranks."""
+    A = sessions[name].matrix("kept")
+    found = np.array_equal(A.fetch(), KEPT) and np.array_equal((A + 1).fetch(), KEPT + 1)
+    A.free()
+    return found
+
+
 def pids(name: str) -> list[int]:
     """Ask the gang for the process ids of its ranks."""
     return [worker.pid for worker in sessions[name].list_workers()]

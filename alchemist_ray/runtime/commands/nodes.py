@@ -73,6 +73,8 @@ class Round(Replies):
         Why the caller no longer waits.
     begun : float
         When it was sent, by `time.monotonic`.
+    reported : dict or None
+        The first error of a rank, before its node's reply.
     stuck, stacks
         Ranks that have not returned from it, as their proxies report them, and where they are.
     """
@@ -85,6 +87,7 @@ class Round(Replies):
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cancelled: Failure | None = None
         self.begun = time.monotonic()
+        self.reported: Body | None = None
         self.stuck: set[int] = set()
         self.stacks: dict[int, list[str]] = {}
         self._returned = asyncio.Event()
@@ -144,6 +147,8 @@ class Round(Replies):
 
     def drop(self, error: AlchemistError) -> None:
         """Ranks are lost. If the call had failed before, its own error is the first cause."""
+        if self.reported is not None and not self.errors:
+            self.errors, self.failed = [self.reported], 1
         then = f"\nAfter that {error.facts.get('happened', error.args[0])}"
         if self.cancelled is not None:
             self.cancelled.message += then
@@ -474,6 +479,8 @@ class Nodes:
             if other != node:
                 proxy.send(Kind.COMMAND, {"op": "interrupt", "seq": seq})
         under_way = self._rounds.get(seq)
+        if under_way is not None:
+            under_way.reported = under_way.reported or body["error"]
         # Ranks of another round do not wait for each other: all of them reply soon.
         if under_way is not None and under_way.collective and not under_way.over.done():
             in_task(self._after_failure(seq, under_way, body["error"]), self._tasks)

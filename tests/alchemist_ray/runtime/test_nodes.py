@@ -14,6 +14,7 @@ from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.matrix_records import FREE_DELAY_S
 from alchemist_ray.runtime.commands.nodes import Nodes
 from mpi_workers.deadlines import BLAME_S, ENDING, FAILING
+from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import HEADER, Body, Frame, Kind, decode_body
 from tests.alchemist_ray.runtime.owners import NodesOwner, Owner
 
@@ -137,3 +138,101 @@ def test_matrices_released_while_others_run_the_commands_are_freed_there() -> No
 @pytest.mark.parametrize("chain", [ENDING, FAILING])
 def test_a_wait_lasts_longer_than_the_waits_inside_it(chain: tuple[float, ...]) -> None:
     assert all(inner < outer for inner, outer in pairwise(chain))
+
+
+class Answering(Proxy):
+    """A node's proxy whose ranks answer as they are told to."""
+
+    def __init__(self, nodes: Nodes, node: int) -> None:
+        super().__init__(nodes, node)
+        self._nodes, self._node = nodes, node
+        self.answer: Body = {}
+
+    def send(self, kind: Kind, body: Body) -> None:
+        self.commands.append(body)
+
+    def send_encoded(self, data: bytes) -> None:
+        body = decode_body(memoryview(data)[HEADER.size :])
+        self.commands.append(body)
+        match body["op"]:
+            case "clear":
+                self.event(op="cleared")
+            case "start":
+                ranks = [{"rank": self._node, "hostname": "h"}]
+                self.event(op="ready", ranks=ranks, addresses=["unix:x"])
+            case _ if "errors" in self.answer:
+                self.event(op="rank_failed", seq=body["seq"], error=self.answer["errors"][0])
+                self._late = {"seq": body["seq"], **self.answer}
+            case _:
+                frame = Frame(Kind.REPLY, {"seq": body["seq"], **self.answer}, 0)
+                asyncio.get_running_loop().call_soon(self._nodes.receive, self._node, frame)
+
+    def event(self, **fields: Any) -> None:
+        frame = Frame(Kind.EVENT, fields, 0)
+        asyncio.get_running_loop().call_soon(self._nodes.receive, self._node, frame)
+
+
+def two_nodes() -> tuple[Nodes, NodesOwner, list[Answering]]:
+    """Two nodes with a rank each, which have started."""
+    owner = NodesOwner()
+    nodes = Nodes(2, 2, owner)
+    proxies = [Answering(nodes, node) for node in range(2)]
+    for node, proxy in enumerate(proxies):
+        nodes.joined(node, proxy)  # type: ignore[arg-type]
+        proxy.event(op="ready", ranks=[{"rank": node, "hostname": "h"}], addresses=["unix:x"])
+    return nodes, owner, proxies
+
+
+def test_ranks_are_started_again_on_all_nodes_after_all_have_ended() -> None:
+    async def lose() -> None:
+        nodes, owner, proxies = two_nodes()
+        await nodes.ready
+        nodes.receive(1, ended(1, KILLED))
+        nodes.receive(0, ended(0, KILLED))  # it follows
+        assert [error.rank for error in owner.losses] == [1]
+        with pytest.raises(AlchemistError, match="rank 1"):
+            await nodes.round("free")
+        await nodes.clear()
+        await nodes.start(5)
+        assert [[body["op"] for body in proxy.commands] for proxy in proxies] == [
+            ["clear", "start"], ["clear", "start"],
+        ]  # fmt: skip
+        assert await nodes.round("free")
+        assert nodes.failure is None
+
+    asyncio.run(lose())
+
+
+def test_the_first_cause_is_the_error_of_a_call_after_which_a_rank_dies() -> None:
+    async def lose() -> str:
+        nodes, owner, proxies = two_nodes()
+        await nodes.ready
+        error = {"kind": "RoutineError", "message": "Unknown command bogus", "facts": {"rank": 1}}
+        proxies[1].answer = proxies[0].answer = {"errors": [error]}
+        call = asyncio.create_task(nodes.round("call", library="x", routine="y"))
+        await asyncio.sleep(0.01)
+        nodes.receive(0, ended(0, KILLED))
+        with pytest.raises(Failure) as caught:
+            await call
+        assert [error.rank for error in owner.losses] == [0]
+        assert caught.value.kind == "RoutineError"
+        return caught.value.message
+
+    first, after = asyncio.run(lose()).split("\n")[:2]
+    assert first.startswith("Unknown command bogus")
+    assert after == f"After that rank 0 (pid 1 on h) {KILLED}, in x.y"
+
+
+def test_ranks_that_may_not_go_on_are_replaced_after_their_answer() -> None:
+    async def ask() -> None:
+        nodes, owner, proxies = two_nodes()
+        await nodes.ready
+        proxies[1].answer = {"renew": True, "value": 7}
+        done = await nodes.round("call", library="x", routine="y")
+        assert done.value == 7
+        (loss,) = owner.losses
+        assert "x.y has ended while native code" in str(loss)
+        with pytest.raises(AlchemistError, match=r"x\.y"):
+            await nodes.round("free")
+
+    asyncio.run(ask())
