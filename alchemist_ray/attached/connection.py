@@ -518,15 +518,11 @@ class GangConnection:
 WRITE_ARRAYS = frozenset({"assign", "assign_elements", "put_elements", "update"})
 
 
-# A command that cancels or lists calls must not wait behind one of them.
-SEE_NO_ARRAYS = frozenset({"ping", "load", "version", "cancel_calls", "status"})
-
-
 def _sees_arrays(body: Body) -> bool:
     """Whether a command may change an array, or list arrays."""
     if body["op"] == "call" and body["library"] == ARRAYS:
         return body["routine"] in WRITE_ARRAYS
-    return body["op"] not in SEE_NO_ARRAYS
+    return COMMANDS[body["op"]].sees_arrays
 
 
 def _changed(body: Body) -> list[int]:

@@ -198,6 +198,8 @@ class RankCommands:
         succeeded = False
         try:
             with interruption.ended_waits():
+                if command is not None and command.collective:
+                    self._enter(body)
                 reply = handler(body) or {}
             succeeded = True
         finally:
@@ -240,7 +242,6 @@ class RankCommands:
         """Free what `execute` has freed before."""
 
     def redistribute(self, body: Body) -> None:
-        self._enter(body)
         source = self._storage.sealed(body["source"])
         result = self.gang.to_layout(source, body["layout"])
         self._storage.put(body["matrix"], result, sealed=True)
@@ -248,12 +249,10 @@ class RankCommands:
     # --- code ---
 
     def load(self, body: Body) -> Body:
-        self._enter(body)
         library = self._libraries.load(self.gang, body["library"], body.get("path"))
         return {"value": library.describe()} if self.gang.rank == 0 else {}
 
     def call(self, body: Body) -> Body:
-        self._enter(body)
         library = self._libraries[body["library"]]
         arguments = {
             name: self._storage.sealed(value["matrix"]) if isinstance(value, dict) else value
@@ -277,7 +276,6 @@ class RankCommands:
         return reply
 
     def run(self, body: Body) -> Body:
-        self._enter(body)
         self.gang.check()
         used: dict[int, DistMatrix] = {}
 

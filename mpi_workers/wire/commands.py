@@ -61,6 +61,13 @@ class Command:
         on; ``call`` and ``run`` also ``room``, bytes that their results may have, and ``changes``,
         ids of the matrices that they may change (default: all that they get). None: ranks take no
         part.
+    collective : bool
+        The ranks may meet in MPI: if it fails on one, the others leave their waits, and the next
+        such command gets other communicators.
+    makes : bool
+        It makes matrices, for which a user may have a quota.
+    sees_arrays : bool
+        It may read, change or list matrices: changes that a process has recorded are made first.
     prints : bool
         Its code on the ranks may print.
     notice : str
@@ -75,6 +82,9 @@ class Command:
     audited: bool = False
     rerun: Rerun = Rerun.ALWAYS
     ranks: str | None = None
+    collective: bool = False
+    makes: bool = False
+    sees_arrays: bool = True
     prints: bool = False
     notice: str = ""
 
@@ -96,8 +106,8 @@ def _queued(fields: str, ranks: str, scope: str | None = "", **more: object) -> 
     return Command(fields, scope=scope, ranks=ranks, **more)  # type: ignore[arg-type]
 
 
-def _at_once(fields: str, scope: str | None = "") -> Command:
-    return Command(fields, Turn.AT_ONCE, scope)
+def _at_once(fields: str, scope: str | None = "", **more: object) -> Command:
+    return Command(fields, Turn.AT_ONCE, scope, **more)  # type: ignore[arg-type]
 
 
 def _connection(fields: str, scope: str | None = "", **more: object) -> Command:
@@ -110,23 +120,26 @@ COMMANDS: dict[str, Command] = {
     # Matrices. `send`: a token of the sender for one matrix that it sends.
     "create": _queued(
         "send shape dtype layout becomes? source? columns?", "matrix layout shape dtype",
-        audited=True,
+        audited=True, makes=True,
     ),
     "seal": _queued("send matrix name?", "matrix", rerun=Rerun.NEVER),
     "free": _queued("matrices", "", audited=True),
-    "redistribute": _queued("source layout name?", "source matrix layout"),
+    "redistribute": _queued(
+        "source layout name?", "source matrix layout", collective=True, makes=True
+    ),
     # Code.
     "load": _queued(
-        "library path? reload?", "library", audited=True, prints=True,
+        "library path? reload?", "library", audited=True, collective=True, prints=True,
+        sees_arrays=False,
         notice="the ranks still load library {library!r}",
     ),
     "call": _queued(
         "library routine arguments columns?", "library routine arguments first",
-        audited=True, prints=True, rerun=Rerun.IF_PURE,
+        audited=True, collective=True, makes=True, prints=True, rerun=Rerun.IF_PURE,
     ),
     "run": _queued(
         "task uses pure? own_turn?", "name first", _CODE,
-        audited=True, prints=True, rerun=Rerun.IF_PURE,
+        audited=True, collective=True, makes=True, prints=True, rerun=Rerun.IF_PURE,
     ),
     "keep_result": _queued("", "matrix layout shape dtype", None, internal=True),
     "adopt": _queued("", "matrices", None, internal=True),
@@ -140,15 +153,15 @@ COMMANDS: dict[str, Command] = {
     "list_matrices": _at_once("names?"),
     "list_libraries": _at_once(""),
     "sources": _at_once("matrices"),
-    "ping": _at_once("wait? workers?"),
+    "ping": _at_once("wait? workers?", sees_arrays=False),
     "file_stamp": _at_once("matrix stamp", None),
     # The connection and the calls of its process.
     "session": _connection(""),
     "goodbye": _connection(""),
     "cancel": _connection("call"),
-    "cancel_calls": _connection("all?", audited=True),
-    "status": _connection(""),
-    "version": _connection("matrix"),
+    "cancel_calls": _connection("all?", audited=True, sees_arrays=False),
+    "status": _connection("", sees_arrays=False),
+    "version": _connection("matrix", sees_arrays=False),
 }  # fmt: skip
 
 

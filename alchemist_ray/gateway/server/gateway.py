@@ -309,7 +309,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 CONNECT_TIMEOUT_S = 10.0
 PENDING = 10_000  # commands of a client without an answer
-MAKES = ("create", "call", "run", "redistribute")  # commands that make matrices
 
 
 @dataclass(slots=True)
@@ -415,7 +414,9 @@ class Client:
         call = _Call(_facts(body))
         if ident is not None:
             self._calls[ident] = call
-        if op not in MAKES or tokens.quota(self.user, "nbytes") is None:  # the quota is in a file
+        if (
+            not COMMANDS[op].makes or tokens.quota(self.user, "nbytes") is None
+        ):  # the quota is in a file
             self._forward(body)
         elif ident is None:
             raise WireError(f"{op!r} must have a number")

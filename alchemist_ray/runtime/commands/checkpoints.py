@@ -61,7 +61,7 @@ class Checkpoint:
     async def settle(self, commands: Commands) -> None:
         """Ranks were lost while it got its name: use it if it has. Raises as `Nodes.round`."""
         nodes, first = commands.nodes, commands.next_id
-        await nodes.round("load", collective=True, library=FILES, path=None)
+        await nodes.round("load", library=FILES, path=None)
         with contextlib.suppress(Failure):  # there is no other one either
             done = await call_on(nodes, first, FILES, "manifest", {"path": self.where})
             if json.loads(done.value[0]).get("token") == self.token:

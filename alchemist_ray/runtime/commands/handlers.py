@@ -151,9 +151,7 @@ class Commands:
         self.dead.add([*idents, *copies])
 
     async def _copy(self, source: int, matrix: int, layout: str) -> None:
-        await self.nodes.round(
-            "redistribute", collective=True, source=source, matrix=matrix, layout=layout
-        )
+        await self.nodes.round("redistribute", source=source, matrix=matrix, layout=layout)
 
     async def redistribute(self, body: Body, holder: str) -> Body:
         """A copy of a matrix in another layout."""
@@ -180,9 +178,7 @@ class Commands:
         check_room(nbytes, self._room(body))
         ident, self.next_id = self.next_id, self.next_id + 1
         try:
-            await self.nodes.round(
-                op, collective=op == "redistribute", matrix=ident, **fields, **more
-            )
+            await self.nodes.round(op, matrix=ident, **fields, **more)
         except Failure:
             self.drop(ident)
             raise
@@ -207,7 +203,7 @@ class Commands:
         known = self.libraries.in_use(name, stamp, holder, replace=bool(body.get("reload")))
         if known is not None:
             return known
-        done = await self.nodes.round("load", collective=True, library=name, path=path)
+        done = await self.nodes.round("load", library=name, path=path)
         described: Body = done.value
         self.libraries.add(name, stamp, described, holder)
         self.nodes.absent.discard(name)
@@ -276,7 +272,7 @@ class Commands:
             asked["room"] = room
         begin, first = time.monotonic(), self.next_id
         try:
-            done = await self.nodes.round(collective=True, first=first, **asked)
+            done = await self.nodes.round(first=first, **asked)
         except Failure as failure:
             self.dead.add_results(first)
             if failure.interrupted:
@@ -326,7 +322,7 @@ class Commands:
             words = f"library {library!r} must be loaded again: {path} has changed since then, and"
             self.libraries.remove(library, f"{words} the ranks were started again")
             self.libraries.check(library, "")
-        await self.nodes.round("load", collective=True, library=library, path=path)
+        await self.nodes.round("load", library=library, path=path)
         self.nodes.absent.discard(library)
 
     def changed(self, body: Body) -> list[Record]:

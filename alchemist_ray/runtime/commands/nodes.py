@@ -575,7 +575,7 @@ class Nodes:
 
     # --- a round over all nodes ---
 
-    async def round(self, op: str, *, collective: bool = False, **fields: Any) -> Round:
+    async def round(self, op: str, **fields: Any) -> Round:
         """Send one command to every rank and wait for all answers.
 
         `Proxy._command` (`mpi_workers.node.proxy`) receives it on each node.
@@ -594,23 +594,26 @@ class Nodes:
         if (error := self.failure or self.lost) is not None:
             raise error.with_traceback(None)  # those of earlier ones would pile up
         self.last_round += 1
+        command = COMMANDS[op]
         body: Body = {"op": op, "seq": self.last_round, **fields}
         if self.dead is not None:
             body |= self.dead.fields
-        data = encode(Kind.COMMAND, {**body, "renew": True} if collective and self._renew else body)
+        if command.collective and self._renew:
+            body["renew"] = True
+        data = encode(Kind.COMMAND, body)
         if self.dead is not None:
             self.dead.told()
-        if collective:
+        if command.collective:
             self._renew = False
-        doing = command_name(body) if COMMANDS[op].prints else ""  # code of users and libraries
-        under_way = Round(len(self._proxies), doing, collective)
+        doing = command_name(body) if command.prints else ""  # code of users and libraries
+        under_way = Round(len(self._proxies), doing, command.collective)
         self._rounds[self.last_round] = under_way
         for proxy in self._proxies.values():
             proxy.send_encoded(data)
         await under_way.over
         failure = under_way.failure()
         if failure is not None:
-            self._renew = self._renew or collective  # the next call gets a fresh communicator
+            self._renew = self._renew or command.collective  # the next call: other communicators
             failure.interrupted = bool(
                 under_way.places or under_way.missing or under_way.cancelled is not None
             )

@@ -56,5 +56,5 @@ async def save_state(commands: Commands, library: str) -> SavedState:
 async def call_on(nodes: Nodes, first: int, library: str, routine: str, arguments: Body) -> Any:
     """Call a routine for the GroupManager itself; its matrices have the ids from `first` on."""
     return await nodes.round(
-        "call", collective=True, library=library, routine=routine, arguments=arguments, first=first
+        "call", library=library, routine=routine, arguments=arguments, first=first
     )

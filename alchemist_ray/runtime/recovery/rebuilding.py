@@ -143,7 +143,7 @@ class Rebuilding:
                 libraries.remove(name)
             elif name not in later:
                 try:
-                    await self._nodes.round("load", collective=True, library=name, path=path)
+                    await self._nodes.round("load", library=name, path=path)
                 except Failure:
                     libraries.remove(name)  # calls of it are told that it is not loaded
 
@@ -166,12 +166,12 @@ class Rebuilding:
         if op == "sent":
             await self._send(command.made[0], command.source, fields)
         elif op == "redistribute":
-            await self._nodes.round(op, collective=True, matrix=command.made[0], **fields)
+            await self._nodes.round(op, matrix=command.made[0], **fields)
         else:
             await self._check_sources(command)
             if op != "load":
                 fields["first"] = command.made[0] if command.made else self._commands.next_id
-            done = await self._nodes.round(op, collective=True, **fields)
+            done = await self._nodes.round(op, **fields)
             self._check_made(command, done.matrices or [])
 
     def _check_made(self, command: LoggedCommand, matrices: Sequence[Any]) -> None:

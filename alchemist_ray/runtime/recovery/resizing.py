@@ -70,7 +70,7 @@ class IncarnationCopy:
         commands, nodes = self.commands, self.new.nodes
         await self.check_libraries()
         for name, library in commands.libraries.items():
-            await nodes.round("load", collective=True, library=name, path=library.stamp[0])
+            await nodes.round("load", library=name, path=library.stamp[0])
         try:
             for name in commands.libraries.states():
                 self._states.append(await save_state(commands, name))
@@ -143,7 +143,7 @@ class IncarnationCopy:
 
     async def _redistribute(self, source: int, record: Record) -> None:
         await self.new.nodes.round(
-            "redistribute", collective=True, source=source, matrix=record.id, layout=record.layout
+            "redistribute", source=source, matrix=record.id, layout=record.layout
         )
 
     async def _move(self, moves: list[tuple[Record, TransferTarget]]) -> None:
