@@ -415,7 +415,7 @@ class Client:
         if ident is not None:
             self._calls[ident] = call
         if (
-            not COMMANDS[op].makes or tokens.quota(self.user, "nbytes") is None
+            not COMMANDS[str(op)].makes or tokens.quota(self.user, "nbytes") is None
         ):  # the quota is in a file
             self._forward(body)
         elif ident is None:

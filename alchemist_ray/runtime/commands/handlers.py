@@ -389,10 +389,10 @@ class Commands:
             record = self._record(ident, None, fields, origin, holder)
             if columns and not described:
                 record.columns = columns
-            described.append(record.described())
             self.next_id = ident + 1
             for other in filter(None, map(self.matrices.get, alias)):
                 record.shares_with(other)
+            described.append(record.described())
         return described
 
     def unlisted(self, matrices: list[Any] | None) -> list[Record]:
