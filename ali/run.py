@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib.util
 import io
 import linecache
 import os
@@ -118,13 +119,62 @@ class _Unpickler(pickle.Unpickler):
         self._matrix = matrix
         self._values = values
 
-    def persistent_load(self, ident: tuple[str, int]) -> Any:
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("cloudpickle.cloudpickle", "subimport"):
+            return _later
+        return super().find_class(module, name)
+
+    def persistent_load(self, ident: tuple[str, Any]) -> Any:
         kind, which = ident
+        if kind == "later":
+            return _Later(*which)
         if kind != "matrix":
             return self._values[which]
         found = self._matrix(which)
         assert _running is not None
         return found if of_layout(found.layout) is None else on_ranks(_running.gang, found)
+
+
+class _LaterModule(ModuleType):
+    """A module that is imported when an attribute of it is used.
+
+    A function that refers to a module of the user's brings all that this module has imported, such
+    as Ray or a package for pictures, of which ranks need nothing.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(importlib.import_module(self.__name__), name, value)
+
+    def __dir__(self) -> list[str]:
+        return dir(importlib.import_module(self.__name__))
+
+
+def _later(name: str) -> ModuleType:
+    """A module. Raises `ImportError` if its package is not installed here."""
+    if name in sys.modules:
+        return importlib.import_module(name)
+    if importlib.util.find_spec(top := name.partition(".")[0]) is None:
+        raise ModuleNotFoundError(f"No module named {top!r}", name=top)
+    return _LaterModule(name)
+
+
+class _Later:
+    """A class or function of the program's side, which is imported if it is used."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._where = module, name
+
+    def _found(self) -> Any:
+        return getattr(importlib.import_module(self._where[0]), self._where[1])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._found()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found(), name)
 
 
 def _load(parts: Sequence[Any], matrix: Find, values: Sequence[Any]) -> Any:

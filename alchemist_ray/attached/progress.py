@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, TextIO
 
 from alchemist_ray.attached.matrix_ref import MatrixRef, ref_of
@@ -105,8 +107,35 @@ def as_text(lines: Iterable[Line]) -> str:
     )
 
 
+_folder: ContextVar[Path | None] = ContextVar("alchemist_output")  # None: lines are dropped
+
+
+@contextmanager
+def output_to(folder: Path | None) -> Iterator[None]:
+    """See `AlchemistSession.output`."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    before = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(before)
+
+
 def show(lines: Iterable[Line]) -> None:
-    """Write lines to this process's stdout and stderr, above a progress bar if one is shown."""
+    """Write lines to this process's stdout and stderr, above a progress bar if one is shown.
+
+    Or where `output_to` says. Notices, which are no rank's, are always shown.
+    """
+    if (folder := _folder.get(here := Path())) is not here:
+        for rank, printed in itertools.groupby(lines, lambda line: line[0]):
+            text = "".join(f"{text}\n" for _, _, text in printed)
+            if rank < 0:
+                _write(sys.stderr, text)
+            elif folder is not None:
+                with contextlib.suppress(OSError), open(folder / f"rank{rank}.txt", "a") as file:
+                    file.write(text)
+        return
     for name, together in itertools.groupby(lines, lambda line: line[1]):
         _write(sys.stderr if name == STDERR else sys.stdout, as_text(together))
 

@@ -26,8 +26,9 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -199,8 +200,8 @@ def _init(address: str, level: int) -> None:
 def start_ray(cpus: int, limit_s: float = START_TIMEOUT_S) -> None:
     """Start a Ray cluster for this process, in a folder that only this user can enter.
 
-    Ray gives up after 30 s. The start is repeated once, if half of `limit_s` is left, or, after the
-    death of one of Ray's processes, any of it.
+    Ray gives up after 30 s. The start is repeated, if half of `limit_s` is left, or, as soon as one
+    of Ray's processes has ended, any of it.
 
     Linux ends Ray's processes with the thread that has started them. If the caller is not the main
     thread, a thread that does not end starts them.
@@ -237,8 +238,10 @@ def _start(cpus: int, limit_s: float) -> None:
     tighten()
     for attempt in range(ATTEMPTS):
         others = descendants([os.getpid()])
-        watch = _StartWatch(others, folder or _ray_folder())
+        watch = _StartWatch(others, folder or _ray_folder(), agent=attempt == 0)
+        get_node = ray._private.services.get_node
         try:
+            ray._private.services.get_node = watch.until_died(get_node)
             # Without "local", Ray joins the cluster that a file in its folder names, also another
             # user's.
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
@@ -251,15 +254,33 @@ def _start(cpus: int, limit_s: float) -> None:
             _end_left(others, folder or _ray_folder())
             if attempt == ATTEMPTS - 1 or taken > (limit_s if watch.died else limit_s / 2):
                 raise LaunchError(said) from (None if watch.died else error)
-            log.warning("%s\nRay is started once more", said.rstrip())
+            log.warning(
+                "%s\nRay is started once more, without its dashboard agent and its metrics",
+                said.rstrip(),
+            )
         finally:
+            ray._private.services.get_node = get_node
             watch.over.set()
     tighten()
     log.info("started a Ray cluster at %s", ray.get_runtime_context().gcs_address)
 
 
+# On a busy machine the raylet ends while it waits for these, which its dashboard agent writes after
+# some 15 s of imports. With -1 the raylet goes on without the agent, as in a minimal installation.
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+
+
 class _StartWatch:
     """Reports a slow start of Ray, and at once a process that dies: `ray.init` waits for 30 s.
+
+    Parameters
+    ----------
+    others : collection of int
+        Processes that are not of this start.
+    folder : Path
+        Ray's.
+    agent : bool
+        Whether the raylet waits for its dashboard agent, which exports metrics.
 
     Attributes
     ----------
@@ -269,11 +290,32 @@ class _StartWatch:
         Ends the watch.
     """
 
-    def __init__(self, others: Collection[int], folder: Path) -> None:
+    def __init__(self, others: Collection[int], folder: Path, *, agent: bool) -> None:
+        self._agent = agent
         self.died = ""
         self.over = threading.Event()
         self._others, self._folder = set(others), folder
         threading.Thread(target=self._watch, name="alchemist-ray-start", daemon=True).start()
+
+    def until_died(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, which waits for a node in native code, until a process has died."""
+
+        def waited(*args: Any) -> Any:
+            answer: Future[Any] = Future()
+
+            def ask() -> None:
+                try:
+                    answer.set_result(wait(*args))
+                except Exception as error:
+                    answer.set_exception(error)
+
+            threading.Thread(target=ask, name="alchemist-ray-node", daemon=True).start()
+            while not self.died:
+                with suppress(FutureTimeoutError):
+                    return answer.result(WATCH_INTERVAL_S)
+            raise LaunchError(self.died)
+
+        return waited
 
     def _watch(self) -> None:
         begun, running = time.monotonic(), dict[int, str]()
@@ -283,6 +325,8 @@ class _StartWatch:
             for pid in descendants([os.getpid()]) - self._others:
                 with suppress(psutil.Error):  # it has ended
                     process = psutil.Process(pid)
+                    if process.name() == "raylet" and not self._agent:
+                        _go_on_without_agent(process.cmdline())
                     if process.name() in DAEMONS:
                         running[pid] = process.name()
                         alive |= {pid} if process.status() != psutil.STATUS_ZOMBIE else set()
@@ -297,6 +341,16 @@ class _StartWatch:
                     "Ray has been starting for %.0f s; its logs are in %s", SLOW_START_S, logs
                 )
                 slow = False
+
+
+def _go_on_without_agent(raylet: Sequence[str]) -> None:
+    words = dict(word.split("=", 1) for word in raylet if "=" in word)
+    for name in AGENT_PORTS:
+        with (
+            suppress(OSError, KeyError),
+            open(Path(words["--session_dir"], f"{name}_{words['--node_id']}"), "x") as file,
+        ):
+            file.write("-1")
 
 
 def _end_left(others: Collection[int], folder: Path) -> None:

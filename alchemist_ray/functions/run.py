@@ -13,8 +13,9 @@ import os
 import pickle
 import sys
 import threading
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,15 @@ from mpi_workers.wire.frames import Body, Buffer
 from mpi_workers.wire.names import places
 
 INLINE = 1 << 20  # 1 MiB
+CODE = frozenset({type, ABCMeta, FunctionType})
+# Ranks never use them, and their import, with that of Ray, takes seconds on a busy machine.
+OF_PROGRAMS = frozenset(
+    {
+        ("alchemist_ray.session.alchemist_session", "AlchemistSession"),
+        ("alchemist_ray.ray_access.executor", "Executor"),
+        ("alchemist_ray.ray_access.mpi_function", "mpi_function"),
+    }
+)
 PLAIN = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, type, CodeType})
 
 
@@ -261,8 +271,11 @@ class _CallPickler(Pickler):
         self._matrix = matrix
         self._refs = refs
 
-    def persistent_id(self, value: Any) -> tuple[str, int] | None:
-        if type(value) in PLAIN:  # nearly all that is pickled
+    def persistent_id(self, value: Any) -> tuple[str, Any] | None:
+        kind = type(value)
+        if kind in CODE and (where := (value.__module__, value.__name__)) in OF_PROGRAMS:
+            return ("later", where)
+        if kind in PLAIN:  # nearly all that is pickled
             return None
         if (ref := argument_ref(value)) is not None:
             return ("matrix", self._matrix(ref))

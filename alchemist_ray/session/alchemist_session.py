@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from alchemist_ray.arrays.handle import Handle
 from alchemist_ray.arrays.namespace import Namespace, namespace_of
 from alchemist_ray.arrays.sparse import SparseHandle, as_csr, is_sparse, is_sparse_blocks
 from alchemist_ray.arrays.times import TimeHandle
+from alchemist_ray.attached import progress
 from alchemist_ray.attached.info import CallInfo, GangInfo, WorkerInfo, gang_html
 from alchemist_ray.attached.libraries import Library, checked_timeout, named
 from alchemist_ray.attached.matrix_ref import MatrixRef
@@ -356,6 +358,22 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         get: new matrices, layouts, progress, cancellation. No state is kept between runs.
         """
         return user_code.run(self.connection, function, args, kwargs, timeout_s, pure=pure)
+
+    def output(self, to: bool | str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
+        """A block in which the lines that ranks print go elsewhere, for calls of this thread::
+
+            with als.output("logs"):
+                als.run(simulate)  # prints to logs/rank0.txt, logs/rank1.txt, ...
+
+        Parameters
+        ----------
+        to : bool or path_like
+            A folder on this machine, to whose files the lines are appended; False: they are not
+            shown; True: they are, as a session with ``output=True`` does.
+        """
+        if isinstance(to, bool):
+            return contextlib.nullcontext() if to else progress.output_to(None)
+        return progress.output_to(checked_path("to", to))
 
     def run_script(
         self,

@@ -87,6 +87,21 @@ class DistMatrix:
         return self.distribution.shape
 
     @property
+    def vector(self) -> NDArray[Any]:
+        """This rank's elements of an array of one axis, shape (local_m,), without a copy.
+
+        Element ``vector[i]`` is element ``rows[i]`` of the array; `local` is (local_m, 1).
+
+        Raises
+        ------
+        ValueError
+            If the array has other than one axis.
+        """
+        if self.ndim != 1:
+            raise ValueError(f"an array of shape {self.array_shape} is no vector: use .local")
+        return self.stored.reshape(-1)
+
+    @property
     def ndim(self) -> int:
         """Axes of the array that clients see."""
         return len(self.array_shape)

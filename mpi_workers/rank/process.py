@@ -53,6 +53,7 @@ from mpi_workers.rank.foreign_code import (
     traceback_of,
 )
 from mpi_workers.rank.gang_view import GangView
+from mpi_workers.rank.imports import SlowImports
 from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.waits import interruption, mpi_layer
 from mpi_workers.waits.interruption import InterruptWord, end_on_signal, place
@@ -95,6 +96,8 @@ class RankLoop:
         interruption.start_layer(world, wanted=is_mpich and config.mpi_waits != "plain")
         mpi_layer.state().disposable = True
         end_on_signal(interruption.interrupted, INTERRUPTIBLE)
+        if world.rank == 0:
+            sys.meta_path.insert(0, SlowImports())
         self._settings = ProcessSettings()
         gang = GangView(world, storage, self._report, folder)
         self._rank = gang.rank

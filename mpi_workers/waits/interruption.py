@@ -137,13 +137,15 @@ def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool
 def place(error: BaseException) -> str:
     """Where a call was interrupted: ``recv at hang (lib.py:12)``; empty if not known.
 
-    The innermost code outside of this package, and the wait that it has called.
+    The innermost code outside of this package, and the wait that it has called, or its import.
     """
     if isinstance(error, Interrupted) and error.place:
         return error.place
     found, wait, trace = "", "", error.__traceback__
     while trace is not None:
         code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__", ""))
+        if found and code.co_name == "<module>" and module != "__main__":
+            return f"import of {module} at {found}"
         if module.startswith("mpi4py"):
             wait = wait or code.co_name.rpartition(".")[2] + " at "
         elif not module.startswith(OURS):

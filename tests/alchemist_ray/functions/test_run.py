@@ -385,3 +385,130 @@ def test_a_large_argument_is_there_again_after_the_loss_of_a_rank(cluster: str) 
         B = als.run(times, A, np.full(300_000, 3.0), pure=True)
         os.kill(als.list_workers()[1].pid, signal.SIGKILL)
         np.testing.assert_array_equal(B.fetch(), 3 * np.eye(6))
+
+
+BRINGS_MUCH = """
+import ray
+import sqlite3
+from alchemist_ray import AlchemistSession, Executor, mpi_function
+
+SESSIONS = []
+
+def run(comm):
+    return comm.size
+
+def main():
+    with AlchemistSession(2) as als:
+        return Executor, mpi_function, ray.get(als)
+
+def version(comm):
+    sqlite3.of_this_rank = comm.rank
+    return comm.allgather((sqlite3.sqlite_version, sqlite3.of_this_rank))
+"""
+
+
+def test_what_a_functions_module_has_imported_is_imported_on_ranks_where_it_is_used(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reference to a module brings all its functions, and what their program imports."""
+    (tmp_path / "brings_much.py").write_text(BRINGS_MUCH)
+    monkeypatch.syspath_prepend(tmp_path)
+    import brings_much  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    def imported(comm: Any) -> list[str]:
+        return [name for name in ("ray", "sqlite3", "alchemist_ray") if name in sys.modules]
+
+    with AlchemistSession(2) as als:
+        assert als.run(lambda comm: (brings_much.run(comm), brings_much.main.__name__)) == (
+            2,
+            "main",
+        )
+        assert als.run(imported) == []
+        import sqlite3  # noqa: PLC0415
+
+        found = als.run(lambda comm: brings_much.version(comm))
+        assert found == [(sqlite3.sqlite_version, rank) for rank in (0, 1)]
+        assert als.run(imported) == ["sqlite3"]
+
+
+SLOW = """
+import time
+import {name}.part
+time.sleep({seconds})
+"""
+
+
+def slow_package(folder: Path, name: str, seconds: float) -> None:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(SLOW.format(name=name, seconds=seconds))
+    (folder / name / "part.py").write_text("")
+
+
+def uses(comm: Any, folder: str, name: str) -> None:
+    from mpi_workers.rank import imports  # noqa: PLC0415
+
+    sys.path.insert(0, folder)
+    imports.SLOW_S = 0.0
+    try:
+        __import__(name)
+    finally:
+        imports.SLOW_S = 5.0
+
+
+def test_an_import_that_takes_long_is_told_by_one_rank(
+    als: AlchemistSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slow_package(tmp_path, "tells_of_itself", 0)
+    als.run(uses, str(tmp_path), "tells_of_itself")
+    told = capfd.readouterr().err
+    assert told.count("importing tells_of_itself: 0 s so far. The first call") == 1
+    assert "[rank 0] importing" in told
+    als.run(uses, str(tmp_path), "tells_of_itself")
+    assert "importing" not in capfd.readouterr().err
+
+
+def test_a_time_limit_that_ends_an_import_names_it(als: AlchemistSession, tmp_path: Path) -> None:
+    slow_package(tmp_path, "sleeps_long", 60)
+    with pytest.raises(CallTimeoutError, match=r"import of sleeps_long at uses \(test_run.py"):
+        als.run(uses, str(tmp_path), "sleeps_long", timeout_s=1.0)
+
+
+def says(comm: Any, count: int) -> None:
+    for line in range(count):
+        print(f"line {line} of {comm.rank}")
+
+
+def test_the_output_of_calls_goes_to_a_file_for_each_rank_or_nowhere(
+    als: AlchemistSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with als.output(tmp_path / "logs"):
+        als.run(says, 1000)
+        als.run(says, 1)
+        with als.output(False):
+            als.run(says, 5)
+        als.run_program(["sh", "-c", "echo of a program"])
+    assert capfd.readouterr().out == ""
+    for rank in range(3):
+        lines = (tmp_path / "logs" / f"rank{rank}.txt").read_text().splitlines()
+        assert lines == [*(f"line {line} of {rank}" for line in (*range(1000), 0)), "of a program"]
+    als.run(says, 1)
+    assert capfd.readouterr().out.count("line 0") == 3
+
+
+def part(comm: Any, A: Any, B: Any) -> Any:
+    A.vector[...] += A.rows
+    assert A.local.shape == (len(A.rows), 1)
+    try:
+        return A, B.vector
+    except ValueError as error:
+        return A, str(error)
+
+
+def test_a_rank_has_a_vector_as_one_axis(als: AlchemistSession) -> None:
+    for layout in ("VC_STAR", "VC_STAR:BLOCK", "STAR_STAR"):
+        A, error = als.run(
+            part, als.send_matrix(np.zeros(7), layout=layout), als.send_matrix([[1.0]])
+        )
+        assert A.shape == (7,)
+        np.testing.assert_array_equal(A.fetch(), np.arange(7.0))
+        assert "shape (1, 1) is no vector" in error
