@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -37,10 +39,21 @@ def missing(block: Block) -> str | None:
     return None
 
 
-def run(page: Page, folder: Path, cluster: str) -> dict[str, dict[str, str]]:
-    """Run a page; for every block that was begun its output and its traceback."""
-    tools = Path(sys.executable).parent
-    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "RAY_ADDRESS": cluster}
+def run(
+    page: Page,
+    folder: Path,
+    cluster: str,
+    *,
+    python: Path = Path(sys.executable),
+    limit_s: float = PAGE_S,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, dict[str, str]]:
+    """Run a page, with `more` in its environment.
+
+    For every block that was begun its output and its traceback.
+    """
+    env = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "RAY_ADDRESS": cluster}
+    env |= more
     for name, text in page.files.items():
         (folder / name).write_text(text)
     for target, command in page.commands.items():
@@ -53,16 +66,16 @@ def run(page: Page, folder: Path, cluster: str) -> dict[str, dict[str, str]]:
     blocks = [{**asdict(b), "name": b.name} for b in page.blocks if not missing(b)]
     (folder / "blocks.json").write_text(json.dumps(blocks))
     runner = Path(__file__).with_name("run_page.py")
-    words = [sys.executable, str(runner), "blocks.json", "results.json"]
+    words = [str(python), str(runner), "blocks.json", "results.json"]
     with (folder / "stderr").open("w") as stderr:
         try:
             status = str(
                 subprocess.run(
-                    words, cwd=folder, env=env, stderr=stderr, timeout=PAGE_S, check=False
+                    words, cwd=folder, env=env, stderr=stderr, timeout=limit_s, check=False
                 ).returncode
             )
         except subprocess.TimeoutExpired:
-            status = f"not ended after {PAGE_S} s"
+            status = f"not ended after {limit_s} s"
     results = folder / "results.json"
     lines = results.read_text().splitlines() if results.exists() else []
     found = {result["name"]: result for result in map(json.loads, lines)}

@@ -271,6 +271,7 @@ ENDS_RAYLETS = """
             for pid in descendants([os.getpid()]):
                 try:
                     if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet":
+                        time.sleep(1)  # until it has been seen
                         os.kill(pid, signal.SIGKILL)
                         left -= 1
                         print(time.monotonic() - begun)
@@ -288,7 +289,7 @@ def test_a_ray_that_does_not_start_is_one_error_with_its_log(place: Path) -> Non
     program = f"""{ENDS_RAYLETS}
     threading.Thread(target=kill, args=(99,), daemon=True).start()
     try:
-        AlchemistSession(1, start_timeout_s=100)
+        AlchemistSession(1, start_timeout_s=20)
     except LaunchError as error:
         print(str(error).splitlines()[0])
     """
@@ -296,23 +297,40 @@ def test_a_ray_that_does_not_start_is_one_error_with_its_log(place: Path) -> Non
         done = outside(program, RAY_TMPDIR=str(place))
         wanted = r"Ray did not start in \d+ s: its raylet has ended"
         assert re.match(wanted, done.stdout.splitlines()[-1]), done.stdout + done.stderr[-2000:]
-    assert done.stderr.count("Ray does not start: its raylet has ended") == ray_cluster.ATTEMPTS
+    assert (
+        1 <= done.stderr.count("Ray does not start: its raylet has ended") <= ray_cluster.ATTEMPTS
+    )
 
 
-def test_a_start_whose_raylet_ends_is_repeated_at_once_and_needs_no_agent(place: Path) -> None:
+def test_a_start_whose_raylet_ends_is_repeated_at_once(place: Path) -> None:
     program = f"""{ENDS_RAYLETS}
     threading.Thread(target=kill, args=(1,), daemon=True).start()
     with AlchemistSession(2, start_timeout_s=100) as als:
         print(als.run(lambda comm: comm.allreduce(1)))
-    for file in Path(os.environ["RAY_TMPDIR"]).glob("ray-*/r/session_latest/dash*_port_*"):
-        print(file.read_text())
     """
-    with traces.within(90):
-        done = outside(program, RAY_TMPDIR=str(place))
-        killed, *rest = done.stdout.splitlines()
-        assert rest == ["2", "-1"], done.stdout + done.stderr[-2000:]
+    done = outside(program, RAY_TMPDIR=str(place))
+    killed, *rest = done.stdout.splitlines()
+    assert rest == ["2"], done.stdout + done.stderr[-2000:]
     (taken,) = re.findall(r"Ray did not start in (\d+) s: its raylet has ended", done.stderr)
     assert int(taken) < float(killed) + 20  # Ray itself waits for 30 s more
+
+
+def test_a_raylet_need_not_wait_for_its_dashboard_agent(tmp_path: Path) -> None:
+    (tmp_path / "metrics_agent_port_ab12").write_text("8080")  # the agent was faster
+    words = [
+        "raylet",
+        "--static_resource_list=CPU,2",
+        f"--session_dir={tmp_path}",
+        "--node_id=ab12",
+    ]
+    for _ in range(2):
+        ray_cluster._go_on_without_agent(words)
+        ray_cluster._go_on_without_agent(["raylet"])
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        "metrics_agent_port_ab12": "8080",
+        "metrics_export_port_ab12": "-1",
+        "dashboard_agent_listen_port_ab12": "-1",
+    }
 
 
 def test_the_log_is_that_of_this_programs_ray(tmp_path: Path) -> None:
