@@ -16,7 +16,7 @@ RELEASE := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' alchemist_ray/version
 TAG ?= alchemist-on-ray:$(RELEASE)
 COMMA := ,
 
-.PHONY: client-wheel dist jar help env demo test test-systems test-quick test-long soak test-kube petsc test-petsc docs tutorials lint format bench bench-spark peers papers lock image clean-image clean
+.PHONY: gallery client-wheel dist jar help env demo test test-systems test-quick test-long soak test-kube petsc test-petsc docs tutorials lint format bench bench-spark peers papers lock image clean-image clean
 
 help:
 	@echo "make demo    set up and run an example: array -> MPI ranks -> picture"
@@ -30,6 +30,7 @@ help:
 	@echo "make tutorials  run the notebooks of docs/tutorials and store their outputs"
 	@echo "make soak    an hour of random sessions with faults, and what has grown"
 	@echo "make test-kube  the manifests on a real Kubernetes on this machine (root; reports missing prerequisites)"
+	@echo "make gallery the codes of docs/gallery (LAMMPS, NGSolve, ...) in .gallery, for their tests"
 	@echo "make petsc   build PETSc and SLEPc for the libraries petsc and slepc, half an hour; make test-petsc"
 	@echo "make bench   measure against the limits and peers, write benchmarks/results;"
 	@echo "             make bench-spark: against Spark too, half an hour"
@@ -59,6 +60,11 @@ $(READY): $(BARE)
 	$(INSTALL) '.[all]'
 	@$(JAR) || echo "Spark's jar is not built; only the Spark client needs it"
 	touch $@ $(SMALL)
+
+# The codes of docs/gallery, which tests/docs/test_gallery.py runs, in an environment of their own.
+gallery: $(READY)
+	test -d .gallery || $(BIN)/uv venv --quiet .gallery --python $(BIN)/python
+	$(BIN)/uv pip install --quiet --python .gallery/bin/python --constraint docs/gallery/constraints.txt --build-constraint constraints.txt --editable '.[gallery,rllib]'
 
 demo: $(SMALL)
 	$(BIN)/alchemist demo
@@ -203,9 +209,10 @@ clean-image: $(READY)
 
 lock: $(READY)
 	printf '%s\n' uv hatch-fancy-pypi-readme hatchling setuptools wheel | cat - > $(VENV)/extra.in
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --all-extras --upgrade pyproject.toml $(VENV)/extra.in --output-file constraints.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --extra all --extra mkl --extra petsc --upgrade pyproject.toml $(VENV)/extra.in --output-file constraints.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --extra gallery --extra rllib --constraint constraints-user.txt --upgrade pyproject.toml --output-file docs/gallery/constraints.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-deps --generate-hashes constraints.txt | \
 	  sed ':a; /\\$$/ { N; s/ *\\\n */ /; ba }' > kuberay/hashes.txt
 
 clean:
-	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .gallery build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -19,6 +19,7 @@ import pytest
 from tests.docs.pages import GALLERY, Page, read_page
 from tests.docs.test_examples import run
 from tests.support import commands
+from tests.support.suite import LONG
 
 ROOT = commands.ROOT
 NEEDS = {  # packages of a page's program; of other pages the page's own name
@@ -69,7 +70,9 @@ def gallery_cluster() -> Iterator[str]:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdin is not None
-        yield process.stdout.readline().strip()
+        address = process.stdout.readline().strip()
+        assert address, "Ray has not started in the environment of the gallery"
+        yield address
         process.stdin.close()
         process.wait(60)
 
@@ -105,6 +108,49 @@ def test_a_code_of_the_gallery_runs_as_printed(
         by_gang, by_mpiexec = numbers(told[0]), numbers(mpiexec(page, tmp_path))
         assert len(by_gang) == len(by_mpiexec) >= 2
         assert by_gang == pytest.approx(by_mpiexec, rel=1e-10)
+
+
+STOPPED = """
+import os, signal
+import numpy as np
+from envs import HPCSimulatorEnv
+
+action = np.zeros(1, "float32")
+with HPCSimulatorEnv(
+    lib_name="cylinder", lib_path="cylinder.py", num_workers=2, on_failure="truncate",
+    step_timeout_s=120,
+) as env:
+    env.reset(seed=1)
+    env.step(action)
+    worker = env._simulation._session.list_workers()[1]
+    env._simulation.config = dataclasses.replace(env._simulation.config, step_timeout_s=5.0)
+    os.kill(worker.pid, signal.SIGSTOP)
+    *_, truncated, info = env.step(action)
+    print(truncated, info["gang_lost"])
+    env.reset(seed=2)
+    print(env.step(action)[-1]["drag"] > 0)
+"""
+
+
+@pytest.mark.skipif(not LONG, reason="a training: make test-long")
+def test_the_controlled_flow_is_trained_and_a_stopped_rank_costs_an_episode(
+    gallery_cluster: str, tmp_path: Path
+) -> None:
+    if not installed("ngsolve"):
+        pytest.skip("needs ngsolve (make gallery)")
+    page = PAGES["cylinder"]
+    (tmp_path / "cylinder.py").write_text(page.files["cylinder.py"])
+    text = (ROOT / GALLERY / "cylinder.md").read_text()
+    training = text.partition("# Not run by the tests: make test-long")[2].partition("\n")[2]
+    training = training.partition("```")[0].replace(
+        '"training_iteration": 25', '"training_iteration": 1'
+    )
+    env = {**os.environ, "RAY_ADDRESS": gallery_cluster, "PYTHONPATH": str(ROOT)}
+    done = commands.output(python(), "-c", training, cwd=tmp_path, env=env, limit_s=1500)
+    assert -50 < numbers(done.splitlines()[-1])[-1] < 50
+    done = commands.output(python(), "-c", "import dataclasses" + STOPPED, cwd=tmp_path, env=env,
+                           limit_s=600)  # fmt: skip
+    assert done.splitlines() == ["True True", "True"]
 
 
 def mpiexec(page: Page, folder: Path) -> str:
