@@ -24,6 +24,7 @@ from tests.support.suite import LONG
 ROOT = commands.ROOT
 NEEDS = {  # packages of a page's program; of other pages the page's own name
     "pylops-mpi": "pylops_mpi",
+    "mpi4py-fft": "mpi4py_fft",
     "cylinder": "ngsolve",
 }
 PAGES = {path.stem: read_page(path) for path in sorted((ROOT / GALLERY).glob("*.md"))}
