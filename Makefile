@@ -73,9 +73,10 @@ demo: $(SMALL)
 TEST_WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS)
 QUICK = tests/mpi_workers tests/alchemist_ray/test_imports.py tests/alchemist_ray/test_errors.py \
-	tests/alchemist_ray/deploy tests/deploy/kuberay tests/deploy/virtual/test_render.py \
+	tests/alchemist_ray/deploy tests/deploy/virtual/test_render.py \
 	tests/alchemist_ray/session/test_alchemist_session.py \
-	--ignore=tests/alchemist_ray/deploy/slurm/test_run.py --ignore=tests/deploy/kuberay/test_gateway.py
+	--ignore=tests/alchemist_ray/deploy/slurm/test_run.py --ignore=tests/mpi_workers/waits/test_mpi_layer.py \
+	--ignore=tests/mpi_workers/matrix/test_device.py
 
 # Tests that start clusters of their own or whole systems, random sessions, measurements of memory,
 # other packages on arrays, and the documentation's programs. `make test` is for each change; CI
