@@ -57,7 +57,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> suite.UnitSc
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest units first where several workers share the tests."""
+    """Put the longest units first where several workers share the tests.
+
+    The workers must collect the same names: an address in one is an error, also without workers.
+    """
+    if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"give these cases ids without addresses: {unstable}")
     if _common_folder:
         items.sort(key=lambda item: suite.position(item.nodeid))
 
@@ -85,8 +90,8 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell what this process's files have cost; a second try cannot undo what was left behind."""
-    if again.first_run_left_something(session.config):
+    """Tell what this process's files have cost; a second try cannot mend a run as a whole."""
+    if again.cannot_be_mended(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     found = _files.close()
     costs.add(_costs, found)

@@ -202,7 +202,7 @@ DECODING: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("decoding", DECODING, ids=str)
+@pytest.mark.parametrize("decoding", DECODING, ids=lambda given: " ".join(given) or "default")
 def test_times_and_packed_numbers_are_decoded_as_xarray_does(
     session: AlchemistSession, tmp_path: Path, decoding: dict[str, Any]
 ) -> None:
