@@ -44,7 +44,7 @@ class Entry:
         about = {
             "segment": block.segment.id, "nbytes": block.nbytes, "layout": matrix.layout,
             "shape": list(matrix.array_shape), "grid": list(matrix.grid),
-            "dtype": matrix.dtype.name,
+            "dtype": matrix.dtype.str,
         }  # fmt: skip
         tainted = block.segment.tainted
         return Row(self.ident, about, self.sealed, tainted, self.received, self.counted)

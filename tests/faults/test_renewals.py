@@ -225,6 +225,90 @@ def test_a_time_limit_is_the_error_of_ranks_that_are_ended_for_it(als: Alchemist
     assert als.run(lambda comm: comm.allreduce(1)) == 2
 
 
+class Program:
+    """A random program on a gang, and the same in NumPy.
+
+    Attributes
+    ----------
+    known : list of (Handle, int)
+        Matrices, and the number of their memory.
+    memory : list of ndarray or None
+        What is in memory; None: undefined.
+    """
+
+    def __init__(self, als: AlchemistSession, seed: int) -> None:
+        self.als, self.rng = als, np.random.default_rng(seed)
+        self.known: list[tuple[Handle, int]] = []
+        self.memory: list[Any] = []
+
+    def add(self, handle: Handle, value: Any) -> None:
+        self.memory.append(value)
+        self.known.append((handle, len(self.memory) - 1))
+
+    def step(self) -> None:
+        x = self.rng.random((int(self.rng.integers(0, 90)), int(self.rng.integers(1, 60))))
+        layout = str(self.rng.choice(["VC_STAR", "MC_MR", "STAR_STAR", "CIRC_CIRC"]))
+        do = str(self.rng.choice(list(self.STEPS), p=self.STEPS_P))
+        if do == "send" or not self.known:
+            self.add(self.als.send_matrix(x, layout=layout), x)
+            return
+        which = int(self.rng.integers(len(self.known)))
+        handle, place = self.known[which]
+        if do == "kill":
+            pid = self.als.list_workers()[0].pid
+            os.kill(pid, signal.SIGKILL)
+            while pid in [worker.pid for worker in self.als.list_workers()]:
+                pass  # a call that is sent before the loss is known fails with it
+        elif do == "free":
+            del self.known[which]
+        elif do == "crash":
+            with pytest.raises(GroupRecoveredError):
+                self.als.run(die, str(self.rng.choice(list(WORDS))))
+        elif self.memory[place] is None:
+            with pytest.raises(MatrixError, match="undefined"):
+                self.als.run(same, handle)
+        elif do == "spoil":
+            with pytest.raises(GroupRecoveredError):
+                self.als.run(die, "exit", handle)
+            self.memory[place] = None
+        elif do == "new":
+            self.add(handle * 2 + 1, self.memory[place] * 2 + 1)
+        elif do == "view":
+            self.known.append((self.als.run(same, handle), place))
+        elif do == "change":
+            self.als.run(double, handle)
+            self.memory[place] = self.memory[place] * 2
+
+    STEPS = ("send", "new", "view", "change", "free", "kill", "crash", "spoil")
+    STEPS_P = (0.2, 0.2, 0.15, 0.15, 0.1, 0.07, 0.08, 0.05)
+
+    def check(self) -> None:
+        for handle, place in self.known:
+            if self.memory[place] is None:
+                with pytest.raises(MatrixError, match="undefined"):
+                    handle.fetch()
+            else:
+                np.testing.assert_array_equal(handle.fetch(), self.memory[place])
+
+
+def same(comm: Any, A: Any) -> Any:
+    return A
+
+
+def double(comm: Any, A: Any) -> None:
+    A.local[...] *= 2
+
+
+@pytest.mark.timeout(scaled(100, 3600), func_only=True)
+def test_random_programs_with_crashes_give_what_numpy_gives(als: AlchemistSession) -> None:
+    for seed in range(scaled(4, 500)):
+        program = Program(als, seed)
+        for _ in range(20):
+            program.step()
+        program.check()
+
+
+@pytest.mark.timeout(scaled(100, 3600), func_only=True)
 def test_many_crashes_leave_nothing(als: AlchemistSession) -> None:
     A = als.send_matrix(X)
     with pytest.raises(GroupRecoveredError):
