@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="needs gymnasium: pip install 'alchemist-on-ray[envs]'")
 
-from alchemist_ray.errors import GroupFailedError
+from alchemist_ray.errors import GroupRecoveredError
 from envs import (
     EnvError,
     GangLostError,
@@ -163,7 +163,7 @@ def test_a_killed_rank_is_told_at_once_and_the_next_reset_is_quick(
             os.kill(ranks[2], signal.SIGKILL)
             error, seconds = told_of(GangLostError, lambda: [env.step(ACTION) for _ in range(9)])
             assert seconds < NEWS_S
-        assert isinstance(error.__cause__, GroupFailedError)
+        assert isinstance(error.__cause__, GroupRecoveredError)
         assert "rank 2" in str(error)
         assert str(error).count("starts a new one") == str(error).count("reset() starts") == 1
         assert "SIGKILL" in str(error)
