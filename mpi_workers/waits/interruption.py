@@ -217,6 +217,16 @@ def end(*, succeeded: bool) -> None:
         layer.alchemist_waits_end()
 
 
+def has_used_kept_communicators() -> bool:
+    """Whether the call has used communicators that code made, and which still exist.
+
+    If it has failed on any rank, this process must not run another call, though nothing is under
+    way here: another rank may have entered a collective that this one has completed or left out.
+    """
+    layer = mpi_layer.loaded()
+    return layer is not None and bool(layer.alchemist_waits_kept())
+
+
 def buffer_is_attached() -> bool:
     """Whether a call has attached a buffer for ``Bsend``, and not detached it."""
     return bool(mpi_layer.state().attached)

@@ -193,6 +193,7 @@ class _Function:
             f"    {after}",
             "    return e;",
             "}",
+            f"use({self.at['c']});" if "c" in self.at else "",
             f'if (over()) return refused("{self.name}", CALLER);',
             *body,
         ]

@@ -124,7 +124,7 @@ static int settled(int32_t *request) {
 
 /* Those that may have messages: MPI's own, the gang's, and those that code has made. */
 enum { GANG = 1, PRODUCT = 2, ALL_CALLS = 4 }; /* `interruption.Of` */
-static struct { int32_t comm; int about; } *comms;
+static struct { int32_t comm; int about; uint64_t used; /* by this call */ } *comms;
 static int comm_count;
 
 static int place_of(H comm) {
@@ -142,11 +142,23 @@ void alchemist_waits_own(int32_t comm, int what) {
     if (i == comm_count) {
         comms = realloc(comms, (size_t)++comm_count * sizeof *comms);
         if (comms == NULL) abort();
-        comms[i].comm = comm, comms[i].about = 0;
+        comms[i].comm = comm, comms[i].about = 0, comms[i].used = 0;
     }
     comms[i].about |= what;
 }
 static void made(int32_t comm) { alchemist_waits_own(comm, 0); }
+static void use(H comm) {
+    static int i; /* the same one as before, most often */
+    if (i >= comm_count || !same(comms[i].comm, comm)) i = place_of(comm);
+    if (i < comm_count) comms[i].used = state->call;
+}
+/* How many communicators that the call has used are not the gang's, and still exist: if it fails on a
+ * rank, others may have done their part of a collective, which leaves no trace where they left. */
+int alchemist_waits_kept(void) {
+    int count = 0;
+    for (int i = 0; i < comm_count; i++) count += !(comms[i].about & GANG) && comms[i].used == state->call;
+    return count;
+}
 static void disown(int32_t comm) {
     const int i = place_of(comm);
     if (i < comm_count) comms[i] = comms[--comm_count];
@@ -434,10 +446,15 @@ static int win_wait(H w, const char *name, const void *caller) {
 /* One turn of a wait for one request, or of those that test several. */
 typedef enum { ALL, ANY, SOME } Which;
 typedef struct { Which which; int n; int32_t *requests; int *index, *found; Status *status; } Several;
-static int test(const Several *one, int *done) {
+static int test(const Several *one, int *done, int waits) {
     int e = 0;
     switch (one->which) {
-    case ALL: return p_Testall(one->n, one->requests, done, one->status);
+    case ALL: /* Of persistent collectives MPICH's Testall says that they have failed, Waitall does not. */
+        if (!waits) return p_Testall(one->n, one->requests, done, one->status);
+        *done = 1;
+        for (int i = 0; i < one->n && *done; i++)
+            if ((e = p_Request_get_status(one->requests[i], done, IGNORE))) return e;
+        return *done ? p_Waitall(one->n, one->requests, one->status) : 0;
     case ANY: return p_Testany(one->n, one->requests, one->index, done, one->status);
     case SOME: e = p_Testsome(one->n, one->requests, one->found, one->index, one->status);
     }
@@ -452,7 +469,7 @@ static int test_several(const Several *these, int *flag, int waits, const char *
     const size_t bytes = these->n > 0 ? (size_t)these->n * sizeof *were : 0;
     if (bytes > sizeof few && (were = malloc(bytes)) == NULL) abort();
     if (bytes) memcpy(were, these->requests, bytes);
-    while (!(e = test(these, &done)) && !done && waits)
+    while (!(e = test(these, &done, waits)) && !done && waits)
         if (!turn(&turns, name)) {
             for (int i = 0; i < these->n; i++)
                 if (!known(were[i])) mark_unsafe("a request was left that is not MPI's own");

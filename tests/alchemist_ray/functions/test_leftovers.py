@@ -1,4 +1,4 @@
-"""What a successful call leaves in MPI ends with it: the next calls, of any kind, are as in new ranks."""
+"""What a successful call leaves in MPI ends with it: the next calls are as in new ranks."""
 
 from __future__ import annotations
 
@@ -153,7 +153,10 @@ def _operations() -> dict[str, tuple[Callable[..., Any], Any]]:
         "product": (lambda A, B, C: (A @ B).fetch(), X @ Y),
         "square product": (lambda A, B, C: (C @ C).fetch(), Z @ Z),
         "qr": (lambda A, B, C: abs(np.linalg.qr(A)[1].fetch()), abs(np.linalg.qr(X)[1])),
-        "solve": (lambda A, B, C: np.linalg.solve(C, np.ones(60)).fetch(), np.linalg.solve(Z, np.ones(60))),
+        "solve": (
+            lambda A, B, C: np.linalg.solve(C, np.ones(60)).fetch(),
+            np.linalg.solve(Z, np.ones(60)),
+        ),
         "svd": (
             lambda A, B, C: np.linalg.svd(A, full_matrices=False)[1].fetch(),
             np.linalg.svd(X, full_matrices=False)[1],

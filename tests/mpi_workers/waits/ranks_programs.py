@@ -35,6 +35,7 @@ class Calls:
         self.rank, self.size = gang.rank, gang.size
         self._word = InterruptWord(gang.folder / "interrupt")  # that of `local_rank`
         self._number = interruption.mpi_layer.state().call
+        self._unsafe = ""
         with interruption.uninterruptible():
             self._own = gang.world.Dup()
 
@@ -49,8 +50,8 @@ class Calls:
         A rank on which it raises ends the call on all others. No call follows one after which the
         ranks' processes have to be renewed, because it has left something that cannot be ended.
         """
-        if any(unsafe := self.together(interruption.unsafe())):
-            return [RENEWED, unsafe]
+        if self._unsafe:
+            return [RENEWED, self._unsafe]
         self._number += 1
         interruption.begin(self._number)
         try:
@@ -62,8 +63,12 @@ class Calls:
             self._word.raise_to(self._number)
             where = traceback.extract_tb(error.__traceback__)[-1]
             outcome = [ERROR, f"{type(error).__name__}: {error} ({where.name}:{where.lineno})"]
+        kept = interruption.has_used_kept_communicators()
         self.gang.end_call(succeeded=outcome[0] == VALUE)
         failed = any(how != VALUE for how in self.together(outcome[0]))
+        if failed and kept:
+            interruption.mark_unsafe("a call that failed has used communicators that are kept")
+        self._unsafe = next(filter(None, self.together(interruption.unsafe())), "")
         self._number += 1
         interruption.begin(self._number)
         if failed:
@@ -71,6 +76,10 @@ class Calls:
         else:
             self.gang.enter()
         return outcome
+
+    def forget(self) -> None:
+        """Go on in these processes with another program: what was left has its memory."""
+        self._unsafe, interruption.mpi_layer.state().unsafe = "", None
 
     def together(self, value: Any) -> list[Any]:
         """The values of all ranks, by messages that are no call's."""
@@ -93,5 +102,5 @@ def each(
                 outcome = [ERROR, traceback.format_exc()]
             print(json.dumps([name, outcome]), file=file, flush=True)
             calls.together(None)  # a rank that has failed ends no other
-            interruption.mpi_layer.state().unsafe = None  # what was left has its memory
+            calls.forget()
         faulthandler.cancel_dump_traceback_later()

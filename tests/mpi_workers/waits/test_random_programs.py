@@ -31,14 +31,17 @@ def test_they_give_the_same(ranks: int, first: int, end: int) -> None:
     names = [str(1_000_000 * ranks + number) for number in range(first, end)]
     found = outcomes("ranks_random", names, ranks, False)
     plain = outcomes("ranks_random", names, ranks, True, layer=False)
-    assert {name: (found[name], plain[name]) for name in found if not _same(found[name], plain[name])} == {}
+    assert {
+        name: (found[name], plain[name]) for name in found if not _same(found[name], plain[name])
+    } == {}
 
 
 def _same(found: Outcome, plain: Outcome) -> bool:
     """Whether all calls gave the same, up to one after which the ranks would be new processes."""
     if isinstance(found, str) or isinstance(plain, str):
         return False
-    return all(_calls(its) == _calls(other)[: len(_calls(its))] for its, other in zip(found, plain))
+    pairs = zip(map(_calls, found), map(_calls, plain), strict=True)
+    return all(its == other[: len(its)] for its, other in pairs)
 
 
 def _calls(outcome: list[Any]) -> list[Any]:
