@@ -58,6 +58,10 @@ class Replies:
         Matrices that a rank which was started again does not have any more.
     renew : bool
         Whether a rank asks that all ranks are started again after the command.
+    settle : bool
+        Whether messages to ranks that had left the call may be under way: the next one drops them.
+    kept : bool
+        Whether a rank has used communicators which outlive the call.
     """
 
     def __init__(self) -> None:
@@ -68,7 +72,7 @@ class Replies:
         self.matrices: list[Any] | None = None
         self.floating = 0
         self.gone: set[int] = set()
-        self.renew = False
+        self.renew = self.settle = self.kept = False
 
     def add(self, reply: Body, sender: str) -> None:
         """Add a reply; `sender`: for messages."""
@@ -80,6 +84,8 @@ class Replies:
         self.floating |= reply.get("floating", 0)
         self.gone.update(reply.get("gone", ()))
         self.renew = self.renew or reply.get("renew", False)
+        self.settle = self.settle or reply.get("settle", False)
+        self.kept = self.kept or reply.get("kept", False)
         if "value" in reply:
             self.value = reply["value"]
         if errors or "places" in reply:
@@ -101,7 +107,8 @@ class Replies:
         found = {
             "errors": self.errors[:ERRORS_SENT], "failed": self.failed, "places": places,
             "floating": self.floating, "matrices": self.matrices,
-            "gone": sorted(self.gone), "renew": self.renew,
+            "gone": sorted(self.gone), "renew": self.renew, "settle": self.settle,
+            "kept": self.kept,
         }  # fmt: skip
         reply = {name: value for name, value in found.items() if value}
         return reply if self.value is None else {**reply, "value": self.value}

@@ -28,6 +28,7 @@ from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.foreign_code import called, isolated
 from mpi_workers.rank.gang_view import GangView
 from mpi_workers.waits import interruption
+from mpi_workers.waits.interruption import Of
 from mpi_workers.wire.commands import COMMANDS, command_name, matrices_of
 from mpi_workers.wire.frames import Body
 from mpi_workers.wire.names import places
@@ -182,6 +183,7 @@ class RankCommands:
         self._runner = runner
         self._libraries = Libraries(loader)
         self._last_call = ""
+        self.may_have_sent = self.has_used_kept = False  # of the last command
         self._result: list[memoryview] = []  # of a function, if it is too large for a reply
 
     def execute(self, body: Body) -> Body:
@@ -203,6 +205,8 @@ class RankCommands:
                 reply = handler(body) or {}
             succeeded = True
         finally:
+            self.may_have_sent = interruption.has_used_communicators(but=Of.PRODUCT)
+            self.has_used_kept = interruption.has_used_communicators(but=Of.GANG)
             self.gang.end_call(succeeded=succeeded)
             self._tell_leftovers(command_name(body))
         return reply
@@ -345,6 +349,8 @@ class RankCommands:
         """Begin a collective command: waits belong to it, on a communicator without messages."""
         self.number = body["seq"]
         interruption.begin(self.number)
+        if body.get("settle"):
+            self.gang.settle()
         self._tell_leftovers(self._last_call)
         self._last_call = command_name(body)
         failed = bool(body.get("renew"))

@@ -170,6 +170,17 @@ class GangView:
             _detach_buffer()
         interruption.end(succeeded=succeeded)
 
+    def settle(self) -> None:
+        """Drop the messages that arrived at ranks which had left the call. Collective.
+
+        After a call in which a rank has used MPI. A rank that is late must not drop what others
+        send in the new call: hence the second barrier.
+        """
+        with interruption.uninterruptible():
+            self.world.Barrier()
+            interruption.drop_messages()
+            self.world.Barrier()
+
     def require_communicators(self, count: int) -> None:
         """For native code that ends the ranks when it gets none. Collective; raises as `renew`."""
         spare: list[MPI.Comm] = []

@@ -193,13 +193,16 @@ def start_layer(comm: Any, *, wanted: bool) -> bool:
 
 
 def begin(call: int) -> None:
-    """Assign the waits from now on to this call.
-
-    Messages are dropped at the end of a call only: a rank that has begun this call before us may
-    have sent one of its messages already.
-    """
+    """Assign the waits from now on to this call."""
     state = mpi_layer.state()
     state.call, state.left_in, state.refused = call, None, 0
+
+
+def drop_messages() -> None:
+    """Receive and drop what earlier calls have sent: no rank may have sent anything since."""
+    layer = mpi_layer.loaded()
+    if layer is not None and mpi_layer.state().ended:  # it was started
+        layer.alchemist_waits_drop()
 
 
 def used() -> bool:
@@ -217,14 +220,16 @@ def end(*, succeeded: bool) -> None:
         layer.alchemist_waits_end()
 
 
-def has_used_kept_communicators() -> bool:
-    """Whether the call has used communicators that code made, and which still exist.
+def has_used_communicators(*, but: Of) -> bool:
+    """Whether the current call has used communicators that still exist and are none of `but`.
 
-    If it has failed on any rank, this process must not run another call, though nothing is under
-    way here: another rank may have entered a collective that this one has completed or left out.
+    But those of the product: messages to ranks that have left the call may be on them. But those of
+    the gang: if the call has failed on any rank, this process must not run another one, though
+    nothing is under way here. Another rank may have entered a collective that this one has
+    completed, or left out.
     """
     layer = mpi_layer.loaded()
-    return layer is not None and bool(layer.alchemist_waits_kept())
+    return layer is not None and bool(layer.alchemist_waits_used(int(but)))
 
 
 def buffer_is_attached() -> bool:

@@ -152,11 +152,10 @@ static void use(H comm) {
     if (i >= comm_count || !same(comms[i].comm, comm)) i = place_of(comm);
     if (i < comm_count) comms[i].used = state->call;
 }
-/* How many communicators that the call has used are not the gang's, and still exist: if it fails on a
- * rank, others may have done their part of a collective, which leaves no trace where they left. */
-int alchemist_waits_kept(void) {
+/* How many communicators without these properties the call has used that still exist. */
+int alchemist_waits_used(int properties) {
     int count = 0;
-    for (int i = 0; i < comm_count; i++) count += !(comms[i].about & GANG) && comms[i].used == state->call;
+    for (int i = 0; i < comm_count; i++) count += !(comms[i].about & properties) && comms[i].used == state->call;
     return count;
 }
 static void disown(int32_t comm) {

@@ -300,7 +300,7 @@ class Nodes:
         self._proxies: dict[int, FrameProtocol] = {}
         self._rounds: dict[int, Round] = {}
         self.last_round = 0
-        self._renew = False
+        self._renew = self._settle = False
         self.dead: DeadMatrices | None = None  # of a gang whose commands these nodes carry out
         self._crashed = False  # a rank has crashed; another one may be the cause
         self._not_cleared: set[int] = set()  # nodes that are ending their ranks
@@ -561,11 +561,18 @@ class Nodes:
             del self._rounds[body["seq"]]
             if not self._rounds:
                 self._became_idle.set()
-            if under_way.renew:
+            self._settle = self._settle or under_way.settle
+            failed = under_way.failed or under_way.places
+            if under_way.renew or (under_way.kept and failed):
                 happened = (
                     f"{under_way.doing or 'a call'} has ended while native code, which may not "
                     "look at errors of MPI, was in calls of MPI"
                 )
+                if not under_way.renew:
+                    happened = (
+                        f"{under_way.doing or 'a call'} has failed, and its messages may be under "
+                        "way on communicators that it has made and not freed"
+                    )
                 self.lose(_ended(GroupFailedError, happened, ""))
 
     def _send_all(self, body: Body) -> None:
@@ -598,13 +605,13 @@ class Nodes:
         body: Body = {"op": op, "seq": self.last_round, **fields}
         if self.dead is not None:
             body |= self.dead.fields
-        if command.collective and self._renew:
-            body["renew"] = True
+        if command.collective:
+            wanted = {"renew": self._renew, "settle": self._settle}
+            body |= {name: True for name, is_wanted in wanted.items() if is_wanted}
+            self._renew = self._settle = False
         data = encode(Kind.COMMAND, body)
         if self.dead is not None:
             self.dead.told()
-        if command.collective:
-            self._renew = False
         doing = command_name(body) if command.prints else ""  # code of users and libraries
         under_way = Round(len(self._proxies), doing, command.collective)
         self._rounds[self.last_round] = under_way
@@ -679,7 +686,7 @@ class Nodes:
             They did not check in, or the gang has ended meanwhile.
         """
         self._starts += 1
-        self.lost, self._crashed, self._renew = None, False, False
+        self.lost, self._crashed, self._renew, self._settle = None, False, False, False
         self._pmi_nodes, self._pmi_puts = 0, {}
         self.ranks.clear()
         self._new_futures()

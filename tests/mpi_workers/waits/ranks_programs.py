@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpi_workers.failures import Interrupted
 from mpi_workers.rank.gang_view import GangView
 from mpi_workers.waits import interruption
-from mpi_workers.waits.interruption import InterruptWord
+from mpi_workers.waits.interruption import InterruptWord, Of
 
 VALUE, LEFT, ERROR = "value", "left", "error"  # how a call ends on a rank
 RENEWED = "renewed"  # it would run in new processes, which have nothing of earlier calls
@@ -63,7 +63,8 @@ class Calls:
             self._word.raise_to(self._number)
             where = traceback.extract_tb(error.__traceback__)[-1]
             outcome = [ERROR, f"{type(error).__name__}: {error} ({where.name}:{where.lineno})"]
-        kept = interruption.has_used_kept_communicators()
+        used = interruption.has_used_communicators(but=Of.PRODUCT)
+        kept = interruption.has_used_communicators(but=Of.GANG)
         self.gang.end_call(succeeded=outcome[0] == VALUE)
         failed = any(how != VALUE for how in self.together(outcome[0]))
         if failed and kept:
@@ -71,6 +72,8 @@ class Calls:
         self._unsafe = next(filter(None, self.together(interruption.unsafe())), "")
         self._number += 1
         interruption.begin(self._number)
+        if any(self.together(used)):
+            self.gang.settle()
         if failed:
             self.gang.renew()
         else:
