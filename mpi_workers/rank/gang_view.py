@@ -162,10 +162,10 @@ class GangView:
 
     def end_call(self, *, succeeded: bool) -> None:
         """End what the call has left in MPI: operations, messages, error handlers, its buffer."""
-        if not interruption.used():
-            return
         for comm in (self._comm, MPI.COMM_WORLD, MPI.COMM_SELF):
             comm.Set_errhandler(MPI.ERRORS_RETURN)
+        if not interruption.used():
+            return
         if interruption.buffer_is_attached():
             _detach_buffer()
         interruption.end(succeeded=succeeded)

@@ -72,9 +72,9 @@ Comm_create_group chim; Intercomm_create cihiim; Intercomm_merge cim
 EXCHANGES = """
 Sendrecv antiiAntiics; Sendrecv_replace Antiiiics
 """
-# Calls that return at once, of loops that end with their call.
+# Calls that return at once: of loops that end with their call, and one that sends.
 POLLS = """
-Iprobe iicps; Improbe iicprs; Request_get_status hps
+Iprobe iicps; Improbe iicprs; Request_get_status hps; Bsend antiic
 """
 # Those that wait in a function of `mpi_waits.c`, and those that only test there. x0, ... are their
 # parameters.
