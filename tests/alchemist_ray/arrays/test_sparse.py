@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tracemalloc
 from typing import Any
 
 import dask.array as da
@@ -161,6 +162,17 @@ def test_rows_and_negatives_that_are_none(session: AlchemistSession) -> None:
         -A.astype(bool)
     with pytest.raises(ResourceError, match=r"shape \(1073741824000, 3\) needs .* for the starts"):
         session.send_matrix(sp.coo_array(([1.0], ([2**33], [1])), shape=(2**30 * 1000, 3)))
+
+
+def test_a_row_of_many_takes_no_memory_here(session: AlchemistSession) -> None:
+    A = session.send_matrix(sp.csr_array((2_000_000, 3)))
+    tracemalloc.start()
+    try:
+        assert A[5].shape == (1, 3)
+        assert A[-2:].shape == (2, 3)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # all numbers of rows are 16 MB
+    finally:
+        tracemalloc.stop()
 
 
 def test_singular_values_and_norms_at_the_limits(session: AlchemistSession) -> None:
