@@ -24,11 +24,11 @@ RANKS, TURNS = 2, int(os.environ.get("ROUNDS", "5"))
 PAGES = Path(__file__).parents[1] / "docs/gallery"
 FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WORK = {  # the body of f(comm), which takes two seconds and more on two cores
-    "lammps": "import melt; x, side = melt.crystal(7); melt.melt(comm, x, side, 1.0, 1000)",
+    "lammps": "import melt; x, side = melt.crystal(7); melt.melt(comm, x, side, 1.0, 3000)",
     "ngsolve": "import numpy, poisson; poisson.poisson(comm, numpy.ones((65, 65)), 0.015, 4)",
-    "devito": "import shot; shot.shot(comm, shot.layers(501), (20.0, 500.0), 2000)",
+    "devito": "import shot; shot.shot(comm, shot.layers(501), (20.0, 500.0), 10000)",
     "neuron": "import ring; own = range(comm.rank, 256, comm.size); "
-    "ring.ring(comm, own, [0.05] * len(own), 256, 2000.0)",
+    "ring.ring(comm, own, [0.05] * len(own), 256, 5000.0)",
     "pylops-mpi": "import invert; A, _, data = invert.problem(1500); "
     "own = slice(1500 * comm.rank, 1500 * (comm.rank + 1)); "
     "invert.invert(comm, A[own], data[own], 1000)",
