@@ -53,7 +53,7 @@ def numbers(line: str) -> list[float]:
 
 START = """
 import sys, ray
-ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False, object_store_memory=300 << 20,
+ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=300 << 20,
          _temp_dir=sys.argv[1])
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
