@@ -35,7 +35,7 @@ from alchemist_ray.errors import (
     TransferError,
     from_failure,
 )
-from mpi_workers.data.description import DataEndpoints
+from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Grid, default_grid
@@ -114,6 +114,12 @@ class Transport:
 
     def keep_source(self, epoch: int, matrix: int, data: Any) -> None:
         """Have the GroupManager, if there is a `manager`, keep data to send again after a loss."""
+
+    def copy_matrix(
+        self, source: str, read: TransferTarget, written: TransferTarget, name: str
+    ) -> dict[int, NodeTimes]:
+        """Have a matrix of gang `source` copied into one of this gang, by a gateway."""
+        raise NotImplementedError
 
     def start_call(self, connection: GangConnection, body: Body) -> Any:
         """Start a routine call; what `.remote` returns. Raises `SessionError` without Ray."""
@@ -430,8 +436,9 @@ class GangConnection:
         """The reference, if it is of this incarnation of this gang. Raises `MatrixError`."""
         if ref.session != self.address.session:
             raise MatrixNotFoundError(
-                f"{ref.name} is in the gang of session {ref.session}, not in that of "
-                f"session {self.address.session}: fetch it there and send it here"
+                f"{ref.name} is in gang {ref.gang}, and this is for gang {self.address.gang}: "
+                f"session.send_matrix({ref.name}), of the session of gang {self.address.gang}, "
+                "copies it there"
             )
         address = self.address
         if ref.gang != address.gang or not address.first_epoch <= ref.epoch <= address.epoch:

@@ -358,7 +358,41 @@ def forget(ended: str = "") -> None:
                 _warm.pop(gang).close()
 
 
-MOVED_BYTES = 8 << 20  # 8 MiB are read, then written
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """Copies a region of a matrix into one of another gang; runs where ranks of either are.
+
+    Attributes
+    ----------
+    gangs : (str, str)
+        The incarnations of both.
+    endpoints : (DataEndpoints, DataEndpoints)
+    source, target : TransferTarget
+    region : Region
+    name : str
+        Of the matrix that is read, for messages.
+    """
+
+    gangs: tuple[str, str]
+    endpoints: tuple[DataEndpoints, DataEndpoints]
+    source: TransferTarget
+    target: TransferTarget
+    region: Region
+    name: str
+
+    def run(self, refs: Sequence[Any]) -> dict[int, NodeTimes]:
+        """Raises `Failure` and `AlchemistError`."""
+        theirs, ours = map(_nodes_of, self.gangs, self.endpoints)
+        reader = MatrixReader(theirs, self.source, region=self.region)
+        writer = MatrixWriter(ours, self.target, region=self.region)
+        both = (reader, writer) if self.gangs[0] < self.gangs[1] else (writer, reader)
+        with both[0], both[1]:  # always in this order, so that two jobs cannot deadlock
+            check = partial(check_range, dtype=self.target.dtype, what=self.name)
+            writer.copy_from(reader, self.region, check)
+        return writer.times
+
+
+MOVED_BYTES = 8 << 20  # 8 MiB of a matrix: the parts that jobs share out
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +426,9 @@ class MoveJob:
                 mine = panels[turn :: self.count]
                 turn = (turn - len(panels)) % self.count  # small matrices are shared out, too
                 if mine:
-                    _move(old, new, before, after, mine)
+                    with MatrixReader(old, before) as reader, MatrixWriter(new, after) as writer:
+                        for panel in mine:
+                            writer.copy_from(reader, panel)
         except Failure as failure:
             raise from_failure(failure) from None
         except (WireError, OSError) as error:
@@ -403,18 +439,3 @@ class MoveJob:
         finally:
             old.close()
             new.close()
-
-
-def _move(
-    old: NodeConnections,
-    new: NodeConnections,
-    before: TransferTarget,
-    after: TransferTarget,
-    panels: Sequence[Region],
-) -> None:
-    with MatrixReader(old, before) as reader, MatrixWriter(new, after) as writer:
-        memory = np.empty(max(math.prod(panel.shape) for panel in panels), before.dtype)
-        for panel in panels:
-            array = memory[: math.prod(panel.shape)].reshape(panel.shape)
-            reader.read_block(array, (panel.row0, panel.col0))
-            writer.write_block(array, (panel.row0, panel.col0))

@@ -34,7 +34,7 @@ from alchemist_ray.errors import (
 from alchemist_ray.gateway.node import GatewayNode
 from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S, GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect
-from mpi_workers.data.description import DataEndpoints, NodeAddress
+from mpi_workers.data.description import DataEndpoints, NodeAddress, NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.failures import Failure
 from mpi_workers.wire import frames
@@ -252,6 +252,14 @@ class GatewayTransport(Transport):
             watch=watch,
             connection_type=lambda node, _: GatewayNode(self._gateway, self.token, fields),
         )
+
+    def copy_matrix(
+        self, source: str, read: TransferTarget, written: TransferTarget, name: str
+    ) -> dict[int, NodeTimes]:
+        matrices = [[each.matrix, str(each.dtype)] for each in (read, written)]
+        body = {"op": "copy_matrix", "source": source, "gang": self._gang, "matrices": matrices}
+        told = ask(self._gateway, self.token, {**body, "name": name})
+        return {node: NodeTimes(node, *its) for node, *its in told["times"]}
 
     def start_call(self, connection: GangConnection, body: Body) -> CallFuture:
         """The results as a future."""

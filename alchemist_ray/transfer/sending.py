@@ -26,12 +26,12 @@ from alchemist_ray.errors import (
     MatrixError,
 )
 from alchemist_ray.measures import events
+from alchemist_ray.transfer.gangs import KeptMatrix
 from alchemist_ray.transfer.sources import (
     IteratorSource,
     KeptSource,
     MatrixSource,
     SendAgainError,
-    SparseSource,
     source_for,
 )
 from alchemist_ray.transfer.watching import RECOVERED, counted, watched
@@ -63,7 +63,8 @@ def keep_source(
             )
         return
     data = source.kept() if isinstance(source, KeptSource) else None
-    if is_time(source.dtype):  # it is made again as the counts that it is on the ranks
+    if is_time(source.dtype) and not isinstance(data, KeptMatrix):
+        # It is made again as the counts that it is on the ranks.
         data = data.astype(source.dtype).view(np.int64) if isinstance(data, np.ndarray) else None
     if isinstance(data, np.ndarray) and not durable and data.nbytes > ALWAYS_KEPT:
         data = None
@@ -117,8 +118,9 @@ def send(
         try:
             if source is None:
                 source = source_for(data, dtype, fill, connection)
-            form = source.form.layout if isinstance(source, SparseSource) else layout
-            return _send(connection, source, form, name, durable=durable, print_times=print_times)
+            form = getattr(source, "form", None)  # of a sparse matrix
+            its = form.layout if form else layout
+            return _send(connection, source, its, name, durable=durable, print_times=print_times)
         except GroupRecoveredError:
             if isinstance(data, IteratorSource):  # it cannot be read twice
                 raise

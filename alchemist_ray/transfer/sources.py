@@ -86,7 +86,9 @@ class SendAgainError(TransferError):
 # from, the module whose `inspect(data, dtype, missing, connection)` makes a source of it. It
 # is imported when such data is met. The longest name that fits counts.
 OBJECT_STORE = "alchemist_ray.transfer.object_store"
+GANGS = "alchemist_ray.transfer.gangs"
 CLIENTS: dict[str, str] = {
+    GANGS: GANGS,
     "dask": "alchemist_ray.clients.dask.chunks",
     "dask_expr": "alchemist_ray.clients.dask.chunks",
     "ray.data": "alchemist_ray.clients.ray_data",
@@ -106,10 +108,7 @@ def source_for(data: Any, dtype: Any, missing: Missing, connection: GangConnecti
         If no matrix can be made of it.
     """
     if ref_of(data) is not None:
-        raise MatrixError(
-            f"{data.name} is on the ranks already: handle.to_layout() changes its layout, and "
-            "another session can send handle.fetch()"
-        )
+        return _inspect(GANGS, data, dtype, missing, connection)
     if isinstance(data, IteratorSource):
         return data
     if on_disk(data):
@@ -391,6 +390,11 @@ class IteratorSource:
             given = np.dtype(wanted)
         except TypeError:
             raise DtypeError(f"{wanted!r} is not a dtype") from None
+        if ref_of(blocks) is not None:
+            raise MatrixError(
+                f"send_blocks takes an iterable of arrays, and {blocks.name} is a matrix on ranks: "
+                "send_matrix copies that of another gang"
+            )
         if isinstance(blocks, np.ndarray | str | bytes | dict) or not isinstance(blocks, Iterable):
             raise ShapeError(
                 f"send_blocks takes an iterable of arrays, not a {type(blocks).__name__}: send an "

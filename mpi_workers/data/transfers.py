@@ -9,6 +9,8 @@ ranks that hold a part. To other nodes there are a few streams each, all at the 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,12 +19,14 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Self
 
+import numpy as np
+
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnection, NodeConnections, attributed, closed
 from mpi_workers.data.streams import IN_PLACE_BYTES, Step, stackable, stacked, steps_of
 from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.copy_kernels import Array, ArrayBlock
-from mpi_workers.matrix.layout import spacing
+from mpi_workers.matrix.layout import positions, spacing
 from mpi_workers.matrix.node_shares import Region
 
 __all__ = ["MatrixReader", "MatrixWriter", "Progress"]
@@ -33,6 +37,7 @@ MAX_COPIES = 64  # ranks to look at for a near copy
 WATCH_S = 1.0  # between calls of the watch
 MIN_STREAM_BYTES = 8 << 20  # 8 MiB of a block: several messages for each of its nodes
 POPULATED_SHARE = 0.25  # of a matrix: larger fetches map all pages at once
+PANEL_BYTES = 8 << 20  # 8 MiB are read, then written, between nodes
 UNMAPPED_BYTES = 1 << 20  # 1 MiB: up to this size a fetch from this node does not map memory
 
 Progress = Callable[[int], None]  # called with bytes moved, from several threads
@@ -205,17 +210,8 @@ class _Transfer:
                 if held == missing:
                     break
                 held.update(step.holders(self._target, missing - held))
-            if held:
-                with attributed(connection):
-                    # No local variable may hold a part: a traceback would keep its memory.
-                    self._mapped.update(
-                        (part.rank, (connection, part))
-                        for part in connection.map(
-                            self._target, sorted(held), write=self.write, populate=populate
-                        )
-                    )
-            connection.check()
-        try:
+            self._map(connection, held, populate=populate)
+        with self._copying():
             copied = copy_kernels.exchange(
                 [ArrayBlock(array, (region.row0, region.col0)) for array, region in steps],
                 [part for _, part in self._mapped.values()],
@@ -223,8 +219,32 @@ class _Transfer:
                 executor=self._nodes.copiers,
                 threads=self._nodes.threads if nbytes > 1 << 20 else 1,
             )
+        self._count(copied)
+
+    def _map(self, connection: NodeConnection, ranks: Iterable[int], *, populate: bool) -> None:
+        """Map the blocks of ranks on this node that are not mapped yet."""
+        if ranks := sorted(rank for rank in ranks if rank not in self._mapped):
+            with attributed(connection):
+                # No local variable may hold a part: a traceback would keep its memory.
+                self._mapped.update(
+                    (part.rank, (connection, part))
+                    for part in connection.map(
+                        self._target, ranks, write=self.write, populate=populate
+                    )
+                )
+        connection.check()
+
+    @contextlib.contextmanager
+    def _copying(self) -> Iterator[None]:
+        """While the threads for copies work: they end when the connections are closed."""
+        try:
+            yield
         except (RuntimeError, CancelledError):
             raise closed() from None
+
+    def _count(self, copied: dict[int, copy_kernels.Copied]) -> None:
+        """Count what was copied from or to the mapped blocks of ranks."""
+        itemsize = self._target.dtype.itemsize
         for rank, (elements, seconds) in copied.items():
             times = self.times[self._mapped[rank][0].node]
             times.nbytes += elements * itemsize
@@ -269,6 +289,7 @@ class MatrixWriter(_Transfer):
     """Sends blocks of an array into a matrix that is not sealed yet (a context manager)."""
 
     write = True
+    _panels = np.empty((2, 0), np.uint8)
 
     def _select(self, groups: Iterable[tuple[int, ...]]) -> Iterator[int]:
         return chain.from_iterable(groups)  # all copies
@@ -297,6 +318,76 @@ class MatrixWriter(_Transfer):
         `is_small` reports.
         """
         self._move(blocks)
+
+    def copy_from(
+        self,
+        reader: MatrixReader,
+        region: Region,
+        check: Callable[[Array], object] = lambda part: None,
+    ) -> None:
+        """Copy a region of another matrix, of the same shape, into this one.
+
+        Parameters
+        ----------
+        reader : MatrixReader
+            Of the other matrix, perhaps of another gang; entered.
+        region : Region
+        check : callable(array), optional
+            Called with all elements, in parts, before they are copied; what it raises is raised.
+
+        Raises
+        ------
+        Failure
+            As of `write_block`.
+
+        Notes
+        -----
+        Where all ranks are on this node, one copy of every element from rank to rank. Else
+        through two panels of `PANEL_BYTES`, one of which is read while the other is written.
+        """
+        if self._far or reader._far:
+            self._copy_panels(reader, region, check)
+            return
+        for transfer in (reader, self):
+            ranks = transfer._by_node(region)
+            for connection in transfer._near:
+                transfer._map(connection, ranks.get(connection.node, ()), populate=True)
+        for _, part in reader._mapped.values():
+            rows, cols = region.of(part.local_indices)
+            check(part.local[
+                positions(part.local_indices.rows, rows), positions(part.local_indices.cols, cols)
+            ])  # fmt: skip
+        with self._copying():
+            copied = copy_kernels.copy_between(
+                [part for _, part in reader._mapped.values()],
+                [part for _, part in self._mapped.values()],
+                region,
+                executor=self._nodes.copiers,
+                threads=self._nodes.threads,
+            )
+        for connection in (*reader._near, *self._near):
+            connection.check()  # a rank that is gone now was perhaps there before
+        self._count(copied)
+
+    def _copy_panels(
+        self, reader: MatrixReader, region: Region, check: Callable[[Array], object]
+    ) -> None:
+        dtype = reader._target.dtype
+        panels = list(region.parts(PANEL_BYTES // dtype.itemsize))
+        if not self._panels.size:
+            self._panels = np.empty((2, PANEL_BYTES), np.uint8)
+
+        def read(i: int) -> Array:
+            size = math.prod(panels[i].shape)
+            memory = self._panels[i % 2, : size * dtype.itemsize].view(dtype)
+            array = memory.reshape(panels[i].shape)
+            reader.read_block(array, (panels[i].row0, panels[i].col0))
+            check(array)
+            return array
+
+        arrays = self._nodes.run_ahead(read, range(len(panels)))
+        for panel, array in zip(panels, arrays, strict=True):
+            self.write_block(array, (panel.row0, panel.col0))
 
     def is_small(self, array: Array) -> bool:
         """Whether copying such a block together with its neighbours beats sending it.

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import math
 import os
 import time
 from collections import Counter, defaultdict
@@ -32,10 +33,12 @@ from numpy.typing import NDArray
 from mpi_workers.matrix.layout import (
     Indices,
     LocalIndices,
+    as_array,
     as_slice,
     block_length,
     clip,
     contiguous,
+    evenly,
     positions,
     put,
     selector,
@@ -299,6 +302,14 @@ def exchange(
         # A tile is in the cache when the next rank is served from it.
         tasks += [task for some in itertools.zip_longest(*by_share) for task in some if task]
 
+    return _carried_out(tasks, ranks, executor, threads)
+
+
+def _carried_out(
+    tasks: Sequence[Task], ranks: Sequence[int], executor: Executor | None, threads: int
+) -> dict[int, Copied]:
+    """Run the copies on some threads; the elements and seconds of each rank."""
+
     def run(share: Sequence[Task]) -> dict[int, Copied]:
         elements, seconds = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0.0)
         clock = time.perf_counter()
@@ -322,6 +333,109 @@ def exchange(
         rank: Copied(sum(d[rank].elements for d in done), sum(d[rank].seconds for d in done))
         for rank in ranks
     }
+
+
+PART_COLUMNS = 8  # of a tile between parts, at least, where a matrix has as many
+
+
+def copy_between(
+    sources: Sequence[RankPart],
+    targets: Sequence[RankPart],
+    bounds: Bounds,
+    *,
+    executor: Executor | None = None,
+    threads: int = 1,
+) -> dict[int, Copied]:
+    """Copy a region from the parts of one matrix into those of another of the same shape.
+
+    Parameters
+    ----------
+    sources, targets : sequence of RankPart
+        Elements that no source or no target holds are left out. No two targets may overlap.
+    bounds : (int, int, int, int)
+        Half-open rows and columns of the region.
+    executor, threads
+        As of `exchange`.
+
+    Returns
+    -------
+    dict of int to Copied
+        By rank of a target.
+
+    Notes
+    -----
+    One copy of every element, and no temporary but for layouts of blocks. All pairs of parts
+    are served from one tile: a line of the cache belongs to several of them.
+    """
+    row0, row1, col0, col1 = bounds
+    itemsize = max((part.local.itemsize for part in (*sources, *targets)), default=1)
+    narrow = max(1, min(col1 - col0, PART_COLUMNS))
+    down = max(1, min(row1 - row0, EXCHANGE_TILE_BYTES // (narrow * itemsize)))
+    across = max(1, EXCHANGE_TILE_BYTES // (down * itemsize))
+    tasks: list[Task] = [
+        partial(
+            _copy_between, sources, targets,
+            (i, min(i + down, row1), j, min(j + across, col1)),
+        )
+        for j in range(col0, col1, across)
+        for i in range(row0, row1, down)
+    ]  # fmt: skip
+    return _carried_out(tasks, [part.rank for part in targets], executor, threads)
+
+
+def _copy_between(
+    sources: Sequence[RankPart], targets: Sequence[RankPart], bounds: Bounds
+) -> dict[int, int]:
+    """Copy one tile; returns the number of elements of each target."""
+    counts: Counter[int] = Counter()
+    for target, source in itertools.product(targets, sources):
+        rows, cols = (
+            _shared(theirs, ours, first, stop)
+            for theirs, ours, first, stop in zip(
+                source.local_indices, target.local_indices, bounds[::2], bounds[1::2], strict=True
+            )
+        )
+        if rows is None or cols is None:
+            continue
+        elements = taken(source.local, rows[0], cols[0])
+        put(target.local, rows[1], cols[1], elements)
+        counts[target.rank] += elements.size
+    return counts
+
+
+_Positions = slice | NDArray[np.int64]
+
+
+def _shared(
+    theirs: Indices, ours: Indices, first: int, stop: int
+) -> tuple[_Positions, _Positions] | None:
+    """The positions, in both local blocks, of the indices in an interval that both hold."""
+    left, right = clip(theirs, first, stop), clip(ours, first, stop)
+    if isinstance(left, range) and isinstance(right, range):
+        both = _intersection(left, right)
+        return (positions(theirs, both), positions(ours, both)) if both else None
+    members = np.intersect1d(as_array(left), as_array(right), assume_unique=True)
+    if not members.size:
+        return None
+    return evenly(_places(theirs, members)), evenly(_places(ours, members))
+
+
+def _places(owned: Indices, members: NDArray[np.int64]) -> NDArray[np.int64]:
+    if isinstance(owned, range):
+        return (members - owned.start) // owned.step
+    return owned.runs.positions(members)
+
+
+def _intersection(a: range, b: range) -> range:
+    """The members of two ascending ranges."""
+    common = math.gcd(a.step, b.step)
+    if not a or not b or (b.start - a.start) % common:
+        return range(0)
+    period = b.step // common
+    k = (b.start - a.start) // common * pow(a.step // common, -1, period) % period
+    start, step = a.start + k * a.step, a.step * period
+    start += max(0, -(-(b.start - start) // step)) * step
+    return range(start, max(start, min(a.stop, b.stop)), step)
 
 
 def _copy_tile(

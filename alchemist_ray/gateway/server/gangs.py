@@ -8,7 +8,7 @@ import platform
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,14 +29,17 @@ from alchemist_ray.cluster.actors import PRIVATE_GANG
 from alchemist_ray.cluster.user_limits import check_limits
 from alchemist_ray.errors import AlchemistError
 from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S
-from alchemist_ray.gateway.server.access import Token, TokenFile, require
+from alchemist_ray.gateway.server.access import READ_ONLY, Token, TokenFile, may_change, require
 from alchemist_ray.gateway.server.transfers import GangTransfers
 from alchemist_ray.launchers.mpmd import HydraLauncher
 from alchemist_ray.ray_access import ray_gangs
 from alchemist_ray.ray_access.ray_gangs import RayGangs
+from alchemist_ray.transfer.gang_copies import copy_matrix
 from alchemist_ray.version import __version__
-from mpi_workers.data.description import NodeAddress
+from mpi_workers.data.description import NodeAddress, TransferTarget
 from mpi_workers.failures import Failure
+from mpi_workers.matrix.dtypes import stored_dtype
+from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
 
@@ -307,6 +310,7 @@ class SessionCommands:
     def __init__(self, tokens: TokenFile) -> None:
         self.gangs: dict[str, HostedGang] = {}
         self.quotas = Quotas(self.gangs, tokens)
+        self._tokens = tokens
         self._lock = threading.RLock()  # guards the gangs and their clients
 
     def clients(self) -> list[HostedClient]:
@@ -347,6 +351,8 @@ class SessionCommands:
                 return {}
             case "stop_gang":
                 return self._stop_gang(token, str(body["name"]))
+            case "copy_matrix":
+                return self._copy_matrix(token, body)
             case "end_gang":
                 gang = self._own_gang(token, body["gang"], "ending")
                 self.gangs.pop(gang.name, None)
@@ -462,6 +468,19 @@ class SessionCommands:
             gang.close(end=bool(gang.owner))  # its GroupManager, and with it the name
         return {}
 
+    def _copy_matrix(self, token: Token, body: Body) -> Body:
+        """Copy a matrix of one gang into one of another; the token must have rights for both."""
+        gangs = [self.gang_of(token, body[key]) for key in ("source", "gang")]
+        if not may_change(token, gangs[1].user, self._tokens):
+            raise Failure("AuthError", READ_ONLY)
+        source, target = (gang.connection for gang in gangs)
+        read, written = (
+            _checked_matrix(gang.connection, int(matrix), str(dtype))
+            for gang, (matrix, dtype) in zip(gangs, body["matrices"], strict=True)
+        )
+        times = copy_matrix(source, read, target, written, str(body["name"])[:200])
+        return {"times": [list(astuple(each)) for each in times.values()]}
+
     def _own_gang(self, token: Token, name: object, doing: str) -> HostedGang:
         gang = self.gang_of(token, name)
         _check_own(token, name, gang.user, doing)
@@ -487,6 +506,18 @@ class SessionCommands:
                 "started with a name",
             )
         return gang
+
+
+def _checked_matrix(connection: GangConnection, matrix: int, dtype: str) -> TransferTarget:
+    """A matrix as its gang describes it, seen as of a dtype (dates are counts there)."""
+    about = connection.request({"op": "describe", "matrix": matrix})
+    distribution = Distribution(
+        about["layout"], stored_shape(tuple(about["shape"])), connection.grid
+    )
+    seen = np.dtype(dtype)
+    if stored_dtype(seen) != np.dtype(about["dtype"]):
+        raise Failure("DtypeError", f"matrix {matrix} has dtype {about['dtype']}, not {seen}")
+    return TransferTarget(matrix, distribution, seen)
 
 
 def gang_options(given: object, workers: Workers) -> GangOptions:
