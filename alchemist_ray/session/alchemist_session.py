@@ -96,7 +96,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             DataFrames, MLlib's distributed matrices, arrays of h5py and zarr, and
             sparse matrices of SciPy (layout does not apply to them). A list of
             ``(rows, columns, values)``, three arrays, or of ``(block, row0, col0)`` with sparse
-            blocks of SciPy is a sparse matrix too.
+            blocks of SciPy is a sparse matrix too. A handle of another gang: ranks get the
+            elements from ranks (``docs/several-gangs.md``).
         layout : str
             Its distribution over the ranks: one of Elemental's 14, ``"BLOCK"`` or, for
             ScaLAPACK, ``"BLOCK_CYCLIC:64"`` (``docs/layouts.md``).

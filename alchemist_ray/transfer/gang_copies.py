@@ -62,7 +62,8 @@ def copy_matrix(
         while waiting or running:
             while waiting and idle:
                 job = CopyJob(gangs, endpoints, read, written, waiting.popleft(), name)
-                running[agent_of(idle[0]).run.remote(job, [])] = idle.popleft()
+                node = idle.popleft()
+                running[agent_of(node).run.remote(job, [])] = node
             done, _ = ray.wait(list(running), num_returns=1, timeout=WATCH_S, fetch_local=False)
             if not done:
                 source.ping()
