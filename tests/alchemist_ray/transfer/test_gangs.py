@@ -32,7 +32,7 @@ def pair(cluster: str) -> Iterator[Pair]:
         yield a, b
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_equals_numpy(pair: Pair, data: st.DataObject) -> None:
     first, second = pair if data.draw(st.booleans(), "direction") else pair[::-1]
@@ -122,7 +122,7 @@ def test_a_copy_that_breaks_leaves_nothing(
             b.send_matrix(A)
     else:
         error = {"freed": MatrixNotFoundError, "Ctrl-C": KeyboardInterrupt}[what]
-        with pytest.raises(error, match="was freed while it was sent" if what == "freed" else ""):
+        with pytest.raises(error, match="was freed while it was sent" if what == "freed" else None):
             b.send_matrix(A)
     assert len(b.list_matrices()) == before
     assert b.run(lambda comm: comm.allreduce(1)) == 2
