@@ -19,6 +19,7 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.transfer import gang_copies
+from mpi_workers.data import description
 from mpi_workers.matrix.dtypes import DTYPES
 from tests.support.layouts import SOME_LAYOUTS
 
@@ -83,7 +84,7 @@ def test_what_cannot_be_sent_is_refused_and_leaves_nothing(pair: Pair) -> None:
 
 def after_the_first_job(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
     """Run an action once, when a part has been copied and others have not."""
-    left, add_times = [action], gang_copies.add_times
+    left, add_times = [action], description.add_times
 
     def add(*arguments: Any) -> None:
         add_times(*arguments)
@@ -106,7 +107,10 @@ def test_a_copy_that_breaks_leaves_nothing(
     x = np.random.default_rng(2).random((500, 400))
     A = a.send_matrix(x, name="A")
     before = len(b.list_matrices())
-    change = lambda: a.run(lambda comm, matrix: matrix.local.__iadd__(1) is None, A)  # noqa: E731
+
+    def change() -> None:
+        a.run(lambda comm, matrix: matrix.local.__iadd__(1) is None, A)
+
     action = {"freed": A.free, "Ctrl-C": interrupt}.get(what, change)
     after_the_first_job(monkeypatch, action)
     if what == "changed":  # it is sent once more, and is of one moment
@@ -114,10 +118,12 @@ def test_a_copy_that_breaks_leaves_nothing(
         np.testing.assert_array_equal(B.fetch(), x + 1)
         B.free()
     elif what == "changed again":
-        add_times = gang_copies.add_times
-        monkeypatch.setattr(
-            gang_copies, "add_times", lambda *given: (add_times(*given), change())[0]
-        )
+
+        def add(*given: Any) -> None:
+            description.add_times(*given)
+            change()
+
+        monkeypatch.setattr(gang_copies, "add_times", add)
         with pytest.raises(TransferError, match=r"A was changed while it was sent.*A\.copy"):
             b.send_matrix(A)
     else:
