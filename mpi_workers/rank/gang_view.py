@@ -124,8 +124,16 @@ class GangView:
         """Make new communicators in place of those of `which`. Collective."""
         if which & CALLS:
             self._comm = self._duplicate(self.world, Of.GANG | Of.ALL_CALLS)
+            self._own_reductions(self._comm, Of.GANG)
         if which & OWN:
             self._own = self._duplicate(self.world, Of.GANG | Of.PRODUCT | Of.ALL_CALLS)
+            self._own_reductions(self._own, Of.GANG | Of.PRODUCT)
+
+    @staticmethod
+    def _own_reductions(comm: MPI.Intracomm, about: Of) -> None:
+        """mpi4py reduces objects on a duplicate, which it keeps. Collective."""
+        duplicate, _ = MPI._commctx_intra(comm)
+        interruption.own(MPI._handleof(duplicate), about)
 
     @property
     def comm(self) -> MPI.Intracomm:
