@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 TOP_LEVEL = {
     "CHANGELOG.md", "CITATION.cff", "Containerfile", "LICENSE", "Makefile", "README.md",
     "SECURITY.md", "alchemist_ray", "ali",
-    "benchmarks", "constraints.txt", "cray", "docs", "envs", "kuberay",
+    "benchmarks", "constraints.txt", "constraints-user.txt", "cray", "docs", "envs", "kuberay",
     "mpi_workers", "pyproject.toml", "recipe", "tests",
 }  # fmt: skip
 # Names of conda-forge that differ from those of the package index.

@@ -48,8 +48,9 @@ class Page:
 
 
 def documents() -> list[Path]:
-    """Every page of docs/ and every README of the project."""
-    found = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
+    """Every page of docs/ and every README of the project; the history names files of its time."""
+    history = ROOT / "docs/history.md"
+    found = [*(page for page in ROOT.glob("docs/**/*.md") if page != history), ROOT / "README.md"]
     for package in ("alchemist_ray", "mpi_workers", "ali", "envs", "cray", "kuberay", "benchmarks"):
         found += (ROOT / package).rglob("README.md")
     return sorted(found)
