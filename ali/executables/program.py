@@ -234,7 +234,7 @@ class Program:
         self._gang = gang
         self._name = task["name"]
         self._checks_exit = task["check"]
-        self._agreement = _Agreement(comm)
+        self._agreement = _Agreement(gang, comm)
         self._aborted: int | None = None
         self._codes: list[int] | None = None
         self._unread = b""
@@ -420,6 +420,9 @@ class Program:
             pass
 
 
+_under_way: set[_Agreement] = set()  # MPI may write into their memory also after the call
+
+
 class _Agreement:
     """A point that the processes of all ranks have to reach.
 
@@ -432,8 +435,10 @@ class _Agreement:
         The next look is due after this time.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, gang: GangView, comm: MPI.Intracomm) -> None:
+        self._gang = gang
         self._comm = comm
+        self._size = np.empty(1, np.int64)
         self._sizes = np.empty(comm.size, np.int64)
         self._message = b""
         self._told: bytearray | None = None
@@ -448,7 +453,13 @@ class _Agreement:
         """This rank's process has reached the point."""
         self._message, self._told = pickle.dumps(message), None
         self.interval_s = AGREE_S
-        self._request = self._comm.Iallgather(np.array([len(self._message)]), self._sizes)
+        self._size[0] = len(self._message)
+        self._started(self._comm.Iallgather(self._size, self._sizes))
+
+    def _started(self, request: MPI.Request) -> None:
+        _under_way.add(self)
+        self._gang.keeps_memory(request)
+        self._request = request
 
     def reached(self) -> list[Any] | None:
         """The messages of all ranks, if all have reached it."""
@@ -459,10 +470,11 @@ class _Agreement:
             return None
         if self._told is None:
             self._told = bytearray(self._sizes.sum())
-            self._request = self._comm.Iallgatherv(self._message, [self._told, self._sizes])
+            self._started(self._comm.Iallgatherv(self._message, [self._told, self._sizes]))
             self.interval_s = AGREE_S
             return None
         self._request = None
+        _under_way.discard(self)
         self.interval_s = CHECK_S
         told = io.BytesIO(self._told)
         return [pickle.load(told) for _ in self._sizes]

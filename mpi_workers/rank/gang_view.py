@@ -314,6 +314,10 @@ class GangView:
         # MPICH uses the handler of COMM_SELF for communicators that MPI_Comm_create has made.
         return self._comm, MPI.COMM_WORLD, MPI.COMM_SELF
 
+    def keeps_memory(self, request: MPI.Request) -> None:
+        """The memory of a collective is kept for ever if the call leaves it: ranks go on after it."""
+        interruption.keeps_memory(request.handle)
+
     def left(self) -> str:
         """The MPI call that this call has left because it is over: ``Allreduce``; or empty."""
         return interruption.left()

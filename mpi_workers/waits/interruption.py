@@ -30,6 +30,7 @@ from mpi_workers.waits.mpi_calls import SLOT
 # Modules in which the signal raises nothing: functions that native code calls, through which no
 # exception passes, and programs of ranks, which must not be left half started or half ended.
 OURS = ("mpi_workers.", "ali.native.host", "ali.executables.process", "ali.executables.program")
+LEAVING_S = 0.25  # from a wait that was left to the exception
 SLOTS = 1023  # ranks of a node that show it
 
 
@@ -116,7 +117,9 @@ def end_on_signal(cancelled: Callable[[], bool], entry_points: Container[CodeTyp
 def _cleans_up() -> bool:
     """Whether a recent `Interrupted` is being handled, or what was raised meanwhile."""
     error = sys.exception()
-    if error is not None and left() and time.monotonic() < mpi_layer.state().left_s + CLEAN_UP_S:
+    since_s = time.monotonic() - mpi_layer.state().left_s
+    # At first the code that has left a wait may still return its error to Python.
+    if left() and since_s < (LEAVING_S if error is None else CLEAN_UP_S):
         return True
     while error is not None and not isinstance(error, Interrupted):
         error = error.__context__
@@ -303,6 +306,13 @@ def left() -> str:
     """The MPI call that the current call has left because it is over: ``Allreduce``; or empty."""
     name: bytes | None = mpi_layer.state().left_in
     return (name or b"").decode()
+
+
+def keeps_memory(request: int) -> None:
+    """The memory of this operation, a handle, is kept for ever if it is left."""
+    layer = mpi_layer.loaded()
+    if layer is not None:
+        layer.alchemist_waits_kept(request)
 
 
 def leave() -> None:

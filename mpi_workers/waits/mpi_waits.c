@@ -201,6 +201,10 @@ static void note(int32_t request, H comm, Kind kind) {
     table_count += table[i].request == 0;
     table[i] = (Operation){request, (int32_t)comm, kind};
 }
+/* Its memory stays when it is given up. */
+void alchemist_waits_kept(int32_t request) {
+    if (table_count && table[slot(request)].request != 0) table[slot(request)].kind = COPIED;
+}
 static int known(int32_t request) {
     return same(request, REQUEST_NULL) || (table_count && table[slot(request)].request != 0);
 }

@@ -29,7 +29,7 @@ def test_printed_lines_name_their_rank(
         libc = ctypes.CDLL(None)
         print("one")
         libc.puts(b"two, from C")
-        print("three", end="")
+        print("three", end="", flush=True)
         sys.stderr.write("an error\n")
         os.write(1, b" and four\nfive without an end")
 
