@@ -315,7 +315,7 @@ class GangView:
         return self._comm, MPI.COMM_WORLD, MPI.COMM_SELF
 
     def keeps_memory(self, request: MPI.Request) -> None:
-        """The memory of a collective is kept for ever if the call leaves it: ranks go on after it."""
+        """Ranks go on after a collective that the call leaves: its memory is kept for ever."""
         interruption.keeps_memory(request.handle)
 
     def left(self) -> str:
