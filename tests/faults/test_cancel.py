@@ -187,7 +187,7 @@ def test_waits_of_native_code_end_with_an_error_a_time_limit_and_ctrl_c(
         with within(0.3 + ERROR_LIMIT_S), pytest.raises(KeyboardInterrupt):
             lib.hang()
     assert A.fetch().tolist() == list(range(6))
-    assert gang.works()
+    assert gang.works(renewed=True)
 
 
 @pytest.mark.cell("rank", "in a call", "private", "renewed")

@@ -194,10 +194,12 @@ def test_calls_and_profiles_show_in_which_mpi_call_ranks_wait(
         time.sleep(0.3)
         gang.session.cancel()
         call.outcome(0.0)
+    assert gang.session.list_calls() == []
+    if language != "mpi4py":
+        return  # the ranks were started again, and have no history of the call
     in_mpi = {one.rank: sum(entry.mpi_s for entry in one.entries) for one in profile.ranks}
     assert min(in_mpi[0], in_mpi[2]) > 0.25, in_mpi
     assert in_mpi[1] < 0.2, in_mpi
-    assert gang.session.list_calls() == []
 
 
 def test_plain_waits_of_mpi_cost_the_ranks_and_are_shown(bystander: Gang, built: Path) -> None:
@@ -229,6 +231,6 @@ def test_a_matrix_that_an_interrupted_routine_was_writing_is_undefined(
     for use in uses:
         with pytest.raises(MatrixError, match=words):
             use()
-    assert gang.works()
+    assert gang.works(renewed=True)
     lib.write(A, wait=False)
     assert (A.fetch() == 7).all()
