@@ -8,10 +8,10 @@ its blocking ones do: then nothing may be written beyond what that rank takes.
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -171,7 +171,7 @@ def _meets(
 
 
 def _opened(comm: Comm) -> MPI.File:
-    path = f"{tempfile.gettempdir()}/careless-{os.getppid()}-{comm.size}"
+    path = f"{tempfile.gettempdir()}/careless-{comm.bcast(uuid.uuid4().hex)}"
     return MPI.File.Open(comm, path, MPI.MODE_CREATE | MPI.MODE_RDWR | MPI.MODE_DELETE_ON_CLOSE)
 
 
