@@ -69,7 +69,7 @@ def test_two_sessions_have_separate_gangs(session: AlchemistSession) -> None:
         x = session.send_matrix(np.eye(4))
         y = other.send_matrix(2 * np.eye(4))
         np.testing.assert_array_equal(x.fetch() @ y.fetch(), 2 * np.eye(4))
-        with pytest.raises(MatrixNotFoundError, match="is in gang .*copies it there"):
+        with pytest.raises(MatrixNotFoundError, match=r"is in gang .*copies it there"):
             other.fetch_matrix(x)
     np.testing.assert_array_equal(x.fetch(), np.eye(4))
 
@@ -117,7 +117,7 @@ def test_calls_of_a_closed_session_are_refused(cluster: str) -> None:
         mine = other.send_matrix(np.eye(3))
         with pytest.raises(StaleHandleError, match="has ended"):
             handle.fetch()
-        with pytest.raises(MatrixNotFoundError, match="is in gang .*copies it there"):
+        with pytest.raises(MatrixNotFoundError, match=r"is in gang .*copies it there"):
             other.fetch_matrix(handle)
         np.testing.assert_array_equal(mine.fetch(), np.eye(3))
 
