@@ -148,7 +148,9 @@ def test_native_waits_for_a_rank_of_another_host_end_with_their_call(pair: Pair)
             assert found["kind"] == kind, found
             assert found["seconds"] < 0.3 + ERROR_LIMIT_S, found
             assert pair.call("total", "gang") == 6
-    assert [worker["pid"] for worker in pair.workers] == pair.call("pids", "gang")
+            # C code may not have looked at the error of its wait: both hosts have other ranks.
+            before, pair.workers = pair.workers, pair.call("workers", "gang")
+            assert not [worker for worker in pair.workers if worker in before]
 
 
 @pytest.mark.cell("rank", "in a call", "private", "renewed")

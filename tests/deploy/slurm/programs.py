@@ -66,18 +66,30 @@ def everything() -> int:
         tell("srun", {"workers": workers(als), "error": multiply(als), "step": steps})
         tell("sharing", shared)
         tell("env", als.run(lambda comm: comm.allgather(os.environ.get("OF_RANKS"))))
-        pids = [worker.pid for worker in als.list_workers()]
-        tell("sleeping", True)
         tell("raised", failure(lambda: als.run(lambda comm: 1 // comm.rank)))
         tell("goes-on", als.run(lambda comm: comm.allreduce(comm.rank)))
-        # The last rank is on another node; the first one of it goes by itself.
-        tell("killed", failure(lambda: als.run(_kill_last)))
-        tell("pids", pids)
+        tell("killed", crash(als))
+        als.yield_workers()
         als.request_workers(3)
         tell("again", {"workers": workers(als), "error": multiply(als)})
+        tell("killed-again", crash(als))
     os.environ["ALCHEMIST_SRUN_MPI"] = "none"
     tell("wrong", failure(lambda: AlchemistSession(2, launcher="srun", start_timeout_s=60)))
     return 7
+
+
+def crash(als: AlchemistSession) -> dict[str, Any]:
+    """The last rank is killed, on another node than the first one: what the gang has then."""
+    data = np.random.default_rng(1).random((500, 30))
+    A, steps = als.send_matrix(data), als.run(lambda comm: os.environ.get("SLURM_STEP_ID"))
+    told = failure(lambda: als.run(_kill_last))
+    begin = time.monotonic()
+    total = als.run(lambda comm: comm.allreduce(1))
+    told["renewed_s"] = time.monotonic() - begin
+    told["ranks"] = total
+    told["kept"] = bool(np.array_equal(A.fetch(), data)) and multiply(als) < 1e-12
+    told["another step"] = als.run(lambda comm: os.environ.get("SLURM_STEP_ID")) != steps
+    return told
 
 
 def _kill_last(comm: Any) -> None:

@@ -60,18 +60,24 @@ def test_srun_starts_a_gang_on_two_nodes(job: Submitted) -> None:
     assert job.told("env") == ["given"] * 4
 
 
-def test_a_gang_of_srun_lives_and_dies_as_any_other(job: Submitted) -> None:
+def test_srun_starts_ranks_again_in_the_memory_of_those_before(job: Submitted) -> None:
     raised = job.told("raised")
     assert raised["kind"] == "RoutineError"
     assert "ZeroDivisionError" in raised["message"]
     assert job.told("goes-on") == 6
-    killed = job.told("killed")
-    assert killed["kind"] == "GroupFailedError"
-    assert "rank 3" in killed["message"]
-    assert killed["seconds"] < 5
     again = job.told("again")  # three ranks: two on a node, one on another
     assert len(again["workers"]) == 3
     assert again["error"] < 1e-12
+    for name, ranks in (("killed", 4), ("killed-again", 3)):
+        killed = job.told(name)
+        assert killed["kind"] == "GroupRecoveredError", killed
+        assert f"rank {ranks - 1} " in killed["message"]
+        assert killed["seconds"] < 5
+        assert killed["ranks"] == ranks
+        assert killed["kept"]
+        assert killed["another step"]
+        print(f"  srun, {ranks} ranks on 2 nodes: error {killed['seconds']:.2f} s,", end=" ")
+        print(f"ranks again {killed['renewed_s']:.2f} s later")
 
 
 def test_a_wrong_pmi_is_refused_with_the_flag_to_try(job: Submitted) -> None:

@@ -174,20 +174,22 @@ def test_a_matrix_that_is_changed_all_the_time_is_rebuilt_from_the_last_checkpoi
     """One that was cut at a checkpoint and changed during the next one became stale."""
     lib = saving.counting
     A, B = (saving.als.send_matrix(LARGE, durable=True) for _ in range(2))
-    steps = 40
+    wrote = tmp_path / "checkpoint.automatic" / "manifest.json"
+    steps, begin = 0, traces.clock()
     with variables(
         saving.manager, snapshots, CHECKPOINT_LEAST_S=0.05, CHECKPOINT_INTERVAL_S=0.1,
         CHECKPOINT_FACTOR=0.1,
     ):  # fmt: skip
         time.sleep(1.1)  # the interval before
-        for step in range(steps):
+        # A checkpoint is due after 0.05 s of commands, which are many on a fast machine.
+        while steps < 40 or not wrote.exists():
             lib.increment(A)
             lib.increment(B)
+            steps += 1
             time.sleep(0.03)
-            if step in (15, 30):
+            if steps in (15, 30):
                 saving.back_s(saving.kill)
-        wrote = tmp_path / "checkpoint.automatic" / "manifest.json"
-        assert traces.wait_until(wrote.exists, 10) is not None
+            assert traces.clock() - begin < 60, steps
         saving.back_s(saving.kill)
     for handle in (A, B):
         np.testing.assert_allclose(handle.fetch(), LARGE + steps)
