@@ -28,7 +28,7 @@ from alchemist_ray.attached.address import GangAddress
 from alchemist_ray.attached.connection import Transport
 from alchemist_ray.attached.control_channel import SocketChannel
 from alchemist_ray.cluster.placement import per_node
-from alchemist_ray.errors import GroupFailedError
+from alchemist_ray.errors import GroupRecoveredError
 from benchmarks.harness import Report, in_batches, markdown, table_line, timed
 from benchmarks.simulated_gang import (
     LIMIT_S,
@@ -117,7 +117,7 @@ def simulate(ranks: int, nodes: int, calls: int = CALLS) -> Measured:
         begin = time.perf_counter()
         try:
             _call(channel, "die")
-        except GroupFailedError:
+        except GroupRecoveredError:
             failure_s = time.perf_counter() - begin
         channel.close()
         managing.send("end")

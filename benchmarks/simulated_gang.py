@@ -13,7 +13,9 @@ from typing import Any
 import uvloop
 
 from alchemist_ray.attached.address import GangAddress
+from alchemist_ray.errors import AlchemistError
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
+from alchemist_ray.runtime.commands.nodes import Nodes
 from benchmarks.harness import timed
 from mpi_workers.node import proxy
 from mpi_workers.node.specs import GangPlan, NodePlan, RankConfig
@@ -37,13 +39,29 @@ def memory() -> int:
 # --- the manager ---
 
 
+class Owner:
+    """It starts no ranks again."""
+
+    def ranks_lost(self, error: AlchemistError) -> None:
+        pass
+
+    def nodes_lost(self, error: AlchemistError) -> bool:
+        return False
+
+    def node_leaving(self, nodes: Nodes, error: AlchemistError) -> bool:
+        return False
+
+    def orphaned(self) -> None:
+        pass
+
+
 def manager(pipe: Pipe, counts: list[int], folder: str) -> None:
     """A process with the dispatcher of a gang."""
     uvloop.run(_manage(pipe, counts, folder))
 
 
 async def _manage(pipe: Pipe, counts: list[int], folder: str) -> None:
-    dispatcher = Dispatcher(lambda error: False, lambda: None)
+    dispatcher = Dispatcher(Owner())
     before = memory()
     nodes = dispatcher.new_nodes(len(counts), sum(counts))
     _, addresses = dispatcher.listen(TOKEN, nodes, "127.0.0.1", f"{folder}/manager")

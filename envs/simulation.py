@@ -205,6 +205,11 @@ _specs: dict[tuple[Any, ...], SimulatorSpec] = {}  # of the simulators that this
 unreplaced: dict[tuple[Any, ...], list[RestartRate]] = defaultdict(list)
 
 
+def _is_new(error: BadArgumentError) -> bool:
+    """Whether the ranks have no simulator: they were started again since it was attached."""
+    return error.facts.get("attached") is False
+
+
 class Simulation:
     """One or more copies of a simulator on a gang of ranks.
 
@@ -395,6 +400,8 @@ class Simulation:
         except (GroupFailedError, GroupRecoveredError) as error:
             raise self._gone(error) from error
         except BadArgumentError as error:
+            if _is_new(error):
+                raise self._gone(GroupRecoveredError("its ranks were started again")) from error
             if self._channel is not None and not self._channel.serving:  # refused by the simulator
                 self._drop_channel()
                 self._open_channel()
@@ -528,6 +535,10 @@ class Simulation:
             try:
                 self._library.begin.options(timeout_s=RETURN_S)([], [])
             except (CallTimeoutError, GroupError):
+                self._give_up()
+            except BadArgumentError as error:
+                if not _is_new(error):
+                    raise
                 self._give_up()
 
     def _give_up(self) -> None:

@@ -291,7 +291,8 @@ def close(state: dict[str, Any]) -> None:
 def _host(ctx: Context) -> Simulations:
     host: Simulations | None = ctx.state.get(HOST)
     if host is None:
-        raise Refusal("BadArgumentError", "no simulator is attached: call attach(name, ...) first")
+        words = "no simulator is attached: call attach(name, ...) first"
+        raise Refusal("BadArgumentError", words, attached=False)
     return host
 
 

@@ -60,8 +60,9 @@ class Replies:
         Whether a rank asks that all ranks are started again after the command.
     settle : bool
         Whether messages to ranks that had left the call may be under way: the next one drops them.
-    kept : bool
-        Whether a rank has used communicators which outlive the call.
+    sequences : set of int
+        Of the ranks' collectives on communicators which outlive the call (two of them, if there are
+        more). They are the same on all ranks, unless some have left one out.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,8 @@ class Replies:
         self.matrices: list[Any] | None = None
         self.floating = 0
         self.gone: set[int] = set()
-        self.renew = self.settle = self.kept = False
+        self.renew = self.settle = False
+        self.sequences: set[int] = set()
 
     def add(self, reply: Body, sender: str) -> None:
         """Add a reply; `sender`: for messages."""
@@ -85,7 +87,7 @@ class Replies:
         self.gone.update(reply.get("gone", ()))
         self.renew = self.renew or reply.get("renew", False)
         self.settle = self.settle or reply.get("settle", False)
-        self.kept = self.kept or reply.get("kept", False)
+        self.sequences.update(reply.get("sequences", (0,)))
         if "value" in reply:
             self.value = reply["value"]
         if errors or "places" in reply:
@@ -108,7 +110,7 @@ class Replies:
             "errors": self.errors[:ERRORS_SENT], "failed": self.failed, "places": places,
             "floating": self.floating, "matrices": self.matrices,
             "gone": sorted(self.gone), "renew": self.renew, "settle": self.settle,
-            "kept": self.kept,
+            "sequences": sorted(self.sequences)[-2:] if any(self.sequences) else None,
         }  # fmt: skip
         reply = {name: value for name, value in found.items() if value}
         return reply if self.value is None else {**reply, "value": self.value}

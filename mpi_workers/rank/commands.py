@@ -183,7 +183,9 @@ class RankCommands:
         self._runner = runner
         self._libraries = Libraries(loader)
         self._last_call = ""
-        self.may_have_sent = self.has_used_kept = False  # of the last command
+        # Of the last command.
+        self.may_have_sent = False
+        self.sequence = 0  # of collectives on communicators which outlive it
         self._result: list[memoryview] = []  # of a function, if it is too large for a reply
 
     def execute(self, body: Body) -> Body:
@@ -206,7 +208,8 @@ class RankCommands:
             succeeded = True
         finally:
             self.may_have_sent = interruption.has_used_communicators(but=Of.PRODUCT)
-            self.has_used_kept = interruption.has_used_communicators(but=Of.GANG)
+            kept = interruption.has_used_communicators(but=Of.GANG)
+            self.sequence = interruption.sequence() if kept else 0
             self.gang.end_call(succeeded=succeeded)
             self._tell_leftovers(command_name(body))
         return reply

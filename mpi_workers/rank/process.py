@@ -173,12 +173,10 @@ class RankLoop:
                 flush()
                 os._exit(1)
             reply["errors"] = [self._failure(error, body).to_map()]
-        for name, told in (
-            ("settle", self._commands.may_have_sent),
-            ("kept", self._commands.has_used_kept),
-        ):
-            if told:
-                reply[name] = True
+        if self._commands.may_have_sent:
+            reply["settle"] = True
+        if self._commands.sequence:
+            reply["sequences"] = [self._commands.sequence]
         if interruption.unsafe():
             reply["renew"] = True  # the gang starts other processes in place of the ranks
         command = COMMANDS.get(body["op"])

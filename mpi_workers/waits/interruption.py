@@ -198,7 +198,7 @@ def start_layer(comm: Any, *, wanted: bool) -> bool:
 def begin(call: int) -> None:
     """Assign the waits from now on to this call."""
     state = mpi_layer.state()
-    state.call, state.left_in, state.refused = call, None, 0
+    state.call, state.left_in, state.refused, state.sequence = call, None, 0, 0
 
 
 def drop_messages() -> None:
@@ -226,13 +226,19 @@ def end(*, succeeded: bool) -> None:
 def has_used_communicators(*, but: Of) -> bool:
     """Whether the current call has used communicators that still exist and are none of `but`.
 
-    But those of the product: messages to ranks that have left the call may be on them. But those of
-    the gang: if the call has failed on any rank, this process must not run another one, though
-    nothing is under way here. Another rank may have entered a collective that this one has
-    completed, or left out.
+    But those of the product: messages to ranks that have left the call may be on them.
     """
     layer = mpi_layer.loaded()
     return layer is not None and bool(layer.alchemist_waits_used(int(but)))
+
+
+def sequence() -> int:
+    """The collectives of the current call on communicators that outlive it, hashed, in 32 bits.
+
+    If a call has failed and ranks differ, these processes must not run another one, though nothing
+    is under way: a rank may have completed a collective that another one has left out.
+    """
+    return int(mpi_layer.state().sequence)
 
 
 def buffer_is_attached() -> bool:

@@ -108,6 +108,7 @@ STATE = (
     ("one_node", "int32_t ", "c_int32", "which has all ranks"),
     ("used", "int32_t ", "c_int32", "the call has used MPI"),
     ("attached", "int32_t ", "c_int32", "MPI_Buffer_attach has been called"),
+    ("sequence", "uint32_t ", "c_uint32", "of its collectives on communicators of its own, hashed"),
     ("ended", "int32_t ", "c_int32", "the error code of a wait that was left"),
     ("ours", "int32_t ", "c_int32", "the error code of freeing the gang's communicators"),
     ("requests", "int32_t ", "c_int32", "operations that the call has left under way"),
@@ -156,6 +157,14 @@ def _every() -> Iterator[tuple[str, str]]:
             yield name, letters
 
 
+@cache
+def _collective_numbers() -> dict[str, int]:
+    """Of every call that all ranks of a communicator make in the same order: a number."""
+    names = [name for name, *_ in _collectives()]
+    forms = [form for name in names for form in (name, f"I{name.lower()}", f"{name}_init")]
+    return {name: 1 + i for i, name in enumerate([*forms, *(row[0] for row in _rows(TOGETHER))])}
+
+
 def _forms(letters: str) -> Iterator[tuple[str, list[str]]]:
     """The forms of a function: ``_c`` or empty, and the types of its parameters."""
     yield "", [TYPES[letter] for letter in letters]
@@ -168,6 +177,7 @@ class _Function:
 
     def __init__(self, name: str, form: str, letters: str, types: list[str]) -> None:
         self.name, self.form = name, form  # ``Bcast``, and ``_c`` or empty
+        self.together = _collective_numbers().get(name, 0)
         self.letters = letters
         self.names = [f"x{i}" for i in range(len(letters))]
         self.given = ", ".join(self.names)
@@ -193,7 +203,7 @@ class _Function:
             f"    {after}",
             "    return e;",
             "}",
-            f"use({self.at['c']});" if "c" in self.at else "",
+            f"use({self.at['c']}, {self.together});" if "c" in self.at else "",
             f'if (over()) return refused("{self.name}", CALLER);',
             *body,
         ]

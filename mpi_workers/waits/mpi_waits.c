@@ -147,10 +147,14 @@ void alchemist_waits_own(int32_t comm, int what) {
     comms[i].about |= what;
 }
 static void made(int32_t comm) { alchemist_waits_own(comm, 0); }
-static void use(H comm) {
+/* `together`: the number of a collective call, or 0. The order in which a call of the gang has them is
+ * that of all its ranks, unless some have left one out. */
+static void use(H comm, unsigned together) {
     static int i; /* the same one as before, most often */
     if (i >= comm_count || !same(comms[i].comm, comm)) i = place_of(comm);
-    if (i < comm_count) comms[i].used = state->call;
+    if (i == comm_count) return;
+    comms[i].used = state->call;
+    if (together && !(comms[i].about & GANG)) state->sequence = 31 * (state->sequence + together) + (unsigned)i;
 }
 /* How many communicators without these properties the call has used that still exist. */
 int alchemist_waits_used(int properties) {

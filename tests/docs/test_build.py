@@ -48,7 +48,8 @@ def listed(site: Path) -> set[str]:
     """Full names of what the reference shows."""
     with (site / "0.1.0/objects.inv").open("rb") as file:
         found = InventoryFile.load(file, "", lambda base, path: path)
-    return {name for kind, names in found.data.items() if kind.startswith("py:") for name in names}
+    names = getattr(found, "data", found)  # Sphinx 8 returns a dict, Sphinx 9 an object
+    return {name for kind in names if kind.startswith("py:") for name in names[kind]}
 
 
 @pytest.mark.timeout(BUILD_S + 30)

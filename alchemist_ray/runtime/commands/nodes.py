@@ -563,15 +563,15 @@ class Nodes:
                 self._became_idle.set()
             self._settle = self._settle or under_way.settle
             failed = under_way.failed or under_way.places
-            if under_way.renew or (under_way.kept and failed):
+            if under_way.renew or (failed and len(under_way.sequences) > 1):
                 happened = (
                     f"{under_way.doing or 'a call'} has ended while native code, which may not "
                     "look at errors of MPI, was in calls of MPI"
                 )
                 if not under_way.renew:
                     happened = (
-                        f"{under_way.doing or 'a call'} has failed, and its messages may be under "
-                        "way on communicators that it has made and not freed"
+                        f"{under_way.doing or 'a call'} has failed, and a rank has left out "
+                        "collectives on communicators that later calls may use"
                     )
                 self.lose(_ended(GroupFailedError, happened, ""))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from alchemist_ray import AlchemistSession, Executor
+from alchemist_ray.errors import RoutineError
 
 LIMIT_S = 20.0  # of calls that take milliseconds, and hang if they meet what was left
 PRODUCT_TAGS = range(11, 17)  # of mpi_workers/matrix/tags.py
@@ -224,6 +225,45 @@ def test_unrelated_futures_of_an_executor_get_nothing_of_it(cluster: str) -> Non
         for leave in (isend, irecv, sends_in_world):
             executor.submit(leave).result(LIMIT_S)
             assert executor.submit(exchanged).result(LIMIT_S) == EXPECTED
+
+
+def all_raise(comm: Any) -> None:
+    from mpi4py import MPI  # noqa: PLC0415
+
+    MPI.COMM_WORLD.Allreduce(np.ones(2), np.zeros(2))
+    MPI.COMM_WORLD.Send(np.full(2, 1e6), dest=1 - comm.rank, tag=7)
+    raise ValueError
+
+
+def one_leaves_a_broadcast_out(comm: Any) -> None:
+    from mpi4py import MPI  # noqa: PLC0415
+
+    if comm.rank == 0:
+        MPI.COMM_WORLD.Bcast(np.full(2, 1e6))
+    raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("fail", "others"), [(all_raise, False), (one_leaves_a_broadcast_out, True)]
+)
+def test_a_call_that_fails_costs_processes_if_a_rank_has_left_a_collective_out(
+    session: AlchemistSession, fail: Callable[[Any], None], others: bool
+) -> None:
+    """Communicators that outlive the call are then in other states on other ranks."""
+    before = [worker.pid for worker in session.list_workers()]
+    with pytest.raises(RoutineError, match="ValueError"):
+        session.run(fail, timeout_s=LIMIT_S)
+
+    def broadcast(comm: Any) -> list[Any]:
+        from mpi4py import MPI  # noqa: PLC0415
+
+        x = np.full(2, 3.0 + comm.rank)
+        MPI.COMM_WORLD.Bcast(x)
+        return comm.gather(x.tolist())
+
+    assert session.run(broadcast, timeout_s=LIMIT_S) == [[3.0, 3.0]] * 2
+    assert session.run(exchanged, timeout_s=LIMIT_S) == EXPECTED
+    assert ([worker.pid for worker in session.list_workers()] != before) == others
 
 
 def test_a_thousand_such_calls_use_up_no_communicators(session: AlchemistSession) -> None:
