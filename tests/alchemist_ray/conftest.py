@@ -27,7 +27,8 @@ def als(gang: AlchemistSession) -> Iterator[AlchemistSession]:
     for handle in gang.list_matrices():
         handle.free()
     assert gang.run(lambda comm: comm.allreduce(1)) == len(pids)
-    assert [worker.pid for worker in gang.list_workers()] == pids
+    causes = [info.last_loss for info in AlchemistSession.list() if info.renewals]
+    assert [worker.pid for worker in gang.list_workers()] == pids, causes
     assert not descendants(pids)
 
 
