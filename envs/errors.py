@@ -6,7 +6,7 @@
         ├── BadActionError      wrong shape, NaN, not a choice: not simulated (also a ValueError)
         ├── SimulationError     the simulation raised on a rank; the gang continues
         │   └── NotFiniteError      an observation or reward is NaN, infinite, or out of range
-        ├── GangLostError       a rank died; the next reset() starts a new gang
+        ├── GangLostError       a rank died; the next reset() goes on with others
         │   └── StepTimeoutError    the gang was killed because of step_timeout_s (a TimeoutError)
         └── RestartLimitError   more gangs were lost within an hour than max_restarts
 
@@ -44,7 +44,7 @@ class NotFiniteError(SimulationError):
 
 
 class GangLostError(EnvError):
-    """The gang of the simulation was lost; the next reset() starts a new one."""
+    """The ranks of the simulation were lost; the next reset() goes on with others."""
 
 
 class StepTimeoutError(GangLostError, TimeoutError):

@@ -195,6 +195,8 @@ CHANNEL_S = 10.0  # for the ranks to connect
 RETURN_S = 2.0  # for all ranks to leave a step in which one has raised
 HOST = "simulator"  # the library on the ranks that runs simulators
 NEXT_RESET = "reset() starts a new one"
+NEXT_EPISODE = "reset() begins the next one"
+OTHER_RANKS = "the gang's ranks were started again, without the simulator"
 NEXT_START = "the next reset(), or another environment, starts a new one"
 NAMES = {"begin": "reset", "advance": "step"}  # of routines, for users
 NO_SEEDS: Mapping[int, int] = {}
@@ -205,8 +207,8 @@ _specs: dict[tuple[Any, ...], SimulatorSpec] = {}  # of the simulators that this
 unreplaced: dict[tuple[Any, ...], list[RestartRate]] = defaultdict(list)
 
 
-def _is_new(error: BadArgumentError) -> bool:
-    """Whether the ranks have no simulator: they were started again since it was attached."""
+def _not_attached(error: BadArgumentError) -> bool:
+    """Whether the ranks do not have the simulator: others had, and were lost between calls."""
     return error.facts.get("attached") is False
 
 
@@ -252,6 +254,7 @@ class Simulation:
         self._shared: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._begun = False  # an episode on this gang
         self._raised = False  # the last call, so ranks may stay in it
+        self._goes_on = False  # the gang, on ranks that do not have the simulator
         self.running = False
         self.steps = np.zeros(0, np.int64)
         self._closed = False
@@ -400,8 +403,8 @@ class Simulation:
         except (GroupFailedError, GroupRecoveredError) as error:
             raise self._gone(error) from error
         except BadArgumentError as error:
-            if _is_new(error):
-                raise self._gone(GroupRecoveredError("its ranks were started again")) from error
+            if _not_attached(error):
+                raise self._gone(GroupRecoveredError(OTHER_RANKS)) from error
             if self._channel is not None and not self._channel.serving:  # refused by the simulator
                 self._drop_channel()
                 self._open_channel()
@@ -440,6 +443,10 @@ class Simulation:
             )
         except (GroupFailedError, GroupRecoveredError) as error:
             raise self._gone(error) from error
+        except BadArgumentError as error:
+            if not _not_attached(error):
+                raise
+            raise self._gone(GroupRecoveredError(OTHER_RANKS)) from error
         finally:
             os.close(fd)
         self._shared = np.frombuffer(memory, np.uint8, size, HEADER)
@@ -457,7 +464,10 @@ class Simulation:
             raise self._timed_out("the ranks did not return from a step")
 
     def _start(self) -> None:
-        """Start a gang with the simulator. Raises `RestartLimitError`, `AlchemistError`."""
+        """Start the simulator, and a gang if there is none.
+
+        Raises `RestartLimitError`, `AlchemistError`.
+        """
         lost = self._rate.recent()
         if lost > self.config.max_restarts:
             raise RestartLimitError(
@@ -465,14 +475,16 @@ class Simulation:
                 f"hour, and max_restarts is {self.config.max_restarts}: find the cause before "
                 "starting more"
             )
-        if isinstance(self.config.placement, Mapping):  # the chosen nodes may have others' work
-            self._end()
+        goes_on, self._goes_on = self._goes_on, False
+        if isinstance(self.config.placement, Mapping) and not goes_on:
+            self._end()  # the chosen nodes may have others' work
         if self._session is None:
             self._session, self._close_session = open_session(self, self.config)
         try:
-            if self.config.placement != "inherit":
-                release_dropped(self.config.num_workers, self.config.cpus_per_worker or 1.0)
-            self._session.request_workers(self.config.num_workers)
+            if not goes_on:
+                if self.config.placement != "inherit":
+                    release_dropped(self.config.num_workers, self.config.cpus_per_worker or 1.0)
+                self._session.request_workers(self.config.num_workers)
             self._attach()
         except GroupError as error:
             self._end()
@@ -482,7 +494,7 @@ class Simulation:
             raise
         if self._lost:
             self._lost = False
-            self.losses.add(RESTARTS, 1, "a new gang replaces the lost one")
+            self.losses.add(RESTARTS, 1, "other ranks replace the lost ones")
 
     def _attach(self) -> None:
         """Load the simulator on the gang and set up its copies."""
@@ -513,12 +525,13 @@ class Simulation:
         self._library = library
 
     def _gone(self, error: GroupError) -> GangLostError:
-        """End the session's gang, which is lost, and make the error."""
-        self._give_up()
-        lost = advising(error, NEXT_RESET)
-        text = f"the gang of simulator {self.config.lib_name!r} is lost: {lost}"
-        if NEXT_RESET not in text:
-            text = f"{text}. {NEXT_RESET}"
+        """The episodes are lost, and the gang, unless it has other ranks: make the error."""
+        goes_on = isinstance(error, GroupRecoveredError)
+        self._give_up(goes_on=goes_on)
+        what, then = ("episode", NEXT_EPISODE) if goes_on else ("gang", NEXT_RESET)
+        text = f"the {what} of simulator {self.config.lib_name!r} is lost: {advising(error, then)}"
+        if then not in text:
+            text = f"{text}. {then}"
         return GangLostError(text, **error.facts)
 
     def _timed_out(self, event: str, advice: str = NEXT_RESET) -> StepTimeoutError:
@@ -531,27 +544,29 @@ class Simulation:
     def _give_up_stuck(self) -> None:
         """Give the gang up if ranks stay in native code or MPI after one has raised."""
         self._raised = False
-        with contextlib.suppress(RoutineError):
-            try:
-                self._library.begin.options(timeout_s=RETURN_S)([], [])
-            except (CallTimeoutError, GroupError):
-                self._give_up()
-            except BadArgumentError as error:
-                if not _is_new(error):
-                    raise
-                self._give_up()
+        try:
+            self._library.begin.options(timeout_s=RETURN_S)([], [])
+        except RoutineError:
+            pass
+        except (CallTimeoutError, GroupError):
+            self._give_up()
+        except BadArgumentError as error:
+            if not _not_attached(error):
+                raise
+            self._library, self._goes_on = None, True
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, goes_on: bool = False) -> None:
+        """`goes_on`: the gang has other ranks, and is used again."""
         self._begun = self.running = self._raised = False
-        self._library = None
+        self._library, self._goes_on = None, goes_on
         self._drop_channel()
         self._lost = True
         self._rate.add()
-        if self._session is not None:
+        if self._session is not None and not goes_on:
             self._session.kill_workers("its simulation failed")
 
     def _end(self) -> None:
-        self._begun = self.running = False
+        self._begun = self.running = self._goes_on = False
         self._library = None
         channel, self._channel = self._channel, None
         if channel is not None and not channel.close() and self._session is not None:
