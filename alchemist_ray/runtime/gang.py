@@ -520,7 +520,7 @@ class Gang:
                 )
             )
         else:
-            self._renewed_in_a_row += 1
+            self._renewed_in_a_row, self._renewed_at = self._renewed_in_a_row + 1, nodes.last_round
             await nodes.clear()
             self.renewals += 1
             await nodes.start(self.request.options.start_timeout_s)

@@ -19,10 +19,13 @@ from alchemist_ray import AlchemistSession, Executor, Handle
 from alchemist_ray.attached.info import GangInfo
 from alchemist_ray.errors import (
     CallTimeoutError,
+    GroupFailedError,
     GroupRecoveredError,
     MatrixError,
     RoutineError,
 )
+from alchemist_ray.launchers.mpiexec import find_mpiexec
+from alchemist_ray.observe.doctor.ranks import started_again
 from mpi_workers.node.processes import descendants
 from tests.faults.conftest import Call
 from tests.support import traces
@@ -223,6 +226,30 @@ def test_a_time_limit_is_the_error_of_ranks_that_are_ended_for_it(als: Alchemist
     with pytest.raises(CallTimeoutError, match="exited with code 9"):
         als.run(dies_late, timeout_s=0.3)
     assert als.run(lambda comm: comm.allreduce(1)) == 2
+
+
+@pytest.mark.parametrize("starts", [1, 9])
+def test_a_launcher_that_cannot_run_again_costs_the_gang_and_the_doctor_says_so(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: int
+) -> None:
+    runs, script = tmp_path / "runs", tmp_path / "mpiexec"
+    script.write_text(
+        f"#!/bin/sh\necho >> {runs}\ntest $(wc -l < {runs}) -le {starts} || exit 3\n"
+        f'exec {" ".join(find_mpiexec())} "$@"\n'
+    )
+    script.chmod(0o700)
+    monkeypatch.setenv("ALCHEMIST_MPIEXEC", str(script))
+    with AlchemistSession(2, launcher="mpiexec") as als:
+        A = als.send_matrix(X)
+        found = started_again(als)
+        assert found.status == ("ok" if starts > 1 else "warn"), found
+        if starts > 1:
+            np.testing.assert_array_equal((A + 1).fetch(), X + 1)
+            return
+        assert "the loss of a rank ends the gang" in found.message
+        assert "mpiexec ended with 3" in found.message
+        with pytest.raises(GroupFailedError, match="4 times"):
+            als.run(lambda comm: comm.size)
 
 
 class Program:

@@ -1,10 +1,11 @@
 """Checks with ranks: a gang on all nodes, or a step of srun without Ray.
 
-They start, form one MPI world, and use the site MPI.
+They start, form one MPI world, use the site MPI, and are started again after the loss of one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 from alchemist_ray.cluster.placement import Reservation
 from alchemist_ray.deploy.slurm.signals import end
 from alchemist_ray.deploy.slurm.sites import Site
-from alchemist_ray.errors import AlchemistError
+from alchemist_ray.errors import AlchemistError, GroupRecoveredError
 from alchemist_ray.launchers.srun import DEFAULT_PMI, PMI
 from alchemist_ray.observe.doctor import probe
 from alchemist_ray.observe.doctor.finding import BAD, INFO, OK, WARN, Finding, named
@@ -52,6 +53,7 @@ def examine(
         ) as session:
             took = time.monotonic() - start
             told = session.load_library("hpc").routine("about").options(timeout_s=CALL_S)()
+            again = started_again(session)
     except (AlchemistError, ValueError) as error:
         words = " ".join(str(error.args[0] if error.args else error).split())[:600]
         yield Finding(
@@ -67,6 +69,26 @@ def examine(
         "gang",
     )  # fmt: skip
     yield from judged([json.loads(text) for text in told], site, names)
+    yield again
+
+
+def started_again(session: AlchemistSession) -> Finding:
+    """End a rank: others must take the place of all, in the memory of the matrices."""
+    begin = time.monotonic()
+    try:
+        with contextlib.suppress(GroupRecoveredError):
+            session.run(lambda comm: os._exit(1) if comm.rank == comm.size - 1 else comm.Barrier())
+        session.run(lambda comm: comm.Barrier(), timeout_s=CALL_S)
+    except AlchemistError as error:
+        words = " ".join(str(error.args[0]).split())[:600]
+        return Finding(
+            WARN, f"the loss of a rank ends the gang, with its matrices: {words}",
+            "see that the launcher can be run again in the job, or set another (mpi.launcher of "
+            "the site file; launcher='pmi'); max_failures and durable=True rebuild matrices",
+            check="ranks started again",
+        )  # fmt: skip
+    took = time.monotonic() - begin
+    return Finding(OK, f"{took:.2f} s after the loss of one", check="ranks started again")
 
 
 Rank = Mapping[str, Any]  # the report of a rank: `ali.hpc.about`

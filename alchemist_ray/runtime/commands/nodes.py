@@ -298,6 +298,7 @@ class Nodes:
         self._stuck_timeout_s = stuck_timeout_s
         self.limit = f"{stuck_timeout_s:g} s (stuck_timeout_s)"
         self._proxies: dict[int, FrameProtocol] = {}
+        self._hosts: dict[int, str] = {}
         self._rounds: dict[int, Round] = {}
         self.last_round = 0
         self._renew = self._settle = False
@@ -345,8 +346,7 @@ class Nodes:
 
     def host(self, node: int) -> str:
         """The name of a node, for messages."""
-        place = self.data.get(node)
-        return f"number {node}" if place is None else str(self.ranks[place.first]["hostname"])
+        return self._hosts.get(node, f"number {node}")
 
     def joined(self, node: int, proxy: FrameProtocol) -> None:
         """A node's proxy has connected. Raises `Failure` if the node has one."""
@@ -458,6 +458,7 @@ class Nodes:
     def _node_ready(self, node: int, ranks: list[Body], addresses: list[str]) -> None:
         first = min(about["rank"] for about in ranks)
         self.data[node] = NodeAddress(first, len(ranks), tuple(addresses))
+        self._hosts[node] = str(ranks[0]["hostname"])
         for about in ranks:
             self.ranks[about["rank"]] = {**about, "node": node}
         if len(self.ranks) == self._size and not self.ready.done():

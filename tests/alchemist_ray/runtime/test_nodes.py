@@ -236,3 +236,17 @@ def test_ranks_that_may_not_go_on_are_replaced_after_their_answer() -> None:
             await nodes.round("free")
 
     asyncio.run(ask())
+
+
+def test_a_node_that_is_lost_while_it_starts_ranks_again_is_named() -> None:
+    async def lose() -> None:
+        nodes, _, proxies = two_nodes()
+        await nodes.ready
+        nodes.receive(1, ended(1, KILLED))
+        await nodes.clear()
+        asyncio.get_running_loop().call_soon(nodes.node_ended, 1)
+        with pytest.raises(AlchemistError, match="node h was lost"):
+            await nodes.start(5)
+        assert nodes.failure is not None
+
+    asyncio.run(lose())
