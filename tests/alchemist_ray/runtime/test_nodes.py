@@ -240,7 +240,7 @@ def test_ranks_that_may_not_go_on_are_replaced_after_their_answer() -> None:
 
 def test_a_node_that_is_lost_while_it_starts_ranks_again_is_named() -> None:
     async def lose() -> None:
-        nodes, _, proxies = two_nodes()
+        nodes, *_ = two_nodes()
         await nodes.ready
         nodes.receive(1, ended(1, KILLED))
         await nodes.clear()
