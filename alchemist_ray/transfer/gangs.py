@@ -188,9 +188,18 @@ class GangSource:
                     progress(sum(times.nbytes for times in found.values()))
         except (AlchemistError, Failure, WireError, OSError) as error:
             self._raise_cause(error, connection, *epochs)
-            raise from_failure(error) if isinstance(error, Failure) else error from None
+            raise self._told(error, connection) from None
         times: dict[int, NodeTimes] = found
         return times
+
+    def _told(self, error: Exception, connection: GangConnection) -> Exception:
+        """An error of the copy; of one that broke, with the names of both gangs."""
+        known = from_failure(error) if isinstance(error, Failure) else error
+        if not isinstance(known, WireError | OSError) and type(known) is not TransferError:
+            return known
+        source, target = self._source.address.gang, connection.address.gang
+        words = f"{self._ref.name} was not sent from gang {source} to gang {target}: {known}"
+        return TransferError(words, **getattr(known, "facts", {}))
 
     def _raise_cause(
         self, error: Exception, connection: GangConnection, epoch: int, target_epoch: int

@@ -343,6 +343,8 @@ class NodeConnections:
     def run_ahead(self, action: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:
         """The results of `action`, in order; a thread computes one while the last one is used.
 
+        Never two at a time: they may use the same connection.
+
         Raises `Failure` (TransferError) if this object has been closed.
         """
         if len(items) < 2:
@@ -351,9 +353,10 @@ class NodeConnections:
         following = self.submit(action, items[0])
         try:
             for item in items[1:]:
-                running, following = following, self.submit(action, item)
-                yield running.result()
-                del running  # and with it its result
+                result = following.result()
+                following = self.submit(action, item)
+                yield result
+                del result
             yield following.result()
         except CancelledError:
             raise closed() from None

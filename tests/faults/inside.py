@@ -22,7 +22,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alchemist_ray import AlchemistSession
-from alchemist_ray.errors import AlchemistError
+from alchemist_ray.errors import AlchemistError, TransferError
 
 LIBRARY = Path(__file__).with_name("breaking.py")
 KEPT = "kept"
@@ -253,6 +253,19 @@ def until_lost(name: str, work: str) -> dict[str, Any]:
             facts = {key: value for key, value in error.facts.items() if key != "tail"}
             told = {"kind": type(error).__name__, "message": str(error), "facts": facts}
             return {**told, "at": time.monotonic()}
+
+
+def until_broken(source: str, target: str) -> dict[str, Any]:
+    """Send a matrix from gang to gang until that fails: the error, and what the target has then."""
+    A = sessions[source].send_matrix(np.ones((200_000, 100)), name="A")
+    while True:
+        try:
+            sessions[target].send_matrix(A).free()
+        except AlchemistError as error:
+            at = time.monotonic()
+            left = sessions[target if isinstance(error, TransferError) else source].list_matrices()
+            told = {"kind": type(error).__name__, "message": str(error), "at": at}
+            return {**told, "left": len(left)}
 
 
 # --- a detached gang, which outlives the head and its program ---

@@ -259,6 +259,24 @@ def test_small_blocks_are_reported_for_joining(
             assert not writer.is_small(np.empty((8, 1024)))
         host.free(target.matrix)
 
+def test_run_ahead_never_computes_two_results_at_a_time(
+    gangs: dict[str, NodeConnections],
+) -> None:
+    """Two panels of a copy between nodes were read through one connection at the same time."""
+    nodes = NodeConnections(gangs["near"].endpoints)
+    busy = threading.Lock()
+
+    def alone(number: int) -> bool:
+        if not busy.acquire(blocking=False):
+            return False
+        time.sleep(0.01)
+        busy.release()
+        return True
+
+    assert all(nodes.run_ahead(alone, range(5)))
+    nodes.close()
+
+
 
 def test_run_parallel_runs_an_action_for_each_number(gangs: dict[str, NodeConnections]) -> None:
     ranks = NodeConnections(gangs["near"].endpoints, threads=3)
