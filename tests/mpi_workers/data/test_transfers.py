@@ -259,6 +259,7 @@ def test_small_blocks_are_reported_for_joining(
             assert not writer.is_small(np.empty((8, 1024)))
         host.free(target.matrix)
 
+
 def test_run_ahead_never_computes_two_results_at_a_time(
     gangs: dict[str, NodeConnections],
 ) -> None:
@@ -275,7 +276,6 @@ def test_run_ahead_never_computes_two_results_at_a_time(
 
     assert all(nodes.run_ahead(alone, range(5)))
     nodes.close()
-
 
 
 def test_run_parallel_runs_an_action_for_each_number(gangs: dict[str, NodeConnections]) -> None:
