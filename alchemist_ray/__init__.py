@@ -17,6 +17,7 @@ if "ray" not in sys.modules:  # Ray reads how to authenticate itself when it is 
 if TYPE_CHECKING:
     from alchemist_ray.arrays.handle import Handle
     from alchemist_ray.errors import AlchemistError
+    from alchemist_ray.functions.submitted import SubmittedCall
     from alchemist_ray.observe.status import status
     from alchemist_ray.ray_access.executor import Executor
     from alchemist_ray.ray_access.mpi_function import MpiFunction, mpi_function
@@ -37,6 +38,7 @@ _PUBLIC = {
     "GangInfo": "alchemist_ray.session.alchemist_session",
     "Handle": "alchemist_ray.arrays.handle",
     "MpiFunction": "alchemist_ray.ray_access.mpi_function",
+    "SubmittedCall": "alchemist_ray.functions.submitted",
     "WorkerInfo": "alchemist_ray.session.alchemist_session",
     "mpi_function": "alchemist_ray.ray_access.mpi_function",
     "status": "alchemist_ray.observe.status",
@@ -48,6 +50,7 @@ __all__ = [
     "CallInfo",
     "GangInfo",
     "Handle",
+    "SubmittedCall",
     "WorkerInfo",
     "__version__",
 ]

@@ -262,7 +262,7 @@ class GangConnection:
         command = COMMANDS.get(op)
         if "moved" in body:
             self.on_move(body["moved"])
-        elif "result" in body and (command is None or command.turn is Turn.QUEUED):
+        elif "result" in body and (command is None or command.turn in (Turn.QUEUED, Turn.STORE)):
             self._lease_results(body["result"])
 
     def _lease_results(self, value: Any) -> None:

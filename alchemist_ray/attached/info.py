@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from mpi_workers.matrix.sizes import readable
 from mpi_workers.wire.frames import Body
 
 NOT_ANSWERING = "not answering"
+PROCESS = re.compile(r" \(pid \d+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,10 @@ class CallInfo:
     `state` is ``"running"``, ``"queued"``, or a text for a call that was cancelled or has failed,
     and that ranks are still in. `caller` is the process that waits for it; empty for calls that
     came through Ray. `waits_in` names the ranks that wait for others in MPI, by function:
-    ``{"MPI_Recv": [0, 2]}``; only `AlchemistSession.list_calls` asks for it.
+    ``{"MPI_Recv": [0, 2]}``; only `AlchemistSession.list_calls` asks for it. `running_s` are the
+    seconds since its turn came, None while it waits. A call of `AlchemistSession.submit` has an
+    `id` and may have a `label`; when it is over, its state is ``"done"``, ``"failed"`` or
+    ``"cancelled"``, and the times are those of its end.
     """
 
     name: str
@@ -84,6 +89,9 @@ class CallInfo:
     caller: str
     age_s: float
     waits_in: dict[str, list[int]] = field(default_factory=dict, hash=False)
+    running_s: float | None = None
+    id: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,8 @@ class GangInfo:
         Those with a session on the gang.
     calls : tuple of CallInfo
         The call that runs, then those that are queued.
+    ended_calls : dict of str to dict
+        By user: how many calls of `AlchemistSession.submit` are over and kept, by state.
     matrices, nbytes : int
         Number of matrices, and bytes of all of them.
     libraries : tuple of str
@@ -140,6 +150,7 @@ class GangInfo:
     idle_timeout_s: float | None = None
     processes: tuple[str, ...] = ()
     calls: tuple[CallInfo, ...] = ()
+    ended_calls: dict[str, dict[str, int]] = field(default_factory=dict, hash=False)
     matrices: int = 0
     nbytes: int = 0
     libraries: tuple[str, ...] = ()
@@ -156,6 +167,11 @@ class GangInfo:
             fields[key] = tuple(fields.get(key, ()))
         fields["calls"] = calls_of(entry)
         return cls(**fields)
+
+
+def user_of(where: str) -> str:
+    """The user in the text for a process: ``user@host``."""
+    return PROCESS.sub("", where)
 
 
 def calls_of(entry: Body) -> tuple[CallInfo, ...]:

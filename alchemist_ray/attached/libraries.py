@@ -96,6 +96,17 @@ def results_of(reply: Body, handle: Callable[[Body], Any]) -> Any:
     return _named(*reply["names"])(*values)
 
 
+def reported(reply: Body, where: str, handle: Callable[[Body], Any]) -> Any:
+    """See `results_of`; floating-point errors are treated as `numpy.errstate` of this thread says.
+
+    `where`: the routine, for their messages.
+    """
+    results = results_of(reply, handle)
+    if "floating" in reply:
+        _report_floating(reply["floating"], where)
+    return results
+
+
 @dataclass(frozen=True, slots=True)
 class _Received:
     """The connection of a library that was pickled: its process connects when it is used."""
@@ -208,7 +219,7 @@ class Routine:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        body = self._bound(args, kwargs)
+        body = self.command(args, kwargs)
         bar = RoutineBar(self.__qualname__, self._connection.options.progress)
         verbose = self._connection.options.verbose  # else no argument is made a string
         text = call_text(self.__qualname__, args, kwargs) if verbose else ""
@@ -217,14 +228,12 @@ class Routine:
                 reply = self._connection.request(body, bar)
             finally:
                 bar.close()
-        results = results_of(reply, self._connection.handle)
-        if "floating" in reply:
-            _report_floating(reply["floating"], str(body["arguments"].get("op", self.__name__)))
-        return results
+        name = str(body["arguments"].get("op", self.__name__))
+        return reported(reply, name, self._connection.handle)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the routine; an ObjectRef of what a call returns."""
-        body = self._bound(args, kwargs)
+        body = self.command(args, kwargs)
         ref: Any = self._connection.start_call(body)
         refs = map(ref_of, (*args, *kwargs.values()))
         held = [ref for ref in refs if ref is not None and ref.temporary]
@@ -244,7 +253,14 @@ class Routine:
             read_only=self._read_only,
         )  # fmt: skip
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
+    @property
+    def gang(self) -> str:
+        """The gang on which it runs."""
+        return self._connection.address.gang
+
+    def command(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
+        """The command of a call. Raises `BadArgumentError`, and what `argument` does."""
+
         def matrix(value: Any) -> dict[str, int]:
             if (ref := argument_ref(value)) is not None:
                 if self._read_only:

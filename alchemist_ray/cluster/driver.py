@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -38,6 +39,7 @@ UNAVAILABLE_S = 0.5  # between calls of a manager that is unreachable but not de
 DYING_S = 1.0  # Ray may report an actor's death before its process has ended
 RETIRE_INTERVAL_S = 5.0
 ANSWER_S = 5.0
+LOST_GANGS = 1000  # that are remembered
 PREWARM_NODES = 64  # agents of larger clusters start with the first gang on their node
 
 
@@ -83,6 +85,7 @@ class Driver:
         self._requests: Counter[str] = Counter()  # of each node's agent
         self._reservations: dict[str, PlacementGroup] = {}
         self._limits = ClusterLimits()
+        self._lost: dict[str, float] = {}  # gangs whose manager has died, and when
         self._watches: set[asyncio.Task[None]] = set()
         self._recovered = False
 
@@ -105,6 +108,7 @@ class Driver:
         it is given back here.
         """
         self._recover()
+        self._lost.pop(gang, None)
         if run not in self._reservations:
             self._limits.add(user, gang, run, sum(bundles.ranks), instead=instead)
             name = reservation_name(gang, run)
@@ -141,6 +145,10 @@ class Driver:
                 await in_time(result_of(self._agents[node_id].sweep.remote()), ANSWER_S)
         del self._reservations[run]
         self._limits.remove(run)
+        if died:
+            self._lost[gang] = time.time()
+            for oldest in list(self._lost)[:-LOST_GANGS]:
+                del self._lost[oldest]
         if died and self._for_one_gang:
             await self.close()
 
@@ -159,6 +167,10 @@ class Driver:
             found = gang_and_run(about["name"])
             if found is not None and about["state"] != "REMOVED":
                 self._guard(*found, PlacementGroup(ray.PlacementGroupID(bytes.fromhex(ident))))
+
+    async def lost(self, gang: str) -> float | None:
+        """When the GroupManager of a gang was lost, with the gang; None: not that is known."""
+        return self._lost.get(gang)
 
     async def share_of_bytes(self, user: str, gang: str, nbytes: int) -> int | None:
         """See `ClusterLimits.share`."""

@@ -57,13 +57,23 @@ def run(
 ) -> Any:
     """See `AlchemistSession.run`."""
     limit_s = checked_timeout(timeout_s)
-    task, uses = pack(
+    task, uses = packed_call(connection, function, args, kwargs)
+    return run_task(connection, task, uses, limit_s, pure=pure)
+
+
+def packed_call(
+    connection: GangConnection,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[Body, list[int]]:
+    """See `pack`: for a gang with matrices. ObjectRefs are resolved here."""
+    return pack(
         function,
         [resolved(value) for value in args],
         {name: resolved(value) for name, value in kwargs.items()},
         connection.argument,
     )
-    return run_task(connection, task, uses, limit_s, pure=pure)
 
 
 def words_of(argv: Sequence[Any]) -> list[str]:
@@ -101,21 +111,10 @@ def run_task(
 ) -> Any:
     """Run a task on all ranks; rank 0's result.
 
-    Code, arguments and result travel in the command and its reply; those of more than `INLINE`
-    bytes are matrices for the time of the call. `own`: the gang is one for functions, where a call
-    has no matrices, and all of its time when its turn comes.
+    `own`: the gang is one for functions, where a call has no matrices, and all of its time when
+    its turn comes.
     """
-    task["inline"] = INLINE
-    large = {}
-    for part in ("code", "given"):
-        sizes = [memoryview(each).nbytes for each in task.get(part) or ()]
-        if sum(sizes) > INLINE:
-            large[part] = _as_matrix(connection, task[part], places(sizes))
-            task[part] = {"matrix": large[part].id, "sizes": sizes}
-    uses = [*uses, *(handle.id for handle in large.values())]
-    body: Body = {"op": "run", "task": task, "uses": uses, "pure": pure}
-    if timeout_s is not None:
-        body["timeout_s"] = timeout_s
+    body, _large = command_of(connection, task, uses, timeout_s, pure=pure)
     if own:
         body["own_turn"] = True
     bar = RoutineBar(task["name"], connection.options.progress)
@@ -124,11 +123,46 @@ def run_task(
         contextlib.closing(bar),
     ):
         reply = connection.request(body, bar)
+    if own and reply["matrices"]:
+        raise no_matrix(task["name"])
+    return value_of(connection, reply)
+
+
+def command_of(
+    connection: GangConnection,
+    task: Body,
+    uses: list[int],
+    timeout_s: float | None,
+    *,
+    pure: bool,
+    given_nbytes: int = INLINE,
+    result_nbytes: int = INLINE,
+) -> tuple[Body, list[Any]]:
+    """The command that runs a task, and handles that it needs until it is sent.
+
+    Code, arguments and result travel in the command and its reply. Code or arguments of more than
+    `given_nbytes`, and a result of more than `result_nbytes`, are matrices.
+    """
+    task["inline"] = result_nbytes
+    large = {}
+    for part in ("code", "given"):
+        sizes = [memoryview(each).nbytes for each in task.get(part) or ()]
+        if sum(sizes) > given_nbytes:
+            large[part] = _as_matrix(connection, task[part], places(sizes))
+            task[part] = {"matrix": large[part].id, "sizes": sizes}
+    handles = list(large.values())
+    uses = [*uses, *(handle.id for handle in handles)]
+    body: Body = {"op": "run", "task": task, "uses": uses, "pure": pure}
+    if timeout_s is not None:
+        body["timeout_s"] = timeout_s
+    return body, handles
+
+
+def value_of(connection: GangConnection, reply: Body) -> Any:
+    """Rank 0's result, from the reply to such a command."""
     if "matrix" in (value := reply["value"]):
         raw = fetch(connection, connection.handle(value["matrix"])).view(np.uint8)
         value["parts"] = [raw[place] for place in places(value["sizes"])]
-    if own and reply["matrices"]:
-        raise no_matrix(task["name"])
     return result_of(reply, connection.handle)
 
 

@@ -7,14 +7,16 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from alchemist_ray.attached.info import GangInfo
+from alchemist_ray.attached.info import GangInfo, user_of
 from alchemist_ray.cli import COMMANDS
 from alchemist_ray.cluster.actors import ask
 from alchemist_ray.cluster.driver import find_driver
@@ -181,7 +183,19 @@ def table(found: Sequence[GangInfo]) -> str:
         for gang in found
         if gang.renewals
     )
-    return "\n".join([*lines, *renewed]) + "\n"
+    return "\n".join([*lines, *renewed, *chain.from_iterable(map(_by_user, found))]) + "\n"
+
+
+def _by_user(gang: GangInfo) -> Iterator[str]:
+    """The calls of a gang, a line for each user."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for call in gang.calls:
+        counts[user_of(call.caller)][call.state] += 1
+    for user, ended in gang.ended_calls.items():
+        counts[user] += Counter(ended)
+    for user, states in counts.items():
+        told = ", ".join(f"{count} {state}" for state, count in states.items())
+        yield f"{gang.name}: calls of {user or '.remote'}: {told}"
 
 
 def _row(gang: GangInfo) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ depend on the Driver.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import time
 from typing import Any
@@ -21,10 +22,13 @@ from alchemist_ray.attached.info import NOT_ANSWERING, GangInfo
 from alchemist_ray.attached.options import ConnectionOptions, GangOptions
 from alchemist_ray.cluster.actors import (
     GROUP_PREFIX,
+    NAMESPACE,
     GangHandle,
     actors_named,
     ask,
     ask_manager,
+    driver_name,
+    edition,
     find_gang,
 )
 from alchemist_ray.errors import (
@@ -145,6 +149,8 @@ def find_manager(name: str) -> GangHandle:
     SessionError
         If there is no such gang, with the names of those that there are; if it has no name; if
         it is of another version of this package or of Python.
+    GroupFailedError
+        If it was lost with its GroupManager.
     """
     manager, entry = _entry(name)
     if entry["state"] == NOT_ANSWERING:
@@ -153,6 +159,7 @@ def find_manager(name: str) -> GangHandle:
             f"`alchemist stop {name}` ends it"
         )
     if manager is None or entry["state"] == "none" or "named" not in entry:
+        _check_lost(name)
         raise _unknown(name)
     if not entry["named"]:
         raise SessionError(
@@ -161,6 +168,21 @@ def find_manager(name: str) -> GangHandle:
         )
     _check_version(name, entry)
     return manager
+
+
+def _check_lost(name: str) -> None:
+    """Raise `GroupFailedError` if the GroupManager of a gang was lost."""
+    since = None
+    with contextlib.suppress(ValueError, GetTimeoutError, RayError):  # there is no Driver
+        driver = ray.get_actor(driver_name(edition()), namespace=NAMESPACE)
+        since = ask(driver.lost.remote(name), ANSWER_S)
+    if since is not None:
+        raise GroupFailedError(
+            f"gang {name} was lost {time.time() - since:.0f} s ago: its GroupManager, which had "
+            "its submitted calls and their results, was killed or lost with its node, and the "
+            "matrices with it. Start another one; AlchemistSession.restore(folder) reads a "
+            "checkpoint"
+        )
 
 
 def _unknown(name: str) -> SessionError:

@@ -221,6 +221,7 @@ class Gang:
             lease_grace_s=request.options.lease_grace_s,
             stuck_timeout_s=request.options.stuck_timeout_s,
             recovers=request.options.max_failures > 0,
+            detached=request.options.detached,
             measures=self._measures,
         )
         run = f"{self._ident}.{self.epoch}"

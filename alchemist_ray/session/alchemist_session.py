@@ -23,6 +23,7 @@ from alchemist_ray.attached.options import ConnectionOptions, GangOptions, docum
 from alchemist_ray.attached.progress import matrix_text, narrated
 from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import run as user_code
+from alchemist_ray.functions import submitted
 from alchemist_ray.session.checkpoints import SessionCheckpoints
 from alchemist_ray.session.files import SessionFiles
 from alchemist_ray.session.owner import SharedGangs
@@ -359,6 +360,68 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         get: new matrices, layouts, progress, cancellation. No state is kept between runs.
         """
         return user_code.run(self.connection, function, args, kwargs, timeout_s, pure=pure)
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        timeout_s: float | None = None,
+        pure: bool = False,
+        label: str = "",
+        keep_s: float = submitted.KEEP_S,
+        **kwargs: Any,
+    ) -> submitted.SubmittedCall:
+        """Queue a call that outlives this program, on a gang that does; return its future.
+
+        Another program attaches to the gang and finds the call with `futures`.
+
+        Parameters
+        ----------
+        function : Routine or callable
+            A routine of a library of this gang (``lib.truncated_svd``), or a function as for `run`.
+        *args, **kwargs
+            Its arguments. Matrices stay until the call is over. Of a function up to 32 MiB travel
+            with the call; more is sent as a matrix, which waits for the call that runs.
+        timeout_s : float, optional
+            Time limit of the call in seconds, without its time in the queue.
+        pure : bool
+            As in `run`: a pure call that is lost with a rank runs again.
+        label : str
+            Shown in lists of calls.
+        keep_s : float
+            Seconds for which the result is kept after the end of the call, with its matrices.
+            Default: seven days.
+
+        Returns
+        -------
+        SubmittedCall
+            A future of `concurrent.futures`: its `result` returns and raises what the call does.
+
+        Raises
+        ------
+        BadArgumentError
+            As in `run`, and for a routine of another gang.
+        SessionError
+            If the gang ends with its program: it needs ``lifetime="detached"``.
+        ResourceError
+            If the calls and results of the gang would exceed 256 MiB: `SubmittedCall.forget` frees
+            some.
+
+        Notes
+        -----
+        The gang runs submitted calls in their order, in turn with calls of other processes. The
+        GroupManager has them in its memory (``docs/submitted-calls.md``).
+        """
+        command = submitted.command_of(self.connection, function, args, kwargs, timeout_s, pure)
+        return submitted.submit(self.connection, command, label, keep_s)
+
+    def futures(self) -> list[submitted.SubmittedCall]:
+        """The submitted calls of this gang, of all programs, in their order; see `submit`.
+
+        Also those that are over, until `SubmittedCall.forget` or their time to live.
+        """
+        return submitted.futures(self.connection)
 
     def output(self, to: bool | str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
         """A block in which the lines that ranks print go elsewhere, for calls of this thread::

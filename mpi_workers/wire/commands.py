@@ -3,8 +3,9 @@
 A process sends a command to the gang's dispatcher, which carries it out itself or sends it on to
 the ranks. From `COMMANDS` follow what the dispatcher accepts and when it runs it, what a gateway
 passes on, what a connection sends again after it was lost, what is run again after the loss of
-ranks, and what ranks accept. The handlers are the methods of the same name: of `Dispatcher` and
-`Commands` in `alchemist_ray.runtime`, of `RankCommands` in `mpi_workers.rank.commands`. From
+ranks, and what ranks accept. The handlers are the methods of the same name: of `Dispatcher`,
+`Commands` and `CallStore` in `alchemist_ray.runtime`, of `RankCommands` in
+`mpi_workers.rank.commands`. From
 `Nodes.round` (`alchemist_ray.runtime.commands.nodes`) a command passes `Proxy._command` and
 `CommandRelay.relay` (`mpi_workers.node`) on its way to `RankLoop.run` (`mpi_workers.rank.process`).
 """
@@ -24,6 +25,7 @@ class Turn(Enum):
     QUEUED = "one at a time, in turn with those of other processes"
     AT_ONCE = "when it arrives, also while another command runs"
     CONNECTION = "when it arrives; it is about the connection that sends it"
+    STORE = "when it arrives; it is about calls that outlive the process that submits them"
 
 
 class Rerun(Enum):
@@ -114,6 +116,10 @@ def _connection(fields: str, scope: str | None = "", **more: object) -> Command:
     return Command(fields, Turn.CONNECTION, scope, **more)  # type: ignore[arg-type]
 
 
+def _store(fields: str, **more: object) -> Command:
+    return Command(fields, Turn.STORE, "", sees_arrays=False, **more)  # type: ignore[arg-type]
+
+
 _CODE = "run_code"
 
 COMMANDS: dict[str, Command] = {
@@ -162,6 +168,14 @@ COMMANDS: dict[str, Command] = {
     "cancel_calls": _connection("all?", audited=True, sees_arrays=False),
     "status": _connection("", sees_arrays=False),
     "version": _connection("matrix", sees_arrays=False),
+    # Submitted calls. `call`: the id of one, from the process that submits it; `command`: a `call`
+    # or `run`; `since`: a number of the store's, whose next change is waited for.
+    "submit": Command("call command keep_s", Turn.STORE, "", audited=True, makes=True),
+    "submitted": _store("since?"),
+    "call_state": _store("call"),
+    "call_result": _store("call"),
+    "cancel_call": _store("call", audited=True),
+    "forget_call": _store("call"),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import textwrap
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -183,5 +184,26 @@ def test_interrupt_and_restart_of_a_kernel(cluster: str) -> None:
         assert traces.wait_until(lambda: not any(map(traces.alive, pids)), 10) is not None
         *_, said = map(notebook.run, CELLS)
         assert said.split()[0] != gang
+    finally:
+        notebook.close()
+
+
+def test_a_notebook_that_is_opened_again_finds_the_variables_of_its_cells(cluster: str) -> None:
+    """They are the ranks': its kernel was killed, and the next one attaches."""
+    notebook = Notebook(cluster)
+    begin = """
+        %load_ext alchemist_ray
+        from alchemist_ray import AlchemistSession
+    """
+    try:
+        notebook.run(textwrap.dedent(begin))
+        notebook.run('als = AlchemistSession(2, name="cells", lifetime="detached")')
+        notebook.run("%%mpi\nmine = np.arange(3.0) + rank")
+        notebook.run("future = als.submit(lambda comm: comm.size)")
+        assert notebook.run("import os; os.kill(os.getpid(), 9)") == "killed"
+        notebook.run(textwrap.dedent(begin) + "%mpi_attach cells")
+        assert "[rank 1] array([1., 2., 3.])" in notebook.run("%%mpi\nmine")
+        assert notebook.run("print(als.futures()[0].result(60))") == "2\n"
+        notebook.run("als.stop(); AlchemistSession.stop_gang('cells')")
     finally:
         notebook.close()

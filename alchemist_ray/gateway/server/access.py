@@ -311,6 +311,9 @@ def check(token: Token, body: Body, *, own: bool, changes: bool = True) -> None:
             _check_load(token, body.get("library"), body.get("path"))
         case "call":
             _check_shipped(token, body.get("library"))
+        case "submit":
+            submitted = body.get("command")
+            check(token, submitted if isinstance(submitted, dict) else {}, own=own)
         case "cancel_calls" if body.get("all") and not own:
             require(token, "admin", "cancelling the calls of everyone on another user's gang")
 
@@ -318,7 +321,7 @@ def check(token: Token, body: Body, *, own: bool, changes: bool = True) -> None:
 def _changes(body: Body) -> bool:
     op = body["op"]
     extended = op == "describe" and not body.keys() <= {"op", "id", "matrix", "output"}
-    return COMMANDS[op].turn is Turn.QUEUED or op == "pin" or extended
+    return COMMANDS[op].turn in (Turn.QUEUED, Turn.STORE) or op == "pin" or extended
 
 
 def _check_load(token: Token, name: object, path: object) -> None:

@@ -339,6 +339,11 @@ class SessionCommands:
                     gang for gang in _listed()
                     if gang["named"] or gang["name"] in mine or token.allows("admin")
                 ]  # fmt: skip
+                for entry in shown:
+                    hosted = self.gangs.get(entry["name"])
+                    user = "" if hosted is None else hosted.user
+                    if not may_change(token, user, self._tokens):
+                        entry |= {"calls": [], "ended_calls": {}}
                 return {"gangs": shown}
             case "resize_gang":
                 gang, workers = self._own_gang(token, body["gang"], "resizing"), body["workers"]

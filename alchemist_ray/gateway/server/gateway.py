@@ -498,6 +498,8 @@ class Client:
 
 def _facts(body: Body) -> Body:
     """The entry of a command in the audit log, without values."""
+    if isinstance(body.get("command"), dict):  # of a call that is submitted
+        body = {**body["command"], "op": body["op"]}
     logged = ("op", "library", "routine", "path", "shape", "name")
     kept: Body = {key: bounded(body[key]) for key in logged if key in body}
     if isinstance(body.get("task"), dict):

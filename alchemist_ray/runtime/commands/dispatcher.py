@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from alchemist_ray.background import in_task
 from alchemist_ray.errors import AlchemistError, failure_of, to_failure
 from alchemist_ray.runtime.commands import checkpoints
+from alchemist_ray.runtime.commands.call_store import CallStore
 from alchemist_ray.runtime.commands.gang_measures import GangMeasures
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER, Commands, Work
 from alchemist_ray.runtime.commands.jobs import HELD_S, Changes, Job, JobQueue, calls_of, late, log
@@ -175,6 +176,8 @@ class Dispatcher:
         See `Nodes`.
     recovers : bool
         Whether commands are logged, to be repeated.
+    detached : bool
+        Whether the gang outlives its programs, so that calls can be submitted to it.
     measures : GangMeasures, optional
         Where ended commands are counted.
 
@@ -193,6 +196,7 @@ class Dispatcher:
         lease_grace_s: float = 0.0,
         stuck_timeout_s: float = STUCK_S,
         recovers: bool = False,
+        detached: bool = False,
         measures: GangMeasures | None = None,
     ) -> None:
         self._stuck_timeout_s = stuck_timeout_s
@@ -205,6 +209,7 @@ class Dispatcher:
         self.commands = Commands(
             self.nodes, self._soon, self._processes.users, log, checkpoints.write
         )
+        self._store = CallStore(self.commands, self._enqueue, self._end_early, detached=detached)
         self._owner = owner
         self._connections: set[FrameProtocol] = set()
         self._queue = JobQueue(lambda holder: bool(self.commands.being_sent(holder)))
@@ -276,7 +281,7 @@ class Dispatcher:
             if frame.kind == Kind.COMMAND:
                 self.used()
                 ident = frame.body.pop("id", None)
-                self._accept(Job(frame.body, peer.ident, protocol, ident))
+                self._accept(Job(frame.body, peer.ident, protocol, ident, peer.where))
             return
         try:
             peer.nodes.receive(peer.number, frame)
@@ -358,6 +363,8 @@ class Dispatcher:
                 getattr(self, f"_{op}")(job, job.connection)
             elif self.failure is not None:
                 job.answer(_not_begun(self.failure))
+            elif turn is Turn.STORE:
+                getattr(self._store, str(op))(job)
             elif turn is Turn.QUEUED:
                 self._enqueue(job)
             elif not self._there.is_set() and op == "ping" and WAITING & job.body.keys():
@@ -414,7 +421,7 @@ class Dispatcher:
             self._task = asyncio.get_running_loop().create_task(self._run(job))
 
     async def _run(self, job: Job) -> None:
-        begun = time.monotonic()
+        job.began = begun = time.monotonic()
         result = await self._attempt(job)
         while result is None:
             result = await self._after_loss(job) or await self._attempt(job)
@@ -551,6 +558,7 @@ class Dispatcher:
             "last_used": time.time() - self.idle_s,
             "processes": [process.where for process in self._processes.connected()],
             "calls": calls_of(self._active, self._queue, self.nodes.lingering()),
+            "ended_calls": self._store.ended(),
             "matrices": sum(record.sealed for record in records),
             "nbytes": self.commands.nbytes,
             "libraries": list(self.commands.libraries),

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from alchemist_ray.attached.progress import as_text
 from alchemist_ray.runtime.commands.handlers import NO_HOLDER
@@ -18,7 +18,6 @@ from alchemist_ray.runtime.commands.matrix_records import Record
 from alchemist_ray.runtime.commands.nodes import Round
 from mpi_workers.failures import Failure
 from mpi_workers.node.rank_output import dropped_note
-from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.names import STDERR, Line
@@ -33,12 +32,30 @@ def log(lines: Iterable[Line]) -> None:
     sys.stdout.flush()
 
 
-@dataclass(slots=True, eq=False)
-class Job:
-    """A command and who waits for its answer: a connection, a future of the actor, or neither.
+class Sender(Protocol):
+    """Where a command comes from, and its answer goes: a connection, or the store of calls.
 
     Attributes
     ----------
+    transport : asyncio.Transport or None
+    """
+
+    transport: asyncio.Transport | None
+
+    def send(self, kind: Kind, body: Body) -> None:
+        """Take an answer, or an event of a command under way."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A command and who waits for its answer: a sender, a future of the actor, or neither.
+
+    Attributes
+    ----------
+    caller : str
+        The process that wants it, for users: ``user@host (pid 123)``.
+    began : float or None
+        When its turn came, as `since`.
     ident : object
         The number of the command at its sender; None: the process does not wait for an answer.
     work : callable, optional
@@ -55,8 +72,9 @@ class Job:
 
     body: Body
     holder: str = NO_HOLDER
-    connection: FrameProtocol | None = None
+    connection: Sender | None = None
     ident: Any = None
+    caller: str = ""
     future: asyncio.Future[Body] | None = None
     work: Callable[[], Awaitable[Any]] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -66,6 +84,7 @@ class Job:
     answered: bool = False
     losses: int = 0
     since: float = field(default_factory=time.monotonic)
+    began: float | None = None
     _dropped: dict[int, int] = field(default_factory=dict)  # bytes of output, by rank
 
     def answer(self, result: Body | Failure) -> None:
@@ -85,7 +104,7 @@ class Job:
             else:
                 self.future.set_result(result)
 
-    def _reply(self, connection: FrameProtocol, result: Body | Failure) -> None:
+    def _reply(self, connection: Sender, result: Body | Failure) -> None:
         if self.ident is None:
             return  # the process does not wait for an answer, and would not read it
         key, value = "result", result
@@ -134,9 +153,16 @@ class Job:
 
     def described(self, state: str) -> Body:
         """The call for the catalogue."""
-        caller = self.connection.peer.where if self.connection is not None else ""
-        age_s = time.monotonic() - self.since
-        return {"name": self.name, "state": state, "caller": caller, "age_s": age_s}
+        now = time.monotonic()
+        return {
+            "name": self.name,
+            "state": state,
+            "caller": self.caller,
+            "age_s": now - self.since,
+            "running_s": None if self.began is None else now - self.began,
+            "id": self.ident if isinstance(self.ident, str) else "",
+            "label": self.body.get("label", ""),
+        }
 
 
 def calls_of(active: Job | None, queue: Iterable[Job], lingering: Round | None) -> list[Body]:
@@ -181,7 +207,7 @@ class JobQueue:
     def __init__(self, sending: Callable[[str | None], bool]) -> None:
         self._sending = sending
         self._urgent: list[Job] = []
-        self._by_sender: OrderedDict[FrameProtocol | None, deque[Job]] = OrderedDict()
+        self._by_sender: OrderedDict[Sender | None, deque[Job]] = OrderedDict()
 
     def __len__(self) -> int:
         """Commands of senders that wait."""
@@ -225,7 +251,7 @@ class JobQueue:
             if not self._by_sender[job.connection]:
                 del self._by_sender[job.connection]
 
-    def drop(self, sender: FrameProtocol) -> None:
+    def drop(self, sender: Sender) -> None:
         """Forget the commands of a sender that is gone."""
         self._by_sender.pop(sender, None)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from alchemist_ray.runtime.commands import dispatcher, loaded_libraries
+from alchemist_ray.runtime.commands.call_store import CallStore
 from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.jobs import HELD_S, Job, JobQueue
@@ -41,6 +42,8 @@ def test_every_command_has_its_handlers(op: str) -> None:
     command = COMMANDS[op]
     if command.turn is Turn.CONNECTION:
         assert callable(getattr(Dispatcher, f"_{op}"))
+    elif command.turn is Turn.STORE:
+        assert callable(getattr(CallStore, op))
     elif not command.internal:
         assert callable(getattr(Commands, op))
     if command.ranks is not None:
