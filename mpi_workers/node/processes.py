@@ -43,6 +43,7 @@ from mpi_workers.wire.names import STDERR, STDOUT
 END_TIMEOUT_S = 10.0  # for descendants to end after SIGKILL
 REAP_INTERVAL_S = 0.002
 PR_SET_PDEATHSIG = 1
+PR_SET_TIMERSLACK = 29
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
 ANYONE = -1  # for `let_trace`
@@ -468,14 +469,16 @@ def crowded(threads: int) -> bool:
 
 SET_TURN = {"x86_64": 314, "aarch64": 274}  # the number of `sched_setattr`
 TURN_NS = 100_000  # the least that Linux gives
+SLACK_NS = 1000
 
 
 def take_short_turns() -> None:
     """Have this rank go on soon after a wait, beside a program that wants its core, too.
 
-    Linux 6.12 and later: a busy program has a core for 3 ms otherwise. The rank's share of the core
-    stays what it was. Elsewhere nothing happens.
+    Its sleeps end when they should, not up to 50 us later. Linux 6.12 and later: a busy program has
+    a core for 3 ms otherwise; the rank's share of the core stays what it was.
     """
+    _libc.prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0)
     number = SET_TURN.get(os.uname().machine)
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return

@@ -31,12 +31,14 @@ typedef struct { int count_lo, count_hi_and_cancelled, source, tag, error; } Sta
 
 enum { COMM_NULL = 0x04000000, REQUEST_NULL = 0x2c000000, COMM_SELF = 0x44000001, COMM_WORLD = 0x44000000,
        BYTE = 0x4c00010d, PACKED = 0x4c00010f, SUM = 0x58000003, ANY_TAG = -1, ANY_SOURCE = -2 };
+enum { EAGER = 16 /* tests, about 1 us: such a wait is not shown, nor counted */ };
 enum { LOOKS = 3, TESTS = 64, TESTS_PER_YIELD = 32 * TESTS, YIELDS = 200, SLEEP_NS = 50000 };
 enum { SMALL = 16 << 10 }; /* bytes of a collective that are copied, at most */
 enum { NAME = @slot };     /* bytes of a call's name, and of a program's seconds */
 #define IN_PLACE ((void *)-1)
 #define IGNORE ((Status *)1)
 #define LONG_S 5e-4   /* of a wait, after which its end may be seen later, by a sleep */
+#define LATE (1e9 / 50) /* as nanoseconds a second of the wait */
 #define GRACE_S 0.2   /* for what is under way between ranks when a wait is left */
 #define GRACE_TESTS 500 /* also where this rank had no core meanwhile */
 /* Native code that goes on after the end of its call has so many MPI calls, and this time. */
@@ -84,30 +86,36 @@ static int builtin(H handle) { return ((uint32_t)handle >> 30) == 1; }
 
 /* --- waiting --- */
 
-typedef struct { unsigned count; int lasts; double begun; } Turns;
+typedef struct { unsigned count; long sleep_ns; double begun; } Turns;
 
 /* Where ranks share cores, or the wait lasts: it sleeps, so that the core is free for the rank that is
  * late. Another program may have that rank's core, which no rank sees. */
-static void rest(unsigned turn, int lasts) {
-    if (lasts || (state->crowded && turn > YIELDS))
-        nanosleep(&(struct timespec){0, SLEEP_NS}, NULL);
+static void rest(unsigned turn, long sleep_ns) {
+    if (state->crowded && turn > YIELDS) sleep_ns = SLEEP_NS;
+    if (sleep_ns)
+        nanosleep(&(struct timespec){0, sleep_ns}, NULL);
     else if (state->crowded || turn % TESTS_PER_YIELD == 0)
         sched_yield();
 }
 /* Between two tests: whether to go on. */
 static int turn(Turns *turns, const char *name) {
-    if (turns->count++ == 0) {
+    if (turns->count++ < EAGER) return 1;
+    if (turns->count == EAGER + 1) {
         turns->begun = now();
         at(name);
     }
     if (over()) return 0;
     /* Between nodes, the progress of large messages needs tests without sleeps. */
-    if (turns->count % TESTS == 0) turns->lasts = state->one_node && now() - turns->begun > LONG_S;
-    rest(turns->count, turns->lasts);
+    if (turns->count % TESTS == 0 || turns->sleep_ns) {
+        const double waited_s = now() - turns->begun;
+        turns->sleep_ns = state->one_node && waited_s > LONG_S ? (long)(waited_s * LATE) : 0;
+        if (turns->sleep_ns > SLEEP_NS) turns->sleep_ns = SLEEP_NS;
+    }
+    rest(turns->count, turns->sleep_ns);
     return 1;
 }
 static void stop(const Turns *turns) {
-    if (turns->count == 0) return;
+    if (turns->count <= EAGER) return;
     state->waited_s += now() - turns->begun;
     at(NULL);
 }
