@@ -12,12 +12,11 @@ from typing import Any
 from benchmarks.harness import RESULTS, markdown, write_part
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
-# Of a page that misses targets: what limits them. "open": nothing that was found. The pages have the
-# measurements.
+# Of a page that misses targets: what limits them ("open": not known). The pages have measurements.
 WHY = {
     "between_hosts": "machine: both hosts are on two cores, and ours need 0.5 s of CPU for 1 GB, "
     "plain streams 0.25",
-    "clients": "Ray and Spark: of 200 blocks Ray's own calls take 6 to 15 ms, a send of 2 blocks 15",
+    "clients": "Ray: its own calls for 200 blocks take 6 to 15 ms, a send of 2 blocks takes 15",
     "cost_model": "machine: ranks that wait for a core, which the model does not count",
     "env_step": "machine: bare processes with the same messages take as long",
     "factorizations": "open; ScaLAPACK's takes 1.2 times as long as NumPy's",
