@@ -1,6 +1,7 @@
 """Counts the code of the project: lines without docstrings, comments and blanks.
 
-Run as ``python -m tests.support.code_size`` for a table by folder; ``--files`` lists the files.
+Run as ``python -m tests.support.code_size`` for tables by folder and by capability;
+``--files`` lists the files.
 """
 
 import argparse
@@ -14,6 +15,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SUFFIXES = {".py", ".c", ".h", ".hpp", ".cpp", ".java", ".scala", ".f90"}
 APART = ("tests", "benchmarks")
+# The longest name that a path begins with decides.
+CAPABILITIES = {
+    "gangs and launchers": (
+        "alchemist_ray", "alchemist_ray/attached", "alchemist_ray/cluster",
+        "alchemist_ray/functions", "alchemist_ray/launchers", "alchemist_ray/runtime",
+        "alchemist_ray/session", "mpi_workers",
+    ),
+    "transfer": ("alchemist_ray/transfer", "mpi_workers/data", "mpi_workers/wire"),
+    "layouts and matrices": ("mpi_workers/matrix",),
+    "arrays": ("alchemist_ray/arrays", "ali/arrays"),
+    "libraries": ("ali",),
+    "clients": ("alchemist_ray/clients", "alchemist_ray/gateway", "alchemist_ray/ray_access"),
+    "sparse and PETSc": ("alchemist_ray/sparse", "ali/petsc", "ali/sparse"),
+    "environments": ("envs", "ali/simulator"),
+    "deployment": ("alchemist_ray/deploy", "cray", "kuberay"),
+    "observation": ("alchemist_ray/measures", "alchemist_ray/observe"),
+    "papers": ("benchmarks/papers",),
+}  # fmt: skip
 C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
@@ -60,6 +79,18 @@ def part(path: Path) -> str:
     return "/".join(names[: 1 if names[:1] in (("cray",), ("benchmarks",)) else 2]) or "."
 
 
+def capability(path: Path) -> str:
+    """What ``path`` is for; empty if it is for developers."""
+    name = path.relative_to(ROOT).as_posix()
+    begins = [
+        (len(folder), what)
+        for what, folders in CAPABILITIES.items()
+        for folder in folders
+        if name.startswith(f"{folder}/")
+    ]
+    return max(begins, default=(0, ""))[1]
+
+
 def main() -> None:
     """Print lines of code and numbers of Python files."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -68,16 +99,20 @@ def main() -> None:
     lines: Counter[str] = Counter()
     modules: Counter[str] = Counter()
     folders: Counter[str] = Counter()
+    purposes: Counter[str] = Counter()
     for path in tracked():
         count = code_lines(path)
         if options.files:
             print(f"{count:6d} {path.relative_to(ROOT)}")
         lines[part(path)] += count
+        purposes[capability(path)] += count
         modules[part(path)] += path.suffix == ".py"
         folders[str(path.parent.relative_to(ROOT))] += path.suffix == ".py"
     if not options.files:
         for name in sorted(lines):
             print(f"{lines[name]:7d} {modules[name]:4d}  {name}")
+    for name in CAPABILITIES:
+        print(f"{purposes[name]:7d} {name}")
     own = [name for name in lines if name.split("/")[0] not in APART]
     tests = [name for name in lines if name.split("/")[0] == "tests"]
     print(
