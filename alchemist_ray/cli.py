@@ -13,7 +13,7 @@ from alchemist_ray.errors import AlchemistError
 from alchemist_ray.version import __version__
 
 # Subcommands, in the order of the help: the module that has its `main`, and the help text.
-COMMANDS = {
+SUBCOMMANDS = {
     "demo": (
         "alchemist_ray.demo",
         "run an example: send an array, compute on MPI ranks, draw a picture",
@@ -48,9 +48,9 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit code (2 for wrong usage, 1 for an error of the tree)."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] not in COMMANDS:
+    if not argv or argv[0] not in SUBCOMMANDS:
         return _usage(argv)
-    module = COMMANDS[argv[0]][0]
+    module = SUBCOMMANDS[argv[0]][0]
     try:
         if module == "ali":  # a process of its own: alchemist_ray must not import ali (needs MPI)
             os.execv(sys.executable, [sys.executable, "-m", "ali", *argv])  # signals arrive there
@@ -85,7 +85,7 @@ def _usage(argv: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, (_, text) in COMMANDS.items():
+    for name, (_, text) in SUBCOMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     parser.parse_args(argv)
     return 2

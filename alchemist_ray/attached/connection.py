@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 
 from alchemist_ray.attached.address import GangAddress, this_process
 from alchemist_ray.attached.control_channel import (
-    CONNECT_TIMEOUT_S,
     MANAGER_GONE,
+    OPENING_S,
     OnFrame,
     OnProgress,
     SocketChannel,
@@ -83,7 +83,7 @@ class Transport:
         for place in sockets.reachable_addresses(address.addresses):
             try:
                 connection, _ = connect(
-                    place, address.token, hello, timeout_s=CONNECT_TIMEOUT_S, take_fds=False
+                    place, address.token, hello, timeout_s=OPENING_S, take_fds=False
                 )
             except (OSError, WireError):
                 continue

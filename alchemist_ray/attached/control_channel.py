@@ -64,7 +64,7 @@ class DeferredInterrupt:
 OnProgress = Callable[[float, str], None]
 OnFrame = Callable[[Body, str], None]
 MANAGER_GONE = "GroupManager gone"
-CONNECT_TIMEOUT_S = 3.0
+OPENING_S = 3.0
 # `ray.cancel` of a running task sends no signal: its KeyboardInterrupt does not end a system call.
 CANCEL_POLL_S = 0.5
 
@@ -267,7 +267,7 @@ class SocketChannel:
         """After a loss: wait for the thread that still reads what had arrived before."""
         self._connection.hang_up()
         with self._changed:
-            self._changed.wait_for(lambda: not self._reading, CONNECT_TIMEOUT_S)
+            self._changed.wait_for(lambda: not self._reading, OPENING_S)
 
     def close(self) -> None:
         self.tell({"op": "goodbye"})

@@ -25,7 +25,7 @@ FOLDER_VARIABLE = "ALCHEMIST_JOB_FOLDER"
 HOME_VARIABLE = "ALCHEMIST_JOBS"
 HOME = "~/.alchemist/jobs"
 CLUSTER_FILE = "address.json"
-CONNECT_TIMEOUT_S = 2.0  # for Ray's head to accept a connection
+HEAD_ANSWER_S = 2.0  # for Ray's head to accept a connection
 
 
 def job_id(env: Mapping[str, str]) -> str | None:
@@ -154,7 +154,7 @@ class JobFolder:
             return found
         host, _, port = found.address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
+            socket.create_connection((host, int(port)), HEAD_ANSWER_S).close()
         except OSError:
             return None
         return found

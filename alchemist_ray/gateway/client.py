@@ -32,7 +32,7 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from alchemist_ray.gateway.node import GatewayNode
-from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S, GatewayAddress
+from alchemist_ray.gateway.protocol import DESCRIBED, RESUME_S, GatewayAddress
 from alchemist_ray.gateway.secure_socket import connect
 from mpi_workers.data.description import DataEndpoints, NodeAddress, NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
@@ -224,7 +224,7 @@ class GatewayTransport(Transport):
         Id of the gang.
     """
 
-    resume_s = GRACE_S
+    resume_s = RESUME_S
 
     def __init__(self, gateway: GatewayAddress, token: str, gang: str) -> None:
         self._gateway = gateway

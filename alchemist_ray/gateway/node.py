@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from alchemist_ray.gateway.protocol import GRACE_S, WINDOW, GatewayAddress, chunks
+from alchemist_ray.gateway.protocol import RESUME_S, WINDOW, GatewayAddress, chunks
 from alchemist_ray.gateway.secure_socket import connect
 from mpi_workers.data.description import DataEndpoints, NodeAddress, NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import Array, NodeConnection, closed
@@ -24,7 +24,7 @@ from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import Connection
 from mpi_workers.wire.frames import Body, Kind
 
-STALL_TIMEOUT_S = 150.0  # for the gateway's next byte
+GATEWAY_TIMEOUT_S = 150.0  # for the gateway's next byte
 RETRY_S = 0.2
 MAX_BREAKS = 50  # of a connection, one after the other, without a chunk that arrives
 BUSY_TIMEOUT_S, BUSY_RETRY_S = 120.0, 1.0  # a gateway that serves as many transfers as it can
@@ -46,8 +46,8 @@ class _Chunk:
     def take(self, connection: Connection, times: NodeTimes) -> None:
         """Receive the answer: the elements of the array."""
         clock = time.perf_counter()
-        frame, out = connection.expect(Kind.DATA, STALL_TIMEOUT_S), self.array
-        connection.sock.settimeout(STALL_TIMEOUT_S)
+        frame, out = connection.expect(Kind.DATA, GATEWAY_TIMEOUT_S), self.array
+        connection.sock.settimeout(GATEWAY_TIMEOUT_S)
         if frame.payload_nbytes != out.nbytes:
             raise frames.WireError(f"got {frame.payload_nbytes} bytes, not {out.nbytes}")
         whole = out.flags.c_contiguous if self.order == "C" else out.flags.f_contiguous
@@ -72,7 +72,7 @@ class _SentChunk(_Chunk):
         connection.send(Kind.PUT, self._body, flat.data)
 
     def take(self, connection: Connection, times: NodeTimes) -> None:
-        body = connection.expect(Kind.SYNC, STALL_TIMEOUT_S).body
+        body = connection.expect(Kind.SYNC, GATEWAY_TIMEOUT_S).body
         times.receive_s += float(body["receive_s"])
         times.deserialize_s += float(body["place_s"])
 
@@ -135,7 +135,7 @@ class GatewayNode(NodeConnection):
             if self.shut.is_set():
                 raise closed()
             lane.connection = self._connected()
-            lane.connection.sock.settimeout(STALL_TIMEOUT_S)
+            lane.connection.sock.settimeout(GATEWAY_TIMEOUT_S)
             if self.shut.is_set():  # by another thread, while the connection was opened
                 sockets.hang_up(lane.connection.sock)
         return lane.connection
@@ -179,7 +179,7 @@ class GatewayNode(NodeConnection):
     def _persist(self, stream: int, action: Callable[[Connection], None]) -> None:
         """Run an action; after a lost connection, open another one, and begin it again.
 
-        Gives up when the gateway cannot be reached for `GRACE_S`: however often a connection
+        Gives up when the gateway cannot be reached for `RESUME_S`: however often a connection
         breaks, each time it is there again, the time begins again.
         """
         lane = self._lanes[stream]
@@ -207,7 +207,7 @@ class GatewayNode(NodeConnection):
             lane.drop()
             if lane.arrived > arrived:
                 breaks, arrived = 0, lane.arrived
-            if time.monotonic() > there + GRACE_S or breaks > MAX_BREAKS:
+            if time.monotonic() > there + RESUME_S or breaks > MAX_BREAKS:
                 raise Failure("TransferError", f"{self.name} cannot be reached again: {lost}")
             time.sleep(RETRY_S)
 

@@ -36,7 +36,7 @@ from mpi_workers.wire.handshake import ConnectingSide, bytes_of
 PORT = 24960  # the port in the paper's listing
 SCHEME = "alchemist"
 OLDEST_PROTOCOL, PROTOCOL = 1, 1  # versions of what follows the handshake that this side speaks
-GRACE_S = 75.0  # how long a client that lost its connection keeps its matrices and its gang
+RESUME_S = 75.0  # how long a client that lost its connection keeps its matrices and its gang
 # 32 MiB: the part of a matrix in one frame. Smaller ones cost more: the nodes map memory for each.
 CHUNK_NBYTES = 32 << 20
 MIN_LINES = 64  # fewest rows of a chunk (columns, if Fortran-ordered), if there are that many

@@ -19,7 +19,6 @@ from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.blocking import DROPPED, Connection, introduce, persist
 from mpi_workers.wire.frames import Body
 
-CONNECT_TIMEOUT_S = 10.0
 ATTEMPTS_S = 15.0  # for attempts to connect to begin
 READ_BYTES = 64 << 10  # 64 KiB: several records of TLS
 TURN_NBYTES = 1 << 20  # 1 MiB that a thread receives at once, if they are there
@@ -194,7 +193,7 @@ def connect(
             if shared
             else Connection(sock, map_limit=frames.UNAUTHENTICATED_MAP_LIMIT)
         )
-        return connection, introduce(connection, side, CONNECT_TIMEOUT_S)
+        return connection, introduce(connection, side, sockets.CONNECT_TIMEOUT_S)
 
     return persist(attempt, ATTEMPTS_S, (*DROPPED, TimeoutError, ssl.SSLEOFError))
 
@@ -204,9 +203,9 @@ def _secured(address: GatewayAddress, keepalive: sockets.KeepAlive) -> tuple[soc
     host = address.host
     context = _context(address) if address.tls else None
     try:
-        raw = socket.create_connection((host, address.port), timeout=CONNECT_TIMEOUT_S)
+        raw = socket.create_connection((host, address.port), timeout=sockets.CONNECT_TIMEOUT_S)
     except TimeoutError as error:  # another attempt would take as long
-        raise OSError(f"no answer in {CONNECT_TIMEOUT_S:g} s") from error
+        raise OSError(f"no answer in {sockets.CONNECT_TIMEOUT_S:g} s") from error
     try:
         sockets.tune(raw, keepalive)
         if context is None:

@@ -1,7 +1,7 @@
 """Sends a source to a gang: looked at, allocated, moved, sealed. Nothing partial stays behind.
 
-The GroupManager keeps them: blocks in the object store as references, which pins the objects, and
-arrays as objects of its own. It sends them again itself, without this process.
+A gang with `max_failures` keeps what it needs to send a matrix again, without this process:
+references to blocks in the object store, which pin them, and copies of arrays.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _add_copies(
     """Replace pairs by better ones that the solver has missed.
 
     A Krylov space has one vector of each eigenvalue, and copies come by rounding alone, after
-    others. Orthogonal to all that is known there is no better one, or it was missed.
+    others. So solve again, orthogonal to all known vectors, until nothing better is found.
     """
     A, _ = eps.getOperators()
     known: list[Any] = []

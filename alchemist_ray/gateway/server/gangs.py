@@ -28,7 +28,7 @@ from alchemist_ray.attached.options import (
 from alchemist_ray.cluster.actors import PRIVATE_GANG
 from alchemist_ray.cluster.user_limits import check_limits
 from alchemist_ray.errors import AlchemistError
-from alchemist_ray.gateway.protocol import DESCRIBED, GRACE_S
+from alchemist_ray.gateway.protocol import DESCRIBED, RESUME_S
 from alchemist_ray.gateway.server.access import READ_ONLY, Token, TokenFile, may_change, require
 from alchemist_ray.gateway.server.transfers import GangTransfers
 from alchemist_ray.launchers.mpmd import HydraLauncher
@@ -119,7 +119,7 @@ class HostedGang:
         """The description for clients."""
         address = self.connection.address
         facts = {name: getattr(address, name) for name in DESCRIBED}
-        return {**facts, "size": address.size, "lease_grace_s": GRACE_S}
+        return {**facts, "size": address.size, "lease_grace_s": RESUME_S}
 
     def resize(self, workers: int) -> None:
         """Move the gang to this many ranks. Blocks."""
@@ -393,7 +393,7 @@ class SessionCommands:
             most = 0 if isinstance(workers, int) else most_of(workers)
             gang = HostedGang(gangs, connection, token.user, owner, most)
             self.gangs[gang.name] = gang
-        later(GRACE_S, self._release_unused, gang)
+        later(RESUME_S, self._release_unused, gang)
         return gang.described()
 
     def _attached(self, token: Token, name: str, timeout_s: float) -> HostedGang:
@@ -407,7 +407,7 @@ class SessionCommands:
         gang = HostedGang(gangs, connection, _starter_of(name), "")
         found = self.gangs.setdefault(name, gang)
         if found is gang:
-            later(GRACE_S, self._release_unused, gang)
+            later(RESUME_S, self._release_unused, gang)
         else:  # another client was faster
             gang.close(end=False)
         return found

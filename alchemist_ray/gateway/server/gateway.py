@@ -4,7 +4,7 @@ A thread serves each connection. What it asks of Ray or of a gang it waits for.
 
 Each attached process has a `Client`, with a connection of its own to the dispatcher. When the
 process's connection to the gateway is lost, that one ends with it. The dispatcher keeps its
-leases for `GRACE_S`, so that the process can come back, with a new `Client` under the same id.
+leases for `RESUME_S`, so that the process can come back, with a new `Client` under the same id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import partial
 
 from alchemist_ray.attached.registry import ADDRESS_VARIABLE
 from alchemist_ray.errors import SessionError, failure_of
-from alchemist_ray.gateway.protocol import GRACE_S, is_loopback
+from alchemist_ray.gateway.protocol import RESUME_S, is_loopback
 from alchemist_ray.gateway.server import access
 from alchemist_ray.gateway.server.access import (
     Audit,
@@ -264,7 +264,7 @@ class Gateway:
                 self._gone(client)
             elif not self._closed:
                 self.audit.write("lost", user=client.user, gang=gang.name, process=link.ident)
-                later(GRACE_S, self._gone, client)
+                later(RESUME_S, self._gone, client)
 
     def _gone(self, client: Client) -> None:
         """A process has said goodbye, or did not come back in time."""
@@ -307,7 +307,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 # --- one attached process ---
 
-CONNECT_TIMEOUT_S = 10.0
 PENDING = 10_000  # commands of a client without an answer
 
 
@@ -365,15 +364,13 @@ class Client:
         link = self.link
         fields = {
             "role": "client", "owner": False, "session": True, "process": self.ident,
-            "where": f"{link.where} as {self.user} from {link.source}", "grace_s": GRACE_S,
+            "where": f"{link.where} as {self.user} from {link.source}", "grace_s": RESUME_S,
         }  # fmt: skip
         places = sockets.reachable_addresses(address.addresses)
         if not places:
             raise Failure("GroupFailedError", f"no address of gang {self.gang.name} can be reached")
         try:
-            return connect(
-                places[0], address.token, fields, timeout_s=CONNECT_TIMEOUT_S, take_fds=False
-            )[0]
+            return connect(places[0], address.token, fields, take_fds=False)[0]
         except (OSError, WireError) as error:
             words = f"the gang cannot be reached: {error}"
             raise Failure("GroupFailedError", words) from None

@@ -35,7 +35,7 @@ from mpi_workers.wire.frames import UNAUTHENTICATED_MAP_LIMIT, Frame, Kind
 LIMIT_NBYTES = CHUNK_NBYTES + 16 * MIN_LINES  # of a chunk: a line more than fits
 PIECE_NBYTES = 4 << 20  # 4 MiB of a chunk: the memory of a data connection; smaller copies are slow
 MATRICES = 256  # of which the gateway remembers layout and finished chunks
-STALL_TIMEOUT_S = 120.0  # for the next bytes of a chunk
+CHUNK_TIMEOUT_S = 120.0  # for the next bytes of a chunk
 IDLE_TIMEOUT_S = 60.0  # for the next chunk: then a client has to connect again
 # Threads of transfers that encrypt and decrypt at a time, for all gangs: more would share the
 # interpreter's lock with those of commands, and no handshake would be in time.
@@ -63,7 +63,7 @@ class _Arrivals:
         with self._lock:
             while (writer := self._writers.get(region)) is not None:
                 writer.hang_up()
-                if not self._lock.wait(STALL_TIMEOUT_S):
+                if not self._lock.wait(CHUNK_TIMEOUT_S):
                     raise Failure("TransferError", "another connection is writing this chunk")
             wanted = region not in self._done
             self._writers[region] = connection
@@ -112,7 +112,7 @@ class GangTransfers:
                     frame = connection.recv(IDLE_TIMEOUT_S)
                 except TimeoutError:
                     return  # it has left, or keeps the connection from others
-                connection.sock.settimeout(STALL_TIMEOUT_S)
+                connection.sock.settimeout(CHUNK_TIMEOUT_S)
                 check(frame.kind)
                 client.answer(frame, self._arrivals(frame.body.get("matrix")))
         except (AlchemistError, Failure) as error:

@@ -74,7 +74,7 @@ def test_a_transfer_goes_on_however_long_a_breaking_link_makes_it_take(
 ) -> None:
     """The time to come back begins again with each break: not all breaks have it together."""
     monkeypatch.setattr(protocol, "CHUNK_NBYTES", 1 << 20)
-    monkeypatch.setattr(node, "GRACE_S", 1.0)
+    monkeypatch.setattr(node, "RESUME_S", 1.0)
     A = np.random.default_rng(9).random((ROWS // 2, 1000))
     handle = als.send_matrix(A)
     with ThreadPoolExecutor(1) as pool:

@@ -270,7 +270,7 @@ private[spark] object Connection {
   private val CONNECT_TIMEOUT_MS = 10000
   private val RETRY_MS = 10 // longest pause before the second attempt, and before any
   private val MAX_RETRY_MS = 500
-  private val STALL_TIMEOUT_MS = 600000 // as STALL_TIMEOUT_S of node_connection.py
+  private val STALL_TIMEOUT_MS = 600000 // as in mpi_workers/deadlines.py
   private val SOCKET_BYTES = 1 << 20
   private val STAGING_BYTES = 512 << 10
 
