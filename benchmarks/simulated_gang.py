@@ -18,7 +18,7 @@ from alchemist_ray.runtime.commands.dispatcher import Dispatcher
 from alchemist_ray.runtime.commands.nodes import Nodes
 from benchmarks.harness import timed
 from mpi_workers.node import proxy
-from mpi_workers.node.specs import GangPlan, NodePlan, RankConfig
+from mpi_workers.node.specs import GangPlan, NodePlan, RankConfig, RankOptions
 from mpi_workers.wire.asynchronous import FrameProtocol, open_connection
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, ConnectionLost, Frame, Kind
@@ -93,8 +93,8 @@ def full_node(pipe: Pipe, counts: list[int], addresses: list[str], folder: str) 
     os.environ[CROWD] = f"{folder}/crowd"
     nodes = tuple(NodePlan("127.0.0.1", count) for count in counts)
     plan = GangPlan(
-        f"simulated{os.getpid()}.1", nodes, threads=1, token=TOKEN, manager=tuple(addresses),
-        keep_bytes=0, start_timeout_s=LIMIT_S,
+        f"simulated{os.getpid()}.1", nodes, token=TOKEN, manager=tuple(addresses), keep_bytes=0,
+        options=RankOptions(start_timeout_s=LIMIT_S),
     )  # fmt: skip
     pipe.send("ready")
     pipe.recv()

@@ -45,7 +45,7 @@ class MpmdLauncher(Launcher):
                 "sets one, with its options. launcher='pmi' needs none"
             )
         for number, node in enumerate(plan.nodes):
-            part = self.part.format(ranks=node.ranks, host=node.name, threads=plan.threads)
+            part = self.part.format(ranks=node.ranks, host=node.name, threads=plan.options.threads)
             argv += [":"] * (number > 0) + [*shlex.split(part), *self.rank_program()]
         return Start(argv, self.rank_variables(), advice=self.advice, across_nodes=True)
 

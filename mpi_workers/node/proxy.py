@@ -75,7 +75,7 @@ class Proxy:
         self._output_timer: asyncio.TimerHandle | None = None
         self._shutting_down: asyncio.Future[None] | None = None
         self._over = asyncio.Event()
-        crowded = processes.crowded(len(self._ranks) * plan.threads)
+        crowded = processes.crowded(len(self._ranks) * plan.options.threads)
         self._listener, control = sockets.listen_unix(self._folder.socket("control"))
         host = plan.nodes[node].ip
         data = [sockets.listen_unix(self._folder.socket("data")), sockets.listen_tcp(host)]
@@ -88,18 +88,14 @@ class Proxy:
             data=self._data_addresses[0],
             size=plan.size,
             host=host,
-            threads=plan.threads,
             crowded=crowded,
             keep_bytes=plan.keep_bytes // max(1, len(self._ranks)),
-            start_timeout_s=plan.start_timeout_s,
-            mpi_waits=plan.mpi_waits,
+            options=plan.options,
             advice=plan.start.advice if plan.start is not None else "",
             one_node=len(plan.nodes) == 1,
             first=min(self._ranks),
             ranks=len(self._ranks),
             devices=plan.nodes[self._node].devices,
-            gpu=plan.gpu,
-            env=plan.env,
         )
         processes.set_waits(crowded)
         self._run_rank = run_rank

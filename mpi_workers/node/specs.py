@@ -67,6 +67,31 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class RankOptions:
+    """What a user has chosen for the ranks of a gang.
+
+    Attributes
+    ----------
+    threads : int
+        Of BLAS and OpenMP in each rank.
+    start_timeout_s : float
+        Limit for the start of all ranks.
+    mpi_waits : {"interruptible", "plain"}
+        See `GangOptions`.
+    gpu : {"auto", "off"}
+        Whether products run on the rank's GPU.
+    env : mapping
+        Environment variables, besides those of `threads`.
+    """
+
+    threads: int = 1
+    start_timeout_s: float = 60.0
+    mpi_waits: str = "interruptible"
+    gpu: str = "auto"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class GangPlan:
     """One launch of a gang: its nodes and their numbers of ranks, in rank order.
 
@@ -81,24 +106,18 @@ class GangPlan:
     start : Start, optional
         The command that starts all ranks, run by the first node's proxy. None: each node's proxy
         forks them.
-    env : mapping
-        Environment variables of the ranks, besides those of `threads`.
     kvs_name : str
         MPICH derives names of segments from it, and reused ones may be stale.
     """
 
     gang: str
     nodes: tuple[NodePlan, ...]
-    threads: int
     token: str = field(repr=False)
     manager: tuple[str, ...]
     keep_bytes: int
-    start_timeout_s: float
-    mpi_waits: str = "interruptible"
-    gpu: str = "auto"
+    options: RankOptions = RankOptions()
     log_folder: str = ""
     start: Start | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
     kvs_name: str = field(default_factory=lambda: f"alchemist_{uuid.uuid4().hex[:20]}")
 
     @property
@@ -125,18 +144,14 @@ class RankConfig:
     data: str  # address of the node's data endpoint
     size: int
     host: str | None
-    threads: int
     crowded: bool
     keep_bytes: int
-    start_timeout_s: float
+    options: RankOptions
     advice: str = ""
-    mpi_waits: str = "interruptible"
     one_node: bool = False  # all ranks of the gang are on this node
     first: int = 0  # rank of this node
     ranks: int = 1  # of this node
     devices: Sequence[Mapping[str, str]] = ()  # of its ranks; see `NodePlan`
-    gpu: str = "auto"
-    env: Mapping[str, str] = field(default_factory=dict)
     renewal: int = 0  # how often the ranks were started again before
 
     @classmethod
@@ -159,7 +174,8 @@ class RankConfig:
                         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                         with open(fd) as file:
                             about = json.load(file)
-                        return cls(**about)
+                        options = RankOptions(**about.pop("options"))
+                        return cls(**about, options=options)
             if time.monotonic() > deadline:
                 raise FileNotFoundError(
                     f"no proxy of this gang has written {pattern} on this node within "

@@ -93,7 +93,7 @@ class RankLoop:
             index=world.rank - config.first,
         )
         is_mpich = MPI._sizeof(world) == mpi_layer.HANDLE_NBYTES
-        interruption.start_layer(world, wanted=is_mpich and config.mpi_waits != "plain")
+        interruption.start_layer(world, wanted=is_mpich and config.options.mpi_waits != "plain")
         mpi_layer.state().disposable = True
         end_on_signal(interruption.interrupted, INTERRUPTIBLE)
         if world.rank == 0:
@@ -393,7 +393,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         if not MPI.Is_initialized():
             limit_endpoints(config.host, one_node=config.one_node)
             # MPI_Init holds the GIL: only an alarm ends a rank that hangs in it without a proxy.
-            signal.alarm(math.ceil(config.start_timeout_s) + INIT_SLACK_S)
+            signal.alarm(math.ceil(config.options.start_timeout_s) + INIT_SLACK_S)
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
             signal.alarm(0)
         leave_mpi_to_children()
@@ -405,7 +405,7 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
         rank = MPI.COMM_WORLD.rank - config.first
         if config.devices and (devices := config.devices[rank]):  # before anything here opens a GPU
             os.environ.update(devices)
-            device.use(device.Device(products=config.gpu != "off"))
+            device.use(device.Device(products=config.options.gpu != "off"))
         RankLoop(config, loader, runner).run()
         status = 0
     except BaseException:
@@ -419,9 +419,9 @@ def main(config: RankConfig, loader: Loader, runner: Runner) -> None:
 def set_variables(config: RankConfig) -> None:
     """Set the variables of this rank, also for the BLAS that is loaded already."""
     # OpenBLAS and MKL, too, read OMP_NUM_THREADS where their own variable is not set.
-    threads = config.env.get("OMP_NUM_THREADS", str(config.threads))
+    threads = config.options.env.get("OMP_NUM_THREADS", str(config.options.threads))
     os.environ.update({f"{name}_NUM_THREADS": threads for name in ("OMP", "OPENBLAS", "MKL")})
-    os.environ.update(config.env)
+    os.environ.update(config.options.env)
     blas = os.environ["OPENBLAS_NUM_THREADS"]  # that of NumPy's wheels
     threadpool_limits({"openmp": int(threads), "blas": int(blas)})
 

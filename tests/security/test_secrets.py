@@ -6,7 +6,7 @@ import pytest
 
 from alchemist_ray.attached.address import GangAddress
 from mpi_workers.data.description import DataEndpoints
-from mpi_workers.node.specs import GangPlan, RankConfig
+from mpi_workers.node.specs import GangPlan, RankConfig, RankOptions
 
 SECRET = "a-secret-of-the-gang"
 
@@ -16,8 +16,8 @@ SECRET = "a-secret-of-the-gang"
     [
         DataEndpoints(SECRET, ()),
         GangAddress("g", "s", 1, SECRET, (), (), (), "g.1"),
-        GangPlan("g", (), 1, SECRET, (), 0, 30.0),
-        RankConfig(SECRET, "/d", "unix:x", "unix:y", 1, None, 1, False, 0, 30.0),
+        GangPlan("g", (), SECRET, (), 0),
+        RankConfig(SECRET, "/d", "unix:x", "unix:y", 1, None, False, 0, RankOptions()),
     ],
     ids=lambda holder: type(holder).__name__,
 )

@@ -25,7 +25,7 @@ from alchemist_ray.runtime.launch.gang_cpus import GangCpus
 from alchemist_ray.runtime.launch.gang_request import GangRequest
 from mpi_workers.deadlines import NODES_END_S
 from mpi_workers.node.cleanup import PrivateFolder
-from mpi_workers.node.specs import GangPlan, NodePlan
+from mpi_workers.node.specs import GangPlan, NodePlan, RankOptions
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
 
 LOST_NODE_TIMEOUT_S = 1.0  # `NODES_END_S` of a node that was lost
@@ -132,14 +132,16 @@ class Incarnation:
                 NodePlan(known["ip"], ranks, known["name"], devices[node])
                 for (node, ranks), known in zip(nodes, facts, strict=True)
             ),
-            threads=request.options.threads_per_worker,
-            env=request.options.env or {},
             token=token,
             manager=addresses,
             keep_bytes=min(node["memory"] for node in facts) // KEEP_SHARE,
-            start_timeout_s=request.options.start_timeout_s,
-            mpi_waits=request.options.mpi_waits,
-            gpu=request.options.gpu,
+            options=RankOptions(
+                threads=request.options.threads_per_worker,
+                start_timeout_s=request.options.start_timeout_s,
+                mpi_waits=request.options.mpi_waits,
+                gpu=request.options.gpu,
+                env=request.options.env or {},
+            ),
             log_folder=folder_name(self.gang, self.run.rpartition(".")[0]),
         )
         self.stage = "starting processes"

@@ -9,7 +9,7 @@ import pytest
 from alchemist_ray.errors import LaunchError
 from alchemist_ray.launchers import LAUNCHERS, chosen, settings
 from alchemist_ray.launchers.base import Launcher
-from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, NodePlan, Start
+from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, NodePlan, RankOptions, Start
 
 NODES = ("nid09", "nid10", "nid12")
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "nid[09-10,12]", "SLURM_CONF": "/etc/s.conf"}
@@ -17,7 +17,8 @@ JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "nid[09-10,12]", "SLURM_CON
 
 def plan(*ranks: int) -> GangPlan:
     nodes = tuple(NodePlan(f"10.0.0.{i}", n, NODES[i]) for i, n in enumerate(ranks))
-    return GangPlan("g1.2", nodes, 4, "secret", ("unix:/x", "tcp:10.0.0.0:1"), 1 << 20, 30.0)
+    manager, options = ("unix:/x", "tcp:10.0.0.0:1"), RankOptions(threads=4)
+    return GangPlan("g1.2", nodes, "secret", manager, 1 << 20, options)
 
 
 @pytest.fixture

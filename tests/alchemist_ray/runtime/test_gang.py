@@ -103,7 +103,7 @@ def test_a_start_does_not_wait_for_an_agent_that_does_not_answer() -> None:
         loop = asyncio.get_running_loop()
         hung = SimpleNamespace(remote=lambda gang: loop.create_future())
         incarnation.agents = [SimpleNamespace(why_ended=hung)]
-        plan = GangPlan("g0.1", (NodePlan("10.0.0.1", 1),), 1, "token", (), 0, 60.0)
+        plan = GangPlan("g0.1", (NodePlan("10.0.0.1", 1),), "token", (), 0)
         loop.call_later(POLL_INTERVAL_S + 0.2, nodes.ready.set_result, None)
         begun = loop.time()
         await asyncio.wait_for(incarnation._checked_in(plan), 20)

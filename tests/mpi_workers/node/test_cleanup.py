@@ -21,7 +21,7 @@ from mpi_workers.node.cleanup import (
     runs_here,
     sweep,
 )
-from mpi_workers.node.specs import RankConfig
+from mpi_workers.node.specs import RankConfig, RankOptions
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_a_folder_of_another_user_neither_delays_nor_is_removed(tmp_path: Path) 
     assert folder.exists()
 
 
-CONFIG = RankConfig("secret", "/d", "unix:x", "unix:y", 1, None, 1, False, 0, 30.0)
+CONFIG = RankConfig("secret", "/d", "unix:x", "unix:y", 1, None, False, 0, RankOptions())
 
 
 def test_a_rank_finds_the_file_of_its_own_proxy_only(

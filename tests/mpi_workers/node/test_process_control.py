@@ -85,7 +85,7 @@ def test_proxies_may_open_as_many_files_as_many_ranks_need(tmp_path: Path) -> No
             env={**os.environ, "TMPDIR": str(tmp_path)},
         )  # fmt: skip
     with ours:
-        ours.send((GangPlan("g", (NodePlan("127.0.0.1", 1),), 1, "token", (), 0, 30.0), 0))
+        ours.send((GangPlan("g", (NodePlan("127.0.0.1", 1),), "token", (), 0), 0))
         warm, read, gone = (ours.recv() for _ in range(3))
     output, errors = server.communicate(timeout=60)
     assert (output, errors.split(": ")[-1]) == ("g 128\n", "it was a test\n")
@@ -114,7 +114,7 @@ def test_inherited_listeners_are_closed_and_no_other_socket() -> None:
 
 def test_children_that_a_thread_reaps_itself_disturb_nobody() -> None:
     """py-spy runs in threads of the proxy, which reaps all its children."""
-    plan = GangPlan("g", (NodePlan("127.0.0.1", 1),), 1, "token", (), 0, 30.0)
+    plan = GangPlan("g", (NodePlan("127.0.0.1", 1),), "token", (), 0)
     ranks = LocalRanks(plan, 0)
     with ThreadPoolExecutor(4) as pool:
         programs = [pool.submit(subprocess.run, ["true"], check=False) for _ in range(300)]
