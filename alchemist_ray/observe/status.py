@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from alchemist_ray.attached.info import GangInfo, user_of
-from alchemist_ray.cli import COMMANDS
+from alchemist_ray.cli import SUBCOMMANDS
 from alchemist_ray.cluster.actors import ask
 from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.cluster.ray_cluster import join_ray
@@ -256,7 +256,7 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], ...]] = {
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    text = sentence(COMMANDS[command][1])
+    text = sentence(SUBCOMMANDS[command][1])
     parser = parser_of(f"alchemist {command}", text, OPTIONS.get(command, ()))
     parser.epilog = "The Ray cluster is that of RAY_ADDRESS, or the one on this machine."
     if command != "status":
