@@ -14,7 +14,7 @@ from alchemist_ray.arrays.engine import LAYOUT, Engine
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import check_range, check_unmasked
 from alchemist_ray.errors import ShapeError
-from alchemist_ray.functions import run
+from alchemist_ray.functions import user_code
 from mpi_workers.matrix import dtypes
 from mpi_workers.matrix.layout import stored_shape
 
@@ -133,5 +133,5 @@ def from_function(
             dtypes.check_range(found, part.dtype, "the result of the function", cut=True)
             part.local[...] = found
 
-    run.run(engine.connection, fill, (A, function), {}, None)
+    user_code.run(engine.connection, fill, (A, function), {}, None)
     return A

@@ -19,7 +19,7 @@ from alchemist_ray.attached.libraries import Routine, checked_timeout, reported
 from alchemist_ray.attached.progress import as_text
 from alchemist_ray.background import in_thread
 from alchemist_ray.errors import AlchemistError, BadArgumentError
-from alchemist_ray.functions import run
+from alchemist_ray.functions import user_code
 from mpi_workers.wire.frames import Body
 
 KEEP_S = 7 * 86_400.0
@@ -39,9 +39,9 @@ def command_of(
     """The command of a call, and handles that it needs until it is sent."""
     limit_s = checked_timeout(timeout_s)
     if not isinstance(function, Routine):
-        task, uses = run.packed_call(connection, function, args, kwargs)
+        task, uses = user_code.packed_call(connection, function, args, kwargs)
         nbytes = {"given_nbytes": GIVEN_NBYTES, "result_nbytes": RESULT_NBYTES}
-        return run.command_of(connection, task, uses, limit_s, pure=pure, **nbytes)
+        return user_code.command_of(connection, task, uses, limit_s, pure=pure, **nbytes)
     if function.gang != connection.address.gang:
         raise BadArgumentError(
             f"{function.__qualname__} is loaded on gang {function.gang}, and this session is on "
@@ -143,7 +143,7 @@ class SubmittedCall(Future[Any]):
             if told["op"] == "call":
                 self._read = [reported(told["reply"], told["name"], handle)]
             else:
-                self._read = [run.value_of(self._connection, told["reply"])]
+                self._read = [user_code.value_of(self._connection, told["reply"])]
         return self._read[0]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

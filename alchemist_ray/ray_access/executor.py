@@ -21,7 +21,7 @@ from alchemist_ray.attached.options import ConnectionOptions, with_options
 from alchemist_ray.background import in_thread
 from alchemist_ray.cluster.actors import ask, ask_manager, told
 from alchemist_ray.errors import BadArgumentError, GroupFailedError, advising
-from alchemist_ray.functions.run import packed_values, run_task
+from alchemist_ray.functions.user_code import packed_values, run_task
 from alchemist_ray.ray_access.catalogue import connect
 from alchemist_ray.ray_access.mpi_function import (
     FunctionOptions,

@@ -23,7 +23,7 @@ from alchemist_ray.cluster.driver import find_driver
 from alchemist_ray.cluster.ray_cluster import join_ray
 from alchemist_ray.cluster.ray_connection import connection_id, while_connected
 from alchemist_ray.errors import BadArgumentError
-from alchemist_ray.functions.run import pack
+from alchemist_ray.functions.user_code import pack
 from alchemist_ray.plural import counted
 from alchemist_ray.ray_access import manager_pool
 from alchemist_ray.ray_access.manager_pool import OwnGang

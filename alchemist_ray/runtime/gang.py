@@ -42,7 +42,7 @@ from alchemist_ray.errors import (
     advising,
     from_failure,
 )
-from alchemist_ray.functions import run
+from alchemist_ray.functions import user_code
 from alchemist_ray.measures import events, logs
 from alchemist_ray.measures.exporter import EXPORT_INTERVAL_S
 from alchemist_ray.plural import counted
@@ -402,7 +402,7 @@ class Gang:
         async with self._one_by_one:
             epoch = (await self._there(request)).epoch
             if values:
-                task["values"] = await in_pool(run.packed_values, values)
+                task["values"] = await in_pool(user_code.packed_values, values)
             try:
                 return await self._result(epoch, task["name"], await self.command(epoch, body))
             except GroupFailedError as error:
@@ -423,8 +423,8 @@ class Gang:
         """The value that a function has returned on rank 0."""
         if known := [record["matrix"] for record in reply["matrices"]]:
             await self.command(epoch, {"op": "free", "matrices": known})
-            raise run.no_matrix(name)
-        return await in_pool(run.result_of, reply, dict)
+            raise user_code.no_matrix(name)
+        return await in_pool(user_code.result_of, reply, dict)
 
     # --- lost ranks ---
 

@@ -22,8 +22,7 @@ from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.options import ConnectionOptions, GangOptions, documented
 from alchemist_ray.attached.progress import matrix_text, narrated
 from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError, MatrixError
-from alchemist_ray.functions import run as user_code
-from alchemist_ray.functions import submitted
+from alchemist_ray.functions import submitted, user_code
 from alchemist_ray.session.checkpoints import SessionCheckpoints
 from alchemist_ray.session.files import SessionFiles
 from alchemist_ray.session.owner import SharedGangs

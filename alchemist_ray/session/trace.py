@@ -13,7 +13,7 @@ from typing import Any, Self
 from alchemist_ray.arguments import checked_path
 from alchemist_ray.attached.address import this_process
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.functions import run as user_code
+from alchemist_ray.functions import user_code
 from alchemist_ray.measures import events
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.rank.history import Entry, collected

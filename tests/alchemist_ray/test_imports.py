@@ -176,7 +176,7 @@ POSIX_NAMES = {
 }
 ON_CLIENTS = ("alchemist_ray", "alchemist_ray.session.alchemist_session",
               "alchemist_ray.arrays.handle", "alchemist_ray.arrays.namespace",
-              "alchemist_ray.attached.libraries", "alchemist_ray.functions.run",
+              "alchemist_ray.attached.libraries", "alchemist_ray.functions.user_code",
               "alchemist_ray.transfer.sending")  # fmt: skip
 
 
