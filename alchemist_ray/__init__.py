@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         GangInfo,
         WorkerInfo,
     )
+    from alchemist_ray.session.channels import couple
 
 # Loaded at first use: `alchemist_ray.attached` and `.arrays` can be imported without Ray, and the
 # command line starts quickly.
@@ -40,6 +41,7 @@ _PUBLIC = {
     "MpiFunction": "alchemist_ray.ray_access.mpi_function",
     "SubmittedCall": "alchemist_ray.functions.submitted",
     "WorkerInfo": "alchemist_ray.session.alchemist_session",
+    "couple": "alchemist_ray.session.channels",
     "mpi_function": "alchemist_ray.ray_access.mpi_function",
     "status": "alchemist_ray.observe.status",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "SubmittedCall",
     "WorkerInfo",
     "__version__",
+    "couple",
 ]
 if importlib.util.find_spec("alchemist_ray.ray_access"):  # not in alchemist-client
     __all__ += ["Executor", "MpiFunction", "mpi_function", "status"]

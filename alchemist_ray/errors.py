@@ -24,6 +24,7 @@
     │   ├── IncompleteMatrixError elements are missing or duplicate
     │   └── FileError             a file that cannot be read or written as a matrix
     ├── TransferError             data did not arrive
+    ├── ChannelError              the call at the other end of a channel has ended
     ├── ResourceError             not enough CPUs or memory; nothing was allocated
     ├── AuthError                 wrong token, missing scope, or another protocol version
     ├── JobError                  Ray did not start, or was not found, in a batch job
@@ -194,6 +195,13 @@ class FileError(MatrixError):
 
 class TransferError(AlchemistError):
     """Data could not be transferred. The part that had arrived was freed."""
+
+
+class ChannelError(AlchemistError):
+    """The call at the other end of a channel has ended, its gang was lost, or there is no channel.
+
+    The message names the other gang, and what ended its call.
+    """
 
 
 class ResourceError(AlchemistError):

@@ -41,6 +41,7 @@ from mpi_workers.wire.signature import MATRIX, REQUIRED, SPARSE, Parameter, Resu
 if typing.TYPE_CHECKING:
     from mpi4py import MPI
 
+    from mpi_workers.rank.channels import Channel
     from mpi_workers.rank.gang_view import GangView
     from mpi_workers.rank.history import Span
 
@@ -130,6 +131,27 @@ class Context:
         Each element crosses the network at most once per copy that the layout keeps.
         """
         return self.gang.to_layout(matrix, layout)
+
+    def channel(self, name: str) -> Channel:
+        """A channel to a running call of another gang, which `alchemist_ray.couple` has coupled.
+
+        Collective. The first time in a call, it waits until the call of the other gang has asked
+        for the channel, too. ``send(A)`` sends a copy of a matrix, ``receive(like=B)`` or
+        ``receive(out=B)`` takes the next one; layouts and numbers of ranks may differ.
+
+        Raises
+        ------
+        Failure
+            ChannelError, if the gang is not coupled, or the other gang is lost.
+        """
+        return self.gang.coupled.channel(name)
+
+    def show(self, name: str, A: DistMatrix) -> None:
+        """Let programs look at a matrix as it is now, with ``als.watch(name)``. Collective.
+
+        Costs a copy of the matrix, in memory for two. Never waits, also if nothing looks.
+        """
+        self.gang.coupled.show(name, A)
 
     def check(self) -> None:
         """End a long computation if the call has failed on another rank or was cancelled.

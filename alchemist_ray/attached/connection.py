@@ -12,6 +12,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from typing import Any, TypeVar, cast
 
 from alchemist_ray.attached.address import GangAddress, this_process
@@ -153,6 +154,8 @@ class GangConnection:
         The id under which this process holds its leases.
     closed : bool
         Whether `close` was called.
+    channels : dict of str to (GangConnection, int)
+        Of its calls, by name: to which gang, and how many fields may wait to be taken.
 
     Raises
     ------
@@ -177,6 +180,7 @@ class GangConnection:
         self.transport = transport or Transport()
         self._touched = time.monotonic()
         self._sessions = 0
+        self.channels: dict[str, tuple[GangConnection, int]] = {}
         self.closed = False
         self._begin(process)
         # What ends a private gang when nothing refers to it: the session, handles and libraries do.
@@ -336,7 +340,17 @@ class GangConnection:
         """Start a routine call; see `Transport.start_call`."""
         self.before_commands()
         self.leases.share(_changed(body))
-        return self.transport.start_call(self, body)
+        return self.transport.start_call(self, self._coupled(body))
+
+    def _coupled(self, body: Body) -> Body:
+        """A command, with the channels that its call may use."""
+        if not self.channels or body["op"] not in ("call", "run"):
+            return body
+        channels = {
+            name: channel_between(self, other, name, fields)
+            for name, (other, fields) in self.channels.items()
+        }
+        return {**body, "channels": channels}
 
     # --- commands ---
 
@@ -349,7 +363,7 @@ class GangConnection:
             )
         if _sees_arrays(body):
             self.before_commands()
-        body = body if self.options.output else {**body, "output": False}
+        body = self._coupled(body if self.options.output else {**body, "output": False})
         try:
             self.leases.sweep()
             with self.leases.changing(_changed(body)):
@@ -523,6 +537,19 @@ class GangConnection:
 
 
 WRITE_ARRAYS = frozenset({"assign", "assign_elements", "put_elements", "update"})
+
+
+def channel_between(ours: GangConnection, theirs: GangConnection, name: str, fields: int) -> Body:
+    """What a call of one gang needs of a channel to another one; a gateway adds how to reach it."""
+    of, to = ours.address, theirs.address
+    about: Body = {"other": to.gang, "fields": fields}
+    if ours.transport.token:
+        return about
+    first, last = sorted((of.gang, to.gang))
+    about |= {"key": f"{name} of {first} and {last}", "waits": of.gang == first}
+    for side, its in (("ours", of), ("theirs", to)):
+        about[side] = {"token": its.token, "nodes": [list(astuple(node)) for node in its.nodes]}
+    return about
 
 
 def _sees_arrays(body: Body) -> bool:

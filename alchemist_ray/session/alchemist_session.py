@@ -23,6 +23,7 @@ from alchemist_ray.attached.options import ConnectionOptions, GangOptions, docum
 from alchemist_ray.attached.progress import matrix_text, narrated
 from alchemist_ray.errors import BadArgumentError, LibraryNotFoundError, MatrixError
 from alchemist_ray.functions import submitted, user_code
+from alchemist_ray.session.channels import LiveView
 from alchemist_ray.session.checkpoints import SessionCheckpoints
 from alchemist_ray.session.files import SessionFiles
 from alchemist_ray.session.owner import SharedGangs
@@ -301,6 +302,20 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         """
         connection = self.connection
         return connection.transport.open_rank_channel(connection, serve, timeout_s)
+
+    def watch(self, name: str) -> LiveView:
+        """Look at a field of a running call, which it shows with ``ctx.show(name, A)``.
+
+        ``for frame in als.watch("T"): ...`` gives each new frame as an array, the newest if several
+        are new; ``als.watch("T").latest()`` the newest, or None. No rank waits for that. Not
+        through a gateway.
+
+        Raises
+        ------
+        SessionError
+            If the session has no workers, or is reached through a gateway.
+        """
+        return LiveView(self.connection, name)
 
     # --- the user's code ---
 

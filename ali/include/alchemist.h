@@ -212,6 +212,10 @@ struct alchemist_host {
                                     int64_t local_elements, alchemist_dtype);
     /* 6; the address of a copy of this rank's part on its GPU */
     const void *(*device_pointer)(alchemist_call *, const alchemist_matrix *);
+    /* 7; fields for and from a call of another gang, and for viewers. Collective. */
+    int (*channel_send)(alchemist_call *, const char *name, const alchemist_matrix *);
+    int (*channel_receive)(alchemist_call *, const char *name, const alchemist_matrix *out);
+    int (*show)(alchemist_call *, const char *name, const alchemist_matrix *);
 };
 
 typedef struct {
@@ -410,6 +414,32 @@ ALCHEMIST_API int alchemist_descriptor(const alchemist_matrix *matrix, int conte
                                matrix->col_block, 0, 0, leading};
     for (int i = 0; i < 9; i++) descriptor[i] = (int)values[i];
     return ALCHEMIST_OK;
+}
+
+/* --- other gangs --- */
+
+/* Send a copy of a matrix through a channel that alchemist_ray.couple has made, to a call that runs
+ * in another gang, or receive the next one into a matrix of the same shape and dtype; layouts and
+ * numbers of ranks may differ. Collective. The first call for a channel waits for the other side; a
+ * send waits if its last fields were not taken. Return what these return if it is not 0. */
+#define ALCHEMIST_NEEDS_CHANNELS(CALL) \
+    if ((CALL)->host->abi < 7) return alchemist_fail(CALL, "this version of Alchemist has no channels")
+ALCHEMIST_API int alchemist_channel_send(alchemist_call *call, const char *name,
+                                         const alchemist_matrix *matrix) {
+    ALCHEMIST_NEEDS_CHANNELS(call);
+    return call->host->channel_send(call, name, matrix);
+}
+ALCHEMIST_API int alchemist_channel_receive(alchemist_call *call, const char *name,
+                                            const alchemist_matrix *out) {
+    ALCHEMIST_NEEDS_CHANNELS(call);
+    return call->host->channel_receive(call, name, out);
+}
+
+/* Let programs look at a matrix as it is now, with als.watch(name). Collective; it never waits. */
+ALCHEMIST_API int alchemist_show(alchemist_call *call, const char *name,
+                                 const alchemist_matrix *matrix) {
+    ALCHEMIST_NEEDS_CHANNELS(call);
+    return call->host->show(call, name, matrix);
 }
 
 /* --- waiting --- */

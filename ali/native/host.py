@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 ABI = 4
-HOST = 6  # of the functions that libraries may call
+HOST = 7  # of the functions that libraries may call
 SYMBOL = "alchemist_library_describe"
 OK, FAILED, ENDED = 0, 1, 2
 REFUSED = 1  # the kind of a failure: bad arguments
@@ -347,6 +347,25 @@ class Host:
 
     def _waited(self, _: Any, seconds: float) -> None:
         self._guarded(lambda frame: frame.context.gang.note_wait(seconds))
+
+    def _channel_send(self, _: Any, name: bytes | None, source: int) -> int:
+        return self._exchanged(source, lambda ctx, A: ctx.channel(text_of(name)).send(A))
+
+    def _channel_receive(self, _: Any, name: bytes | None, source: int) -> int:
+        return self._exchanged(source, lambda ctx, A: ctx.channel(text_of(name)).receive(out=A))
+
+    def _show(self, _: Any, name: bytes | None, source: int) -> int:
+        return self._exchanged(source, lambda ctx, A: ctx.show(text_of(name), A))
+
+    def _exchanged(self, source: int, action: Callable[[Context, DistMatrix], object]) -> int:
+        def act(frame: Frame) -> bool:
+            action(frame.context, frame.matrix(source)[1])
+            return True
+
+        if self._guarded(act):
+            return OK
+        ended = self.frame is None or isinstance(self.frame.failure, Interrupted)
+        return ENDED if ended else FAILED
 
     def _span(self, _: Any, name: bytes | None) -> None:
         def mark(frame: Frame) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.layout import Distribution, Grid
 
 
 @dataclass(slots=True)
@@ -70,3 +71,21 @@ class DataEndpoints:
     def node_of(self, rank: int) -> int:
         """The number of the node that runs a rank."""
         return bisect_right(self.nodes, rank, key=lambda node: node.first) - 1
+
+
+FACTS_NBYTES = 256  # of a view
+
+
+def view_ids(name: str) -> range:
+    """The ids of a view's matrices: its facts, the number of each rank's last frame, two frames."""
+    first = -(1 << 60) + 4 * zlib.crc32(name.encode())
+    return range(first, first + 4)
+
+
+def view_parts(grid: Grid) -> tuple[tuple[Distribution, str], tuple[Distribution, str]]:
+    """Distribution and dtype of the first two of these."""
+    size = grid[0] * grid[1]
+    return (
+        (Distribution("CIRC_CIRC", (FACTS_NBYTES, 1), grid), "uint8"),
+        (Distribution("VC_STAR", (size, 1), grid), "int64"),
+    )

@@ -28,6 +28,8 @@ import numpy as np
 
 from mpi_workers.data.keeping import ROLE
 from mpi_workers.data.loans import Loan, NodeMemory, NodeProof, full
+from mpi_workers.data.meetings import ROLE as CHANNEL
+from mpi_workers.data.meetings import Meetings
 from mpi_workers.data.streams import Order, Share, move_stream
 from mpi_workers.deadlines import STALL_TIMEOUT_S
 from mpi_workers.failures import Failure
@@ -67,6 +69,7 @@ class DataEndpoint:
     def __init__(self, listeners: Sequence[socket.socket], token: str, ranks: range) -> None:
         self._memory = NodeMemory(ranks)
         self._proof = NodeProof()
+        self._meetings = Meetings()
         self._clients: set[Connection] = set()
         self._lock = threading.Lock()
         welcome = {"ranks": [ranks.start, ranks.stop]}
@@ -87,6 +90,10 @@ class DataEndpoint:
                 return
             if fields.get("role") == ROLE:
                 self._memory.kept(fields.get("rank"), connection).serve(connection)
+                return
+            if fields.get("role") == CHANNEL:
+                with contextlib.suppress(frames.WireError, OSError):  # it is gone
+                    self._meetings.join(connection, fields)
                 return
             self._admit(connection)
         except Failure as failure:

@@ -25,6 +25,7 @@ from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.rank.cells import run_cell
+from mpi_workers.rank.channels import Channels
 from mpi_workers.rank.foreign_code import called, isolated
 from mpi_workers.rank.gang_view import GangView
 from mpi_workers.waits import interruption
@@ -177,6 +178,7 @@ class RankCommands:
         memory: RankMemory | None = None,
     ) -> None:
         self.gang = gang
+        self._channels = gang.channels = Channels(gang)
         self._memory = memory
         self.number = 0
         self._storage = storage
@@ -205,8 +207,10 @@ class RankCommands:
                 if command is not None and command.collective:
                     self._enter(body)
                 reply = handler(body) or {}
+                self._channels.finish()
             succeeded = True
         finally:
+            self._channels.close(sys.exception())
             self.may_have_sent = interruption.has_used_communicators(but=Of.PRODUCT)
             kept = interruption.has_used_communicators(but=Of.GANG)
             self.sequence = interruption.sequence() if kept else 0
@@ -352,6 +356,7 @@ class RankCommands:
         """Begin a collective command: waits belong to it, on a communicator without messages."""
         self.number = body["seq"]
         interruption.begin(self.number)
+        self._channels.begin(self.number, body.get("channels", {}))
         if body.get("settle"):
             self.gang.settle()
         self._tell_leftovers(self._last_call)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -31,6 +31,9 @@ from mpi_workers.node.processes import descendants
 from mpi_workers.rank.history import Span
 from mpi_workers.waits import interruption
 from mpi_workers.waits.interruption import Of
+
+if TYPE_CHECKING:
+    from mpi_workers.rank.channels import Channels
 
 PROGRESS_S = 0.1  # between two reports of progress
 FLUSH_S = 0.2  # for the messages of a buffer that a call has left attached
@@ -102,6 +105,8 @@ class GangView:
         NumPy's flags of the floating-point errors of the call under way, for its caller.
     room : int or None
         Bytes that the results of the call under way may have by its user's quota. None: no limit.
+    channels : Channels or None
+        To calls of other gangs. None: these ranks are a part of a gang.
     """
 
     world: MPI.Intracomm
@@ -110,6 +115,7 @@ class GangView:
     folder: Path
     floating: int = 0
     room: int | None = None
+    channels: Channels | None = None
     _used: int = 0  # which of the two communicators the call has used, as bits
     _reported: float = 0.0
 
@@ -283,6 +289,13 @@ class GangView:
     def forget_program(self) -> None:
         """That program has ended."""
         interruption.forget_program()
+
+    @property
+    def coupled(self) -> Channels:
+        """The channels of the call. Raises `Failure`, if these ranks are a part of a gang."""
+        if self.channels is None:
+            raise Failure("ChannelError", "only a call of a whole gang has channels")
+        return self.channels
 
     def check(self) -> None:
         """Raise `Interrupted` if the call has failed on another rank or was cancelled."""

@@ -60,7 +60,8 @@ class Command:
     ranks : str or None
         What the ranks get. Each such command also has ``op`` and ``seq``, and may have
         ``unreferenced`` and ``discard``: ids of matrices to free first, one by one, and from an id
-        on; ``call`` and ``run`` also ``room``, bytes that their results may have, and ``changes``,
+        on; ``call`` and ``run`` also ``channels``, how to reach the gangs that theirs is coupled
+        with, by channel, ``room``, bytes that their results may have, and ``changes``,
         ids of the matrices that they may change (default: all that they get). None: ranks take no
         part.
     collective : bool
@@ -140,11 +141,11 @@ COMMANDS: dict[str, Command] = {
         notice="the ranks still load library {library!r}",
     ),
     "call": _queued(
-        "library routine arguments columns?", "library routine arguments first",
+        "library routine arguments columns? channels?", "library routine arguments first",
         audited=True, collective=True, makes=True, prints=True, rerun=Rerun.IF_PURE,
     ),
     "run": _queued(
-        "task uses pure? own_turn?", "name first", _CODE,
+        "task uses pure? own_turn? channels?", "name first", _CODE,
         audited=True, collective=True, makes=True, prints=True, rerun=Rerun.IF_PURE,
     ),
     "keep_result": _queued("", "matrix layout shape dtype", None, internal=True),

@@ -16,7 +16,7 @@ import numpy as np
 
 from alchemist_ray.arguments import positive_int
 from alchemist_ray.attached import registry
-from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.connection import GangConnection, channel_between
 from alchemist_ray.attached.options import (
     AttachOptions,
     GangOptions,
@@ -485,6 +485,15 @@ class SessionCommands:
         )
         times = copy_matrix(source, read, target, written, str(body["name"])[:200])
         return {"times": [list(astuple(each)) for each in times.values()]}
+
+    def couple(self, token: Token, gang: HostedGang, body: Body) -> None:
+        """Add to a call how its ranks reach the gangs that it names. Raises `Failure`."""
+        for name, about in body.get("channels", {}).items():
+            other = self.gang_of(token, about["other"])
+            if not may_change(token, other.user, self._tokens):
+                raise Failure("AuthError", READ_ONLY)
+            ours, theirs = gang.connection, other.connection
+            body["channels"][name] = channel_between(ours, theirs, name, int(about["fields"]))
 
     def _own_gang(self, token: Token, name: object, doing: str) -> HostedGang:
         gang = self.gang_of(token, name)

@@ -106,8 +106,8 @@ class Gateway:
         self._users: set[str] = set()  # with an attached client, when last measured
         self._refusals, self._refusals_until = 0, 0.0
         self._refusing = threading.Lock()
-        self._sessions = SessionCommands(self.tokens)
-        self.quotas = self._sessions.quotas
+        self.sessions = SessionCommands(self.tokens)
+        self.quotas = self.sessions.quotas
         self._closed = False
         self.audit.write("start", host=host, port=self.port, tls=tls, version=__version__)
         self.acceptor = Acceptor([listener], self._authenticate, self._serve).start()
@@ -131,7 +131,7 @@ class Gateway:
 
     def measure(self) -> None:
         """Note what metrics show of now. Ray forgets a gauge that is not set again."""
-        attached = Counter(client.user for client in self._sessions.clients())
+        attached = Counter(client.user for client in self.sessions.clients())
         for user in self._users | set(attached):
             metrics.gauge("alchemist_gateway_sessions", attached[user], (metrics.bounded(user),))
         self._users = set(attached)
@@ -144,7 +144,7 @@ class Gateway:
         self.acceptor.close()
         for link in list(self._links):
             link.connection.hang_up()
-        self._sessions.close()
+        self.sessions.close()
         self._tell_omitted()
         self.audit.close()
 
@@ -232,7 +232,7 @@ class Gateway:
         try:
             self.tokens.check(token.id)
             with self._wait_limit.one_of(token.user):
-                result = {"result": self._sessions.carry_out(token, body)}
+                result = {"result": self.sessions.carry_out(token, body)}
         except (KeyError, TypeError, ValueError) as error:
             words = f"{type(error).__name__}: {error}"
             result = {"error": Failure("BadArgumentError", words).to_map()}
@@ -251,9 +251,9 @@ class Gateway:
 
     def _serve_client(self, link: Link) -> None:
         with self._wait_limit.one_of(link.token.user):
-            gang = self._sessions.find(link.token, str(link.fields["gang"]))
+            gang = self.sessions.find(link.token, str(link.fields["gang"]))
         client = Client(link, gang, self)
-        before = self._sessions.joined(gang, client)
+        before = self.sessions.joined(gang, client)
         if before is not None:
             before.drop()
         try:
@@ -268,14 +268,14 @@ class Gateway:
 
     def _gone(self, client: Client) -> None:
         """A process has said goodbye, or did not come back in time."""
-        if self._sessions.disconnected(client.gang, client):
+        if self.sessions.disconnected(client.gang, client):
             self.audit.write("left", user=client.user, gang=client.gang.name, process=client.ident)
 
     # --- transfers ---
 
     def _serve_data(self, link: Link) -> None:
         token = link.token
-        gang = self._sessions.gang_of(token, link.fields.get("gang"))
+        gang = self.sessions.gang_of(token, link.fields.get("gang"))
         if link.ident not in gang.clients:
             raise Failure(
                 "AuthError",
@@ -403,6 +403,7 @@ class Client:
             tokens.check(self.token.id)
             changes = access.may_change(self.token, self.gang.user, tokens)
             access.check(self.token, body, own=self.gang.user == self.user, changes=changes)
+            self._gateway.sessions.couple(self.token, self.gang, body)
             if len(self._calls) >= PENDING:
                 raise Failure("GroupError", f"{PENDING} commands wait for an answer: send fewer")
         except Failure as failure:

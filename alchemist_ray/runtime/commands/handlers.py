@@ -270,6 +270,8 @@ class Commands:
         asked = {**again, "changes": self.libraries.changed(again)}
         if room is not None:
             asked["room"] = room
+        if "channels" in body:
+            asked["channels"] = body["channels"]
         begin, first = time.monotonic(), self.next_id
         try:
             done = await self.nodes.round(first=first, **asked)
