@@ -201,7 +201,7 @@ class Frame:
             raise Failure("RoutineError", f"is not a sparse matrix: {fault}")
         return matrix.packed
 
-    def _result(self, where: int | None) -> DistMatrix:
+    def shaped(self, where: int | None) -> DistMatrix:
         """The matrix at an address, with the number of dimensions that the library has set."""
         about, matrix = self.matrix(where)
         ndim = about.dimensions
@@ -241,7 +241,7 @@ class Frame:
         """A result as a Python value."""
         match kind:
             case "matrix":
-                return self._result(stored.matrix)
+                return self.shaped(stored.matrix)
             case "sparse":
                 return self._sparse_result(stored.sparse)
             case "int" | "float" | "bool":
@@ -359,7 +359,7 @@ class Host:
 
     def _exchanged(self, source: int, action: Callable[[Context, DistMatrix], object]) -> int:
         def act(frame: Frame) -> bool:
-            action(frame.context, frame.matrix(source)[1])
+            action(frame.context, frame.shaped(source))
             return True
 
         if self._guarded(act):

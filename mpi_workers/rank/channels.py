@@ -198,7 +198,13 @@ class Channel:
             ChannelError as `send`, once no field of that call is left; ShapeError, DtypeError.
         """
         self._wait(lambda peer: bool(peer.fields))
-        source = self._source(self._peers[0].fields[0])
+        try:
+            source = self._source(self._peers[0].fields[0])
+        except (Failure, WireError, OSError):
+            self._look(1)  # the other side says that it ends before it frees its fields
+            if reasons := [peer.ended for peer in self._peers if peer.ended]:
+                raise self._over(reasons) from None
+            raise
         kind, given = source.target.dtype, out if out is not None else like
         if given is not None and (given.array_shape, given.dtype) != (source.array_shape, kind):
             raise Failure(

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from alchemist_ray import AlchemistSession
+import ali
+from alchemist_ray import AlchemistSession, couple
 from alchemist_ray.errors import AlchemistError, TransferError
 
 LIBRARY = Path(__file__).with_name("breaking.py")
@@ -266,6 +268,42 @@ def until_broken(source: str, target: str) -> dict[str, Any]:
             left = sessions[target if isinstance(error, TransferError) else source].list_matrices()
             told = {"kind": type(error).__name__, "message": str(error), "at": at}
             return {**told, "left": len(left)}
+
+
+def _exchange(comm: Any, count: int) -> float:
+    ctx = ali.context()
+    channel = ctx.channel("interface")
+    A, B = ctx.zeros((500, 300), "float64", "MC_MR"), ctx.zeros((500, 300), "float64")
+    for k in range(count):
+        A.local[...] = k
+        channel.send(A)
+        channel.receive(out=B)
+        assert (B.local == k).all()
+    return float(B.local[0, 0])
+
+
+def _both(names: tuple[str, str], count: int) -> list[Any]:
+    """Results or errors of a call of both gangs, with the time at which it ended."""
+
+    def call(name: str) -> Any:
+        try:
+            return sessions[name].run(_exchange, count), "", time.monotonic()
+        except AlchemistError as error:
+            return type(error).__name__, str(error), time.monotonic()
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(call, names))
+
+
+def exchanged(one: str, other: str) -> bool:
+    """Couple two gangs, and exchange fields."""
+    couple(sessions[one], sessions[other])
+    return [result for result, _, _ in _both((one, other), 20)] == [19.0, 19.0]
+
+
+def exchanges_until_lost(one: str, other: str) -> list[Any]:
+    """Exchange fields until both calls have failed: the errors."""
+    return _both((one, other), 10_000_000)
 
 
 # --- a detached gang, which outlives the head and its program ---
