@@ -7,28 +7,36 @@ machine (needs root, otherwise left out), beside a plain stream. ``python -m ben
 from __future__ import annotations
 
 import math
+import tempfile
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from alchemist_ray import AlchemistSession
-from benchmarks.harness import Report, Time, alone, in_turns
+from alchemist_ray import AlchemistSession, couple
+from ali import context
+from benchmarks.harness import Report, Time, Turns, alone, in_turns
 from benchmarks.streams import PLAIN, plain_sockets, plain_streams, served
 from tests.faults import inside
 from tests.faults.hosts import Hosts, why_not
+from tests.support.build import shared_object
 
 SHAPE = (10_000, 5_000)  # 400 MB
 FAR_SHAPE = (4_000, 4_000)  # 128 MB
 LAYOUTS = ("VC_STAR", "MC_MR")
 ROUNDS = 9
 LIMIT_S = 240.0
+DOUBLES, EXCHANGES = 10_000, 1_000
 
 
 def run() -> Report:
     report = Report("gangs")
     _one_node(report)
     _two_hosts(report)
+    _exchanges(report)
     return report
 
 
@@ -57,10 +65,7 @@ def _one_node(report: Report) -> None:
             f"{4e-1 / took:.2f} GB/s; {took}; to_layout {reference}",
         )  # fmt: skip
     by_user = times["by the user's process"]
-    report.add(
-        "the same / fetch and send by the user's process", took / by_user, 1.0, "x", at_most=True,
-        detail=f"{by_user}",
-    )  # fmt: skip
+    report.notes.append(f"`b.send_matrix(A.fetch())` of the same matrix: {by_user}.")
 
 
 def _two_hosts(report: Report) -> None:
@@ -98,6 +103,57 @@ def measured_between(far: str, plain: str) -> dict[str, list[float]]:
         "from gang to gang": lambda: here.send_matrix(A, layout=LAYOUTS[1]).free(),
     }
     return {name: list(took.turns) for name, took in in_turns(works, ROUNDS).items()}
+
+
+# --- fields between running calls ---
+
+
+def _exchanges(report: Report) -> None:
+    """Both sides send a vector, then receive one; a turn is `EXCHANGES` of them."""
+    turns = Turns()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        AlchemistSession(2, progress=False) as a,
+        AlchemistSession(2, progress=False) as b,
+        AlchemistSession(1, progress=False) as one,
+        AlchemistSession(1, progress=False) as other,
+        ThreadPoolExecutor() as threads,
+    ):
+        path = shared_object(Path(__file__).with_suffix(".c"), Path(folder, "gangs.so"))
+        couple(a, b)
+        couple(one, other)
+        library = a.load_library("gangs", path)
+        ends = [als.load_library("gangs", path) for als in (one, other)]
+        for _ in range(ROUNDS):
+            turns.add("MPI_Sendrecv", library.sendrecv(DOUBLES, EXCHANGES))
+            both = [threads.submit(end.exchange, DOUBLES, EXCHANGES) for end in ends]
+            turns.add("C, 1 + 1 ranks", max(call.result() for call in both))
+            for ranks, pair in ((1, (one, other)), (2, (a, b))):
+                both = [threads.submit(als.run, exchanged, DOUBLES, EXCHANGES) for als in pair]
+                turns.add(f"Python, {ranks} + {ranks} ranks", max(c.result() for c in both))
+    times = turns.times()
+    bare = times.pop("MPI_Sendrecv")
+    took = times.pop("C, 1 + 1 ranks")
+    report.add(
+        "exchange of 10,000 doubles, C, 1 + 1 ranks / MPI_Sendrecv of 2 ranks of one gang",
+        took / bare, 5.0, "x", at_most=True,
+        detail=f"{took}, means of {EXCHANGES} exchanges; MPI_Sendrecv {bare}",
+    )  # fmt: skip
+    report.notes += [f"The same exchange, {what}: {took}." for what, took in times.items()]
+
+
+def exchanged(comm: Any, n: int, count: int) -> float:
+    """Seconds of an exchange, on a rank."""
+    ctx = context()
+    channel, mine = ctx.channel("interface"), ctx.zeros((n,), "float64")
+    theirs, begun = ctx.empty_like(mine), time.perf_counter()
+    for k in range(count):
+        mine.local[...] = k
+        channel.send(mine)
+        channel.receive(out=theirs)
+        if theirs.local[-1, 0] != k:
+            raise AssertionError(f"{theirs.local[-1, 0]} instead of {k}")
+    return (time.perf_counter() - begun) / count
 
 
 if __name__ == "__main__":
