@@ -144,7 +144,8 @@ class Context:
         Failure
             ChannelError, if the gang is not coupled, or the other gang is lost.
         """
-        return self.gang.coupled.channel(name)
+        found: Channel = self.gang.coupled.channel(name)
+        return found
 
     def show(self, name: str, A: DistMatrix) -> None:
         """Let programs look at a matrix as it is now, with ``als.watch(name)``. Collective.

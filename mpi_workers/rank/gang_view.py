@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -31,9 +31,6 @@ from mpi_workers.node.processes import descendants
 from mpi_workers.rank.history import Span
 from mpi_workers.waits import interruption
 from mpi_workers.waits.interruption import Of
-
-if TYPE_CHECKING:
-    from mpi_workers.rank.channels import Channels
 
 PROGRESS_S = 0.1  # between two reports of progress
 FLUSH_S = 0.2  # for the messages of a buffer that a call has left attached
@@ -105,7 +102,7 @@ class GangView:
         NumPy's flags of the floating-point errors of the call under way, for its caller.
     room : int or None
         Bytes that the results of the call under way may have by its user's quota. None: no limit.
-    channels : Channels or None
+    channels : mpi_workers.rank.channels.Channels or None
         To calls of other gangs. None: these ranks are a part of a gang.
     """
 
@@ -115,7 +112,7 @@ class GangView:
     folder: Path
     floating: int = 0
     room: int | None = None
-    channels: Channels | None = None
+    channels: Any = None
     _used: int = 0  # which of the two communicators the call has used, as bits
     _reported: float = 0.0
 
@@ -291,7 +288,7 @@ class GangView:
         interruption.forget_program()
 
     @property
-    def coupled(self) -> Channels:
+    def coupled(self) -> Any:
         """The channels of the call. Raises `Failure`, if these ranks are a part of a gang."""
         if self.channels is None:
             raise Failure("ChannelError", "only a call of a whole gang has channels")
