@@ -344,6 +344,8 @@ class GangConnection:
 
     def _coupled(self, body: Body) -> Body:
         """A command, with the channels that its call may use."""
+        if self.channels and body["op"] == "submit":
+            return {**body, "command": self._coupled(body["command"])}
         if not self.channels or body["op"] not in ("call", "run"):
             return body
         channels = {

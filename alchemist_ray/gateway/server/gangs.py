@@ -27,7 +27,7 @@ from alchemist_ray.attached.options import (
 )
 from alchemist_ray.cluster.actors import PRIVATE_GANG
 from alchemist_ray.cluster.user_limits import check_limits
-from alchemist_ray.errors import AlchemistError
+from alchemist_ray.errors import AlchemistError, failure_of
 from alchemist_ray.gateway.protocol import DESCRIBED, RESUME_S
 from alchemist_ray.gateway.server.access import READ_ONLY, Token, TokenFile, may_change, require
 from alchemist_ray.gateway.server.transfers import GangTransfers
@@ -488,12 +488,19 @@ class SessionCommands:
 
     def couple(self, token: Token, gang: HostedGang, body: Body) -> None:
         """Add to a call how its ranks reach the gangs that it names. Raises `Failure`."""
-        for name, about in body.get("channels", {}).items():
-            other = self.gang_of(token, about["other"])
+        call = body["command"] if isinstance(body.get("command"), dict) else body
+        try:
+            named = [
+                (str(name), self.gang_of(token, about["other"]), int(about["fields"]))
+                for name, about in call.get("channels", {}).items()
+            ]
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise failure_of(error, "channel") from None
+        for name, other, fields in named:
             if not may_change(token, other.user, self._tokens):
                 raise Failure("AuthError", READ_ONLY)
-            ours, theirs = gang.connection, other.connection
-            body["channels"][name] = channel_between(ours, theirs, name, int(about["fields"]))
+            about = channel_between(gang.connection, other.connection, name, fields)
+            call["channels"][name] = about
 
     def _own_gang(self, token: Token, name: object, doing: str) -> HostedGang:
         gang = self.gang_of(token, name)

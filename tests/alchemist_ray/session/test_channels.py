@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import ali
 from alchemist_ray import AlchemistSession, couple
 from alchemist_ray.errors import (
+    AlchemistError,
     BadArgumentError,
     ChannelError,
     DtypeError,
@@ -118,6 +119,17 @@ def test_a_fast_side_waits(pair: Pair) -> None:
     assert view.latest() is None  # the call is over
     results = both(lambda: a.run(sends), lambda: b.run(receives, 10))
     assert results[1] == [float(k) for k in range(10)]
+
+
+def test_a_submitted_call_has_channels(pair: Pair) -> None:
+    with AlchemistSession(2, name="submits", lifetime="detached") as a:
+        couple(a, pair[1])
+        A, B = a.send_matrix(np.zeros(9)), pair[1].send_matrix(np.zeros(9))
+        call = a.submit(exchanged, A, A, 3, None)
+        pair[1].run(exchanged, B, B, 3, None)
+        assert call.result(timeout=60).shape == (9,)
+    AlchemistSession.stop_gang("submits")
+    couple(*pair)
 
 
 def test_what_does_not_fit_is_refused(pair: Pair) -> None:
@@ -242,5 +254,9 @@ def test_through_a_gateway(there: Any, pair: Pair) -> None:
 def _through_a_gateway(a: AlchemistSession, b: AlchemistSession) -> None:
     A, B = a.send_matrix(np.zeros((4, 3))), b.send_matrix(np.zeros((4, 3)))
     both(lambda: a.run(exchanged, A, A, 20, None), lambda: b.run(exchanged, B, B, 20, None))
+    for about in ("b", {"other": "another", "fields": 2}, {"other": A.gang}):
+        body = {"op": "run", "task": {"name": "f"}, "uses": [], "channels": {"interface": about}}
+        with pytest.raises(AlchemistError, match=r"malformed channel|it has ended"):
+            a.connection._open_channel().request(body)
     with pytest.raises(SessionError, match="gateway"):
         a.watch("T")
