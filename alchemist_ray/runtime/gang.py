@@ -526,6 +526,9 @@ class Gang:
             self.renewals += 1
             await nodes.start(self.request.options.start_timeout_s)
             await adopt(self.dispatcher.commands)
+            if self.dispatcher.commands.log.enabled and self.address is not None:
+                commands = self.dispatcher.commands
+                await Rebuilding(commands, nodes, self.address).run_undefined()
             self._renewed_at = nodes.last_round
         if (failure := nodes.failure or nodes.lost) is not None:
             raise failure.with_traceback(None)

@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import math
 import os
 import pickle
 import socket
 import sys
 import tempfile
+import time
 import uuid
 from bisect import bisect
 from collections.abc import Callable, Mapping
@@ -39,7 +41,7 @@ from ali.executables.process import (
     working_folder,
 )
 from ali.native.host import STRUCTURES, declared, described
-from mpi_workers.failures import Failure, Interrupted, describe_status
+from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import layout_of
@@ -167,6 +169,7 @@ CHECK_S = 0.1  # between two looks whether the call was cancelled
 AGREE_S = 0.0002  # between two looks whether all ranks have arrived; doubles up to the limit
 AGREE_LIMIT_S = 0.01
 READ_BYTES = 64 << 10
+LEFT_S = 1.0  # from the end of a process without MPI_Finalize to that of all others
 BARRIER, ENDED = "barrier", "ended"
 
 
@@ -238,6 +241,8 @@ class Program:
         self._aborted: int | None = None
         self._codes: list[int] | None = None
         self._unread = b""
+        self._in_mpi = False
+        self._left_s = math.inf  # when the process has ended without MPI_Finalize
         self.ended = False
         place = f"{os.uname().nodename} {gang.folder}"  # a node's proxy has a folder of its own
         places, names = zip(*comm.allgather((place, uuid.uuid4().hex)), strict=True)
@@ -340,6 +345,14 @@ class Program:
             raise
         if arrived is not None and all(kind == ENDED for kind, _ in arrived):
             self._codes = [code for _, code in arrived]
+        elif time.monotonic() > self._left_s + LEFT_S:
+            raise Failure(
+                "RoutineError",
+                f"program {self._name} exited with code 0 on rank {self._gang.rank} without "
+                "MPI_Finalize, and did not end on all other ranks, which may wait for it",
+                rank=self._gang.rank,
+                exit_code=0,
+            )
         elif arrived is not None:
             self._release(arrived)
         return self._codes
@@ -372,6 +385,8 @@ class Program:
             data = b""
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
+            if line.startswith((b"cmd=init", b"cmd=finalize")):
+                self._in_mpi = line.startswith(b"cmd=init")
             self._pmi.line(self._gang.rank, line.decode(errors="replace"))
         if self._aborted is not None:
             raise Failure(
@@ -406,11 +421,14 @@ class Program:
                 where = " while it waited for the other ranks in MPI_Init or MPI_Finalize"
             raise Failure(
                 "RoutineError",
-                f"program {self._name} {describe_status(status)} on rank {self._gang.rank}{where}",
+                f"program {self._name} {self._gang.end_of_program(status)} on rank "
+                f"{self._gang.rank}{where}",
                 rank=self._gang.rank,
                 exit_code=code,
             )
         self.ended = True
+        if self._in_mpi:
+            self._left_s = time.monotonic()
         self._agreement.begin((ENDED, code))
         return False
 

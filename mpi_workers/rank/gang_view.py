@@ -18,7 +18,7 @@ import cloudpickle
 import numpy as np
 from mpi4py import MPI
 
-from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.failures import Failure, Interrupted, describe_status
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.layout import Distribution, Grid, default_grid, stored_shape
@@ -27,7 +27,7 @@ from mpi_workers.matrix.sizes import check_room
 from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import forget_segments, learn_segments, note_segments
-from mpi_workers.node.processes import descendants
+from mpi_workers.node.processes import OomWatch, descendants
 from mpi_workers.rank.history import Span
 from mpi_workers.waits import interruption
 from mpi_workers.waits.interruption import Of
@@ -121,6 +121,7 @@ class GangView:
         self.size: int = self.world.size
         self.grid: Grid = default_grid(self.world.size)
         interruption.own(MPI._handleof(self.world), Of.GANG | Of.PRODUCT | Of.ALL_CALLS)
+        self._oom = OomWatch()
         self._replace(CALLS | OWN)
 
     def _replace(self, which: int) -> None:
@@ -282,6 +283,10 @@ class GangView:
     def program_waits_in(self) -> str:
         """The MPI call in which that program is, or has ended: ``MPI_Recv``; or empty."""
         return interruption.program_waits_in()
+
+    def end_of_program(self, status: int) -> str:
+        """How that program has ended, by the status of waitpid."""
+        return self._oom.explained(status, describe_status(status))
 
     def forget_program(self) -> None:
         """That program has ended."""

@@ -28,6 +28,7 @@ from alchemist_ray.errors import (
 )
 from mpi_workers.node.processes import descendants
 from tests.faults.hosts import why_not
+from tests.mpi_workers.cgroups import limited_memory
 from tests.support import suite, traces
 
 ERROR_LIMIT_S = 3.0  # from a fault to the error that the caller gets
@@ -107,6 +108,21 @@ def agent_pids() -> dict[str, int]:
     # It may be restarting, and its fork server may be dead.
     ray.get(agent.ready.options(max_task_retries=-1).remote(), timeout=30)
     return ray.get(agent.pids.remote(), timeout=30)
+
+
+@contextlib.contextmanager
+def limited_gangs(nbytes: int) -> Iterator[None]:
+    """Put the fork server of this node, and all processes it forks, in a memory cgroup."""
+    with limited_memory(nbytes) as folder:
+        processes = folder / "cgroup.procs"
+        with AlchemistSession(1):  # starts the agent
+            fork_server = agent_pids()["fork-server"]
+        processes.write_text(f"{fork_server}\n")
+        try:
+            yield
+        finally:
+            (folder.parent / "cgroup.procs").write_text(f"{fork_server}\n")
+            traces.wait_until(lambda: not processes.read_text(), 5.0, 0.05)
 
 
 def pid_of(actor: Any) -> int:

@@ -9,9 +9,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import GroupRecoveredError, ResourceError
-from tests.faults.conftest import agent_pids
-from tests.mpi_workers.cgroups import limited_memory
-from tests.support import traces
+from tests.faults.conftest import limited_gangs
 
 LIMIT = 400 << 20  # 400 MiB: the processes of a gang with two ranks fit, a greedy rank does not
 
@@ -23,20 +21,13 @@ def greedy(comm, gib):
 
 
 @pytest.fixture
-def limited(cluster: str) -> Iterator[int]:
-    """Put the fork server of this node, and all processes it forks, in a memory cgroup."""
-    with limited_memory(LIMIT) as folder:
-        processes = folder / "cgroup.procs"
-        with AlchemistSession(1):  # starts the agent
-            fork_server = agent_pids()["fork-server"]
-        processes.write_text(f"{fork_server}\n")
-        yield fork_server
-        (folder.parent / "cgroup.procs").write_text(f"{fork_server}\n")
-        traces.wait_until(lambda: not processes.read_text(), 5.0, 0.05)
+def limited(cluster: str) -> Iterator[None]:
+    with limited_gangs(LIMIT):
+        yield
 
 
 @pytest.mark.cell("rank", "in a call", "private", "renewed")
-def test_an_oom_kill_is_named_and_the_other_gang_unharmed(limited: int) -> None:
+def test_an_oom_kill_is_named_and_the_other_gang_unharmed(limited: None) -> None:
     with AlchemistSession(1) as neighbour, AlchemistSession(2) as als:
         A = als.send_matrix(np.arange(6.0))
         x = neighbour.send_matrix(np.arange(12.0).reshape(4, 3))
@@ -52,7 +43,7 @@ def test_an_oom_kill_is_named_and_the_other_gang_unharmed(limited: int) -> None:
         np.testing.assert_array_equal(x.fetch(), np.arange(12.0).reshape(4, 3))
 
 
-def test_a_resize_without_the_memory_for_both_is_refused(limited: int) -> None:
+def test_a_resize_without_the_memory_for_both_is_refused(limited: None) -> None:
     with AlchemistSession(1) as als:
         A = als.send_matrix(np.ones((25, 1 << 20)))  # 200 MiB
         with pytest.raises(ResourceError, match=r"goes on with its 1 workers: .* left"):

@@ -457,17 +457,22 @@ class Dispatcher:
             return await work
         except Exception as error:  # whatever it is, the next command runs
             job.begun = self.nodes.last_round >= job.first_round
-            if not self._there.is_set() and isinstance(error, AlchemistError):
-                return None
+            if not self._there.is_set():
+                if isinstance(error, AlchemistError):
+                    return None
+                self.commands.leave_undefined(job.body)  # it has failed, and has cost the ranks
             return failure_of(error, f"command {job.body['op']!r}")
         finally:
             if self.nodes.busy:  # ranks that are still in it go on changing its matrices
-                in_task(self._end_changes(changes), self._tasks)
+                in_task(self._end_changes(changes, job.body), self._tasks)
             else:
                 self._changes.end(changes)
 
-    async def _end_changes(self, changes: object) -> None:
-        await self.nodes.idle()
+    async def _end_changes(self, changes: object, body: Body) -> None:
+        nodes = self.nodes
+        await nodes.idle()
+        if nodes.lost is not None:
+            self.commands.leave_undefined(body)
         self._changes.end(changes)
 
     async def _after_loss(self, job: Job) -> Failure | None:
@@ -480,10 +485,13 @@ class Dispatcher:
             return None if self.failure is None else _not_begun(self.failure)
         job.losses += 1
         kept = self.nodes.failure is None
-        undefined = self.commands.leave_undefined(job.body) if kept else []
-        repeatable = self.commands.libraries.repeatable(job.body) and not undefined
-        if repeatable or not kept:
+        changed = self.commands.leave_undefined(job.body) if kept else []
+        repeatable = self.commands.libraries.repeatable(job.body)
+        rebuilt = self.commands.log.enabled and changed
+        if rebuilt or (repeatable and not changed) or not kept:
             await self._noticed(job, self._there.wait(), LOST_NOTICE)
+        undefined = [record.name for record in changed if record.undefined]
+        repeatable = repeatable and not undefined
         if self.failure is not None:
             return to_failure(self.failure)
         if job.losses < LOSSES and repeatable:

@@ -301,18 +301,18 @@ class Commands:
             for record in self.changed(body):
                 record.undefined = f"matrix {record.name} {why}" if why else ""
 
-    def leave_undefined(self, body: Body) -> list[str]:
-        """A command was lost with ranks: names of the matrices that it may have half changed."""
+    def leave_undefined(self, body: Body) -> list[Record]:
+        """A command was lost with ranks: the matrices that it may have half changed."""
         if COMMANDS.get(body["op"]) is None:
             return []  # work of the GroupManager
         changed = self.changed(body)
         for record in changed:
-            record.undefined = (
+            record.undefined = record.undefined or (
                 f"matrix {record.name} is undefined: ranks were lost during "
                 f"{command_name(body)}, which may have changed it in place. Send or compute it "
                 "again, or call a routine that overwrites it"
             )
-        return [record.name for record in changed]
+        return changed
 
     async def bring(self, library: str) -> None:
         """Load a library of the gang on ranks that were started again. Raises `Failure`."""

@@ -82,7 +82,53 @@ class Rebuilding:
                 await in_pool(self._connection.close)
         return self._settle()
 
+    async def run_undefined(self) -> None:
+        """Rebuild what a lost call has left undefined on ranks that have all other matrices.
+
+        Raises
+        ------
+        GroupFailedError
+            If ranks are lost meanwhile.
+        """
+        matrices = self._commands.matrices
+        try:
+            for record in list(matrices.values()):
+                known = {record.id, *record.aliases} & matrices.keys()
+                for command in self._way_to([matrices[ident] for ident in known]):
+                    if "library" in command.body:
+                        await self._commands.bring(command.body["library"])
+                    await self._repeat(command)
+                if known <= self._there:
+                    for ident in known:
+                        matrices[ident].undefined = ""
+                self._free(self._there - matrices.keys())
+        finally:
+            if self._connection is not None:
+                await in_pool(self._connection.close)
+
     # --- what can be rebuilt ---
+
+    def _way_to(self, records: Sequence[Record]) -> list[LoggedCommand]:
+        """The commands that rebuild undefined matrices from those that are there.
+
+        None where that would change a defined one: those are never put at risk.
+        """
+        matrices = self._commands.matrices
+        found, left = set[LoggedCommand](), [record.made_by for record in records]
+        if not all(record.undefined for record in records) or None in left:
+            return []
+        while left:
+            command = left.pop()
+            if command is None or command in found:
+                continue
+            its = [matrices.get(ident) for ident in (*command.made, *command.changed)]
+            if all(r is not None and r.made_by is command and not r.undefined for r in its):
+                continue  # it is there as that command left it
+            if command.obstacle() or any(r is not None and not r.undefined for r in its):
+                return []
+            found.add(command)
+            left += command.parents
+        return sorted(found, key=lambda command: command.number)
 
     def _possible(self) -> list[LoggedCommand]:
         """The commands to repeat: those without an obstacle on the way from the sources."""

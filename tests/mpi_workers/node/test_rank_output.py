@@ -64,3 +64,17 @@ def test_more_than_fits_is_dropped_and_told() -> None:
     assert f"{3 * (HELD_LIMIT // 100) * 100 - kept} bytes" in notes[0][1]
     lines.add(0, STDOUT, b"again\n")
     assert lines.take() == [(0, STDOUT, "again")]
+
+
+def test_an_abort_of_a_program_is_not_taken_for_one_of_a_later_call() -> None:
+    output = RankOutput()
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    output.pipes[2, STDERR] = read
+    os.write(write, b"Abort(7) on node 2 (rank 2 in comm 0): application called MPI_Abort\n")
+    output.read((2, STDERR))
+    assert output.aborted() == (2, "called MPI_Abort(7)")
+    output.begin_call()
+    assert output.aborted() is None
+    for end in (read, write):
+        os.close(end)
