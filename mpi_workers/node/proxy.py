@@ -201,7 +201,6 @@ class Proxy:
             self._manager.send(Kind.EVENT, {"op": op, "node": self._node, **fields})
 
     def send_reply(self, body: Body) -> None:
-        self._local.output.begin_call()
         if self._manager is None:
             return
         try:

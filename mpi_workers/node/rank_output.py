@@ -200,6 +200,7 @@ class RankOutput:
         self._tails: defaultdict[int, bytearray] = defaultdict(bytearray)  # the ends of outputs
         self._printed: defaultdict[int, int] = defaultdict(int)  # bytes, by rank
         self._printed_before: dict[int, int] = {}  # the call under way
+        self._explained: dict[int, int] = {}  # what was printed when a program had failed
         self._poll: select.poll | None = None
 
     def read(self, source: Source) -> bool:
@@ -272,24 +273,25 @@ class RankOutput:
         return next(filter(None, texts), "")
 
     def begin_call(self) -> None:
-        """A call begins, or ends: the output from now on is what `tail_of_call` is about."""
+        """A call begins: its output is what `tail_of_call` is about."""
         self._printed_before = dict(self._printed)
 
     def tail_of_call(self, rank: int) -> str:
         """The end of what a rank has printed in the call under way."""
         self.tail(rank)  # reads
-        return self._of_call(rank).decode(errors="replace").strip()
+        self._explained[rank] = self._printed[rank]
+        return self._since(rank, self._printed_before).decode(errors="replace").strip()
 
-    def _of_call(self, rank: int) -> bytes:
-        nbytes = self._printed[rank] - self._printed_before.get(rank, 0)
+    def _since(self, rank: int, printed: dict[int, int]) -> bytes:
+        nbytes = self._printed[rank] - printed.get(rank, 0)
         return bytes(self._tails[rank][-nbytes:]) if nbytes else b""
 
     def aborted(self) -> tuple[int, str] | None:
         """The rank that MPI says, in what ranks have printed, has ended all others; and why.
 
-        In the call under way: a program of an earlier one has printed the same.
+        A program that failed has printed the same: what `tail_of_call` has told is its own.
         """
-        for data in map(self._of_call, list(self._tails)):
+        for data in (self._since(rank, self._explained) for rank in list(self._tails)):
             if found := MPICH_ABORT.search(data):
                 code = int(found[1])
                 why = f"called MPI_Abort({code})" if found[3] else f"had a fatal MPI error ({code})"

@@ -137,7 +137,7 @@ class Round(Replies):
         return _ended(
             GroupFailedError,
             f"a call {what} and {self._stuck_ranks()} did not return within {limit}: they are "
-            "in native code that computes without MPI (long loops can call alchemist_check), or "
+            "in native code that computes without MPI (of your own: alchemist_check ends it), or "
             "wait in MPI where that is not interrupted (`alchemist doctor` says whether it is)",
             f". The gang was ended; {NEXT_GANG}{self._where()}",
             rank=min(self.stuck, default=error.get("facts", {}).get("rank")),

@@ -66,7 +66,7 @@ def test_more_than_fits_is_dropped_and_told() -> None:
     assert lines.take() == [(0, STDOUT, "again")]
 
 
-def test_an_abort_of_a_program_is_not_taken_for_one_of_a_later_call() -> None:
+def test_an_abort_of_a_program_is_not_taken_for_one_of_its_rank() -> None:
     output = RankOutput()
     read, write = os.pipe()
     os.set_blocking(read, False)
@@ -75,6 +75,8 @@ def test_an_abort_of_a_program_is_not_taken_for_one_of_a_later_call() -> None:
     output.read((2, STDERR))
     assert output.aborted() == (2, "called MPI_Abort(7)")
     output.begin_call()
+    assert output.aborted() == (2, "called MPI_Abort(7)")  # of a rank that ended a moment later
+    output.tail_of_call(2)  # of a program that failed
     assert output.aborted() is None
     for end in (read, write):
         os.close(end)
