@@ -20,7 +20,7 @@ from tests.faults.hosts import Hosts
 from tests.support.build import needs_compiler, shared_object
 from tests.support.suite import scaled
 
-pytestmark = [needs_compiler, pytest.mark.timeout(scaled(120, 600), func_only=True)]
+pytestmark = [needs_compiler, pytest.mark.timeout(scaled(300, 900), func_only=True)]
 
 HOSTS = 4  # ranks, on two hosts
 OOM_LIMIT = 900 << 20  # 900 MiB: a gang of three ranks with LAMMPS fits
