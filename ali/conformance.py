@@ -62,10 +62,14 @@ UNUSUAL_SPARSE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def check(gang: GangView, file: str) -> dict[str, Any]:
-    """Run all checks of a suite on this gang; faults by check, on rank 0."""
+def check(gang: GangView, file: str, first: int) -> dict[str, Any]:
+    """Run all checks of a suite on this gang; faults by check, on rank 0.
+
+    After an interrupted call that MPI may still write for, a gang starts other ranks. Then the
+    checks end, with ``next``: `first` for other processes, which go on there.
+    """
     suite: Suite = pickle.loads(Path(file).read_bytes())
-    return _Checker(gang, suite).run()
+    return _Checker(gang, suite).run(first)
 
 
 class _Checker:
@@ -83,16 +87,18 @@ class _Checker:
             for about in self.library.describe()["routines"]
         }
 
-    def run(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "signatures": self.declared(),
-            "results": self.results(),
-            "failures": self.failures(),
-            "unusual": self.unusual(),
-        }
+    def run(self, first: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"results": self.results()}
+        if first == 0:
+            found["signatures"] = self.declared()
+            found["failures"] = self.failures()
+            found["unusual"] = self.unusual()
         if self.suite.interruptible:
-            found["one_rank"] = self.one_rank()
-            found["cancelled"] = self.cancelled()
+            found |= {"one_rank": [], "cancelled": []}
+            for number, (check, wrong) in enumerate(self.interruptions(first), first):
+                if wrong is None:
+                    return {**found, "next": number + 1}
+                found[check] += wrong
         found["reloads"] = self.reloads()
         found["empty"] = any(self.gang.comm.allgather(self.saw_empty))
         return found
@@ -169,38 +175,45 @@ class _Checker:
                 wrong += self.works(f"after {case.routine} of {what}")
         return wrong
 
-    def one_rank(self) -> list[str]:
-        """The last rank fails before the routine: the others must not wait for it."""
-        wrong = []
-        for case in self.sound if self.gang.size > 1 else ():
-            prepared = self.arguments(case, home(case))
-            self.everyone()
-            with self.watched(f"{case.routine} on the other ranks, when one had failed before it,"):
-                if self.gang.rank == self.gang.size - 1:
-                    threading.Timer(CANCEL_S, local_gang.interrupt, [self.calls]).start()
-                else:
-                    self.interrupted(case, prepared)
-            wrong += self.works(f"after {case.routine} had failed on one rank")
-        return wrong
+    def interruptions(self, first: int) -> Iterator[tuple[str, list[str] | None]]:
+        """Of each interrupted call the check and its faults; None: these processes cannot go on."""
+        steps: list[tuple[str, Case, float]] = []
+        if self.gang.size > 1:
+            steps += [("one_rank", case, 0.0) for case in self.sound]
+        steps += [("cancelled", case, wait) for case in self.sound for wait in (0.0, CANCEL_S)]
+        for check, case, delay in steps[first:]:
+            if check == "one_rank":
+                self.fail_on_one_rank(case)
+                when = f"after {case.routine} had failed on one rank"
+            else:
+                self.cancel(case, delay)
+                when = f"after {case.routine} was cancelled"
+            unsafe = any(self.everyone(local_gang.unsafe()))
+            yield check, None if unsafe else self.works(when)
 
-    def cancelled(self) -> list[str]:
-        """Cancelled before the call, and a moment later."""
-        wrong = []
-        for case in self.sound:
-            for delay in (0.0, CANCEL_S):
-                prepared = self.arguments(case, home(case))
-                self.everyone()
-                with self.watched(f"{case.routine}, when cancelled,"):
-                    timer = threading.Timer(delay, local_gang.interrupt, [self.calls])
-                    if delay:
-                        timer.start()
-                    else:
-                        local_gang.interrupt(self.calls)
-                    self.interrupted(case, prepared)
-                    if delay:
-                        timer.join()
-                wrong += self.works(f"after {case.routine} was cancelled")
-        return wrong
+    def fail_on_one_rank(self, case: Case) -> None:
+        """The last rank fails before the routine: the others must not wait for it."""
+        prepared = self.arguments(case, home(case))
+        self.everyone()
+        with self.watched(f"{case.routine} on the other ranks, when one had failed before it,"):
+            if self.gang.rank == self.gang.size - 1:
+                threading.Timer(CANCEL_S, local_gang.interrupt, [self.calls]).start()
+            else:
+                self.interrupted(case, prepared)
+
+    def cancel(self, case: Case, delay: float) -> None:
+        """Cancelled before the call, or a moment later."""
+        prepared = self.arguments(case, home(case))
+        self.everyone()
+        with self.watched(f"{case.routine}, when cancelled,"):
+            timer = threading.Timer(delay, local_gang.interrupt, [self.calls])
+            if delay:
+                timer.start()
+            else:
+                local_gang.interrupt(self.calls)
+            self.interrupted(case, prepared)
+            if delay:
+                timer.join()
 
     def reloads(self) -> list[str]:
         """Closed and loaded again: the same routines, and they work."""

@@ -27,9 +27,16 @@ from typing import Any
 
 from mpi_workers.node.processes import crowded, die_with_parent, set_waits
 from mpi_workers.node.stacks import by_stack, crash_file, of_main_thread
-from mpi_workers.waits.interruption import begin, ended_waits, interrupt, uninterruptible
+from mpi_workers.waits.interruption import (
+    begin,
+    ended_waits,
+    interrupt,
+    uninterruptible,
+    unsafe,
+)
 
-__all__ = ["begin", "ended_waits", "interrupt", "run", "uninterruptible"]  # all but run: on a rank
+# All but run: on a rank.
+__all__ = ["begin", "ended_waits", "interrupt", "run", "uninterruptible", "unsafe"]
 OUTPUT_LIMIT = 6000  # characters of the ranks' output in a failure
 
 
