@@ -128,6 +128,8 @@ def _cleans_up() -> bool:
 
 def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool:
     """Whether a routine's or a user's own code runs in this frame, below an entry point."""
+    if frame is not None and frame.f_globals.get("__name__") == "contextlib":
+        return False  # of a block that ends, perhaps the product's own
     while frame is not None:
         if frame.f_code in entry_points:
             return True
@@ -151,7 +153,7 @@ def place(error: BaseException) -> str:
             return f"import of {module} at {found}"
         if module.startswith("mpi4py"):
             wait = wait or code.co_name.rpartition(".")[2] + " at "
-        elif not module.startswith(OURS):
+        elif not module.startswith((*OURS, "contextlib")):
             file = os.path.basename(code.co_filename)
             found, wait = f"{code.co_qualname} ({file}:{trace.tb_lineno})", ""
         trace = trace.tb_next

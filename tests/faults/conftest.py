@@ -31,6 +31,7 @@ from tests.faults.hosts import why_not
 from tests.mpi_workers.cgroups import limited_memory
 from tests.support import suite, traces
 
+CLOCK_S = 0.01  # by which two processes' measures of a limit may differ
 ERROR_LIMIT_S = 3.0  # from a fault to the error that the caller gets
 CLEANUP_LIMIT_S = 10.0  # from there until nothing of the gang is left: alone in 3 s
 LIBRARY = Path(__file__).with_name("breaking.py")
@@ -228,7 +229,7 @@ def refused(
     with pytest.raises(error, match=match) as caught:
         yield caught
     seconds = traces.clock() - start
-    assert time.monotonic() - begun >= least_s
+    assert time.monotonic() - begun >= least_s - CLOCK_S
     assert seconds < most_s
     gone_s = None if before is None else assert_clean(before)
     record(fault, seconds, gone_s, caught.value)

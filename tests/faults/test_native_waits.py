@@ -219,8 +219,9 @@ def test_a_matrix_that_an_interrupted_routine_was_writing_is_undefined(
 ) -> None:
     lib = gang.session.load_library("waiting", built)
     A = gang.session.send_matrix(np.zeros((30, 4)))
+    lib.write(A, wait=False)  # loaded: the next call is on the ranks when its time is over
     with pytest.raises(CallTimeoutError):
-        lib.write.options(timeout_s=0.2)(A)
+        lib.write.options(timeout_s=0.5)(A)
     words = r"matrix \w+ is undefined: waiting.write was interrupted while it changed it in place"
     uses: list[Callable[[], Any]] = [
         A.fetch,

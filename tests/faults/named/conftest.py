@@ -21,14 +21,14 @@ from tests.support import traces
 def nothing_of_it_left(cluster: str) -> Iterator[None]:
     """After a test no process, file, reservation or manager of its gangs is left."""
     ray.get(find_driver().prewarm.remote())
-    before, kept = left(), managers()
+    before, kept, others = left(), managers(), set(gangs())
     yield
-    for name in gangs():
+    for name in set(gangs()) - others:
         with contextlib.suppress(SessionError):  # it has just ended
             AlchemistSession.stop_gang(name)
 
     def clean() -> bool:  # but for the manager that the process keeps for its next sessions
-        return not gangs() and len(managers() - kept) <= 1
+        return set(gangs()) <= others and len(managers() - kept) <= 1
 
     assert traces.wait_until(clean, END_LIMIT_S) is not None, managers()
     assert_clean(before)
