@@ -257,9 +257,14 @@ def until_lost(name: str, work: str) -> dict[str, Any]:
             return {**told, "at": time.monotonic()}
 
 
+def keep_large(name: str) -> None:
+    """Send a matrix of 160 MB to the gang, under the name A."""
+    sessions[name].send_matrix(np.ones((200_000, 100)), name="A")
+
+
 def until_broken(source: str, target: str) -> dict[str, Any]:
-    """Send a matrix from gang to gang until that fails: the error, and what the target has then."""
-    A = sessions[source].send_matrix(np.ones((200_000, 100)), name="A")
+    """Send A from gang to gang until that fails: the error, and what the target has then."""
+    A = sessions[source].matrix("A")
     while True:
         try:
             sessions[target].send_matrix(A).free()

@@ -260,6 +260,7 @@ def test_the_link_is_cut(hosts: Hosts, far: str) -> None:
     assert {worker["host"] for worker in (*one, *two)} == {hosts[0].name, hosts[1].name}
     on_near = "two" if on_far == "one" else "one"
     source, target = (on_far, on_near) if far == "source" else (on_near, on_far)
+    near.call(f"{INSIDE}:keep_large", source, limit_s=60)
     near.begin(f"{INSIDE}:until_broken", source, target)
     time.sleep(1.0)
     start = time.monotonic()
