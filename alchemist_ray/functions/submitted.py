@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any
 
 from alchemist_ray.arguments import MAX_SECONDS, checked_seconds
@@ -28,38 +29,37 @@ GIVEN_NBYTES = 32 << 20
 RESULT_NBYTES = 64 << 10  # 64 KiB; larger results of functions stay on the ranks
 
 
-def command_of(
-    connection: GangConnection,
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    timeout_s: float | None,
-    pure: bool,
-) -> tuple[Body, list[Any]]:
-    """The command of a call, and handles that it needs until it is sent."""
-    limit_s = checked_timeout(timeout_s)
-    if not isinstance(function, Routine):
-        task, uses = user_code.packed_call(connection, function, args, kwargs)
-        nbytes = {"given_nbytes": GIVEN_NBYTES, "result_nbytes": RESULT_NBYTES}
-        return user_code.command_of(connection, task, uses, limit_s, pure=pure, **nbytes)
-    if function.gang != connection.address.gang:
-        raise BadArgumentError(
-            f"{function.__qualname__} is loaded on gang {function.gang}, and this session is on "
-            f"gang {connection.address.gang}: take it from this session's load_library or library"
-        )
-    connection.before_commands()
-    body = function.command(tuple(args), dict(kwargs))
-    return (body if limit_s is None else {**body, "timeout_s": limit_s}), []
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is to be submitted; see `AlchemistSession.submit`."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    timeout_s: float | None
+    pure: bool
+    label: str
 
 
-def submit(
-    connection: GangConnection, command: tuple[Body, list[Any]], label: str, keep_s: float
-) -> SubmittedCall:
+def submit(connection: GangConnection, call: Call, keep_s: float) -> SubmittedCall:
     """See `AlchemistSession.submit`."""
+    limit_s = checked_timeout(call.timeout_s)
     checked_seconds("keep_s", keep_s, BadArgumentError, most=MAX_SECONDS)
-    body, _needed = command
-    if label:
-        body = {**body, "label": str(label)}
+    if isinstance(routine := call.function, Routine):
+        if routine.gang != (here := connection.address.gang):
+            raise BadArgumentError(
+                f"{routine.__qualname__} is loaded on gang {routine.gang}, and this session is on "
+                f"gang {here}: take it from this session's load_library or library"
+            )
+        connection.before_commands()
+        body, _needed = routine.command(call.args, call.kwargs), list[Any]()
+    else:
+        task, uses = user_code.packed_call(connection, call.function, call.args, call.kwargs)
+        nbytes = {"given_nbytes": GIVEN_NBYTES, "result_nbytes": RESULT_NBYTES}
+        body, _needed = user_code.command_of(connection, task, uses, None, pure=call.pure, **nbytes)
+    body |= {"label": str(call.label)}
+    if limit_s is not None:
+        body["timeout_s"] = limit_s
     ident = uuid.uuid4().hex
     connection.request({"op": "submit", "call": ident, "command": body, "keep_s": float(keep_s)})
     return connection.part(_SubmittedCalls).future(ident)
@@ -92,7 +92,6 @@ class SubmittedCall(Future[Any]):
         super().__init__()
         self.id = ident
         self._connection = connection
-        self._ending = threading.RLock()  # functions that are called at the end may use the future
         self._read: list[Any] = []  # the value, once it has been read
 
     def _ask(self, op: str) -> Body:
@@ -139,11 +138,11 @@ class SubmittedCall(Future[Any]):
         """
         super().result(timeout)
         if not self._read:
-            told, handle = self._ask("call_result"), self._connection.handle
-            if told["op"] == "call":
-                self._read = [reported(told["reply"], told["name"], handle)]
+            reply = self._ask("call_result")
+            if "value" in reply:
+                self._read = [user_code.value_of(self._connection, reply)]
             else:
-                self._read = [user_code.value_of(self._connection, told["reply"])]
+                self._read = [reported(reply, self.info.name, self._connection.handle)]
         return self._read[0]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -158,8 +157,9 @@ class SubmittedCall(Future[Any]):
 
     def cancel(self) -> bool:
         """Cancel the call, also if it runs; returns whether it is cancelled."""
-        if not self.done() and self._ask("cancel_call")["state"] == "cancelled":
-            self.end(cancelled=True)
+        if not self.done():
+            self._ask("cancel_call")
+            wait([self])
         return self.cancelled()
 
     def forget(self) -> None:
@@ -168,15 +168,12 @@ class SubmittedCall(Future[Any]):
 
     def end(self, *, cancelled: bool = False, error: BaseException | None = None) -> None:
         """The call is over, or nothing more will be known of it."""
-        with self._ending:
-            if self.done():  # another thread has noted it
-                return
-            if error is not None:
-                self.set_exception(error)
-            elif not cancelled:
-                self.set_result(None)
-            elif super().cancel():
-                self.set_running_or_notify_cancel()
+        if error is not None:
+            self.set_exception(error)
+        elif not cancelled:
+            self.set_result(None)
+        elif super().cancel():
+            self.set_running_or_notify_cancel()
 
     def __repr__(self) -> str:
         try:
@@ -228,6 +225,8 @@ class _SubmittedCalls:
                     call.end(error=error)
                 continue
             known, version = idents, news["version"]
+            states = {about["id"]: about["state"] for about in news["calls"]}
             for ident, call in self._open().items():
-                if ident in idents - set(news["pending"]):
-                    call.end(cancelled=ident in news["cancelled"])
+                state = states.get(ident, "forgotten")
+                if ident in idents and state not in ("queued", "running"):
+                    call.end(cancelled=state == "cancelled")

@@ -427,8 +427,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         The gang runs submitted calls in their order, in turn with calls of other processes. The
         GroupManager has them in its memory (``docs/submitted-calls.md``).
         """
-        command = submitted.command_of(self.connection, function, args, kwargs, timeout_s, pure)
-        return submitted.submit(self.connection, command, label, keep_s)
+        call = submitted.Call(function, args, kwargs, timeout_s, pure=pure, label=label)
+        return submitted.submit(self.connection, call, keep_s)
 
     def futures(self) -> list[submitted.SubmittedCall]:
         """The submitted calls of this gang, of all programs, in their order; see `submit`.

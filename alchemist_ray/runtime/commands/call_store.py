@@ -52,11 +52,9 @@ class StoredCall:
     job: Job | None
     keep_s: float
     nbytes: int
-    op: str
     about: Body = field(default_factory=dict)
     reply: Body = field(default_factory=dict)
     progress: list[Any] = field(default_factory=list)
-    waiting: list[Job] = field(default_factory=list)  # processes that cancel it
     _lines: deque[Line] = field(default_factory=deque)
     _printed: int = 0  # bytes of them
     _cut: bool = False
@@ -126,7 +124,7 @@ class CallStore:
         """Queue a call; one that comes again is known."""
         ident, command = str(job.body["call"]), job.body["command"]
         if ident not in self._calls:
-            self._check(command, keep_s := job.body["keep_s"])
+            self._check(command, job.body["keep_s"])
             nbytes = len(pack(command)) + RESERVED_NBYTES
             if self._nbytes + nbytes > STORE_NBYTES:
                 raise Failure(
@@ -140,7 +138,7 @@ class CallStore:
                 command["quota_nbytes"] = job.body["quota_nbytes"]
             its = Job(command, ident, self, ident, caller=job.caller)
             self._enqueue(its)
-            self._calls[ident] = StoredCall(its, keep_s, nbytes, command["op"])
+            self._calls[ident] = StoredCall(its, job.body["keep_s"], nbytes)
             self._nbytes += nbytes
             self._commands.hold({"matrices": matrices_of(command)}, ident)
         job.answer({})
@@ -159,26 +157,22 @@ class CallStore:
             raise Failure("BadArgumentError", f"keep_s={keep_s!r}: it must be greater than 0")
 
     def submitted(self, job: Job) -> None:
-        """All calls; or, with `since`, which of them are not over when another one has ended."""
-        if "since" not in job.body:
-            job.answer({"calls": [call.described() for call in self._calls.values()]})
-        elif job.body["since"] != self._version:
+        """All calls; `since`: when another one is over, or after a while."""
+        if job.body.get("since") != self._version:
             self._tell(job)
         else:
             self._watching = [other for other in self._watching if not other.answered] + [job]
             job.timer = asyncio.get_running_loop().call_later(WATCH_S, self._tell, job)
 
     def _tell(self, job: Job) -> None:
-        calls = self._calls.items()
-        cancelled = [ident for ident, call in calls if call.about.get("state") == "cancelled"]
-        pending = [ident for ident, call in calls if call.job is not None]
-        job.answer({"version": self._version, "pending": pending, "cancelled": cancelled})
+        calls = [call.described() for call in self._calls.values()]
+        job.answer({"version": self._version, "calls": calls})
 
     def call_state(self, job: Job) -> None:
         """A call, its progress, and the last lines that it has printed."""
         call = self._known(job)
-        told = {"progress": call.progress, "output": call.output}
-        job.answer({"call": call.described(), **told})
+        told = {"call": call.described(), "progress": call.progress, "output": call.output}
+        job.answer(told)
 
     def call_result(self, job: Job) -> None:
         """The answer to a call that is over. The process that asks holds its matrices."""
@@ -190,17 +184,13 @@ class CallStore:
         records = self._commands.matrices.values()
         held = [record.id for record in records if job.body["call"] in record.holders]
         self._commands.hold({"matrices": held}, job.holder)
-        told = {"op": call.op, "name": call.about["name"]}
-        job.answer({**told, "reply": call.reply["result"]})
+        job.answer(call.reply["result"])
 
     def cancel_call(self, job: Job) -> None:
-        """Cancel a call; answered with its state when it is over."""
-        call = self._known(job)
-        call.waiting.append(job)
-        if call.job is None:
-            self._tell_end(call)
-        else:
-            self._end_early(call.job, "the call was cancelled")
+        """Cancel a call, if it is not over."""
+        if (its := self._known(job).job) is not None:
+            self._end_early(its, "the call was cancelled")
+        job.answer({})
 
     def forget_call(self, job: Job) -> None:
         """Free the result of a call, with its matrices."""
@@ -260,15 +250,9 @@ class CallStore:
         self._commands.release({"matrices": matrices_of(job.body)}, ident)
         asyncio.get_running_loop().call_later(call.keep_s, self._forget, ident)
         self._version += 1
-        self._tell_end(call)
         watching, self._watching = self._watching, []
         for each in watching:
             self._tell(each)
-
-    def _tell_end(self, call: StoredCall) -> None:
-        waiting, call.waiting = call.waiting, []
-        for job in waiting:
-            job.answer({"state": call.about["state"]})
 
     def _forget(self, ident: str) -> None:
         call = self._calls.pop(ident, None)

@@ -96,7 +96,7 @@ async def test_it_refuses_beyond_its_limit_and_drops_nothing() -> None:
     assert len(store.jobs) == len(idents)
     for job in store.jobs:
         job.answer({"value": {"parts": [b"result"]}, "matrices": []})
-    assert all(store.ask("call_result", call=ident)["reply"]["value"] for ident in idents)
+    assert all(store.ask("call_result", call=ident)["value"] for ident in idents)
     store.submit(given=b"." * (8 << 20))  # commands of calls that are over take no room
 
 
@@ -120,7 +120,7 @@ async def test_a_result_for_which_there_is_no_room_is_an_error_of_its_call() -> 
     store.matrix(1, second)
     for job in store.jobs:
         job.answer({"value": {"parts": [b"." * (150 << 20)]}, "matrices": []})
-    assert store.ask("call_result", call=first)["reply"]["value"]
+    assert store.ask("call_result", call=first)["value"]
     with pytest.raises(Failure, match=r"the result of shot has 157.\d MB, which exceeds the limit"):
         store.ask("call_result", call=second)
     assert not store.commands.matrices
@@ -179,14 +179,18 @@ async def test_the_end_of_a_call_is_told_to_those_who_wait_for_it() -> None:
     assert store.ask("submitted", since=version) is None
     store.jobs[1].answer({"value": {"parts": [b""]}, "matrices": []})
     news = store.asking.answers[-1]["result"]
-    assert news == {"version": version + 1, "pending": [first], "cancelled": []}
+    assert news["version"] == version + 1
+    assert {about["id"]: about["state"] for about in news["calls"]} == {
+        first: "queued",
+        second: "done",
+    }
     with pytest.raises(Failure, match=f"call {first} is not over yet"):
         store.ask("call_result", call=first)
     with pytest.raises(Failure, match=r"cancel\(\) it first"):
         store.ask("forget_call", call=first)
-    assert store.ask("cancel_call", call=first) == {"state": "cancelled"}
-    assert store.ask("cancel_call", call=second) == {"state": "done"}
-    assert store.ask("submitted", since=-1)["cancelled"] == [first]
+    assert store.ask("cancel_call", call=first) == store.ask("cancel_call", call=second) == {}
+    calls = store.ask("submitted")["calls"]
+    assert [about["state"] for about in calls] == ["cancelled", "done"]
 
 
 @in_loop
