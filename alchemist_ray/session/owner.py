@@ -17,6 +17,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
 
 from alchemist_ray.arguments import checked_address, checked_env, positive_int
@@ -39,6 +40,7 @@ from alchemist_ray.attached.options import (
     with_options,
 )
 from alchemist_ray.attached.progress import narrated, say
+from alchemist_ray.cluster import published
 from alchemist_ray.errors import AlchemistError, GroupError, SessionError
 from alchemist_ray.plural import counted
 from mpi_workers.deadlines import END_TIMEOUT_S
@@ -453,7 +455,8 @@ class SharedGangs(GangOwner):
         Parameters
         ----------
         name : str
-            Of a gang in the Ray cluster of this process; see `list`.
+            Of a gang in the Ray cluster of this process (see `list`), or of one that another job
+            of this user has published (`publish`).
         timeout_s : float
             Time limit if the gang is being started, in seconds.
         address, token, progress, output, verbose, buffer_bytes
@@ -480,7 +483,16 @@ class SharedGangs(GangOwner):
         a handle of it. A process that loses its connection to a detached gang keeps its matrices
         for 60 s, and resumes the connection with its next command.
         """
-        gangs, connection = registry.access(options.address, options.token).attach(options)
+        there = published.found(options)
+        try:
+            gangs, connection = registry.access(there.address, there.token).attach(there)
+        except SessionError as error:
+            if there is options:
+                raise
+            raise SessionError(
+                f"another job has published gang {options.name}, and has perhaps ended, with its "
+                f"calls and matrices (AlchemistSession.restore reads a checkpoint): {error}"
+            ) from None
         session = cls.__new__(cls)
         session._begin(options)
         session._attach_to(gangs, connection)
@@ -538,6 +550,24 @@ class SharedGangs(GangOwner):
         """
         self._check_open()
         return self._gangs.serve(**options)
+
+    def publish(self) -> Path:
+        """Have other jobs of this user find the gang: ``AlchemistSession.attach(name)``.
+
+        Starts a gateway, if none runs, and writes its address and a token with all rights but
+        ``admin`` to ``~/.alchemist/gangs/NAME.json``, which only this user can read.
+
+        Returns
+        -------
+        Path
+            The file; remove it when the gang ends.
+
+        Raises
+        ------
+        SessionError
+            As `serve`.
+        """
+        return Path(registry.gateway_actor().publish(self.connection.address.gang))
 
     def detach(self) -> None:
         """Leave the gang, which goes on; the session is closed.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import getpass
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from alchemist_ray.arguments import checked_address, checked_flag, checked_path
+from alchemist_ray.cluster import published
 from alchemist_ray.cluster.actors import NAMESPACE, ask
 from alchemist_ray.cluster.driver import HEAD, start_actor
 from alchemist_ray.cluster.ray_cluster import join_ray
@@ -186,6 +188,17 @@ def serve(
         with contextlib.suppress(Exception):
             stop()
         raise SessionError(f"the gateway did not start: {error}") from None
+
+
+def publish(gang: str) -> Path:
+    """See `AlchemistSession.publish`."""
+    running, path = find(), published.path_of(gang).with_suffix(".tokens")
+    if running is None:
+        path.unlink(missing_ok=True)  # of an earlier job
+    tokens = TokenFile(path if running is None else running.tokens)
+    token = tokens.create(getpass.getuser(), ("call", "run_code", "files"), days=None)
+    info = running or serve(port=0, tokens=str(path))
+    return published.publish(gang, info.address, token)
 
 
 def find() -> GatewayInfo | None:
