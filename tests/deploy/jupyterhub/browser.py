@@ -83,10 +83,7 @@ def run(hub: str, user: str, cell: str) -> str:
     _, channels = _kernels[user]
     channels.send(json.dumps({**message, "channel": "shell"}))
     while True:
-        try:
-            told = json.loads(channels.recv())
-        except websocket.WebSocketConnectionClosedException:  # the server is gone
-            return said + "lost"
+        told = json.loads(channels.recv())
         if told["parent_header"].get("msg_id") != request:
             if told["msg_type"] == "status" and told["content"]["execution_state"] == "restarting":
                 return said + "killed"
