@@ -38,6 +38,10 @@ RUN_BY = {
         "salloc": "tests/deploy/slurm/test_readme.py",
     },
     "docs/bench.md": {"bench hpc": "tests/alchemist_ray/observe/test_bench.py"},
+    "docs/computing-centre.md": {
+        "alchemist slurm submit": "tests/deploy/jupyterhub/test_centre.py",
+        "jupyterhub -f": "shown only: the test has the environment, and starts the hub by itself",
+    },
     "docs/debugging.md": {"GroupFailedError": "tests/faults/test_ranks.py"},
     "docs/doctor.md": {"alchemist doctor": "tests/alchemist_ray/observe/test_doctor.py"},
     "docs/gateway.md": {

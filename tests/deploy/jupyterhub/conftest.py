@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.deploy.jupyterhub.centre import Centre, why_not
+from tests.support import suite
 
-REASON = why_not()
+REASON = None if suite.LONG else "takes four minutes: make test-long"
+REASON = REASON or why_not()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,4 +28,3 @@ def centre() -> Iterator[Centre]:
     faulthandler.cancel_dump_traceback_later()
     with Centre(2) as made:
         yield made
-        print((made.root / "hub/log").read_text()[-4000:])
