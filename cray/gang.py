@@ -14,11 +14,10 @@ from alchemist_ray import AlchemistSession
 if __name__ == "__main__":
     name, workers = sys.argv[1], int(sys.argv[2])
     folder = Path.home() / ".alchemist/checkpoints" / name
-    options = {"name": name, "lifetime": "detached"}
     if folder.exists():
-        als = AlchemistSession.restore(folder, workers, **options)
+        als = AlchemistSession.restore(folder, workers, name=name, lifetime="detached")
     else:
-        als = AlchemistSession(workers, **options)
+        als = AlchemistSession(workers, name=name, lifetime="detached")
     file = als.publish()
     print(f"gang {name} is ready: AlchemistSession.attach({name!r})", flush=True)
     try:

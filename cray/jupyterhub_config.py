@@ -1,8 +1,8 @@
 """JupyterHub whose notebook servers are jobs of Slurm: `docs/computing-centre.md` explains it."""
 
-import batchspawner  # noqa: F401 - its servers tell the hub their port
+import batchspawner  # type: ignore[import-untyped]  # noqa: F401 - its servers tell the hub their port
 
-c = get_config()  # noqa: F821 - of JupyterHub
+c = get_config()  # type: ignore[name-defined]  # noqa: F821 - of JupyterHub
 c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
 c.JupyterHub.hub_ip = "0.0.0.0"  # the nodes connect to it
 c.SlurmSpawner.exec_prefix = "sudo -E -u {username}"
