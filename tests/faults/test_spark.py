@@ -65,7 +65,7 @@ def injected(gang: Gang, frame: Any, cause: Callable[[], Any], outcome: Path) ->
     under = Call(lambda: gang.session.send_matrix(frame))
     next(sending(outcome))
     assert under.under_way, "the transfer ended before the fault"
-    start = time.monotonic()
+    start = traces.clock()
     cause()
     return under.outcome(start, AGAIN_S)
 
