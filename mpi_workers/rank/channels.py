@@ -247,13 +247,12 @@ class Channel:
         """Connect to all ranks of the other gang, when their call is there too."""
         fields = {"role": ROLE, "channel": about["key"]}
         try:
-            # Whose end is the loss of the other gang, until its ranks are connected.
-            alive = self._nodes.connection(0).open()
-        except Failure as failure:
-            raise self._over([f"it cannot be reached ({failure.message})"]) from failure
-        try:
             if about["waits"]:
-                self._accept(alive, fields)
+                place = sockets.reachable_addresses(theirs.nodes[0].addresses)[0]
+                # Its end is the loss of the other gang, until its ranks are connected. That of
+                # elements would not do: a peer may be busy for longer before it counts as lost.
+                with connect(place, theirs.token, {"role": "data"})[0] as alive:
+                    self._accept(alive, fields)
             else:
                 for rank in range(theirs.nodes[-1].first + theirs.nodes[-1].count):
                     addresses = theirs.nodes[theirs.node_of(rank)].addresses
