@@ -205,6 +205,7 @@ def test_ctrl_c_behind_a_gateway(
 # --- rebuilt after a lost node ---
 
 
+@pytest.mark.timeout(150)
 def test_the_copy_is_made_again_from_the_other_gang(gang: Gang) -> None:
     x = np.random.default_rng(4).random((400, 30))
     A = gang.session.send_matrix(x)
