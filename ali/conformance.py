@@ -88,8 +88,10 @@ class _Checker:
         }
 
     def run(self, first: int) -> dict[str, Any]:
-        found: dict[str, Any] = {"results": self.results()}
+        found: dict[str, Any] = {}
+        results = self.results()  # which the other checks need, too
         if first == 0:
+            found["results"] = results
             found["signatures"] = self.declared()
             found["failures"] = self.failures()
             found["unusual"] = self.unusual()
@@ -258,7 +260,7 @@ class _Checker:
         return self.signatures[case.routine].bind((), dict(case.arguments), matrix)
 
     def call(self, case: Case, arguments: Mapping[str, Any]) -> list[Any]:
-        with local_gang.ended_waits():
+        with local_gang.EndedWaits():
             return list(self.library.call(self.gang, case.routine, arguments))
 
     def everyone(self, value: Any = None) -> list[Any]:

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 WHY = {
     "between_hosts": "machine: both hosts are on two cores, and ours need 0.5 s of CPU for 1 GB, "
     "plain streams 0.25",
-    "clients": "Ray: its own calls for 200 blocks take 6 to 15 ms, a send of 2 blocks takes 15",
+    "clients": "Ray's and Spark's own copies; a cost in Python for each of 200 blocks is open",
     "cost_model": "machine: ranks that wait for a core, which the model does not count",
     "env_step": "machine: bare processes with the same messages take as long",
     "factorizations": "open; ScaLAPACK's takes 1.2 times as long as NumPy's",
@@ -31,7 +31,6 @@ WHY = {
     "sparse": "machine: the ranks' halves alone need the target's time (memory bandwidth)",
     "spark": "Spark: it makes and reads rows by its own serialization",
     "transfer": "machine: the copy kernel alone, without ranks, reaches 0.73",
-    "waits": "MPICH: its nonblocking form takes 0.6 us more, by each of its algorithms",
 }
 SHOWN = 3  # missed targets of a benchmark, the furthest ones first
 

@@ -41,6 +41,7 @@ from alchemist_ray.errors import (
     GroupError,
     GroupFailedError,
     GroupRecoveredError,
+    LibraryNotFoundError,
     ResourceError,
     RoutineError,
     SessionError,
@@ -196,7 +197,8 @@ RETURN_S = 2.0  # for all ranks to leave a step in which one has raised
 HOST = "simulator"  # the library on the ranks that runs simulators
 NEXT_RESET = "reset() starts a new one"
 NEXT_EPISODE = "reset() begins the next one"
-OTHER_RANKS = "the gang's ranks were started again, without the simulator"
+# The ranks were started again: during the call, or before it, so that they have no simulator.
+RENEWED = (GroupRecoveredError, LibraryNotFoundError)
 NEXT_START = "the next reset(), or another environment, starts a new one"
 NAMES = {"begin": "reset", "advance": "step"}  # of routines, for users
 NO_SEEDS: Mapping[int, int] = {}
@@ -205,11 +207,6 @@ _specs: dict[tuple[Any, ...], SimulatorSpec] = {}  # of the simulators that this
 # Of simulations that were closed with a lost gang, for those that replace them: RLlib closes a
 # failed environment and makes a new one, and both count as one.
 unreplaced: dict[tuple[Any, ...], list[RestartRate]] = defaultdict(list)
-
-
-def _not_attached(error: BadArgumentError) -> bool:
-    """Whether the ranks do not have the simulator: others had, and were lost between calls."""
-    return error.facts.get("attached") is False
 
 
 class Simulation:
@@ -400,11 +397,9 @@ class Simulation:
             raise self._timed_out(
                 f"{doing} of simulator {self.config.lib_name!r} took longer than {limit}"
             ) from error
-        except (GroupFailedError, GroupRecoveredError) as error:
+        except (GroupFailedError, *RENEWED) as error:
             raise self._gone(error) from error
         except BadArgumentError as error:
-            if _not_attached(error):
-                raise self._gone(GroupRecoveredError(OTHER_RANKS)) from error
             if self._channel is not None and not self._channel.serving:  # refused by the simulator
                 self._drop_channel()
                 self._open_channel()
@@ -441,12 +436,8 @@ class Simulation:
             self._channel = self._session.open_rank_channel(
                 lambda addresses, token: library.serve(addresses, token, address), CHANNEL_S
             )
-        except (GroupFailedError, GroupRecoveredError) as error:
+        except (GroupFailedError, *RENEWED) as error:
             raise self._gone(error) from error
-        except BadArgumentError as error:
-            if not _not_attached(error):
-                raise
-            raise self._gone(GroupRecoveredError(OTHER_RANKS)) from error
         finally:
             os.close(fd)
         self._shared = np.frombuffer(memory, np.uint8, size, HEADER)
@@ -464,7 +455,7 @@ class Simulation:
             raise self._timed_out("the ranks did not return from a step")
 
     def _start(self) -> None:
-        """Start the simulator, and a gang if there is none.
+        """Attach the simulator, on the gang that goes on or on a new one.
 
         Raises `RestartLimitError`, `AlchemistError`.
         """
@@ -475,7 +466,8 @@ class Simulation:
                 f"hour, and max_restarts is {self.config.max_restarts}: find the cause before "
                 "starting more"
             )
-        goes_on, self._goes_on = self._goes_on, False
+        goes_on = self._goes_on
+        self._goes_on = False
         if isinstance(self.config.placement, Mapping) and not goes_on:
             self._end()  # the chosen nodes may have others' work
         if self._session is None:
@@ -524,9 +516,9 @@ class Simulation:
         self._begun = False
         self._library = library
 
-    def _gone(self, error: GroupError) -> GangLostError:
+    def _gone(self, error: AlchemistError) -> GangLostError:
         """The episodes are lost, and the gang, unless it has other ranks: make the error."""
-        goes_on = isinstance(error, GroupRecoveredError)
+        goes_on = isinstance(error, RENEWED)
         self._give_up(goes_on=goes_on)
         what, then = ("episode", NEXT_EPISODE) if goes_on else ("gang", NEXT_RESET)
         text = f"the {what} of simulator {self.config.lib_name!r} is lost: {advising(error, then)}"
@@ -548,17 +540,17 @@ class Simulation:
             self._library.begin.options(timeout_s=RETURN_S)([], [])
         except RoutineError:
             pass
+        except RENEWED:
+            self._library = None
+            self._goes_on = True
         except (CallTimeoutError, GroupError):
             self._give_up()
-        except BadArgumentError as error:
-            if not _not_attached(error):
-                raise
-            self._library, self._goes_on = None, True
 
     def _give_up(self, *, goes_on: bool = False) -> None:
         """`goes_on`: the gang has other ranks, and is used again."""
         self._begun = self.running = self._raised = False
-        self._library, self._goes_on = None, goes_on
+        self._library = None
+        self._goes_on = goes_on
         self._drop_channel()
         self._lost = True
         self._rate.add()

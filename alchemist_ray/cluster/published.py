@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from alchemist_ray.attached.options import AttachOptions
+from alchemist_ray.attached.options import GANG_NAME, AttachOptions
 from alchemist_ray.attached.registry import ADDRESS_VARIABLE
 from alchemist_ray.cluster.batch_job import job_id
 from alchemist_ray.private_files import write_private
@@ -42,7 +42,8 @@ def publish(gang: str, address: str, token: str) -> Path:
 
 def found(options: AttachOptions) -> AttachOptions:
     """The options with address and token of a gang that another job has published."""
-    if options.address is None and ADDRESS_VARIABLE not in os.environ:
+    known = GANG_NAME.fullmatch(options.name)  # else it is no file's name either
+    if known and options.address is None and ADDRESS_VARIABLE not in os.environ:
         try:
             there = Published(**json.loads(path_of(options.name).read_text()))
         except (OSError, ValueError, TypeError):

@@ -52,11 +52,11 @@ def submit(connection: GangConnection, call: Call, keep_s: float) -> SubmittedCa
                 f"gang {here}: take it from this session's load_library or library"
             )
         connection.before_commands()
-        body, _needed = routine.command(call.args, call.kwargs), list[Any]()
+        body = routine.command(call.args, call.kwargs)
     else:
         task, uses = user_code.packed_call(connection, call.function, call.args, call.kwargs)
         nbytes = {"given_nbytes": GIVEN_NBYTES, "result_nbytes": RESULT_NBYTES}
-        body, _needed = user_code.command_of(connection, task, uses, None, pure=call.pure, **nbytes)
+        body, _large = user_code.command_of(connection, task, uses, None, pure=call.pure, **nbytes)
     body |= {"label": str(call.label)}
     if limit_s is not None:
         body["timeout_s"] = limit_s

@@ -521,13 +521,14 @@ class Gang:
                 )
             )
         else:
-            self._renewed_in_a_row, self._renewed_at = self._renewed_in_a_row + 1, nodes.last_round
+            self._renewed_in_a_row += 1
+            self._renewed_at = nodes.last_round  # also if the start fails
             await nodes.clear()
             self.renewals += 1
             await nodes.start(self.request.options.start_timeout_s)
-            await adopt(self.dispatcher.commands)
-            if self.dispatcher.commands.log.enabled and self.address is not None:
-                commands = self.dispatcher.commands
+            commands = self.dispatcher.commands
+            await adopt(commands)
+            if commands.log.enabled and self.address is not None:
                 await Rebuilding(commands, nodes, self.address).run_undefined()
             self._renewed_at = nodes.last_round
         if (failure := nodes.failure or nodes.lost) is not None:

@@ -491,7 +491,8 @@ class SharedGangs(GangOwner):
                 raise
             raise SessionError(
                 f"another job has published gang {options.name}, and has perhaps ended, with its "
-                f"calls and matrices (AlchemistSession.restore reads a checkpoint): {error}"
+                "calls and matrices (AlchemistSession.restore reads a checkpoint). Remove "
+                f"{published.path_of(options.name)} to look in this Ray cluster instead: {error}"
             ) from None
         session = cls.__new__(cls)
         session._begin(options)

@@ -291,8 +291,11 @@ def close(state: dict[str, Any]) -> None:
 def _host(ctx: Context) -> Simulations:
     host: Simulations | None = ctx.state.get(HOST)
     if host is None:
-        words = "no simulator is attached: call attach(name, ...) first"
-        raise Refusal("BadArgumentError", words, attached=False)
+        raise Refusal(
+            "LibraryNotFoundError",
+            "no simulator is attached, or its ranks were started again: call attach(name, ...) "
+            "first",
+        )
     return host
 
 

@@ -203,7 +203,7 @@ class RankCommands:
         handler: Callable[[Body], Body | None] = getattr(self, body["op"])
         succeeded = False
         try:
-            with interruption.ended_waits():
+            with interruption.EndedWaits():
                 if command is not None and command.collective:
                     self._enter(body)
                 reply = handler(body) or {}

@@ -28,15 +28,15 @@ from typing import Any
 from mpi_workers.node.processes import crowded, die_with_parent, set_waits
 from mpi_workers.node.stacks import by_stack, crash_file, of_main_thread
 from mpi_workers.waits.interruption import (
+    EndedWaits,
     begin,
-    ended_waits,
     interrupt,
     uninterruptible,
     unsafe,
 )
 
 # All but run: on a rank.
-__all__ = ["begin", "ended_waits", "interrupt", "run", "uninterruptible", "unsafe"]
+__all__ = ["EndedWaits", "begin", "interrupt", "run", "uninterruptible", "unsafe"]
 OUTPUT_LIMIT = 6000  # characters of the ranks' output in a failure
 
 

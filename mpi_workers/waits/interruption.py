@@ -2,7 +2,7 @@
 
 A rank that raises before a collective would hang the other ranks in it. So the layer under MPI
 (`mpi_layer`) reads the node's interrupt word while a call waits: the call then returns an error,
-which is an `MPI.Exception` in Python, and `ended_waits` makes `Interrupted` of it.
+which is an `MPI.Exception` in Python, and `EndedWaits` makes `Interrupted` of it.
 """
 
 from __future__ import annotations
@@ -128,8 +128,6 @@ def _cleans_up() -> bool:
 
 def _foreign(frame: FrameType | None, entry_points: Container[CodeType]) -> bool:
     """Whether a routine's or a user's own code runs in this frame, below an entry point."""
-    if frame is not None and frame.f_globals.get("__name__") == "contextlib":
-        return False  # of a block that ends, perhaps the product's own
     while frame is not None:
         if frame.f_code in entry_points:
             return True
@@ -153,7 +151,7 @@ def place(error: BaseException) -> str:
             return f"import of {module} at {found}"
         if module.startswith("mpi4py"):
             wait = wait or code.co_name.rpartition(".")[2] + " at "
-        elif not module.startswith((*OURS, "contextlib")):
+        elif not module.startswith(OURS):
             file = os.path.basename(code.co_filename)
             found, wait = f"{code.co_qualname} ({file}:{trace.tb_lineno})", ""
         trace = trace.tb_next
@@ -347,22 +345,23 @@ def own(comm: int, about: Of) -> None:
         layer.alchemist_waits_own(comm, int(about))
 
 
-@contextlib.contextmanager
-def ended_waits() -> Iterator[None]:
-    """Run a call's code: errors after a wait that it has left become `Interrupted`.
+class EndedWaits:
+    """A block with a call's code: errors after a wait that it has left become `Interrupted`.
 
-    Raises
-    ------
-    Interrupted
+    A class, because a generator would add frames of `contextlib`, which are not the call's.
     """
-    try:
-        yield
-    except BaseException as error:
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
+            return
         leave()
         if unsafe():
             _left.append(error)
         if isinstance(error, Interrupted) or not left():
-            raise
+            return
         interrupted = Interrupted()
         interrupted.place = place(error)
         raise interrupted from error

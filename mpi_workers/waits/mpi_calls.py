@@ -108,7 +108,7 @@ STATE = (
     ("one_node", "int32_t ", "c_int32", "which has all ranks"),
     ("used", "int32_t ", "c_int32", "the call has used MPI"),
     ("attached", "int32_t ", "c_int32", "MPI_Buffer_attach has been called"),
-    ("sequence", "uint32_t ", "c_uint32", "of its collectives on communicators of its own, hashed"),
+    ("sequence", "uint32_t ", "c_uint32", "of collectives on communicators that outlive it"),
     ("ended", "int32_t ", "c_int32", "the error code of a wait that was left"),
     ("ours", "int32_t ", "c_int32", "the error code of freeing the gang's communicators"),
     ("requests", "int32_t ", "c_int32", "operations that the call has left under way"),

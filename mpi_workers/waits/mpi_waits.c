@@ -31,14 +31,14 @@ typedef struct { int count_lo, count_hi_and_cancelled, source, tag, error; } Sta
 
 enum { COMM_NULL = 0x04000000, REQUEST_NULL = 0x2c000000, COMM_SELF = 0x44000001, COMM_WORLD = 0x44000000,
        BYTE = 0x4c00010d, PACKED = 0x4c00010f, SUM = 0x58000003, ANY_TAG = -1, ANY_SOURCE = -2 };
-enum { EAGER = 16 /* tests, about 1 us: such a wait is not shown, nor counted */ };
+enum { FIRST_TESTS = 16 }; /* about 1 us: a shorter wait is not shown, nor counted */
 enum { LOOKS = 3, TESTS = 64, TESTS_PER_YIELD = 32 * TESTS, YIELDS = 200, SLEEP_NS = 50000 };
 enum { SMALL = 16 << 10 }; /* bytes of a collective that are copied, at most */
 enum { NAME = @slot };     /* bytes of a call's name, and of a program's seconds */
 #define IN_PLACE ((void *)-1)
 #define IGNORE ((Status *)1)
-#define LONG_S 5e-4   /* of a wait, after which its end may be seen later, by a sleep */
-#define LATE (1e9 / 50) /* as nanoseconds a second of the wait */
+#define LONG_S 2e-3   /* of a wait, after which its end may be seen later, by a sleep */
+#define SLEEP_SHARE 0.02 /* of the wait so far: how long such a sleep is */
 #define GRACE_S 0.2   /* for what is under way between ranks when a wait is left */
 #define GRACE_TESTS 500 /* also where this rank had no core meanwhile */
 /* Native code that goes on after the end of its call has so many MPI calls, and this time. */
@@ -99,8 +99,8 @@ static void rest(unsigned turn, long sleep_ns) {
 }
 /* Between two tests: whether to go on. */
 static int turn(Turns *turns, const char *name) {
-    if (turns->count++ < EAGER) return 1;
-    if (turns->count == EAGER + 1) {
+    if (turns->count++ < FIRST_TESTS) return 1;
+    if (turns->count == FIRST_TESTS + 1) {
         turns->begun = now();
         at(name);
     }
@@ -108,14 +108,14 @@ static int turn(Turns *turns, const char *name) {
     /* Between nodes, the progress of large messages needs tests without sleeps. */
     if (turns->count % TESTS == 0 || turns->sleep_ns) {
         const double waited_s = now() - turns->begun;
-        turns->sleep_ns = state->one_node && waited_s > LONG_S ? (long)(waited_s * LATE) : 0;
+        turns->sleep_ns = state->one_node && waited_s > LONG_S ? (long)(1e9 * SLEEP_SHARE * waited_s) : 0;
         if (turns->sleep_ns > SLEEP_NS) turns->sleep_ns = SLEEP_NS;
     }
     rest(turns->count, turns->sleep_ns);
     return 1;
 }
 static void stop(const Turns *turns) {
-    if (turns->count <= EAGER) return;
+    if (turns->count <= FIRST_TESTS) return;
     state->waited_s += now() - turns->begun;
     at(NULL);
 }

@@ -108,7 +108,7 @@ def errors_inside(gang: GangView) -> list[str]:
         begin = time.monotonic()
         words = ""
         try:
-            with local_gang.ended_waits():
+            with local_gang.EndedWaits():
                 library.call(gang, "solve", given)
         except Exception as error:
             local_gang.interrupt(2 * number)
@@ -217,7 +217,7 @@ def in_c(gang: GangView, path: str) -> list[str]:
         b = ctx.new_replicated(B[:, 0])
         given = {"A": A if number % 2 else N, "b": b}
         try:
-            with local_gang.ended_waits():
+            with local_gang.EndedWaits():
                 x, steps = library.call(gang, "solve", given)
             if number % 2 == 0:
                 wrong.append(f"call {number}: no error, {steps}")

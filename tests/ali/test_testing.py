@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ali.testing import Case, LibraryTests
+from mpi_workers.testing import local_gang
 
 FAULTY = '''"""A library with faults."""
 import time
@@ -79,6 +80,20 @@ def count(ctx: Context) -> int:
 
 @routine()
 def undocumented(ctx: Context) -> None: ...
+'''
+LEAVING = '''"""A library that leaves an exchange when it is cancelled."""
+import time
+import numpy as np
+from ali import Context, routine
+
+@routine("n")
+def exchange(ctx: Context) -> int:
+    """The last rank is late."""
+    if ctx.rank == ctx.size - 1:
+        time.sleep(0.1)
+    x, y = np.ones(1 << 16), np.empty(1 << 16)
+    ctx.comm.Alltoall(x, y)
+    return int(y.sum())
 '''
 A = np.arange(6.0).reshape(3, 2)
 
@@ -165,6 +180,31 @@ def test_unusual_matrices_that_only_some_ranks_refuse(faults: dict[str, Any]) ->
 def test_a_sound_routine_is_not_blamed_for_others(faults: dict[str, Any]) -> None:
     assert faults["cancelled"] == faults["one_rank"] == faults["reloads"] == []
     assert not faults["empty"] or faults["empty"] is True
+
+
+def test_checks_go_on_in_other_processes_when_mpi_may_still_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the calls of a gang do, whose ranks are started again."""
+    launches: list[Any] = []
+    run = local_gang.run
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        launches.append(arguments[-1])
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(local_gang, "run", counted)
+
+    class Leaving(LibraryTests):
+        library = "leaving"
+        path = tmp_path / "leaving.py"
+        cases = (Case("exchange", {}, [1 << 16]),)
+
+    Leaving.path.write_text(LEAVING)
+    found = Leaving()._launch(2)
+    assert found.pop("empty") is False
+    assert not any(found.values()), found
+    assert launches == [0, 1, 3]  # after a failure on the last rank, and a call cancelled midway
 
 
 class TestHanging(LibraryTests):

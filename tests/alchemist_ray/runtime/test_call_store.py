@@ -46,7 +46,7 @@ class Store:
         job.answer(Failure("CancelledError", why))
 
     def ask(self, op: str, **fields: Any) -> Any:
-        """The answer to a command, None if there is none yet. Raises `Failure`."""
+        """The answer to a command; None before it is answered. Raises `Failure`."""
         before = len(self.asking.answers)
         job = Job({"op": op, **fields}, "ben", self.asking, 1, "ben@lab (pid 7)")
         getattr(self.store, op)(job)

@@ -260,7 +260,7 @@ def test_an_endpoint_out_of_file_descriptors_recovers(
 def test_a_loan_needs_no_file_descriptor_of_the_endpoint(
     host: ranks.Host, bystander: Bystander
 ) -> None:
-    """It has those of all segments; a matrix for which there is none is refused when it is made."""
+    """It has those of all segments. Without a free one, a new matrix is refused."""
     host.new(3, DISTRIBUTION, "float64")
     limits = resource.prlimit(host.pid, resource.RLIMIT_NOFILE)
     with peer(host, "unix") as connection:

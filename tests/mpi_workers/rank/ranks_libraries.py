@@ -16,7 +16,7 @@ from mpi_workers.failures import Interrupted
 from mpi_workers.rank.commands import Libraries
 from mpi_workers.rank.gang_view import GangView
 from mpi_workers.testing import local_gang
-from mpi_workers.waits.interruption import ended_waits, uninterruptible
+from mpi_workers.waits.interruption import EndedWaits, uninterruptible
 
 NO_SUCH_RANK = 12345
 
@@ -69,7 +69,7 @@ def cancelled(gang: GangView, folder: str) -> list[list[int]]:
             Libraries.load(libraries, _Alone(), "l", f"{folder}/v2.py")
     else:
         local_gang.interrupt(5)
-        with contextlib.suppress(Interrupted), ended_waits():
+        with contextlib.suppress(Interrupted), EndedWaits():
             libraries.load(gang, "l", f"{folder}/v2.py")
     with uninterruptible():
         MPI.COMM_WORLD.Barrier()

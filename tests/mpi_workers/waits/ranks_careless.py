@@ -99,7 +99,7 @@ COUNTS: dict[str, Callable[[Calls], Any]] = {
         lambda c, x, y: c.Send(x, 1) if c.rank == 0 else c.Recv(_of(y, 2), 0), 3
     ),
     "Recv from a rank that is not there": _wrong(lambda c, x, y: c.Recv(y, 9), 3),
-    "Send with a tag that is none": _wrong(lambda c, x, y: c.Send(x, 1, -5), 3),
+    "Send with a negative tag": _wrong(lambda c, x, y: c.Send(x, 1, -5), 3),
     "Wait for a shorter message": _wrong(
         lambda c, x, y: c.Send(x, 1) if c.rank == 0 else c.Irecv(_of(y, 2), 0).Wait(), 3
     ),

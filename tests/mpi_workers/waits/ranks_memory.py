@@ -119,7 +119,7 @@ def reused(gang: GangView, path: str) -> dict[str, Any]:
             time.sleep(0.1)
         Timer(0.0 if gang.rank == 1 else 0.05, word.raise_to, [number]).start()
         if gang.rank != 1:
-            with contextlib.suppress(Interrupted), interruption.ended_waits():
+            with contextlib.suppress(Interrupted), interruption.EndedWaits():
                 OPERATIONS[name](gang.comm, np.ones(size), np.ones(size * gang.size))
         gc.collect()  # the frames of an exception are in a cycle
         for length in (size, size * gang.size):

@@ -93,7 +93,7 @@ def ends(gang: GangView, path: str) -> dict[str, Any]:
             word.raise_to(call)
         else:
             try:
-                with interruption.ended_waits():
+                with interruption.EndedWaits():
                     wait(gang.comm)
                 freed = False
             except Interrupted:
@@ -330,7 +330,7 @@ def canaries(gang: GangView, path: str) -> list[list[str]]:
             time.sleep(0.1)
         Timer(0.0 if gang.rank == 1 else 0.05, word.raise_to, [number]).start()
         if gang.rank != 1:
-            with contextlib.suppress(Interrupted), interruption.ended_waits():
+            with contextlib.suppress(Interrupted), interruption.EndedWaits():
                 OPERATIONS[name](gang.comm, x, y)
         x[:] = y[:] = CANARY
         kept.append((f"{name} of {size}", x, y, bool(interruption.unsafe())))
@@ -368,7 +368,7 @@ def leaks(gang: GangView, path: str, library: str | None) -> list[Any]:
         if gang.rank == 1:
             word.raise_to(number)
         else:
-            with contextlib.suppress(Interrupted), interruption.ended_waits():
+            with contextlib.suppress(Interrupted), interruption.EndedWaits():
                 waits[number % 2](gang.comm)
     interruption.begin(1000)
     with interruption.uninterruptible():
@@ -418,7 +418,7 @@ def without_a_core(gang: GangView, path: str, crowded: bool) -> int:
         stopping = Thread(target=end, args=[number])
         if gang.rank == 1:
             stopping.start()
-        with contextlib.suppress(Interrupted), interruption.ended_waits():
+        with contextlib.suppress(Interrupted), interruption.EndedWaits():
             while True:
                 gang.comm.Alltoallv(counts, counts)
         if gang.rank == 1:

@@ -55,7 +55,7 @@ class Calls:
         self._number += 1
         interruption.begin(self._number)
         try:
-            with interruption.ended_waits():
+            with interruption.EndedWaits():
                 outcome = [VALUE, function(self.comm, *arguments)]
         except Interrupted as interrupted:
             outcome = [LEFT, interruption.place(interrupted)]
