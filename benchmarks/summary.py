@@ -22,6 +22,7 @@ WHY = {
     "factorizations": "open; ScaLAPACK's takes 1.2 times as long as NumPy's",
     "files": "machine: one process reaches the disk's rate; warm, copying the file into the ranks' "
     "memory takes half",
+    "gallery": "machine: a core that a wait's sleep left idle wakes late; PyLops-MPI: open",
     "gangs": "machine: both hosts are on two cores",
     "gateway": "machine: encryption at both ends takes both cores, and the rest counts in full",
     "heat": "a call of the gang and waking up take 1.5 of 8 ms; sort: open",
