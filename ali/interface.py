@@ -150,7 +150,8 @@ class Context:
     def show(self, name: str, A: DistMatrix) -> None:
         """Let programs look at a matrix as it is now, with ``als.watch(name)``. Collective.
 
-        Costs a copy of the matrix, in memory for two. Never waits, also if nothing looks.
+        Costs a copy of the matrix, in memory for two. Never waits, also if nothing looks. Show a
+        field every few milliseconds at most: one that changes while it is read is not seen.
         """
         self.gang.coupled.show(name, A)
 

@@ -77,7 +77,7 @@ class LiveView:
         self.frame = -1
 
     def latest(self) -> NDArray[Any] | None:
-        """The newest frame; None if no call shows one now, or it changes too fast to be read.
+        """The newest frame; None if no call shows one now, or each changes while it is read.
 
         Raises
         ------

@@ -119,6 +119,7 @@ def call_of(als: AlchemistSession, code: str, A: Any, library: str) -> Callable[
 def case(ranks: int, code: str, how: str, library: str) -> dict[str, Any]:
     """Have a fault on a gang of this process; what was found."""
     if ranks not in sessions:
+        close()  # the test cluster has CPUs for one of them, beside the gangs of other files
         sessions[ranks] = AlchemistSession(ranks, progress=False)
     als = sessions[ranks]
     other, A = als.send_matrix(X), als.send_matrix(X)

@@ -239,7 +239,7 @@ def test_a_launcher_that_cannot_run_again_costs_the_gang_and_the_doctor_says_so(
     )
     script.chmod(0o700)
     monkeypatch.setenv("ALCHEMIST_MPIEXEC", str(script))
-    with AlchemistSession(2, launcher="mpiexec") as als:
+    with AlchemistSession(1, launcher="mpiexec") as als:  # with others, all CPUs of the cluster
         A = als.send_matrix(X)
         found = started_again(als)
         assert found.status == ("ok" if starts > 1 else "warn"), found

@@ -91,8 +91,7 @@ def users() -> Iterator[Users]:
 def test_a_forged_rank_file_is_not_read(users: Users) -> None:
     fields = {
         "token": "", "directory": "/d", "control": "tcp:203.0.113.9:1", "size": 1, "host": None,
-        "threads": 1, "crowded": False, "keep_bytes": 0, "start_timeout_s": 60.0,
-        "data": "",
+        "crowded": False, "keep_bytes": 0, "options": {}, "data": "",
     }  # fmt: skip
     users.ready(
         MALLORY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -207,6 +208,7 @@ def test_a_program_looks_at_a_running_call(pair: Pair) -> None:
         while not comm.allreduce(float(stop.stored.sum())) and k < 1_000_000:
             T.stored[...] = k
             ctx.show("T", T)
+            time.sleep(0.005)  # of a step
             k += 1
         return k
 
