@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -145,10 +146,11 @@ class Examination:
         how = "`alchemist slurm run -- alchemist doctor` starts one and checks gangs too"
         self.add("Ray address", Finding(INFO, f"no Ray runs in this job: {how}"))
         self.stage = "starting a step on every node"
-        self._probed(StepProbes(names))
-        if not self.options.no_ranks:
-            self.stage = "starting a step of MPI programs"
-            self.findings += ranks.srun_world(names, self.site, self.options.ranks_per_node)
+        with contextlib.closing(StepProbes(names)) as probes:
+            self._probed(probes)
+            if not self.options.no_ranks:
+                self.stage = "starting a step of MPI programs"
+                self.findings += ranks.srun_world(probes, self.site, self.options.ranks_per_node)
 
     def _on_ray(self) -> None:
         asked = self.options
@@ -160,8 +162,8 @@ class Examination:
                 self.nodes = [local.name]
                 self._examined({local.name: local.examine(self.site, self.nodes)})
                 return
-            probes = RayProbes()
-            answers = self._probed(probes)
+            with contextlib.closing(RayProbes()) as probes:
+                answers = self._probed(probes)
             if asked.nodes is not None and len(self.nodes) < asked.nodes:
                 self.add(
                     "nodes",
@@ -186,19 +188,16 @@ class Examination:
     def _probed(self, probes: RayProbes | StepProbes) -> dict[str, Any]:
         """Check every node, then the network between them; returns the nodes' answers."""
         self.nodes = list(probes.names)
-        try:
-            self.stage = "checking every node"
-            answers = self._told(
-                probes.ask("examine", self.site, self.nodes, limit_s=EXAMINE_TIMEOUT_S)
-            )
-            self._examined(answers, {THIS: node.versions()})
-            if len(self.nodes) > 1:
-                self.stage = "connecting every node with others"
-                listeners = {name: told["listener"] for name, told in answers.items()}
-                dialled = self._told(probes.ask("dial", listeners, limit_s=DIAL_TIMEOUT_S))
-                self.findings += [*probe.reached(dialled), *probe.clocks(dialled)]
-        finally:
-            probes.close()
+        self.stage = "checking every node"
+        answers = self._told(
+            probes.ask("examine", self.site, self.nodes, limit_s=EXAMINE_TIMEOUT_S)
+        )
+        self._examined(answers, {THIS: node.versions()})
+        if len(self.nodes) > 1:
+            self.stage = "connecting every node with others"
+            listeners = {name: told["listener"] for name, told in answers.items()}
+            dialled = self._told(probes.ask("dial", listeners, limit_s=DIAL_TIMEOUT_S))
+            self.findings += [*probe.reached(dialled), *probe.clocks(dialled)]
         return answers
 
     def _examined(

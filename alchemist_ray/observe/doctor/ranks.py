@@ -189,8 +189,9 @@ SHOWN_CHARS = 400  # of the ranks' output, at each end
 CLOCK_S = 1.0  # a file's time may be a tick late
 
 
-def srun_world(names: Sequence[str], site: Site, ranks_per_node: int) -> list[Finding]:
-    """Start MPI programs on the job's nodes in a step; each reports the size of its world."""
+def srun_world(probes: StepProbes, site: Site, ranks_per_node: int) -> list[Finding]:
+    """Start MPI programs on the probes' nodes in a step; each reports the size of its world."""
+    names = probes.names
     pmi = os.environ.get(PMI) or (site.name and site.mpi.pmi) or DEFAULT_PMI
     size = ranks_per_node * len(names)
     advice = (
@@ -211,9 +212,7 @@ def srun_world(names: Sequence[str], site: Site, ranks_per_node: int) -> list[Fi
     finally:
         end(ranks, 0.0)
     if problem:  # of ranks that were killed in MPI_Init
-        probes = StepProbes(names)
         probes.ask("sweep", time.monotonic() - began + CLOCK_S, limit_s=SWEEP_TIMEOUT_S)
-        probes.close()
     message = f"--mpi={pmi}: {problem or f'one world of {size}'}"
     return [Finding(BAD if problem else OK, message, advice, check="PMI of srun")]
 
