@@ -68,6 +68,8 @@ class _Peer:
         self.ended = ""  # why
         self._connection = connection
         self.fd = connection.sock.fileno()
+        if connection.buffered:  # came with the welcome, and no poll shows it
+            self.read()
 
     def read(self) -> None:
         """Read what has arrived."""
