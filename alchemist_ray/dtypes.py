@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import mpi_workers.matrix.missing
+import mpi_workers.columns.missing
 from alchemist_ray.errors import BadArgumentError, DtypeError, ShapeError
-from mpi_workers.matrix import arrow_columns, pandas_columns
+from mpi_workers.columns import arrow_columns, pandas_columns
+from mpi_workers.columns.missing import ERROR, FILL, OPTION, Missing, filled, nulls
 from mpi_workers.matrix import dtypes as matrix_dtypes
 from mpi_workers.matrix.dtypes import DTYPES
-from mpi_workers.matrix.missing import ERROR, FILL, OPTION, Missing, filled, nulls
 
 __all__ = [
     "DTYPES", "as_array", "as_numbers", "check_range", "check_unmasked", "checked_missing",
@@ -76,7 +76,7 @@ def as_numbers(array: NDArray[Any]) -> NDArray[Any]:
 def checked_missing(missing: Any) -> Missing:
     """The option ``missing=``, as it is sent to ranks. Raises `BadArgumentError`."""
     try:
-        return mpi_workers.matrix.missing.checked_missing(missing)
+        return mpi_workers.columns.missing.checked_missing(missing)
     except ValueError as error:
         raise BadArgumentError(str(error)) from None
 

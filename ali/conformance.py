@@ -27,10 +27,10 @@ from ali.interface import Context
 from ali.simulator.host import Simulations
 from ali.testing import Case, Suite
 from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.local import local_gang
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import LAYOUTS
-from mpi_workers.testing import local_gang
-from mpi_workers.wire.signature import MATRIX, SPARSE, is_sparse
+from mpi_workers.protocol.signature import MATRIX, SPARSE, is_sparse
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang_view import GangView

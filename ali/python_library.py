@@ -16,8 +16,8 @@ from ali.sparse_matrices import arguments_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix, read_only
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
-from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
-from mpi_workers.wire.signature import MATRIX, SPARSE, Result, Signature, coerce, no_routine
+from mpi_workers.protocol.libraries import LOAD_STATE, SAVE_STATE
+from mpi_workers.protocol.signature import MATRIX, SPARSE, Result, Signature, coerce, no_routine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

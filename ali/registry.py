@@ -15,7 +15,7 @@ from ali.mpi_family import refuse_second_mpi
 from ali.native import NativeLibrary
 from ali.python_library import PythonLibrary
 from mpi_workers.failures import Failure
-from mpi_workers.wire.names import ENTRY_POINTS, SHIPPED
+from mpi_workers.protocol.libraries import ENTRY_POINTS, SHIPPED
 
 FOUND_BY_PATH = ("scalapack", "elemental")  # `path` is the path of their shared object
 

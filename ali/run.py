@@ -33,7 +33,7 @@ from mpi_workers.failures import Failure, Interrupted
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.matrix.sparse_rows import of_layout
-from mpi_workers.wire.names import places
+from mpi_workers.protocol.packing import places
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang_view import GangView

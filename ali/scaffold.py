@@ -9,7 +9,7 @@ import sysconfig
 from importlib import resources
 from pathlib import Path
 
-from mpi_workers.wire.names import SHIPPED
+from mpi_workers.protocol.libraries import SHIPPED
 
 RESERVED = {*SHIPPED, "arrays", "rayleigh_benard", "lammps_crystal"}  # also those of `envs`
 MAKE = "make test      # builds {} and tests it on MPI ranks"

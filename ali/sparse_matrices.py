@@ -15,7 +15,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import check_dtype
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.matrix.sparse_rows import SparseRows, divided, of_layout
-from mpi_workers.wire.signature import MATRIX, SPARSE, Signature
+from mpi_workers.protocol.signature import MATRIX, SPARSE, Signature
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang_view import GangView

@@ -24,11 +24,11 @@ from ali import registry
 from ali.interface import Context
 from ali.python_library import no_such_routine
 from mpi_workers.failures import Failure
+from mpi_workers.local import local_gang
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import chosen_dtype
 from mpi_workers.matrix.layout import check_layout
-from mpi_workers.testing import local_gang
-from mpi_workers.wire.signature import from_json
+from mpi_workers.protocol.signature import from_json
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang_view import GangView

@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 SHOWN = 5  # number of faults of a check that are printed
 

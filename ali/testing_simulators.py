@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ali.testing import GangTests
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 
 class SimulatorTests(GangTests):

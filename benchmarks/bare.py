@@ -1,6 +1,6 @@
 """The same routines in a plain mpiexec program: no Ray, no session, no data from outside.
 
-Run on ranks by `mpi_workers.testing.local_gang`; the reference for a session's overhead.
+Run on ranks by `mpi_workers.local.local_gang`; the reference for a session's overhead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A simulator called in the process of one rank: no Ray, no session, no gymnasium.
 
-Run by `mpi_workers.testing.local_gang`, as the baseline of an environment's overhead.
+Run by `mpi_workers.local.local_gang`, as the baseline of an environment's overhead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a user would write without Alchemist: with mpi4py, and with Ray's tasks.
 
-The functions for ranks take a gang of `mpi_workers.testing.local_gang` and give seconds; the data
+The functions for ranks take a gang of `mpi_workers.local.local_gang` and give seconds; the data
 is where each program wants it before the clock starts.
 """
 

@@ -19,7 +19,7 @@ from ali import scaffold
 from benchmarks.bare_chain import work
 from benchmarks.harness import Report, alone, in_batches, timed
 from envs import EnvError, HPCSimulatorEnv, HPCSimulatorVectorEnv
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from mpi_workers.wire.blocking import ShortWait
 
 BARE = "benchmarks.bare_env:step_s"

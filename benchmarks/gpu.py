@@ -20,11 +20,11 @@ from threadpoolctl import threadpool_limits
 from ali.interface import Context
 from ali.linalg import gram, matmul, truncated_svd
 from benchmarks.harness import RESULTS, Report, Row, timed, write_part
+from mpi_workers.local import local_gang
 from mpi_workers.matrix import device
 from mpi_workers.matrix.device import Device
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.rank.gang_view import GangView
-from mpi_workers.testing import local_gang
 
 SIZES = (4096, 8192, 16384)
 COPIES, PRODUCTS, TORCH = 0.8, 10.0, 0.6  # aims: of torch's copies; x the host; of torch's rate

@@ -17,7 +17,7 @@ from alchemist_ray import AlchemistSession
 from benchmarks.harness import Report, Turns, alone, timed, use_peers
 from benchmarks.heat_peer import BUDGET_S
 from benchmarks.linalg import CORES
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 SIZES = {
     "matmul": [4000, 4000],

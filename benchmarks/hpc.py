@@ -13,7 +13,7 @@ from typing import Any
 from alchemist_ray import AlchemistSession
 from alchemist_ray.observe.bench import Measure, measure, result
 from benchmarks.harness import Report, alone
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 RANKS, ROUNDS, SECONDS = 2, 5, 0.3
 AT_LEAST, AT_MOST = 0.9, 1.2  # ratios of rates, of times
@@ -21,7 +21,7 @@ LEFT_OUT = ("slowest rank", " 1.0 kB", " 65.5 kB", " 4.2 MB")  # of messages: tw
 
 
 def bare(gang: Any, seconds: float = SECONDS) -> list[list[str]]:
-    """The measures, on the ranks of `mpi_workers.testing.local_gang`."""
+    """The measures, on the ranks of `mpi_workers.local.local_gang`."""
     from ali.hpc import suite  # only ranks may initialise MPI
     from ali.interface import Context
 

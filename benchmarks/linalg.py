@@ -18,7 +18,7 @@ from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.errors import LibraryError
 from benchmarks.harness import WITH_SPARK, Peer, Report, Turns, alone, phases, printed, timed
 from benchmarks.spark_mllib import DECAY
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 Array = np.ndarray[Any, Any]
 CORES = min(2, len(os.sched_getaffinity(0)))

@@ -31,7 +31,7 @@ from benchmarks.linalg import (
     gram_route,
     mllib,
 )
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 Array = np.ndarray[Any, Any]
 RANKS = 4  # that are started

@@ -16,7 +16,7 @@ from typing import Any
 
 from ali import scaffold
 from benchmarks.harness import Report
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 CALLS = ("there and back", "Barrier", "Allreduce", "Bcast, roots in turn")  # as in waits.c
 SIZES = (8, 256 << 10)  # bytes

@@ -14,11 +14,11 @@ from multiprocessing.connection import Connection
 from ali.loader import set_mpi_variables
 from ali.registry import load
 from ali.run import Programs
+from mpi_workers.local import local_rank
 from mpi_workers.node import fork_server, pmi_relay, proxy
 from mpi_workers.node.processes import close_listeners, sign_in
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.rank import process
-from mpi_workers.testing import local_rank
 
 PRELOADED = ("ali.linalg",)  # most gangs load it first
 

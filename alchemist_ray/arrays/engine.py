@@ -22,7 +22,8 @@ from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
 from alchemist_ray.transfer.sending import send
 from mpi_workers.matrix.dtypes import is_time
-from mpi_workers.wire.names import ARRAYS, BINARY, UNARY
+from mpi_workers.protocol.functions import BINARY, UNARY
+from mpi_workers.protocol.libraries import ARRAYS
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from alchemist_ray.attached.libraries import shipped
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import BadArgumentError, GroupFailedError, GroupRecoveredError
-from mpi_workers.wire.names import TABLES
+from mpi_workers.protocol.files import TABLES
 
 
 def save(

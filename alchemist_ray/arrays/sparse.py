@@ -26,7 +26,7 @@ from alchemist_ray.object_refs import resolved
 from alchemist_ray.transfer.fetching import fetch_sparse
 from alchemist_ray.transfer.sending import send
 from alchemist_ray.transfer.sources import MatrixSource, NumPySource, SparseSource
-from mpi_workers.matrix.missing import Missing
+from mpi_workers.columns.missing import Missing
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.matrix.sparse_rows import ROWS, of_layout
 

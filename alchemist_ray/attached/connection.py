@@ -40,11 +40,11 @@ from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarge
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Grid, default_grid
+from mpi_workers.protocol.commands import COMMANDS, Turn, matrices_of
+from mpi_workers.protocol.libraries import ARRAYS
 from mpi_workers.wire import sockets
 from mpi_workers.wire.blocking import connect
-from mpi_workers.wire.commands import COMMANDS, Turn, matrices_of
 from mpi_workers.wire.frames import Body, WireError
-from mpi_workers.wire.names import ARRAYS
 
 T = TypeVar("T")
 R = TypeVar("R", bound=MatrixRef)

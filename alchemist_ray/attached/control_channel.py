@@ -27,9 +27,9 @@ from alchemist_ray.errors import (
 from alchemist_ray.measures import events
 from alchemist_ray.tracebacks import callers_traceback
 from mpi_workers.failures import Failure
+from mpi_workers.protocol.commands import command_name
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import Connection
-from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body, Frame, Kind
 
 # The same functions of `signal` make enumerations, which takes ten times as long.

@@ -28,9 +28,16 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from mpi_workers.failures import Failure
+from mpi_workers.protocol.functions import SLICE_WARNINGS
+from mpi_workers.protocol.signature import (
+    MATRIX,
+    REQUIRED,
+    SPARSE,
+    Signature,
+    is_sparse,
+    no_routine,
+)
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import SLICE_WARNINGS
-from mpi_workers.wire.signature import MATRIX, REQUIRED, SPARSE, Signature, is_sparse, no_routine
 
 _SCALARS = {
     "int": int, "float": float, "complex": complex, "bool": bool, "string": str, "bytes": bytes,

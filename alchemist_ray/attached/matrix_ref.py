@@ -16,8 +16,8 @@ from alchemist_ray.attached.leases import MatrixLease, ResultLease
 from alchemist_ray.errors import BadArgumentError
 from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
 from mpi_workers.matrix.sizes import readable
+from mpi_workers.protocol.files import TIME
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import TIME
 
 REMEMBERED_NBYTES = 1 << 16  # 64 KiB
 

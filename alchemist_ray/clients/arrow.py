@@ -11,8 +11,8 @@ from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.registry import gang_of
 from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError
 from alchemist_ray.transfer.fetching import fetch
+from mpi_workers.columns.arrow_columns import UNNAMED
 from mpi_workers.matrix import copy_kernels
-from mpi_workers.matrix.arrow_columns import UNNAMED
 
 __all__ = ["to_arrow", "to_polars"]
 

@@ -14,9 +14,9 @@ from alchemist_ray.attached.matrix_ref import ColumnName
 from alchemist_ray.dtypes import frame_values, refusals
 from alchemist_ray.errors import ShapeError
 from alchemist_ray.transfer.sources import NumPySource
+from mpi_workers.columns.missing import Missing
+from mpi_workers.columns.pandas_columns import dtypes_of, names_of
 from mpi_workers.matrix import dtypes
-from mpi_workers.matrix.missing import Missing
-from mpi_workers.matrix.pandas_columns import dtypes_of, names_of
 
 
 def inspect(source: Any, wanted: Any, missing: Missing, connection: GangConnection) -> NumPySource:

@@ -28,11 +28,12 @@ from alchemist_ray.cluster.node_jobs import SourceBlock, task_failure
 from alchemist_ray.dtypes import chosen_dtype, common_dtype, refusals
 from alchemist_ray.errors import DtypeError, LibraryLoadError, ShapeError, TransferError
 from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
+from mpi_workers.columns import arrow_columns, arrow_memory, pandas_columns
+from mpi_workers.columns.missing import ERROR, Missing
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
-from mpi_workers.matrix import arrow_columns, arrow_memory, copy_kernels, pandas_columns
+from mpi_workers.matrix import copy_kernels
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape
-from mpi_workers.matrix.missing import ERROR, Missing
 
 try:
     import pyarrow

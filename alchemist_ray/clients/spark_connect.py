@@ -27,13 +27,14 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.transfer.sources import MatrixSource
 from alchemist_ray.transfer.tables import TableSource
+from mpi_workers.columns import arrow_columns, arrow_memory
+from mpi_workers.columns.missing import Missing
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget, add_times
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixWriter, Progress
-from mpi_workers.matrix import arrow_columns, arrow_memory, dtypes
+from mpi_workers.matrix import dtypes
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.layout import Shape
-from mpi_workers.matrix.missing import Missing
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.matrix.sizes import readable
 

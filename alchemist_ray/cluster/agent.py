@@ -25,8 +25,7 @@ from alchemist_ray.errors import LaunchError
 from alchemist_ray.measures import exporter, logs, metrics
 from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.node import cleanup
-from mpi_workers.node.specs import GangPlan
-from mpi_workers.wire.names import RANK_VARIABLE
+from mpi_workers.node.specs import RANK_VARIABLE, GangPlan
 
 FORK_SERVER_TIMEOUT_S = 60.0
 FORK_TIMEOUT_S = 30.0  # a loaded node; other gangs depend on a fork server that is slow

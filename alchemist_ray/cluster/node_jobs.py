@@ -28,6 +28,7 @@ from ray.exceptions import RayError, RayTaskError
 from alchemist_ray.attached.connection import NODE_FAILED
 from alchemist_ray.dtypes import as_array, as_numbers, check_range
 from alchemist_ray.errors import AlchemistError, DtypeError, ShapeError, TransferError, from_failure
+from mpi_workers.columns.missing import ERROR, Missing
 from mpi_workers.data.description import DataEndpoints, NodeTimes, TransferTarget
 from mpi_workers.data.node_connections import NodeConnections
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter, Progress
@@ -35,7 +36,6 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.dtypes import castable
 from mpi_workers.matrix.layout import ArrayShape, Shape, stored_shape
-from mpi_workers.matrix.missing import ERROR, Missing
 from mpi_workers.matrix.neighbours import joined
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.node.cleanup import runs_here

@@ -46,7 +46,7 @@ from alchemist_ray.cluster.batch_job import adopt
 from alchemist_ray.errors import AuthError, LaunchError, SessionError
 from alchemist_ray.tracebacks import without_native_frames
 from mpi_workers.node.processes import descendants, physical_cores
-from mpi_workers.wire.names import RANK_VARIABLE
+from mpi_workers.node.specs import RANK_VARIABLE
 
 PROBE_TIMEOUT_S = 4.0
 NO_ANSWER = "no answer"

@@ -30,8 +30,8 @@ from alchemist_ray.object_refs import ObjectRef, resolved
 from alchemist_ray.tracebacks import is_users_own
 from alchemist_ray.transfer.fetching import fetch
 from alchemist_ray.transfer.sending import send
+from mpi_workers.protocol.packing import places
 from mpi_workers.wire.frames import Body, Buffer
-from mpi_workers.wire.names import places
 
 INLINE = 1 << 20  # 1 MiB
 CODE = frozenset({type, ABCMeta, FunctionType})

@@ -23,14 +23,9 @@ from alchemist_ray.errors import (
     MatrixNotFoundError,
 )
 from alchemist_ray.session.owner import GangOwner
+from mpi_workers.protocol.files import AUTOMATIC, CHECKPOINT_FORMAT, CHECKPOINT_VERSION, MANIFEST
+from mpi_workers.protocol.libraries import LOAD_STATE
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import (
-    AUTOMATIC,
-    CHECKPOINT_FORMAT,
-    CHECKPOINT_VERSION,
-    LOAD_STATE,
-    MANIFEST,
-)
 
 KEPT = ("name", "shape", "dtype", "layout", "source")  # facts of a matrix in the manifest
 

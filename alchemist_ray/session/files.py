@@ -25,8 +25,8 @@ from alchemist_ray.session import xarray
 from alchemist_ray.session.owner import GangOwner
 from alchemist_ray.transfer.sending import send
 from alchemist_ray.transfer.sources import IteratorSource, SourceError
-from mpi_workers.matrix.missing import ERROR
-from mpi_workers.wire.names import SPARSE_SUFFIXES
+from mpi_workers.columns.missing import ERROR
+from mpi_workers.protocol.files import SPARSE_SUFFIXES
 
 Rows = slice | int | Sequence[int] | np.ndarray[Any, Any] | None
 Columns = slice | int | str | Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | None

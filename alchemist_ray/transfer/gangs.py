@@ -31,11 +31,11 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.transfer.sources import SendAgainError
 from alchemist_ray.transfer.watching import FAILURE_NEWS_S, POLL_INTERVAL_S, RECOVERED
+from mpi_workers.columns.missing import Missing
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution, Shape, stored_shape
-from mpi_workers.matrix.missing import Missing
 from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.wire.frames import Body, WireError
 

@@ -39,10 +39,10 @@ from alchemist_ray.cluster.node_jobs import (
 from alchemist_ray.cluster.ray_connection import connection_id
 from alchemist_ray.dtypes import chosen_dtype, common_dtype
 from alchemist_ray.errors import IncompleteMatrixError, ShapeError, TransferError
+from mpi_workers.columns.missing import ERROR, Missing
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
-from mpi_workers.matrix.missing import ERROR, Missing
 
 
 class ObjectStoreSource:

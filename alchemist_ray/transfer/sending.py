@@ -35,10 +35,10 @@ from alchemist_ray.transfer.sources import (
     source_for,
 )
 from alchemist_ray.transfer.watching import RECOVERED, counted, watched
+from mpi_workers.columns.missing import ERROR
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.matrix.dtypes import is_time, stored_dtype
 from mpi_workers.matrix.layout import Distribution, check_layout, copies
-from mpi_workers.matrix.missing import ERROR
 from mpi_workers.matrix.sparse_rows import of_layout
 
 ALWAYS_KEPT = 1 << 20  # 1 MiB: smaller arrays are kept without being asked for

@@ -32,12 +32,12 @@ from alchemist_ray.errors import (
 )
 from alchemist_ray.object_refs import ObjectRef
 from alchemist_ray.transfer.tables import TableSource
+from mpi_workers.columns.arrow_columns import is_arrow
+from mpi_workers.columns.missing import ERROR, Missing
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
-from mpi_workers.matrix.arrow_columns import is_arrow
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
-from mpi_workers.matrix.missing import ERROR, Missing
 from mpi_workers.matrix.node_shares import Region
 from mpi_workers.matrix.sparse_rows import divided
 

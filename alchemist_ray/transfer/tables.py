@@ -12,12 +12,12 @@ from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.matrix_ref import ColumnName
 from alchemist_ray.dtypes import check_range, chosen_dtype, open_table
 from alchemist_ray.errors import ShapeError
+from mpi_workers.columns.arrow_columns import gathered, named
+from mpi_workers.columns.missing import Missing
 from mpi_workers.data.description import NodeTimes, TransferTarget
 from mpi_workers.data.transfers import MatrixWriter, Progress
-from mpi_workers.matrix.arrow_columns import gathered, named
 from mpi_workers.matrix.copy_kernels import ArrayBlock
 from mpi_workers.matrix.layout import MAX_AXES, Shape, stored_shape
-from mpi_workers.matrix.missing import Missing
 
 PANEL = 16 << 20  # 16 MiB: parts of few rows are collected up to it
 

@@ -24,7 +24,7 @@ from ali.interface import Context
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dtypes import chosen_dtype
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
-from mpi_workers.wire.names import SUFFIXES
+from mpi_workers.protocol.files import SUFFIXES
 
 Pick = range | NDArray[np.int64]  # indices of a file, in the order of the matrix
 

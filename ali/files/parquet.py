@@ -20,12 +20,12 @@ from ali.files.exchange import Array, fitting
 from ali.files.formats import About, Box, Format, Grain, Options, Pick, Source, Spec
 from ali.files.paths import Place, extra, flush, together
 from ali.interface import Context
+from mpi_workers.columns.arrow_columns import UNNAMED, BadShape, Columns, categories_of, columns_of
+from mpi_workers.columns.arrow_memory import read_schema
+from mpi_workers.columns.missing import missing_of
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.arrow_columns import UNNAMED, BadShape, Columns, categories_of, columns_of
-from mpi_workers.matrix.arrow_memory import read_schema
 from mpi_workers.matrix.dtypes import common_dtype, is_time, stored_dtype
 from mpi_workers.matrix.layout import ArrayShape, IndexArray, as_slice
-from mpi_workers.matrix.missing import missing_of
 from mpi_workers.matrix.pairwise import Buffers
 
 

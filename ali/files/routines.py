@@ -38,7 +38,7 @@ from mpi_workers.matrix.available_memory import available_bytes
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import as_slice
 from mpi_workers.matrix.sizes import readable
-from mpi_workers.wire.names import CHECKPOINT_FORMAT, MANIFEST, TIME
+from mpi_workers.protocol.files import CHECKPOINT_FORMAT, MANIFEST, TIME
 
 Picked = Pick
 COPIES = 2  # of a chunk while it is read: decompressed, and in the order of the matrix

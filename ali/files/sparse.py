@@ -22,7 +22,7 @@ from mpi_workers.failures import Failure
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.matrix.sparse_rows import INT32_MAX
-from mpi_workers.wire.names import SPARSE_SUFFIXES
+from mpi_workers.protocol.files import SPARSE_SUFFIXES
 
 
 def _checked(path: str) -> None:

@@ -23,7 +23,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import Runs, layout_of, number_of
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
-from mpi_workers.wire.signature import MATRIX, SPARSE
+from mpi_workers.protocol.signature import MATRIX, SPARSE
 
 if TYPE_CHECKING:
     from mpi_workers.rank.gang_view import GangView

@@ -40,7 +40,7 @@ from ali.native.host import (
 from ali.python_library import check_state_routines, no_such_routine
 from ali.sparse_matrices import arguments_of
 from mpi_workers.failures import Failure, Interrupted
-from mpi_workers.wire.signature import (
+from mpi_workers.protocol.signature import (
     REQUIRED,
     Parameter,
     Result,

@@ -32,7 +32,7 @@ from ali.interface import Context
 from ali.simulator.spec import UNFIT, Record, Spec, parse
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dist_matrix import DistMatrix
-from mpi_workers.wire.signature import MATRIX, Signature
+from mpi_workers.protocol.signature import MATRIX, Signature
 
 if TYPE_CHECKING:
     from ali.native import NativeLibrary

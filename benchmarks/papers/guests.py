@@ -28,7 +28,7 @@ from alchemist_ray import AlchemistSession
 from alchemist_ray.observe.bench import Measure, goodness, measure, result
 from alchemist_ray.plural import counted
 from benchmarks.papers.experiment import Page, Setting, cited
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from tests.deploy.virtual import inside, lab
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from alchemist_ray.version import __version__
 from benchmarks.harness import printed
 from benchmarks.papers import spark
 from benchmarks.papers.experiment import BLUE, ORANGE, Page, Sample, Setting, draw_bars, known
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 SECONDS = {"small": 0.5, "node": 2.0, "cluster": 2.0}
 SORTED_BYTES = {"small": 10**9, "node": 10**10, "cluster": 10**11}

@@ -36,9 +36,9 @@ from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import PID_FILE, PREFIX
 from mpi_workers.node.rank_output import LAUNCHER, RankOutput, rank_pipe
 from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, RankConfig, Start
+from mpi_workers.protocol.output import STDERR, STDOUT
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import STDERR, STDOUT
 
 END_TIMEOUT_S = 10.0  # for descendants to end after SIGKILL
 REAP_INTERVAL_S = 0.002

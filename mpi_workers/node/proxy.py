@@ -41,11 +41,11 @@ from mpi_workers.node.processes import (
 from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import GangPlan, RankConfig
 from mpi_workers.node.stacks import of_crash
+from mpi_workers.protocol.output import STDERR
 from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, listen, open_connection
 from mpi_workers.wire.frames import Body, Frame, Kind, WireError
-from mpi_workers.wire.names import STDERR
 from mpi_workers.wire.pmi import PmiNode, process_mapping, segment_names
 
 LEAVE_GRACE_S = 20.0  # time limit for a gang to leave a node that is taken away (pods have 30 s)

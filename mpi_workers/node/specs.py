@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mpi_workers.node.cleanup import is_private, machine_tag
 
+RANK_VARIABLE = "ALCHEMIST_RANK"  # is set in ranks and in the processes that they start
 RANK_PROGRAM = "{rank}"  # in a launcher's command line: the placeholder for a rank's program
 FIND_S = 30.0  # time limit for a rank to find its node's proxy
 POLL_INTERVAL_S = 0.02

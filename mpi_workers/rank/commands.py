@@ -1,4 +1,4 @@
-"""The commands that a rank executes; `mpi_workers.wire.commands` declares them.
+"""The commands that a rank executes; `mpi_workers.protocol.commands` declares them.
 
 The GroupManager sends them through the node's proxy; fields of a reply are those that a handler
 returns. `exit` is handled by the loop. A library is loaded on all ranks of the gang, or on none.
@@ -24,15 +24,15 @@ from mpi_workers.matrix.sizes import check_room
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.matrix.storage import Storage
+from mpi_workers.protocol.commands import COMMANDS, command_name, matrices_of
+from mpi_workers.protocol.packing import places
 from mpi_workers.rank.cells import run_cell
 from mpi_workers.rank.channels import Channels
 from mpi_workers.rank.foreign_code import called, isolated
 from mpi_workers.rank.gang_view import GangView
 from mpi_workers.waits import interruption
 from mpi_workers.waits.interruption import Of
-from mpi_workers.wire.commands import COMMANDS, command_name, matrices_of
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import places
 
 IMPURE = "The call is declared pure=True, and changes a matrix: leave out pure=True."
 

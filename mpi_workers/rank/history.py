@@ -8,8 +8,8 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from mpi_workers.matrix import device
+from mpi_workers.protocol.commands import command_name
 from mpi_workers.waits import interruption
-from mpi_workers.wire.commands import command_name
 from mpi_workers.wire.frames import Body
 
 KEPT = 10_000  # commands, and as many spans

@@ -43,6 +43,8 @@ from mpi_workers.node.processes import allow_open_files, let_trace, take_short_t
 from mpi_workers.node.rank_output import rank_pipe
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
+from mpi_workers.protocol.commands import COMMANDS, command_name
+from mpi_workers.protocol.output import STDERR, STDOUT
 from mpi_workers.rank import history
 from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runner
 from mpi_workers.rank.foreign_code import (
@@ -58,10 +60,8 @@ from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.waits import interruption, mpi_layer
 from mpi_workers.waits.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.wire.blocking import Connection, connect
-from mpi_workers.wire.commands import COMMANDS, command_name
 from mpi_workers.wire.frames import Body, Kind
 from mpi_workers.wire.interfaces import interface_of
-from mpi_workers.wire.names import STDERR, STDOUT
 from mpi_workers.wire.pmi import NO_SPAWN
 from mpi_workers.wire.sockets import peer
 

@@ -18,7 +18,7 @@ from alchemist_ray.dtypes import (
     open_table,
 )
 from alchemist_ray.errors import DtypeError
-from mpi_workers.matrix.arrow_columns import gathered
+from mpi_workers.columns.arrow_columns import gathered
 from mpi_workers.matrix.dtypes import castable
 
 INT32, INT64 = np.iinfo("int32"), np.iinfo("int64")

@@ -29,8 +29,9 @@ NOT_ON_RANKS = {"ray", "alchemist_ray", "gymnasium", "torch"}
 # A rank is assembled here and nowhere else.
 ALLOWED = {("mpi_workers/entry_points.py", "ali")}
 # Libraries see matrices, values and failures; a rank's gang and communicator only as types.
-ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.wire.signature",
-               "mpi_workers.wire.names",
+ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.columns", "mpi_workers.protocol.signature",
+               "mpi_workers.protocol.files", "mpi_workers.protocol.functions",
+               "mpi_workers.protocol.libraries", "mpi_workers.protocol.packing",
                "mpi_workers.failures")  # fmt: skip
 ALI_MAY_ALSO_USE = {
     # The rank's end of the channel to the process that steps a simulation.
@@ -38,10 +39,10 @@ ALI_MAY_ALSO_USE = {
     # A rank serves PMI to the program that it has started.
     "ali/executables": ("mpi_workers.wire.pmi",),
     # The conformance suite starts ranks of its own to try a library on.
-    "ali/testing.py": ("mpi_workers.testing",),
-    "ali/testing_simulators.py": ("mpi_workers.testing",),
-    "ali/conformance.py": ("mpi_workers.testing",),
-    "ali/standalone.py": ("mpi_workers.testing",),
+    "ali/testing.py": ("mpi_workers.local",),
+    "ali/testing_simulators.py": ("mpi_workers.local",),
+    "ali/conformance.py": ("mpi_workers.local",),
+    "ali/standalone.py": ("mpi_workers.local",),
 }
 # What an attached process needs of a gang works where Ray is not installed.
 WITHOUT_RAY = ("alchemist_ray.attached", "alchemist_ray.arrays")

@@ -17,10 +17,10 @@ from ali import registry
 from ali.interface import Context
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.local.local_gang import begin, interrupt
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import Runs, number_of
 from mpi_workers.rank.gang_view import GangView
-from mpi_workers.testing.local_gang import begin, interrupt
 from mpi_workers.waits.interruption import waited_s
 from tests.support.layouts import SOME_LAYOUTS
 from tests.support.ranks_shared import failure_of

@@ -21,8 +21,8 @@ from ali import registry
 from ali.interface import Context
 from ali.sparse_matrices import from_whole, on_ranks
 from mpi_workers.failures import Failure
+from mpi_workers.local import local_gang
 from mpi_workers.rank.gang_view import GangView
-from mpi_workers.testing import local_gang
 
 FAILED_CALLS = 200
 LINE = scipy.sparse.diags_array([[-1.0] * 11, [2.0] * 12, [-1.0] * 11], offsets=[-1, 0, 1])

@@ -12,8 +12,8 @@ from ali.executables.stepped_program import SteppedProgram
 from ali.interface import Context
 from ali.run import Programs
 from mpi_workers.failures import Interrupted
+from mpi_workers.local import local_gang
 from mpi_workers.rank.gang_view import GangView
-from mpi_workers.testing import local_gang
 
 ECHO = """
 import sys, time

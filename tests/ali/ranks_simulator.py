@@ -12,8 +12,8 @@ import numpy as np
 from ali.interface import Context
 from ali.registry import load
 from mpi_workers.failures import Failure, Interrupted
+from mpi_workers.local import local_gang
 from mpi_workers.rank.gang_view import GangView
-from mpi_workers.testing import local_gang
 from tests.support.ranks_shared import failure_of
 
 SIZE = 4

@@ -19,7 +19,7 @@ import scipy.sparse
 from ali.files import exchange
 from ali.files.formats import Box, Grain
 from ali.testing import Case, LibraryTests
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from tests.support import commands, launches
 from tests.support.suite import scaled
 
@@ -78,7 +78,7 @@ def test_a_save_that_one_rank_cannot_begin_leaves_no_open_file(tmp_path: Path) -
 
 IN_A_SMALL_DISK = """
 import json, subprocess, sys
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", sys.argv[1]], check=True)
 print(json.dumps(local_gang.run("tests.ali.ranks_files_bad:full_disk", 2, sys.argv[1])))
 """

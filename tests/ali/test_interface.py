@@ -19,8 +19,8 @@ from ali.python_library import PythonLibrary
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.dtypes import DTYPES
 from mpi_workers.matrix.layout import LAYOUTS, layout_of, number_of
-from mpi_workers.wire import signature as wire
-from mpi_workers.wire.signature import Signature
+from mpi_workers.protocol import signature as wire
+from mpi_workers.protocol.signature import Signature
 from tests.support import launches
 from tests.support.layouts import SOME_LAYOUTS
 

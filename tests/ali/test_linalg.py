@@ -16,7 +16,7 @@ from ali import linalg
 from ali.linalg.arithmetic import common_layout, part_layout
 from ali.linalg.products import plan
 from mpi_workers.matrix.layout import LAYOUTS, Distribution, default_grid
-from mpi_workers.wire.signature import Signature
+from mpi_workers.protocol.signature import Signature
 from tests.support import launches
 from tests.support.suite import scaled
 

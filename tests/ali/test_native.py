@@ -16,8 +16,8 @@ from ali.native import NativeLibrary
 from ali.registry import load
 from ali.testing import Case, LibraryTests
 from mpi_workers.failures import Failure
+from mpi_workers.local import local_gang
 from mpi_workers.matrix.layout import number_of
-from mpi_workers.testing import local_gang
 from tests.support import launches
 from tests.support.build import (
     ADDRESS_SANITIZER,

@@ -16,7 +16,7 @@ import scipy.sparse.linalg as sl
 
 from ali import scaffold
 from ali.testing import Case, LibraryTests
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from tests.support.build import needs_compiler, run
 from tests.support.suite import scaled
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ali import scaffold
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from tests.support.build import needs_compiler, run
 
 RANKS = "tests.ali.ranks_programs:"

@@ -16,8 +16,8 @@ import pytest
 from ali import registry
 from ali.registry import load
 from mpi_workers.failures import Failure
-from mpi_workers.testing import local_gang
-from mpi_workers.wire.signature import Signature
+from mpi_workers.local import local_gang
+from mpi_workers.protocol.signature import Signature
 from tests.support import launches
 from tests.support.build import needs_compiler, shared_object
 

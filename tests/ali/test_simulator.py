@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from tests.support import launches
 from tests.support.build import needs_compiler, shared_object
 

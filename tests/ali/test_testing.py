@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ali.testing import Case, LibraryTests
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 FAULTY = '''"""A library with faults."""
 import time

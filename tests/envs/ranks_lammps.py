@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ali.registry import load
+from mpi_workers.local import local_gang
 from mpi_workers.rank.gang_view import GangView
-from mpi_workers.testing import local_gang
 
 SMALL = {"cells": 4, "md_steps": 20, "melt_steps": 100}
 SHORT = {"cells": 4, "md_steps": 5, "melt_steps": 10}  # for more ranks than cores

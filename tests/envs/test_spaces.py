@@ -16,7 +16,7 @@ from ali.simulator import spec
 from ali.simulator.spec import parse
 from envs import BadActionError, HPCSimulatorEnv, HPCSimulatorVectorEnv, simulation
 from mpi_workers.failures import Failure
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 COMPOSITE = str(Path(__file__).with_name("composite.py"))
 CONFIG = {"lib_name": "composite", "lib_path": COMPOSITE}

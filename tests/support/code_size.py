@@ -22,7 +22,9 @@ CAPABILITIES = {
         "alchemist_ray/functions", "alchemist_ray/launchers", "alchemist_ray/runtime",
         "alchemist_ray/session", "mpi_workers",
     ),
-    "transfer": ("alchemist_ray/transfer", "mpi_workers/data", "mpi_workers/wire"),
+    "transfer": (
+        "alchemist_ray/transfer", "mpi_workers/columns", "mpi_workers/data", "mpi_workers/wire",
+    ),
     "layouts and matrices": ("mpi_workers/matrix",),
     "arrays": ("alchemist_ray/arrays", "ali/arrays"),
     "libraries": ("ali",),

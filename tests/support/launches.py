@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 LOOK_S = 0.1  # between two looks whether the ranks are alive
 LIFE_S = 6 * 3600.0

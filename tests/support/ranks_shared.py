@@ -30,7 +30,7 @@ def failure_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str
 def serve(gang: GangView, folder: str) -> None:
     """Run functions until the pipe of this rank's orders is closed; rank 0 returns the results."""
     # Here: `envs` takes a process that has imported a rank's program for a rank.
-    from mpi_workers.testing.local_rank import POOL_BYTES  # noqa: PLC0415
+    from mpi_workers.local.local_rank import POOL_BYTES  # noqa: PLC0415
 
     with open(Path(folder, str(gang.rank))) as orders, open(Path(folder, "result"), "w") as results:
         for line in orders:

@@ -46,14 +46,14 @@ from alchemist_ray.errors import (
     TransferError,
 )
 from alchemist_ray.transfer.object_store import BlockSender, inspect_objects
+from mpi_workers.columns.arrow_columns import Column
+from mpi_workers.columns.arrow_memory import read_schema
+from mpi_workers.columns.missing import Missing
+from mpi_workers.columns.pandas_columns import labels_of, names_of
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import Progress
 from mpi_workers.failures import Failure
-from mpi_workers.matrix.arrow_columns import Column
-from mpi_workers.matrix.arrow_memory import read_schema
 from mpi_workers.matrix.layout import MAX_AXES, ArrayShape, Shape, stored_shape
-from mpi_workers.matrix.missing import Missing
-from mpi_workers.matrix.pandas_columns import labels_of, names_of
 
 STORE_SHARE = 4  # at most a quarter of the object store is in flight
 IN_FLIGHT = 1 << 30  # and at most 1 GiB

@@ -35,11 +35,11 @@ from alchemist_ray.clients.spark import jvm
 from alchemist_ray.dtypes import chosen_dtype, refusals
 from alchemist_ray.errors import DtypeError, IncompleteMatrixError, ShapeError, TransferError
 from alchemist_ray.transfer.sources import NumPySource, SendAgainError
+from mpi_workers.columns.missing import ERROR, Missing, dtype_with_missing, element_for
 from mpi_workers.data.description import NodeTimes, TransferTarget, add_times
 from mpi_workers.data.transfers import MatrixWriter, Progress
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Shape
-from mpi_workers.matrix.missing import ERROR, Missing, dtype_with_missing, element_for
 
 BLOCK = 1024  # rows and columns of a CoordinateMatrix's blocks, as MLlib's default
 MAX_NUMBERED = 1 << 31  # rows and blocks with numbers: a task keeps a bit for each

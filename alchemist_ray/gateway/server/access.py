@@ -33,9 +33,9 @@ from alchemist_ray.errors import AuthError, BadArgumentError
 from alchemist_ray.gateway.protocol import SCOPES, Verifier, new_token
 from alchemist_ray.private_files import write_private
 from mpi_workers.failures import Failure
-from mpi_workers.wire.commands import COMMANDS, Turn
+from mpi_workers.protocol.commands import COMMANDS, Turn
+from mpi_workers.protocol.libraries import ARRAYS, ENTRY_POINTS, SHIPPED
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import ARRAYS, ENTRY_POINTS, SHIPPED
 
 FILE_VARIABLE = "ALCHEMIST_TOKENS"
 FILE = "~/.config/alchemist/tokens.json"

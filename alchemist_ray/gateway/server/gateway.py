@@ -39,10 +39,10 @@ from alchemist_ray.gateway.server.link import SEND_TIMEOUT_S, Link, authenticate
 from alchemist_ray.measures import metrics
 from alchemist_ray.version import __version__
 from mpi_workers.failures import Failure
+from mpi_workers.protocol.commands import COMMANDS
 from mpi_workers.wire import sockets
 from mpi_workers.wire.acceptor import AcceptedPeer, Acceptor
 from mpi_workers.wire.blocking import Connection, connect
-from mpi_workers.wire.commands import COMMANDS
 from mpi_workers.wire.frames import Body, ConnectionLost, Frame, Kind, WireError
 
 MAX_LINKS = 4096  # authenticated connections, a thread each

@@ -18,9 +18,9 @@ from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.jobs import Job
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.sizes import readable
-from mpi_workers.wire.commands import checked, matrices_of
+from mpi_workers.protocol.commands import checked, matrices_of
+from mpi_workers.protocol.output import STDERR, Line
 from mpi_workers.wire.frames import Body, Kind, pack
-from mpi_workers.wire.names import STDERR, Line
 
 STORE_NBYTES = 256 << 20  # 256 MiB: commands that wait, results and output of a gang
 OUTPUT_NBYTES = 64 << 10  # 64 KiB: the last part of what a call has printed

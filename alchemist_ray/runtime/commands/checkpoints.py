@@ -21,8 +21,8 @@ from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.matrix_records import FILES, Record
 from alchemist_ray.runtime.commands.saved_states import SavedState, call_on, save_state
 from mpi_workers.failures import Failure
+from mpi_workers.protocol.files import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
 
 
 @dataclass(frozen=True, slots=True)

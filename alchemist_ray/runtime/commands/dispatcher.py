@@ -26,12 +26,12 @@ from alchemist_ray.runtime.commands.matrix_records import LOSSES, CommandLog
 from alchemist_ray.runtime.commands.nodes import Nodes, recovered_words
 from mpi_workers.deadlines import STUCK_S
 from mpi_workers.failures import Failure
+from mpi_workers.protocol.commands import COMMANDS, Turn, checked
+from mpi_workers.protocol.output import STDERR
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
 from mpi_workers.wire.asynchronous import FrameProtocol, listen
-from mpi_workers.wire.commands import COMMANDS, Turn, checked
 from mpi_workers.wire.frames import Body, Frame, Kind
-from mpi_workers.wire.names import STDERR
 
 QUEUE_LIMIT = 100_000
 SENDING_LIMIT_S = 60.0  # for which a resize waits for matrices that are being sent

@@ -1,6 +1,6 @@
 """The commands of a gang: what an attached process can ask for, and what the gang holds.
 
-`mpi_workers.wire.commands` declares each command; its handler here has the same name.
+`mpi_workers.protocol.commands` declares each command; its handler here has the same name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from alchemist_ray.runtime.commands.nodes import Nodes, table_of
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import check_layout, stored_shape
 from mpi_workers.matrix.sizes import check_room
-from mpi_workers.wire.commands import COMMANDS, command_name, matrices_of
+from mpi_workers.protocol.commands import COMMANDS, command_name, matrices_of
+from mpi_workers.protocol.libraries import ARRAYS, LOAD_STATE, SAVE_STATE
+from mpi_workers.protocol.packing import places
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import ARRAYS, LOAD_STATE, SAVE_STATE, places
 
 Work = Callable[[], Awaitable[Any]]  # what the gang itself does in a turn among the commands
 

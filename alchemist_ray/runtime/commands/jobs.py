@@ -18,9 +18,9 @@ from alchemist_ray.runtime.commands.matrix_records import Record
 from alchemist_ray.runtime.commands.nodes import Round
 from mpi_workers.failures import Failure
 from mpi_workers.node.rank_output import dropped_note
-from mpi_workers.wire.commands import command_name
+from mpi_workers.protocol.commands import command_name
+from mpi_workers.protocol.output import STDERR, Line
 from mpi_workers.wire.frames import Body, Kind
-from mpi_workers.wire.names import STDERR, Line
 
 HELD_S = 2.0  # for which a resize holds up matrices that would be sent
 BACKLOG_NBYTES = 8 << 20  # 8 MiB that a process has not read yet; further lines are dropped

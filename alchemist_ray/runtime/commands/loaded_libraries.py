@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from alchemist_ray.background import in_time
 from alchemist_ray.runtime.commands.matrix_records import Record
 from mpi_workers.failures import Failure
-from mpi_workers.wire.commands import COMMANDS, Rerun, matrices_of
+from mpi_workers.protocol.commands import COMMANDS, Rerun, matrices_of
+from mpi_workers.protocol.libraries import LOAD_STATE, SAVE_STATE
+from mpi_workers.protocol.signature import SPARSE
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
-from mpi_workers.wire.signature import SPARSE
 
 STAT_LIMIT_S = 2.0  # to read the file of a library
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpi_workers.failures import Failure
-from mpi_workers.wire.commands import command_name, matrices_of
+from mpi_workers.protocol.commands import command_name, matrices_of
 from mpi_workers.wire.frames import Body
 
 LOSSES = 2  # a command during which ranks were lost so often is not run again

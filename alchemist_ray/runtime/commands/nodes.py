@@ -28,10 +28,10 @@ from alchemist_ray.runtime.commands.matrix_records import DeadMatrices
 from mpi_workers.data.description import NodeAddress
 from mpi_workers.deadlines import BLAME_S, STUCK_S
 from mpi_workers.failures import Failure
-from mpi_workers.node.command_relay import Replies
 from mpi_workers.node.stacks import by_stack, named
+from mpi_workers.protocol.commands import COMMANDS, command_name
+from mpi_workers.protocol.replies import Replies
 from mpi_workers.wire.asynchronous import FrameProtocol
-from mpi_workers.wire.commands import COMMANDS, command_name
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
 
 FIRST_ERROR_S = 0.25  # time to collect the errors of other ranks after the first one

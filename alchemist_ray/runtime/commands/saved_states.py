@@ -9,8 +9,8 @@ from alchemist_ray.runtime.commands.handlers import Commands
 from alchemist_ray.runtime.commands.matrix_records import Record
 from alchemist_ray.runtime.commands.nodes import Nodes
 from mpi_workers.failures import Failure
+from mpi_workers.protocol.libraries import LOAD_STATE, SAVE_STATE
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import LOAD_STATE, SAVE_STATE
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from alchemist_ray.runtime.commands.matrix_records import FILES, LoggedCommand, 
 from alchemist_ray.runtime.commands.nodes import Nodes
 from alchemist_ray.runtime.commands.saved_states import call_on
 from alchemist_ray.transfer.sources import source_for
+from mpi_workers.columns.missing import ERROR
 from mpi_workers.data.description import TransferTarget
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
-from mpi_workers.matrix.missing import ERROR
 from mpi_workers.matrix.sparse_rows import of_layout
 from mpi_workers.wire.frames import Body
 

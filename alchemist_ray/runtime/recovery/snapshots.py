@@ -30,8 +30,8 @@ from alchemist_ray.runtime.commands.matrix_records import LoggedCommand, Record
 from alchemist_ray.runtime.commands.saved_states import save_state
 from alchemist_ray.transfer.fetching import fetch
 from mpi_workers.failures import Failure
+from mpi_workers.protocol.files import AUTOMATIC
 from mpi_workers.wire.frames import Body
-from mpi_workers.wire.names import AUTOMATIC
 
 COPY_INTERVAL_S = 0.1
 COPY_LEAST_S = 0.1  # of commands that have led to a matrix

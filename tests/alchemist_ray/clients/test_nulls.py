@@ -16,7 +16,7 @@ import scipy.sparse
 
 from alchemist_ray import AlchemistSession
 from alchemist_ray.errors import AlchemistError, BadArgumentError, DtypeError, ShapeError
-from mpi_workers.matrix import pandas_columns
+from mpi_workers.columns import pandas_columns
 from tests.support import traces
 
 pa = pytest.importorskip("pyarrow", reason="needs alchemist-on-ray[data]")

@@ -18,7 +18,7 @@ from alchemist_ray.gateway import node, protocol
 from alchemist_ray.gateway.client import ask
 from alchemist_ray.gateway.protocol import GatewayAddress
 from alchemist_ray.gateway.server.actor import GatewayInfo
-from mpi_workers.wire.commands import COMMANDS, Turn
+from mpi_workers.protocol.commands import COMMANDS, Turn
 from tests.alchemist_ray.gateway.conftest import Client
 from tests.support import traces
 from tests.support.breakable_link import BreakableLink

@@ -23,8 +23,8 @@ from mpi_workers.data.description import TransferTarget
 from mpi_workers.data.transfers import MatrixReader, MatrixWriter
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.layout import Distribution
-from mpi_workers.wire import names
-from mpi_workers.wire.commands import COMMANDS
+from mpi_workers.protocol import libraries
+from mpi_workers.protocol.commands import COMMANDS
 from tests.faults.conftest import Call
 
 
@@ -50,7 +50,7 @@ def test_a_token_for_calls_runs_no_code_and_touches_no_file(
         assert np.array_equal(A.fetch(), np.eye(5))  # the session goes on
 
 
-@pytest.mark.parametrize("library", names.SHIPPED)
+@pytest.mark.parametrize("library", libraries.SHIPPED)
 def test_shipped_libraries_need_the_same_scope_to_be_loaded_and_called(library: str) -> None:
     other = {"files": "files", "simulator": "run_code", "program": "run_code"}
     needed = other.get(library, "call")

@@ -17,8 +17,8 @@ from alchemist_ray.runtime.commands.jobs import HELD_S, Job, JobQueue
 from alchemist_ray.runtime.commands.loaded_libraries import LoadedLibraries, stamp_of
 from alchemist_ray.runtime.commands.matrix_records import Record
 from mpi_workers.failures import Failure
+from mpi_workers.protocol.commands import COMMANDS, Turn
 from mpi_workers.rank.commands import RankCommands
-from mpi_workers.wire.commands import COMMANDS, Turn
 from mpi_workers.wire.frames import Body
 from tests.alchemist_ray.runtime.owners import Owner
 

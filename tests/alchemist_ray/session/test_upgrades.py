@@ -16,8 +16,8 @@ from alchemist_ray.gateway import protocol
 from alchemist_ray.ray_access import catalogue
 from alchemist_ray.version import __version__
 from ali.scaffold import include_directory
+from mpi_workers.protocol.files import CHECKPOINT_VERSION
 from mpi_workers.wire import frames
-from mpi_workers.wire.names import CHECKPOINT_VERSION
 from tests.support import release_files
 
 ROOT = Path(__file__).parents[3]

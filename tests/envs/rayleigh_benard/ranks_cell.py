@@ -17,9 +17,9 @@ from ali.registry import load
 from benchmarks.rayleigh_benard.baselines import POLICIES
 from envs.rayleigh_benard.build import shared_object
 from mpi_workers.failures import Interrupted
+from mpi_workers.local import local_gang
+from mpi_workers.protocol.signature import Signature
 from mpi_workers.rank.gang_view import GangView
-from mpi_workers.testing import local_gang
-from mpi_workers.wire.signature import Signature
 from tests.support.ranks_shared import failure_of
 
 SMALL = {"height": 8, "width": 24, "velocity": 0.1, "rayleigh": 5e3, "spin_up": 0.0}

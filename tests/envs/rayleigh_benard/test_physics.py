@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.rayleigh_benard import spectral, validate
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from tests.envs.rayleigh_benard.ranks_cell import SMALL
 from tests.support import launches
 from tests.support.build import needs_compiler

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mpi_workers.local import local_gang
 from mpi_workers.matrix.device import fault_of
-from mpi_workers.testing import local_gang
 from tests.support import launches
 from tests.support.suite import scaled
 

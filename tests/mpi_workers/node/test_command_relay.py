@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mpi_workers.failures import Failure
-from mpi_workers.node.command_relay import ERRORS_SENT, CommandRelay
+from mpi_workers.node.command_relay import CommandRelay
 from mpi_workers.node.processes import RankProcess
+from mpi_workers.protocol.replies import ERRORS_SENT
 from mpi_workers.waits.interruption import InterruptWord
 from mpi_workers.wire.frames import Body, Frame, Kind
 

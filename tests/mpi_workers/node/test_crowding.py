@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from mpi_workers.local import local_gang
 from mpi_workers.node.processes import crowded, set_waits
-from mpi_workers.testing import local_gang
 
 CORES = len(os.sched_getaffinity(0))
 BARRIER = "MPIR_CVAR_BARRIER_POSIX_INTRA_ALGORITHM"

@@ -13,9 +13,9 @@ from mpi4py import MPI
 
 from ali.registry import load
 from mpi_workers.failures import Interrupted
+from mpi_workers.local import local_gang
 from mpi_workers.rank.commands import Libraries
 from mpi_workers.rank.gang_view import GangView
-from mpi_workers.testing import local_gang
 from mpi_workers.waits.interruption import EndedWaits, uninterruptible
 
 NO_SUCH_RANK = 12345

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
+from mpi_workers.local import local_gang
 from mpi_workers.rank import process
 from mpi_workers.rank.process import limit_endpoints
-from mpi_workers.testing import local_gang
 from mpi_workers.wire.interfaces import interface_of
 
 RANKS = "tests.mpi_workers.rank.ranks_fabric:"

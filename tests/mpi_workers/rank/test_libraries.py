@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 RANKS = "tests.mpi_workers.rank.ranks_libraries:"
 LIBRARY = """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 
 FUNCTION = "tests.mpi_workers.waits.ranks_programs:each"
 LIMIT_S = 60.0  # of one program, which takes some 10 ms on a quiet machine

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from tests.support.suite import LONG
 
 MODULE = "tests.mpi_workers.waits.ranks_mpi4py:module"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from mpi_workers.waits import mpi_layer
 from tests.support import launches
 from tests.support.build import needs_compiler, shared_object

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpi_workers.testing import local_gang
+from mpi_workers.local import local_gang
 from tests.mpi_workers.waits import ranks_careless, ranks_kept, ranks_pending
 from tests.mpi_workers.waits.programs import differences, outcomes, wrong
 from tests.mpi_workers.waits.ranks_careless import COUNTS

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.matrix import arrow_memory
-from mpi_workers.matrix.arrow_memory import Field, Part
+from mpi_workers.columns import arrow_memory
+from mpi_workers.columns.arrow_memory import Field, Part
+from mpi_workers.columns.missing import ERROR, NAN, Missing, dtype_with_missing, filled
 from mpi_workers.matrix.dtypes import check_range, common_dtype
-from mpi_workers.matrix.missing import ERROR, NAN, Missing, dtype_with_missing, filled
 
 Array = NDArray[Any]
 Inner = tuple[int, ...]  # the shape of an element of a column; of a number `()`

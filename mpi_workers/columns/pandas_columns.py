@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpi_workers.matrix.arrow_columns import (
+from mpi_workers.columns.arrow_columns import (
     CODES,
     BadShape,
     Column,
     named,
     not_numeric,
 )
-from mpi_workers.matrix.arrow_memory import read, read_schema
+from mpi_workers.columns.arrow_memory import read, read_schema
+from mpi_workers.columns.missing import ERROR, Missing, dtype_with_missing, filled
 from mpi_workers.matrix.dtypes import check_range, chosen_dtype, common_dtype, is_time
-from mpi_workers.matrix.missing import ERROR, Missing, dtype_with_missing, filled
 
 
 def names_of(frame: Any) -> list[str]:

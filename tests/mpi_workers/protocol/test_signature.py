@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_workers.failures import Failure
-from mpi_workers.wire.signature import (
+from mpi_workers.protocol.signature import (
     MATRIX,
     REQUIRED,
     TYPES,
