@@ -487,7 +487,8 @@ class Gang:
                     restored = await self._start_again(error)
                 else:
                     break
-                self._measures.note(events.RECOVERED, outcome="ok", result="started again")
+                done = "without ranks" if self._now.nodes.without_ranks else "started again"
+                self._measures.note(events.RECOVERED, outcome="ok", result=done)
                 self.dispatcher.go_on(restored)
                 return
             except AlchemistError as again:
@@ -507,11 +508,21 @@ class Gang:
         self.dispatcher.give_up(error)
 
     async def _renew(self, error: AlchemistError) -> None:
-        """Have the nodes start ranks again, in the same memory. Raises `AlchemistError`."""
-        nodes = self._now.nodes
+        """Have the nodes start ranks again, in the same memory. Raises `AlchemistError`.
+
+        If they cannot, the gang stays without ranks, or is started again (`max_failures`).
+        """
+        nodes, commands = self._now.nodes, self.dispatcher.commands
         if nodes.last_round > self._renewed_at:  # a command has paid for the loss
             self._renewed_in_a_row = 0
+        if nodes.without_ranks:
+            self._renewed_in_a_row = MOST_RENEWALS - 1  # a call has asked for one more
         if self._renewed_in_a_row >= MOST_RENEWALS:
+            if self.failures >= self.request.options.max_failures:
+                await nodes.clear(commands.kept())
+                nodes.go_without_ranks(error)
+                self._life.enter(GangState.READY)
+                return
             nodes.fail(
                 GroupFailedError(
                     f"the ranks were lost {MOST_RENEWALS + 1} times without a command in between, "
@@ -523,10 +534,9 @@ class Gang:
         else:
             self._renewed_in_a_row += 1
             self._renewed_at = nodes.last_round  # also if the start fails
-            await nodes.clear()
+            await nodes.clear(commands.kept())
             self.renewals += 1
             await nodes.start(self.request.options.start_timeout_s)
-            commands = self.dispatcher.commands
             await adopt(commands)
             if commands.log.enabled and self.address is not None:
                 await Rebuilding(commands, nodes, self.address).run_undefined()

@@ -26,7 +26,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from mpi_workers.data.keeping import ROLE
+from mpi_workers.data.keeping import RETAIN, RETAIN_S, ROLE
 from mpi_workers.data.loans import Loan, NodeMemory, NodeProof, full
 from mpi_workers.data.meetings import ROLE as CHANNEL
 from mpi_workers.data.meetings import Meetings
@@ -90,6 +90,12 @@ class DataEndpoint:
                 return
             if fields.get("role") == ROLE:
                 self._memory.kept(fields.get("rank"), connection).serve(connection)
+                return
+            if fields.get("role") == RETAIN:
+                with connection:
+                    body = connection.expect(Kind.COMMAND, RETAIN_S).body
+                    self._memory.retain(body["matrices"])
+                    connection.send(Kind.REPLY)
                 return
             if fields.get("role") == CHANNEL:
                 with contextlib.suppress(frames.WireError, OSError):  # it is gone

@@ -9,11 +9,12 @@ has sent is read first. The next process of the rank asks for what the table nam
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import resource
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,14 @@ from numpy.typing import NDArray
 from mpi_workers.failures import Failure
 from mpi_workers.matrix import memory
 from mpi_workers.matrix.mapping import SharedMapping
+from mpi_workers.matrix.table import rows
 from mpi_workers.wire import frames
 from mpi_workers.wire.blocking import MAX_FDS, Connection, connect
 from mpi_workers.wire.frames import Body, Kind
 
 ROLE = "keeper"  # of a rank's connection for this
+RETAIN = "retain"  # of a proxy's connection
+RETAIN_S = 5.0  # for the endpoint to answer the proxy, which does nothing else meanwhile
 TABLE = 0  # stands for the table among the numbers of segments
 # Segments of a rank that stay mapped in the endpoint for the next transfer.
 MAX_MAPPED = 16
@@ -111,6 +115,19 @@ class RankKeeper:
         return found
 
 
+def retain(endpoint: str, token: str, matrices: Sequence[int]) -> None:
+    """Have the endpoint keep the memory of these matrices alone: the ranks have ended.
+
+    What they had besides (results of the failed call, idle memory) goes back to the system.
+    """
+    # An endpoint that has ended is noticed by its proxy, and the next ranks drop the same.
+    with contextlib.suppress(frames.WireError, OSError, Failure):
+        connection, _ = connect(endpoint, token, {"role": RETAIN})
+        with connection:
+            connection.send(Kind.COMMAND, {"matrices": list(matrices)})
+            connection.expect(Kind.REPLY, RETAIN_S)
+
+
 class Segment:
     """A rank's memory in the endpoint: a descriptor, and a mapping once a stream needs it."""
 
@@ -125,6 +142,10 @@ class Segment:
         if mapping is None:
             mapping = self._mapping = SharedMapping(self.fd, self.nbytes)
         return mapping.array()
+
+    def release(self) -> None:
+        """Return the pages to the system, also those that other processes still map."""
+        SharedMapping(self.fd, self.nbytes).advise(mmap.MADV_REMOVE)
 
     def unmap(self) -> None:
         """End the mapping with the last array of it."""
@@ -173,6 +194,23 @@ class KeptMemory:
                 found = [n for n in numbers if n in self._segments]
                 held = [self._segments[number].fd for number in found]
                 connection.send(Kind.REPLY, {"numbers": found}, fds=held)
+
+    def retain(self, matrices: Collection[int], lent: Collection[int]) -> Segment | None:
+        """Keep the segments of these matrices, and those in `lent`; the rank's table, if any."""
+        if not self._serving.acquire(timeout=RETAIN_S):
+            return None  # there is a process again
+        try:  # the process has ended, and all that it has sent has been read
+            table = self._segments.get(TABLE)
+            if table is not None:
+                named = (r.about["segment"] for r in rows(table.fd) if r.ident in matrices)
+                unused = self._segments.keys() - {TABLE, *lent, *named}
+                for number in unused:
+                    with contextlib.suppress(OSError):
+                        self._segments[number].release()
+                self._drop(unused)
+            return table
+        finally:
+            self._serving.release()
 
     def _keep(self, number: int, fds: list[int], inode: int) -> None:
         """Keep the file with this inode; the kernel drops a descriptor that is one too many."""

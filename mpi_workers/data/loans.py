@@ -33,7 +33,7 @@ from mpi_workers.data.keeping import TABLE, KeptMemory, RankKeeper, Segment
 from mpi_workers.deadlines import STALL_TIMEOUT_S
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.copy_kernels import RankPart
-from mpi_workers.matrix.layout import Distribution
+from mpi_workers.matrix.layout import Distribution, stored_shape
 from mpi_workers.matrix.memory import MemoryBlock
 from mpi_workers.matrix.storage import Entry, Storage
 from mpi_workers.matrix.table import MatrixTable, rows
@@ -215,6 +215,32 @@ class RankLink:
         self._silent = False  # its process lives, and has not answered in time
         self._next: Connection | None = None  # of a process that has just dialled
         self._dialled = threading.Condition()
+        self._table: Segment | None = None  # while the rank has no process, and none was lost since
+
+    def retained(self, table: Segment | None) -> None:
+        """The rank has no process; its table. Until one dials, matrices are read by it."""
+        with self._dialled:
+            before = self._next or self._connection
+            if before is None or _hung_up(before):
+                self._table = table
+                self._dialled.notify_all()
+
+    def _from_table(self, kind: Kind, body: Body) -> Frame | None:
+        """The answer to a request about reading, of a rank without a process; None: wait for it."""
+        with self._dialled:
+            table = self._table
+        loan = self.open.get(body["loan"])
+        if table is None or (
+            body["write"] if kind is Kind.MAP else loan is not None and loan.write
+        ):
+            return None
+        if kind is Kind.UNMAP:
+            return Frame(Kind.SYNC, {}, 0)
+        row = next((row for row in rows(table.fd) if row.ident == body["matrix"]), None)
+        if row is None or not row.sealed:
+            return None
+        shape = list(stored_shape(tuple(row.about["shape"])))
+        return Frame(Kind.MAP, {**row.about, "shape": shape}, 0)
 
     def join(self, connection: Connection) -> None:
         """A process of the rank has dialled. Raises `Failure` if the one before it lives."""
@@ -222,12 +248,12 @@ class RankLink:
             before = self._next or self._connection
             if before is not None and not _hung_up(before):
                 raise Failure("AuthError", f"rank {self.rank} is connected already")
-            self._next = connection
+            self._next, self._table = connection, None
             self._dialled.notify_all()
 
     def send(self, kind: Kind, body: Body, deadline: float) -> None:
         """Send a request, again if the process of the rank ends meanwhile. Raises `Failure`."""
-        while True:
+        while self._from_table(kind, body) is None:
             try:
                 self._connected(deadline).send(kind, body)
                 return
@@ -237,6 +263,8 @@ class RankLink:
     def answer(self, kind: Kind, body: Body, reply: Kind, deadline: float) -> Frame:
         """The answer to a request that was sent. Raises `Failure`: it is refused, or too late."""
         while True:
+            if (found := self._from_table(kind, body)) is not None:
+                return found
             try:
                 if self._connection is None:
                     raise frames.ConnectionLost("the rank has ended")
@@ -262,7 +290,10 @@ class RankLink:
     def _connected(self, deadline: float) -> Connection:
         """The connection; of a further process, when it has the loans of the one before."""
         with self._dialled:
+            table = self._table
             while self._next is None and self._connection is None:
+                if self._table is not table:
+                    raise frames.ConnectionLost("the rank has no process")
                 left = deadline - time.monotonic()
                 if self._silent or not self._dialled.wait(max(0.0, left)):
                     raise self._failed("it has ended, or does not answer")
@@ -323,6 +354,13 @@ class NodeMemory:
     def kept(self, rank: object, connection: Connection) -> KeptMemory:
         """The memory of a rank of which a process has connected. Raises as `join`."""
         return self._kept[self._rank(rank, connection)]
+
+    def retain(self, matrices: Iterable[int]) -> None:
+        """The ranks have ended: keep these matrices of them, and what clients have on loan."""
+        wanted = set(matrices)
+        for rank, link in self._links.items():
+            lent = {loan.segment.number for loan in list(link.open.values())}
+            link.retained(self._kept[rank].retain(wanted, lent))
 
     def chosen(self, value: object) -> list[int]:
         """The ranks that a request names; all, if it names none. Raises `Failure`."""

@@ -305,12 +305,14 @@ class LocalRanks:
             )
             run_rank(config)
 
-        process.pid = fork(run, theirs.fileno(), *writers.values())
-        theirs.close()
         self.pmi[process.rank] = ours
-        for stream, (read_end, write_end) in pipes.items():
-            os.close(write_end)
-            self.output.pipes[process.rank, stream] = read_end
+        self.output.pipes |= {(process.rank, name): ends[0] for name, ends in pipes.items()}
+        try:
+            process.pid = fork(run, theirs.fileno(), *writers.values())
+        finally:
+            theirs.close()
+            for write_end in writers.values():
+                os.close(write_end)
 
     def _run(self, start: Start) -> None:
         """Run the command that starts the ranks of all nodes."""

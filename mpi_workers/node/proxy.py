@@ -20,12 +20,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import uvloop
 
+from mpi_workers.data.keeping import retain
 from mpi_workers.deadlines import BLAME_S, EXIT_GRACE_S
 from mpi_workers.failures import Failure
 from mpi_workers.node import processes
@@ -147,8 +148,11 @@ class Proxy:
             if process is not self._local.endpoint:
                 self._watch(process)
 
-    def _clear(self) -> None:
-        """End all ranks of this node, with their descendants, and what is about them alone."""
+    def _clear(self, matrices: Sequence[int]) -> None:
+        """End all ranks of this node, with their descendants, and what is about them alone.
+
+        The memory of these matrices stays.
+        """
         loop = asyncio.get_running_loop()
         self._lost = True
         if self._blame is not None:
@@ -166,6 +170,7 @@ class Proxy:
         self._send_lines(finished=True)
         self._relay.clear()
         self._folder.clear()
+        retain(self._data_addresses[0], self._plan.token, matrices)
         self.send_event("cleared")
 
     def _start_again(self, number: int, kvs_name: str) -> None:
@@ -173,7 +178,10 @@ class Proxy:
         note_segments(self._folder.path, segment_names(kvs_name, self._node))
         self._config = replace(self._config, renewal=number)
         self._lost = False
-        self._start_ranks(kvs_name)
+        try:
+            self._start_ranks(kvs_name)
+        except OSError as error:  # no memory, or no process more
+            self._rank_ended(next(iter(self._ranks)), f"could not be started: {error.strerror}")
         self._attend()
 
     async def _connect_to_manager(self) -> None:
@@ -387,7 +395,7 @@ class Proxy:
             case "report_waits":
                 self._relay.report_waits(body["question"])
             case "clear":
-                self._clear()
+                self._clear(body["matrices"])
             case "start":
                 self._start_again(body["number"], body["kvs_name"])
             case "shutdown":

@@ -82,7 +82,7 @@ def started_again(session: AlchemistSession) -> Finding:
     except AlchemistError as error:
         words = " ".join(str(error.args[0]).split())[:600]
         return Finding(
-            WARN, f"the loss of a rank ends the gang, with its matrices: {words}",
+            WARN, f"a gang that loses a rank goes on without ranks: {words}",
             "see that the launcher can be run again in the job, or set another (mpi.launcher of "
             "the site file; launcher='pmi'); max_failures and durable=True rebuild matrices",
             check="ranks started again",

@@ -461,6 +461,10 @@ class Dispatcher:
                 if isinstance(error, AlchemistError):
                     return None
                 self.commands.leave_undefined(job.body)  # it has failed, and has cost the ranks
+            elif error is self.nodes.lost and job.work is None and not job.asked_for_ranks:
+                job.asked_for_ranks = True
+                self.ranks_lost(self.nodes, self.nodes.lost)
+                return None
             return failure_of(error, f"command {job.body['op']!r}")
         finally:
             if self.nodes.busy:  # ranks that are still in it go on changing its matrices

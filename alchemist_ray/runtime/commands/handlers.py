@@ -86,7 +86,7 @@ class Commands:
 
     def __post_init__(self) -> None:
         self.libraries = LoadedLibraries(self.users)
-        self.dead = DeadMatrices(lambda: self.soon("free", lambda: self.nodes.round("free")))
+        self.dead = DeadMatrices(lambda: self.soon("free", self._free))
 
     # --- matrices ---
 
@@ -141,8 +141,21 @@ class Commands:
                 )
         self.drop(*(record.id for record in known))
         if known:
-            await self.nodes.round("free")
+            await self._free()
         return {"freed": len(known)}
+
+    async def _free(self) -> None:
+        """Have the memory of dead matrices freed."""
+        if self.nodes.without_ranks:
+            self.dead.told()
+            await self.nodes.clear(self.kept())
+        else:
+            await self.nodes.round("free")
+
+    def kept(self) -> list[int]:
+        """The matrices that ranks have: also copies that take the place of a matrix soon."""
+        copies = [-ident for ident, record in self.matrices.items() if record.becomes]
+        return [*self.matrices, *copies]
 
     def drop(self, *idents: int) -> None:
         """Forget matrices, and free them soon; also if only some ranks have them."""

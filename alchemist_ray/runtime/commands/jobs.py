@@ -68,6 +68,8 @@ class Job:
         Why it is no longer wanted.
     losses : int
         How often ranks were lost while it ran.
+    asked_for_ranks : bool
+        Whether ranks were started for it, on a gang that had none.
     """
 
     body: Body
@@ -83,6 +85,7 @@ class Job:
     cancelled: Failure | None = None
     answered: bool = False
     losses: int = 0
+    asked_for_ranks: bool = False
     since: float = field(default_factory=time.monotonic)
     began: float | None = None
     _dropped: dict[int, int] = field(default_factory=dict)  # bytes of output, by rank

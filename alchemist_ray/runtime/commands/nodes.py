@@ -283,6 +283,8 @@ class Nodes:
         `stuck_timeout_s`, for messages.
     absent : set of str
         Libraries of the gang that these ranks have not loaded.
+    without_ranks : bool
+        Whether no others are being started: `lost` says what to do.
     """
 
     def __init__(
@@ -316,6 +318,7 @@ class Nodes:
         self.data: dict[int, NodeAddress] = {}
         self.absent: set[str] = set()
         self.lost: AlchemistError | None = None
+        self.without_ranks = False
         self.failure: AlchemistError | None = None
         self.closed = False
         self._became_idle = asyncio.Event()
@@ -664,11 +667,14 @@ class Nodes:
         if not starting:  # else `start` raises it
             self._owner.ranks_lost(self, error)
 
-    async def clear(self) -> None:
-        """End the ranks on all nodes, after `lose`. Raises what ends the gang meanwhile."""
+    async def clear(self, matrices: Sequence[int]) -> None:
+        """End the ranks on all nodes, after `lose`, and free all memory but that of matrices.
+
+        Raises what ends the gang meanwhile.
+        """
         self._not_cleared = set(self._proxies)
         self._cleared = asyncio.get_running_loop().create_future()
-        self._send_all({"op": "clear"})
+        self._send_all({"op": "clear", "matrices": list(matrices)})
         try:
             await in_time(asyncio.shield(self._cleared), CLEAR_LIMIT_S)
         except TimeoutError:
@@ -687,6 +693,7 @@ class Nodes:
             They did not check in, or the gang has ended meanwhile.
         """
         self._starts += 1
+        self.without_ranks = False
         self.lost, self._crashed, self._renew, self._settle = None, False, False, False
         self._pmi_nodes, self._pmi_puts = 0, {}
         self.ranks.clear()
@@ -701,6 +708,17 @@ class Nodes:
             error = _ended(LaunchError, words, "")
             self.lose(error)
             raise error from None
+
+    def go_without_ranks(self, error: AlchemistError) -> None:
+        """They cannot be started again: every round is refused, and says so."""
+        happened = error.facts.get("happened", error.args[0])
+        self.without_ranks = True
+        self.lost = GroupError(
+            f"the gang has no ranks, which could not be started again: {happened}. Its matrices "
+            "are kept: they can be fetched, and handle.free() returns their memory at once. The "
+            "next call tries to start ranks again",
+            **{**error.facts, "happened": happened},
+        )
 
     # --- the end ---
 

@@ -17,7 +17,7 @@ async def adopt(commands: Commands) -> None:
         If ranks are lost meanwhile.
     """
     nodes, matrices = commands.nodes, commands.matrices
-    done = await nodes.round("adopt", matrices=list(matrices))
+    done = await nodes.round("adopt", matrices=commands.kept())
     nodes.absent = set(commands.libraries)
     if (settle := commands.unsettled) is not None:
         await settle()

@@ -192,7 +192,7 @@ def test_ranks_are_started_again_on_all_nodes_after_all_have_ended() -> None:
         assert [error.rank for error in owner.losses] == [1]
         with pytest.raises(AlchemistError, match="rank 1"):
             await nodes.round("free")
-        await nodes.clear()
+        await nodes.clear([])
         await nodes.start(5)
         assert [[body["op"] for body in proxy.commands] for proxy in proxies] == [
             ["clear", "start"], ["clear", "start"],
@@ -243,7 +243,7 @@ def test_a_node_that_is_lost_while_it_starts_ranks_again_is_named() -> None:
         nodes, *_ = two_nodes()
         await nodes.ready
         nodes.receive(1, ended(1, KILLED))
-        await nodes.clear()
+        await nodes.clear([])
         asyncio.get_running_loop().call_soon(nodes.node_ended, 1)
         with pytest.raises(AlchemistError, match="node h was lost"):
             await nodes.start(5)
