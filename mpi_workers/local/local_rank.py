@@ -21,8 +21,9 @@ from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import SHM, segments_of
 from mpi_workers.node.processes import ANYONE, close_listeners, crowded, die_with_parent, let_trace
 from mpi_workers.node.stacks import crash_file
+from mpi_workers.rank.crashes import report_exits
+from mpi_workers.rank.fabric import limit_endpoints
 from mpi_workers.rank.gang_view import GangView
-from mpi_workers.rank.process import limit_endpoints, report_exits
 from mpi_workers.waits import interruption
 from mpi_workers.waits.interruption import InterruptWord
 

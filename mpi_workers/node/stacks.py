@@ -1,7 +1,7 @@
 """Where a rank is, and where one has crashed: frames of C and of Python, innermost first.
 
 Of a rank that runs they come from py-spy, which Ray brings along; of one that has crashed from the
-file that it has written (`mpi_workers.rank.process`).
+file that it has written (`mpi_workers.rank.crashes`).
 """
 
 from __future__ import annotations

@@ -3,16 +3,10 @@
 The loop waits for commands on a socket, and enters MPI only to compute: a rank that waits inside
 MPI uses a whole core. The proxy sends every command to all ranks of the node. A routine's failure
 on this rank is reported in the reply, and the loop continues.
-
-A gang on one node needs no network: its ranks exchange messages through shared memory. A gang on
-several nodes listens only on the interface of its node's address, on the loopback interface, and on
-InfiniBand devices. A site's own settings are kept.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import json
 import math
@@ -32,7 +26,6 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from mpi_workers.data.loans import RankMemory
-from mpi_workers.deadlines import BLAME_S
 from mpi_workers.failures import Failure, Interrupted, text_of
 from mpi_workers.matrix import device, memory
 from mpi_workers.matrix.available_memory import NodeAllocations
@@ -40,38 +33,32 @@ from mpi_workers.matrix.memory import Pool
 from mpi_workers.matrix.storage import Storage
 from mpi_workers.node.cleanup import segments_of
 from mpi_workers.node.processes import allow_open_files, let_trace, take_short_turns
-from mpi_workers.node.rank_output import rank_pipe
 from mpi_workers.node.specs import RankConfig
 from mpi_workers.node.stacks import crash_file
 from mpi_workers.protocol.commands import COMMANDS, command_name
-from mpi_workers.protocol.output import STDERR, STDOUT
 from mpi_workers.rank import history
 from mpi_workers.rank.commands import INTERRUPTIBLE, Loader, RankCommands, Runner
+from mpi_workers.rank.crashes import FINALIZED, report_exits, write_frames_to
+from mpi_workers.rank.fabric import limit_endpoints
 from mpi_workers.rank.foreign_code import (
-    STREAMS,
     ProcessSettings,
     flush_python,
-    open_stream,
     traceback_of,
 )
 from mpi_workers.rank.gang_view import GangView
 from mpi_workers.rank.imports import SlowImports
+from mpi_workers.rank.output import buffer_lines, flush, use_rank_pipes
 from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.waits import interruption, mpi_layer
 from mpi_workers.waits.interruption import InterruptWord, end_on_signal, place
 from mpi_workers.wire.blocking import Connection, connect
 from mpi_workers.wire.frames import Body, Kind
-from mpi_workers.wire.interfaces import interface_of
 from mpi_workers.wire.pmi import NO_SPAWN
 from mpi_workers.wire.sockets import peer
 
 ORPHANED = 98  # exit code of a rank whose proxy has ended
 SEGMENTS_BITS = 32  # of a segment's number; the bits above count the processes of its rank
 TRACEBACK_LIMIT = 16 << 10  # 16 KiB of a traceback are sent
-FINALIZED = (
-    "a library has called MPI_Finalize, which ends MPI for all ranks of the gang: remove that call "
-    "from its routines"
-)
 
 
 class RankLoop:
@@ -225,156 +212,10 @@ def _end_with_proxy(control: Connection) -> None:
         os._exit(ORPHANED)
 
 
-# --- output ---
-
-_IOLBF = 1  # of <stdio.h>: line buffering
-_libc = ctypes.CDLL(None)
-
-
-def buffer_lines() -> None:
-    """Write the output of Python and C code line by line."""
-    for number, name in enumerate(STREAMS):
-        open_stream(number, getattr(sys, name))
-    with contextlib.suppress(ValueError):  # a C library that names it otherwise
-        _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _IOLBF, 0)
-
-
-def use_rank_pipes(folder: str, rank: int) -> None:
-    """Print to this rank's own pipes, where its launcher has given all ranks the same ones."""
-    for stream in (STDOUT, STDERR):
-        with contextlib.suppress(FileNotFoundError):
-            pipe = os.open(rank_pipe(folder, rank, stream), os.O_WRONLY)
-            os.dup2(pipe, stream)
-            os.close(pipe)
-            open_stream(stream, getattr(sys, STREAMS[stream]))
-
-
-def flush() -> None:
-    """Write out the output that Python and C have buffered."""
-    flush_python()
-    _libc.fflush(None)
-
-
-# --- network ---
-
-INFINIBAND = Path("/sys/class/infiniband")
-# UCX: loopback and shared memory (System V, POSIX, CMA). UCX removes the names of its segments as
-# soon as they are mapped, so none remains after SIGKILL.
-UCX_ONE_NODE = "self,sm"
-OFI_ONE_NODE = "shm"
-LOOPBACK = "lo"
-
-
-def limit_endpoints(
-    host: str | None, *, one_node: bool, env: MutableMapping[str, str] = os.environ
-) -> None:
-    """Set the variables of UCX and libfabric that limit MPI's endpoints. Call it before MPI_Init.
-
-    Parameters
-    ----------
-    host : str or None
-        This node's address.
-    one_node : bool
-        Whether all ranks of the gang are on this node.
-    env : mapping
-        Variables that are set already are kept.
-    """
-    if one_node:
-        env.setdefault("UCX_TLS", UCX_ONE_NODE)
-        if env.get("MPIR_CVAR_CH4_NETMOD") == "ofi":
-            env.setdefault("FI_PROVIDER", OFI_ONE_NODE)
-        return
-    interface = interface_of(host) if host is not None else None
-    if interface is None:
-        if host is not None:
-            sys.stderr.write(f"no interface has the address {host}: MPI listens on all of them\n")
-        return
-    # Without the loopback device, ranks of one node crash in UCX when they exchange messages.
-    devices = dict.fromkeys([interface, LOOPBACK, *_infiniband_ports()])
-    env.setdefault("UCX_NET_DEVICES", ",".join(devices))
-    env.setdefault("FI_TCP_IFACE", interface)
-
-
-def _infiniband_ports() -> list[str]:
-    """Active InfiniBand and RoCE ports by UCX's names: ``mlx5_0:1``."""
-    ports = []
-    for path in sorted(INFINIBAND.glob("*/ports/*")):
-        with contextlib.suppress(OSError):
-            if "ACTIVE" in (path / "state").read_text():
-                ports.append(f"{path.parents[1].name}:{path.name}")
-    return ports
-
-
-# --- crashes ---
-
-LIBRARY = Path(__file__).with_name("crash_frames.so")  # `crash_frames.c`, where it was built
-
-
-def write_frames_to(path: str) -> None:
-    """Have a crash write the frames of its thread to a file: of C where we can, then of Python."""
-    file = open(path, "wb", buffering=0)  # noqa: SIM115  # faulthandler keeps it
-    faulthandler.enable(file, all_threads=False)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(str(LIBRARY)).alchemist_show_crashes(file.fileno())
-
-
-_EXIT_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)
-EXIT_FRAMES = 64
-
-
-def report_exits() -> None:
-    """Have this process print why it ends, if a library ends it, and end with a code other than 0.
-
-    Ranks end themselves without the handlers of exit(3), so only exit(3) in a library or in MPI
-    runs them.
-    """
-    on_exit = getattr(_libc, "on_exit", None)  # of glibc
-    if on_exit is not None:
-        on_exit(_report_exit, ctypes.c_void_p(os.getpid()))
-
-
-@_EXIT_HANDLER  # type: ignore[untyped-decorator]  # keeps the function alive
-def _report_exit(code: int, pid: int | None) -> None:
-    if os.getpid() != pid:
-        return  # a child that a library has forked
-    callers = _calling_frames()
-    delay_s = 0.0
-    if MPI.Is_finalized():
-        words = FINALIZED
-    elif any("MPI_Abort" in frame for frame in callers):
-        words = ""  # MPI has printed the call, from which the proxy knows it
-    elif any("libmpi" in os.path.basename(frame.partition("(")[0]) for frame in callers):
-        words = (
-            f"MPI has ended this rank's process with code {code}: another rank has called "
-            "MPI_Abort or has ended, or MPI cannot continue after an error"
-        )
-        delay_s = BLAME_S
-    else:
-        words = (
-            f"a library has ended this rank's process with code {code}: it called exit(), or STOP "
-            "in Fortran. It must return an error instead (alchemist_fail, alchemist_failed)"
-        )
-    sys.stderr.write(words + "\n" * bool(words))
-    sys.stderr.flush()
-    time.sleep(delay_s)
-    os._exit(code or 1)
-
-
-def _calling_frames() -> list[str]:
-    """The C frames of this thread: ``/lib/libmpi.so.12(MPI_Abort+0x1b) [0x7f...]``."""
-    _libc.backtrace_symbols.restype = ctypes.POINTER(ctypes.c_char_p)
-    addresses = (ctypes.c_void_p * EXIT_FRAMES)()
-    count = _libc.backtrace(addresses, EXIT_FRAMES)
-    symbols = _libc.backtrace_symbols(addresses, count)
-    return [(symbols[i] or b"").decode(errors="replace") for i in range(count)] if symbols else []
-
-
 def gpus_of(config: RankConfig, rank: int) -> str:
     """The GPUs that a rank sees, as its accelerator's runtime names them: ``"0,1"``."""
     return next(iter(config.devices[rank - config.first].values()), "") if config.devices else ""
 
-
-# --- start and end ---
 
 INIT_SLACK_S = 10  # after the start's own time limit, whose error has more details
 UNFIT_S = 2.0  # a process outside the gang's MPI world waits this long to be killed

@@ -11,7 +11,7 @@ import pytest
 
 from mpi_workers import build_native
 from mpi_workers.node.stacks import by_stack, crash_file, of_crash, of_main_thread, shown
-from mpi_workers.rank import process
+from mpi_workers.rank import crashes
 from tests.support import traces
 
 PROGRAM = """
@@ -45,10 +45,10 @@ import ctypes, sys
 from pathlib import Path
 import mpi4py
 mpi4py.rc.initialize = False  # a process that crashes leaves MPICH's file in /dev/shm
-from mpi_workers.rank import process
+from mpi_workers.rank import crashes
 file, frames, library = sys.argv[1:]
-process.LIBRARY = Path(frames)
-process.write_frames_to(file)
+crashes.LIBRARY = Path(frames)
+crashes.write_frames_to(file)
 def routine():
     ctypes.CDLL(library).solver(8)
 routine()
@@ -130,7 +130,7 @@ def test_a_crash_in_c_leaves_its_frames(tmp_path: Path, compiled: bool) -> None:
         pytest.skip(why)
     frames = tmp_path / "crash_frames.so"
     if compiled:
-        build_native.build(process.LIBRARY.with_suffix(".c"), frames)
+        build_native.build(crashes.LIBRARY.with_suffix(".c"), frames)
     file = crash_file(str(tmp_path), 3)
     done = subprocess.run(
         [sys.executable, "-c", CRASH, file, frames, library], capture_output=True, check=False
@@ -152,7 +152,7 @@ def test_hidden_functions_have_names_and_lines_in_a_crash(tmp_path: Path, flags:
     subprocess.run(
         ["cc", *flags, "-shared", "-fPIC", "-fvisibility=hidden", "-o", library, source], check=True
     )
-    build_native.build(process.LIBRARY.with_suffix(".c"), frames)
+    build_native.build(crashes.LIBRARY.with_suffix(".c"), frames)
     command = [sys.executable, "-c", CRASH, crash_file(str(tmp_path), 0), frames, library]
     assert subprocess.run(command, capture_output=True, check=False).returncode == -11
     found = of_crash(str(tmp_path), 0)

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from mpi_workers.local import local_gang
-from mpi_workers.rank import process
-from mpi_workers.rank.process import limit_endpoints
+from mpi_workers.rank import fabric
+from mpi_workers.rank.fabric import limit_endpoints
 from mpi_workers.wire.interfaces import interface_of
 
 RANKS = "tests.mpi_workers.rank.ranks_fabric:"
@@ -36,7 +36,7 @@ def test_libfabric_on_one_node_uses_shared_memory() -> None:
 def test_on_several_nodes_mpi_uses_the_interface_of_the_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "_infiniband_ports", lambda: ["mlx5_0:1"])
+    monkeypatch.setattr(fabric, "_infiniband_ports", lambda: ["mlx5_0:1"])
     env: dict[str, str] = {}
     limit_endpoints("127.0.0.1", one_node=False, env=env)
     assert env == {"UCX_NET_DEVICES": "lo,mlx5_0:1", "FI_TCP_IFACE": "lo"}
