@@ -67,7 +67,8 @@ File_write_at_all flants; File_read_ordered fAnts; File_write_ordered fants
 """
 # Calls of some ranks, or of two groups, which MPI itself carries out.
 WHOLE = """
-Comm_create_group chim; Intercomm_create cihiim; Intercomm_merge cim
+Comm_create_group chim; Intercomm_create cihiim; Intercomm_merge cim;
+Comm_create_from_group hphhm; Intercomm_create_from_groups hihiphhm
 """
 EXCHANGES = """
 Sendrecv antiiAntiics; Sendrecv_replace Antiiiics
@@ -260,9 +261,10 @@ class _Function:
     def started(self, kind: str) -> str:
         """It returns while its operation is under way."""
         note = f"note(*{self.at['r']}, {self.comm}, {kind});"
+        made = f"made(*{self.at['m']});" if "m" in self.at else ""
         return self.text(
             f"e = p_{self.name}{self.form}({self.given});",
-            f"if (!e) {note}",
+            f"if (!e) {{ {note} {made} }}" if made else f"if (!e) {note}",
             "return e;",
             before=f"*{self.at['r']} = REQUEST_NULL;",
         )

@@ -240,6 +240,7 @@ def one_leaves_a_broadcast_out(comm: Any) -> None:
 
     if comm.rank == 0:
         MPI.COMM_WORLD.Bcast(np.full(2, 1e6))
+    comm.Barrier()  # else rank 1 may end the call before rank 0 has begun it
     raise ValueError
 
 
@@ -264,6 +265,53 @@ def test_a_call_that_fails_costs_processes_if_a_rank_has_left_a_collective_out(
     assert session.run(broadcast, timeout_s=LIMIT_S) == [[3.0, 3.0]] * 2
     assert session.run(exchanged, timeout_s=LIMIT_S) == EXPECTED
     assert ([worker.pid for worker in session.list_workers()] != before) == others
+
+
+# Of each way to make a communicator: one that has all ranks.
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "Dup": lambda comm: comm.Dup(),
+    "Dup_with_info": lambda comm: comm.Dup_with_info(comm.Get_info()),
+    "Idup": lambda comm: (lambda made, request: (request.Wait(), made)[1])(*comm.Idup()),
+    "Split": lambda comm: comm.Split(0, comm.rank),
+    "Split_type": lambda comm: comm.Split_type(1),  # MPI.COMM_TYPE_SHARED
+    "Create": lambda comm: comm.Create(comm.group),
+    "Create_group": lambda comm: comm.Create_group(comm.group),
+    "Create_from_group": lambda comm: type(comm).Create_from_group(comm.group, "kept"),
+    "Create_cart": lambda comm: comm.Create_cart([comm.size]),
+    "Create_graph": lambda comm: comm.Create_graph([1, 2], [1, 0]),
+    "Create_dist_graph": lambda comm: comm.Create_dist_graph([comm.rank], [1], [1 - comm.rank]),
+    "Create_intercomm": lambda comm: comm.Split(comm.rank).Create_intercomm(
+        0, comm, 1 - comm.rank
+    ).Merge(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_communicator_that_is_kept_is_known_however_it_was_made(
+    session: AlchemistSession, maker: str
+) -> None:
+    make = MAKERS[maker]
+
+    def keep(comm: Any) -> int:
+        from mpi4py import MPI  # noqa: PLC0415
+
+        MPI.kept = make(comm)
+        return int(MPI.kept.allreduce(1))
+
+    def fail(comm: Any) -> None:
+        from mpi4py import MPI  # noqa: PLC0415
+
+        if comm.rank == 0:
+            MPI.kept.Bcast(np.full(2, 1e6))
+        comm.Barrier()
+        raise ValueError
+
+    before = [worker.pid for worker in session.list_workers()]
+    assert session.run(keep, timeout_s=LIMIT_S) == 2
+    with pytest.raises(RoutineError, match="ValueError"):
+        session.run(fail, timeout_s=LIMIT_S)
+    session.run(exchanged, timeout_s=LIMIT_S)
+    assert [worker.pid for worker in session.list_workers()] != before
 
 
 def test_a_thousand_such_calls_use_up_no_communicators(session: AlchemistSession) -> None:
