@@ -215,7 +215,7 @@ class _LightNode:
         self._event(protocol, "pmi_barrier", puts=puts)
 
     def _event(self, protocol: FrameProtocol, op: str, **fields: Any) -> None:
-        protocol.send(Kind.EVENT, {"op": op, "node": self._number, **fields})
+        protocol.send(Kind.EVENT, {"op": op, **fields})
 
     def _on_frame(self, protocol: FrameProtocol, frame: Frame) -> None:
         body = frame.body

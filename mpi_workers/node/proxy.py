@@ -43,6 +43,7 @@ from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import GangPlan, RankConfig
 from mpi_workers.node.stacks import of_crash
 from mpi_workers.protocol.output import STDERR
+from mpi_workers.protocol.proxy_messages import PROXY_COMMANDS
 from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, listen, open_connection
@@ -148,7 +149,7 @@ class Proxy:
             if process is not self._local.endpoint:
                 self._watch(process)
 
-    def _clear(self, matrices: Sequence[int]) -> None:
+    def _on_clear(self, matrices: Sequence[int]) -> None:
         """End all ranks of this node, with their descendants, and what is about them alone.
 
         The memory of these matrices stays.
@@ -173,7 +174,7 @@ class Proxy:
         retain(self._data_addresses[0], self._plan.token, matrices)
         self.send_event("cleared")
 
-    def _start_again(self, number: int, kvs_name: str) -> None:
+    def _on_start(self, number: int, kvs_name: str) -> None:
         """Start ranks, after `clear`; the number of such starts so far."""
         note_segments(self._folder.path, segment_names(kvs_name, self._node))
         self._config = replace(self._config, renewal=number)
@@ -206,7 +207,7 @@ class Proxy:
 
     def send_event(self, op: str, **fields: Any) -> None:
         if self._manager is not None:
-            self._manager.send(Kind.EVENT, {"op": op, "node": self._node, **fields})
+            self._manager.send(Kind.EVENT, {"op": op, **fields})
 
     def send_reply(self, body: Body) -> None:
         if self._manager is None:
@@ -291,7 +292,8 @@ class Proxy:
             return
         if process is self._local.endpoint:
             # No data can reach the ranks any more: the gang ends, as with a lost rank.
-            self._report_last("endpoint_ended", cause=cause, pid=process.pid)
+            host = os.uname().nodename
+            self._report_last("endpoint_ended", hostname=host, cause=cause, pid=process.pid)
         elif isinstance(process, RankProcess):
             self._rank_ended(process.rank, cause)
         else:  # a launcher ends after its ranks: their own events say more
@@ -341,7 +343,7 @@ class Proxy:
         """
         self._leaving = True
         self._send_lines(finished=True)
-        self.send_event(op, hostname=os.uname().nodename, **fields)
+        self.send_event(op, **fields)
         asyncio.get_running_loop().call_later(READ_LIMIT_S, self._stop)
 
     # --- output ---
@@ -385,26 +387,28 @@ class Proxy:
 
     def _command(self, frame: Frame) -> None:
         body = frame.body
-        match body["op"]:
-            case "pmi_release":
-                self._pmi.release(body["puts"])
-            case "interrupt":
-                self._relay.interrupt(body["seq"], with_signal=bool(body.get("signal")))
-            case "report_running":
-                self._relay.report_running(body["seq"])
-            case "report_waits":
-                self._relay.report_waits(body["question"])
-            case "clear":
-                self._clear(body["matrices"])
-            case "start":
-                self._start_again(body["number"], body["kvs_name"])
-            case "shutdown":
-                self._shutting_down = asyncio.ensure_future(self._shutdown())
-            case _:
-                if self._relay.newest is None:
-                    self._local.output.begin_call()
-                self._relay.relay(body, frame.encoded)
-                self._send_lines()  # those that were printed since the last call
+        if body["op"] in PROXY_COMMANDS:
+            getattr(self, f"_on_{body.pop('op')}")(**body)
+            return
+        if self._relay.newest is None:
+            self._local.output.begin_call()
+        self._relay.relay(body, frame.encoded)
+        self._send_lines()  # those that were printed since the last call
+
+    def _on_pmi_release(self, puts: dict[str, str]) -> None:
+        self._pmi.release(puts)
+
+    def _on_interrupt(self, seq: int, *, signal: bool) -> None:
+        self._relay.interrupt(seq, with_signal=signal)
+
+    def _on_report_running(self, seq: int) -> None:
+        self._relay.report_running(seq)
+
+    def _on_report_waits(self, question: int) -> None:
+        self._relay.report_waits(question)
+
+    def _on_shutdown(self) -> None:
+        self._shutting_down = asyncio.ensure_future(self._shutdown())
 
     def _from_rank(self, protocol: FrameProtocol, frame: Frame) -> None:
         self._relay.receive(protocol.peer.rank, frame)

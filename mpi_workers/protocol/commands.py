@@ -53,7 +53,7 @@ class Command:
         The scope of a token with which a gateway passes it on, empty: any token. None: a gateway
         does not pass it on. More is decided by `gateway.server.access`.
     internal : bool
-        No process may send it: the GroupManager itself sends it to the ranks.
+        No process may send it: the GroupManager itself runs it.
     audited : bool
         A gateway writes it to its log.
     rerun : Rerun
@@ -150,6 +150,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "keep_result": _queued("", "matrix layout shape dtype", None, internal=True),
     "adopt": _queued("", "matrices", None, internal=True),
+    "resize": Command("matrices", scope=None, internal=True, rerun=Rerun.NEVER),
+    "keep_copies": Command(scope=None, internal=True, rerun=Rerun.NEVER),
     "checkpoint": Command("path cut?", scope="files", audited=True, rerun=Rerun.NEVER),
     # Leases, and what the gang holds.
     "release": _at_once("matrices"),

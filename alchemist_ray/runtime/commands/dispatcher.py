@@ -27,7 +27,7 @@ from alchemist_ray.runtime.commands.nodes import Nodes, recovered_words
 from mpi_workers.deadlines import STUCK_S
 from mpi_workers.failures import Failure
 from mpi_workers.protocol.commands import COMMANDS, Turn, checked
-from mpi_workers.protocol.output import STDERR
+from mpi_workers.protocol.output import STDERR, Line
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
 from mpi_workers.wire.asynchronous import FrameProtocol, listen
@@ -199,18 +199,18 @@ class Dispatcher:
             text = f"a message for the gang could not be sent: {failure.message}"
             log([(-1, STDERR, text)])
 
-    def show_progress(self, body: Body) -> None:
+    def show_progress(self, seq: int, fraction: float, text: str) -> None:
         """See `NodesOwner`: for the process that waits for the routine."""
-        if self._active is not None and body["seq"] >= self._active.first_round:
-            self._active.show(fraction=body["fraction"], text=body["text"])
+        if self._active is not None and seq >= self._active.first_round:
+            self._active.show(fraction=fraction, text=text)
 
-    def show_output(self, body: Body) -> None:
+    def show_output(self, seq: int, lines: list[Line]) -> None:
         """Lines that ranks have printed: to the process that waits for them, else to the log."""
         job = self._active
-        if job is None or body["seq"] < job.first_round or job.connection is None:
-            log(body["lines"])
+        if job is None or seq < job.first_round or job.connection is None:
+            log(lines)
         elif job.body.get("output", True):
-            job.show_output(body["lines"])
+            job.show_output(lines)
 
     # --- commands about a connection; `Turn.CONNECTION` ---
 

@@ -317,8 +317,8 @@ class Commands:
 
     def leave_undefined(self, body: Body) -> list[Record]:
         """A command was lost with ranks: the matrices that it may have half changed."""
-        if COMMANDS.get(body["op"]) is None:
-            return []  # work of the GroupManager
+        if COMMANDS[body["op"]].internal:
+            return []
         changed = self.changed(body)
         for record in changed:
             record.undefined = record.undefined or (

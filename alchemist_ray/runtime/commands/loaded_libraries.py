@@ -181,8 +181,8 @@ class LoadedLibraries(dict[str, LoadedLibrary]):
 
     def repeatable(self, body: Body) -> bool:
         """Whether a command that was lost with a rank can be run again: no other effects."""
-        command = COMMANDS.get(body["op"])  # work of the GroupManager is in no table
-        if command is None or command.rerun is Rerun.NEVER:
+        command = COMMANDS[body["op"]]
+        if command.rerun is Rerun.NEVER:
             return False
         return command.rerun is Rerun.ALWAYS or self.pure(body)
 

@@ -47,7 +47,7 @@ class LoggedCommand:
     number : int
         Commands are repeated in this order.
     body : dict
-        What the ranks run; ``"op": "sent"`` for a matrix that was sent.
+        What the ranks run; ``create`` for a matrix that was sent.
     parents : tuple of LoggedCommand
     made, changed : tuple of int
         Matrices that it made, and that it may have changed in place.
@@ -325,4 +325,4 @@ def history(records: Iterable[Record]) -> list[LoggedCommand]:
 def sent(record: Record) -> Body:
     """The command that sends a matrix (again)."""
     about: Body = {"shape": list(record.shape), "dtype": record.dtype, "layout": record.layout}
-    return {"op": "sent", **about}
+    return {"op": "create", **about}

@@ -30,6 +30,8 @@ from mpi_workers.deadlines import BLAME_S, STUCK_S
 from mpi_workers.failures import Failure
 from mpi_workers.node.stacks import by_stack, named
 from mpi_workers.protocol.commands import COMMANDS, command_name
+from mpi_workers.protocol.output import Line
+from mpi_workers.protocol.proxy_messages import PROXY_EVENTS
 from mpi_workers.protocol.replies import Replies
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind, encode
@@ -242,10 +244,10 @@ class NodesOwner(Protocol):
     def node_leaving(self, nodes: Nodes, error: AlchemistError) -> bool:
         """A node is being taken away; whether the gang moves to others."""
 
-    def show_progress(self, body: Body) -> None:
+    def show_progress(self, seq: int, fraction: float, text: str) -> None:
         """A routine has reported its progress."""
 
-    def show_output(self, body: Body) -> None:
+    def show_output(self, seq: int, lines: list[Line]) -> None:
         """Ranks have printed lines."""
 
 
@@ -378,87 +380,88 @@ class Nodes:
         """Handle a frame of a node's proxy."""
         if frame.kind == Kind.REPLY:
             self._reply(frame.body)
-        elif frame.kind == Kind.EVENT:
-            self._event(node, frame.body)
+        elif frame.kind == Kind.EVENT and (op := frame.body.pop("op")) in PROXY_EVENTS:
+            getattr(self, f"_on_{op}")(node, **frame.body)
 
-    def _event(self, node: int, body: Body) -> None:
-        match body["op"]:
-            case "progress":
-                self._owner.show_progress(body)
-            case "output":
-                self._owner.show_output(body)
-            case "rank_failed":
-                self._rank_failed(node, body)
-            case "ranks_running":
-                if (under_way := self._rounds.get(body["seq"])) is not None:
-                    under_way.stuck.update(body["ranks"])
-                    for rank, stack in body["stacks"].items():
-                        under_way.stacks[int(rank)] = stack
-            case "waits":
-                if (answers := self._questions.get(body["question"])) is not None:
-                    answers.put_nowait(body["waits"])
-            case "rank_ended":
-                self._rank_ended(node, body)
-            case "endpoint_ended":
-                happened = (
-                    f"the gang's data endpoint (pid {body['pid']} on {body['hostname']}) "
-                    f"{body['cause']}"
-                )
-                then = f", so the gang was ended on all nodes. {NEXT_GANG}"
-                facts = {"cause": body["cause"], "hostname": body["hostname"]}
-                self.fail(self._error(happened, then, **facts))
-            case "node_leaving":
-                error = self._error(
-                    f"node {body['hostname']} is being taken away (SIGTERM): its pod is evicted, "
-                    "drained or deleted, or its job ends",
-                    f". The gang was ended on all nodes; {NEXT_GANG} on the remaining nodes",
-                    node=node,
-                    cause="node leaving",
-                    hostname=body["hostname"],
-                )
-                if not self._owner.node_leaving(self, error):
-                    self.fail(error)
-            case "cleared":
-                self._not_cleared.discard(node)
-                if not self._not_cleared and not self._cleared.done():
-                    self._cleared.set_result(None)
-            case "pmi_barrier":
-                self._pmi_barrier(node, body["puts"])
-            case "ready":
-                self._node_ready(node, body["ranks"], body["addresses"])
+    def _on_progress(self, node: int, seq: int, fraction: float, text: str) -> None:
+        self._owner.show_progress(seq, fraction, text)
+
+    def _on_output(self, node: int, seq: int, lines: list[Line]) -> None:
+        self._owner.show_output(seq, lines)
+
+    def _on_ranks_running(
+        self, node: int, seq: int, ranks: list[int], stacks: dict[str, list[str]]
+    ) -> None:
+        if (under_way := self._rounds.get(seq)) is not None:
+            under_way.stuck.update(ranks)
+            under_way.stacks |= {int(rank): stack for rank, stack in stacks.items()}
+
+    def _on_waits(self, node: int, question: int, waits: dict[str, list[int]]) -> None:
+        if (answers := self._questions.get(question)) is not None:
+            answers.put_nowait(waits)
+
+    def _on_endpoint_ended(self, node: int, hostname: str, cause: str, pid: int) -> None:
+        happened = f"the gang's data endpoint (pid {pid} on {hostname}) {cause}"
+        then = f", so the gang was ended on all nodes. {NEXT_GANG}"
+        self.fail(self._error(happened, then, cause=cause, hostname=hostname))
+
+    def _on_node_leaving(self, node: int, hostname: str) -> None:
+        error = self._error(
+            f"node {hostname} is being taken away (SIGTERM): its pod is evicted, drained or "
+            "deleted, or its job ends",
+            f". The gang was ended on all nodes; {NEXT_GANG} on the remaining nodes",
+            node=node,
+            cause="node leaving",
+            hostname=hostname,
+        )
+        if not self._owner.node_leaving(self, error):
+            self.fail(error)
+
+    def _on_cleared(self, node: int) -> None:
+        self._not_cleared.discard(node)
+        if not self._not_cleared and not self._cleared.done():
+            self._cleared.set_result(None)
 
     def _error(self, happened: str, then: str, **facts: Any) -> GroupError:
         """The error for a loss; see `_ended`."""
         kind = GroupFailedError if self.ready.done() else LaunchError
         return _ended(kind, happened, then, **facts)
 
-    def _rank_ended(self, node: int, body: Body) -> None:
+    def _on_rank_ended(
+        self,
+        node: int,
+        hostname: str,
+        rank: int,
+        cause: str,
+        pid: int,
+        tail: str,
+        frames: list[str],
+    ) -> None:
         """A rank has ended. If it crashed, wait for another node to report what caused that."""
         # The user code or library routine that the ranks run, if any.
         doing = next((f", in {r.doing}" for r in self._rounds.values() if r.doing), "")
         then = "so the gang was ended on all nodes"
         if not self.ready.done():
             then = "while the gang was starting"
-        tail = body.get("tail", "")
-        said = f"\n--- last output of rank {body['rank']} ---\n{tail}" if tail else ""
-        if frames := body.get("frames"):
+        said = f"\n--- last output of rank {rank} ---\n{tail}" if tail else ""
+        if frames:
             said = f"\nit crashed in {' < '.join(frames)}{said}"
         error = self._error(
-            f"rank {body['rank']} (pid {body['pid']} on {body['hostname']}) {body['cause']}{doing}",
+            f"rank {rank} (pid {pid} on {hostname}) {cause}{doing}",
             f", {then}. {NEXT_GANG}{said}",
-            rank=body["rank"],
-            cause=body["cause"],
-            hostname=body["hostname"],
+            rank=rank,
+            cause=cause,
+            hostname=hostname,
             tail=tail,
             said=said,
         )
-        if self.count > 1 and any(signal in body["cause"] for signal in CRASHES):
+        if self.count > 1 and any(signal in cause for signal in CRASHES):
             self._crashed = True
             asyncio.get_running_loop().call_later(BLAME_S, self.lose, error)
         else:
             self.lose(error)
 
-    def _node_ready(self, node: int, ranks: list[Body], addresses: list[str]) -> None:
+    def _on_ready(self, node: int, ranks: list[Body], addresses: list[str]) -> None:
         first = min(about["rank"] for about in ranks)
         self.data[node] = NodeAddress(first, len(ranks), tuple(addresses))
         self._hosts[node] = str(ranks[0]["hostname"])
@@ -467,27 +470,24 @@ class Nodes:
         if len(self.ranks) == self._size and not self.ready.done():
             self.ready.set_result(None)
 
-    def _pmi_barrier(self, node: int, puts: dict[str, str]) -> None:
+    def _on_pmi_barrier(self, node: int, puts: dict[str, str]) -> None:
         self._pmi_puts.update(puts)
         self._pmi_nodes += 1
         if self._pmi_nodes == self.count:
             puts, self._pmi_puts, self._pmi_nodes = self._pmi_puts, {}, 0
-            self._send_all({"op": "pmi_release", "puts": puts})
+            self._tell("pmi_release", puts=puts)
 
     # --- a call that fails or is cancelled ---
 
-    def _rank_failed(self, node: int, body: Body) -> None:
+    def _on_rank_failed(self, node: int, seq: int, error: Body) -> None:
         """A rank raised: release the ranks that wait for it in MPI, and answer the caller soon."""
-        seq = body["seq"]
-        for other, proxy in self._proxies.items():
-            if other != node:
-                proxy.send(Kind.COMMAND, {"op": "interrupt", "seq": seq})
+        self._tell("interrupt", but=node, seq=seq, signal=False)
         under_way = self._rounds.get(seq)
         if under_way is not None:
-            under_way.reported = under_way.reported or body["error"]
+            under_way.reported = under_way.reported or error
         # Ranks of another round do not wait for each other: all of them reply soon.
         if under_way is not None and under_way.collective and not under_way.over.done():
-            in_task(self._after_failure(seq, under_way, body["error"]), self._tasks)
+            in_task(self._after_failure(seq, under_way, error), self._tasks)
 
     def cancel(self, first: int, why: Failure) -> bool:
         """End the current collective round, if its number is at least `first`; False if none is.
@@ -499,7 +499,7 @@ class Nodes:
             if seq >= first and under_way.collective and not under_way.over.done():
                 if under_way.cancelled is None:
                     under_way.cancelled = why
-                    self._send_all({"op": "interrupt", "seq": seq, "signal": True})
+                    self._tell("interrupt", seq=seq, signal=True)
                     in_task(self._after_cancelling(seq, under_way, why), self._tasks)
                 return True
         return False
@@ -537,7 +537,7 @@ class Nodes:
 
     def _ask_who_runs(self, seq: int, under_way: Round) -> None:
         under_way.stuck.clear()  # stacks are kept until newer ones arrive
-        self._send_all({"op": "report_running", "seq": seq})
+        self._tell("report_running", seq=seq)
 
     async def waits_in(self) -> dict[str, list[int]]:
         """The ranks that wait in MPI at this moment, by call, of nodes that answer in time."""
@@ -545,7 +545,7 @@ class Nodes:
         self._asked = question = self._asked + 1
         answers: asyncio.Queue[dict[str, list[int]]] = asyncio.Queue()
         self._questions[question] = answers
-        self._send_all({"op": "report_waits", "question": question})
+        self._tell("report_waits", question=question)
         try:
             async with asyncio.timeout(WAITS_S):
                 for _ in range(len(self._proxies)):
@@ -579,10 +579,12 @@ class Nodes:
                     )
                 self.lose(_ended(GroupFailedError, happened, ""))
 
-    def _send_all(self, body: Body) -> None:
-        data = encode(Kind.COMMAND, body)
-        for proxy in self._proxies.values():
-            proxy.send_encoded(data)
+    def _tell(self, op: str, *, but: int | None = None, **fields: Any) -> None:
+        """Send one of `PROXY_COMMANDS` to all nodes, or to all but one."""
+        data = encode(Kind.COMMAND, {"op": op, **fields})
+        for node, proxy in self._proxies.items():
+            if node != but:
+                proxy.send_encoded(data)
 
     # --- a round over all nodes ---
 
@@ -674,7 +676,7 @@ class Nodes:
         """
         self._not_cleared = set(self._proxies)
         self._cleared = asyncio.get_running_loop().create_future()
-        self._send_all({"op": "clear", "matrices": list(matrices)})
+        self._tell("clear", matrices=list(matrices))
         try:
             await in_time(asyncio.shield(self._cleared), CLEAR_LIMIT_S)
         except TimeoutError:
@@ -699,7 +701,7 @@ class Nodes:
         self.ranks.clear()
         self._new_futures()
         kvs_name = f"alchemist_{uuid.uuid4().hex[:20]}"
-        self._send_all({"op": "start", "number": self._starts, "kvs_name": kvs_name})
+        self._tell("start", number=self._starts, kvs_name=kvs_name)
         try:
             await in_time(asyncio.shield(self.ready), limit_s)
         except TimeoutError:
@@ -750,7 +752,7 @@ class Nodes:
     async def shutdown(self, timeout_s: float) -> None:
         """End the gang: libraries are closed, then ranks exit."""
         self.closed = True
-        self._send_all({"op": "shutdown"})
+        self._tell("shutdown")
         deadline = time.monotonic() + timeout_s
         while self._proxies and time.monotonic() < deadline:
             await asyncio.sleep(0.005)

@@ -209,7 +209,7 @@ class Rebuilding:
 
     async def _run(self, command: LoggedCommand) -> None:
         op, fields = command.body["op"], {k: v for k, v in command.body.items() if k != "op"}
-        if op == "sent":
+        if op == "create":
             await self._send(command.made[0], command.source, fields)
         elif op == "redistribute":
             await self._nodes.round(op, matrix=command.made[0], **fields)

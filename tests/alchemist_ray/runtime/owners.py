@@ -54,8 +54,8 @@ class NodesOwner:
     def node_leaving(self, nodes: Nodes, error: AlchemistError) -> bool:
         return False
 
-    def show_progress(self, body: Any) -> None:
+    def show_progress(self, seq: int, fraction: float, text: str) -> None:
         """Nothing is shown."""
 
-    def show_output(self, body: Any) -> None:
+    def show_output(self, seq: int, lines: Any) -> None:
         """Nothing is shown."""

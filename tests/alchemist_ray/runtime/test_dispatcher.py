@@ -50,9 +50,7 @@ def test_every_command_has_its_handlers(op: str) -> None:
         assert callable(getattr(RankCommands, op))
 
 
-@pytest.mark.parametrize(
-    "op", ["keep_copies", "resize", *(op for op, command in COMMANDS.items() if command.internal)]
-)
+@pytest.mark.parametrize("op", [op for op, command in COMMANDS.items() if command.internal])
 def test_operations_of_the_manager_are_refused_from_others(op: str) -> None:
     async def ask() -> None:
         gang = Dispatcher(Owner())

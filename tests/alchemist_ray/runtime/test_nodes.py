@@ -22,8 +22,8 @@ KILLED, CRASHED = "was killed by signal 9 (SIGKILL)", "was killed by signal 11 (
 
 
 def ended(rank: int, cause: str) -> Frame:
-    body: Body = {"op": "rank_ended", "rank": rank, "pid": 1, "hostname": "h", "cause": cause}
-    return Frame(Kind.EVENT, body, 0)
+    body: Body = {"rank": rank, "pid": 1, "hostname": "h", "cause": cause, "tail": "", "frames": []}
+    return Frame(Kind.EVENT, {"op": "rank_ended", **body}, 0)
 
 
 @pytest.mark.parametrize(

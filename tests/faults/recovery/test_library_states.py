@@ -96,7 +96,7 @@ def test_a_failed_call_ends_what_can_be_repeated_until_the_state_is_saved(gang: 
     lib.step(A)
     with pytest.raises(RoutineError, match="half done"):
         lib.stumble()
-    assert traces.wait_until(lambda: repeated(gang) == ["sent", "walking.load_state"], 10)
+    assert traces.wait_until(lambda: repeated(gang) == ["create", "walking.load_state"], 10)
     gang.kill()
     stands(lib, 1000, X)  # as the call has left it on rank 0
 
