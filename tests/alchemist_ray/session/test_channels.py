@@ -41,6 +41,14 @@ def pair(cluster: str) -> Iterator[Pair]:
         yield a, b
 
 
+@pytest.fixture
+def gangs(pair: Pair) -> Iterator[tuple[AlchemistSession, ...]]:
+    """These two, and one of 1 rank."""
+    with AlchemistSession(1) as c:
+        yield *pair, c
+    couple(*pair)
+
+
 def both(one: Callable[[], Any], other: Callable[[], Any]) -> tuple[Any, Any]:
     """The results of two calls that run at the same time."""
     with ThreadPoolExecutor(2) as threads:
@@ -62,9 +70,15 @@ def exchanged(comm: Any, given: Any, like: Any, count: int, layout: str | None) 
     return got
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
-def test_equals_numpy(pair: Pair, data: st.DataObject) -> None:
+def test_equals_numpy(gangs: tuple[AlchemistSession, ...], data: st.DataObject) -> None:
+    pair = data.draw(st.permutations(gangs), "gangs")[:2]
+    couple(*pair)
     shape = tuple(data.draw(st.lists(st.integers(0, 5), min_size=0, max_size=8), "shape"))
     dtype = data.draw(st.sampled_from(DTYPES), "dtype")
     layouts = [data.draw(st.sampled_from(SOME_LAYOUTS), "layout") for _ in range(2)]

@@ -33,10 +33,17 @@ def pair(cluster: str) -> Iterator[Pair]:
         yield a, b
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@pytest.fixture(scope="module")
+def gangs(pair: Pair) -> Iterator[tuple[AlchemistSession, ...]]:
+    """Gangs of 3, of 2 and of 1 rank."""
+    with AlchemistSession(1) as c:
+        yield *pair, c
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_equals_numpy(pair: Pair, data: st.DataObject) -> None:
-    first, second = pair if data.draw(st.booleans(), "direction") else pair[::-1]
+def test_equals_numpy(gangs: tuple[AlchemistSession, ...], data: st.DataObject) -> None:
+    first, second, _ = data.draw(st.permutations(gangs), "gangs")
     shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=8), "shape"))
     dtype = data.draw(st.sampled_from([*DTYPES, "datetime64[s]", "timedelta64[ms]"]), "dtype")
     layouts = [data.draw(st.sampled_from(SOME_LAYOUTS)) for _ in range(2)]
