@@ -44,8 +44,9 @@ BUSY_NOTICE = (
 )
 RENEWED = (
     "The ranks are started again with all matrices ({}); what libraries keep in the ranks' "
-    "processes, and variables of %%mpi, are lost"
+    "processes{}, and variables of %%mpi, are lost"
 )
+REBUILT = " (but states that save_state gives, which are rebuilt)"
 CANCELLED = "the call was cancelled"
 LOSS_FACTS = ("rank", "cause", "hostname", "happened")  # that its error has, too
 WAITING = {"wait", "workers"}  # fields of a ping that is answered when there are ranks
@@ -411,7 +412,9 @@ class Dispatcher:
         if job.losses < LOSSES and repeatable:
             return None
         assert self._loss is not None
-        restored = RENEWED.format(len(self.commands.matrices)) if kept else self._restored
+        states = REBUILT * self.commands.log.enabled
+        matrices = len(self.commands.matrices)
+        restored = RENEWED.format(matrices, states) if kept else self._restored
         words = recovered_words(job.name, job.losses, restored, self._loss, undefined)
         facts = {key: self._loss.facts[key] for key in LOSS_FACTS if key in self._loss.facts}
         return Failure("GroupRecoveredError", words, **facts)

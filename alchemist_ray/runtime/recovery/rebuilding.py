@@ -51,6 +51,7 @@ class Rebuilding:
         self._address = address
         self._obstacles: dict[LoggedCommand, str] = {}
         self._there: set[int] = set()  # matrices that have been rebuilt so far
+        self._kept: set[int] = set()  # matrices that ranks had from the beginning
         self._connection: GangConnection | None = None
 
     async def run(self) -> str:
@@ -85,12 +86,15 @@ class Rebuilding:
     async def run_undefined(self) -> None:
         """Rebuild what a lost call has left undefined on ranks that have all other matrices.
 
+        And the states of libraries, which were lost with the ranks.
+
         Raises
         ------
         GroupFailedError
             If ranks are lost meanwhile.
         """
         matrices = self._commands.matrices
+        self._kept = {ident for ident, record in matrices.items() if not record.undefined}
         try:
             for record in list(matrices.values()):
                 known = {record.id, *record.aliases} & matrices.keys()
@@ -102,11 +106,52 @@ class Rebuilding:
                     for ident in known:
                         matrices[ident].undefined = ""
                 self._free(self._there - matrices.keys())
+            for library, state in list(self._commands.libraries.states().items()):
+                if state.made_by is not None and state.made_by.body["op"] != "load":
+                    await self._rebuild_state(library, state.made_by)
+                self._free(self._there - matrices.keys())
         finally:
             if self._connection is not None:
                 await in_pool(self._connection.close)
 
+    async def _rebuild_state(self, library: str, last: LoggedCommand) -> None:
+        """Repeat what led to the state of a library; if that cannot be, it must be loaded again."""
+        commands, reason = self._way_to_state(library, last)
+        self._nodes.absent.add(library)  # what has rebuilt a matrix may have changed its state
+        for command in commands:
+            try:
+                await self._commands.bring(command.body.get("library", ""))
+            except Failure as failure:
+                reason = failure.message
+            if not reason and command.body["op"] != "load":
+                await self._repeat(command)
+                reason = self._obstacles.get(command, "")
+            if reason:
+                words = f"library {library!r} must be loaded again: its state could not be rebuilt"
+                self._commands.libraries.remove(library, f"{words}: {reason}")
+                return
+
     # --- what can be rebuilt ---
+
+    def _way_to_state(self, library: str, last: LoggedCommand) -> tuple[list[LoggedCommand], str]:
+        """The commands that rebuild a state from the matrices that are there; why they cannot."""
+        matrices = self._commands.matrices
+        found, left, reason = set[LoggedCommand](), [last], ""
+        while left:
+            command = left.pop()
+            there = [matrices[i] for i in (*command.made, *command.changed) if i in matrices]
+            as_left = there and all(r.made_by is command and not r.undefined for r in there)
+            if command in found or (as_left and command.body.get("library") != library):
+                continue
+            found.add(command)
+            left += command.parents
+            used = [matrices[i] for i in command.used if i in matrices]
+            again = [r for r in there if r.id in command.changed or "library" not in command.body]
+            since = [r for r in used if r.undefined or r.made_by not in command.parents]
+            reason = reason or command.obstacle()
+            for record in (*again, *since):
+                reason = reason or f"{record.name}, which {command.name} had, has changed since"
+        return sorted(found, key=lambda command: command.number), reason
 
     def _way_to(self, records: Sequence[Record]) -> list[LoggedCommand]:
         """The commands that rebuild undefined matrices from those that are there.
@@ -215,10 +260,15 @@ class Rebuilding:
             await self._nodes.round(op, matrix=command.made[0], **fields)
         else:
             await self._check_sources(command)
+            there = not self._kept.isdisjoint(command.made)
             if op != "load":
-                fields["first"] = command.made[0] if command.made else self._commands.next_id
+                new = not command.made or there
+                fields["first"] = self._commands.next_id if new else command.made[0]
             done = await self._nodes.round(op, **fields)
-            self._check_made(command, done.matrices or [])
+            if there:  # it was repeated for the state of its library
+                self._commands.dead.add_results(self._commands.next_id)
+            else:
+                self._check_made(command, done.matrices or [])
 
     def _check_made(self, command: LoggedCommand, matrices: Sequence[Any]) -> None:
         """Whether a command has made matrices like those of the first time."""

@@ -117,6 +117,48 @@ def test_a_state_that_cannot_be_rebuilt(gang: Recovering) -> None:
     stands(gang.als.library("walking"), 0, 0 * X)
 
 
+def lose_rank(gang: Recovering) -> None:
+    """Kill a rank, and wait until others have taken the place of all, in the same memory."""
+    before, losses = gang.ranks, gang.losses
+    gang.kill(before[1])
+    assert traces.wait_until(lambda: not set(before) & set(gang.ranks or before), 30) is not None
+    assert gang.losses == losses
+
+
+def test_a_state_is_rebuilt_after_the_loss_of_a_rank(gang: Recovering) -> None:
+    with variables(gang.manager, snapshots, COPY_INTERVAL_S=1000.0):  # nothing is copied
+        time.sleep(3 * snapshots.COPY_INTERVAL_S)
+        lib, A = walker(gang), gang.als.send_matrix(X)
+        lib.step(A)
+        lib.step(A)
+        _, F = lib.look()
+        lose_rank(gang)
+        stands(lib, 2, 2 * X)
+        assert lib.step(A) == 3
+        A.free()  # it is sent again for the state alone
+        lose_rank(gang)
+        stands(lib, 3, 3 * X)
+        np.testing.assert_allclose(F.fetch(), 2 * X)
+        B = gang.als.send_matrix(X)
+        lib.step(B)
+        B *= 10
+        lose_rank(gang)
+        with pytest.raises(LibraryNotFoundError, match=r"'walking' must be .*step had, has chang"):
+            lib.look()
+        np.testing.assert_allclose(B.fetch(), 10 * X)
+        stands(walker(gang), 0, 0 * X)
+
+
+def test_a_copied_state_is_loaded_after_the_loss_of_a_rank(gang: Recovering) -> None:
+    lib, A = walker(gang), gang.als.send_matrix(X)
+    with variables(gang.manager, snapshots, COPY_FACTOR=0.0):  # also where a copy is slow
+        lib.step(A, 0.3)
+        assert traces.wait_until(lambda: "walking.step" not in repeated(gang), 10) is not None
+    A *= 10
+    lose_rank(gang)
+    stands(lib, 1, X)
+
+
 def test_a_state_moves_to_other_ranks(plain: Recovering) -> None:
     lib, A = walker(plain), plain.als.send_matrix(X)
     for steps, size in enumerate((4, 3, 1, 2), 1):
