@@ -133,5 +133,5 @@ def from_function(
             dtypes.check_range(found, part.dtype, "the result of the function", cut=True)
             part.local[...] = found
 
-    user_code.run(engine.connection, fill, (A, function), {}, None)
+    user_code.run(engine.connection, fill, (A, function), {})
     return A

@@ -28,6 +28,7 @@ from alchemist_ray.errors import (
     from_failure,
 )
 from mpi_workers.failures import Failure
+from mpi_workers.protocol.commands import CALL_LIMITS_S
 from mpi_workers.protocol.functions import SLICE_WARNINGS
 from mpi_workers.protocol.signature import (
     MATRIX,
@@ -192,7 +193,7 @@ class Routine:
         connection: GangConnection,
         library: str,
         signature: Signature,
-        timeout_s: float | None = None,
+        limits: Body | None = None,
         *,
         columns: Sequence[str] = (),
         read_only: bool = False,
@@ -205,7 +206,7 @@ class Routine:
         self._read_only = read_only
         self._library = library
         self._routine = signature
-        self._timeout_s = timeout_s
+        self._limits = limits or {}
         self.__name__ = signature.name
         self.__qualname__ = f"{library}.{signature.name}"
         self.__doc__ = f"{signature}\n\n{signature.doc}"
@@ -248,15 +249,19 @@ class Routine:
             ref.future().add_done_callback(lambda _: held.clear())
         return ref
 
-    def options(self, *, timeout_s: float | None = None, columns: Sequence[str] = ()) -> Routine:
-        """This routine, cancelled with `CallTimeoutError` if a call takes longer.
+    def options(
+        self, *, timeout_s: float | None = None, stuck_timeout_s: float | None = None,
+        columns: Sequence[str] = (),
+    ) -> Routine:  # fmt: skip
+        """This routine, cancelled with `CallTimeoutError` if a call takes longer than `timeout_s`.
 
-        The time in which other calls hold the gang counts as well. `columns` are names for the
-        columns of the first result.
+        The time in which other calls hold the gang counts as well. `stuck_timeout_s` is that of
+        `AlchemistSession`, for these calls. `columns` are names for the columns of the first
+        result.
         """
-        limit_s = checked_timeout(timeout_s)
+        limits = call_limits(timeout_s, stuck_timeout_s)
         return Routine(
-            self._connection, self._library, self._routine, limit_s, columns=columns,
+            self._connection, self._library, self._routine, limits, columns=columns,
             read_only=self._read_only,
         )  # fmt: skip
 
@@ -286,24 +291,27 @@ class Routine:
             "library": self._library,
             "routine": self._routine.name,
             "arguments": arguments,
-            **({} if self._timeout_s is None else {"timeout_s": self._timeout_s}),
+            **self._limits,
             **({"columns": columns_to_wire(self._columns)} if self._columns else {}),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(Routine, columns=self._columns, read_only=self._read_only)
         connection = _for_other_processes(self._connection, self._library)
-        return make, (connection, self._library, self._routine, self._timeout_s)
+        return make, (connection, self._library, self._routine, self._limits)
 
     def __repr__(self) -> str:
         return f"<routine {self._library}.{self._routine}>"
 
 
-def checked_timeout(timeout_s: Any) -> float | None:
-    """A time limit for a call in seconds, or None. Raises `BadArgumentError`."""
-    if timeout_s is None:
-        return None
-    return checked_seconds("timeout_s", timeout_s, BadArgumentError)
+def call_limits(timeout_s: Any = None, stuck_timeout_s: Any = None) -> Body:
+    """The time limits of a call, as fields of its command. Raises `BadArgumentError`."""
+    given = {"timeout_s": timeout_s, "stuck_timeout_s": stuck_timeout_s}
+    return {
+        name: checked_seconds(name, value, BadArgumentError, most=CALL_LIMITS_S[name])
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 class Library:

@@ -16,7 +16,7 @@ from typing import Any
 from alchemist_ray.arguments import MAX_SECONDS, checked_seconds
 from alchemist_ray.attached.connection import GangConnection
 from alchemist_ray.attached.info import CallInfo
-from alchemist_ray.attached.libraries import Routine, checked_timeout, reported
+from alchemist_ray.attached.libraries import Routine, reported
 from alchemist_ray.attached.progress import as_text
 from alchemist_ray.background import in_thread
 from alchemist_ray.errors import AlchemistError, BadArgumentError
@@ -36,14 +36,13 @@ class Call:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    timeout_s: float | None
+    limits: Body
     pure: bool
     label: str
 
 
 def submit(connection: GangConnection, call: Call, keep_s: float) -> SubmittedCall:
     """See `AlchemistSession.submit`."""
-    limit_s = checked_timeout(call.timeout_s)
     checked_seconds("keep_s", keep_s, BadArgumentError, most=MAX_SECONDS)
     if isinstance(routine := call.function, Routine):
         if routine.gang != (here := connection.address.gang):
@@ -57,9 +56,7 @@ def submit(connection: GangConnection, call: Call, keep_s: float) -> SubmittedCa
         task, uses = user_code.packed_call(connection, call.function, call.args, call.kwargs)
         nbytes = {"given_nbytes": GIVEN_NBYTES, "result_nbytes": RESULT_NBYTES}
         body, _large = user_code.command_of(connection, task, uses, None, pure=call.pure, **nbytes)
-    body |= {"label": str(call.label)}
-    if limit_s is not None:
-        body["timeout_s"] = limit_s
+    body |= {"label": str(call.label), **call.limits}
     ident = uuid.uuid4().hex
     connection.request({"op": "submit", "call": ident, "command": body, "keep_s": float(keep_s)})
     return connection.part(_SubmittedCalls).future(ident)

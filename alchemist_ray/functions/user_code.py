@@ -22,7 +22,7 @@ import numpy as np
 
 from alchemist_ray.arguments import checked_mapping, checked_path
 from alchemist_ray.attached.connection import GangConnection
-from alchemist_ray.attached.libraries import Library, Routine, checked_timeout
+from alchemist_ray.attached.libraries import Library, Routine
 from alchemist_ray.attached.matrix_ref import MatrixRef, argument_ref
 from alchemist_ray.attached.progress import RoutineBar, narrated
 from alchemist_ray.errors import AlchemistError, BadArgumentError, RoutineError
@@ -51,14 +51,13 @@ def run(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    timeout_s: float | None,
+    limits: Body | None = None,
     *,
     pure: bool = False,
 ) -> Any:
-    """See `AlchemistSession.run`."""
-    limit_s = checked_timeout(timeout_s)
+    """See `AlchemistSession.run`; `limits`: see `call_limits`."""
     task, uses = packed_call(connection, function, args, kwargs)
-    return run_task(connection, task, uses, limit_s, pure=pure)
+    return run_task(connection, task, uses, limits, pure=pure)
 
 
 def packed_call(
@@ -104,7 +103,7 @@ def run_task(
     connection: GangConnection,
     task: Body,
     uses: list[int],
-    timeout_s: float | None,
+    limits: Body | None = None,
     *,
     pure: bool = False,
     own: bool = False,
@@ -114,7 +113,7 @@ def run_task(
     `own`: the gang is one for functions, where a call has no matrices, and all of its time when
     its turn comes.
     """
-    body, _large = command_of(connection, task, uses, timeout_s, pure=pure)
+    body, _large = command_of(connection, task, uses, limits, pure=pure)
     if own:
         body["own_turn"] = True
     bar = RoutineBar(task["name"], connection.options.progress)
@@ -132,7 +131,7 @@ def command_of(
     connection: GangConnection,
     task: Body,
     uses: list[int],
-    timeout_s: float | None,
+    limits: Body | None = None,
     *,
     pure: bool,
     given_nbytes: int = INLINE,
@@ -152,9 +151,7 @@ def command_of(
             task[part] = {"matrix": large[part].id, "sizes": sizes}
     handles = list(large.values())
     uses = [*uses, *(handle.id for handle in handles)]
-    body: Body = {"op": "run", "task": task, "uses": uses, "pure": pure}
-    if timeout_s is not None:
-        body["timeout_s"] = timeout_s
+    body = {"op": "run", "task": task, "uses": uses, "pure": pure, **(limits or {})}
     return body, handles
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from alchemist_ray.arguments import MAX_SECONDS, checked_mapping, positive_int
 from alchemist_ray.attached.address import GangAddress
 from alchemist_ray.attached.connection import GangConnection
+from alchemist_ray.attached.libraries import call_limits
 from alchemist_ray.attached.options import ConnectionOptions, with_options
 from alchemist_ray.background import in_thread
 from alchemist_ray.cluster.actors import ask, ask_manager, told
@@ -110,7 +111,7 @@ class CallFuture(concurrent.futures.Future[Any]):
                 if self.cancelled():
                     return None
                 task = {**task, "values": packed_values(values)}
-            return run_task(connection, task, [], self.options.timeout_s, own=True)
+            return run_task(connection, task, [], call_limits(self.options.timeout_s), own=True)
         finally:
             with self._ending:
                 self._connection = None

@@ -16,7 +16,7 @@ import ray
 
 from alchemist_ray.arguments import positive_int
 from alchemist_ray.attached.address import this_process
-from alchemist_ray.attached.libraries import checked_timeout
+from alchemist_ray.attached.libraries import call_limits
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.options import START_TIMEOUT_S, GangOptions, with_options
 from alchemist_ray.cluster.driver import find_driver
@@ -55,7 +55,7 @@ class FunctionOptions:
         number = isinstance(idle_s, Real) and not isinstance(idle_s, bool)
         if not number or not idle_s >= 0:
             raise ValueError(f"idle_s={idle_s!r}: it must be a number of seconds, at least 0")
-        checked_timeout(self.timeout_s)
+        call_limits(self.timeout_s)
         self.gang  # noqa: B018 - checks the other options
 
     @functools.cached_property

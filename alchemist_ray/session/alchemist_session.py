@@ -17,7 +17,7 @@ from alchemist_ray.arrays.sparse import SparseHandle, as_csr, is_sparse, is_spar
 from alchemist_ray.arrays.times import TimeHandle
 from alchemist_ray.attached import progress
 from alchemist_ray.attached.info import CallInfo, GangInfo, WorkerInfo, gang_html
-from alchemist_ray.attached.libraries import Library, checked_timeout, named
+from alchemist_ray.attached.libraries import Library, call_limits, named
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.attached.options import ConnectionOptions, GangOptions, documented
 from alchemist_ray.attached.progress import matrix_text, narrated
@@ -325,6 +325,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         /,
         *args: Any,
         timeout_s: float | None = None,
+        stuck_timeout_s: float | None = None,
         pure: bool = False,
         **kwargs: Any,
     ) -> Any:
@@ -342,6 +343,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             copied to every rank: send large arrays as matrices.
         timeout_s : float, optional
             Time limit of the call in seconds, including the wait for earlier calls.
+        stuck_timeout_s : float, optional
+            That of the session, for this call.
         pure : bool
             It changes none of the matrices that it gets, and has no other effects. Otherwise other
             programs cannot fetch these matrices during the call (on a gang with a name), and the
@@ -373,7 +376,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         ``ali.context()`` inside the function returns the `ali.Context` that routines of libraries
         get: new matrices, layouts, progress, cancellation. No state is kept between runs.
         """
-        return user_code.run(self.connection, function, args, kwargs, timeout_s, pure=pure)
+        limits = call_limits(timeout_s, stuck_timeout_s)
+        return user_code.run(self.connection, function, args, kwargs, limits, pure=pure)
 
     def submit(
         self,
@@ -381,6 +385,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         /,
         *args: Any,
         timeout_s: float | None = None,
+        stuck_timeout_s: float | None = None,
         pure: bool = False,
         label: str = "",
         keep_s: float = submitted.KEEP_S,
@@ -399,6 +404,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             with the call; more is sent as a matrix, which waits for the call that runs.
         timeout_s : float, optional
             Time limit of the call in seconds, without its time in the queue.
+        stuck_timeout_s : float, optional
+            As in `run`.
         pure : bool
             As in `run`: a pure call that is lost with a rank runs again.
         label : str
@@ -427,7 +434,8 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         The gang runs submitted calls in their order, in turn with calls of other processes. The
         GroupManager has them in its memory (``docs/submitted-calls.md``).
         """
-        call = submitted.Call(function, args, kwargs, timeout_s, pure=pure, label=label)
+        limits = call_limits(timeout_s, stuck_timeout_s)
+        call = submitted.Call(function, args, kwargs, limits, pure=pure, label=label)
         return submitted.submit(self.connection, call, keep_s)
 
     def futures(self) -> list[submitted.SubmittedCall]:
@@ -461,6 +469,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        stuck_timeout_s: float | None = None,
     ) -> None:
         """Run an mpi4py script on every rank, like ``mpiexec python path *argv``.
 
@@ -475,7 +484,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             Working directory. Default: that of this process, if it exists on the node.
         env : mapping, optional
             Environment variables to add.
-        timeout_s : float, optional
+        timeout_s, stuck_timeout_s : float, optional
             As in `run`.
 
         Raises
@@ -492,7 +501,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         While it runs, `MPI.COMM_WORLD` is the gang's communicator, and MPI stays initialised
         even if it calls Finalize. Lines that the ranks print appear here at once.
         """
-        limit_s = checked_timeout(timeout_s)
+        limits = call_limits(timeout_s, stuck_timeout_s)
         where = checked_path("path", path)
         try:
             text = where.read_bytes()
@@ -506,7 +515,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             "argv": user_code.words_of(argv),
             **user_code.process_settings(cwd, env),
         }
-        user_code.run_task(self.connection, task, [], limit_s)
+        user_code.run_task(self.connection, task, [], limits)
 
     def run_program(
         self,
@@ -518,6 +527,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         matrices: Mapping[str, Handle] | None = None,
         check: bool = True,
         timeout_s: float | None = None,
+        stuck_timeout_s: float | None = None,
     ) -> ProgramResult:
         """Run an MPI executable with one process per rank, like ``mpiexec argv``.
 
@@ -542,7 +552,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             Matrices that the program may attach to, read and change (``alchemist_client.h``).
         check : bool
             Whether an exit code other than 0 is an error.
-        timeout_s : float, optional
+        timeout_s, stuck_timeout_s : float, optional
             As in `run`.
 
         Returns
@@ -563,7 +573,7 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
         -----
         Costs about 10 ms, and the start of the program.
         """
-        limit_s = checked_timeout(timeout_s)
+        limits = call_limits(timeout_s, stuck_timeout_s)
         words = user_code.words_of(argv)
         if not words:
             raise BadArgumentError("argv=[]: the first element names the program")
@@ -586,5 +596,5 @@ class AlchemistSession(SharedGangs, SessionFiles, SessionCheckpoints, SessionTra
             **user_code.process_settings(cwd, env),
         }
         used = sorted(set(uses.values()))
-        ended = user_code.run_task(self.connection, task, used, limit_s)
+        ended = user_code.run_task(self.connection, task, used, limits)
         return ProgramResult(ended["exit_codes"], ended["matrices"])

@@ -38,7 +38,7 @@ def histories(connection: GangConnection, since: float) -> list[RankHistory]:
     options = connection.options
     connection.options = replace(options, verbose=False)  # not a call of the user's
     try:
-        found = user_code.run(connection, collected, (since,), {}, None, pure=True)
+        found = user_code.run(connection, collected, (since,), {}, pure=True)
     finally:
         connection.options = options
     return [

@@ -12,9 +12,11 @@ ranks, and what ranks accept. The handlers are the methods of the same name: of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
+from mpi_workers.deadlines import MOST_STUCK_S
 from mpi_workers.failures import Failure
 from mpi_workers.wire.frames import Body
 
@@ -45,9 +47,9 @@ class Command:
     fields : str
         What its sender gives; ``?``: optional. Each command may also have ``id`` (the sender waits
         for an answer), ``timeout_s`` (seconds, with the time in the queue; of a ``run`` with
-        ``own_turn`` without it) and ``output`` (whether
-        the sender shows what ranks print). A gateway adds ``quota_nbytes`` to those that make
-        matrices: bytes that all matrices of the gang may have.
+        ``own_turn`` without it), ``stuck_timeout_s`` (for which ranks may be in it when it is over)
+        and ``output`` (whether the sender shows what ranks print). A gateway adds ``quota_nbytes``
+        to those that make matrices: bytes that all matrices of the gang may have.
     turn : Turn
     scope : str or None
         The scope of a token with which a gateway passes it on, empty: any token. None: a gateway
@@ -122,6 +124,7 @@ def _store(fields: str, **more: object) -> Command:
 
 
 _CODE = "run_code"
+CALL_LIMITS_S = {"timeout_s": math.inf, "stuck_timeout_s": MOST_STUCK_S}  # and their largest values
 
 COMMANDS: dict[str, Command] = {
     # Matrices. `send`: a token of the sender for one matrix that it sends.
@@ -196,9 +199,11 @@ def checked(body: Body) -> Command:
         raise Failure("GroupError", f"unknown command {op!r}")
     if missing := [name for name in command.required if name not in body]:
         raise Failure("GroupError", f"malformed command {op!r}: it needs {', '.join(missing)}")
-    limit_s = body.get("timeout_s")
-    if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s > 0):
-        raise Failure("BadArgumentError", f"timeout_s={limit_s!r}: it must be greater than 0")
+    for name, most in CALL_LIMITS_S.items():
+        limit_s = body.get(name)
+        if limit_s is not None and not (isinstance(limit_s, int | float) and 0 < limit_s <= most):
+            words = f"{name}={limit_s!r}: it must be greater than 0, and at most {most:g}"
+            raise Failure("BadArgumentError", words)
     return command
 
 

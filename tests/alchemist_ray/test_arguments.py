@@ -176,6 +176,9 @@ CALLS: dict[str, Wrong] = {
     "run a str": (lambda als: als.run("f"), BadArgumentError, "a str cannot be called"),
     "run an array": (lambda als: als.run(A), BadArgumentError, "a ndarray cannot be called"),
     "limit 0": (lambda als: als.run(f, timeout_s=0), BadArgumentError, "timeout_s"),
+    "limit of stuck ranks": (
+        lambda als: als.run(f, stuck_timeout_s=1e6), BadArgumentError, "stuck_timeout_s",
+    ),
     **{
         f"resize {wrong}": (lambda als, wrong=wrong: als.resize(wrong), ResourceError, "num_worker")
         for wrong in (0, -1, 1.5, "3", True, None)

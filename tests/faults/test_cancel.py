@@ -207,11 +207,11 @@ def test_ranks_that_are_stuck_in_native_code_are_replaced(
         for _ in range(2 if comm.rank == 0 else 0):
             ctypes.CDLL(None).pthread_mutex_lock(lock)
 
-    gang = Gang(2, stuck_timeout_s=2)
+    gang = Gang(2)
     limit = r"2 s \(stuck_timeout_s\)"
     where = rf"rank 0 is still in \S*stuck, .*started again if that lasts {limit}"
     with within(ERROR_LIMIT_S), pytest.raises(CallTimeoutError, match=where):
-        gang.session.run(stuck, timeout_s=0.2)
+        gang.session.run(stuck, timeout_s=0.2, stuck_timeout_s=2)
     begin, waiting = time.monotonic(), Call(gang.lib.total)
     name = gang.session.connection.address.gang
     (shown,) = (one for one in AlchemistSession.list() if one.name == name)

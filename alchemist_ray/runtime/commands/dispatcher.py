@@ -112,7 +112,6 @@ class Dispatcher:
     ) -> None:
         self._stuck_timeout_s = stuck_timeout_s
         self.nodes = self.new_nodes(0, 0)
-        self._busy_notice = BUSY_NOTICE.format(self.nodes.limit)
         self.failure: AlchemistError | None = None
         self._measures = measures or GangMeasures()
         self._processes = AttachedProcesses(lease_grace_s, lambda ident: self.commands.lost(ident))
@@ -308,7 +307,7 @@ class Dispatcher:
         if not self._there.is_set():
             job.notice(LOST_NOTICE)
         elif self.nodes.lingering() is not None:
-            job.notice(self._busy_notice)
+            job.notice(BUSY_NOTICE.format(self.nodes.limit))
         else:
             about = active.described("running")
             caller = f" of {about['caller']}" * bool(about["caller"])
@@ -352,11 +351,12 @@ class Dispatcher:
         job.first_round, changes = self.nodes.last_round + 1, object()
         try:
             if self.nodes.busy:  # ranks are still in the call before
-                await self._noticed(job, self.nodes.idle(), self._busy_notice)
+                await self._noticed(job, self.nodes.idle(), BUSY_NOTICE.format(self.nodes.limit))
             changes = self._changes.begin(self.commands.changed(job.body))
             if job.cancelled is not None:
                 return job.cancelled
             self._limit(job)
+            self.nodes.stuck_timeout_s = job.body.get("stuck_timeout_s", self._stuck_timeout_s)
             if job.work is not None:
                 await job.work()
                 return {}

@@ -65,6 +65,8 @@ class Round(Replies):
         What the ranks run, for messages.
     collective : bool
         Whether the ranks may meet in MPI.
+    stuck_timeout_s : float
+        How long ranks may be in it when it has failed or was cancelled.
 
     Attributes
     ----------
@@ -77,15 +79,19 @@ class Round(Replies):
         When it was sent, by `time.monotonic`.
     reported : dict or None
         The first error of a rank, before its node's reply.
+    limit : str
+        `stuck_timeout_s`, for messages.
     stuck, stacks
         Ranks that have not returned from it, as their proxies report them, and where they are.
     """
 
-    def __init__(self, missing: int, doing: str, collective: bool) -> None:
+    def __init__(self, missing: int, doing: str, collective: bool, stuck_timeout_s: float) -> None:
         super().__init__()
         self.missing = missing
         self.doing = doing
         self.collective = collective
+        self.stuck_timeout_s = stuck_timeout_s
+        self.limit = f"{stuck_timeout_s:g} s (stuck_timeout_s)"
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.cancelled: Failure | None = None
         self.begun = time.monotonic()
@@ -123,22 +129,22 @@ class Round(Replies):
         stacks = {rank: self.stacks[rank] for rank in self.stuck & self.stacks.keys()}
         return "".join(f"\n{line}" for line in by_stack(stacks))
 
-    def still_running(self, message: str, limit: str) -> str:
+    def still_running(self, message: str) -> str:
         """Add to the message of a cancelled call that ranks have not returned from it."""
         verb = "is" if len(self.stuck) == 1 else "are"
         return (
             f"{message}; {self._stuck_ranks()} {verb} still in "
-            f"{self.doing or 'it'}, and are started again if that lasts {limit}{self._where()}"
+            f"{self.doing or 'it'}, and are started again if that lasts {self.limit}{self._where()}"
         )
 
     def _stuck_ranks(self) -> str:
         return named(sorted(self.stuck)) if self.stuck else "ranks"
 
-    def stuck_error(self, what: str, error: Body, limit: str) -> GroupError:
+    def stuck_error(self, what: str, error: Body) -> GroupError:
         """Ranks did not return from a call that failed or was cancelled."""
         return _ended(
             GroupFailedError,
-            f"a call {what} and {self._stuck_ranks()} did not return within {limit}: they are "
+            f"a call {what} and {self._stuck_ranks()} did not return within {self.limit}: they are "
             "in native code that computes without MPI (of your own: alchemist_check ends it), or "
             "wait in MPI where that is not interrupted (`alchemist doctor` says whether it is)",
             f". The gang was ended; {NEXT_GANG}{self._where()}",
@@ -262,10 +268,12 @@ class Nodes:
         Number of ranks.
     owner : NodesOwner
     stuck_timeout_s : float
-        How long ranks may be in a call that has failed or was cancelled.
+        See `Round`.
 
     Attributes
     ----------
+    stuck_timeout_s : float
+        Of the rounds that begin now.
     count : int
     ranks : dict of int to map
         Facts that each rank reported when it checked in.
@@ -281,8 +289,6 @@ class Nodes:
         Number of the last round.
     failure : AlchemistError or None
         The reason for the end of the gang.
-    limit : str
-        `stuck_timeout_s`, for messages.
     absent : set of str
         Libraries of the gang that these ranks have not loaded.
     without_ranks : bool
@@ -299,8 +305,7 @@ class Nodes:
         self.count = count
         self._size = size
         self._owner = owner
-        self._stuck_timeout_s = stuck_timeout_s
-        self.limit = f"{stuck_timeout_s:g} s (stuck_timeout_s)"
+        self.stuck_timeout_s = stuck_timeout_s
         self._proxies: dict[int, FrameProtocol] = {}
         self._hosts: dict[int, str] = {}
         self._rounds: dict[int, Round] = {}
@@ -336,6 +341,11 @@ class Nodes:
     def busy(self) -> bool:
         """Whether a round is under way."""
         return bool(self._rounds)
+
+    @property
+    def limit(self) -> str:
+        """That of the round under way, for messages; see `Round`."""
+        return next((under_way.limit for under_way in self._rounds.values()), "")
 
     def lingering(self) -> Round | None:
         """A round that is over for its caller, and that ranks are still in."""
@@ -509,7 +519,7 @@ class Nodes:
             return
         message = (
             f"{error['message']} (other ranks have not come back from the call yet: if they are "
-            f"stuck in it, the ranks are started again in {self.limit})"
+            f"stuck in it, the ranks are started again in {under_way.limit})"
         )
         under_way.errors.append({**error, "message": message})
         under_way.failed = max(1, under_way.failed)
@@ -523,17 +533,17 @@ class Nodes:
         self._ask_who_runs(seq, under_way)
         if await under_way.returned(REPORT_S):
             return
-        why.message = under_way.still_running(why.message, self.limit)
+        why.message = under_way.still_running(why.message)
         under_way.finish()
         await self._end_if_stuck(seq, under_way, "was cancelled", why.to_map())
 
     async def _end_if_stuck(self, seq: int, under_way: Round, what: str, error: Body) -> None:
         """Replace the ranks if some do not return from a call that failed or was cancelled."""
-        if await under_way.returned(self._stuck_timeout_s):
+        if await under_way.returned(under_way.stuck_timeout_s):
             return
         self._ask_who_runs(seq, under_way)
         if not await under_way.returned(REPORT_S):
-            self.lose(under_way.stuck_error(what, error, self.limit))
+            self.lose(under_way.stuck_error(what, error))
 
     def _ask_who_runs(self, seq: int, under_way: Round) -> None:
         under_way.stuck.clear()  # stacks are kept until newer ones arrive
@@ -619,7 +629,7 @@ class Nodes:
         if self.dead is not None:
             self.dead.told()
         doing = command_name(body) if command.prints else ""  # code of users and libraries
-        under_way = Round(len(self._proxies), doing, command.collective)
+        under_way = Round(len(self._proxies), doing, command.collective, self.stuck_timeout_s)
         self._rounds[self.last_round] = under_way
         for proxy in self._proxies.values():
             proxy.send_encoded(data)

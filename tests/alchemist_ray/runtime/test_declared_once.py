@@ -51,7 +51,7 @@ def test_each_message_is_sent_with_its_fields_and_none_is_undeclared() -> None:
         table = SENDERS.get(node.func.attr)
         if table is None or not node.args or not isinstance(node.args[0], ast.Constant):
             continue
-        op = node.args[0].value
+        op = str(node.args[0].value)
         names = {keyword.arg for keyword in node.keywords} - {"but"}
         if None not in names:  # else a rank has sent it
             assert names == set(table[op].split()), f"{op}, line {node.lineno}"
