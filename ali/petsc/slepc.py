@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
 
 Pair = tuple[complex, Any, float]  # an eigenvalue, this rank's part of the vector, the residual
+Eigen = tuple[DistMatrix, DistMatrix, list[float]]  # values, vectors, residuals
 COPY_TOL = 1e-6  # a value that is better by less, relative, is a copy of the last one
 LOST, ROUNDED = 1e3, 1e-6  # residuals above so many tol, and above rounding, are no solution's
 FEW = "A has fewer singular values that are not 0: a smaller k, or {'svd_type': 'trlanczos'}"
@@ -43,6 +45,50 @@ WHICH = {  # SciPy's names, and SLEPc's
 def load(state: dict[str, Any], path: str | None) -> None:
     """Load PETSc and SLEPc on this rank. Raises `Failure` (LibraryNotFoundError)."""
     native.slepc()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An eigenvalue problem, as `eigsh` (`hermitian`) or `eigs` got it."""
+
+    name: str
+    hermitian: bool
+    A: SparseMatrix
+    k: int
+    which: str
+    sigma: float | None
+    M: SparseMatrix | None
+    tol: float
+    max_iterations: int
+    options: list[str] | None
+
+    def check(self) -> None:
+        """Raises `Failure` for arguments that do not fit each other, or PETSc."""
+        name, M, (m, n) = self.name, self.M, self.A.shape
+        finite = self.sigma is None or bool(np.isfinite(self.sigma))
+        _require_limits(name, self.tol, self.max_iterations)
+        require(finite, "BadArgumentError", f"{name}: sigma={self.sigma}")
+        require(m == n, "ShapeError", f"{name}: A is {m} x {n}; it must be square")
+        require(M is None or M.shape == (m, n), "ShapeError", f"{name}: M must have the shape of A")
+        require(
+            1 <= self.k <= n, "BadArgumentError", f"{name}: k={self.k} of a matrix of order {n}"
+        )
+        ends = ("LA", "SA") if self.hermitian else ("LR", "SR", "LI", "SI")
+        require_choice(name, "which", self.which, ("LM", "SM", *ends))
+        native.require_scalars(name, A=self.A, M=M)
+
+    @property
+    def factored(self) -> str:
+        """The matrix that PETSc factors, for messages."""
+        if self.sigma is None:
+            return "a matrix M"
+        return f"A - sigma M (sigma={self.sigma}: another one may do)"
+
+    def distance(self, w: complex) -> float:
+        """Small for the eigenvalues of a Hermitian matrix that are asked for."""
+        if self.sigma is not None:
+            return abs(w - self.sigma)
+        return {"LM": -abs(w), "SM": abs(w), "LA": -w.real, "SA": w.real}[self.which]
 
 
 @routine("W", "V", "residuals", vectors=("W",))
@@ -96,8 +142,11 @@ def eigsh(
         If fewer than k converge, or their residuals are large: A is not Hermitian, or factors for
         `sigma` or `M` have lost the digits.
     """
+    problem = Problem(
+        "eigsh", True, A, k, which, sigma, M, tol, max_iterations, options
+    )  # fmt: skip
     with native.Objects() as own:
-        return _eigen(ctx, own, "eigsh", A, k, which, sigma, M, tol, max_iterations, options)
+        return _eigen(ctx, own, problem)
 
 
 @routine("W", "V", "residuals", vectors=("W",))
@@ -134,43 +183,66 @@ def eigs(
     ShapeError, DtypeError, BadArgumentError, LinAlgError
         As `eigsh`.
     """
+    problem = Problem(
+        "eigs", False, A, k, which, sigma, M, tol, max_iterations, options
+    )  # fmt: skip
     with native.Objects() as own:
-        return _eigen(ctx, own, "eigs", A, k, which, sigma, M, tol, max_iterations, options)
+        return _eigen(ctx, own, problem)
 
 
-def _eigen(
-    ctx: Context, own: native.Objects, name: str, A: SparseMatrix, k: int, which: str,
-    sigma: float | None, M: SparseMatrix | None, tol: float, max_iterations: int,
-    options: list[str] | None,
-) -> tuple[DistMatrix, DistMatrix, list[float]]:  # fmt: skip
-    S, (m, n) = native.slepc(), A.shape
-    _require_limits(name, tol, max_iterations)
-    require(sigma is None or bool(np.isfinite(sigma)), "BadArgumentError", f"{name}: sigma={sigma}")
-    require(m == n, "ShapeError", f"{name}: A is {m} x {n}; it must be square")
-    require(M is None or M.shape == A.shape, "ShapeError", f"{name}: M must have the shape of A")
-    require(1 <= k <= n, "BadArgumentError", f"{name}: k={k} of a matrix of order {n}")
-    hermitian = name == "eigsh"
-    ends = ("LA", "SA") if hermitian else ("LR", "SR", "LI", "SI")
-    require_choice(name, "which", which, ("LM", "SM", *ends))
-    native.require_scalars(name, A=A, M=M)
+def _eigen(ctx: Context, own: native.Objects, problem: Problem) -> Eigen:
+    """Steps: check, configure, solve, check the residuals, and give the results in order."""
+    problem.check()
+    eps = _configured(ctx, own, problem)
+    pairs = _pairs(ctx, own, eps, problem)
+    sizes = [matrix and matrix.norm() for matrix in eps.getOperators()]
+    worst = max(r * abs(w) / (sizes[0] + abs(w) * (sizes[1] or 1.0)) for w, _, r in pairs)
+    require(
+        worst <= max(LOST * problem.tol, ROUNDED),
+        "LinAlgError",
+        f"{problem.name}: the vectors found have residuals of {worst:.1e}, relative to the "
+        + "matrices: "
+        + "A is not Hermitian, or " * problem.hermitian
+        + f"{problem.factored} was factored without pivoting, which lost the digits",
+    )
+    values = np.array([w for w, *_ in pairs])
+    order = np.argsort(values) if problem.hermitian else np.arange(problem.k)
+    V = ctx.empty((problem.A.shape[0], problem.k), pairs[0][1].dtype, IN_BLOCKS)
+    for j, i in enumerate(order):
+        block(V)[:, j] = pairs[i][1]
+    return ctx.new_replicated(values[order][:, None]), V, [pairs[i][2] for i in order]
+
+
+def _configured(ctx: Context, own: native.Objects, problem: Problem) -> Any:
+    """SLEPc's solver for a problem, without the options of its caller."""
+    S = native.slepc()
+    name, M, k = problem.name, problem.M, problem.k
     eps = own(S.EPS().create(ctx.comm))
-    eps.setOperators(own(native.mat(ctx, A)), None if M is None else own(native.mat(ctx, M)))
-    kind = ("GHEP" if hermitian else "GNHEP") if M else "HEP" if hermitian else "NHEP"
+    eps.setOperators(
+        own(native.mat(ctx, problem.A)), None if M is None else own(native.mat(ctx, M))
+    )
+    kind = ("G" if M else "") + ("HEP" if problem.hermitian else "NHEP")
     eps.setProblemType(getattr(S.EPS.ProblemType, kind))
     eps.setDimensions(k)
-    eps.setTolerances(tol, max_iterations or None)
-    if sigma is None:
-        eps.setWhichEigenpairs(getattr(S.EPS.Which, WHICH[which]))
+    eps.setTolerances(problem.tol, problem.max_iterations or None)
+    if problem.sigma is None:
+        eps.setWhichEigenpairs(getattr(S.EPS.Which, WHICH[problem.which]))
     else:
         eps.setWhichEigenpairs(S.EPS.Which.TARGET_MAGNITUDE)
-        eps.setTarget(sigma)
+        eps.setTarget(problem.sigma)
         eps.getST().setType("sinvert")
-    if sigma is not None or M is not None:  # systems are solved: by a factor, which each rank has
+    if problem.sigma is not None or M is not None:  # systems are solved: by a factor, on each rank
         ksp = eps.getST().getKSP()
         ksp.setType("preonly")
         ksp.getPC().setType("redundant" if ctx.size > 1 else "lu")
     eps.setMonitor(lambda _, number, found, *__: _watch(ctx, name, number, found, k))
-    rows = len(block(ctx.empty((n, 1), A.dtype, IN_BLOCKS)))
+    return eps
+
+
+def _pairs(ctx: Context, own: native.Objects, eps: Any, problem: Problem) -> list[Pair]:
+    """Solve; the pairs that were asked for, in SLEPc's order."""
+    n = problem.A.shape[0]
+    rows = len(block(ctx.empty((n, 1), problem.A.dtype, IN_BLOCKS)))
     real, imaginary = (
         own(native.petsc().Vec().createMPI((rows, n), comm=ctx.comm)) for _ in range(2)
     )
@@ -178,40 +250,22 @@ def _eigen(
     def found(i: int) -> Pair:
         value = eps.getEigenpair(i, real, imaginary)
         vector = real.getArray().copy()
-        if not hermitian and vector.dtype.kind != "c":
+        residual = float(eps.computeError(i, native.slepc().EPS.ErrorType.RELATIVE))
+        if problem.hermitian:
+            return value.real, vector, residual
+        if vector.dtype.kind != "c":
             vector = vector + 1j * imaginary.getArray()
-        residual = float(eps.computeError(i, S.EPS.ErrorType.RELATIVE))
-        return value.real if hermitian else value, vector, residual
+        return value, vector, residual
 
-    factored = "a matrix M" if sigma is None else f"A - sigma M (sigma={sigma}: another one may do)"
-    with _explained(name, factored), native.configured(name, eps, options), native.as_itself(eps):
+    name = problem.name
+    configured = native.configured(name, eps, problem.options)
+    with _explained(name, problem.factored), configured, native.as_itself(eps):
         eps.solve()
-        _require_found(name, eps, eps.getConverged(), k)
-        pairs = [found(i) for i in range(k)]
-        if hermitian:
-            _add_copies(own, eps, pairs, found, lambda w: _distance(w, which, sigma))
-    values = np.array([w for w, *_ in pairs])
-    sizes = [matrix and matrix.norm() for matrix in eps.getOperators()]
-    worst = max(r * abs(w) / (sizes[0] + abs(w) * (sizes[1] or 1.0)) for w, _, r in pairs)
-    require(
-        worst <= max(LOST * tol, ROUNDED),
-        "LinAlgError",
-        f"{name}: the vectors found have residuals of {worst:.1e}, relative to the matrices: "
-        + "A is not Hermitian, or " * hermitian
-        + f"{factored} was factored without pivoting, which lost the digits",
-    )
-    order = np.argsort(values) if hermitian else np.arange(k)
-    V = ctx.empty((n, k), pairs[0][1].dtype, IN_BLOCKS)
-    for j, i in enumerate(order):
-        block(V)[:, j] = pairs[i][1]
-    return ctx.new_replicated(values[order][:, None]), V, [pairs[i][2] for i in order]
-
-
-def _distance(w: complex, which: str, sigma: float | None) -> float:
-    """Small for the eigenvalues of a Hermitian matrix that are asked for."""
-    if sigma is not None:
-        return abs(w - sigma)
-    return {"LM": -abs(w), "SM": abs(w), "LA": -w.real, "SA": w.real}[which]
+        _require_found(name, eps, eps.getConverged(), problem.k)
+        pairs = [found(i) for i in range(problem.k)]
+        if problem.hermitian:
+            _add_copies(own, eps, pairs, found, problem.distance)
+    return pairs
 
 
 def _add_copies(
@@ -293,7 +347,8 @@ def _svds(
     ctx: Context, own: native.Objects, A: SparseMatrix, k: int, which: str, tol: float,
     max_iterations: int, options: list[str] | None,
 ) -> tuple[DistMatrix, DistMatrix, DistMatrix, list[float]]:  # fmt: skip
-    L, (m, n) = native.slepc(), A.shape
+    L = native.slepc()
+    m, n = A.shape
     svd = own(L.SVD().create(ctx.comm))
     svd.setOperator(own(native.mat(ctx, A)))
     svd.setDimensions(k)

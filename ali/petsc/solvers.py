@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,88 +21,102 @@ NO_SOLUTION = 0.1  # a relative residual, whatever the method says of its own
 Solution = tuple[DistMatrix, int, float, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A system to solve, as a routine called `name` got it; see `solve`."""
+
+    name: str
+    A: native.Operator
+    method: str
+    preconditioner: str
+    tol: float
+    max_iterations: int
+    options: list[str] | None
+
+    def check(self) -> None:
+        """Raises `Failure` for limits and scalars that PETSc does not take."""
+        name, tol, count = self.name, self.tol, self.max_iterations
+        most = int(np.iinfo(native.petsc().IntType).max)
+        require(0 < tol < 1, "BadArgumentError", f"{name}: tol={tol}: it must be between 0 and 1")
+        words = f"{name}: max_iterations={count}: it must be between 0 and {most}"
+        require(0 <= count <= most, "BadArgumentError", words)
+        native.require_scalars(name, A=self.A)
+
+
 class Solver:
-    """A Krylov solver of PETSc for one matrix, set up.
+    """A Krylov solver of PETSc for one problem, set up.
 
     Its objects are given to `own`, as of `native.Objects`.
     """
 
-    def __init__(
-        self, ctx: Context, own: native.Objects, name: str, A: native.Operator, method: str,
-        preconditioner: str, tol: float, max_iterations: int, options: list[str] | None,
-    ) -> None:  # fmt: skip
-        require(0 < tol < 1, "BadArgumentError", f"{name}: tol={tol}: it must be between 0 and 1")
-        most = int(np.iinfo(native.petsc().IntType).max)
-        require(
-            0 <= max_iterations <= most,
-            "BadArgumentError",
-            f"{name}: max_iterations={max_iterations}: it must be between 0 and {most}",
-        )
-        native.require_scalars(name, A=A)
-        self.name, self.given = name, (A, method, preconditioner, tol, max_iterations, options)
+    def __init__(self, ctx: Context, own: native.Objects, problem: Problem) -> None:
+        problem.check()
+        self.problem = problem
         self.comm = ctx.comm
-        self.what = f"{method} with {preconditioner}"
-        self.A = own(native.mat(ctx, A))
+        self.what = f"{problem.method} with {problem.preconditioner}"
+        self.A = own(native.mat(ctx, problem.A))
         self.ksp = own(native.petsc().KSP().create(self.comm))
         self.ksp.setOperators(self.A)
-        with native.bad_arguments(name):
-            self.ksp.setType(method)
-            self.ksp.getPC().setType(preconditioner)
-        self.ksp.setTolerances(rtol=tol, max_it=max_iterations or None)
-        with native.configured(name, self.ksp, options), native.as_itself(self.ksp):
+        with native.bad_arguments(problem.name):
+            self.ksp.setType(problem.method)
+            self.ksp.getPC().setType(problem.preconditioner)
+        self.ksp.setTolerances(rtol=problem.tol, max_it=problem.max_iterations or None)
+        configured = native.configured(problem.name, self.ksp, problem.options)
+        with configured, native.as_itself(self.ksp):
             self.ksp.setUp()
             self.ksp.setUpOnBlocks()
 
     def solve(self, ctx: Context, B: DistMatrix) -> Solution:
         """X, iterations, the largest relative residual of a column, and the reason."""
-        A, *_, tol, _, _ = self.given
-        require_rows(f"{self.name}: B", B, A.shape[0])
-        native.require_scalars(self.name, B=B)
+        name, A = self.problem.name, self.problem.A
+        require_rows(f"{name}: B", B, A.shape[0])
+        native.require_scalars(name, B=B)
         right = ctx.to_layout(B, IN_BLOCKS)
         X = ctx.zeros((A.shape[1], B.shape[1]), A.dtype, IN_BLOCKS)
         count, worst, why = 0, 0.0, ""
         for b, x in zip(native.vectors(ctx, right), native.vectors(ctx, X), strict=True):
             with native.Objects() as own:
-                now, residual, why = self._column(ctx, own(b), own(x), tol)
+                now, residual, why = self._column(ctx, own(b), own(x))
             count, worst = max(count, now), max(worst, residual)
         return X.with_ndim(B.ndim), count, worst, why
 
-    def _column(self, ctx: Context, b: Any, x: Any, tol: float) -> tuple[int, float, str]:
-        length = b.norm() or 1.0
-        require(
-            bool(np.isfinite(length)), "LinAlgError", f"{self.name}: B contains NaN or infinity"
-        )
+    def _column(self, ctx: Context, b: Any, x: Any) -> tuple[int, float, str]:
+        problem, length = self.problem, b.norm() or 1.0
+        finite = bool(np.isfinite(length))
+        require(finite, "LinAlgError", f"{problem.name}: B contains NaN or infinity")
 
         def monitor(_: Any, number: int, norm: float) -> None:
-            native.watch(ctx, self.what, tol, number, norm / length)
+            native.watch(ctx, self.what, problem.tol, number, norm / length)
 
         self.ksp.setMonitor(monitor)
-        with native.as_itself(self.ksp, self.given[0]):
+        with native.as_itself(self.ksp, problem.A):
             self.ksp.solve(b, x)
         self.ksp.monitorCancel()
-        count, why = self.ksp.getIterationNumber(), native.reason(self.ksp)
+        count = self.ksp.getIterationNumber()
+        why = native.reason(self.ksp)
         with native.Objects() as own:
             rest = own(b.duplicate())
             self.A.mult(x, rest)
             rest.axpy(-1, b)
-            residual, method = rest.norm() / length, self.given[1]
+            residual = rest.norm() / length
         # A breakdown can be called convergence where A is singular.
-        solved = method == "lsqr" or residual < NO_SOLUTION
-        if method == "preonly" and isinstance(self.given[0], SparseMatrix):  # nothing is measured
+        solved = problem.method == "lsqr" or residual < NO_SOLUTION
+        if problem.method == "preonly" and isinstance(problem.A, SparseMatrix):
+            # Nothing is measured.
             size = self.A.norm() * x.norm() / length
-            solved = residual <= tol * (1 + size)
+            solved = residual <= problem.tol * (1 + size)
         require(
             self.ksp.getConvergedReason() > 0 and solved,
             "LinAlgError",
-            f"{self.name}: {self.what} has not converged: {why}, after {count} iterations, "
+            f"{problem.name}: {self.what} has not converged: {why}, after {count} iterations, "
             f"with a relative residual of {residual:.1e}",
         )
         return count, residual, why
 
 
-def _solved(ctx: Context, name: str, B: DistMatrix, *given: Any) -> Solution:
-    with native.singular(name), native.Objects() as own:
-        return Solver(ctx, own, name, *given).solve(ctx, B)
+def _solved(ctx: Context, B: DistMatrix, problem: Problem) -> Solution:
+    with native.singular(problem.name), native.Objects() as own:
+        return Solver(ctx, own, problem).solve(ctx, B)
 
 
 @routine("X", "iterations", "residual", "reason")
@@ -160,7 +175,8 @@ def solve(
         For other errors of PETSc, with its stack.
     """
     _require_square("solve", A)
-    return _solved(ctx, "solve", B, A, method, preconditioner, tol, max_iterations, options)
+    problem = Problem("solve", A, method, preconditioner, tol, max_iterations, options)
+    return _solved(ctx, B, problem)
 
 
 @routine("X", "iterations", "residual", "reason")
@@ -193,7 +209,8 @@ def solve_dense(
         As `solve`.
     """
     _require_square("solve_dense", A)
-    return _solved(ctx, "solve_dense", B, A, method, preconditioner, tol, max_iterations, options)
+    problem = Problem("solve_dense", A, method, preconditioner, tol, max_iterations, options)
+    return _solved(ctx, B, problem)
 
 
 @routine("X", "iterations", "residual", "reason")
@@ -246,7 +263,8 @@ def solve_operator(
         return Y
 
     A = native.Shell(ctx, (n, n), times)
-    return _solved(ctx, "solve_operator", B, A, method, "none", tol, max_iterations, options)
+    problem = Problem("solve_operator", A, method, "none", tol, max_iterations, options)
+    return _solved(ctx, B, problem)
 
 
 @routine("X", "iterations", "residual")
@@ -279,7 +297,8 @@ def lstsq(
     ShapeError, DtypeError, BadArgumentError, LinAlgError, RoutineError
         As `solve`.
     """
-    return _solved(ctx, "lstsq", B, A, "lsqr", "none", tol, max_iterations, options)[:3]
+    problem = Problem("lstsq", A, "lsqr", "none", tol, max_iterations, options)
+    return _solved(ctx, B, problem)[:3]
 
 
 # Solvers that stay, by the memory of the matrix that stands for them.
@@ -310,15 +329,15 @@ def prepare(
     """
     _require_square("prepare", A)
     made = ctx.zeros((1,), np.int8, "STAR_STAR")
-    given = A, method, preconditioner, tol, max_iterations, options
-    _prepared[made.block] = _kept(ctx, *given)
+    problem = Problem("solve_prepared", A, method, preconditioner, tol, max_iterations, options)
+    _prepared[made.block] = _kept(ctx, problem)
     return made
 
 
-def _kept(ctx: Context, *given: Any) -> Solver:
+def _kept(ctx: Context, problem: Problem) -> Solver:
     """A solver whose objects stay: petsc4py leaves them to `native.mat` when it is dropped."""
     with native.singular("prepare"), native.Objects() as own:
-        solver = Solver(ctx, own, "solve_prepared", *given)
+        solver = Solver(ctx, own, problem)
         own.release()
     return solver
 
@@ -353,7 +372,7 @@ def solve_prepared(ctx: Context, solver: DistMatrix, B: DistMatrix) -> Solution:
     )
     assert found is not None
     if found.comm != ctx.comm:
-        found = _prepared[solver.block] = _kept(ctx, *found.given)
+        found = _prepared[solver.block] = _kept(ctx, found.problem)
     return found.solve(ctx, B)
 
 
