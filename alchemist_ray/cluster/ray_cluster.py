@@ -22,6 +22,7 @@ import logging
 import os
 import platform
 import signal
+import socket
 import stat
 import tempfile
 import threading
@@ -31,13 +32,14 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import psutil
 import ray
+import ray._private.parameter
 import ray._raylet
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
@@ -239,9 +241,12 @@ def _start(cpus: int, limit_s: float) -> None:
     for attempt in range(ATTEMPTS):
         others = descendants([os.getpid()])
         watch = _StartWatch(others, folder or _ray_folder(), agent=attempt == 0)
-        get_node = ray._private.services.get_node
+        services, parameter = cast(Any, ray._private.services), cast(Any, ray._private.parameter)
+        get_node, params = services.get_node, parameter.RayParams
         try:
-            ray._private.services.get_node = watch.until_died(get_node)
+            services.get_node = watch.until_died(get_node)
+            if attempt:  # the raylet waits for the file of a port that the agent chooses
+                parameter.RayParams = partial(params, runtime_env_agent_port=_free_port())
             # Without "local", Ray joins the cluster that a file in its folder names, also another
             # user's.
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
@@ -251,7 +256,7 @@ def _start(cpus: int, limit_s: float) -> None:
             why = watch.died or f"{error}. {_logs_of(folder or _ray_folder())}"
             said = f"Ray did not start in {taken:.0f} s: {why}"
             ray.shutdown()
-            _end_left(others, folder or _ray_folder())
+            watch.end_all()
             if attempt == ATTEMPTS - 1 or taken > (limit_s if watch.died else limit_s / 2):
                 raise LaunchError(said) from (None if watch.died else error)
             log.warning(
@@ -259,10 +264,16 @@ def _start(cpus: int, limit_s: float) -> None:
                 said.rstrip(),
             )
         finally:
-            ray._private.services.get_node = get_node
+            services.get_node, parameter.RayParams = get_node, params
             watch.over.set()
     tighten()
     log.info("started a Ray cluster at %s", ray.get_runtime_context().gcs_address)
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
 
 
 # On a busy machine the raylet ends while it waits for these, which its dashboard agent writes after
@@ -295,6 +306,7 @@ class _StartWatch:
         self.died = ""
         self.over = threading.Event()
         self._others, self._folder = set(others), folder
+        self._seen = set[psutil.Process]()
         threading.Thread(target=self._watch, name="alchemist-ray-start", daemon=True).start()
 
     def until_died(self, wait: Callable[..., Any]) -> Callable[..., Any]:
@@ -317,19 +329,37 @@ class _StartWatch:
 
         return waited
 
+    def end_all(self) -> None:
+        """End the processes of a Ray that did not start: `ray.shutdown` does not know them.
+
+        Nor are the agents of a raylet that has ended children of this process.
+        """
+        for process in self._started():
+            with suppress(psutil.Error):
+                process.kill()
+
+    def _started(self) -> set[psutil.Process]:
+        """Ray's processes that have been seen; agents change their command lines later."""
+        for pid in descendants([os.getpid()]) - self._others:
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if str(self._folder) in " ".join(process.cmdline()):
+                    self._seen.add(process)
+        return set(self._seen)
+
     def _watch(self) -> None:
         begun, running = time.monotonic(), dict[int, str]()
         slow = True
         while not self.over.wait(WATCH_INTERVAL_S) and not self.died:
             alive = set[int]()
-            for pid in descendants([os.getpid()]) - self._others:
+            for process in self._started():
                 with suppress(psutil.Error):  # it has ended
-                    process = psutil.Process(pid)
                     if process.name() == "raylet" and not self._agent:
                         _go_on_without_agent(process.cmdline())
                     if process.name() in DAEMONS:
-                        running[pid] = process.name()
-                        alive |= {pid} if process.status() != psutil.STATUS_ZOMBIE else set()
+                        running[process.pid] = process.name()
+                        if process.status() != psutil.STATUS_ZOMBIE:
+                            alive.add(process.pid)
             for pid, name in running.items():
                 if pid not in alive:
                     self.died = f"its {name} has ended. {_logs_of(self._folder, name)}"
@@ -351,15 +381,6 @@ def _go_on_without_agent(raylet: Sequence[str]) -> None:
             open(Path(words["--session_dir"], f"{name}_{words['--node_id']}"), "x") as file,
         ):
             file.write("-1")
-
-
-def _end_left(others: Collection[int], folder: Path) -> None:
-    """End the processes of a Ray that did not start: `ray.shutdown` does not know them."""
-    for pid in descendants([os.getpid()]) - set(others):
-        with suppress(psutil.Error):  # it has ended
-            process = psutil.Process(pid)
-            if str(folder) in " ".join(process.cmdline()):
-                process.kill()
 
 
 def _session_of(folder: Path) -> Path:

@@ -258,7 +258,7 @@ def test_a_session_does_not_leave_its_cluster_for_an_address_without_one(
 
 
 ENDS_RAYLETS = """
-    import logging, os, signal, threading, time
+    import logging, os, psutil, signal, threading, time
     from pathlib import Path
     from alchemist_ray import AlchemistSession
     from alchemist_ray.errors import LaunchError
@@ -307,10 +307,13 @@ def test_a_start_whose_raylet_ends_is_repeated_at_once(place: Path) -> None:
     threading.Thread(target=kill, args=(1,), daemon=True).start()
     with AlchemistSession(2, start_timeout_s=100) as als:
         print(als.run(lambda comm: comm.allreduce(1)))
+        raylet = next(each for each in psutil.Process().children() if each.name() == "raylet")
+        print(*(word for word in raylet.cmdline() if word.startswith("--runtime_env_agent_port=")))
     """
     done = outside(program, RAY_TMPDIR=str(place))
     killed, *rest = done.stdout.splitlines()
-    assert rest == ["2"], done.stdout + done.stderr[-2000:]
+    assert rest[0] == "2", done.stdout + done.stderr[-2000:]
+    assert re.fullmatch(r"--runtime_env_agent_port=[1-9]\d+", rest[1])  # it waits for no file
     (taken,) = re.findall(r"Ray did not start in (\d+) s: its raylet has ended", done.stderr)
     assert int(taken) < float(killed) + 20  # Ray itself waits for 30 s more
 
