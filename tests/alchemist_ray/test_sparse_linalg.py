@@ -186,11 +186,10 @@ def test_eigenvalues(session: AlchemistSession) -> None:
 
 @needs_petsc
 @pytest.mark.parametrize("preconditioner", ["jacobi", "gamg"])
-def test_the_end_of_a_call_ends_an_iteration_and_not_the_gang(
+def test_the_end_of_a_call_ends_an_iteration_and_costs_no_matrix(
     session: AlchemistSession, preconditioner: str
 ) -> None:
-    petsc, before = session.load_library("petsc"), session.list_workers()
-    A = session.send_matrix(poisson(100))
+    petsc, A = session.load_library("petsc"), session.send_matrix(poisson(100))
     b = session.send_matrix(np.ones(10_000), layout="VC_STAR:BLOCK")
     endless = (A, b, "richardson", preconditioner, 1e-30, 10**9)
     for _ in range(2):
@@ -199,9 +198,8 @@ def test_the_end_of_a_call_ends_an_iteration_and_not_the_gang(
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             petsc.solve(*endless)
-        found = petsc.solve(A, b, "cg", preconditioner)
+        found = petsc.solve(A, b, "cg", preconditioner)  # in other processes
         assert found.residual < 1e-5
-    assert [each.pid for each in session.list_workers()] == [each.pid for each in before]
 
 
 @needs_petsc
