@@ -20,7 +20,7 @@ SOURCES = tuple(
     for name in ("matrix/copy_kernel.c", "rank/crash_frames.c", "waits/mpi_waits.c")
 )
 GENERATORS = {"mpi_waits": "mpi_calls.py"}  # whose `source` completes a C file
-FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-x", "c", "-")
+FLAGS = ("-O3", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-x", "c", "-")
 TIMEOUT_S = 120.0
 ADVICE = "install a C compiler and run `python -m mpi_workers.build_native` on every node"
 

@@ -17,6 +17,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -41,9 +42,11 @@ enum { NAME = @slot };     /* bytes of a call's name, and of a program's seconds
 #define SLEEP_SHARE 0.02 /* of the wait so far: how long such a sleep is */
 #define GRACE_S 0.2   /* for what is under way between ranks when a wait is left */
 #define GRACE_TESTS 500 /* also where this rank had no core meanwhile */
-/* Native code that goes on after the end of its call has so many MPI calls, and this time. */
+/* Native code that goes on after the end of its call has so many MPI calls, and this time; computing is
+ * to have a core for so much of it. */
 enum { MOST_REFUSED = 100, REFUSED = 97 }; /* the exit code */
-#define REFUSING_S 1.0
+#define REFUSING_S 1
+#define COMPUTING_S 0.1
 #define CALLER __builtin_return_address(0)
 
 /* `mpi_layer.State` in Python. */
@@ -58,11 +61,12 @@ static int program; /* of `als.run_program`: its seconds in MPI are behind the n
 static int ready, depth; /* depth: inside of a call that goes to MPI whole */
 static void resolve(void);
 
-static double now(void) {
+static double time_of(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+static double now(void) { return time_of(CLOCK_MONOTONIC); }
 static int on(void) {
     if (__builtin_expect(!ready, 0)) resolve();
     if (!state->active || depth) return 0;
@@ -287,7 +291,33 @@ static int native(const void *caller) {
     Dl_info about;
     return !dladdr(caller, &about) || about.dli_fname == NULL || strstr(about.dli_fname, "/mpi4py/MPI.") == NULL;
 }
+static void end_process(const char *name) {
+    fprintf(stderr, "this rank's process ends: native code goes on after the end of its call, although MPI "
+                    "returns an error to it (MPI_%s)\n", name);
+    _exit(REFUSED);
+}
+static pthread_t calling; /* the thread with the call's code */
+static volatile int answered;
+static int answer(void *_) { return (void)_, answered = 1, 0; }
+/* Until the call is over: end native code that computes on without MPI. Python's main thread then does not
+ * answer, and has a core. What Python cleans up is left alone. */
+static void *watch(void *_) {
+    int (*ask)(int (*)(void *), void *);
+    clockid_t clock;
+    const uint64_t call = state->call;
+    *(void **)&ask = dlsym(RTLD_DEFAULT, "Py_AddPendingCall");
+    if (ask == NULL || pthread_getcpuclockid(calling, &clock)) return _;
+    while (state->call == call) {
+        const double begun = time_of(clock);
+        answered = 0;
+        ask(answer, NULL);
+        sleep(REFUSING_S);
+        if (state->call == call && !answered && time_of(clock) - begun > COMPUTING_S) end_process(state->left_in);
+    }
+    return _;
+}
 static int refused(const char *name, const void *caller) {
+    pthread_t thread;
     if (state->left_in == NULL) {
         alchemist_waits_leave();
         state->left_s = now();
@@ -295,11 +325,10 @@ static int refused(const char *name, const void *caller) {
     }
     if (!native(caller)) return state->ended;
     mark_unsafe("native code has waited in MPI, and may not have looked at the error");
-    if (state->disposable && (++state->refused > MOST_REFUSED || now() - state->left_s > REFUSING_S)) {
-        fprintf(stderr, "this rank's process ends: native code goes on after the end of its call, although MPI "
-                        "returns an error to it (MPI_%s)\n", name);
-        _exit(REFUSED);
-    }
+    if (!state->disposable) return state->ended;
+    if (++state->refused > MOST_REFUSED) end_process(name);
+    calling = pthread_self();
+    if (state->refused == 1 && !pthread_create(&thread, NULL, watch, NULL)) pthread_detach(thread);
     return state->ended;
 }
 static int left(int32_t *request, Kind kind, H comm, const char *name, const void *caller) {

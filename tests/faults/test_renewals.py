@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -30,6 +31,7 @@ from alchemist_ray.observe.doctor.ranks import started_again
 from mpi_workers.node.processes import descendants
 from tests.faults.conftest import Call
 from tests.support import traces
+from tests.support.build import needs_compiler, shared_object
 from tests.support.suite import scaled
 
 pytestmark = pytest.mark.timeout(100, func_only=True)
@@ -227,6 +229,49 @@ def test_a_time_limit_is_the_error_of_ranks_that_are_ended_for_it(als: Alchemist
     with pytest.raises(CallTimeoutError, match="exited with code 9"):
         als.run(dies_late, timeout_s=0.3)
     assert als.run(lambda comm: comm.allreduce(1)) == 2
+
+
+COMPUTES_ON = """
+#include <mpi.h>
+#include <time.h>
+void computes_on(int comm, double seconds) {
+    double one = 1, sum;
+    MPI_Allreduce(&one, &sum, 1, MPI_DOUBLE, MPI_SUM, (MPI_Comm)comm);
+    clock_t end = clock() + (clock_t)(seconds * CLOCKS_PER_SEC);
+    while (clock() < end) sum += one;
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("holds", [ctypes.CDLL, ctypes.PyDLL])  # PyDLL: Python's lock, as NEURON
+def test_native_code_that_computes_on_without_mpi_is_ended(
+    als: AlchemistSession, tmp_path: Path, holds: Any
+) -> None:
+    (tmp_path / "computes.c").write_text(COMPUTES_ON)
+    built = str(shared_object(tmp_path / "computes.c", tmp_path / "computes.so"))
+
+    def careless(comm: Any, seconds: float, file: str) -> None:
+        if comm.rank == 1:
+            raise ValueError("Unknown command bogus")
+        function = holds(built).computes_on
+        function.argtypes = ctypes.c_int, ctypes.c_double
+        try:
+            function(comm.handle & 0xFFFFFFFF, seconds)
+        finally:
+            time.sleep(2.5)
+            Path(file).write_text("cleaned up")
+
+    A, file = als.send_matrix(X), tmp_path / "file"
+    begun = time.monotonic()
+    for seconds in (0.0, 300.0):
+        with pytest.raises(RoutineError, match="rank 1: ValueError: Unknown command bogus"):
+            als.run(careless, seconds, str(file))
+        assert als.run(lambda comm: comm.allreduce(1)) == 2
+        assert file.exists() == (seconds == 0.0), "Python cleans up, native code does not go on"
+        file.unlink(missing_ok=True)
+    assert time.monotonic() - begun < 30  # 8 s; stuck_timeout_s is 30
+    np.testing.assert_array_equal(A.fetch(), X)
 
 
 @pytest.mark.parametrize("starts", [1, 9])
