@@ -271,6 +271,7 @@ ENDS_RAYLETS = """
             for pid in descendants([os.getpid()]):
                 try:
                     if Path(f"/proc/{pid}/comm").read_text().strip() == "raylet":
+                        os.kill(pid, signal.SIGSTOP)  # before it is ready
                         time.sleep(1)  # until it has been seen
                         os.kill(pid, signal.SIGKILL)
                         left -= 1
