@@ -35,7 +35,7 @@ from mpi_workers.matrix import device
 from mpi_workers.matrix.dist_matrix import DistMatrix
 from mpi_workers.matrix.layout import BLOCK, Grid, selector, shape_of_parts, taken
 from mpi_workers.matrix.sparse_matrix import SparseMatrix
-from mpi_workers.protocol.functions import SLICE_WARNINGS
+from mpi_workers.protocol.libraries import SLICE_WARNINGS
 from mpi_workers.protocol.signature import MATRIX, REQUIRED, SPARSE, Parameter, Result, Signature
 
 if typing.TYPE_CHECKING:

@@ -22,8 +22,7 @@ from alchemist_ray.dtypes import DTYPES
 from alchemist_ray.errors import DtypeError, ResourceError, ShapeError
 from alchemist_ray.transfer.sending import send
 from mpi_workers.matrix.dtypes import is_time
-from mpi_workers.protocol.functions import BINARY, UNARY
-from mpi_workers.protocol.libraries import ARRAYS
+from mpi_workers.protocol.libraries import ARRAYS, BINARY, UNARY
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from alchemist_ray.arrays.engine import Engine
 from alchemist_ray.attached.matrix_ref import MatrixRef
 from alchemist_ray.dtypes import check_unmasked
 from alchemist_ray.errors import DtypeError, ShapeError
-from mpi_workers.protocol.functions import BINARY, SPECIAL_BINARY, SPECIAL_UNARY, UNARY
+from mpi_workers.protocol.libraries import BINARY, SPECIAL_BINARY, SPECIAL_UNARY, UNARY
 
 OURS = {
     "absolute": "abs", "conjugate": "conj", "true_divide": "divide", "deg2rad": "radians",

@@ -29,7 +29,7 @@ from alchemist_ray.errors import (
 )
 from mpi_workers.failures import Failure
 from mpi_workers.protocol.commands import CALL_LIMITS_S
-from mpi_workers.protocol.functions import SLICE_WARNINGS
+from mpi_workers.protocol.libraries import SLICE_WARNINGS
 from mpi_workers.protocol.signature import (
     MATRIX,
     REQUIRED,

@@ -16,7 +16,7 @@ from alchemist_ray.attached.matrix_ref import MatrixRef, ref_of
 from mpi_workers.data.description import NodeTimes
 from mpi_workers.data.transfers import Progress
 from mpi_workers.matrix.sizes import readable
-from mpi_workers.protocol.output import STDERR, Line
+from mpi_workers.protocol.proxy_messages import STDERR, Line
 
 try:
     from tqdm.auto import tqdm

@@ -24,21 +24,21 @@ from mpi_workers.matrix.layout import (
     stored_shape,
 )
 from mpi_workers.matrix.redistribution import redistribute
-from mpi_workers.protocol import functions
+from mpi_workers.protocol import libraries
 
 # Sorted: the order of a set differs between ranks.
 BINARY: dict[str, Any] = {
-    **{name: getattr(np, name) for name in sorted(functions.BINARY)},
-    **{name: getattr(special, name) for name in sorted(functions.SPECIAL_BINARY)},
+    **{name: getattr(np, name) for name in sorted(libraries.BINARY)},
+    **{name: getattr(special, name) for name in sorted(libraries.SPECIAL_BINARY)},
 }
 UNARY: dict[str, Any] = {
-    **{name: getattr(np, name) for name in sorted(functions.UNARY)},
-    **{name: getattr(special, name) for name in sorted(functions.SPECIAL_UNARY)},
+    **{name: getattr(np, name) for name in sorted(libraries.UNARY)},
+    **{name: getattr(special, name) for name in sorted(libraries.SPECIAL_UNARY)},
 }
 
 
 def function_of(name: str, op: str, table: dict[str, Any]) -> Any:
-    known = sorted(table.keys() | functions.PARTS if table is UNARY else table)
+    known = sorted(table.keys() | libraries.PARTS if table is UNARY else table)
     require(
         op in table, "BadArgumentError", f"{name}: op must be one of {', '.join(known)}; got {op!r}"
     )
@@ -462,7 +462,7 @@ def apply(ctx: Context, op: str, A: DistMatrix) -> DistMatrix:
 
     Error: 1 eps, relative to the largest element. Peak memory: 1.0 times arguments and results.
     """
-    if op in functions.PARTS:
+    if op in libraries.PARTS:
         C = ctx.empty(A.array_shape, A.local.real.dtype, A.layout)
         C.local[...] = A.local.real if op == "real" else A.local.imag
         return C

@@ -36,7 +36,7 @@ from mpi_workers.matrix.sizes import readable
 from mpi_workers.node.cleanup import PID_FILE, PREFIX
 from mpi_workers.node.rank_output import LAUNCHER, RankOutput, rank_pipe
 from mpi_workers.node.specs import RANK_PROGRAM, GangPlan, RankConfig, Start
-from mpi_workers.protocol.output import STDERR, STDOUT
+from mpi_workers.protocol.proxy_messages import STDERR, STDOUT
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body
 

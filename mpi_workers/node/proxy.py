@@ -42,8 +42,7 @@ from mpi_workers.node.processes import (
 from mpi_workers.node.rank_output import Source
 from mpi_workers.node.specs import GangPlan, RankConfig
 from mpi_workers.node.stacks import of_crash
-from mpi_workers.protocol.output import STDERR
-from mpi_workers.protocol.proxy_messages import PROXY_COMMANDS
+from mpi_workers.protocol.proxy_messages import PROXY_COMMANDS, STDERR
 from mpi_workers.sigterm import outlive_sigterm
 from mpi_workers.wire import sockets
 from mpi_workers.wire.asynchronous import FrameProtocol, listen, open_connection

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mpi_workers.node.cleanup import runs_here
-from mpi_workers.protocol.output import STDERR, STDOUT, Line
+from mpi_workers.protocol.proxy_messages import STDERR, STDOUT, Line
 
 LINE_LIMIT = 16 << 10  # 16 KiB: a longer line is cut
 HELD_LIMIT = 1 << 20  # 1 MiB of lines are held; further lines are dropped

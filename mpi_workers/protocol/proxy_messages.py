@@ -18,7 +18,7 @@ PROXY_EVENTS = {  # proxy -> GroupManager
     "ready": "ranks addresses",  # all ranks of the node have checked in
     "pmi_barrier": "puts",
     "progress": "seq fraction text",
-    "output": "seq lines",
+    "output": "seq lines",  # of type `Line`
     "rank_failed": "seq error",  # the first exception of a rank of the node in a command
     "ranks_running": "seq ranks stacks",  # those that have not returned from a call
     "waits": "question waits",  # ranks by the call of MPI in which they wait
@@ -27,3 +27,6 @@ PROXY_EVENTS = {  # proxy -> GroupManager
     "node_leaving": "hostname",
     "cleared": "",
 }
+
+STDOUT, STDERR = 1, 2
+Line = tuple[int, int, str]  # that a rank has printed: rank, stream, text without its newline

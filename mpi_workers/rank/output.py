@@ -8,7 +8,7 @@ import os
 import sys
 
 from mpi_workers.node.rank_output import rank_pipe
-from mpi_workers.protocol.output import STDERR, STDOUT
+from mpi_workers.protocol.proxy_messages import STDERR, STDOUT
 from mpi_workers.rank.foreign_code import STREAMS, flush_python, open_stream
 
 _IOLBF = 1  # of <stdio.h>: line buffering

@@ -42,8 +42,8 @@ enum { NAME = @slot };     /* bytes of a call's name, and of a program's seconds
 #define SLEEP_SHARE 0.02 /* of the wait so far: how long such a sleep is */
 #define GRACE_S 0.2   /* for what is under way between ranks when a wait is left */
 #define GRACE_TESTS 500 /* also where this rank had no core meanwhile */
-/* Native code that goes on after the end of its call has so many MPI calls, and this time; computing is
- * to have a core for so much of it. */
+/* Native code that goes on after the end of its call has so many MPI calls, or this time if it computes: if it
+ * has a core for more than COMPUTING_S of it. */
 enum { MOST_REFUSED = 100, REFUSED = 97 }; /* the exit code */
 #define REFUSING_S 1
 #define COMPUTING_S 0.1
@@ -301,12 +301,12 @@ static volatile int answered;
 static int answer(void *_) { return (void)_, answered = 1, 0; }
 /* Until the call is over: end native code that computes on without MPI. Python's main thread then does not
  * answer, and has a core. What Python cleans up is left alone. */
-static void *watch(void *_) {
+static void *watch(void *number) {
     int (*ask)(int (*)(void *), void *);
     clockid_t clock;
-    const uint64_t call = state->call;
+    const uint64_t call = (uintptr_t)number;
     *(void **)&ask = dlsym(RTLD_DEFAULT, "Py_AddPendingCall");
-    if (ask == NULL || pthread_getcpuclockid(calling, &clock)) return _;
+    if (ask == NULL || pthread_getcpuclockid(calling, &clock)) return NULL;
     while (state->call == call) {
         const double begun = time_of(clock);
         answered = 0;
@@ -314,7 +314,7 @@ static void *watch(void *_) {
         sleep(REFUSING_S);
         if (state->call == call && !answered && time_of(clock) - begun > COMPUTING_S) end_process(state->left_in);
     }
-    return _;
+    return NULL;
 }
 static int refused(const char *name, const void *caller) {
     pthread_t thread;
@@ -328,7 +328,8 @@ static int refused(const char *name, const void *caller) {
     if (!state->disposable) return state->ended;
     if (++state->refused > MOST_REFUSED) end_process(name);
     calling = pthread_self();
-    if (state->refused == 1 && !pthread_create(&thread, NULL, watch, NULL)) pthread_detach(thread);
+    if (state->refused == 1 && !pthread_create(&thread, NULL, watch, (void *)(uintptr_t)state->call))
+        pthread_detach(thread);
     return state->ended;
 }
 static int left(int32_t *request, Kind kind, H comm, const char *name, const void *caller) {

@@ -30,8 +30,8 @@ NOT_ON_RANKS = {"ray", "alchemist_ray", "gymnasium", "torch"}
 ALLOWED = {("mpi_workers/entry_points.py", "ali")}
 # Libraries see matrices, values and failures; a rank's gang and communicator only as types.
 ALI_MAY_USE = ("mpi_workers.matrix", "mpi_workers.columns", "mpi_workers.protocol.signature",
-               "mpi_workers.protocol.files", "mpi_workers.protocol.functions",
-               "mpi_workers.protocol.libraries", "mpi_workers.protocol.packing",
+               "mpi_workers.protocol.files", "mpi_workers.protocol.libraries",
+               "mpi_workers.protocol.packing",
                "mpi_workers.failures")  # fmt: skip
 ALI_MAY_ALSO_USE = {
     # The rank's end of the channel to the process that steps a simulation.

@@ -19,7 +19,7 @@ from alchemist_ray.runtime.commands.jobs import Job
 from mpi_workers.failures import Failure
 from mpi_workers.matrix.sizes import readable
 from mpi_workers.protocol.commands import checked, matrices_of
-from mpi_workers.protocol.output import STDERR, Line
+from mpi_workers.protocol.proxy_messages import STDERR, Line
 from mpi_workers.wire.frames import Body, Kind, pack
 
 STORE_NBYTES = 256 << 20  # 256 MiB: commands that wait, results and output of a gang

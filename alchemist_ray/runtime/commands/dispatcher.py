@@ -27,7 +27,7 @@ from alchemist_ray.runtime.commands.nodes import Nodes, recovered_words
 from mpi_workers.deadlines import STUCK_S
 from mpi_workers.failures import Failure
 from mpi_workers.protocol.commands import COMMANDS, Turn, checked
-from mpi_workers.protocol.output import STDERR, Line
+from mpi_workers.protocol.proxy_messages import STDERR, Line
 from mpi_workers.wire import frames, sockets
 from mpi_workers.wire.acceptor import Acceptor, AuthenticatedPeer
 from mpi_workers.wire.asynchronous import FrameProtocol, listen

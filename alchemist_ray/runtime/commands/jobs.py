@@ -19,7 +19,7 @@ from alchemist_ray.runtime.commands.nodes import Round
 from mpi_workers.failures import Failure
 from mpi_workers.node.rank_output import dropped_note
 from mpi_workers.protocol.commands import command_name
-from mpi_workers.protocol.output import STDERR, Line
+from mpi_workers.protocol.proxy_messages import STDERR, Line
 from mpi_workers.wire.frames import Body, Kind
 
 HELD_S = 2.0  # for which a resize holds up matrices that would be sent

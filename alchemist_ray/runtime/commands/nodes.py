@@ -30,8 +30,7 @@ from mpi_workers.deadlines import BLAME_S, STUCK_S
 from mpi_workers.failures import Failure
 from mpi_workers.node.stacks import by_stack, named
 from mpi_workers.protocol.commands import COMMANDS, command_name
-from mpi_workers.protocol.output import Line
-from mpi_workers.protocol.proxy_messages import PROXY_EVENTS
+from mpi_workers.protocol.proxy_messages import PROXY_EVENTS, Line
 from mpi_workers.protocol.replies import Replies
 from mpi_workers.wire.asynchronous import FrameProtocol
 from mpi_workers.wire.frames import Body, Frame, Kind, encode

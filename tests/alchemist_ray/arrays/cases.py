@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ali.arrays.ordering import CONTINUOUS, DISCONTINUOUS, NEAREST
-from mpi_workers.protocol.functions import BINARY, UNARY
+from mpi_workers.protocol.libraries import BINARY, UNARY
 
 Work = Callable[[Any], Any]
 BITWISE = {"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"}  # of integers

@@ -6,7 +6,7 @@ import numpy as np
 
 from alchemist_ray.arrays import function_dispatch
 from alchemist_ray.arrays.rules import FUNCTIONS
-from mpi_workers.protocol.functions import BINARY, PARTS, UNARY
+from mpi_workers.protocol.libraries import BINARY, PARTS, UNARY
 from tests.alchemist_ray.arrays import coverage
 
 

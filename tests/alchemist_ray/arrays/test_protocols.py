@@ -15,7 +15,7 @@ from scipy import special
 from alchemist_ray import AlchemistSession, Handle
 from alchemist_ray.transfer import fetching
 from mpi_workers.matrix.dtypes import DTYPES
-from mpi_workers.protocol.functions import SPECIAL_BINARY, SPECIAL_UNARY
+from mpi_workers.protocol.libraries import SPECIAL_BINARY, SPECIAL_UNARY
 from tests.alchemist_ray.arrays.cases import ASKING, BINARY_UFUNCS, LINEAR, PAIRS, UFUNCS
 from tests.alchemist_ray.arrays.checks import both, dtypes, few, layouts, same, values
 from tests.support.suite import part

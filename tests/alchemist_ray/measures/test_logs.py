@@ -18,7 +18,7 @@ from alchemist_ray.errors import GroupRecoveredError
 from alchemist_ray.measures import logs
 from mpi_workers.node import rank_output
 from mpi_workers.node.cleanup import PrivateFolder
-from mpi_workers.protocol.output import STDERR, STDOUT
+from mpi_workers.protocol.proxy_messages import STDERR, STDOUT
 
 
 def printed(session: AlchemistSession, text: str) -> None:

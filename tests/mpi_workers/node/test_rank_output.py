@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from mpi_workers.node.rank_output import HELD_LIMIT, LINE_LIMIT, OutputLines, RankOutput
-from mpi_workers.protocol.output import STDERR, STDOUT
+from mpi_workers.protocol.proxy_messages import STDERR, STDOUT
 
 
 def test_lines_are_whole_whatever_the_pieces() -> None:
