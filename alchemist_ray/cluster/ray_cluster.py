@@ -332,7 +332,7 @@ class _StartWatch:
     def end_all(self) -> None:
         """End the processes of a Ray that did not start: `ray.shutdown` does not know them.
 
-        Nor are the agents of a raylet that has ended children of this process.
+        The agents of a raylet outlive it, and are no children of this process then.
         """
         for process in self._started():
             with suppress(psutil.Error):
